@@ -6,7 +6,7 @@ use std::sync::Arc;
 use threefs_core::chunk::{BLOCK_BYTES, ChunkState};
 use threefs_core::error::StoreError;
 use threefs_core::forgotten::{ForgottenInodes, InodeRange};
-use threefs_core::ids::{ChunkId, InodeId, StoreId};
+use threefs_core::ids::{ChunkId, ChunkVersion, InodeId, StoreId};
 
 use crate::blocks::{Extent, FreeBlocks, blocks_in, difference};
 use crate::log::{Content, Record};
@@ -38,7 +38,8 @@ pub(crate) struct Copying {
 impl Copying {
     /// Takes a record along if the new log would not have what it changes.
     pub(crate) fn appended(&mut self, record: &Record, bytes: &[u8]) {
-        if record.chunk().is_none_or(|chunk| Some(chunk) <= self.upto) {
+        let raises_floor = matches!(record, Record::Purged { .. });
+        if raises_floor || record.chunk().is_none_or(|chunk| Some(chunk) <= self.upto) {
             self.tail.extend_from_slice(bytes);
         }
     }
@@ -50,6 +51,8 @@ pub(crate) struct Inner<F> {
     pub(crate) index: BTreeMap<ChunkId, Entry>,
     pub(crate) with_pending: BTreeSet<ChunkId>,
     pub(crate) forgotten: ForgottenInodes,
+    // No purged chunk had a version above it.
+    pub(crate) version_floor: ChunkVersion,
     // Forgotten, by the record with this number, and possibly still in the index.
     pub(crate) dropping: VecDeque<(u64, InodeRange)>,
     pub(crate) id: Option<StoreId>,
@@ -136,6 +139,11 @@ impl<F> Inner<F> {
                 }
             }
             Record::Forget { chunk } => self.drop_chunk(chunk, &mut left),
+            Record::Purged { chunk, version } => {
+                self.drop_chunk(chunk, &mut left);
+                self.version_floor = self.version_floor.max(version);
+            }
+            Record::Floor { version } => self.version_floor = self.version_floor.max(version),
             Record::Gone { inodes } => {
                 for range in inodes {
                     self.dropping.push_back((number, range));

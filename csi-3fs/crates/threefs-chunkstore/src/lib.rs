@@ -126,12 +126,23 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
     /// `Io`.
     fn forget(&self, chunk: ChunkId) -> Result<(), StoreError>;
 
-    /// Drops everything about the chunks of these inodes and refuses updates of them from then on.
-    /// Durable when it returns.
+    /// Drops everything about a chunk that was removed by `version`, and raises the floor of
+    /// versions to it. Durable like a commit.
+    ///
+    /// # Errors
+    /// `Io`.
+    fn purge(&self, chunk: ChunkId, version: ChunkVersion) -> Result<(), StoreError>;
+
+    /// Drops everything about the chunks of these inodes and refuses updates of them from then on,
+    /// and raises the floor of versions. Durable when it returns.
     ///
     /// # Errors
     /// `NoSpace`, `Io`.
-    fn forget_inodes(&self, inodes: &[InodeRange]) -> Result<(), StoreError>;
+    fn forget_inodes(
+        &self,
+        inodes: &[InodeRange],
+        version_floor: ChunkVersion,
+    ) -> Result<(), StoreError>;
 
     /// Makes everything so far durable.
     ///

@@ -169,6 +169,7 @@ impl<D: Disk> FileChunkStore<D> {
             index: BTreeMap::new(),
             with_pending: BTreeSet::new(),
             forgotten: ForgottenInodes::default(),
+            version_floor: ChunkVersion(0),
             dropping: VecDeque::new(),
             id: None,
             free: FreeBlocks::default(),
@@ -597,9 +598,29 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         Ok(())
     }
 
-    fn forget_inodes(&self, inodes: &[InodeRange]) -> Result<(), StoreError> {
+    fn purge(&self, chunk: ChunkId, version: ChunkVersion) -> Result<(), StoreError> {
+        self.append_with(|inner| {
+            if inner.entry(chunk).is_some() || inner.version_floor < version {
+                self.append(inner, Record::Purged { chunk, version }, true)?;
+            }
+            Ok(())
+        })?;
+        self.compact_if_due();
+        Ok(())
+    }
+
+    fn forget_inodes(
+        &self,
+        inodes: &[InodeRange],
+        version_floor: ChunkVersion,
+    ) -> Result<(), StoreError> {
         let record = Record::Gone { inodes: inodes.to_vec() };
-        let number = self.append_with(|inner| self.append(inner, record.clone(), true))?;
+        let number = self.append_with(|inner| {
+            if inner.version_floor < version_floor {
+                self.append(inner, Record::Floor { version: version_floor }, true)?;
+            }
+            self.append(inner, record.clone(), true)
+        })?;
         while self.lock().drop_forgotten(SLICE_ENTRIES) {}
         self.wait_durable(number)?;
         // Blocks may have been dropped after the record was durable.

@@ -170,7 +170,12 @@ fn no_call_of_the_file_system_holds_the_lock() {
     }
     assert_ne!(log_name(&memory), before, "the log was not compacted");
     let used = store.used_bytes();
-    store.forget_inodes(&[InodeRange { first: InodeId(2), last: InodeId(u64::MAX) }]).unwrap();
+    store
+        .forget_inodes(
+            &[InodeRange { first: InodeId(2), last: InodeId(u64::MAX) }],
+            ChunkVersion(0),
+        )
+        .unwrap();
     assert!(store.used_bytes() < used, "the free end of the file was not given back");
     // Without room for another log everything but the switch happens.
     let bytes: usize = memory.list().unwrap().iter().map(|name| length(&memory, name)).sum();
@@ -185,11 +190,11 @@ fn length(disk: &MemoryDisk, name: &str) -> usize {
     disk.open(name).unwrap().length().unwrap() as usize
 }
 
-type Picture = BTreeMap<ChunkId, (u64, Option<u64>)>;
+type Picture = (ChunkVersion, BTreeMap<ChunkId, (u64, Option<u64>)>);
 
 fn picture<D: Disk>(store: &FileChunkStore<D>) -> Picture {
     let metas = store.metas(None, ChunkId::MAX, usize::MAX).into_iter();
-    metas
+    let known = metas
         .map(|meta| {
             let pending = meta.pending.as_ref().map(|pending| pending.version.0);
             if meta.newest().exists() {
@@ -197,7 +202,8 @@ fn picture<D: Disk>(store: &FileChunkStore<D>) -> Picture {
             }
             (meta.chunk, (meta.committed.version.0, pending))
         })
-        .collect()
+        .collect();
+    (store.version_floor(), known)
 }
 
 /// Everything that can happen to a chunk, before and after the copy has passed it, with kills and
@@ -240,12 +246,16 @@ fn what_happens_during_a_compaction_is_in_the_new_log_once() {
                         let newest = store.meta(at).unwrap().newest().version;
                         store.commit(at, newest, ChainVersion(1)).unwrap();
                     }
-                    85..95 => {
+                    85..90 => {
+                        store.purge(at, ChunkVersion(*version)).unwrap();
+                        *version = 0;
+                    }
+                    90..95 => {
                         store.forget(at).unwrap();
                         *version = 0;
                     }
                     99 => {
-                        store.forget_inodes(&[InodeRange::one(at.inode)]).unwrap();
+                        store.forget_inodes(&[InodeRange::one(at.inode)], ChunkVersion(0)).unwrap();
                         gone.push(at.inode);
                     }
                     _ => {}

@@ -10,7 +10,7 @@ use fabric::deadline::Deadline;
 use fabric::moment::Moment;
 use threefs_core::chunk::ContentChange;
 use threefs_core::forgotten::{FORGET_INODES_MAX, InodeRange};
-use threefs_core::ids::{ChainId, ChunkId, InodeId};
+use threefs_core::ids::{ChainId, ChunkId, ChunkVersion, InodeId};
 use threefs_core::layout::Layout;
 use threefs_core::message::{ForgetInodes, LastChunk, StorageReply, StorageRequest};
 use threefs_meta::{ChunkTrimmer, DeadFile};
@@ -166,6 +166,7 @@ impl Client {
                     to,
                     from: None,
                     inodes: inodes.to_vec(),
+                    version_floor: ChunkVersion(0),
                     hop: 0,
                 })
             };

@@ -38,6 +38,9 @@ impl ChunkMetas for Store {
     fn forgotten(&self, _: Option<InodeId>, _: usize) -> Vec<InodeRange> {
         Vec::new()
     }
+    fn version_floor(&self) -> ChunkVersion {
+        ChunkVersion(0)
+    }
     fn last_existing(&self, _: InodeId) -> Option<ChunkMeta> {
         None
     }
@@ -147,8 +150,13 @@ impl Cluster {
         };
         if client % 7 == 6 {
             let inodes = vec![InodeRange::one(InodeId(2 + client))];
-            let request =
-                StorageRequest::ForgetInodes(ForgetInodes { to, from: None, inodes, hop: 0 });
+            let request = StorageRequest::ForgetInodes(ForgetInodes {
+                to,
+                from: None,
+                inodes,
+                version_floor: ChunkVersion(0),
+                hop: 0,
+            });
             let payload = Bytes::new();
             return self.steps.push_back(Step::Send {
                 asker: Asker::Client(client),

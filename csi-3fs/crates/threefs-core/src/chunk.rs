@@ -1,7 +1,8 @@
 //! What a replica knows about one chunk: a committed state and at most one pending update.
 //!
 //! Versions: an update of committed version v makes a pending v + 1, its commit flips v to v + 1.
-//! A removed chunk keeps its version (a tombstone), so that versions never go back.
+//! A removed chunk keeps its version (a tombstone) until it is purged, and what is written there
+//! later gets a version above the floor of its store: versions never go back.
 
 use serde::{Deserialize, Serialize};
 
@@ -197,6 +198,9 @@ pub trait ChunkMetas {
 
     /// Forgotten inodes as ranges that begin after `after`, in order, at most `limit`.
     fn forgotten(&self, after: Option<InodeId>, limit: usize) -> Vec<InodeRange>;
+
+    /// No chunk that was purged here had a version above this.
+    fn version_floor(&self) -> ChunkVersion;
 
     /// The greatest chunk of a file whose committed state exists.
     fn last_existing(&self, inode: InodeId) -> Option<ChunkMeta>;

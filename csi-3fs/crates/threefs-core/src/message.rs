@@ -58,6 +58,12 @@ pub struct ForwardRequest {
     pub payload_checksum: Checksum,
     /// Checksum of the whole chunk after the update, as the predecessor has it.
     pub chunk_checksum: Checksum,
+    /// The predecessor has no content that the update builds on: the chunk is removed or unknown
+    /// there. So it may be unknown here, whatever its version.
+    pub fresh: bool,
+    /// Chunks that the predecessor has purged under this version of the chain, see
+    /// [`PurgeRequest::number`].
+    pub purges: u64,
     /// Above the hop of everything that waits for this update: a client's update is at hop 0, its
     /// first forward at hop 1 …, see [`StorageRequest::class`].
     pub hop: u8,
@@ -190,8 +196,31 @@ pub struct ForgetInodes {
     /// Inode numbers, none of which is ever used again. At most
     /// [`FORGET_INODES_MAX`](crate::forgotten::FORGET_INODES_MAX) ranges.
     pub inodes: Vec<InodeRange>,
+    /// No chunk that the predecessor has purged had a version above this; 0 from the metadata
+    /// service. Versions that this replica gives as a head are above it.
+    pub version_floor: ChunkVersion,
     /// 0 from the metadata service, one more at each replica: a replica answers when its successor
     /// has, so the request that it waits for must be of a higher class.
+    pub hop: u8,
+}
+
+/// A removed chunk of a file that lives is known to no replica any more. Sent by the head once
+/// every update from before the removal has expired, and passed down the chain; each replica drops
+/// what it knows of the chunk when its successor has. Answered with the version of the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PurgeRequest {
+    /// The successor.
+    pub to: Address,
+    /// The predecessor.
+    pub from: TargetId,
+    /// Which chunk.
+    pub chunk: ChunkId,
+    /// The version that removed it.
+    pub version: ChunkVersion,
+    /// Counts what the predecessor purges. A forward that was sent before, and comes late, names a
+    /// lower number and is refused.
+    pub number: u64,
+    /// As in a forward.
     pub hop: u8,
 }
 
@@ -220,6 +249,8 @@ pub enum StorageRequest {
     QueryLastChunk(QueryLastChunk),
     /// See [`ForgetInodes`]. Answered by [`StorageReply::InodesForgotten`].
     ForgetInodes(ForgetInodes),
+    /// See [`PurgeRequest`]. Answered by [`StorageReply::Updated`].
+    Purge(PurgeRequest),
 }
 
 /// Classes of requests, each with separate budgets at the service that is asked.
@@ -252,6 +283,7 @@ impl StorageRequest {
         match self {
             Self::Update(_) => class::UPDATE,
             Self::Forward(request) => request.hop.clamp(1, class::HOP_MAX),
+            Self::Purge(request) => request.hop.clamp(1, class::HOP_MAX),
             // Waits for none but the same at the next hop: no lane and no update waits for it.
             Self::ForgetInodes(request) => request.hop.min(class::HOP_MAX),
             Self::Replace(_) => class::REPLACE,
@@ -280,6 +312,7 @@ impl StorageRequest {
             Self::QueryChunks(request) => request.to,
             Self::QueryLastChunk(request) => request.to,
             Self::ForgetInodes(request) => request.to,
+            Self::Purge(request) => request.to,
         }
     }
 }

@@ -18,9 +18,12 @@ const CHAIN: ChainId = ChainId(1);
 const CHUNK: ChunkId = ChunkId { inode: InodeId(5), index: 0 };
 const TAG: RequestTag = RequestTag { client: ClientId(9), channel: ChannelId(0), sequence: 4 };
 
+#[path = "purge_test.rs"]
+mod purge;
+
 /// The store's side: only what the test puts in.
 #[derive(Default)]
-struct Metas(BTreeMap<ChunkId, ChunkMeta>, ForgottenInodes);
+struct Metas(BTreeMap<ChunkId, ChunkMeta>, ForgottenInodes, ChunkVersion);
 
 impl ChunkMetas for Metas {
     fn meta(&self, chunk: ChunkId) -> Option<ChunkMeta> {
@@ -55,6 +58,10 @@ impl ChunkMetas for Metas {
 
     fn forgotten(&self, after: Option<InodeId>, limit: usize) -> Vec<InodeRange> {
         self.1.ranges(after, limit)
+    }
+
+    fn version_floor(&self) -> ChunkVersion {
+        self.2
     }
 }
 
@@ -103,6 +110,8 @@ fn forward_request(to: Address, from: u64, version: u64) -> ForwardRequest {
         change: ContentChange::Write { offset: 0 },
         payload_checksum: Checksum::of(b"data"),
         chunk_checksum: Checksum::of(b"data"),
+        fresh: false,
+        purges: 0,
         hop: 1,
     }
 }
@@ -551,6 +560,7 @@ fn forget(to: Address, from: Option<u64>) -> StorageRequest {
         to,
         from: from.map(TargetId),
         inodes,
+        version_floor: ChunkVersion(0),
         hop: u8::from(from.is_some()),
     })
 }

@@ -132,7 +132,7 @@ impl World {
         let intent = Intent { chunk, change, payload };
         self.history.intend(tag, intent.clone());
         let end = match self.removal.at().filter(|_| removed.is_some()) {
-            Some(at) => self.rights.end_at(tag, at),
+            Some(at) => self.rights.end_by(tag, at, self.now),
             None => self.rights.begin(tag, self.now),
         };
         self.tasks[task].doing = Doing::Updating { tag, invoked: self.now, intent, end };
@@ -143,6 +143,7 @@ impl World {
         let mark = (self.updates as u32).to_be_bytes();
         match self.rng.random_range(0..10) {
             0 => (ContentChange::Remove, Bytes::new()),
+            4..=6 if self.rights.purges => (ContentChange::Remove, Bytes::new()),
             1 => {
                 let length = self.rng.random_range(0..=CHUNK_BYTES);
                 (ContentChange::Truncate { length }, Bytes::new())

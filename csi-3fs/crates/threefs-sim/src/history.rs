@@ -10,7 +10,7 @@ use bytes::Bytes;
 use threefs_core::chunk::ContentChange;
 use threefs_core::ids::{ChunkId, ChunkVersion, RequestTag};
 
-use crate::store::{Slot, Store};
+use crate::store::{Slot, Store, Version};
 
 /// An update as a client meant it.
 #[derive(Clone, Debug)]
@@ -36,6 +36,8 @@ struct Done {
 struct Truth {
     tag: RequestTag,
     content: Bytes,
+    /// Made of no content before.
+    fresh: bool,
 }
 
 /// See the module.
@@ -47,6 +49,9 @@ pub struct History {
     versions: BTreeMap<RequestTag, ChunkVersion>,
     /// When a target without all updates of a chunk was made to lead.
     promoted_at: BTreeMap<ChunkId, u64>,
+    /// The newest version of a chunk of which a replica has dropped all that it knew. A chunk that
+    /// is unknown is removed by that version.
+    purged: BTreeMap<ChunkId, ChunkVersion>,
     /// Reads and updates that were answered.
     pub answers: u64,
 }
@@ -67,8 +72,9 @@ impl History {
         chunk: ChunkId,
         version: ChunkVersion,
         tag: RequestTag,
-        content: &Bytes,
+        made: &Version,
     ) -> Result<(), String> {
+        let content = &made.bytes;
         if let Some(before) = self.truth.get(&(chunk, version)) {
             if before.tag != tag || before.content != content {
                 return Err(format!(
@@ -83,9 +89,25 @@ impl History {
         {
             return Err(format!("{tag} made versions {before} and {version} of {chunk}"));
         }
-        self.truth.insert((chunk, version), Truth { tag, content: content.clone() });
+        let truth = Truth { tag, content: content.clone(), fresh: made.fresh };
+        self.truth.insert((chunk, version), truth);
         self.check_content(chunk, version)?;
         self.check_content(chunk, version.next())
+    }
+
+    /// A replica knows nothing any more of a chunk that was removed by this version.
+    pub fn purged(&mut self, chunk: ChunkId, version: ChunkVersion) {
+        let known = self.purged.entry(chunk).or_default();
+        *known = version.max(*known);
+    }
+
+    /// What the version that a replica names stands for.
+    #[must_use]
+    pub fn named(&self, chunk: ChunkId, version: ChunkVersion) -> ChunkVersion {
+        match version {
+            ChunkVersion(0) => self.purged.get(&chunk).copied().unwrap_or_default(),
+            version => version,
+        }
     }
 
     fn check_content(&self, chunk: ChunkId, version: ChunkVersion) -> Result<(), String> {
@@ -94,6 +116,8 @@ impl History {
             0 | 1 => Bytes::new(),
             _ => match self.truth.get(&(chunk, ChunkVersion(version.0 - 1))) {
                 Some(before) => before.content.clone(),
+                // Versions go on above those of all chunks that were purged.
+                None if after.fresh => Bytes::new(),
                 None => return Ok(()),
             },
         };
@@ -128,6 +152,7 @@ impl History {
         if self.is_before_promotion(chunk, invoked) {
             return Ok(());
         }
+        let version = self.named(chunk, version);
         let removed_nothing =
             intent.change == ContentChange::Remove && self.versions.get(&tag) != Some(&version);
         if !removed_nothing {
@@ -166,6 +191,7 @@ impl History {
         if self.is_before_promotion(chunk, invoked) {
             return Ok(());
         }
+        let version = self.named(chunk, version);
         if let Some(truth) = self.truth.get(&(chunk, version))
             && truth.content != content
         {
@@ -199,11 +225,12 @@ impl History {
                 self.intents.get(tag).is_none_or(|it| it.chunk != chunk) || *version <= newest
             });
             if let Some(applied) = kept.state.tags.newest() {
-                let truth = Truth { tag: applied.tag, content: kept.bytes };
+                let truth = Truth { tag: applied.tag, content: kept.bytes, fresh: kept.fresh };
                 self.truth.insert((chunk, newest), truth);
                 self.versions.insert(applied.tag, newest);
             }
             self.done.remove(&chunk);
+            self.purged.remove(&chunk);
             self.promoted_at.insert(chunk, now);
         }
         Ok(())

@@ -61,7 +61,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All bugs.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 35] = [
         Self::SkipVersionCheck,
         Self::AcknowledgeBeforeTail,
         Self::CommitBeforeReply,
@@ -94,11 +94,20 @@ impl Mutant {
         Self::Without(Check::Stall),
         Self::Without(Check::Room),
         Self::Without(Check::ForgetDownChain),
+        Self::Without(Check::PurgeAge),
+        Self::Without(Check::PurgeDownChain),
+        Self::Without(Check::PurgeNumber),
     ];
 
     /// Only several chains with bounded ports find it.
     pub(crate) fn needs_budgets(self) -> bool {
         matches!(self, Self::OneBudget | Self::OneBudgetForForwards)
+    }
+
+    /// Only schedules in which removed chunks are purged find it.
+    pub(crate) fn needs_purges(self) -> bool {
+        let checks = [Check::PurgeAge, Check::PurgeDownChain, Check::PurgeNumber];
+        checks.into_iter().any(|check| self == Self::Without(check))
     }
 
     /// Only schedules with a removed file find it.

@@ -19,6 +19,8 @@ pub struct Version {
     pub state: ChunkState,
     /// The content.
     pub bytes: Bytes,
+    /// It was made of no content before.
+    pub fresh: bool,
 }
 
 /// One chunk.
@@ -37,13 +39,15 @@ enum Record {
     Pending(ChunkId, Version),
     Commit(ChunkId, ChunkVersion, ChainVersion),
     Forget(ChunkId),
-    Gone(Vec<InodeRange>),
+    Purged(ChunkId, ChunkVersion),
+    Gone(Vec<InodeRange>, ChunkVersion),
 }
 
 #[derive(Clone, Debug, Default)]
 struct Contents {
     slots: BTreeMap<ChunkId, Slot>,
     forgotten: ForgottenInodes,
+    version_floor: ChunkVersion,
 }
 
 /// The state of a store's log.
@@ -124,6 +128,7 @@ impl Store {
         if needs_old && slot.is_some_and(|slot| slot.damaged) {
             return Err(StoreError::Corrupt { chunk: update.chunk, block: 0 });
         }
+        let fresh = needs_old && !slot.is_some_and(|slot| slot.committed.state.exists());
         let before = slot.map(|slot| slot.committed.bytes.clone()).unwrap_or_default();
         let bytes = Self::changed(&before, update.change, payload);
         let state = ChunkState {
@@ -134,7 +139,7 @@ impl Store {
             removed: update.change == ContentChange::Remove,
             tags: update.tags.clone(),
         };
-        self.append(Record::Pending(update.chunk, Version { state: state.clone(), bytes }));
+        self.append(Record::Pending(update.chunk, Version { state: state.clone(), bytes, fresh }));
         Ok(state)
     }
 
@@ -172,9 +177,14 @@ impl Store {
         self.append(Record::Forget(chunk));
     }
 
+    /// Drops all that is known of a removed chunk, not durably.
+    pub fn purge(&mut self, chunk: ChunkId, version: ChunkVersion) {
+        self.append(Record::Purged(chunk, version));
+    }
+
     /// Drops all that is known of these inodes and fences them, not durably.
-    pub fn forget_inodes(&mut self, inodes: Vec<InodeRange>) {
-        self.append(Record::Gone(inodes));
+    pub fn forget_inodes(&mut self, inodes: Vec<InodeRange>, version_floor: ChunkVersion) {
+        self.append(Record::Gone(inodes, version_floor));
     }
 
     /// Reads a whole state.
@@ -257,7 +267,12 @@ fn install(contents: &mut Contents, record: Record) {
         Record::Forget(chunk) => {
             slots.remove(&chunk);
         }
-        Record::Gone(inodes) => {
+        Record::Purged(chunk, version) => {
+            slots.remove(&chunk);
+            contents.version_floor = contents.version_floor.max(version);
+        }
+        Record::Gone(inodes, floor) => {
+            contents.version_floor = contents.version_floor.max(floor);
             for range in inodes {
                 slots.retain(|chunk, _| !range.contains(chunk.inode));
                 contents.forgotten.insert(range);
@@ -297,6 +312,10 @@ impl ChunkMetas for Store {
 
     fn forgotten(&self, after: Option<InodeId>, limit: usize) -> Vec<InodeRange> {
         self.live.forgotten.ranges(after, limit)
+    }
+
+    fn version_floor(&self) -> ChunkVersion {
+        self.live.version_floor
     }
 
     fn last_existing(&self, inode: InodeId) -> Option<ChunkMeta> {

@@ -6,7 +6,7 @@ use std::fmt;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use threefs_core::ids::{InodeId, StoreId, TargetId};
+use threefs_core::ids::{ChainVersion, InodeId, StoreId, TargetId};
 use threefs_core::routing::RoutingInfo;
 use threefs_core::time::Millis;
 use threefs_mgmtd::MgmtdError;
@@ -127,6 +127,8 @@ pub struct World {
     lost: bool,
     new_stores: u64,
     promotions: u64,
+    /// The version in which a target of a chain was promoted last.
+    pub(crate) promoted: BTreeMap<usize, ChainVersion>,
     pub(crate) overloads: u64,
     scrubbed: bool,
     events: u64,
@@ -197,6 +199,7 @@ impl World {
             lost: false,
             new_stores: 0,
             promotions: 0,
+            promoted: BTreeMap::new(),
             overloads: 0,
             scrubbed: false,
             events: 0,

@@ -42,6 +42,7 @@ fn file_of(request: &StorageRequest) -> Option<(InodeId, bool)> {
         | StorageRequest::SyncStart(_)
         | StorageRequest::SyncMetas(_)
         | StorageRequest::SyncDone(_)
-        | StorageRequest::ForgetInodes(_) => None,
+        | StorageRequest::ForgetInodes(_)
+        | StorageRequest::Purge(_) => None,
     }
 }

@@ -425,11 +425,16 @@ impl Target {
                 Some(Event::Committed { op, result })
             }),
             Action::Forget { op, chunk } => job(move |target| {
-                let result = target.store.forget(chunk);
+                let forgotten = target.store.forget(chunk);
+                let result = forgotten.and_then(|()| target.store.flush());
                 Some(Event::Forgotten { op, result })
             }),
-            Action::ForgetInodes { op, inodes } => job(move |target| {
-                let result = target.store.forget_inodes(&inodes);
+            Action::Purge { op, chunk, version } => job(move |target| {
+                let result = target.store.purge(chunk, version);
+                Some(Event::Forgotten { op, result })
+            }),
+            Action::ForgetInodes { op, inodes, version_floor } => job(move |target| {
+                let result = target.store.forget_inodes(&inodes, version_floor);
                 Some(Event::InodesForgotten { op, result })
             }),
             Action::ReadContent { op, chunk, which } => job(move |target| {

@@ -57,6 +57,9 @@ impl ChunkMetas for Hanging {
     fn forgotten(&self, _: Option<InodeId>, _: usize) -> Vec<InodeRange> {
         Vec::new()
     }
+    fn version_floor(&self) -> ChunkVersion {
+        ChunkVersion(0)
+    }
     fn last_existing(&self, _: InodeId) -> Option<ChunkMeta> {
         None
     }
@@ -94,7 +97,10 @@ impl ChunkStore for Hanging {
     fn forget(&self, _: ChunkId) -> Result<(), StoreError> {
         Ok(())
     }
-    fn forget_inodes(&self, _: &[InodeRange]) -> Result<(), StoreError> {
+    fn purge(&self, _: ChunkId, _: ChunkVersion) -> Result<(), StoreError> {
+        Ok(())
+    }
+    fn forget_inodes(&self, _: &[InodeRange], _: ChunkVersion) -> Result<(), StoreError> {
         Ok(())
     }
     fn flush(&self) -> Result<(), StoreError> {

@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError, TryLockError};
 
 use threefs_core::error::StoreError;
 use threefs_core::forgotten::FORGET_INODES_MAX;
-use threefs_core::ids::ChunkId;
+use threefs_core::ids::{ChunkId, ChunkVersion};
 
 use super::{FileChunkStore, SLICE_ENTRIES, failed};
 use crate::disk::{Disk, DiskFile};
@@ -101,13 +101,16 @@ impl<D: Disk> FileChunkStore<D> {
 
     fn begin_copy(&self) -> io::Result<LogCopy<D::File>> {
         let mut copy = LogCopy::new(self.disk.open(SPARE)?);
-        let (id, gone) = {
+        let (id, floor, gone) = {
             let mut inner = self.lock();
             inner.copying = Some(Copying::default());
-            (inner.id, inner.forgotten.by_age().collect::<Vec<_>>())
+            (inner.id, inner.version_floor, inner.forgotten.by_age().collect::<Vec<_>>())
         };
         if let Some(id) = id {
             copy.record(&Record::Store { id })?;
+        }
+        if floor > ChunkVersion(0) {
+            copy.record(&Record::Floor { version: floor })?;
         }
         for inodes in gone.chunks(FORGET_INODES_MAX) {
             copy.record(&Record::Gone { inodes: inodes.to_vec() })?;
@@ -401,6 +404,23 @@ mod tests {
         drop(store);
         let store = FileChunkStore::open(folder.path(), StoreConfig::default()).unwrap();
         assert_eq!(store.chunks(), CHUNKS as u64);
+    }
+
+    #[test]
+    fn the_floor_of_a_chunk_that_is_purged_before_it_is_copied_is_in_the_new_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = filled(folder.path());
+        store.lock().compact_at = 0;
+        store.compact_if_due();
+        let name = store.lock().log_name;
+        let last = ChunkId::new(InodeId(7), CHUNKS as u32 - 1);
+        store.purge(last, ChunkVersion(5)).unwrap();
+        store.compact_now().unwrap();
+        assert_eq!(store.lock().log_name, name + 1);
+        drop(store);
+        let store = FileChunkStore::open(folder.path(), StoreConfig::default()).unwrap();
+        assert_eq!(store.version_floor(), ChunkVersion(5));
+        assert!(store.meta(last).is_none());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::ops::Bound;
 
 use threefs_core::chunk::{ChunkMeta, ChunkMetas};
 use threefs_core::forgotten::InodeRange;
-use threefs_core::ids::{ChunkId, InodeId};
+use threefs_core::ids::{ChunkId, ChunkVersion, InodeId};
 
 use super::FileChunkStore;
 use crate::disk::Disk;
@@ -39,6 +39,10 @@ impl<D: Disk> ChunkMetas for FileChunkStore<D> {
 
     fn forgotten(&self, after: Option<InodeId>, limit: usize) -> Vec<InodeRange> {
         self.lock().forgotten.ranges(after, limit)
+    }
+
+    fn version_floor(&self) -> ChunkVersion {
+        self.lock().version_floor
     }
 
     fn last_existing(&self, inode: InodeId) -> Option<ChunkMeta> {

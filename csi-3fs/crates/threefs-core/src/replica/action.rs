@@ -90,7 +90,7 @@ pub enum Event {
         /// The committed state.
         result: Result<ChunkState, StoreError>,
     },
-    /// The outcome of an [`Action::Forget`].
+    /// The outcome of an [`Action::Forget`] or an [`Action::Purge`].
     Forgotten {
         /// As in the action.
         op: OpId,
@@ -151,20 +151,32 @@ pub enum Action {
         /// Under which chain version.
         chain_version: ChainVersion,
     },
-    /// Drop all that is known of a chunk; then [`Event::Forgotten`].
+    /// Drop all that is known of a chunk, durably; then [`Event::Forgotten`].
     Forget {
         /// Names the outcome.
         op: OpId,
         /// Which chunk.
         chunk: ChunkId,
     },
-    /// Drop all that is known of these inodes' chunks and fence them, durably; then
-    /// [`Event::InodesForgotten`].
+    /// Drop all that is known of a removed chunk, and raise the store's version floor to its
+    /// version; then [`Event::Forgotten`].
+    Purge {
+        /// Names the outcome.
+        op: OpId,
+        /// Which chunk.
+        chunk: ChunkId,
+        /// The version that removed it.
+        version: ChunkVersion,
+    },
+    /// Drop all that is known of these inodes' chunks and fence them, and raise the store's version
+    /// floor, durably; then [`Event::InodesForgotten`].
     ForgetInodes {
         /// Names the outcome.
         op: OpId,
         /// Which inodes.
         inodes: Vec<InodeRange>,
+        /// To what.
+        version_floor: ChunkVersion,
     },
     /// Read a whole chunk from the store; then [`Event::Content`].
     ReadContent {

@@ -25,6 +25,12 @@ pub enum Check {
     Room,
     /// A replica asks its successor before it answers that inodes are forgotten.
     ForgetDownChain,
+    /// A removed chunk is purged only when all updates from before have expired.
+    PurgeAge,
+    /// A replica purges a chunk after its successor has.
+    PurgeDownChain,
+    /// A forward from before a purge is refused after it.
+    PurgeNumber,
 }
 
 impl Config {

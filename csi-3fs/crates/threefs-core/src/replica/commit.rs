@@ -147,6 +147,8 @@ impl Replica {
         match state.work {
             Work::Send => return self.proceed_send(ctx, op),
             Work::Repair => return self.proceed_repair(ctx, op),
+            // It is tried again later, not while others wait in the chunk's lane.
+            Work::Purge { .. } => return self.finish(ctx, op, Err(self.busy())),
             _ => {}
         }
         let may = match role {
@@ -212,6 +214,8 @@ impl Replica {
             change,
             payload_checksum,
             chunk_checksum: state.pending.as_ref().map_or(Checksum(0), |pending| pending.checksum),
+            fresh: !ctx.meta(state.chunk).committed.exists(),
+            purges: self.purges.number(),
             hop: self.next_hop(op),
         };
         self.op_call(ctx, op, next, StorageRequest::Forward(request), payload);
@@ -315,6 +319,9 @@ impl Replica {
         if matches!(state.work, Work::Repair) {
             return self.on_repair_answer(ctx, op, result, payload);
         }
+        if matches!(state.work, Work::Purge { .. }) {
+            return self.on_purge_answer(ctx, op, result);
+        }
         match result {
             Ok(StorageReply::Updated(done)) if state.is_done_by(&done) => {
                 if matches!(state.work, Work::Send) {
@@ -384,6 +391,7 @@ impl Replica {
         let Some(state) = self.ops.get(&op) else { return };
         match result {
             Ok(committed) => {
+                let chunk = state.chunk;
                 if matches!(state.work, Work::Repair) {
                     let (target, chunk) = (self.config.target, state.chunk);
                     ctx.out.push(Action::Alert(Alert::Repaired { target, chunk }));
@@ -397,6 +405,9 @@ impl Replica {
                     chain_version: committed.chain_version,
                 };
                 self.finish(ctx, op, Ok(done));
+                if committed.removed {
+                    self.purge_later(ctx, chunk, committed.version);
+                }
             }
             Err(error) => {
                 let reason = error.to_string();
@@ -412,13 +423,12 @@ impl Replica {
         op: OpId,
         result: Result<(), StoreError>,
     ) {
-        if self.store_done(ctx, op, result.as_ref().err()).is_none() {
-            return;
-        }
+        let state = self.store_done(ctx, op, result.as_ref().err());
+        let Some(version) = state.map(|state| state.version) else { return };
         match result {
             Ok(()) => {
                 let chain_version = self.chain_version();
-                self.finish(ctx, op, Ok(Updated { chain_version, ..Updated::nothing() }));
+                self.finish(ctx, op, Ok(Updated { version, chain_version, ..Updated::nothing() }));
             }
             Err(error) => {
                 let reason = error.to_string();

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::error::{StorageError, StoreError};
 use crate::forgotten::{FORGET_INODES_MAX, InodeRange};
-use crate::ids::{ChunkId, InodeId};
+use crate::ids::{ChunkId, ChunkVersion, InodeId};
 use crate::message::{ForgetInodes, StorageReply, StorageRequest};
 use crate::time::Millis;
 
@@ -68,7 +68,8 @@ impl Replica {
         if self.forgets.len() >= FORGETS_MAX || request.inodes.iter().any(in_use) {
             return Err(StorageError::Busy { target: self.config.target });
         }
-        self.drop_inodes(ctx, request.inodes, Some(token), request.hop);
+        let floor = request.version_floor;
+        self.drop_inodes(ctx, request.inodes, floor, Some(token), request.hop);
         Ok(())
     }
 
@@ -76,6 +77,7 @@ impl Replica {
         &mut self,
         ctx: &mut Context<'_>,
         inodes: Vec<InodeRange>,
+        version_floor: ChunkVersion,
         token: Option<Token>,
         hop: u8,
     ) {
@@ -83,7 +85,7 @@ impl Replica {
         let op = OpId(self.next_op);
         self.forgets.insert(op, Forgetting { inodes: inodes.clone(), hop, token, call: None });
         self.store_since.insert(op, ctx.now);
-        ctx.out.push(Action::ForgetInodes { op, inodes });
+        ctx.out.push(Action::ForgetInodes { op, inodes, version_floor });
     }
 
     /// The successor refuses an update of `op` because it has forgotten the inode: so does this
@@ -91,7 +93,7 @@ impl Replica {
     pub(super) fn learn_forgotten(&mut self, ctx: &mut Context<'_>, op: OpId) {
         let Some(inode) = self.ops.get(&op).map(|state| state.chunk.inode) else { return };
         if !self.is_forgotten(ctx, inode) {
-            self.drop_inodes(ctx, vec![InodeRange::one(inode)], None, 0);
+            self.drop_inodes(ctx, vec![InodeRange::one(inode)], ChunkVersion(0), None, 0);
         }
         self.finish(ctx, op, Err(StorageError::InodeForgotten { inode }));
     }
@@ -141,7 +143,9 @@ impl Replica {
         };
         let (inodes, hop) = (state.inodes.clone(), state.hop.saturating_add(1));
         let (to, from) = (self.address_of(next.target), Some(self.config.target));
-        let request = StorageRequest::ForgetInodes(ForgetInodes { to, from, inodes, hop });
+        let version_floor = ctx.metas.version_floor();
+        let request =
+            StorageRequest::ForgetInodes(ForgetInodes { to, from, inodes, version_floor, hop });
         let call = self.call(ctx, Caller::Forget(op), next, request, Bytes::new());
         let at = ctx.now.after(self.config.call_timeout_ms);
         self.timers.insert((at, Timer::Forget(op)));

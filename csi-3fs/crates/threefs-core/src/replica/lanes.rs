@@ -8,7 +8,9 @@ use super::{Action, CallId, Caller, Context, OpId, Replica, Role, Timer, Token};
 use crate::chunk::ChunkState;
 use crate::error::{StorageError, StoreError};
 use crate::ids::{ChunkId, ChunkVersion, RequestTag};
-use crate::message::{ForwardRequest, ReplaceRequest, StorageReply, UpdateRequest, Updated};
+use crate::message::{
+    ForwardRequest, PurgeRequest, ReplaceRequest, StorageReply, UpdateRequest, Updated,
+};
 use crate::routing::PublicState;
 use crate::time::Millis;
 
@@ -30,6 +32,9 @@ pub(super) enum Work {
     Send,
     /// Get the content back from another replica.
     Repair,
+    /// Drop what is known of the removed chunk, after the successor: as the head (without a
+    /// request), or for the predecessor.
+    Purge { version: ChunkVersion, request: Option<PurgeRequest> },
 }
 
 impl Work {
@@ -37,6 +42,7 @@ impl Work {
     pub(super) fn hop(&self) -> u8 {
         match self {
             Self::Forward { request, .. } => request.hop,
+            Self::Purge { request: Some(request), .. } => request.hop,
             _ => 0,
         }
     }
@@ -191,6 +197,9 @@ impl Replica {
             Work::Resolve => self.begin_resolve(ctx, chunk, waiters, 0),
             Work::Send => self.begin_send(ctx, chunk),
             Work::Repair => self.begin_repair(ctx, chunk),
+            Work::Purge { version, request } => {
+                self.begin_purge(ctx, chunk, version, request, waiters)
+            }
         }
     }
 
@@ -299,6 +308,9 @@ impl Replica {
         }
         let sent = matches!(ended.work, Work::Send) && !ended.aborted;
         self.run_lane(ctx, ended.chunk);
+        if let Work::Purge { version, request: None } = ended.work {
+            self.purge_ended(ctx, ended.chunk, version, result.is_ok());
+        }
         if sent {
             self.chunk_sent(ctx, result.is_ok());
         }
@@ -336,6 +348,10 @@ impl Replica {
         if !state.step.in_store() {
             self.finish(ctx, op, Err(error.clone()));
         }
+    }
+
+    pub(super) fn busy(&self) -> StorageError {
+        StorageError::Busy { target: self.config.target }
     }
 
     pub(super) fn not_serving(&self) -> StorageError {
@@ -380,6 +396,9 @@ impl Op {
                 matches!(self.work, Work::Resolve | Work::Update { .. } | Work::Forward { .. })
             }
             Work::Repair => matches!(self.work, Work::Repair),
+            Work::Purge { version, .. } => {
+                matches!(self.work, Work::Purge { .. }) && self.version == *version
+            }
             Work::Receive { .. } | Work::Send => false,
         }
     }

@@ -24,6 +24,7 @@ mod check;
 mod commit;
 mod forget;
 mod lanes;
+mod purge;
 mod receive;
 mod repair;
 mod request;
@@ -47,6 +48,7 @@ use crate::time::Millis;
 use channels::Channels;
 use forget::Forgetting;
 use lanes::{Lane, Op};
+use purge::Purges;
 use receive::Receiving;
 use resync::Sending;
 
@@ -70,6 +72,9 @@ pub struct Config {
     pub store_stall_ms: u64,
     /// How long a SYNCING target that ran full stays away.
     pub full_wait_ms: u64,
+    /// How long a removed chunk of a file that lives is remembered: longer than a client tries to
+    /// update a chunk.
+    pub purge_after_ms: u64,
     /// Requests that may wait for one chunk.
     pub lane_queue_max: usize,
     /// Operations that may be under way at once.
@@ -96,6 +101,7 @@ impl Config {
             retry_wait_ms_max: 500,
             store_stall_ms: 10_000,
             full_wait_ms: 5_000,
+            purge_after_ms: 60_000,
             lane_queue_max: 64,
             ops_max: 4_096,
             sync_window: 8,
@@ -146,6 +152,7 @@ pub struct Replica {
     store_since: BTreeMap<OpId, Millis>,
     channels: Channels,
     forgets: BTreeMap<OpId, Forgetting>,
+    purges: Purges,
     sending: Option<Sending>,
     rounds: u64,
     sequence: u64,
@@ -167,6 +174,7 @@ enum Timer {
     Op(OpId),
     Forget(OpId),
     Sync,
+    Purge,
 }
 
 /// What every step needs: the moment, the view of the store, the place for actions.
@@ -207,6 +215,7 @@ impl Replica {
             store_since: BTreeMap::new(),
             channels: Channels::default(),
             forgets: BTreeMap::new(),
+            purges: Purges::default(),
             sending: None,
             rounds: 0,
             sequence: 0,
@@ -374,6 +383,7 @@ impl Replica {
         }
         self.stop_sending(ctx);
         self.abort_forgets(ctx);
+        self.restart_purges(ctx);
         match self.role() {
             Role::Serving => {
                 self.release_received(ctx);
@@ -456,6 +466,7 @@ impl Replica {
                 Timer::Op(op) => self.on_op_timer(ctx, op, at),
                 Timer::Forget(op) => self.on_forget_timer(ctx, op),
                 Timer::Sync => self.on_sync_timer(ctx, at),
+                Timer::Purge => self.on_purge_timer(ctx, at),
             }
         }
     }

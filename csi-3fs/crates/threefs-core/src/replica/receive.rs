@@ -109,7 +109,7 @@ impl Replica {
     /// so nobody waits for them, or two nodes that send each other whole chunks of two chains would
     /// hold the budgets that they wait for. The predecessor asks again, as of a serving successor.
     pub(super) fn release_received(&mut self, ctx: &mut Context<'_>) {
-        let busy = StorageError::Busy { target: self.config.target };
+        let busy = self.busy();
         let mut released: Vec<Token> = Vec::new();
         for lane in self.lanes.values_mut() {
             lane.queue.retain_mut(|queued| {
@@ -170,7 +170,8 @@ impl Replica {
         self.apply(ctx, work, update, payload, tag, waiters)
     }
 
-    /// The predecessor knows no such chunk: it was never acknowledged to anybody.
+    /// The predecessor knows no such chunk: it was purged, or never acknowledged to anybody. What
+    /// this target has of it must not come back with a loss of power after the sync.
     fn begin_forget(
         &mut self,
         ctx: &mut Context<'_>,

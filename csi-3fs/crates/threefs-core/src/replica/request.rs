@@ -56,6 +56,13 @@ impl Replica {
                     self.enqueue(ctx, chunk, Work::Receive { request, payload }, Some(token));
                 })
             }
+            StorageRequest::Purge(request) => {
+                self.check_sender(request.to, request.from, Role::Serving).map(|()| {
+                    let (chunk, version) = (request.chunk, request.version);
+                    let work = Work::Purge { version, request: Some(request) };
+                    self.enqueue(ctx, chunk, work, Some(token));
+                })
+            }
             StorageRequest::Read(request) => self.read(ctx, token, request),
             StorageRequest::Repair(request) => self.serve_repair(ctx, token, request),
             StorageRequest::SyncStart(request) => self.sync_start(ctx, token, request),
@@ -257,7 +264,12 @@ impl Replica {
             }
             Ok(None) => {
                 self.channels.begun(request.tag);
-                let version = meta.committed.version.next();
+                let before = match meta.committed.version {
+                    // It may have been purged.
+                    ChunkVersion(0) => ctx.metas.version_floor(),
+                    version => version,
+                };
+                let version = before.next();
                 let update = StoreUpdate {
                     chunk: request.chunk,
                     version,
@@ -356,6 +368,11 @@ impl Replica {
             let error = StorageError::InodeForgotten { inode: request.chunk.inode };
             return answer(ctx, waiters, Err(error));
         }
+        if self.purges.is_from_before(&request) && self.config.makes(Check::PurgeNumber) {
+            // If it is not a late copy, it comes again.
+            let error = StorageError::Busy { target: self.config.target };
+            return answer(ctx, waiters, Err(error));
+        }
         let meta = ctx.meta(request.chunk);
         let (chunk, update) = (request.chunk, request.version);
         if let Some(pending) = &meta.pending {
@@ -379,7 +396,9 @@ impl Replica {
             let error = StorageError::ChunkStaleUpdate { chunk, have, update };
             return answer(ctx, waiters, Err(error));
         }
-        if have.next() != update {
+        // Neither here nor there is anything that it builds on.
+        let fresh = request.fresh && !meta.committed.exists();
+        if have.next() != update && !fresh {
             let reason = StorageError::ChunkMissingUpdate { chunk, have, update };
             return self.disagree(ctx, chunk, waiters, reason);
         }

@@ -27,7 +27,8 @@ use crate::time::Millis;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Starting,
-    /// The successor learns which inodes are forgotten: their chunks need no comparison.
+    /// The successor learns which inodes are forgotten, whose chunks need no comparison, and the
+    /// floor of versions.
     Fencing,
     Comparing,
     Copying,
@@ -138,8 +139,10 @@ impl Replica {
             Stage::Fencing => {
                 let inodes = ctx.metas.forgotten(sending.fenced, FORGET_INODES_MAX);
                 let from = Some(self.config.target);
+                let version_floor = ctx.metas.version_floor();
                 // Nothing that holds a budget waits for it.
-                StorageRequest::ForgetInodes(ForgetInodes { to, from, inodes, hop: 1 })
+                let hop = 1;
+                StorageRequest::ForgetInodes(ForgetInodes { to, from, inodes, version_floor, hop })
             }
             Stage::Comparing => StorageRequest::SyncMetas(SyncMetas {
                 to,
@@ -198,7 +201,11 @@ impl Replica {
                 sending.session = Some(session);
                 sending.stage = Stage::Fencing;
                 sending.attempt = 0;
-                self.fence_or_compare(ctx);
+                if ctx.metas.version_floor() > ChunkVersion(0) {
+                    self.sync_call(ctx);
+                } else {
+                    self.fence_or_compare(ctx);
+                }
                 self.session_is_known(ctx);
             }
             (Stage::Fencing, Ok(StorageReply::InodesForgotten)) => {

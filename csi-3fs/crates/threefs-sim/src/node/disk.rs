@@ -21,6 +21,7 @@ pub(crate) enum Job {
     Apply { op: OpId, update: StoreUpdate, payload: Bytes, begun: Option<ChunkState> },
     Commit { op: OpId, result: Result<ChunkState, StoreError> },
     Forgotten { op: OpId },
+    Purged { op: OpId },
     InodesForgotten { op: OpId },
     Content { op: OpId, chunk: ChunkId, which: Which },
     Read { token: Token, request: ReadRequest, chain_version: threefs_core::ids::ChainVersion },
@@ -75,7 +76,11 @@ impl World {
                 Event::Applied { op, result }
             }
             Job::Commit { op, result } => Event::Committed { op, result },
-            Job::Forgotten { op } => Event::Forgotten { op, result: Ok(()) },
+            Job::Forgotten { op } => {
+                self.hosted_mut(at).store.flush();
+                Event::Forgotten { op, result: Ok(()) }
+            }
+            Job::Purged { op } => Event::Forgotten { op, result: Ok(()) },
             Job::InodesForgotten { op } => {
                 self.hosted_mut(at).store.flush();
                 Event::InodesForgotten { op, result: Ok(()) }
@@ -90,7 +95,7 @@ impl World {
             Job::Repair { token, request, which } => {
                 let read = self.hosted(at).store.read(request.chunk, which);
                 let (result, payload) = match read {
-                    Ok(Version { state, bytes }) => {
+                    Ok(Version { state, bytes, .. }) => {
                         let (version, checksum) = (state.version, state.checksum);
                         (Ok(StorageReply::Content(Content { version, checksum })), bytes)
                     }
@@ -111,7 +116,9 @@ impl World {
         Some(match *job {
             Job::Apply { op, .. } => Event::Applied { op, result: Err(no("flush")) },
             Job::Commit { op, .. } => Event::Committed { op, result: Err(no("write the log")) },
-            Job::Forgotten { op } => Event::Forgotten { op, result: Err(no("write the log")) },
+            Job::Forgotten { op } | Job::Purged { op } => {
+                Event::Forgotten { op, result: Err(no("write the log")) }
+            }
             Job::InodesForgotten { op } => Event::InodesForgotten { op, result: Err(no("flush")) },
             Job::Content { op, .. } => Event::Content { op, result: Err(no("read")) },
             Job::Read { .. } | Job::Repair { .. } => return None,

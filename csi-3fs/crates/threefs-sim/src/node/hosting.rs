@@ -15,13 +15,14 @@ use crate::world::{Happening, Violation, World};
 /// As everything here, shorter than in the product.
 pub(super) const PAUSES: Pauses = Pauses { min_ms: 5, max_ms: 80, recovered_ms: 100 };
 
-fn replica(at: At, opening: u64, mutant: Mutant) -> Replica {
+fn replica(at: At, opening: u64, mutant: Mutant, purge_after_ms: Option<u64>) -> Replica {
     let mut config = Config::new(at.target(), chain_id(at.chain), Incarnation(opening));
     config.call_timeout_ms = 15;
     config.retry_wait_ms = 2;
     config.retry_wait_ms_max = 20;
     config.store_stall_ms = 60;
     config.full_wait_ms = 30;
+    config.purge_after_ms = purge_after_ms.unwrap_or(config.purge_after_ms);
     config.sync_window = 2;
     config.sync_page = 2;
     if let Mutant::Without(check) = mutant {
@@ -84,9 +85,10 @@ impl World {
     /// A new replica learns what its node knows.
     fn opened(&mut self, at: At) -> Result<(), Violation> {
         let (mutant, now) = (self.mutant, self.nodes[at.node].clock(self.now));
+        let purge_after_ms = self.rights.purge_after_ms();
         let hosted = self.hosted_mut(at);
         hosted.reopening.opened(now);
-        let replica = replica(at, hosted.opening, mutant);
+        let replica = replica(at, hosted.opening, mutant, purge_after_ms);
         hosted.begin(replica);
         self.inform(at)?;
         self.inform_of_lease(at)?;

@@ -18,7 +18,7 @@ use super::hosting::PAUSES;
 use super::port::Held;
 use crate::mutant::Mutant;
 use crate::shape::{At, chain_id};
-use crate::store::{Store, Version};
+use crate::store::Store;
 use crate::world::{Caller, Happening, Packet, Violation, World};
 
 /// Where an answer goes, and what it frees.
@@ -229,10 +229,17 @@ impl World {
                 }
                 Action::Forget { op, chunk } => {
                     self.hosted_mut(at).store.forget(chunk);
-                    self.disk(at, 0..300, Job::Forgotten { op });
+                    self.disk(at, 100..2_500, Job::Forgotten { op });
                 }
-                Action::ForgetInodes { op, inodes } => {
-                    self.hosted_mut(at).store.forget_inodes(inodes);
+                Action::Purge { op, chunk, version } => {
+                    self.hosted_mut(at).store.purge(chunk, version);
+                    if self.knows_its_chain(at) {
+                        self.history.purged(chunk, version);
+                    }
+                    self.disk(at, 0..300, Job::Purged { op });
+                }
+                Action::ForgetInodes { op, inodes, version_floor } => {
+                    self.hosted_mut(at).store.forget_inodes(inodes, version_floor);
                     self.disk(at, 100..2_500, Job::InodesForgotten { op });
                 }
                 Action::ReadContent { op, chunk, which } => {
@@ -258,6 +265,12 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Nobody was promoted to lead the chain without this target's knowledge.
+    fn knows_its_chain(&self, at: At) -> bool {
+        let chain = self.hosted(at).replica.as_ref().and_then(Replica::chain);
+        chain.map(|chain| chain.version) >= self.promoted.get(&at.chain).copied()
     }
 
     /// For a mutant: a forward counts as answered once it is sent.
@@ -320,10 +333,10 @@ impl World {
         }
         self.check_serving(at)?;
         let Some(slot) = self.hosted(at).store.slots().get(&chunk) else { return Ok(()) };
-        let Version { state: committed, bytes } = slot.committed.clone();
-        let Some(newest) = committed.tags.newest() else { return Ok(()) };
+        let made = slot.committed.clone();
+        let Some(newest) = made.state.tags.newest() else { return Ok(()) };
         self.history
-            .committed(chunk, committed.version, newest.tag, &bytes)
+            .committed(chunk, made.state.version, newest.tag, &made)
             .map_err(|what| self.violation(format!("{}: {what}", self.name(at))))
     }
 }

@@ -67,6 +67,9 @@ impl World {
         self.mend();
         self.forget_again(at.chain);
         self.promotions += 1;
+        if let Some(chain) = self.manager.chain(chain_id(at.chain)) {
+            self.promoted.insert(at.chain, chain.version);
+        }
         Ok(())
     }
 

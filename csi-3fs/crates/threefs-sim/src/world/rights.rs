@@ -19,8 +19,15 @@ use crate::shape::At;
 
 /// Tells the generator of rights from that of everything else.
 const RIGHTS: u64 = 0x7269_6768;
+/// Tells the choice of schedules with purges from everything else.
+const PURGES: u64 = 0x7075_7267;
 /// The slowest clock of a node, beside the client's.
 const RATE_MIN: f64 = 0.8;
+/// No client tries to update a chunk for longer: as other updates do, or so short that copies of
+/// forwards come later than a purge.
+const TRIES_US_MAX: [u64; 2] = [120_000, 30_000];
+/// The fastest clock of a node, and something for its rounding.
+const RATE_MAX: f64 = 1.3;
 
 /// Until when a request may be begun.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +43,9 @@ pub(crate) struct Expiry {
 pub(crate) struct Rights {
     rng: ChaCha8Rng,
     some: bool,
+    /// Removed chunks are purged; then there are many, and no update is tried without an end.
+    pub(crate) purges: bool,
+    tries_us_max: u64,
     ends: BTreeMap<RequestTag, u64>,
 }
 
@@ -47,20 +57,35 @@ impl Rights {
             Mutant::IgnoreExpiry | Mutant::ExpireFromArrival | Mutant::Without(Check::Expiry)
         );
         let some = rng.random_bool(0.4) || needed;
-        Self { rng, some, ends: BTreeMap::new() }
+        let mut of_purges = ChaCha8Rng::seed_from_u64(seed ^ PURGES);
+        let purges = of_purges.random_bool(0.3) || mutant.needs_purges();
+        let short = purges && of_purges.random_bool(0.5);
+        let tries_us_max = TRIES_US_MAX[usize::from(short)];
+        Self { rng, some, purges, tries_us_max, ends: BTreeMap::new() }
+    }
+
+    /// After so long, by a node's clock, removed chunks are purged.
+    pub(crate) fn purge_after_ms(&self) -> Option<u64> {
+        self.purges.then_some((self.tries_us_max as f64 / 1_000.0 * RATE_MAX) as u64 + 1)
     }
 
     /// A client begins an update; when it will give it up.
     pub(crate) fn begin(&mut self, tag: RequestTag, now: u64) -> Option<u64> {
-        if !self.some || self.rng.random_bool(0.3) {
+        let endless = !self.some || self.rng.random_bool(0.3);
+        if endless && !self.purges {
             return None;
         }
-        let end = now + self.rng.random_range(5_000..120_000);
+        let end = now + self.rng.random_range(5_000..self.tries_us_max);
         self.end_at(tag, end)
     }
 
-    /// A client begins an update that ends at a certain moment.
-    pub(crate) fn end_at(&mut self, tag: RequestTag, end: u64) -> Option<u64> {
+    /// A client begins an update that ends at a certain moment, if it may try for so long.
+    pub(crate) fn end_by(&mut self, tag: RequestTag, end: u64, now: u64) -> Option<u64> {
+        let bound = if self.purges { now + self.tries_us_max } else { u64::MAX };
+        self.end_at(tag, end.min(bound))
+    }
+
+    fn end_at(&mut self, tag: RequestTag, end: u64) -> Option<u64> {
         self.ends.insert(tag, end);
         Some(end)
     }

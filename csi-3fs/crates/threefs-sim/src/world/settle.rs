@@ -1,5 +1,6 @@
 //! The end of a schedule: all is well again, and everything agrees.
 
+use threefs_core::chunk::TagWindow;
 use threefs_core::ids::ChunkId;
 use threefs_core::replica::Event;
 use threefs_core::routing::Chain;
@@ -47,6 +48,16 @@ impl World {
             && self.tasks.iter().all(|task| matches!(task.doing, Doing::Resting))
             && self.nodes.iter().all(|node| node.is_idle())
             && self.members().all(well)
+            && self.everything_is_purged()
+    }
+
+    /// No removed chunk is known any more, if such chunks are purged.
+    fn everything_is_purged(&self) -> bool {
+        let removed = |at: At| {
+            let mut slots = self.hosted(at).store.slots().values();
+            slots.any(|slot| slot.committed.state.removed)
+        };
+        self.rights.purge_after_ms().is_none() || !self.members().any(removed)
     }
 
     /// The targets that are in their chains now.
@@ -74,9 +85,10 @@ impl World {
             (0..self.nodes.len()).filter(|node| !self.nodes[*node].is_idle()).collect();
         format!(
             "not all well {} ms after the faults have ended: chains {:?}, open requests {tasks:?}, \
-             busy or closed {busy:?}, nodes with requests {full:?}",
+             busy or closed {busy:?}, nodes with requests {full:?}, everything purged: {}",
             (SETTLED_BY_US - CALM_AT_US) / 1_000,
             self.manager.routing().chains.values(),
+            self.everything_is_purged(),
         )
     }
 
@@ -87,7 +99,8 @@ impl World {
             for at in self.members_of(self.shape.chain_of(chunk)) {
                 let index = at.node;
                 let slot = self.hosted(at).store.slots().get(&chunk).cloned().unwrap_or_default();
-                let (version, bytes) = (slot.committed.state.version, slot.committed.bytes);
+                let bytes = slot.committed.bytes;
+                let version = self.history.named(chunk, slot.committed.state.version);
                 if slot.pending.is_some() || slot.damaged {
                     return Err(self.violation(format!(
                         "node {index}: {chunk} is {} when all is quiet",
@@ -99,7 +112,11 @@ impl World {
                         "node {index}: {chunk} has version {version}, clients know of {known}"
                     )));
                 }
-                let tags = slot.committed.state.tags;
+                // A replica that had purged the chunk when it was written anew knows fewer.
+                let tags = match self.rights.purge_after_ms() {
+                    None => slot.committed.state.tags,
+                    Some(_) => TagWindow::default(),
+                };
                 let (before, ..) =
                     first.get_or_insert((index, version, bytes.clone(), tags.clone()));
                 let before = *before;

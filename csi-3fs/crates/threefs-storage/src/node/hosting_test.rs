@@ -46,6 +46,9 @@ impl ChunkMetas for Failing {
     fn forgotten(&self, after: Option<InodeId>, limit: usize) -> Vec<InodeRange> {
         self.store.forgotten(after, limit)
     }
+    fn version_floor(&self) -> ChunkVersion {
+        self.store.version_floor()
+    }
     fn last_existing(&self, inode: InodeId) -> Option<ChunkMeta> {
         self.store.last_existing(inode)
     }
@@ -75,8 +78,18 @@ impl ChunkStore for Failing {
     fn forget(&self, chunk: ChunkId) -> Result<(), StoreError> {
         self.store.forget(chunk)
     }
-    fn forget_inodes(&self, inodes: &[InodeRange]) -> Result<(), StoreError> {
-        if self.fails.load(SeqCst) { Err(no()) } else { self.store.forget_inodes(inodes) }
+    fn purge(&self, chunk: ChunkId, version: ChunkVersion) -> Result<(), StoreError> {
+        if self.fails.load(SeqCst) { Err(no()) } else { self.store.purge(chunk, version) }
+    }
+    fn forget_inodes(
+        &self,
+        inodes: &[InodeRange],
+        version_floor: ChunkVersion,
+    ) -> Result<(), StoreError> {
+        if self.fails.load(SeqCst) {
+            return Err(no());
+        }
+        self.store.forget_inodes(inodes, version_floor)
     }
     fn flush(&self) -> Result<(), StoreError> {
         self.store.flush()
@@ -200,7 +213,13 @@ impl Fixture {
         let to =
             Address { chain: CHAIN, chain_version: ChainVersion(self.version), target: TARGET };
         let inodes = vec![InodeRange::one(InodeId(inode))];
-        let request = StorageRequest::ForgetInodes(ForgetInodes { to, from: None, inodes, hop: 0 });
+        let request = StorageRequest::ForgetInodes(ForgetInodes {
+            to,
+            from: None,
+            inodes,
+            version_floor: ChunkVersion(0),
+            hop: 0,
+        });
         self.node.target(TARGET).unwrap().request(request, Bytes::new(), None).await.0
     }
 

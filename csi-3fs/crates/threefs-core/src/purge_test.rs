@@ -1,0 +1,175 @@
+//! Removed chunks are purged from the tail to the head, and nothing late brings them back.
+
+use super::*;
+use crate::message::PurgeRequest;
+
+const PURGE_AFTER_MS: u64 = 60_000;
+
+fn removed(version: u64) -> ChunkState {
+    ChunkState { length: 0, checksum: Checksum(0), removed: true, ..state(version, tags(version)) }
+}
+
+/// The head of two replicas, which has just removed the chunk by version 5.
+fn head_with_a_removed_chunk() -> Bench {
+    let mut bench = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
+    bench.give(Event::Lease { valid_until: Millis(10 * PURGE_AFTER_MS) });
+    bench.tick();
+    bench.set(state(4, tags(4)), None);
+    let request = UpdateRequest {
+        to: bench.to(1),
+        chunk: CHUNK,
+        tag: RequestTag { sequence: TAG.sequence + 1, ..TAG },
+        change: ContentChange::Remove,
+        payload_checksum: Checksum::of(b""),
+        chunk_bytes: 65_536,
+    };
+    let (op, _) = apply_op(&bench.ask(StorageRequest::Update(request), b""));
+    bench.set(state(4, tags(4)), Some(removed(5)));
+    let (call, ..) = call_of(&bench.give(Event::Applied { op, result: Ok(removed(5)) }));
+    let gone = Updated { version: ChunkVersion(5), ..Updated::nothing() };
+    bench.answer(call, Ok(StorageReply::Updated(gone)));
+    bench.set(removed(5), None);
+    bench.give(Event::Committed { op, result: Ok(removed(5)) });
+    bench
+}
+
+impl Bench {
+    fn tick(&mut self) -> Vec<Action> {
+        self.give(Event::Tick)
+    }
+
+    fn purge(&mut self, me: u64, from: u64, version: u64, number: u64) -> Vec<Action> {
+        let (to, from) = (self.to(me), TargetId(from));
+        let version = ChunkVersion(version);
+        let request = PurgeRequest { to, from, chunk: CHUNK, version, number, hop: 1 };
+        self.ask(StorageRequest::Purge(request), b"")
+    }
+
+    fn purged(&mut self, op: OpId, version: u64) -> Vec<Action> {
+        self.metas.0.clear();
+        self.metas.2 = ChunkVersion(version);
+        self.give(Event::Forgotten { op, result: Ok(()) })
+    }
+
+    /// A forward of an update that builds on nothing.
+    fn fresh(&mut self, me: u64, from: u64, version: u64, purges: u64) -> Vec<Action> {
+        let request = forward_request(self.to(me), from, version);
+        let request = ForwardRequest { fresh: true, purges, ..request };
+        self.ask(StorageRequest::Forward(request), b"data")
+    }
+}
+
+fn purge_op(actions: &[Action]) -> OpId {
+    match actions {
+        [Action::Purge { op, chunk: CHUNK, version: ChunkVersion(5) }] => *op,
+        other => panic!("expected one purge, got {other:?}"),
+    }
+}
+
+#[test]
+fn the_head_purges_after_its_successor_and_goes_on_with_a_higher_version() {
+    let mut bench = head_with_a_removed_chunk();
+    bench.now += PURGE_AFTER_MS - 1;
+    assert!(bench.tick().is_empty(), "a repeated update may still come");
+    bench.now += 1;
+    let (call, node, request) = call_of(&bench.tick());
+    assert_eq!(node, NodeId(2));
+    assert!(matches!(request, StorageRequest::Purge(purge)
+        if purge.version == ChunkVersion(5) && purge.number == 1));
+    let gone = Updated { version: ChunkVersion(5), ..Updated::nothing() };
+    let op = purge_op(&bench.answer(call, Ok(StorageReply::Updated(gone))));
+    assert!(bench.purged(op, 5).is_empty());
+    assert!(bench.replica.is_idle());
+    let (op, update) = apply_op(&bench.update(1, RequestTag { sequence: 9, ..TAG }));
+    assert_eq!(update.version, ChunkVersion(6));
+    let (_, _, request) = call_of(&bench.applied(op, 6));
+    assert!(matches!(request, StorageRequest::Forward(forward)
+        if forward.fresh && forward.purges == 1));
+}
+
+#[test]
+fn a_purge_that_fails_holds_up_no_update_and_is_tried_again() {
+    let mut bench = head_with_a_removed_chunk();
+    bench.now += PURGE_AFTER_MS;
+    let (call, ..) = call_of(&bench.tick());
+    let later = RequestTag { sequence: 9, ..TAG };
+    assert!(bench.update(1, later).is_empty(), "the lane is taken");
+    let (_, update) = apply_op(&bench.answer(call, Err(PeerFailure::Unreachable)));
+    assert_eq!(update.version, ChunkVersion(6), "the chunk is still known");
+}
+
+#[test]
+fn a_chunk_that_was_written_again_is_not_purged() {
+    let mut bench = head_with_a_removed_chunk();
+    bench.set(state(6, tags(6)), None);
+    bench.now += PURGE_AFTER_MS;
+    assert!(bench.tick().is_empty());
+    // Nor when the request comes late.
+    let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving)]);
+    bench.set(state(6, tags(6)), None);
+    let refused = error_of(&bench.purge(2, 1, 5, 1));
+    assert!(matches!(refused, StorageError::ChunkConflict { .. }));
+}
+
+#[test]
+fn a_new_head_finds_what_was_removed_before() {
+    let mut bench = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
+    bench.give(Event::Lease { valid_until: Millis(10 * PURGE_AFTER_MS) });
+    bench.set(removed(5), None);
+    bench.give(Event::Routing(chain(4, &[(1, Serving), (2, Serving)])));
+    bench.tick();
+    bench.now += PURGE_AFTER_MS;
+    let (.., request) = call_of(&bench.tick());
+    assert!(matches!(request, StorageRequest::Purge(purge) if purge.chunk == CHUNK));
+}
+
+#[test]
+fn nothing_is_purged_while_a_replica_is_synced() {
+    let mut bench = head_with_a_removed_chunk();
+    bench.give(Event::Routing(chain(4, &[(1, Serving), (2, Syncing)])));
+    bench.now += PURGE_AFTER_MS;
+    let asked = |action: &Action| {
+        matches!(action, Action::Call { request: StorageRequest::Purge(_), .. })
+            || matches!(action, Action::Purge { .. })
+    };
+    assert!(!bench.tick().iter().any(asked));
+    bench.now += PURGE_AFTER_MS;
+    assert!(!bench.tick().iter().any(asked));
+}
+
+#[test]
+fn a_replica_between_two_others_purges_after_its_successor() {
+    let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving), (3, Serving)]);
+    bench.set(removed(5), None);
+    let (call, node, request) = call_of(&bench.purge(2, 1, 5, 7));
+    assert_eq!(node, NodeId(3));
+    assert!(request.class() > 1, "{request:?} waits for nothing of its own class");
+    let gone = Updated { version: ChunkVersion(5), ..Updated::nothing() };
+    let op = purge_op(&bench.answer(call, Ok(StorageReply::Updated(gone))));
+    match &bench.purged(op, 5)[..] {
+        [Action::Reply { result: Ok(StorageReply::Updated(done)), .. }] => {
+            assert_eq!(done.version, ChunkVersion(5));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_forward_from_before_a_purge_is_refused_and_a_later_one_taken() {
+    let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving)]);
+    bench.set(removed(5), None);
+    let op = purge_op(&bench.purge(2, 1, 5, 7));
+    bench.purged(op, 5);
+    let late = error_of(&bench.fresh(2, 1, 1, 6));
+    assert_eq!(late, StorageError::Busy { target: TargetId(2) });
+    assert_eq!(bench.replica.report(Millis(bench.now)).state, LocalState::UpToDate);
+    let (_, update) = apply_op(&bench.fresh(2, 1, 9, 7));
+    assert_eq!(update.version, ChunkVersion(9));
+}
+
+#[test]
+fn an_update_of_what_a_replica_should_have_is_still_a_disagreement() {
+    let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving)]);
+    bench.forward(2, 1, 9);
+    assert_eq!(bench.replica.report(Millis(bench.now)).state, LocalState::Online);
+}

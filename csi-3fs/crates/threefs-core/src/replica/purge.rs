@@ -1,0 +1,301 @@
+//! Purging removed chunks of files that live: what is known of them is dropped, from the tail of
+//! the chain to its head.
+//!
+//! A removed chunk keeps its version and its tags, so that a repeated update from before its
+//! removal is recognised. Once all those have expired nobody needs them. The head remembers when it
+//! removed what, and looks through its store for what was removed before it was the head. With the
+//! chunk's lane taken it asks its successor to purge, which asks its own; each drops the chunk when
+//! its successor has. So where a chunk is unknown it is unknown on all later replicas, unless one
+//! of them is synced. Chunks that are written anew get versions above the floor of the head's store.
+//!
+//! A forward of an update from before the removal may still be on its way to a replica that knows
+//! nothing of the chunk any more. Forwards and purges carry the number of purges of their sender,
+//! and a forward with a lower number than the purge of its chunk is refused.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bytes::Bytes;
+
+use super::lanes::{Begin, Op, Step, Work};
+use super::request::answer;
+use super::{Action, Check, Context, OpId, PeerFailure, Replica, Role, Timer, Token};
+use crate::error::StorageError;
+use crate::ids::{ChunkId, ChunkVersion};
+use crate::message::{ForwardRequest, PurgeRequest, StorageReply, StorageRequest};
+use crate::routing::PublicState;
+use crate::time::Millis;
+
+/// Removed chunks that wait to be purged; what is removed beyond that is found by another look
+/// through the store.
+const DUE_MAX: usize = 1 << 16;
+/// Purges under way at once.
+const WINDOW: usize = 32;
+/// Chunks that the store is asked for at once.
+const PAGE: usize = 256;
+/// Between two pages.
+const PAGE_WAIT_MS: u64 = 50;
+/// Purges of the predecessor whose chunks are remembered.
+const HEARD_MAX: usize = 1 << 12;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Purges {
+    /// As the head: since when, in order, which chunk was removed by which version.
+    due: VecDeque<(Millis, ChunkId, ChunkVersion)>,
+    look: Look,
+    /// Did `due` have no room for a removed chunk?
+    missed: bool,
+    under_way: usize,
+    wake: Option<Millis>,
+    /// What this replica has asked its successor to purge.
+    number: u64,
+    /// The predecessor's last purges, under this version of the chain, by chunk and in order.
+    heard: BTreeMap<ChunkId, u64>,
+    in_order: VecDeque<(u64, ChunkId)>,
+    /// The number of the last purge that is not in `heard` any more.
+    heard_before: u64,
+}
+
+/// Where the look through the store is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Look {
+    #[default]
+    Done,
+    /// The chunks after this one are still to be looked at, from this moment on.
+    At(Option<ChunkId>, Millis),
+}
+
+impl Purges {
+    /// How many chunks this replica has asked its successor to purge.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Was this forward sent before the predecessor purged the chunk?
+    pub(super) fn is_from_before(&self, request: &ForwardRequest) -> bool {
+        request.purges < *self.heard.get(&request.chunk).unwrap_or(&self.heard_before)
+    }
+
+    fn hear(&mut self, request: &PurgeRequest) {
+        let known = self.heard.entry(request.chunk).or_insert(0);
+        *known = request.number.max(*known);
+        self.in_order.push_back((request.number, request.chunk));
+        if self.in_order.len() > HEARD_MAX
+            && let Some((number, chunk)) = self.in_order.pop_front()
+        {
+            self.heard_before = self.heard_before.max(number);
+            if self.heard.get(&chunk) == Some(&number) {
+                self.heard.remove(&chunk);
+            }
+        }
+    }
+
+    fn push(&mut self, now: Millis, chunk: ChunkId, version: ChunkVersion) {
+        if self.due.len() < DUE_MAX {
+            self.due.push_back((now, chunk, version));
+        } else {
+            self.missed = true;
+        }
+    }
+}
+
+impl Replica {
+    fn is_head(&self) -> bool {
+        let head = self.chain.as_ref().and_then(|chain| chain.head());
+        self.role() == Role::Serving && head.is_some_and(|it| it.target == self.config.target)
+    }
+
+    /// The chain has changed: this replica may be another one's successor now, or the head.
+    pub(super) fn restart_purges(&mut self, ctx: &mut Context<'_>) {
+        let (number, under_way) = (self.purges.number, self.purges.under_way);
+        if let Some(at) = self.purges.wake.take() {
+            self.timers.remove(&(at, Timer::Purge));
+        }
+        self.purges = Purges { number, under_way, ..Purges::default() };
+        if self.is_head() {
+            self.purges.look = Look::At(None, ctx.now);
+            self.schedule_purges(ctx.now);
+        }
+    }
+
+    /// A chunk was removed here.
+    pub(super) fn purge_later(
+        &mut self,
+        ctx: &mut Context<'_>,
+        chunk: ChunkId,
+        version: ChunkVersion,
+    ) {
+        if self.is_head() {
+            self.purges.push(ctx.now, chunk, version);
+            self.schedule_purges(ctx.now);
+        }
+    }
+
+    fn purge_wait_ms(&self) -> u64 {
+        if self.config.makes(Check::PurgeAge) { self.config.purge_after_ms } else { 0 }
+    }
+
+    /// Sets the timer to the next thing that is to be done.
+    fn schedule_purges(&mut self, now: Millis) {
+        let wait_ms = self.purge_wait_ms();
+        let purges = &mut self.purges;
+        let oldest = purges.due.front().filter(|_| purges.under_way < WINDOW);
+        let oldest = oldest.map(|(since, ..)| since.after(wait_ms));
+        let page = match purges.look {
+            Look::At(_, at) if purges.due.len() + PAGE <= DUE_MAX => Some(at),
+            _ => None,
+        };
+        let next = oldest.into_iter().chain(page).min().map(|at| at.max(now));
+        if next == purges.wake {
+            return;
+        }
+        if let Some(before) = std::mem::replace(&mut purges.wake, next) {
+            self.timers.remove(&(before, Timer::Purge));
+        }
+        self.timers.extend(next.map(|at| (at, Timer::Purge)));
+    }
+
+    pub(super) fn on_purge_timer(&mut self, ctx: &mut Context<'_>, at: Millis) {
+        if self.purges.wake != Some(at) {
+            return;
+        }
+        self.purges.wake = None;
+        if !self.is_head() {
+            return;
+        }
+        self.look_for_removed(ctx);
+        self.purge_what_is_due(ctx);
+        let now = ctx.now;
+        self.schedule_purges(now.after(1));
+    }
+
+    /// The next page of the store, if its time has come and there is room.
+    fn look_for_removed(&mut self, ctx: &Context<'_>) {
+        let purges = &mut self.purges;
+        if purges.missed && purges.look == Look::Done && purges.due.len() < DUE_MAX / 2 {
+            (purges.missed, purges.look) = (false, Look::At(None, ctx.now));
+        }
+        let Look::At(after, at) = purges.look else { return };
+        if at > ctx.now || purges.due.len() + PAGE > DUE_MAX {
+            return;
+        }
+        let page = ctx.metas.metas(after, ChunkId::MAX, PAGE);
+        for meta in page.iter().filter(|meta| meta.committed.removed && meta.pending.is_none()) {
+            purges.push(ctx.now, meta.chunk, meta.committed.version);
+        }
+        purges.look = match page.last() {
+            Some(last) if page.len() == PAGE => {
+                Look::At(Some(last.chunk), ctx.now.after(PAGE_WAIT_MS))
+            }
+            _ => Look::Done,
+        };
+    }
+
+    fn purge_what_is_due(&mut self, ctx: &mut Context<'_>) {
+        let wait_ms = self.purge_wait_ms();
+        let syncs = self.successor().is_some_and(|next| next.state == PublicState::Syncing);
+        for _ in 0..self.purges.due.len() {
+            let Some(&(since, chunk, version)) = self.purges.due.front() else { return };
+            if since.after(wait_ms) > ctx.now || self.purges.under_way >= WINDOW {
+                return;
+            }
+            self.purges.due.pop_front();
+            if syncs || self.lanes.contains_key(&chunk) || !self.has_lease(ctx.now) {
+                self.purges.push(ctx.now, chunk, version);
+            } else {
+                self.enqueue(ctx, chunk, Work::Purge { version, request: None }, None);
+            }
+        }
+    }
+
+    /// With the lane of the chunk.
+    pub(super) fn begin_purge(
+        &mut self,
+        ctx: &mut Context<'_>,
+        chunk: ChunkId,
+        version: ChunkVersion,
+        request: Option<PurgeRequest>,
+        waiters: VecDeque<Token>,
+    ) -> Begin {
+        if let Some(request) = &request {
+            if let Err(error) = self.check_sender(request.to, request.from, Role::Serving) {
+                return answer(ctx, waiters, Err(error));
+            }
+            self.purges.hear(request);
+        } else if !self.is_head() {
+            return Begin::Done;
+        }
+        let meta = ctx.meta(chunk);
+        let is_removed = !meta.committed.exists() && meta.committed.version <= version;
+        if meta.pending.is_some() || !is_removed || self.is_forgotten(ctx, chunk.inode) {
+            return answer(ctx, waiters, Err(StorageError::ChunkConflict { chunk, version }));
+        }
+        let successor = self.successor();
+        if successor.is_some_and(|next| next.state == PublicState::Syncing) {
+            return answer(ctx, waiters, Err(self.busy()));
+        }
+        self.purges.under_way += usize::from(request.is_none());
+        let op = self.add_op(Op {
+            chunk,
+            hop: request.map_or(0, |request| request.hop),
+            work: Work::Purge { version, request },
+            step: Step::Resting,
+            version,
+            tag: None,
+            pending: None,
+            waiters,
+            attempt: 0,
+            wake: None,
+            aborted: false,
+        });
+        let Some(next) = successor.filter(|_| self.config.makes(Check::PurgeDownChain)) else {
+            self.store(ctx, op, Step::Forgetting, Action::Purge { op, chunk, version });
+            return Begin::Op(op);
+        };
+        self.purges.number += 1;
+        let request = PurgeRequest {
+            to: self.address_of(next.target),
+            from: self.config.target,
+            chunk,
+            version,
+            number: self.purges.number,
+            hop: self.next_hop(op),
+        };
+        self.op_call(ctx, op, next, StorageRequest::Purge(request), Bytes::new());
+        Begin::Op(op)
+    }
+
+    pub(super) fn on_purge_answer(
+        &mut self,
+        ctx: &mut Context<'_>,
+        op: OpId,
+        result: Result<StorageReply, PeerFailure>,
+    ) {
+        let Some(state) = self.ops.get(&op) else { return };
+        let (chunk, version) = (state.chunk, state.version);
+        match result {
+            Ok(StorageReply::Updated(done)) if done.version == version => {
+                self.store(ctx, op, Step::Forgetting, Action::Purge { op, chunk, version });
+            }
+            _ => self.finish(ctx, op, Err(self.busy())),
+        }
+    }
+
+    /// A purge that this replica began has ended.
+    pub(super) fn purge_ended(
+        &mut self,
+        ctx: &mut Context<'_>,
+        chunk: ChunkId,
+        version: ChunkVersion,
+        purged: bool,
+    ) {
+        self.purges.under_way = self.purges.under_way.saturating_sub(1);
+        if !self.is_head() {
+            return;
+        }
+        if !purged {
+            self.purges.push(ctx.now, chunk, version);
+        }
+        self.schedule_purges(ctx.now);
+    }
+}
