@@ -60,9 +60,6 @@ VALUES: dict[str, Any] = {
             # What a story reads of a job's progress is a second old at most.
             {"name": "FLYER_PROGRESS_COMMIT_SECONDS", "value": "1"},
         ],
-        # All of a cluster's control plane shares one machine with five nodes and the tests, which
-        # wait for new leaders.
-        "lease": {"duration": 8, "renew": 6, "retry": 1},
         "resources": {"requests": {"cpu": "300m", "memory": "192Mi"}},
     },
     "nodeAgent": AGENT_VALUES,
