@@ -371,8 +371,11 @@ def test_an_earlier_attempt_that_lives_on_commits_nothing(files, folder, monkeyp
     first = attempt(files, monkeypatch, 1)
     first.save(1, STATE).wait(10)
     second = attempt(files, monkeypatch, 2)
-    first.save(2, STATE).wait(10)  # its successor has saved nothing yet
+    first.save(2, STATE).wait(10)  # its successor has neither loaded nor saved yet
     assert second.load().step == 2
+    # What the successor has loaded is what it goes on from.
+    with pytest.raises(CheckpointSupersededError, match="attempt 2 of this job has begun"):
+        first.save(3, STATE).wait(10)
     second.save(3, STATE).wait(10)
     with pytest.raises(CheckpointSupersededError, match="attempt 2 of this job has begun"):
         first.save(4, STATE).wait(10)
@@ -383,6 +386,26 @@ def test_an_earlier_attempt_that_lives_on_commits_nothing(files, folder, monkeyp
     second.save(6, STATE).wait(10)
     assert second.load().step == 6
     assert not list(folder.glob("step-*.tmp-*"))
+    assert [path.name for path in folder.glob("attempt-*")] == ["attempt-job_1-00000002"]
+
+
+def test_a_folder_that_takes_no_mark_is_loaded_and_the_mark_tried_again(
+    files, folder, monkeypatch, caplog
+):
+    attempt(files, monkeypatch, 1).save(1, STATE).wait(10)
+    second = attempt(files, monkeypatch, 2)
+    mkdir = type(files).mkdir
+
+    def refused(self, path, **options):
+        if "attempt-" in path:
+            raise PermissionError(path)
+        return mkdir(self, path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(files), "mkdir", refused)
+        assert second.load().step == 1
+        assert "earlier attempts can still commit" in caplog.text
+    second.save(2, STATE).wait(10)
     assert [path.name for path in folder.glob("attempt-*")] == ["attempt-job_1-00000002"]
 
 

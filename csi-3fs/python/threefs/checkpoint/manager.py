@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import uuid
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +129,7 @@ class CheckpointManager:
         self._handle: SaveHandle | None = None
         self._saves = 0
         self._swept = False
+        self._begun = False
         # A process that ends meanwhile ends after its checkpoint, but not if that takes for ever:
         # the other ranks may be waiting for this one's end.
         atexit.register(self._finish)
@@ -212,21 +214,37 @@ class CheckpointManager:
         )
 
     def _run(self, job: SaveJob, handle: SaveHandle) -> None:
+        if self._rank == 0:
+            with suppress(CheckpointSupersededError):  # the commit is refused, and says so
+                self._end_earlier_attempts()
         if self._rank == 0 and not self._swept:
             self._swept = True
             try:
-                self._begin_attempt()
                 self._sweep()
             except Exception as error:  # noqa: BLE001  they cost space, nothing else
                 _log.warning("leftovers of earlier attempts stay in %s: %s", self.path, error)
         job.run(handle)
 
-    def _begin_attempt(self) -> None:
-        """What an earlier attempt, cut off but alive, saves from now on is refused."""
-        if self._numbered is None:
+    def _end_earlier_attempts(self) -> None:
+        """Before the first load or save: an earlier attempt that lives on commits nothing more.
+
+        Where that cannot be said (a folder that is only read) it is said in a warning, and tried
+        again with the next load or save.
+        """
+        if self._numbered is None or self._begun:
             return
+        try:
+            self._begin_attempt(self._numbered)
+        except CheckpointSupersededError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever the storage says: a load needs none of it
+            _log.warning("earlier attempts can still commit to %s: %s", self.path, error)
+        else:
+            self._begun = True
+
+    def _begin_attempt(self, numbered: tuple[str, int]) -> None:
         self._refuse_superseded()
-        chain, number = self._numbered
+        chain, number = numbered
         self._files.mkdir(f"{self.path}/{attempt_name(chain, number)}", parents=True)
         for name in self._names():
             other = parse_attempt(name)
@@ -302,6 +320,7 @@ class CheckpointManager:
         if self._rank > 0:
             return self._follow(load)
         try:
+            self._end_earlier_attempts()
             loaded, skipped = self._choose(step)
         except Exception as error:
             if self._world_size > 1:
