@@ -35,8 +35,9 @@ class SidecarSettings:
     retry_seconds_max: float = 2.0
     report_seconds: float = 0.1
     """Progress is told at most so often; everything else at once."""
-    flush_seconds: float = 5.0
-    """At the end: for the gateway's acknowledgement of the last report."""
+    flush_seconds: float = 30.0
+    """At the end: for the gateway's acknowledgement of the last report. Longer than a killed
+    leader's Lease, or a checkpoint that was saved at that moment is reported to nobody."""
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> SidecarSettings:
