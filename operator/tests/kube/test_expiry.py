@@ -1,8 +1,12 @@
 """Ended jobs are deleted when their time is over, and no others."""
 
+from datetime import UTC, datetime
+
 import pytest
-from flyer.api import Phase
+from flyer.api import FinishedJobs, FlyerJobStatus, Phase
 from flyer.kube.services import expiry
+from flyer.kube.services.views import JobView
+from flyer.sim import sample_job
 
 from fakekube import Fault
 
@@ -14,6 +18,22 @@ def soon(monkeypatch):
 
 def there(cluster, name):
     return cluster.store.find("flyerjobs", name, "default") is not None
+
+
+def limit(cluster, **limits):
+    if cluster.store.find("flyertopologies", "cluster") is None:
+        cluster.store.create("flyertopologies", {"metadata": {"name": "cluster"}, "spec": {}})
+    patch = {"spec": {"finishedJobs": limits}}
+    cluster.store.patch("flyertopologies", "cluster", patch, kind="application/merge-patch+json")
+
+
+def view_ended(key, at):
+    """As if the job had ended at that time."""
+    condition = {"type": "Complete", "status": "True", "reason": "Succeeded", "message": "",
+                 "lastTransitionTime": datetime.fromtimestamp(at, UTC).isoformat()}  # fmt: skip
+    job = sample_job(key.partition("/")[2])
+    status = FlyerJobStatus.model_validate({"phase": "Succeeded", "conditions": [condition]})
+    return JobView(key, key, "1", job.replace(status=status))
 
 
 async def ended(cluster, until, *names):
@@ -48,7 +68,32 @@ async def test_a_job_that_runs_or_is_suspended_stays(cluster, until):
     await until(lambda: cluster.phase("rests") is Phase.SUSPENDED)
     views = list(operator.world.jobs.values())
     assert len(views) == 2
-    assert [expiry.expires_at(view) for view in views] == [None, None]
+    assert expiry.to_delete(views, FinishedJobs(per_namespace=0, ttl_seconds=0), 2e9) == []
+
+
+async def test_the_administrator_says_how_long_and_how_many_ended_jobs_stay(cluster, until):
+    cluster.nodes("AAAA")
+    cluster.operator()
+    for name in ("first", "second", "third"):
+        cluster.submit(name)
+    cluster.submit("named", ttlSecondsAfterFinished=3600)
+    for name in ("first", "second", "third", "named"):
+        await ended(cluster, until, name)
+        await until(lambda name=name: cluster.phase(name) is Phase.SUCCEEDED)
+    limit(cluster, perNamespace=3)
+    await until(lambda: not there(cluster, "first"))
+    assert all(there(cluster, name) for name in ("second", "third", "named"))
+    limit(cluster, perNamespace=3, ttlSeconds=0)
+    await until(lambda: not there(cluster, "second") and not there(cluster, "third"))
+    assert there(cluster, "named"), "it says itself how long it stays"
+    limit(cluster, perNamespace=0)
+    await until(lambda: not there(cluster, "named"))
+
+
+def test_those_of_each_namespace_that_ended_first_go_first():
+    views = [view_ended(f"{space}/{at}", at) for at in (4, 2, 3, 1) for space in ("a", "b")]
+    found = expiry.to_delete(views[1:], FinishedJobs(per_namespace=2), 100)
+    assert [view.key for view in found] == ["a/1", "b/1", "b/2"]
 
 
 async def test_a_refused_deletion_is_tried_again_and_keeps_no_other(cluster, until, monkeypatch):

@@ -23,6 +23,7 @@ from flyer.api.flyerquota import (
     QuotaUse,
 )
 from flyer.api.flyertopology import (
+    FinishedJobs,
     FlyerTopology,
     FlyerTopologySpec,
     FlyerTopologyStatus,
@@ -109,6 +110,7 @@ __all__ = [
     "EnvVar",
     "Eviction",
     "Exit",
+    "FinishedJobs",
     "FlyerJob",
     "FlyerJobSpec",
     "FlyerJobStatus",

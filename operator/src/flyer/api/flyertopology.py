@@ -92,6 +92,24 @@ class RemovalBudget(StrictModel):
     )
 
 
+class FinishedJobs(StrictModel):
+    """How long ended FlyerJobs stay: objects in etcd, with pods and their logs."""
+
+    ttl_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        le=2**31 - 1,
+        description="spec.ttlSecondsAfterFinished of jobs that have none. Absent: they stay",
+    )
+    per_namespace: int = Field(
+        default=1000,
+        ge=0,
+        le=1_000_000,
+        description="Ended jobs of a namespace; beyond it the ones that ended first are deleted. "
+        "Default: 1000",
+    )
+
+
 class FlyerTopologySpec(StrictModel):
     """What the network looks like, and how many gangs may span it."""
 
@@ -126,6 +144,9 @@ class FlyerTopologySpec(StrictModel):
         "up to this number in each node class; further ones stay usable and are reported as held. "
         "Nodes with a hardware fault, lost nodes and drains by people are always out and spend "
         "nothing of it",
+    )
+    finished_jobs: FinishedJobs = Field(
+        default=FinishedJobs(), description="How long ended FlyerJobs stay, and how many"
     )
 
 

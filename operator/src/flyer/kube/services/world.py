@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ValidationError
 
-from flyer.api import TOPOLOGY_NAME, FlyerQuota, FlyerTopology, NodeHealth
+from flyer.api import TOPOLOGY_NAME, FinishedJobs, FlyerQuota, FlyerTopology, NodeHealth
 from flyer.engine import Zones
 from flyer.kube.client import Cache, WatchSettings
 from flyer.kube.client.resources import (
@@ -160,6 +160,11 @@ class World:
         """What the FlyerTopology says of zones, leaves and crossing."""
         found = self.topologies.get("", TOPOLOGY_NAME)
         return Zones.of(found) if found is not None else Zones()
+
+    def finished_jobs(self) -> FinishedJobs:
+        """What the FlyerTopology says of ended jobs."""
+        found = self.topologies.get("", TOPOLOGY_NAME)
+        return found.spec.finished_jobs if found is not None else FinishedJobs()
 
     def team_of(self, namespace: str) -> str:
         """The value of the namespace's team label; empty: it has none, or no label is named."""
