@@ -27,11 +27,11 @@ use crate::time::Millis;
 
 /// Removed chunks that wait to be purged; what is removed beyond that is found by another look
 /// through the store.
-const DUE_MAX: usize = 1 << 16;
+const DUE_MAX: usize = 1 << 18;
 /// Purges under way at once.
 const WINDOW: usize = 32;
 /// Chunks that the store is asked for at once.
-const PAGE: usize = 256;
+const PAGE: usize = 1_024;
 /// Between two pages.
 const PAGE_WAIT_MS: u64 = 50;
 /// Purges of the predecessor whose chunks are remembered.
