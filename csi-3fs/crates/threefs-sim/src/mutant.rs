@@ -61,7 +61,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All bugs.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 34] = [
         Self::SkipVersionCheck,
         Self::AcknowledgeBeforeTail,
         Self::CommitBeforeReply,
@@ -96,7 +96,6 @@ impl Mutant {
         Self::Without(Check::ForgetDownChain),
         Self::Without(Check::PurgeAge),
         Self::Without(Check::PurgeDownChain),
-        Self::Without(Check::PurgeNumber),
     ];
 
     /// Only several chains with bounded ports find it.
@@ -106,7 +105,7 @@ impl Mutant {
 
     /// Only schedules in which removed chunks are purged find it.
     pub(crate) fn needs_purges(self) -> bool {
-        let checks = [Check::PurgeAge, Check::PurgeDownChain, Check::PurgeNumber];
+        let checks = [Check::PurgeAge, Check::PurgeDownChain];
         checks.into_iter().any(|check| self == Self::Without(check))
     }
 

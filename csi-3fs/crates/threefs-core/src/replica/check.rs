@@ -29,8 +29,6 @@ pub enum Check {
     PurgeAge,
     /// A replica purges a chunk after its successor has.
     PurgeDownChain,
-    /// A forward from before a purge is refused after it.
-    PurgeNumber,
 }
 
 impl Config {

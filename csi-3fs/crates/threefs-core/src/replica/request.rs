@@ -368,7 +368,7 @@ impl Replica {
             let error = StorageError::InodeForgotten { inode: request.chunk.inode };
             return answer(ctx, waiters, Err(error));
         }
-        if self.purges.is_from_before(&request) && self.config.makes(Check::PurgeNumber) {
+        if self.purges.is_from_before(&request) {
             // If it is not a late copy, it comes again.
             let error = StorageError::Busy { target: self.config.target };
             return answer(ctx, waiters, Err(error));
