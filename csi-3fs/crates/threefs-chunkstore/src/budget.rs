@@ -133,6 +133,22 @@ impl DiskBudget {
         self.ledger().set_holding(store, holding);
     }
 
+    /// As [`Self::holds`], where blocks of `room` are held from now on. One step: a judgement in
+    /// between would count the copy twice, and refuse an update that only has to wait.
+    pub(crate) fn holds_copy(&self, store: u64, holding: Holding, room: &mut Room) {
+        let mut ledger = self.ledger();
+        ledger.set_holding(store, holding);
+        room.took(&mut ledger);
+    }
+
+    /// As [`Self::holds`], where the update of `room` has become pending, or has failed. One step: a
+    /// judgement in between would count twice what its commit frees, and let growth have it.
+    pub(crate) fn holds_all(&self, store: u64, holding: Holding, room: &mut Room) {
+        let mut ledger = self.ledger();
+        ledger.set_holding(store, holding);
+        room.ended(&mut ledger);
+    }
+
     /// Asks for room. `ready` is called when there is room, or never can be, perhaps before this
     /// returns. `None` if it was.
     pub(crate) fn ask(

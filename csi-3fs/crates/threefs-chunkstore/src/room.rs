@@ -69,23 +69,26 @@ impl Room {
     }
 
     /// The blocks are taken: from now on the store's holding counts them.
-    pub(crate) fn took(&mut self) {
-        if let Some((budget, need)) = &mut self.of {
-            budget.ledger().granted -= need.bytes;
+    pub(crate) fn took(&mut self, ledger: &mut Ledger) {
+        if let Some((_, need)) = &mut self.of {
+            ledger.granted -= need.bytes;
             need.bytes = 0;
         }
+    }
+
+    /// The update is pending, or has failed: the store's holding counts all of it.
+    pub(crate) fn ended(&mut self, ledger: &mut Ledger) {
+        let Some((_, need)) = self.of.take() else { return };
+        ledger.granted -= need.bytes;
+        ledger.granted_returns -= need.returns;
+        ledger.rooms -= 1;
     }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        let Some((budget, need)) = self.of.take() else { return };
-        {
-            let mut ledger = budget.ledger();
-            ledger.granted -= need.bytes;
-            ledger.granted_returns -= need.returns;
-            ledger.rooms -= 1;
-        }
+        let Some(budget) = self.of.as_ref().map(|(budget, _)| Arc::clone(budget)) else { return };
+        self.ended(&mut budget.ledger());
         budget.settle();
     }
 }
@@ -192,7 +195,7 @@ impl Ledger {
 
     /// Room that there is now, and once everything in flight has ended. Negative where the disk
     /// holds more than its capacity.
-    fn room(&self) -> (i64, i64) {
+    pub(crate) fn room(&self) -> (i64, i64) {
         let now = self.capacity() as i64 - self.all.held as i64 - self.granted as i64;
         (now, now + (self.all.returning + self.granted_returns) as i64)
     }

@@ -356,6 +356,17 @@ impl<D: Disk> FileChunkStore<D> {
         record: Record,
         small: bool,
     ) -> Result<u64, StoreError> {
+        self.append_update(inner, record, small, &mut Room::default())
+    }
+
+    /// As [`Self::append`], of the update that has `room`.
+    fn append_update(
+        &self,
+        inner: &mut Inner<D::File>,
+        record: Record,
+        small: bool,
+        room: &mut Room,
+    ) -> Result<u64, StoreError> {
         inner.check()?;
         let mut bytes = Vec::new();
         log::encode(&record, &mut bytes).map_err(|error| failed("encode record", &error))?;
@@ -366,7 +377,7 @@ impl<D: Disk> FileChunkStore<D> {
         }
         inner.appended += 1;
         inner.install(record);
-        self.publish_holding(inner);
+        self.config.budget.holds_all(self.name, inner.holding(), room);
         Ok(inner.appended)
     }
 
@@ -510,9 +521,8 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         let parts = plan.parts(&base);
         let runs = match plan::stored(&parts) {
             0 => Vec::new(),
-            blocks => self.take_blocks(blocks)?,
+            blocks => self.take_blocks(blocks, &mut room)?,
         };
-        room.took();
         let placed = plan::place(&parts, &runs);
         let done = self.write_runs(&placed, &plan.write).and_then(|()| {
             let (state, content) = plan.finish(update, &base, &placed);
@@ -530,13 +540,12 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
                 if inner.forgotten.contains(update.chunk.inode) {
                     return Err(StoreError::NotFound { chunk: update.chunk });
                 }
-                let number = self.append(inner, record.clone(), small)?;
+                let number = self.append_update(inner, record.clone(), small, &mut room)?;
                 inner.data_written |= !small && !logged;
                 Ok(number)
             })?;
             Ok((state, number))
         });
-        drop(room);
         match done {
             Ok((state, number)) => {
                 self.wait_durable(number)?;
@@ -544,7 +553,7 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
                 Ok(state)
             }
             Err(error) => {
-                self.release_blocks(&runs);
+                self.release_blocks(&runs, room);
                 Err(error)
             }
         }
