@@ -145,11 +145,14 @@ def for_reduction(tensor: torch.Tensor, operation: str, op: int) -> Buffer:
     code = _DTYPES.get(dtype)
     if op == PREMUL_SUM:
         op = _native.SUM
+    if op == _native.AVG and not (dtype.is_floating_point or dtype.is_complex):
+        raise TypeError(
+            f"{operation}: AVG needs a floating-point type, not {dtype}: sum, and divide by the "
+            "number of ranks"
+        )
     if code is not None:
         if op in _BITWISE and dtype.is_floating_point:
             raise TypeError(f"{operation}: bitwise operations need an integer type, not {dtype}")
-        if op == _native.AVG and not dtype.is_floating_point:
-            raise TypeError(f"{operation}: AVG needs a floating-point type, not {dtype}")
         return Buffer(pointer, numel, code, op)
     if dtype is torch.bool and op in _BOOLEAN:
         return Buffer(pointer, numel, _native.UINT8, _BOOLEAN[op])
