@@ -169,12 +169,15 @@ class Release:
         """The pods of the release, for people."""
         return self.cluster.kubectl("get", "pods", f"--namespace={NAMESPACE}", "--output=wide")
 
-    def diagnosis(self) -> str:
-        """What a person would look at first when something of ours does not come up."""
+    def diagnosis(self, lines: int = 15) -> str:
+        """What a person would look at first when something of ours does not come up.
+
+        `lines`: the last ones of each container's log.
+        """
         namespaced = f"--namespace={NAMESPACE}"
         events = self.cluster.kubectl("events", namespaced).splitlines()[-30:]
         logs = self.cluster.kubectl(
             *("logs", namespaced, "--selector=app.kubernetes.io/name=fire-flyer"),
-            *("--all-containers", "--prefix", "--tail=15", "--ignore-errors"),
+            *("--all-containers", "--prefix", f"--tail={lines}", "--ignore-errors"),
         )
         return "\n".join([self.table(), *events, logs])

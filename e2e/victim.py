@@ -104,10 +104,9 @@ class Victim:
         wait_step(self.cluster, NAME, self.namespace, before.step + 1)
         wait_for("further lines", lambda: len(self.lines()) > before.lines, END_SECONDS)
         now = self.observe()
-        diagnosis = (self.status(), self.release.table())
-        assert now.lease == before.lease, diagnosis
-        assert now.restarts == before.restarts, diagnosis
-        assert now.job_restarts == before.job_restarts, diagnosis
+        changed = (now.lease, now.restarts, now.job_restarts)
+        expected = (before.lease, before.restarts, before.job_restarts)
+        assert changed == expected, f"{self.status()}\n{self.release.diagnosis(lines=300)}"
         lines = self.lines()
         assert lines == [str(number) for number in range(len(lines))]
 
