@@ -112,15 +112,22 @@ class Election:
         begun = self._valid_until - settings.renew_seconds  # the last renewal that succeeded
         while self.leads:
             # From beginning to beginning: a slow answer leaves no less time for the next one.
-            await asyncio.sleep(max(0.0, begun + settings.retry_seconds - time.monotonic()))
+            due = max(begun + settings.retry_seconds, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())
             begun = time.monotonic()
             if begun >= self._valid_until:
+                log.warning("cannot renew the Lease: this process was %.1f s late", begun - due)
                 break
             try:
                 async with asyncio.timeout(self._valid_until - begun):
                     await self._renew(begun)
             except (ApiError, TimeoutError) as error:
-                log.warning("cannot renew the Lease: %s", str(error) or "no answer in time")
+                log.warning(
+                    "cannot renew the Lease: %s after %.1f s; this process began %.1f s late",
+                    str(error) or "no answer",
+                    time.monotonic() - begun,
+                    begun - due,
+                )
                 if isinstance(error, ConflictError) and not await self._still_ours():
                     break
         self.epoch = 0
