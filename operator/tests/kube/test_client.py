@@ -12,7 +12,7 @@ from flyer.kube.client.errors import (
     OverloadedError,
     UnreachableError,
 )
-from flyer.kube.client.resources import FLYERJOBS, NODES, PODS
+from flyer.kube.client.resources import CLAIMS, FLYERJOBS, NODES, PODS
 
 from fakekube import Fault
 from fakekube.samples import job_object as job
@@ -113,6 +113,21 @@ async def test_what_will_never_pass_is_told_at_once(api_server, connect):
     api_server.store.delete("namespaces", "ends")
     with pytest.raises(ForbiddenError, match="being terminated"):
         await api.create(PODS, {"metadata": {"name": "p"}, "spec": {}}, "ends")
+
+
+@pytest.mark.parametrize("name", ["../../other/pods/x", "a/b", ".", "..", "%2e%2e", "a%2fb"])
+async def test_what_is_no_name_is_not_asked_for(api_server, connect, name):
+    api = connect()
+    with pytest.raises(NotFoundError, match="no object has this name"):
+        await api.get(CLAIMS, name, "default")
+    assert not api_server.faults.calls
+
+
+async def test_a_name_stays_in_the_path(api_server, connect):
+    api = connect()
+    with pytest.raises(NotFoundError):
+        await api.get(CLAIMS, "a?b#c", "default")
+    assert [one.name for one in api_server.faults.calls] == ["a?b#c"]
 
 
 async def test_no_more_calls_at_once_than_allowed(api_server, connect):

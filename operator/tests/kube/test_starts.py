@@ -116,6 +116,23 @@ async def test_a_missing_claim_is_named(cluster, until):
 CONTAINER = {"name": "trainer", "image": "i", "command": ["t"]}
 
 
+async def test_a_claims_name_reaches_no_object_of_others(cluster, until):
+    cluster.nodes("A")
+    cluster.kubelets.refuses_start.add("a0")
+    pod = {"metadata": {"name": "theirs"}, "spec": {"containers": [CONTAINER]}}
+    pod["status"] = {"phase": "Secretly"}
+    cluster.store.create("namespaces", {"metadata": {"name": "other"}})
+    cluster.store.create("pods", pod, "other")
+    cluster.operator(LEASE)
+    name = "../../other/pods/theirs"
+    volume = {"name": "data", "persistentVolumeClaim": {"claimName": name}}
+    cluster.submit("job", template={"spec": {"containers": [CONTAINER], "volumes": [volume]}})
+    await until(lambda: any(" claim" in one for one in told(cluster, "job")), 20)
+    assert not any("Secretly" in one for one in told(cluster, "job"))
+    gets = [one for one in cluster.server.faults.calls if one.verb == "get"]
+    assert not any(one.name == "theirs" for one in gets)
+
+
 @pytest.mark.parametrize(
     ("volume", "message", "words"),
     [

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote
 
 from flyer.api import GROUP, VERSION
+from flyer.kube.client.errors import NotFoundError
 
 __all__ = [
     "CLAIMS",
@@ -25,6 +27,8 @@ __all__ = [
     "Resource",
 ]
 
+_NAME_CHARS_MAX: Final = 100  # in an error
+
 
 @dataclass(frozen=True, slots=True)
 class Resource:
@@ -36,11 +40,21 @@ class Resource:
     namespaced: bool = True
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """The URL's path of a collection, an object or a subresource; "": all namespaces."""
+        """The URL's path of a collection, an object or a subresource; "": all namespaces.
+
+        Names may be a user's text, such as a volume's claimName. One that would lead to another
+        path is not asked for: `NotFoundError`.
+        """
+        for one in (namespace, name):
+            if one in (".", "..") or "/" in one or "%" in one:
+                raise NotFoundError(
+                    f"{self.plural} {one[:_NAME_CHARS_MAX]!r}",
+                    "no object has this name: correct it, names have neither / nor %",
+                )
         parts = ["/apis", self.group, self.version] if self.group else ["/api", self.version]
         if namespace and self.namespaced:
-            parts += ["namespaces", namespace]
-        parts += [part for part in (self.plural, name, subresource) if part]
+            parts += ["namespaces", quote(namespace)]
+        parts += [part for part in (self.plural, quote(name, safe=":"), subresource) if part]
         return "/".join(parts)
 
 
