@@ -9,7 +9,9 @@ if TYPE_CHECKING:
 
 __all__ = ["WHOLE", "any_json", "any_template"]
 
-TEXTS = ("", "x", "8", "64Gi", "1e9", "node-a", "In", "Gt", "Always", "trainer", "ü", "a.b/c")
+TEXTS = (
+    "", "x", "8", "64Gi", "1e9", "1e999", "node-a", "In", "Gt", "Always", "trainer", "ü", "a.b/c",
+)  # fmt: skip
 # Field names of pods, so that values reach the places that are read.
 FIELDS = (
     "affinity", "allowPrivilegeEscalation", "args", "claimName", "claims", "command", "comand",

@@ -65,6 +65,10 @@ async def refused(cluster, until, name="bad"):
             template({"resources": {"limits": {"fireflyer.dev/gpu": 9}}}),
             "9 of fireflyer.dev/gpu", "fireflyer.dev/group",
         ),
+        (
+            template({"resources": {"requests": {"memory": "1e45"}}}),
+            "of memory", "fireflyer.dev/group",
+        ),
     ],
 )  # fmt: skip
 async def test_what_cannot_run_is_refused_before_nodes_are_taken(

@@ -24,6 +24,8 @@ _SUFFIXES: Final = {
     **{f"{one}i": Decimal(1024) ** power for power, one in enumerate("KMGTPE", 1)},
     "m": Decimal("1e-3"), "u": Decimal("1e-6"), "n": Decimal("1e-9"),
 }  # fmt: skip
+# Quotients of larger amounts have more digits than a Decimal keeps.
+_EXACT_BELOW: Final = Decimal(10) ** 24
 _TEMPLATE: Final = "spec.template.spec"
 
 
@@ -174,6 +176,8 @@ def _add(total: dict[str, Decimal], more: Mapping[str, Decimal]) -> None:
 
 
 def _text(amount: Decimal) -> str:
+    if amount >= _EXACT_BELOW:
+        return f"{amount:.3g}"
     for suffix in ("Ti", "Gi", "Mi", "Ki"):
         if amount >= _SUFFIXES[suffix] and amount % _SUFFIXES[suffix] == 0:
             return f"{amount // _SUFFIXES[suffix]}{suffix}"
