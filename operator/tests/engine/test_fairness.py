@@ -215,6 +215,28 @@ def test_a_job_whose_pods_are_refused_is_in_nobodys_way(desk: Callable) -> None:
     assert d.status("urgent").phase is Phase.DRAINING
 
 
+def test_a_refused_job_that_waits_is_not_in_the_way_of_another_that_is_tried_again(
+    desk: Callable,
+) -> None:
+    d = desk(nodes(2), refused_seconds=100.0)
+    d.run("lowa", 1, priority="low")
+    d.run("lowb", 1, priority="low")
+    d.wait(100)
+    for name in ("ahead", "behind"):
+        d.submit(name, 1, priority="high", user=name)
+    for name in ("lowa", "lowb"):
+        d.tell(Released(f"default/{name}", 1))
+        d.empty(name)
+    for name, seconds in (("behind", 55), ("ahead", 45)):
+        d.wait(seconds)
+        d.tell(StartRefused(f"default/{name}", 1, "the quota is full"))
+        d.empty(name)
+        for low in ("lowa", "lowb"):
+            d.up(low)
+    d.wait(120)  # the first refusal is long enough ago, the second one is not
+    assert phases(d, "ahead", "behind") == [Phase.QUEUED, Phase.DRAINING]
+
+
 @pytest.mark.parametrize("quotas", [(), (Quota("any", "*", "*", "*", 100),)])
 def test_a_changed_priority_of_a_running_job_counts(
     desk: Callable, quotas: tuple[Quota, ...]
@@ -241,6 +263,18 @@ def test_a_small_victim_is_cheaper_than_hundreds_of_idle_nodes(desk: Callable) -
     d.tell(CheckpointReported("default/huge", 1, 1000, "/c"))
     d.submit("need1", 1)
     assert phases(d, "huge", "tiny") == [Phase.RUNNING, Phase.SUSPENDING]
+
+
+def test_nodes_that_are_not_needed_count_although_little_work_is_lost(desk: Callable) -> None:
+    d = desk(nodes(11))
+    d.run("ten", 10, priority="low", **UNLIMITED)
+    d.run("one", 1, priority="low", **UNLIMITED)
+    d.tell(CheckpointReported("default/one", 1, 1, "/c"))
+    d.wait(600)
+    d.tell(CheckpointReported("default/ten", 1, 1, "/c"))
+    assert d.state.policy.restart_cost_seconds * 10 < 600 + d.state.policy.restart_cost_seconds
+    d.submit("need1", 1)
+    assert phases(d, "ten", "one") == [Phase.RUNNING, Phase.SUSPENDING]
 
 
 @pytest.mark.parametrize("hours", [1, 12, 500])

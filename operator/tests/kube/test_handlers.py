@@ -5,6 +5,7 @@ import contextlib
 import json
 import threading
 
+import kopf
 import pytest
 from flyer.engine import Node
 from flyer.kube.handlers import Handlers, runner
@@ -99,7 +100,18 @@ async def test_kopf_says_it_in_the_status_and_then_is_silent(api_server, until, 
             await task
 
 
-async def test_a_thread_that_does_not_stop_is_alone_and_writes_nothing(monkeypatch):
+@pytest.mark.parametrize("over", [False, True])
+def test_a_handler_of_a_term_that_is_over_writes_nothing(over):
+    stop, patch = threading.Event(), kopf.Patch()
+    if over:
+        stop.set()
+    registry = Handlers(lambda: NODES)._registry(stop)
+    (handler,) = [one.fn for one in registry._watching._handlers if one.id == "flyerquotas"]
+    handler(type=None, body=quota(), patch=patch)
+    assert bool(patch) is not over
+
+
+async def test_a_thread_that_does_not_stop_is_alone(monkeypatch):
     begun, gate = [], threading.Event()
 
     def serve(handlers, stop):

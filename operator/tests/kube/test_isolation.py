@@ -209,13 +209,16 @@ async def test_a_404_at_the_start_makes_no_orphans(cluster, until):
     first = cluster.operator(LEASE)
     await up(cluster, until, "a")
     first.kill()
-    for verb in ("watch", "list"):
-        cluster.server.faults.add(Fault(
-            "refuse", verb=verb, resource="flyerjobs", code=404, reason="NotFound", times=3
-        ))  # fmt: skip
+    unknown = Fault(
+        "refuse", verb="list", resource="flyerjobs", code=404, reason="NotFound", times=3
+    )
+    cluster.server.faults.add(unknown)
     second = cluster.operator(LEASE)
     cluster.server.store.delete("leases", "flyer-operator", "fireflyer-system")
-    await until(lambda: second.serves)
+    while not second.serves:
+        assert unknown.times == 0 or not second.world.jobs.synced.is_set()
+        await asyncio.sleep(0)
+    assert unknown.times == 0
     await asyncio.sleep(0)
     assert cluster.phase("a") is Phase.RUNNING
     assert len(cluster.pods("a")) == 1
