@@ -373,7 +373,7 @@ def test_an_earlier_attempt_that_lives_on_commits_nothing(files, folder, monkeyp
     second = attempt(files, monkeypatch, 2)
     first.save(2, STATE).wait(10)  # its successor has neither loaded nor saved yet
     assert second.load().step == 2
-    # What the successor has loaded is what it goes on from.
+    # The successor continues from what it has loaded.
     with pytest.raises(CheckpointSupersededError, match="attempt 2 of this job has begun"):
         first.save(3, STATE).wait(10)
     second.save(3, STATE).wait(10)
@@ -407,6 +407,19 @@ def test_a_folder_that_takes_no_mark_is_loaded_and_the_mark_tried_again(
         assert "earlier attempts can still commit" in caplog.text
     second.save(2, STATE).wait(10)
     assert [path.name for path in folder.glob("attempt-*")] == ["attempt-job_1-00000002"]
+
+
+def test_an_earlier_attempt_leaves_alone_what_its_successor_is_saving(files, folder, monkeypatch):
+    attempt(files, monkeypatch, 1).save(1, STATE).wait(10)
+    first = attempt(files, monkeypatch, 1)
+    first.load()
+    attempt(files, monkeypatch, 2).load()
+    unfinished = folder / "step-00000002.tmp-job_1_2-1"
+    unfinished.mkdir()
+    for late in (first, attempt(files, monkeypatch, 1)):
+        with pytest.raises(CheckpointSupersededError):
+            late.save(2, STATE).wait(10)
+        assert unfinished.exists()
 
 
 def test_another_job_begins_with_its_first_attempt(files, monkeypatch):

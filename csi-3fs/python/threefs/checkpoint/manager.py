@@ -8,7 +8,6 @@ import os
 import threading
 import time
 import uuid
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +43,7 @@ from threefs.checkpoint.names import (
 from threefs.checkpoint.names import temporary_name as name_in_the_making
 from threefs.checkpoint.saving import SaveHandle, SaveJob, Snapshot, throw_away
 from threefs.checkpoint.tree import flatten, state_of
+from threefs.errors import ThreeFSError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -215,15 +215,20 @@ class CheckpointManager:
 
     def _run(self, job: SaveJob, handle: SaveHandle) -> None:
         if self._rank == 0:
-            with suppress(CheckpointSupersededError):  # the commit is refused, and says so
-                self._end_earlier_attempts()
-        if self._rank == 0 and not self._swept:
-            self._swept = True
-            try:
-                self._sweep()
-            except Exception as error:  # noqa: BLE001  they cost space, nothing else
-                _log.warning("leftovers of earlier attempts stay in %s: %s", self.path, error)
+            self._prepare_folder()
         job.run(handle)
+
+    def _prepare_folder(self) -> None:
+        try:
+            self._end_earlier_attempts()
+            if not self._swept:
+                self._refuse_superseded()  # what a successor is saving is not swept
+                self._swept = True
+                self._sweep()
+        except CheckpointSupersededError:
+            return  # the commit is refused, and says so
+        except Exception as error:  # noqa: BLE001  they cost space, nothing else
+            _log.warning("leftovers of earlier attempts stay in %s: %s", self.path, error)
 
     def _end_earlier_attempts(self) -> None:
         """Before the first load or save: an earlier attempt that lives on commits nothing more.
@@ -233,18 +238,15 @@ class CheckpointManager:
         """
         if self._numbered is None or self._begun:
             return
+        self._refuse_superseded()
         try:
-            self._begin_attempt(self._numbered)
-        except CheckpointSupersededError:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever the storage says: a load needs none of it
+            self._mark_attempt(*self._numbered)
+        except (OSError, ThreeFSError) as error:
             _log.warning("earlier attempts can still commit to %s: %s", self.path, error)
         else:
             self._begun = True
 
-    def _begin_attempt(self, numbered: tuple[str, int]) -> None:
-        self._refuse_superseded()
-        chain, number = numbered
+    def _mark_attempt(self, chain: str, number: int) -> None:
         self._files.mkdir(f"{self.path}/{attempt_name(chain, number)}", parents=True)
         for name in self._names():
             other = parse_attempt(name)
