@@ -274,7 +274,7 @@ def refusals(rank, size):
         "average of ints": lambda: dist.all_reduce(
             torch.zeros(3, dtype=torch.int64), dist.ReduceOp.AVG
         ),
-        "average of truths": lambda: dist.all_reduce(
+        "average of booleans": lambda: dist.all_reduce(
             torch.zeros(3, dtype=torch.bool), dist.ReduceOp.AVG
         ),
         "premul": lambda: dist.all_reduce(
@@ -309,6 +309,6 @@ def test_what_cannot_be_done_right_is_refused_and_the_group_goes_on():
     assert "cannot reduce torch.float8_e4m3fnuz" in texts["fnuz"]
     assert "PREMUL_SUM needs a floating-point type" in texts["premul"]
     assert "torch.int64: sum, and divide by the number of ranks" in texts["average of ints"]
-    assert "torch.bool: sum, and divide" in texts["average of truths"]
+    assert "torch.bool: sum, and divide" in texts["average of booleans"]
     assert "broadcast: invalid root rank -1: expected 0 to 3" in texts["root below"]
     assert "reduce: invalid root rank 4" in texts["root above"]

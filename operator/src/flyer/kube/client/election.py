@@ -116,14 +116,14 @@ class Election:
             await asyncio.sleep(due - time.monotonic())
             begun = time.monotonic()
             if begun >= self._valid_until:
-                log.warning("cannot renew the Lease: this process was %.1f s late", begun - due)
+                log.warning("cannot renew the Lease: the event loop was %.1f s late", begun - due)
                 break
             try:
                 async with asyncio.timeout(self._valid_until - begun):
                     await self._renew(begun)
             except (ApiError, TimeoutError) as error:
                 log.warning(
-                    "cannot renew the Lease: %s after %.1f s; this process began %.1f s late",
+                    "cannot renew the Lease: %s after %.1f s; the event loop was %.1f s late",
                     str(error) or "no answer",
                     time.monotonic() - begun,
                     begun - due,
