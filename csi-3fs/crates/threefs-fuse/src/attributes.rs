@@ -115,14 +115,12 @@ impl Daemon {
                 // One change of a request has its number already.
                 call.ticket = None;
             }
-            // A kernel that writes behind tells the times that it has set itself: with the open
-            // file, or, after a link, a rename or a removal, in the name of whoever made that.
-            // Whether a caller may set a time it has checked before.
-            let behind = is(set::MTIME) && is(set::CTIME) && !is(set::ATIME);
-            let caller = match (is(set::FH) || behind) && !others {
-                true => Identity::ROOT,
-                false => call.identity(),
-            };
+            // With a write-back cache the kernel keeps the times itself and sends them later: with
+            // the open file, or with the credentials of the caller of link, rename or unlink. It
+            // has checked before whether a caller may set a time.
+            let write_back = is(set::MTIME) && is(set::CTIME) && !is(set::ATIME);
+            let by_kernel = (is(set::FH) || write_back) && !others;
+            let caller = if by_kernel { Identity::ROOT } else { call.identity() };
             let mut changed = self.change_as(call, caller.clone(), &what, change(modified)).await;
             if let (Err(Errno::PERM), Some(mode), None, None) = (&changed, mode, uid, gid)
                 && self.drops_privileges(call, id, mode).await?
@@ -130,8 +128,8 @@ impl Daemon {
                 call.ticket = None;
                 changed = self.change_as(call, Identity::ROOT, &what, change(modified)).await;
             } else if matches!(changed, Err(Errno::PERM)) && is(set::ATIME_NOW) && !others {
-                // A kernel that writes behind fills in the modification time itself, also where
-                // the caller asked for the present time, which who may write may set.
+                // With a write-back cache the kernel fills in the modification time, also where
+                // the caller asked for UTIME_NOW, which needs the right to write alone.
                 call.ticket = None;
                 let change = change(Some(SetTime::Now));
                 changed = self.change_as(call, caller, &what, change).await;

@@ -97,7 +97,7 @@ pub(crate) mod set {
     pub(crate) const FH: u32 = 1 << 6;
     pub(crate) const ATIME_NOW: u32 = 1 << 7;
     pub(crate) const MTIME_NOW: u32 = 1 << 8;
-    /// Only a kernel that writes behind says it.
+    /// Sent with a write-back cache alone.
     pub(crate) const CTIME: u32 = 1 << 10;
 }
 
