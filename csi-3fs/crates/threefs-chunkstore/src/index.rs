@@ -38,8 +38,7 @@ pub(crate) struct Copying {
 impl Copying {
     /// Takes a record along if the new log would not have what it changes.
     pub(crate) fn appended(&mut self, record: &Record, bytes: &[u8]) {
-        let raises_floor = matches!(record, Record::Purged { .. });
-        if raises_floor || record.chunk().is_none_or(|chunk| Some(chunk) <= self.upto) {
+        if record.chunk().is_none_or(|chunk| Some(chunk) <= self.upto) {
             self.tail.extend_from_slice(bytes);
         }
     }
@@ -139,10 +138,6 @@ impl<F> Inner<F> {
                 }
             }
             Record::Forget { chunk } => self.drop_chunk(chunk, &mut left),
-            Record::Purged { chunk, version } => {
-                self.drop_chunk(chunk, &mut left);
-                self.version_floor = self.version_floor.max(version);
-            }
             Record::Floor { version } => self.version_floor = self.version_floor.max(version),
             Record::Gone { inodes } => {
                 for range in inodes {

@@ -120,7 +120,7 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
         None
     }
 
-    /// Drops everything about a chunk, its version too. Durable like a commit.
+    /// Drops everything about a chunk, its version too. Durable when it returns.
     ///
     /// # Errors
     /// `Io`.

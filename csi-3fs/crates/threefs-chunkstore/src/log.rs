@@ -52,8 +52,6 @@ pub(crate) enum Record {
         runs: Vec<Extent>,
         data: Vec<u8>,
     },
-    /// Nothing is known of a removed chunk any more, and versions begin above that of its removal.
-    Purged { chunk: ChunkId, version: ChunkVersion },
     /// Versions of new chunks begin above this.
     Floor { version: ChunkVersion },
 }
@@ -66,7 +64,6 @@ impl Record {
             | Self::Written { chunk, .. }
             | Self::Commit { chunk, .. }
             | Self::Forget { chunk }
-            | Self::Purged { chunk, .. }
             | Self::Committed { chunk, .. } => Some(*chunk),
             Self::Gone { .. } | Self::Store { .. } | Self::Floor { .. } => None,
         }

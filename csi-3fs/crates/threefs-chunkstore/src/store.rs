@@ -359,6 +359,29 @@ impl<D: Disk> FileChunkStore<D> {
         self.append_update(inner, record, small, &mut Room::default())
     }
 
+    /// Appends, not durably, that versions of new chunks begin above `version`.
+    fn raise_floor(
+        &self,
+        inner: &mut Inner<D::File>,
+        version: ChunkVersion,
+    ) -> Result<(), StoreError> {
+        if inner.version_floor < version {
+            self.append(inner, Record::Floor { version }, true)?;
+        }
+        Ok(())
+    }
+
+    /// Appends, not durably, that nothing is known of a chunk, and the floor of versions.
+    fn drop_entry(&self, chunk: ChunkId, version_floor: ChunkVersion) -> Result<(), StoreError> {
+        self.append_with(|inner| {
+            self.raise_floor(inner, version_floor)?;
+            if inner.entry(chunk).is_some() {
+                self.append(inner, Record::Forget { chunk }, true)?;
+            }
+            Ok(())
+        })
+    }
+
     /// As [`Self::append`], of the update that has `room`.
     fn append_update(
         &self,
@@ -597,23 +620,14 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
     }
 
     fn forget(&self, chunk: ChunkId) -> Result<(), StoreError> {
-        self.append_with(|inner| {
-            if inner.entry(chunk).is_some() {
-                self.append(inner, Record::Forget { chunk }, true)?;
-            }
-            Ok(())
-        })?;
+        self.drop_entry(chunk, ChunkVersion(0))?;
+        self.flush()?;
         self.compact_if_due();
         Ok(())
     }
 
     fn purge(&self, chunk: ChunkId, version: ChunkVersion) -> Result<(), StoreError> {
-        self.append_with(|inner| {
-            if inner.entry(chunk).is_some() || inner.version_floor < version {
-                self.append(inner, Record::Purged { chunk, version }, true)?;
-            }
-            Ok(())
-        })?;
+        self.drop_entry(chunk, version)?;
         self.compact_if_due();
         Ok(())
     }
@@ -625,9 +639,7 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
     ) -> Result<(), StoreError> {
         let record = Record::Gone { inodes: inodes.to_vec() };
         let number = self.append_with(|inner| {
-            if inner.version_floor < version_floor {
-                self.append(inner, Record::Floor { version: version_floor }, true)?;
-            }
+            self.raise_floor(inner, version_floor)?;
             self.append(inner, record.clone(), true)
         })?;
         while self.lock().drop_forgotten(SLICE_ENTRIES) {}

@@ -7,7 +7,7 @@ mod support;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use support::{MemoryDisk, after_kill};
+use support::{MemoryDisk, after_kill, log_name};
 use threefs_chunkstore::disk::{Disk, DiskFile};
 use threefs_chunkstore::{ChunkStore, DiskBudget, FileChunkStore, StoreConfig};
 use threefs_core::chunk::{ChunkMetas, ContentChange, StoreUpdate, TagWindow, Which};
@@ -213,10 +213,6 @@ fn after_a_failed_flush_nothing_is_promised_until_the_store_is_opened_again() {
 
 fn small_log() -> StoreConfig {
     StoreConfig { grow_bytes: 128 << 10, log_bytes: 64 << 10, ..StoreConfig::default() }
-}
-
-fn log_name(disk: &MemoryDisk) -> String {
-    disk.list().unwrap().into_iter().find(|name| name.starts_with("log-")).unwrap()
 }
 
 /// Whether the new log's name is durable is not known then: promises in either log may be lost.

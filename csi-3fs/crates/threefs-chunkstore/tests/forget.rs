@@ -6,7 +6,7 @@ mod support;
 
 use std::path::Path;
 
-use support::MemoryDisk;
+use support::{Luck, MemoryDisk, after_power_loss, log_name};
 use threefs_chunkstore::disk::Disk;
 use threefs_chunkstore::{ChunkStore, DiskBudget, FileChunkStore, StoreConfig};
 use threefs_core::chunk::{ChunkMetas, ContentChange, StoreUpdate, TagWindow};
@@ -71,12 +71,11 @@ fn a_forgotten_inode_leaves_nothing_and_takes_no_update_also_after_a_restart() {
     let store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
     check(&store);
     // The fence is in a compacted log too.
-    let name = |disk: &MemoryDisk| disk.list().unwrap().into_iter().find(|n| n.starts_with("log-"));
-    let before = name(&disk);
+    let before = log_name(&disk);
     for version in 2..60 {
         put(&store, chunk(6, 0), version, ContentChange::Replace).unwrap();
     }
-    assert_ne!(name(&disk), before, "the log was compacted");
+    assert_ne!(log_name(&disk), before, "the log was compacted");
     drop(store);
     check(&FileChunkStore::open_on(disk, config()).unwrap());
 }
@@ -103,12 +102,11 @@ fn a_purged_chunk_leaves_the_version_of_its_removal_alone_also_in_a_compacted_lo
     drop(store);
     let store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
     check(&store);
-    let log = |disk: &MemoryDisk| disk.list().unwrap().into_iter().find(|n| n.starts_with("log-"));
-    let before = log(&disk);
+    let before = log_name(&disk);
     for version in 2..60 {
         put(&store, chunk(0), version, ContentChange::Replace).unwrap();
     }
-    assert_ne!(log(&disk), before, "the log was compacted");
+    assert_ne!(log_name(&disk), before, "the log was compacted");
     drop(store);
     let store = FileChunkStore::open_on(disk, config()).unwrap();
     check(&store);
@@ -116,6 +114,21 @@ fn a_purged_chunk_leaves_the_version_of_its_removal_alone_also_in_a_compacted_lo
     store.purge(chunk(1), ChunkVersion(7)).unwrap();
     store.forget_inodes(&[], ChunkVersion(9)).unwrap();
     assert_eq!(store.version_floor(), ChunkVersion(9));
+}
+
+/// What a sync makes a replica forget must not come back.
+#[test]
+fn a_forgotten_chunk_does_not_come_back_after_a_loss_of_power() {
+    let disk = MemoryDisk::default();
+    let store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
+    let chunk = ChunkId::new(InodeId(4), 0);
+    put(&store, chunk, 1, ContentChange::Replace).unwrap();
+    store.flush().unwrap();
+    store.forget(chunk).unwrap();
+    let operations = disk.0.lock().unwrap().operations.clone();
+    let disk = after_power_loss(&operations, usize::MAX, Luck::Nothing);
+    let store = FileChunkStore::open_on(disk, config()).unwrap();
+    assert!(store.meta(chunk).is_none());
 }
 
 fn resident_bytes() -> u64 {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use support::{Luck, MemoryDisk, after_kill, after_power_loss};
+use support::{Luck, MemoryDisk, after_kill, after_power_loss, log_name};
 use threefs_chunkstore::disk::{Disk, DiskFile};
 use threefs_chunkstore::{ChunkStore, FileChunkStore, StoreConfig};
 use threefs_core::chunk::{ChunkMetas, ContentChange, StoreUpdate, TagWindow, Which};
@@ -48,10 +48,6 @@ fn put<D: Disk>(store: &FileChunkStore<D>, chunk: ChunkId, version: u64, change:
     let update = update(chunk, version, change);
     store.apply(&update, bytes).unwrap();
     store.commit(chunk, ChunkVersion(version), ChainVersion(1)).unwrap();
-}
-
-fn log_name(disk: &MemoryDisk) -> String {
-    disk.list().unwrap().into_iter().find(|name| name.starts_with("log-")).unwrap()
 }
 
 /// A disk that asks the store something in the middle of each call.

@@ -425,8 +425,7 @@ impl Target {
                 Some(Event::Committed { op, result })
             }),
             Action::Forget { op, chunk } => job(move |target| {
-                let forgotten = target.store.forget(chunk);
-                let result = forgotten.and_then(|()| target.store.flush());
+                let result = target.store.forget(chunk);
                 Some(Event::Forgotten { op, result })
             }),
             Action::Purge { op, chunk, version } => job(move |target| {

@@ -244,6 +244,11 @@ fn rename(names: &mut BTreeMap<String, usize>, from: &str, to: &str) {
     }
 }
 
+/// The log of the store on a disk.
+pub fn log_name(disk: &MemoryDisk) -> String {
+    disk.list().unwrap().into_iter().find(|name| name.starts_with("log-")).unwrap()
+}
+
 /// What of the operations that nobody had flushed is on the disk after the power came back.
 pub enum Luck<'a> {
     Nothing,
