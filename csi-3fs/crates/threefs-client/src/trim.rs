@@ -10,7 +10,7 @@ use fabric::deadline::Deadline;
 use fabric::moment::Moment;
 use threefs_core::chunk::ContentChange;
 use threefs_core::forgotten::{FORGET_INODES_MAX, InodeRange};
-use threefs_core::ids::{ChainId, ChunkId, ChunkVersion, InodeId};
+use threefs_core::ids::{ChainId, ChunkId, InodeId};
 use threefs_core::layout::Layout;
 use threefs_core::message::{ForgetInodes, LastChunk, StorageReply, StorageRequest};
 use threefs_meta::{ChunkTrimmer, DeadFile};
@@ -161,15 +161,7 @@ impl Client {
     ) -> Result<(), ClientError> {
         for inodes in ranges(&inodes).chunks(FORGET_INODES_MAX) {
             let mut attempts = Attempts::of(&**what);
-            let ask = |to| {
-                StorageRequest::ForgetInodes(ForgetInodes {
-                    to,
-                    from: None,
-                    inodes: inodes.to_vec(),
-                    version_floor: ChunkVersion(0),
-                    hop: 0,
-                })
-            };
+            let ask = |to| StorageRequest::ForgetInodes(ForgetInodes::of_head(to, inodes.to_vec()));
             match self.ask_head(chain, &mut attempts, Bytes::new(), &deadline.into(), ask).await? {
                 Some((_, StorageReply::InodesForgotten)) => {}
                 Some((who, other)) => return Err(ClientError::unexpected(&who, &other)),

@@ -150,13 +150,7 @@ impl Cluster {
         };
         if client % 7 == 6 {
             let inodes = vec![InodeRange::one(InodeId(2 + client))];
-            let request = StorageRequest::ForgetInodes(ForgetInodes {
-                to,
-                from: None,
-                inodes,
-                version_floor: ChunkVersion(0),
-                hop: 0,
-            });
+            let request = StorageRequest::ForgetInodes(ForgetInodes::of_head(to, inodes));
             let payload = Bytes::new();
             return self.steps.push_back(Step::Send {
                 asker: Asker::Client(client),

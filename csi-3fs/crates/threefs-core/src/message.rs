@@ -61,8 +61,7 @@ pub struct ForwardRequest {
     /// The predecessor has no content that the update builds on: the chunk is removed or unknown
     /// there. So it may be unknown here, whatever its version.
     pub fresh: bool,
-    /// Chunks that the predecessor has purged under this version of the chain, see
-    /// [`PurgeRequest::number`].
+    /// The number of the predecessor's last purge, see [`PurgeRequest::number`].
     pub purges: u64,
     /// Above the hop of everything that waits for this update: a client's update is at hop 0, its
     /// first forward at hop 1 …, see [`StorageRequest::class`].
@@ -204,6 +203,14 @@ pub struct ForgetInodes {
     pub hop: u8,
 }
 
+impl ForgetInodes {
+    /// As the metadata service asks the head.
+    #[must_use]
+    pub fn of_head(to: Address, inodes: Vec<InodeRange>) -> Self {
+        Self { to, from: None, inodes, version_floor: ChunkVersion(0), hop: 0 }
+    }
+}
+
 /// A removed chunk of a file that lives is known to no replica any more. Sent by the head once
 /// every update from before the removal has expired, and passed down the chain; each replica drops
 /// what it knows of the chunk when its successor has. Answered with the version of the request.
@@ -257,8 +264,8 @@ pub enum StorageRequest {
 ///
 /// A request may wait, in its chunk's lane or for an answer, only for requests of higher classes:
 /// an update for forwards, a forward for forwards at a higher hop and for replaces, all of them for
-/// repairs; a request to forget inodes for the same at a higher hop; queries, repairs and reads wait for the local disk alone. So whatever is full, the
-/// requests of the highest class in flight anywhere can end, then those of the class below, and so
+/// repairs; a purge and a request to forget inodes for the same at a higher hop; queries, repairs and
+/// reads wait for the local disk alone. So whatever is full, the requests of the highest class in flight anywhere can end, then those of the class below, and so
 /// on: no cycle of full budgets can form between nodes.
 pub mod class {
     /// Clients' updates, and inodes that the metadata service wants forgotten.

@@ -88,14 +88,43 @@ fn the_head_purges_after_its_successor_and_goes_on_with_a_higher_version() {
 }
 
 #[test]
-fn a_purge_that_fails_holds_up_no_update_and_is_tried_again() {
+fn an_update_waits_for_a_purge_no_longer_than_for_its_answer() {
+    let mut bench = head_with_a_removed_chunk();
+    bench.now += PURGE_AFTER_MS;
+    call_of(&bench.tick());
+    let later = RequestTag { sequence: 9, ..TAG };
+    assert!(bench.update(1, later).is_empty(), "the lane is taken");
+    bench.now += bench.replica.config.call_timeout_ms;
+    let (_, update) = apply_op(&bench.tick());
+    assert_eq!(update.version, ChunkVersion(6), "the chunk is still known");
+}
+
+#[test]
+fn a_purge_that_failed_is_tried_again() {
     let mut bench = head_with_a_removed_chunk();
     bench.now += PURGE_AFTER_MS;
     let (call, ..) = call_of(&bench.tick());
-    let later = RequestTag { sequence: 9, ..TAG };
-    assert!(bench.update(1, later).is_empty(), "the lane is taken");
-    let (_, update) = apply_op(&bench.answer(call, Err(PeerFailure::Unreachable)));
-    assert_eq!(update.version, ChunkVersion(6), "the chunk is still known");
+    assert!(bench.answer(call, Err(PeerFailure::Unreachable)).is_empty());
+    assert!(bench.replica.is_idle());
+    bench.now += PURGE_AFTER_MS;
+    let (.., request) = call_of(&bench.tick());
+    assert!(matches!(request, StorageRequest::Purge(purge) if purge.number == 2));
+}
+
+#[test]
+fn a_sync_hands_the_floor_of_versions_on_before_it_compares() {
+    let mut bench = Bench::serving(1, 3, &[(1, Serving)]);
+    bench.metas.2 = ChunkVersion(5);
+    let starts = bench.give(Event::Routing(chain(4, &[(1, Serving), (2, Syncing)])));
+    let (call, _, request) = call_of(&starts);
+    let StorageRequest::SyncStart(SyncStart { round, .. }) = request else { panic!("{request:?}") };
+    let session = SyncSession::default();
+    let (call, _, request) =
+        call_of(&bench.answer(call, Ok(StorageReply::SyncStarted { session, round })));
+    assert!(matches!(request, StorageRequest::ForgetInodes(forget)
+        if forget.version_floor == ChunkVersion(5)));
+    let (.., request) = call_of(&bench.answer(call, Ok(StorageReply::InodesForgotten)));
+    assert!(matches!(request, StorageRequest::SyncMetas(_)));
 }
 
 #[test]
@@ -143,7 +172,7 @@ fn a_replica_between_two_others_purges_after_its_successor() {
     bench.set(removed(5), None);
     let (call, node, request) = call_of(&bench.purge(2, 1, 5, 7));
     assert_eq!(node, NodeId(3));
-    assert!(request.class() > 1, "{request:?} waits for nothing of its own class");
+    assert!(request.class() > 1, "{request:?} needs a higher class than its own request");
     let gone = Updated { version: ChunkVersion(5), ..Updated::nothing() };
     let op = purge_op(&bench.answer(call, Ok(StorageReply::Updated(gone))));
     match &bench.purged(op, 5)[..] {

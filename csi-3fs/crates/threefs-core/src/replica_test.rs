@@ -660,8 +660,6 @@ fn a_failed_or_hung_store_gives_the_target_up() {
     assert_eq!(bench.replica.report(Millis(2)).state, LocalState::Offline);
 }
 
-/// Found by the simulator (seed 15722): an update whose commit the disk had lost was under way
-/// again, the comparison overlooked it, the successor served without it.
 /// Found by the simulator (seed 21913): what could not be written was committed after the chain had
 /// changed.
 #[test]
@@ -674,6 +672,8 @@ fn a_store_that_fails_for_an_aborted_update_is_given_up() {
     assert!(bench.replica.has_failed());
 }
 
+/// Found by the simulator (seed 15722): an update whose commit the disk had lost was under way
+/// again, the comparison overlooked it, the successor served without it.
 #[test]
 fn a_sync_does_not_end_before_what_is_under_way() {
     let mut bench = Bench::started(1);

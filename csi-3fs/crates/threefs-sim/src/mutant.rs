@@ -98,6 +98,13 @@ impl Mutant {
         Self::Without(Check::PurgeDownChain),
     ];
 
+    /// So many schedules have to find it.
+    #[must_use]
+    pub fn schedules(self) -> u64 {
+        // It needs an update whose answer is lost, a removal and a new head, in this order.
+        if self == Self::Without(Check::PurgeAge) { 40_000 } else { 10_000 }
+    }
+
     /// Only several chains with bounded ports find it.
     pub(crate) fn needs_budgets(self) -> bool {
         matches!(self, Self::OneBudget | Self::OneBudgetForForwards)

@@ -45,10 +45,6 @@ pub struct StorageConfig {
     /// How long a target that ran full while it was synced stays away.
     #[serde(default = "default_full_wait_ms")]
     pub full_wait_ms: u64,
-    /// How long a removed chunk of a file that lives is remembered, so that a repeated update from
-    /// before its removal is recognised: longer than a client tries to update a chunk.
-    #[serde(default = "default_purge_after_ms")]
-    pub purge_after_ms: u64,
     /// How long a node that is asked to end waits for mgmtd to send its clients elsewhere; 0 =
     /// not at all. Without it they find out after the silence that makes a node dead.
     #[serde(default)]
@@ -65,10 +61,6 @@ fn default_call_timeout_ms() -> u64 {
 
 fn default_store_stall_ms() -> u64 {
     10_000
-}
-
-fn default_purge_after_ms() -> u64 {
-    60_000
 }
 
 fn default_full_wait_ms() -> u64 {

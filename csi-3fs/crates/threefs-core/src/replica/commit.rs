@@ -393,10 +393,10 @@ impl Replica {
             Ok(committed) => {
                 let chunk = state.chunk;
                 if matches!(state.work, Work::Repair) {
-                    let (target, chunk) = (self.config.target, state.chunk);
+                    let target = self.config.target;
                     ctx.out.push(Action::Alert(Alert::Repaired { target, chunk }));
                 } else if let Some(tag) = state.tag {
-                    self.channels.done(tag, state.chunk, committed.version);
+                    self.channels.done(tag, chunk, committed.version);
                 }
                 let done = Updated {
                     version: committed.version,

@@ -66,7 +66,7 @@ impl Replica {
             self.lanes.range(chunks).next().is_some()
         };
         if self.forgets.len() >= FORGETS_MAX || request.inodes.iter().any(in_use) {
-            return Err(StorageError::Busy { target: self.config.target });
+            return Err(self.busy());
         }
         let floor = request.version_floor;
         self.drop_inodes(ctx, request.inodes, floor, Some(token), request.hop);
@@ -163,7 +163,7 @@ impl Replica {
         let result = match result {
             Ok(StorageReply::InodesForgotten) => Ok(StorageReply::InodesForgotten),
             // It may be asked again at any time; what was done here stays done.
-            _ => Err(StorageError::Busy { target: self.config.target }),
+            _ => Err(self.busy()),
         };
         self.end_forget(ctx, op, result);
     }

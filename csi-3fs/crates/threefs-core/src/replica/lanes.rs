@@ -152,7 +152,7 @@ impl Replica {
 
     fn refuse_busy(&self, ctx: &mut Context<'_>, token: Option<Token>) {
         if let Some(token) = token {
-            ctx.reply(token, Err(StorageError::Busy { target: self.config.target }));
+            ctx.reply(token, Err(self.busy()));
         }
     }
 
@@ -250,10 +250,11 @@ impl Replica {
     ) -> Option<&mut Op> {
         self.store_since.remove(&op);
         if self.ops.get(&op)?.aborted {
-            self.finish(ctx, op, Err(self.not_serving()));
+            // First, so that nothing is begun on it.
             if let Some(error @ (StoreError::Io { .. } | StoreError::Damaged { .. })) = error {
                 self.give_up(ctx, error.to_string());
             }
+            self.finish(ctx, op, Err(self.not_serving()));
             return None;
         }
         self.ops.get_mut(&op)

@@ -2,10 +2,10 @@
 //! the chain to its head.
 //!
 //! A removed chunk keeps its version and its tags, so that a repeated update from before its
-//! removal is recognised. Once all those have expired nobody needs them. The head remembers when it
-//! removed what, and looks through its store for what was removed before it was the head. With the
-//! chunk's lane taken it asks its successor to purge, which asks its own; each drops the chunk when
-//! its successor has. So where a chunk is unknown it is unknown on all later replicas, unless one
+//! removal is recognised, until all such updates have expired. The head keeps a list of what it has
+//! removed and when, and scans its store for what was removed before it was the head. It holds the
+//! chunk's lane and asks its successor to purge, which asks its own; each drops the chunk when its
+//! successor has. So a chunk that is unknown on one replica is unknown on all later ones, unless one
 //! of them is synced. Chunks that are written anew get versions above the floor of the head's store.
 //!
 //! A forward of an update from before the removal may still be on its way to a replica that knows

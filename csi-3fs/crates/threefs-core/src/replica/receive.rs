@@ -48,7 +48,7 @@ impl Replica {
             // The store is still at work for an operation that began before: what it leaves must
             // be seen by the comparison, so the comparison waits for it.
             _ if !self.ops.is_empty() => {
-                return Err(StorageError::Busy { target: self.config.target });
+                return Err(self.busy());
             }
             _ => {
                 // What was up to date is no longer known to be: the predecessor starts over.
@@ -105,9 +105,10 @@ impl Replica {
         Ok(())
     }
 
-    /// This target serves now: whole chunks that it still takes may have to wait for its successor,
-    /// so nobody waits for them, or two nodes that send each other whole chunks of two chains would
-    /// hold the budgets that they wait for. The predecessor asks again, as of a serving successor.
+    /// Refuses the whole chunks that are still being taken when this target begins to serve. It may
+    /// have to pass them on to a SYNCING successor, while their senders hold places of the class
+    /// REPLACE here. Two nodes that did so for each other, in two chains, would never end
+    /// (`message::class`). The predecessor repeats them as forwards.
     pub(super) fn release_received(&mut self, ctx: &mut Context<'_>) {
         let busy = self.busy();
         let mut released: Vec<Token> = Vec::new();

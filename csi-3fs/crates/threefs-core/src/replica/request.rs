@@ -370,8 +370,7 @@ impl Replica {
         }
         if self.purges.is_from_before(&request) {
             // If it is not a late copy, it comes again.
-            let error = StorageError::Busy { target: self.config.target };
-            return answer(ctx, waiters, Err(error));
+            return answer(ctx, waiters, Err(self.busy()));
         }
         let meta = ctx.meta(request.chunk);
         let (chunk, update) = (request.chunk, request.version);

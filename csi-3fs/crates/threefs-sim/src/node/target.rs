@@ -233,7 +233,7 @@ impl World {
                 }
                 Action::Purge { op, chunk, version } => {
                     self.hosted_mut(at).store.purge(chunk, version);
-                    if self.knows_its_chain(at) {
+                    if self.knows_promotion(at) {
                         self.history.purged(chunk, version);
                     }
                     self.disk(at, 0..300, Job::Purged { op });
@@ -267,8 +267,8 @@ impl World {
         Ok(())
     }
 
-    /// Nobody was promoted to lead the chain without this target's knowledge.
-    fn knows_its_chain(&self, at: At) -> bool {
+    /// Whether the target's routing is at least as new as the last promotion in its chain.
+    fn knows_promotion(&self, at: At) -> bool {
         let chain = self.hosted(at).replica.as_ref().and_then(Replica::chain);
         chain.map(|chain| chain.version) >= self.promoted.get(&at.chain).copied()
     }

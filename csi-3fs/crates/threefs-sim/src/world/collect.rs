@@ -5,7 +5,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use threefs_core::error::StorageError;
 use threefs_core::forgotten::InodeRange;
-use threefs_core::ids::{ChunkId, ChunkVersion, InodeId};
+use threefs_core::ids::{ChunkId, InodeId};
 use threefs_core::message::{Address, ForgetInodes, StorageReply, StorageRequest};
 
 use super::{Caller, Happening, Packet, Violation, World};
@@ -93,13 +93,7 @@ impl World {
         };
         let to = Address { chain: chain_id(chain), chain_version: version, target: head.target };
         let inodes = vec![InodeRange::one(REMOVED)];
-        let request = StorageRequest::ForgetInodes(ForgetInodes {
-            to,
-            from: None,
-            inodes,
-            version_floor: ChunkVersion(0),
-            hop: 0,
-        });
+        let request = StorageRequest::ForgetInodes(ForgetInodes::of_head(to, inodes));
         self.rpcs += 1;
         self.removal.chains[chain].0 = Some(self.rpcs);
         // Any client endpoint will do.

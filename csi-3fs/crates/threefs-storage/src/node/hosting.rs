@@ -170,7 +170,6 @@ impl Node {
         config.call_timeout_ms = self.config.call_timeout_ms * u64::from(CALL_PATIENCE);
         config.store_stall_ms = self.config.store_stall_ms;
         config.full_wait_ms = self.config.full_wait_ms;
-        config.purge_after_ms = self.config.purge_after_ms;
         let target = Target::new(config, store, holds, Arc::clone(&self.shared));
         let rearmed = Arc::clone(&target.rearmed);
         tokio::spawn(Target::keep_time(Arc::downgrade(&target), rearmed));

@@ -213,13 +213,7 @@ impl Fixture {
         let to =
             Address { chain: CHAIN, chain_version: ChainVersion(self.version), target: TARGET };
         let inodes = vec![InodeRange::one(InodeId(inode))];
-        let request = StorageRequest::ForgetInodes(ForgetInodes {
-            to,
-            from: None,
-            inodes,
-            version_floor: ChunkVersion(0),
-            hop: 0,
-        });
+        let request = StorageRequest::ForgetInodes(ForgetInodes::of_head(to, inodes));
         self.node.target(TARGET).unwrap().request(request, Bytes::new(), None).await.0
     }
 
