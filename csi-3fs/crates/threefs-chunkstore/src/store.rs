@@ -31,6 +31,7 @@ use crate::{ChunkStore, DiskBudget, ReadOutcome, Space};
 use compaction::{LogCopy, find_log, log_file};
 
 mod compaction;
+mod forgetting;
 mod metas;
 mod space;
 
@@ -359,29 +360,6 @@ impl<D: Disk> FileChunkStore<D> {
         self.append_update(inner, record, small, &mut Room::default())
     }
 
-    /// Appends, not durably, that versions of new chunks begin above `version`.
-    fn raise_floor(
-        &self,
-        inner: &mut Inner<D::File>,
-        version: ChunkVersion,
-    ) -> Result<(), StoreError> {
-        if inner.version_floor < version {
-            self.append(inner, Record::Floor { version }, true)?;
-        }
-        Ok(())
-    }
-
-    /// Appends, not durably, that nothing is known of a chunk, and the floor of versions.
-    fn drop_entry(&self, chunk: ChunkId, version_floor: ChunkVersion) -> Result<(), StoreError> {
-        self.append_with(|inner| {
-            self.raise_floor(inner, version_floor)?;
-            if inner.entry(chunk).is_some() {
-                self.append(inner, Record::Forget { chunk }, true)?;
-            }
-            Ok(())
-        })
-    }
-
     /// As [`Self::append`], of the update that has `room`.
     fn append_update(
         &self,
@@ -637,22 +615,7 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         inodes: &[InodeRange],
         version_floor: ChunkVersion,
     ) -> Result<(), StoreError> {
-        let record = Record::Gone { inodes: inodes.to_vec() };
-        let number = self.append_with(|inner| {
-            self.raise_floor(inner, version_floor)?;
-            self.append(inner, record.clone(), true)
-        })?;
-        while self.lock().drop_forgotten(SLICE_ENTRIES) {}
-        self.wait_durable(number)?;
-        // Blocks may have been dropped after the record was durable.
-        let mut inner = self.lock();
-        let durable = inner.durable;
-        inner.became_durable(durable);
-        self.publish_holding(&inner);
-        drop(inner);
-        self.config.budget.settle();
-        self.compact_if_due();
-        Ok(())
+        self.drop_inodes(inodes, version_floor)
     }
 
     fn flush(&self) -> Result<(), StoreError> {
