@@ -9,6 +9,7 @@ time of the process is measured, so that other load on the machine shifts it lit
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -24,8 +25,11 @@ from flyer.engine import (
     GangStarted,
     JobSubmitted,
     Node,
+    NodeEmptied,
     NodeLost,
+    PodExited,
     ProgressReported,
+    Succeeded,
     Tick,
     rebuild,
     step,
@@ -39,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster", "main"]
 
-_KINDS = ("tick", "progress", "submission", "node loss")
+_KINDS = ("tick", "progress", "submission", "end of a job", "node loss")
 _NOW = 1_800_000_000.0
 _GANG = 8
 _USERS = 50
@@ -77,6 +81,13 @@ class Cluster:
             return [ProgressReported("default/r0", 1, self._count)]
         if kind == "submission":
             return [JobSubmitted(self._job(f"new{self._count}", 4))]
+        if kind == "end of a job":
+            job = next(one for one in self.state.jobs.values() if one.status.phase is Phase.RUNNING)
+            nodes = [one.name for one in job.status.occupied]
+            attempt = job.status.chain.attempt
+            return [PodExited(job.key, attempt, name, Succeeded()) for name in nodes] + [
+                NodeEmptied(name, job.key, attempt) for name in nodes
+            ]
         if kind == "node loss":
             return [NodeLost(f"n{16 + _GANG * self._count}", "PowerLost")]
         return [Tick()]
@@ -113,6 +124,8 @@ def _serve(nodes: int, queued: int, preempted: int) -> None:
     """Measure one event for each line of standard input."""
     cluster = Cluster(nodes, queued, preempted)
     cluster.step()
+    gc.collect()
+    gc.freeze()  # as the operator does when it has read the cluster
     print("ready", flush=True)
     for line in sys.stdin:
         print(cluster.step(*cluster.event(line.strip())), flush=True)

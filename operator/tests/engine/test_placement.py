@@ -7,10 +7,10 @@ from itertools import pairwise
 import hypothesis.strategies as st
 import pytest
 from flyer.engine import Node
-from flyer.engine.market import by_zone
 from flyer.engine.placement import (
     Memory,
     best,
+    by_zone,
     choose,
     cross_zone_options,
     same_split_options,

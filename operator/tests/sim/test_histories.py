@@ -16,6 +16,7 @@ from flyer.engine import (
     JobSubmitted,
     Node,
     Quota,
+    allocation,
     preemption,
     rebuild,
     schedule,
@@ -75,7 +76,7 @@ def test_a_ghost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_queue_in_which_everybody_blocks_everybody_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(schedule, "_needs", lambda *_args: ())
+    monkeypatch.setattr(schedule._Plan, "_needs", lambda *_args: ((), None, ""))
     finds("waits .* although .* are nobody's")
 
 
@@ -94,7 +95,7 @@ def test_a_victim_that_is_not_needed_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_victim_that_is_taken_at_once_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "_too_early", lambda *_args: False)
+    monkeypatch.setattr(allocation, "_too_early", lambda *_args: False)
     finds("preempts after 0")
 
 
@@ -106,7 +107,7 @@ def test_a_preemption_although_nodes_are_free_is_found(monkeypatch: pytest.Monke
     high = JobSubmitted(sample_job("high", priority="high"))
     after, _ = step(state, [high], 1_800_000_060.0)
     assert preempted_in_vain(state, after) == ""
-    monkeypatch.setattr(schedule, "_fit_free", lambda *_args: None)
+    monkeypatch.setattr(allocation, "_fit_free", lambda *_args: None)
     monkeypatch.setattr(preemption, "claimed", lambda *_args: True)
     after, _ = step(state, [high], 1_800_000_060.0)
     assert preempted_in_vain(state, after).endswith("for which ['a1'] were free")

@@ -14,10 +14,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from flyer.engine import WakeAt, blockers, effects, schedule, settle
+from flyer.engine import WakeAt, blockers, effects, queue, search, settle, waysout
 from flyer.engine.draft import ACTIVE, RESERVING, Draft
 from flyer.engine.log import step_line
 from flyer.engine.market import Market
+from flyer.engine.nodes import natural_order
 from flyer.sim import histories
 from flyer.sim.histories import History
 from flyer.sim.invariants import Violation
@@ -25,7 +26,7 @@ from flyer.sim.invariants import Violation
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from flyer.engine.state import Standing
+    from flyer.engine.queue import Entry
 
 POLICY = histories.POLICY
 SUPPLY, PREEMPTIBLE_AT, STEP = Market.supply, Market.preemptible_at, histories.step
@@ -41,6 +42,8 @@ def played(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> dict[int, s
     never = 1e9
     policy = replace(POLICY, plan_again_seconds=never, pending_renew_seconds=never)
     monkeypatch.setattr(histories, "POLICY", policy)
+    # A text that is put off because too many ways out are searched for is no decision either.
+    monkeypatch.setattr(waysout, "_SEARCHES_MAX", 1_000)
     found = {}
     for seed in seeds:
         digest = hashlib.sha256()
@@ -66,40 +69,48 @@ def without_shortcuts(monkeypatch: pytest.MonkeyPatch) -> None:
         market._protections.clear()
         return PREEMPTIBLE_AT(market, job, victim)
 
-    def freed_by(market, victim, nodes):
+    def freed_by(market, victim, names):
         active = victim.status.phase in ACTIVE
         return [
-            node
-            for node in nodes.values()
-            if market.reserved_by.get(node.name) == victim.key
-            and (active or market._may_be_had(node.name))
-            and market.draft.nodes[node.name].eligible
+            market.draft.nodes[name].node
+            for name in sorted(names, key=natural_order)
+            if market.reserved_by.get(name) == victim.key
+            and (active or market._may_be_had(name))
+            and market.draft.nodes[name].eligible
         ]
 
-    def available_at(market, job, node, _known, real=Market.available_at):
-        return real(market, job, node, {})
+    def times(market, job, nodes, zones, real=Market.times):
+        market._times.clear()
+        return real(market, job, nodes, zones)
+
+    def victims(market, job, real=Market.victims):
+        market._victims.clear()
+        return real(market, job)
 
     def reserving(market):
         jobs = market.draft.jobs
         return sorted(key for key, job in jobs.items() if job.status.phase in RESERVING)
 
-    def standing(draft, job, real=schedule._standing):
-        return real(draft, replace(job))
+    def updated(draft, real=queue.updated):
+        draft.queue = None
+        return real(draft)
 
     def reasons_of(reasons, job, _needs, claims, _own, eta):
         return blockers.pending(reasons._market, job, claims, eta)
 
-    monkeypatch.setattr(schedule, "_standing", standing)
-    monkeypatch.setattr(schedule._Reasons, "of", reasons_of)
+    monkeypatch.setattr(queue, "updated", updated)
+    monkeypatch.setattr(search.Reasons, "of", reasons_of)
+    monkeypatch.setattr(Draft, "is_at_rest", lambda *_args: False)
     monkeypatch.setattr(Draft, "is_plan_due", lambda *_args: True)
     monkeypatch.setattr(Draft, "active_jobs", lambda draft: draft.jobs)
-    monkeypatch.setattr(schedule._Search, "is_hopeless", lambda *_args: False)
+    monkeypatch.setattr(search.Search, "is_hopeless", lambda *_args: False)
     monkeypatch.setattr(settle, "_is_idle", lambda _job: False)
     monkeypatch.setattr(effects, "_is_idle", lambda _job: False)
     monkeypatch.setattr(Market, "supply", supply)
     monkeypatch.setattr(Market, "preemptible_at", preemptible_at)
     monkeypatch.setattr(Market, "freed_by", freed_by)
-    monkeypatch.setattr(Market, "available_at", available_at)
+    monkeypatch.setattr(Market, "times", times)
+    monkeypatch.setattr(Market, "victims", victims)
     monkeypatch.setattr(Market, "reserving", reserving)
     monkeypatch.setattr(
         Draft, "terms", lambda draft, job: draft.zones.limits.terms(job.spec, draft.priority(job))
@@ -144,11 +155,12 @@ def test_a_place_that_is_kept_after_a_change_is_found(monkeypatch: pytest.Monkey
     monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: "")
     seeds = range(25)
     right = played(monkeypatch, seeds)
-    known: dict[str, Standing] = {}
-    real = schedule._standing
+    known: dict[str, Entry] = {}
+    real = queue._Update._entry
     monkeypatch.setattr(
-        schedule, "_standing", lambda draft, job: known.setdefault(job.key, real(draft, job))
-    )
+        queue._Update, "_entry",
+        lambda update, job: known.setdefault(job.key, real(update, job)),
+    )  # fmt: skip
     with contextlib.suppress(Violation):
         assert played(monkeypatch, seeds) != right
 
@@ -158,5 +170,5 @@ def test_a_shortcut_that_skips_too_much_is_found(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: "")
     seeds = range(25)
     right = played(monkeypatch, seeds)
-    monkeypatch.setattr(schedule._Search, "is_hopeless", lambda search, *_args: search._least)
+    monkeypatch.setattr(search.Search, "is_hopeless", lambda one, *_args: one._least)
     assert played(monkeypatch, seeds) != right

@@ -145,7 +145,7 @@ def judged(draft: Draft, cause: Cause) -> tuple[bool, str]:
 def observe(draft: Draft) -> None:
     """Record what is to be judged in this step, before any of it is: many may fail at once."""
     for key, job in sorted(draft.active_jobs().items()):
-        if job.status.phase not in ACTIVE:
+        if job.status.phase not in ACTIVE or draft.is_at_rest(job):
             continue
         draft.about = key
         cause = (

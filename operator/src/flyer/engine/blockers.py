@@ -19,14 +19,13 @@ from flyer.api.waiting import (
     WAITING_FOR_TURN,
     WAITING_FOR_ZONE,
 )
+from flyer.engine.asks import memory_of, waits_for_split
 from flyer.engine.explanation import Blocker
-from flyer.engine.market import by_zone, memory_of, waits_for_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from flyer.engine.claims import Claim
-    from flyer.engine.draft import Draft
     from flyer.engine.market import Market
     from flyer.engine.state import JobState
 
@@ -36,34 +35,35 @@ _NAMES_MAX = 5
 BLOCKED_BY_MAX = 32
 
 
-def never(draft: Draft, job: JobState) -> Pending | None:
+def never(market: Market, job: JobState) -> Pending | None:
     """Why this cluster, with every known node healthy and free, could not run the job."""
-    spec = job.spec
-    known = list(draft.known_nodes())
+    draft, spec = market.draft, job.spec
     wanted = spec.nodes
-    classes = sorted({node.node_class for node in known})
+    classes = sorted({node_class for node_class, _, _ in market.inventory})
     if spec.node_class is not None and spec.node_class not in classes:
         have = ", ".join(classes) if classes else "no nodes at all"
         return _never("NoMatchingFlavor", f"no node has group {spec.node_class}; there are {have}")
-    of_class = [node for node in known if spec.node_class in (None, node.node_class)]
-    zones = sorted({node.zone for node in of_class})
+    of_class = [one for one in market.inventory.items() if spec.node_class in (None, one[0][0])]
+    zones = sorted({zone for (_, zone, _), _ in of_class})
     if spec.zone is not None and spec.zone not in zones:
         have = ", ".join(zones) if zones else "no zone"
         return _never(
             "NoMatchingFlavor", f"group {spec.group} has no zone {spec.zone}; it has {have}"
         )
-    big = [node for node in of_class if node.slots >= spec.ranks_per_node]
+    big: dict[str, Counter[str]] = {}  # nodes by class and zone
+    for (node_class, zone, slots), count in of_class:
+        if slots >= spec.ranks_per_node:
+            big.setdefault(node_class, Counter())[zone] += count
     if not big:
-        most = max((node.slots for node in of_class), default=0)
+        most = max((slots for (_, _, slots), _ in of_class), default=0)
         return _never(
             "ExceedsMaxQuota",
             f"ranksPerNode {spec.ranks_per_node} is more than any node has slots ({most})",
         )
     best_zone, best_pair, best_all = 0, 0, 0
-    for node_class in sorted({node.node_class for node in big}):
-        members = by_zone([node for node in big if node.node_class == node_class])
-        sizes = sorted((len(nodes) for nodes in members.values()), reverse=True)
-        pinned = len(members.get(spec.zone, ())) if spec.zone is not None else sizes[0]
+    for _, members in sorted(big.items()):
+        sizes = sorted(members.values(), reverse=True)
+        pinned = members[spec.zone] if spec.zone is not None else sizes[0]
         best_zone, best_pair = max(best_zone, pinned), max(best_pair, sum(sizes[:2]))
         best_all = max(best_all, sum(sizes))
     if wanted > best_all:
@@ -160,11 +160,18 @@ def behind(ahead: JobState) -> Pending:
     )
 
 
+def behind_own(job: JobState, count: int) -> Pending:
+    """The user has more jobs with needs of their own in the queue than one pass looks at."""
+    return Pending(
+        reason=WAITING_FOR_TURN,
+        message=f"behind {count} jobs of {job.user}, each with other needs, that are ahead of it",
+    )
+
+
 def pending(market: Market, job: JobState, claims: Sequence[Claim], eta: float | None) -> Pending:
     """Why the job was not placed in this step, in one line."""
-    count = 1 + len(_holders(market, job)) + len(_ahead(market, job, claims))
-    count += len(market.supply(job).out)
-    found = list(islice(_reasons(market, job, claims), _NAMES_MAX))
+    count = _count(market, job, claims)
+    found = list(islice(_reasons(market, job, claims, _NAMES_MAX), _NAMES_MAX))
     message = "; ".join(one.message for one in found)
     if count > _NAMES_MAX:
         message += f"; and {count - _NAMES_MAX} more reasons"
@@ -177,12 +184,22 @@ def pending(market: Market, job: JobState, claims: Sequence[Claim], eta: float |
     )  # fmt: skip
 
 
-def blockers(market: Market, job: JobState, claims: Sequence[Claim]) -> list[Blocker]:
-    """Every reason, the deciding one first."""
-    return list(_reasons(market, job, claims))
+def blockers(
+    market: Market, job: JobState, claims: Sequence[Claim], most: int | None = None
+) -> tuple[list[Blocker], int]:
+    """Every reason, the deciding one first; with `most` so many of each kind, and how many more."""
+    found = list(_reasons(market, job, claims, most))
+    return found, _count(market, job, claims) - len(found)
 
 
-def _reasons(market: Market, job: JobState, claims: Sequence[Claim]) -> Iterator[Blocker]:
+def _count(market: Market, job: JobState, claims: Sequence[Claim]) -> int:
+    jobs = len(_holders(market, job)) + len(_ahead(market, job, claims))
+    return 1 + jobs + len(market.supply(job).out)
+
+
+def _reasons(
+    market: Market, job: JobState, claims: Sequence[Claim], most: int | None = None
+) -> Iterator[Blocker]:
     draft, supply = market.draft, market.supply(job)
     free = sum(supply.free.values())
     short = job.spec.nodes - free
@@ -191,13 +208,13 @@ def _reasons(market: Market, job: JobState, claims: Sequence[Claim]) -> Iterator
         yield Blocker(WAITING_FOR_NODES, text)
     else:
         yield _topology(market, job, supply.sizes)
-    for key, count in _holders(market, job):
+    for key, count in _holders(market, job)[:most]:
         yield _holder(market, job, draft.jobs[key], count)
-    for claim, nodes in _ahead(market, job, claims):
+    for claim, nodes in _ahead(market, job, claims)[:most]:
         text = f"{claim.job} is ahead and waits for {nodes} of the nodes"
         user = draft.jobs[claim.job].user
         yield Blocker(WAITING_FOR_TURN, text, job=claim.job, user=user)
-    for name in supply.out:
+    for name in supply.out[:most]:
         state = draft.nodes[name]
         why = state.node.reason or state.lost or state.out or "not ready"
         yield Blocker("NodeNotReady", f"node {name} is out: {why}", node=name)

@@ -11,7 +11,9 @@ No job that is started on claimed nodes moves the time of the claim.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from flyer.api import quantize
@@ -20,7 +22,7 @@ from flyer.engine import placement
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flyer.engine.market import Market
+    from flyer.engine.market import Market, Timed
     from flyer.engine.nodes import Node
     from flyer.engine.state import JobState
 
@@ -78,27 +80,16 @@ def claim_for(market: Market, job: JobState, claims: Sequence[Claim]) -> Claim |
     taken = {name for claim in claims for name in claim.nodes}
     best: tuple[float, int, tuple[str, ...], frozenset[str]] | None = None
     count = job.spec.nodes
-    known: dict[str, float] = {}
     for nodes in market.classes(job):
         zones = sorted({node.zone for node in nodes})
         pools: list[tuple[str, ...]] = [(zone,) for zone in zones]
         if market.draft.may_cross(job):
             pools += [one.zones for one in placement.cross_zone_options(count, zones)]
-        times = sorted(
-            (market.available_at(job, node, known), node.name, node.zone)
-            for node in nodes
-            if node.name not in taken and market.draft.nodes[node.name].eligible
-        )
         for pool in pools:
-            timed = [(at, name) for at, name, zone in times if zone in pool]
-            if len(timed) < count:
+            found = _first(market.times(job, nodes, pool), taken, count, market.draft.now)
+            if found is None:
                 continue
-            needed_at = timed[count - 1][0]
-            # If the time is known, leave what is free now to others as long as the rest will do.
-            in_time = [one for one in timed if one[0] <= needed_at]
-            chosen = in_time[-count:] if math.isfinite(needed_at) else timed[:count]
-            free_now = sum(time <= market.draft.now for time, _ in timed)
-            rank = (needed_at, -free_now, pool, frozenset(name for _, name in chosen))
+            rank = (found[0], found[1], pool, found[2])
             # One zone beats two unless two are sooner.
             if best is None or (rank[0], len(rank[2]), *rank[1:3]) < (
                 best[0], len(best[2]), *best[1:3],
@@ -108,6 +99,27 @@ def claim_for(market: Market, job: JobState, claims: Sequence[Claim]) -> Claim |
         return None
     needed_at = best[0] if math.isinf(best[0]) else quantize(best[0])
     return Claim(job.key, best[3], needed_at)
+
+
+def _first(
+    times: Sequence[Timed], taken: set[str], count: int, now: float
+) -> tuple[float, int, frozenset[str]] | None:
+    """So many nodes that are not taken: from when on, minus how many are free now, and which."""
+    first = list(islice((one for one in times if one[1] not in taken), count))
+    if len(first) < count:
+        return None
+    needed_at = first[-1][0]
+    # If the time is known, leave what is free now to others as long as the rest will do.
+    if math.isfinite(needed_at):
+        in_time = reversed(times[: bisect_right(times, needed_at, key=_at)])
+        first = list(islice((one for one in in_time if one[1] not in taken), count))
+    free = times[: bisect_right(times, now, key=_at)]
+    free_now = sum(one[1] not in taken for one in free)
+    return needed_at, -free_now, frozenset(name for _, name in first)
+
+
+def _at(timed: Timed) -> float:
+    return timed[0]
 
 
 __all__ = ["Claim", "claim_for", "claimed", "is_ahead_of_turn"]

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from flyer.api import CrossZone, Phase, Priority, quantize
 from flyer.engine.nodes import natural_order
+from flyer.engine.removals import judged
 from flyer.engine.state import HOLDING, EngineState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from flyer.api import FlyerJobSpec, Pending
+    from flyer.api import Pending
     from flyer.engine.explanation import Blocker, Detail
     from flyer.engine.incidents import Incident
-    from flyer.engine.limits import Limits, Terms
+    from flyer.engine.limits import Terms
     from flyer.engine.nodes import Node
     from flyer.engine.quotas import Quota
-    from flyer.engine.state import JobState, NodeState
+    from flyer.engine.state import JobState, NodeState, TermsOfSpec
 
 # Phases in which an assignment keeps others away. A job that is suspending is leaving its nodes:
 # somebody else may already wait for them.
@@ -44,6 +45,7 @@ class Draft:
         self.incidents: list[Incident] = list(state.incidents)
         # The jobs as they were before this step: what nobody has acted upon yet can be undone.
         self.before: Mapping[str, JobState] = state.jobs
+        self._nodes_before = state.nodes
         # What `auto` came to in this step, and what waits for a quota and why.
         self.auto: dict[str, Priority] = {}
         self.quota_blockers: dict[str, list[Blocker]] = {}
@@ -53,15 +55,25 @@ class Draft:
         self.subject = ""
         self.detail: Detail | None = None
         self.pending_writes = state.pending_writes
+        self.ways_out = state.ways_out
         # Ordered, so that nothing depends on hashes.
         self._active = dict.fromkeys(state.jobs if state.active is None else state.active)
+        # The queue of the last plan, and the jobs that changed since.
+        self.queue = state.queue
+        self.stale = dict.fromkeys(state.stale)
         # Whether anything has changed that decides who gets nodes.
         self.changed = False
         self.planned_at, self.plan_due_at = state.planned_at, state.plan_due_at
         # What jobs say that wait behind this one.
         self.behind: dict[str, Pending] = {}
         self._wake: float | None = None
-        self._terms: dict[tuple[int, Priority], tuple[Limits, FlyerJobSpec, Terms]] = {}
+        self._rest: Mapping[str, float] = state.rest
+        self._rests = False
+        # When something is due for each job that was looked at.
+        self._due: dict[str, float] = {}
+        self._lost: frozenset[str] | None = None
+        self._terms: dict[tuple[int, Priority], TermsOfSpec] = {}
+        self._terms_before = state.terms
         # The job that is looked at now, and the event of it: where a bug shows, they are named.
         self.about = ""
         self.event: object | None = None
@@ -73,6 +85,7 @@ class Draft:
             self.held_apart, self.teams, tuple(self.incidents), self.pending_writes,
             self.planned_at, self.plan_due_at,
             tuple(key for key, job in self.active_jobs().items() if not job.only_waits),
+            self.queue, tuple(self.stale), self.ways_out, self._resting(), self._terms,
         )  # fmt: skip
 
     def put(self, job: JobState) -> JobState:
@@ -92,12 +105,35 @@ class Draft:
     def keep(self, job: JobState) -> JobState:
         """Replace a job by a copy that differs in nothing that decides who gets nodes."""
         self.jobs[job.key] = job
-        self._active[job.key] = None
+        self._active[job.key] = self.stale[job.key] = None
         return job
 
     def active_jobs(self) -> dict[str, JobState]:
         """The jobs that do more than wait, and those that changed in this step."""
         return {key: self.jobs[key] for key in self._active if key in self.jobs}
+
+    def is_at_rest(self, job: JobState) -> bool:
+        """Whether nothing has changed for the job since it was looked at, and nothing is due."""
+        due_at = self._rest.get(job.key)
+        if due_at is None or not self._rests or job is not self.before.get(job.key):
+            return False
+        if due_at <= self.now:
+            return False
+        self._due[job.key] = due_at
+        if self._wake is None or due_at < self._wake:
+            self.wake(due_at)
+        return True
+
+    def _resting(self) -> dict[str, float]:
+        """Until when nothing is to be done for jobs whose pods run or are gone, unless they change.
+
+        Only those that this step looked at and left as they were.
+        """
+        return {
+            key: self._due.get(key, math.inf)
+            for key, job in self.active_jobs().items()
+            if job is self.before.get(key) and job.may_rest and self._due.get(key) != -math.inf
+        }
 
     def is_plan_due(self, state: EngineState) -> bool:
         """Whether giving out nodes could end otherwise than when it was last done.
@@ -121,13 +157,18 @@ class Draft:
 
     def wake(self, time: float) -> None:
         """Something is due at `time`."""
-        if self.now < time < math.inf and (self._wake is None or time < self._wake):
-            self._wake = time
+        if self.now < time < math.inf:
+            if self._wake is None or time < self._wake:
+                self._wake = time
+            if self.about:
+                self._due[self.about] = min(time, self._due.get(self.about, math.inf))
 
     def passed(self, time: float) -> bool:
         """Whether this time has come; if not, the engine steps again then."""
         time = quantize(time)
         self.wake(time)
+        if time <= self.now and self.about:
+            self._due[self.about] = -math.inf  # what follows may depend on others
         return time <= self.now
 
     @property
@@ -150,10 +191,14 @@ class Draft:
     def terms(self, job: JobState) -> Terms:
         """How the job may be preempted: what it asks for, within the administrator's caps."""
         priority, limits, spec = self.priority(job), self.zones.limits, job.spec
-        known = self._terms.get((id(spec), priority))
+        wanted = id(spec), priority
+        known = self._terms.get(wanted)
         if known is None or known[0] is not limits:
-            # The entry keeps the spec alive: no other one gets its id.
-            known = self._terms[id(spec), priority] = (limits, spec, limits.terms(spec, priority))
+            known = self._terms_before.get(wanted)
+            if known is None or known[0] is not limits:
+                # The entry keeps the spec alive: no other one gets its id.
+                known = limits, spec, limits.terms(spec, priority)
+            self._terms[wanted] = known
         return known[2]
 
     def place(self, job: JobState) -> tuple[int, float, float, str]:
@@ -180,8 +225,16 @@ class Draft:
         active = self.active_jobs().items()
         return {node.name: key for key, job in active for node in job.status.occupied}
 
+    def judge_nodes(self) -> None:
+        """Events were taken in: none of what follows in the step changes whether a node is lost."""
+        self.nodes = judged(self.nodes, self.zones, self.now)
+        self._lost = frozenset(name for name, state in self.nodes.items() if state.lost)
+        self._rests = self.nodes == self._nodes_before
+
     def is_lost(self, name: str) -> bool:
         """Whether the node's loss was reported. A node that is not known is not lost for that."""
+        if self._lost is not None:
+            return name in self._lost
         state = self.nodes.get(name)
         return state is not None and bool(state.lost)
 

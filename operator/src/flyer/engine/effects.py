@@ -26,7 +26,8 @@ def effects(draft: Draft) -> list[Action]:
     signalled: list[Action] = []
     started: list[Action] = []
     finished: list[Action] = []
-    for key in sorted(key for key, job in draft.active_jobs().items() if not _is_idle(job)):
+    active = draft.active_jobs().items()
+    for key in sorted(key for key, job in active if not (_is_idle(job) or draft.is_at_rest(job))):
         draft.about = key
         released += _release_token(draft, draft.jobs[key])
         stopped += _stops(draft, draft.jobs[key])

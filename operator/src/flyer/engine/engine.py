@@ -20,7 +20,7 @@ from flyer.engine.policy import Policy
 from flyer.engine.quotas import held_by, ledger, usage
 from flyer.engine.reactions import react
 from flyer.engine.removals import judged
-from flyer.engine.schedule import launch, schedule
+from flyer.engine.schedule import schedule_and_launch
 from flyer.engine.settle import settle
 from flyer.engine.state import EngineState, NodeState
 from flyer.engine.transitions import new_job
@@ -64,14 +64,13 @@ def _step(
         draft.event = event
         react(event, draft)
     draft.about, draft.event = "", None
-    draft.nodes = judged(draft.nodes, draft.zones, draft.now)
+    draft.judge_nodes()
     settle(draft)
     # Nodes are given back in the store before they are given out again.
     actions: list[Action] = list(_commits(draft, committed, shrinking_only=True))
     if draft.is_plan_due(state):
         draft.changed = False
-        schedule(draft)
-        launch(draft)
+        schedule_and_launch(draft)
         draft.planned()
     else:
         draft.wake(draft.plan_due_at)

@@ -8,8 +8,7 @@ from flyer.api import Phase
 from flyer.engine.draft import Draft
 from flyer.engine.errors import UnknownJob
 from flyer.engine.explanation import Blocker, Explanation, Remedy, waiting_summary
-from flyer.engine.removals import judged
-from flyer.engine.schedule import launch, schedule
+from flyer.engine.schedule import schedule_and_launch
 from flyer.engine.settle import settle
 from flyer.engine.state import HOLDING
 
@@ -23,10 +22,9 @@ def explain(state: EngineState, job: str, now: float) -> Explanation:
         raise UnknownJob(job, len(state.jobs))
     draft = Draft(state, now)
     draft.subject = job
-    draft.nodes = judged(draft.nodes, draft.zones, draft.now)
+    draft.judge_nodes()
     settle(draft)
-    schedule(draft)
-    launch(draft)
+    schedule_and_launch(draft)
     subject = draft.jobs[job]
     if subject.ended:
         summary = f"{subject.status.phase}: {subject.status.message}"

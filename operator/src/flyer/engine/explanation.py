@@ -33,6 +33,7 @@ class Remedy:
     effect: str
     cost_node_seconds: float | None = None  # work that would be lost
     node: str = ""
+    jobs: tuple[str, ...] = ()  # whom the command is about
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Detail:
     position: int  # in the queue, from 1
     blockers: tuple[Blocker, ...]  # the deciding one first
     remedies: tuple[Remedy, ...]  # the cheapest first
+    more: int = 0  # blockers that are not listed
 
 
 @dataclass(frozen=True, slots=True)

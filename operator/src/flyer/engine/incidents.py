@@ -51,12 +51,15 @@ def outage(draft: Draft, kind: Kind) -> str:
     if kind == "start":
         well = {one.job for one in recent if one.kind == "up"} - hit.keys()
     else:
-        well = {job.key for job in draft.jobs.values() if job.status.phase in ACTIVE} - hit.keys()
+        active = draft.active_jobs()
+        well = {key for key, job in active.items() if job.status.phase in ACTIVE} - hit.keys()
     many = len(hit) >= policy.outage_jobs_min and len(hit) > len(well)
     if not many:
         return ""
-    users = {job.user for job in draft.jobs.values() if not job.ended}
-    if len(set(hit.values())) == 1 and len(users | set(hit.values())) > 1:
+    users = set(hit.values())
+    if len(users) == 1 and any(
+        job.user not in users and not job.ended for job in draft.jobs.values()
+    ):
         return ""
     what = "did not start" if kind == "start" else "were interrupted"
     seconds = draft.now - since

@@ -8,18 +8,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from flyer.api import quantize
-from flyer.engine import placement
+from flyer.engine.asks import memory_of, struggles, wants_of
 from flyer.engine.draft import ACTIVE, RESERVING
 from flyer.engine.nodes import natural_order
+from flyer.engine.placement import by_zone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from flyer.engine.draft import Draft
     from flyer.engine.nodes import Node
-    from flyer.engine.placement import Memory, Option
+    from flyer.engine.placement import Memory
     from flyer.engine.state import JobState
 
+# When a node could be had, and its name.
+Timed = tuple[float, str]
 # A node is suspect when the starts of so many jobs failed because of it.
 _SUSPECT_JOBS = 2
 
@@ -48,28 +51,53 @@ class Market:
     reserved_by: dict[str, str] = field(init=False)
     occupied_by: dict[str, str] = field(init=False)
 
+    _eligible: set[str] = field(init=False)
     _open: set[str] = field(init=False)
     _suspects: frozenset[str] = field(init=False)
     _holders: tuple[list[str], list[str]] | None = field(init=False)
     _classes: dict[tuple[str | None, str | None, int], list[list[Node]]] = field(init=False)
+    _inventory: Counter[tuple[str, str, int]] | None = field(init=False)
     _positions: dict[str, int] | None = field(init=False)
     _supplies: dict[tuple[str | None, str | None, int], Supply] = field(init=False)
     _protections: dict[str, tuple[float, float]] = field(init=False)
+    _costs: dict[str, int] = field(init=False)
+    _freed: dict[str, list[Node]] = field(init=False)
+    _backfilled: bool = field(init=False)
+    _victims: dict[tuple[object, ...], tuple[tuple[str, ...], float]] = field(init=False)
+    _most: dict[tuple[object, ...], int] = field(init=False)
+    _times: dict[tuple[object, ...], dict[tuple[str, ...], list[Timed]]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._classes = {}
+        self._inventory = None
         self._positions = None
         self._suspects = self._suspected()
+        self._eligible = {name for name, state in self.draft.nodes.items() if state.eligible}
         self.refresh()
 
     def refresh(self) -> None:
         """Read the jobs again."""
         self.reserved_by = self.draft.reserved_by()
         self.occupied_by = self.draft.occupied_by()
-        self._open = {name for name in self.draft.nodes if self._is_open(name)}
+        held = self.reserved_by.keys() | self.occupied_by.keys()
+        self._open = self._eligible - held
+        self._open |= {name for name in self._eligible & held if self._is_open(name)}
         self._holders = None
-        self._supplies = {}
         self._protections = {}
+        self._costs = {}
+        self._backfilled = any(
+            job.status.assignment is not None and job.status.assignment.backfill
+            for job in self.draft.active_jobs().values()
+        )
+        self._count_again()
+
+    def _count_again(self) -> None:
+        """Nodes have changed hands: what was counted of them holds no longer."""
+        self._supplies = {}
+        self._freed = {}
+        self._victims = {}
+        self._most = {}
+        self._times = {}
 
     def reserved(self, key: str) -> None:
         """The job was given nodes that were nobody's; nothing else has changed."""
@@ -78,14 +106,14 @@ class Market:
         names = assignment.names
         self.reserved_by |= dict.fromkeys(names, key)
         self._open.difference_update(names)
-        self._supplies = {}
+        self._backfilled = self._backfilled or assignment.backfill
+        self._count_again()
         if len(assignment.zones) > 1:
             self._holders = None
 
     def classes(self, job: JobState) -> list[list[Node]]:
         """The usable nodes, ready or not, by node class: a gang never mixes them."""
-        spec = job.spec
-        key = (spec.node_class, spec.zone, spec.ranks_per_node)
+        key = wants_of(job)
         if key not in self._classes:
             found: dict[str, list[Node]] = {}
             for node in self.draft.usable_nodes(job):
@@ -93,10 +121,17 @@ class Market:
             self._classes[key] = [found[name] for name in sorted(found)]
         return self._classes[key]
 
+    @property
+    def inventory(self) -> Counter[tuple[str, str, int]]:
+        """How many nodes there are, ready or not, by class, zone and slots."""
+        if self._inventory is None:
+            known = self.draft.known_nodes()
+            self._inventory = Counter((one.node_class, one.zone, one.slots) for one in known)
+        return self._inventory
+
     def supply(self, job: JobState) -> Supply:
         """The usable nodes of `classes`, counted."""
-        spec = job.spec
-        key = (spec.node_class, spec.zone, spec.ranks_per_node)
+        key = wants_of(job)
         if key not in self._supplies:
             self._supplies[key] = self._count(
                 [node for nodes in self.classes(job) for node in nodes]
@@ -111,7 +146,7 @@ class Market:
             tuple(sorted({node.zone for node in nodes})),
             Counter(node.zone for node in nodes if node.name in self._open),
             tuple(sorted(held.items(), key=lambda one: (-one[1], one[0]))),
-            tuple(node.name for node in nodes if not self.draft.nodes[node.name].eligible),
+            tuple(node.name for node in nodes if node.name not in self._eligible),
         )
 
     def is_open(self, node: Node) -> bool:
@@ -130,23 +165,28 @@ class Market:
         return name not in self.reserved_by and self._may_be_had(name)
 
     def _may_be_had(self, name: str) -> bool:
-        if not self.draft.nodes[name].eligible:
+        if name not in self._eligible:
             return False
         holder = self.occupied_by.get(name)
         return holder is None or not self.draft.gone_from(self.draft.jobs[holder], name)
 
-    def freed_by(self, victim: JobState, nodes: Mapping[str, Node]) -> list[Node]:
+    def freed_by(self, victim: JobState, nodes: Collection[str]) -> list[Node]:
         """Those of the nodes that could be had if the victim gave its reservation back."""
+        if victim.key not in self._freed:
+            self._freed[victim.key] = self._freed_by(victim)
+        return [node for node in self._freed[victim.key] if node.name in nodes]
+
+    def _freed_by(self, victim: JobState) -> list[Node]:
         assignment = victim.status.assignment
         assert assignment is not None, f"{victim.key}: a victim without nodes"
         active = victim.status.phase in ACTIVE
         freed = [
-            nodes[name]
+            self.draft.nodes[name].node
             for name in assignment.names
-            if name in nodes
+            if name in self.draft.nodes
             and self.reserved_by.get(name) == victim.key
             and (active or self._may_be_had(name))
-            and self.draft.nodes[name].eligible
+            and name in self._eligible
         ]
         freed.sort(key=self._position)
         return freed
@@ -189,6 +229,37 @@ class Market:
             elif self.draft.crossing(other):
                 leaving.append(key)
         return keeping, leaving
+
+    def victims(self, job: JobState) -> tuple[tuple[str, ...], float]:
+        """The jobs that give way to this one now, sorted, and when another one does."""
+        wanted = self._asks(job)
+        if wanted not in self._victims:
+            found, next_at = [], math.inf
+            for key in self.reserving():
+                at = self.preemptible_at(job, self.draft.jobs[key])
+                if at <= self.draft.now:
+                    found.append(key)
+                else:
+                    next_at = min(next_at, at)
+            self._victims[wanted] = tuple(found), next_at
+        return self._victims[wanted]
+
+    def most(self, job: JobState) -> int:
+        """No more nodes than that could the job have now, were they only in the right places."""
+        keys, next_at = self.victims(job)
+        self.draft.wake(next_at)
+        wanted = (*wants_of(job), *self._asks(job))
+        if wanted not in self._most:
+            supply = self.supply(job)
+            freed = sum(len(self.freed_by(self.draft.jobs[key], supply.usable)) for key in keys)
+            self._most[wanted] = sum(supply.free.values()) + freed
+        return self._most[wanted]
+
+    def _asks(self, job: JobState) -> tuple[object, ...]:
+        """What decides who gives way to a waiting job, and when."""
+        # Who started ahead of its turn gives way to whoever is ahead of it.
+        own = job.key if self._backfilled else ""
+        return self.draft.level(job), struggles(self.draft, job), own
 
     def preemptible_at(self, job: JobState, victim: JobState) -> float:
         """From when on the job may have the victim's nodes; infinite: never, as things are.
@@ -264,10 +335,13 @@ class Market:
 
     def cost_node_ms(self, victim: JobState) -> int:
         """What taking the victim's nodes costs: work that is lost, and all nodes displaced."""
-        assignment = victim.status.assignment
-        assert assignment is not None, f"{victim.key}: a victim without nodes"
-        displaced = round(self.draft.policy.displaced_seconds * 1000)
-        return self.lost_node_ms(victim) + len(assignment.nodes) * displaced
+        if victim.key not in self._costs:
+            assignment = victim.status.assignment
+            assert assignment is not None, f"{victim.key}: a victim without nodes"
+            displaced = round(self.draft.policy.displaced_seconds * 1000)
+            cost = self.lost_node_ms(victim) + len(assignment.nodes) * displaced
+            self._costs[victim.key] = cost
+        return self._costs[victim.key]
 
     def memory(self, job: JobState) -> Memory:
         """What placement remembers of the job, and nodes on which others failed to start."""
@@ -294,22 +368,41 @@ class Market:
             if len(set(users)) >= _SUSPECT_JOBS or len(known | set(users)) == 1
         )
 
-    def available_at(self, job: JobState, node: Node, known: dict[str, float]) -> float:
-        """When the job could have this node if nothing fails; infinite: it is not known.
+    def times(self, job: JobState, nodes: Sequence[Node], zones: tuple[str, ...]) -> list[Timed]:
+        """When the job could have those of the nodes that may get work, the first ones first.
 
-        `known` keeps the answer for each owner between calls for the same job.
+        `nodes` is one of `classes`; of it, those in these zones.
         """
-        now = self.draft.now
-        if not self.draft.nodes[node.name].eligible:
-            return math.inf
-        owner = self.reserved_by.get(node.name)
-        if owner == job.key:
-            return now
-        if owner is None:
-            return self._left_at(self.occupied_by.get(node.name), node)
-        if owner not in known:
-            known[owner] = self._given_back_at(job, self.draft.jobs[owner])
-        return known[owner]
+        key = (*wants_of(job), nodes[0].node_class, *self._asks(job))
+        if key not in self._times:
+            given_back_at: dict[str, float] = {}
+            self._times[key] = {
+                (zone,): sorted(self._timed(job, members, given_back_at))
+                for zone, members in by_zone(nodes).items()
+            }
+        found = self._times[key]
+        if zones not in found:
+            found[zones] = sorted(one for zone in zones for one in found[zone,])
+        return found[zones]
+
+    def _timed(
+        self, job: JobState, nodes: Sequence[Node], given_back_at: dict[str, float]
+    ) -> Iterator[Timed]:
+        """When the job could have the nodes if nothing fails; infinite: it is not known.
+
+        `given_back_at` keeps the answer for each owner.
+        """
+        for node in nodes:
+            name = node.name
+            if name not in self._eligible:
+                continue
+            owner = self.reserved_by.get(name)
+            if owner is None:
+                yield self._left_at(name), name
+                continue
+            if owner not in given_back_at:
+                given_back_at[owner] = self._given_back_at(job, self.draft.jobs[owner])
+            yield given_back_at[owner], name
 
     def _given_back_at(self, job: JobState, other: JobState) -> float:
         now = self.draft.now
@@ -320,69 +413,15 @@ class Market:
             ends = begun + other.spec.max_runtime.seconds + terms.max_grace
         return min(ends, max(now, self.preemptible_at(job, other)) + terms.grace)
 
-    def _left_at(self, holder: str | None, node: Node) -> float:
-        now = self.draft.now
+    def _left_at(self, name: str) -> float:
+        now, holder = self.draft.now, self.occupied_by.get(name)
         if holder is None:
             return now
         job = self.draft.jobs[holder]
-        if self.draft.gone_from(job, node.name):
+        if self.draft.gone_from(job, name):
             return math.inf
         suspension = job.status.suspension
         return max(now, suspension.deadline) if suspension else now
 
 
-def struggles(draft: Draft, job: JobState) -> bool:
-    """Whether the job's attempts fail one after the other: no equal gives way to it."""
-    chain = job.status.chain
-    failures = chain.fruitless_restarts + chain.unblamed_restarts
-    return failures >= draft.policy.struggling_restarts or chain.refusals > 0
-
-
-def memory_of(job: JobState) -> Memory:
-    """What placement remembers of the job."""
-    chain = job.status.chain
-    return placement.Memory(
-        tuple((node.name, node.zone) for node in chain.previous), frozenset(chain.avoid)
-    )
-
-
-def options(
-    draft: Draft, job: JobState, zones: Iterable[str], *, same_split: bool
-) -> list[list[Option]]:
-    """The ways to lay the gang out, best kind first; only those like before if `same_split`."""
-    known = set(zones)
-    crossing = draft.may_cross(job)
-    memory = memory_of(job)
-    like_before: list[Option] = []
-    if sum(memory.split) == job.spec.nodes:
-        like_before = [
-            one
-            for one in placement.same_split_options(memory, known)
-            if crossing or not one.crosses
-        ]
-    if same_split:
-        return [like_before]
-    single = placement.single_zone_options(job.spec.nodes, known)
-    cross = placement.cross_zone_options(job.spec.nodes, known) if crossing else []
-    return [kind for kind in (like_before, single, cross) if kind]
-
-
-def waits_for_split(draft: Draft, job: JobState) -> float | None:
-    """Until when the job takes only nodes with the split of its checkpoint."""
-    chain = job.status.chain
-    if job.status.checkpoint is None or sum(memory_of(job).split) != job.spec.nodes:
-        return None
-    since = chain.queued_at if chain.queued_at is not None else draft.now
-    until = quantize(since + draft.policy.same_split_seconds)
-    return until if until > draft.now else None
-
-
-def by_zone(nodes: Sequence[Node]) -> dict[str, list[Node]]:
-    """The same nodes in one list a zone."""
-    found: dict[str, list[Node]] = {}
-    for node in nodes:
-        found.setdefault(node.zone, []).append(node)
-    return found
-
-
-__all__ = ["Market", "Supply", "by_zone", "memory_of", "options", "struggles", "waits_for_split"]
+__all__ = ["Market", "Supply", "Timed"]

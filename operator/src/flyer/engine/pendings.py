@@ -14,8 +14,7 @@ from flyer.api.status import PENDING_CHARS_MAX, PENDING_REASONS_MAX, UNBLOCK_MAX
 from flyer.api.waiting import PENDING_EVALUATION, PODS_REFUSED, RESTART_BACKOFF, WAITING_FOR_TURN
 from flyer.engine import blockers
 from flyer.engine.explanation import Blocker, Detail, Remedy
-from flyer.engine.market import options
-from flyer.engine.preemption import preemption_plan
+from flyer.engine.waysout import WaysOut
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,25 +38,26 @@ class Pendings:
     def __init__(self, market: Market) -> None:
         self._market = market
         self._draft = market.draft
-        self._waiting = 0
         self._tokens = self._refilled()
-        self._ways_out: dict[tuple[object, ...], tuple[Remedy, ...]] = {}
+        self._ways_out = WaysOut(market)
 
-    def set(self, job: JobState, pending: Pending, claims: Sequence[Claim] = ()) -> None:
+    def set(
+        self, job: JobState, pending: Pending, position: int, claims: Sequence[Claim] = ()
+    ) -> None:
         """The job was not placed, for this reason; store it if it is due."""
         draft = self._draft
-        self._waiting += 1
         if job.key == draft.subject:
-            draft.detail = self._detail(job, pending, claims)
+            draft.detail = self._detail(job, pending, position, claims)
         if job.key in draft.delayed:
             return  # it is planned again in a moment: that saves a write
         known = job.status.pending
         first = known is None or known.reason == PENDING_EVALUATION
-        if known is not None and not first and not self._is_due(known, pending):
+        if known is not None and not first and not self._is_due(known, pending, position):
             return
-        if self._tokens >= 1:
+        if self._tokens >= 1 and (self._is_plain(job, pending) or self._ways_out.at_hand(job)):
             self._tokens -= 1
-            pending = _with(self._detail(job, pending, claims))
+            most = PENDING_REASONS_MAX
+            pending = _with(self._detail(job, pending, position, claims, most))
         elif not first:
             return  # nodes are given out again soon, whatever happens
         if known is None or known.replace(time=None) != pending:
@@ -66,6 +66,13 @@ class Pendings:
     def close(self) -> None:
         """The pass is over."""
         self._draft.pending_writes = (self._tokens, self._draft.now)
+        self._ways_out.close()
+
+    def _is_plain(self, job: JobState, pending: Pending) -> bool:
+        """Whether nobody who gives nodes back would help."""
+        if job.key in self._draft.quota_blockers:
+            return True
+        return pending.verdict == "Never" or pending.reason in (PODS_REFUSED, RESTART_BACKOFF)
 
     def _refilled(self) -> float:
         draft, policy = self._draft, self._draft.policy
@@ -75,17 +82,17 @@ class Pendings:
         tokens += max(0.0, draft.now - at) * policy.pending_writes_per_second
         return min(tokens, policy.pending_writes_burst)
 
-    def _is_due(self, known: Pending, pending: Pending) -> bool:
+    def _is_due(self, known: Pending, pending: Pending, position: int) -> bool:
         if known.reason != pending.reason or known.verdict != pending.verdict:
             return True
         policy = self._draft.policy
         age = self._draft.now - known.time if known.time is not None else float("inf")
-        if age < max(policy.pending_renew_seconds, self._waiting):
+        if age < max(policy.pending_renew_seconds, position):
             return False
         if known.unblock and age >= policy.unblock_renew_seconds:
             return True
         return (
-            known.position != self._waiting
+            known.position != position
             or known.message != pending.message
             or known.blocked_by != pending.blocked_by
             or self._moved(known.eta, pending.eta)
@@ -96,35 +103,34 @@ class Pendings:
             return known is not eta
         return abs(eta - known) > max(_ETA_SECONDS, _ETA_SHARE * (eta - self._draft.now))
 
-    def _detail(self, job: JobState, pending: Pending, claims: Sequence[Claim]) -> Detail:
+    def _detail(
+        self,
+        job: JobState,
+        pending: Pending,
+        position: int,
+        claims: Sequence[Claim],
+        most: int | None = None,
+    ) -> Detail:
+        """With all blockers, or with so many of each kind."""
         market, draft = self._market, self._draft
         first = Blocker(pending.reason, pending.message, until=pending.eta)
-        if pending.verdict == "Never" or pending.reason in (PODS_REFUSED, RESTART_BACKOFF):
-            return Detail(pending, self._waiting, (first,), ())
-        found = blockers.blockers(market, job, claims)
+        if self._is_plain(job, pending) and job.key not in draft.quota_blockers:
+            return Detail(pending, position, (first,), ())
+        found, more = blockers.blockers(market, job, claims, most)
         if job.key in draft.quota_blockers:
             # The quota decides: that nodes are free or not is second.
-            found = draft.quota_blockers[job.key] + [one for one in found if one.node]
-            return Detail(pending, self._waiting, tuple(found), _quota_remedies(draft, job))
+            nodes = [one for one in found if one.node]
+            more = len(market.supply(job).out) - len(nodes)
+            found = draft.quota_blockers[job.key] + nodes
+            return Detail(pending, position, tuple(found), _quota_remedies(draft, job), more)
         if pending.reason == WAITING_FOR_TURN and pending.blocked_by:
             ahead = draft.jobs[pending.blocked_by[0]]
             found[0] = Blocker(pending.reason, pending.message, job=ahead.key, user=ahead.user)
-        return Detail(pending, self._waiting, tuple(found), self._remedies(job))
+        return Detail(pending, position, tuple(found), self._ways_out.of(job), more)
 
     def placed(self) -> None:
         """A job got nodes: the others' ways out are others now."""
         self._ways_out.clear()
-
-    def _remedies(self, job: JobState) -> tuple[Remedy, ...]:
-        """The same for jobs that want the same."""
-        spec = job.spec
-        wants = (
-            spec.nodes, spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone,
-            self._draft.level(job), tuple(job.status.chain.avoid),
-        )  # fmt: skip
-        if wants not in self._ways_out:
-            self._ways_out[wants] = _remedies(self._market, job)
-        return self._ways_out[wants]
 
 
 def _with(detail: Detail) -> Pending:
@@ -141,7 +147,7 @@ def _with(detail: Detail) -> Pending:
             )
             for one in listed
         ),
-        more=len(detail.blockers) - len(listed),
+        more=len(detail.blockers) + detail.more - len(listed),
         unblock=tuple(
             Unblock(command=one.command, effect=one.effect, node=one.node)
             for one in detail.remedies[:UNBLOCK_MAX]
@@ -159,30 +165,6 @@ def _quota_remedies(draft: Draft, job: JobState) -> tuple[Remedy, ...]:
         Remedy(f"flyer suspend {key}", f"gives its nodes' quota back to {job.user}")
         for key in dict.fromkeys(running)
     )
-
-
-def _remedies(market: Market, job: JobState) -> tuple[Remedy, ...]:
-    """What a person could do, the cheapest first."""
-    found: list[Remedy] = []
-    for nodes in market.classes(job):
-        zones = {node.zone for node in nodes}
-        for kind in options(market.draft, job, zones, same_split=False):
-            plan = preemption_plan(market, job, nodes, kind, (), anyone=True)
-            if plan is None or not plan[1]:
-                continue
-            victims = plan[1]
-            cost = sum(market.lost_node_ms(market.draft.jobs[key]) for key in victims) / 1000
-            text = "; ".join(f"flyer suspend {key}" for key in victims)
-            found.append(Remedy(text, "frees the nodes once it has saved", cost))
-    outs = [
-        Remedy("", f"brings back {node.name}", node=node.name)
-        for group in market.classes(job)
-        for node in group
-        if not market.draft.nodes[node.name].eligible
-    ]
-    unique = {one.command: one for one in found}
-    ordered = sorted(unique.values(), key=lambda one: (one.cost_node_seconds or 0.0, one.command))
-    return (*ordered, *outs)
 
 
 __all__ = ["Pendings"]

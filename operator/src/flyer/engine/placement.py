@@ -102,6 +102,14 @@ def best(
     return option, chosen
 
 
+def by_zone(nodes: Sequence[Node]) -> dict[str, list[Node]]:
+    """The same nodes in one list a zone."""
+    found: dict[str, list[Node]] = {}
+    for node in nodes:
+        found.setdefault(node.zone, []).append(node)
+    return found
+
+
 def choose(
     option: Option, available: Mapping[str, Sequence[Node]], memory: Memory
 ) -> tuple[Node, ...] | None:
@@ -178,6 +186,7 @@ __all__ = [
     "Memory",
     "Option",
     "best",
+    "by_zone",
     "choose",
     "cross_zone_options",
     "same_split_options",

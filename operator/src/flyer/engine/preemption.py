@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from flyer.api import Phase
 from flyer.engine import placement, transitions
 from flyer.engine.claims import claimed
 from flyer.engine.draft import WAITING
-from flyer.engine.market import by_zone
+from flyer.engine.placement import by_zone
 from flyer.engine.victims import Candidate, cheapest_cover, cheapest_set
 
 if TYPE_CHECKING:
@@ -35,27 +34,15 @@ def preemption_plan(
 
     `anyone`: also jobs that may not be preempted, for the question what a person could do.
     """
-    draft = market.draft
+    victims = _victims(market, job, anyone=anyone)
+    if not victims:
+        return None  # what is free was looked at before
     holders = set(market.token_holders(job)[0])
     free = [
         node for node in nodes if market.is_open(node) and not claimed(market, job, node, claims)
     ]
-    victims: dict[str, JobState] = {}
-    for key in market.reserving():
-        other = draft.jobs[key]
-        if other.key == job.key:
-            continue
-        if anyone:
-            if other.status.phase is Phase.RUNNING:
-                victims[key] = other
-            continue
-        at = market.preemptible_at(job, other)
-        if at <= draft.now:
-            victims[key] = other
-        elif math.isfinite(at):
-            draft.wake(at)
     kept = {name for claim in claims for name in claim.nodes}
-    wanted = {node.name: node for node in nodes if node.name not in kept}
+    wanted = {node.name for node in nodes if node.name not in kept}
     freed = {key: market.freed_by(victim, wanted) for key, victim in victims.items()}
     plans: list[tuple[tuple[int, int, int, int], tuple[Node, ...], tuple[str, ...]]] = []
     for index, option in enumerate(kind):
@@ -76,6 +63,16 @@ def preemption_plan(
         return None
     _, laid, chosen = min(plans, key=lambda plan: plan[0])
     return laid, chosen
+
+
+def _victims(market: Market, job: JobState, *, anyone: bool) -> dict[str, JobState]:
+    jobs = market.draft.jobs
+    if anyone:
+        running = [key for key in market.reserving() if jobs[key].status.phase is Phase.RUNNING]
+        return {key: jobs[key] for key in running if key != job.key}
+    keys, next_at = market.victims(job)
+    market.draft.wake(next_at)
+    return {key: jobs[key] for key in keys}
 
 
 def _victims_for(

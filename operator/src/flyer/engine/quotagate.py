@@ -105,6 +105,14 @@ class QuotaGate:
         priority = self.market.draft.priority(job)
         return self.ledger.obstacle(job, priority, node_class) is None
 
+    def charges(self, job: JobState) -> bool:
+        """Whether `fill` may leave less room for others."""
+        if not self.ledger.quotas:
+            return False
+        subjects, priority = self.ledger.subjects(job), self.market.draft.priority(job)
+        classes = self._classes(job) or (job.spec.node_class,)
+        return any(self.ledger.limits(subjects, priority, one) for one in classes)
+
     def fill(self, job: JobState) -> None:
         """The job has its share, with nodes or without: who comes later finds so much less."""
         if not self.ledger.quotas:

@@ -246,7 +246,7 @@ def ledger(draft: Draft) -> Ledger:
     found = Ledger(valid(draft), teams=draft.teams)
     if not found.quotas:
         return found  # nobody is limited: nothing is counted
-    for job in draft.jobs.values():
+    for job in draft.active_jobs().values():
         holding = held_by(draft, job)
         if holding is not None:
             found.hold(holding)

@@ -25,9 +25,10 @@ _MOVES_MAX = 8
 
 def settle(draft: Draft) -> None:
     """Bring every job to rest."""
-    occupied_by = draft.occupied_by()
+    active = draft.active_jobs().values()
+    occupied_by = draft.occupied_by() if any(job.status.phase in WAITING for job in active) else {}
     blame.observe(draft)
-    for key in sorted(key for key, job in draft.active_jobs().items() if not _is_idle(job)):
+    for key in _to_settle(draft):
         draft.about = key
         for _ in range(_MOVES_MAX):
             job = draft.jobs[key]
@@ -41,6 +42,11 @@ def settle(draft: Draft) -> None:
             raise AssertionError(f"{key} does not come to rest")
     draft.about = ""
     _confirm_reservations(draft, occupied_by)
+
+
+def _to_settle(draft: Draft) -> list[str]:
+    active = draft.active_jobs().items()
+    return sorted(key for key, job in active if not (_is_idle(job) or draft.is_at_rest(job)))
 
 
 def _is_idle(job: JobState) -> bool:

@@ -11,16 +11,22 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flyer.api import FlyerJobSpec, FlyerJobStatus, Phase
+from flyer.api import FlyerJobSpec, FlyerJobStatus, Phase, Priority
 from flyer.engine.nodes import Node, Zones
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from flyer.engine.explanation import Remedy
     from flyer.engine.incidents import Incident
-    from flyer.engine.limits import Limits
+    from flyer.engine.limits import Limits, Terms
     from flyer.engine.policy import Policy
+    from flyer.engine.queue import Queue
     from flyer.engine.quotas import Holding, Quota
+
+if TYPE_CHECKING:
+    TermsOfSpec = tuple[Limits, FlyerJobSpec, Terms]
+    WaysOutFound = Mapping[tuple[object, ...], tuple[float, tuple[Remedy, ...]]]
 
 # Phases in which `assignment` reserves nodes.
 HOLDING = frozenset(
@@ -78,16 +84,6 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What a waiting job's place in the queue and its needs are, under these caps at this level."""
-
-    limits: Limits
-    level: int
-    place: tuple[int, float, float, str]
-    needs: tuple[object, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class JobState:
     """One job."""
 
@@ -104,9 +100,6 @@ class JobState:
     removed: bool = False
     seen: Seen = Seen()
     sent: Sent = Sent()
-    # Kept by `schedule` for the next plan. It follows from the other fields: a changed copy has
-    # none, and it is no part of the job's value.
-    standing: Standing | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
     def holding(self) -> bool:
@@ -124,6 +117,15 @@ class JobState:
             and self.spec.stop is None
             and self.generation == status.observed_generation
         )
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether the time alone decides when something has to be done, if nothing changes."""
+        status = self.status
+        if self.ended:
+            return self.sent.finish and not status.occupied
+        heard = self.seen.stream_lost_at is None  # else it depends on the streams of others
+        return status.phase is Phase.RUNNING and heard and not (status.exits or self.sent.stops)
 
     @property
     def ended(self) -> bool:
@@ -156,6 +158,15 @@ class EngineState:
     # The jobs for which a step may have something to do, though nothing happens to them: all but a
     # queue that only waits for its turn. None: not known, so all of them.
     active: tuple[str, ...] | None = None
+    # The waiting jobs as the last plan found them, and the jobs that changed since. None: all did.
+    queue: Queue | None = None
+    stale: tuple[str, ...] = ()
+    # Ways out that were found lately, by what is wanted, and when they were found.
+    ways_out: WaysOutFound = field(default_factory=dict)
+    # When something has to be done for jobs that neither change nor wait.
+    rest: Mapping[str, float] = field(default_factory=dict)
+    # How jobs may be preempted, as the last step worked it out: by the id of the spec.
+    terms: Mapping[tuple[int, Priority], TermsOfSpec] = field(default_factory=dict)
 
 
-__all__ = ["ENDED", "HOLDING", "EngineState", "JobState", "NodeState", "Seen", "Sent", "Standing"]
+__all__ = ["ENDED", "HOLDING", "EngineState", "JobState", "NodeState", "Seen", "Sent"]

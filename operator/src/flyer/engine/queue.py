@@ -1,0 +1,265 @@
+"""The queue: jobs that wait for nodes, in order and by equivalence class, kept between plans.
+
+Jobs of one class want the same nodes and count in the same quotas, so that where the first of them
+finds none the others find none either: a plan looks at classes, not at jobs (Borg, EuroSys 2015,
+section 3.4). What the queue holds follows from the jobs alone; it is brought up to date with those
+that changed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from flyer.api import Phase, Priority
+from flyer.api.waiting import PENDING_EVALUATION, PODS_REFUSED
+from flyer.engine import quotas
+from flyer.engine.asks import struggles, waits_for_split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from flyer.engine.draft import Draft
+    from flyer.engine.limits import Limits
+    from flyer.engine.quotas import Quota
+    from flyer.engine.state import JobState
+
+# A place in the queue, and the job there.
+Contender = tuple[tuple[int, float, float, str], str]
+ClassKey = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What classes depend on besides the jobs: caps by priority, and who counts in which quota."""
+
+    limits: Limits
+    quotas: tuple[Quota, ...] = ()
+    teams: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A waiting job: its place, and its class; None: it is looked at by itself."""
+
+    contender: Contender
+    class_key: ClassKey | None
+    # When it joins a class: it does not wait for the split of its checkpoint any longer.
+    joins_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A value: `updated` returns a new one."""
+
+    basis: Basis
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    order: Sequence[Contender] = ()
+    classes: Mapping[ClassKey, Sequence[Contender]] = field(default_factory=dict)
+    # The jobs without a class, in order, and those to which no reason was written yet.
+    single: Sequence[Contender] = ()
+    unexplained: frozenset[str] = frozenset()
+    # The reasons of a long queue are looked at in turn: up to where, and when.
+    explained_to: Contender | None = None
+    explained_at: float | None = None
+
+
+def updated(draft: Draft) -> Queue:
+    """The queue as the jobs of this step make it."""
+    known, limits = draft.queue, quotas.valid(draft)
+    # Without limits nobody's team counts.
+    basis = Basis(draft.zones.limits, limits, draft.teams if limits else {})
+    if known is None or known.basis != basis:
+        turn = (None, None) if known is None else (known.explained_to, known.explained_at)
+        known = Queue(basis, explained_to=turn[0], explained_at=turn[1])
+        stale: Iterable[str] = draft.jobs
+    else:
+        due = [
+            key
+            for _, key in known.single
+            if (joins_at := known.entries[key].joins_at) is not None and joins_at <= draft.now
+        ]
+        stale = {**draft.stale, **dict.fromkeys(due)}
+    draft.queue = _Update(draft, known).of(stale)
+    draft.stale.clear()
+    return draft.queue
+
+
+class _Update:
+    """Copies what changes: a queue that was read before keeps its value."""
+
+    def __init__(self, draft: Draft, known: Queue) -> None:
+        self._draft = draft
+        self._known = known
+        self._entries = dict(known.entries)
+        self._classes = dict(known.classes)
+        self._lists: dict[ClassKey, list[Contender]] = {}
+        self._order = list(known.order)
+        self._single = list(known.single)
+        self._unexplained = set(known.unexplained)
+        self._accounts: dict[tuple[object, ...], tuple[tuple[str, str], ...]] = {}
+
+    def of(self, keys: Iterable[str]) -> Queue:
+        many = not self._known.entries
+        changed = False
+        for key in keys:
+            job = self._draft.jobs.get(key)
+            waits = job is not None and job.status.phase is Phase.QUEUED and not job.removed
+            entry = self._entry(job) if job is not None and waits else None
+            changed = self._replace(key, entry, sort=not many) or changed
+            self._unexplained.discard(key)
+            if entry is not None and job is not None and _is_unexplained(job):
+                self._unexplained.add(key)
+        if many:
+            for contenders in (self._order, self._single, *self._lists.values()):
+                contenders.sort()
+        unexplained = frozenset(self._unexplained)
+        if not changed:
+            if unexplained == self._known.unexplained:
+                return self._known
+            return replace(self._known, unexplained=unexplained)
+        for class_key, members in self._lists.items():
+            self._classes[class_key] = members
+            if not members:
+                del self._classes[class_key]
+        return replace(
+            self._known, entries=self._entries, order=self._order, classes=self._classes,
+            single=self._single, unexplained=unexplained,
+        )  # fmt: skip
+
+    def _replace(self, key: str, entry: Entry | None, *, sort: bool) -> bool:
+        before = self._entries.get(key)
+        if before == entry:
+            return False
+        if before is not None:
+            del self._entries[key]
+            _take_out(self._order, before.contender)
+            _take_out(self._members(before.class_key), before.contender)
+        if entry is not None:
+            self._entries[key] = entry
+            for contenders in (self._order, self._members(entry.class_key)):
+                if sort:
+                    insort(contenders, entry.contender)
+                else:
+                    contenders.append(entry.contender)
+        return True
+
+    def _members(self, class_key: ClassKey | None) -> list[Contender]:
+        if class_key is None:
+            return self._single
+        if class_key not in self._lists:
+            self._lists[class_key] = list(self._classes.get(class_key, ()))
+        return self._lists[class_key]
+
+    def _entry(self, job: JobState) -> Entry:
+        draft, chain, left = self._draft, job.status.chain, job.status.eviction
+        limits = self._known.basis.quotas
+        is_auto = bool(limits) and job.spec.priority is Priority.AUTO
+        if is_auto:  # it is looked at on its highest level first
+            draft.auto[job.key] = quotas.priorities(draft, job, limits)[0]
+        contender = (draft.place(job), job.key)
+        alone = (
+            chain.submitted_at is None  # its place moves with the time
+            or chain.not_before is not None
+            or bool(job.status.occupied)
+            or (left is not None and left.reason == PODS_REFUSED)
+            or is_auto
+        )
+        if alone:
+            return Entry(contender, None)
+        joins_at = waits_for_split(draft, job)
+        if joins_at is not None:
+            return Entry(contender, None, joins_at)
+        spec = job.spec
+        remembers = bool(chain.previous or chain.avoid)
+        return Entry(
+            contender,
+            (*needs_of(draft, job), spec.nodes, spec.group, remembers, self._accounts_of(job)),
+        )
+
+    def _accounts_of(self, job: JobState) -> tuple[tuple[str, str], ...]:
+        """Where nodes of the job may count, whatever class of nodes they are."""
+        limits = self._known.basis.quotas
+        if not limits:
+            return ()
+        subjects = quotas.subjects_of(job, self._known.basis.teams)
+        priority = self._draft.priority(job)
+        wanted = (subjects, priority)
+        if wanted not in self._accounts:
+            self._accounts[wanted] = tuple(
+                one.account(subjects)
+                for one in limits
+                if one.concerns(subjects) and one.priority in (quotas.ANY, priority.value)
+            )
+        return self._accounts[wanted]
+
+
+def needs_of(draft: Draft, job: JobState) -> tuple[object, ...]:
+    """What decides which nodes a job may have, but for how many and for what it remembers."""
+    spec = job.spec
+    return (
+        draft.level(job), spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone,
+        spec.max_runtime, draft.terms(job), struggles(draft, job),
+    )  # fmt: skip
+
+
+def _take_out(contenders: list[Contender], one: Contender) -> None:
+    at = bisect_left(contenders, one)
+    assert contenders[at] == one, f"{one[1]}: not in the queue at its place"
+    del contenders[at]
+
+
+def _is_unexplained(job: JobState) -> bool:
+    pending = job.status.pending
+    return pending is None or pending.reason == PENDING_EVALUATION
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """How far a walk has come among contenders that are in order."""
+
+    class_key: ClassKey | None
+    members: Sequence[Contender]
+    at: int = 0
+
+
+class Walk:
+    """One way through the queue, the first in place first. Whole classes can be left out."""
+
+    def __init__(self, queue: Queue, others: Iterable[Contender]) -> None:
+        self._heap: list[tuple[Contender, _Cursor]] = []
+        self._last: _Cursor | None = None
+        for class_key, members in queue.classes.items():
+            self._push(_Cursor(class_key, members))
+        self._push(_Cursor(None, queue.single))
+        for one in others:
+            self.put(one)
+
+    def __iter__(self) -> Iterator[tuple[Contender, ClassKey | None]]:
+        while True:
+            if self._last is not None:
+                self._push(self._last)
+                self._last = None
+            if not self._heap:
+                return
+            contender, cursor = heapq.heappop(self._heap)
+            cursor.at += 1
+            self._last = cursor
+            yield contender, cursor.class_key
+
+    def put(self, contender: Contender) -> None:
+        """Somebody who is not in the queue at this place."""
+        self._push(_Cursor(None, (contender,)))
+
+    def skip(self) -> None:
+        """Leave out the rest of the class of the last one."""
+        self._last = None
+
+    def _push(self, cursor: _Cursor) -> None:
+        if cursor.at < len(cursor.members):
+            heapq.heappush(self._heap, (cursor.members[cursor.at], cursor))
+
+
+__all__ = ["Basis", "ClassKey", "Contender", "Entry", "Queue", "Walk", "needs_of", "updated"]

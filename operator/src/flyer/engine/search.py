@@ -1,0 +1,89 @@
+"""What one pass over the queue has found out, so that nobody asks for it twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flyer.engine import blockers
+from flyer.engine.allocation import was_refused
+from flyer.engine.asks import waits_for_split
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flyer.api import Pending
+    from flyer.engine.claims import Claim
+    from flyer.engine.market import Market
+    from flyer.engine.state import JobState
+
+
+class Search:
+    """Needs for which no nodes were found since nodes were last given out.
+
+    What a job remembers of its nodes (the last part of its needs) decides which nodes it gets, but
+    not whether it gets any: with fewer or other wishes than another one, it finds no more nodes.
+    Claims are only added, and a later place in the queue has no more victims. Not comparable is a
+    job that waits for the split of its checkpoint, or may not preempt.
+    """
+
+    def __init__(self, market: Market) -> None:
+        self._market = market
+        self._draft = market.draft
+        self._least: dict[tuple[object, ...], int] = {}
+
+    def is_hopeless(self, job: JobState, needs: tuple[object, ...]) -> bool:
+        """Whether no nodes would be found for the job: too few can be had, or as for another."""
+        if waits_for_split(self._draft, job) is not None:
+            return False
+        least = self._least.get(needs[:-1])
+        if least is not None and least <= job.spec.nodes:
+            return True
+        return self._market.most(job) < job.spec.nodes
+
+    def failed(self, job: JobState, needs: tuple[object, ...]) -> None:
+        """No nodes were found for the job."""
+        draft = self._draft
+        partial = job.key in draft.delayed or waits_for_split(draft, job) is not None
+        if not partial and not was_refused(draft, job):
+            least = self._least.get(needs[:-1], job.spec.nodes)
+            self._least[needs[:-1]] = min(least, job.spec.nodes)
+
+    def clear(self) -> None:
+        """Nodes were given out."""
+        self._least.clear()
+
+
+class Reasons:
+    """Why jobs were not placed: in the same words for those that want the same.
+
+    Nodes that a job remembers are not in these words, unless it waits for the split of its
+    checkpoint. Not comparable is a job that still occupies nodes, or waits for some of its own.
+    """
+
+    def __init__(self, market: Market) -> None:
+        self._market = market
+        self._known: dict[tuple[object, ...], Pending] = {}
+
+    def of(
+        self,
+        job: JobState,
+        needs: tuple[object, ...],
+        claims: Sequence[Claim],
+        own: Sequence[Claim],
+        eta: float | None,
+    ) -> Pending:
+        """Why the job was not placed. `own`: its claims."""
+        market = self._market
+        if own or job.status.occupied or waits_for_split(market.draft, job) is not None:
+            return blockers.pending(market, job, claims, eta)
+        key = (*needs[:-1], job.spec.nodes, len(claims))
+        if key not in self._known:
+            self._known[key] = blockers.pending(market, job, claims, eta)
+        return self._known[key]
+
+    def clear(self) -> None:
+        """Nodes were given out."""
+        self._known.clear()
+
+
+__all__ = ["Reasons", "Search"]

@@ -1,0 +1,110 @@
+"""What a person could do so that a waiting job gets nodes: `unblock` in its status.
+
+The answer is the same for all jobs that want the same. It takes longest of all that is written into
+a status, so it is kept for a while, and a pass over the queue looks for few new ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flyer.api import Phase
+from flyer.engine.asks import options
+from flyer.engine.explanation import Remedy
+from flyer.engine.preemption import preemption_plan
+
+if TYPE_CHECKING:
+    from flyer.engine.market import Market
+    from flyer.engine.state import JobState
+
+# One pass over the queue searches for so many new ones, and one more where nodes changed hands.
+_SEARCHES_MAX = 1
+_KEPT_SECONDS = 30.0
+
+
+class WaysOut:
+    """Of one pass over the queue, and what is left of earlier ones."""
+
+    def __init__(self, market: Market) -> None:
+        self._market = market
+        self._draft = market.draft
+        self._left = _SEARCHES_MAX
+        # By what is wanted: when they were found, and the attempts that they would suspend.
+        self._known = dict(self._draft.ways_out)
+
+    def at_hand(self, job: JobState) -> bool:
+        """Whether they are known, or may be searched for in this pass."""
+        return self._left > 0 or self._kept(job) is not None
+
+    def of(self, job: JobState) -> tuple[Remedy, ...]:
+        """The cheapest first."""
+        known = self._kept(job)
+        if known is None:
+            self._left -= 1
+            known = _found(self._market, job)
+            self._known[self._wants(job)] = (self._draft.now, known)
+        return known
+
+    def clear(self) -> None:
+        """Nodes have changed hands."""
+        self._known.clear()
+        self._left = _SEARCHES_MAX
+
+    def close(self) -> None:
+        """The pass is over."""
+        kept = {wants: one for wants, one in self._known.items() if self._is_fresh(one[0])}
+        self._draft.ways_out = kept
+
+    def _kept(self, job: JobState) -> tuple[Remedy, ...] | None:
+        found_at, remedies = self._known.get(self._wants(job), (None, ()))
+        if found_at is None or not self._is_fresh(found_at):
+            return None
+        return remedies if all(self._holds(one) for one in remedies) else None
+
+    def _is_fresh(self, found_at: float) -> bool:
+        if self._draft.subject:  # somebody asks: what was found in this pass counts
+            return found_at == self._draft.now
+        return self._draft.now - found_at < _KEPT_SECONDS
+
+    def _holds(self, remedy: Remedy) -> bool:
+        """Whether those whom it would suspend run, and the node that is to come back is out."""
+        draft = self._draft
+        if remedy.node:
+            state = draft.nodes.get(remedy.node)
+            return state is not None and not state.eligible
+        jobs = (draft.jobs.get(key) for key in remedy.jobs)
+        return all(job is not None and job.status.phase is Phase.RUNNING for job in jobs)
+
+    def _wants(self, job: JobState) -> tuple[object, ...]:
+        spec = job.spec
+        return (
+            spec.nodes, spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone,
+            self._draft.level(job), tuple(job.status.chain.avoid),
+        )  # fmt: skip
+
+
+def _found(market: Market, job: JobState) -> tuple[Remedy, ...]:
+    """What a person could do, the cheapest first."""
+    found: list[Remedy] = []
+    for nodes in market.classes(job):
+        zones = {node.zone for node in nodes}
+        for kind in options(market.draft, job, zones, same_split=False):
+            plan = preemption_plan(market, job, nodes, kind, (), anyone=True)
+            if plan is None or not plan[1]:
+                continue
+            victims = plan[1]
+            cost = sum(market.lost_node_ms(market.draft.jobs[key]) for key in victims) / 1000
+            text = "; ".join(f"flyer suspend {key}" for key in victims)
+            found.append(Remedy(text, "frees the nodes once it has saved", cost, jobs=victims))
+    outs = [
+        Remedy("", f"brings back {node.name}", node=node.name)
+        for group in market.classes(job)
+        for node in group
+        if not market.draft.nodes[node.name].eligible
+    ]
+    unique = {one.command: one for one in found}
+    ordered = sorted(unique.values(), key=lambda one: (one.cost_node_seconds or 0.0, one.command))
+    return (*ordered, *outs)
+
+
+__all__ = ["WaysOut"]

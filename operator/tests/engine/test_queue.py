@@ -1,0 +1,292 @@
+"""What a step keeps for the next one, and leaves out of a long queue, changes no decision."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from flyer.api import Phase
+from flyer.engine import (
+    CheckpointReported,
+    EngineState,
+    GangStarted,
+    JobRemoved,
+    JobSubmitted,
+    Killed,
+    Node,
+    NodeEmptied,
+    NodeLost,
+    NodeObserved,
+    PodExited,
+    ProgressReported,
+    Released,
+    ResumeRequested,
+    StartFailed,
+    StartRefused,
+    StreamLost,
+    StreamRestored,
+    Succeeded,
+    SuspendReceived,
+    SuspendRequested,
+    Tick,
+    rebuild,
+    schedule,
+    step,
+)
+from flyer.engine.draft import Draft
+from flyer.engine.events import QuotaObserved, QuotaRemoved
+from flyer.engine.queue import Walk, updated
+from flyer.engine.quotas import Quota
+from flyer.sim.samples import sample_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flyer.engine import Action, Event, JobState
+
+_PRIORITIES = ("low", "normal", "high", "very-high")
+
+
+class History:
+    """A cluster with a queue that is far longer than what fits, and whatever happens to it."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = 1_800_000_000.0
+        self.jobs = 0
+        zones = self.random.choice((1, 2, 3))
+        self.nodes = [
+            Node(
+                f"n{index}", "ABC"[index % zones], f"l{index // 8}",
+                node_class="b" if self.random.random() < 0.2 else "a", slots=8,
+            )
+            for index in range(self.random.choice((12, 24)))
+        ]  # fmt: skip
+        self.quotas = []
+        if seed % 2:
+            self.quotas = [
+                Quota(
+                    f"q{index}", self.random.choice(("*", "u1", "u2")),
+                    self.random.choice(("*", "*", "high")), nodes=self.random.randint(2, 8),
+                )
+                for index in range(self.random.randint(1, 3))
+            ]  # fmt: skip
+
+    def first(self) -> EngineState:
+        return rebuild(self.nodes, (), self.now, 1, quotas=self.quotas)
+
+    def submissions(self, count: int) -> Iterator[Event]:
+        choose, chance = self.random.choice, self.random.random
+        for _ in range(count):
+            self.jobs += 1
+            wishes: dict[str, object] = {"priority": choose(_PRIORITIES)}
+            if self.quotas and chance() < 0.3:
+                wishes["priority"] = "auto"
+            if chance() < 0.3:
+                wishes["maxRuntime"] = choose(("10m", "1h", "3h"))
+            if chance() < 0.2:
+                wishes["group"] = choose(("a", "b"))
+            if chance() < 0.2:
+                wishes["crossZone"] = "never"
+            if chance() < 0.5:
+                wishes["watchdog"] = choose(("1m", "5m"))
+            size = choose((1, 1, 2, 3, 4, 8))
+            user = f"u{self.random.randint(0, 3)}"
+            job = sample_job(f"j{self.jobs}", size, user=user, ranksPerNode=8, **wishes)
+            metadata = job.metadata.replace(uid=f"uid{self.jobs}", creation_timestamp=self.now)
+            yield JobSubmitted(job.replace(metadata=metadata))
+
+    def events(self, state: EngineState) -> list[Event]:
+        found: list[Event] = []
+        for job in state.jobs.values():
+            found += self.of_job(job)
+        for name, known in state.nodes.items():
+            if known.eligible and self.random.random() < 0.01:
+                found.append(NodeLost(name, "PowerLost"))
+            elif known.lost and self.random.random() < 0.3:
+                found.append(NodeObserved(next(one for one in self.nodes if one.name == name)))
+        if self.quotas and self.random.random() < 0.1:
+            quota = self.random.choice(self.quotas)
+            found.append(self.random.choice((QuotaRemoved(quota.name), QuotaObserved(quota))))
+        if self.random.random() < 0.4:
+            found += self.submissions(self.random.randint(1, 5))
+        self.random.shuffle(found)
+        return found or [Tick()]
+
+    def of_start(self, key: str, attempt: int, nodes: tuple[str, ...]) -> Iterator[Event]:
+        chance = self.random.random()
+        if chance < 0.6:
+            yield GangStarted(key, attempt)
+        elif chance < 0.65:
+            yield StartRefused(key, attempt, "no")
+        elif chance < 0.7:
+            yield StartFailed(job=key, attempt=attempt, reason="bad", nodes=nodes[:1])
+
+    def of_job(self, job: JobState) -> Iterator[Event]:
+        status, chance = job.status, self.random.random()
+        attempt, phase = status.chain.attempt, status.phase
+        nodes = status.assignment.names if status.assignment else ()
+        if phase is Phase.STARTING:
+            yield from self.of_start(job.key, attempt, nodes)
+        elif phase is Phase.RUNNING and chance < 0.06:
+            yield from (PodExited(job.key, attempt, name, Succeeded()) for name in nodes)
+        elif phase is Phase.RUNNING and chance < 0.2:
+            yield CheckpointReported(job.key, attempt, int(self.now) % 100_000, "/c")
+        elif phase is Phase.RUNNING and chance < 0.3:
+            yield ProgressReported(job.key, attempt, int(self.now) % 100_000)
+        elif phase is Phase.RUNNING and chance < 0.5:
+            lost = job.seen.stream_lost_at is not None
+            yield (StreamRestored if lost else StreamLost)(job.key, attempt)
+        elif phase is Phase.RUNNING and chance < 0.52:
+            yield PodExited(job.key, attempt, nodes[0], Killed(9, "gone"))
+        elif phase is Phase.SUSPENDING and chance < 0.6:
+            yield SuspendReceived(job.key, attempt)
+            yield Released(job.key, attempt)
+        elif phase is Phase.QUEUED and chance < 0.01:
+            yield JobRemoved(job.key)
+        elif phase is Phase.QUEUED and chance < 0.02:
+            yield SuspendRequested(job.key)
+        elif phase is Phase.SUSPENDED and chance < 0.2:
+            yield ResumeRequested(job.key)
+        if status.occupied and phase in (Phase.QUEUED, Phase.SUSPENDING, Phase.SUCCEEDED):
+            yield from (NodeEmptied(one.name, job.key, one.attempt) for one in status.occupied)
+
+
+def _forgetful(state: EngineState) -> EngineState:
+    """The state without what only saves work."""
+    return replace(state, queue=None, stale=(), active=None, ways_out={}, rest={}, terms={})
+
+
+def _decided(state: EngineState, actions: tuple[Action, ...]) -> tuple[object, ...]:
+    """What was decided, without the reasons for which jobs wait."""
+    statuses = {
+        key: job.status.replace(
+            pending=None, conditions=(), reason="", message="", observed_generation=None
+        )
+        for key, job in state.jobs.items()
+    }
+    told = [one for one in actions if type(one).__name__ not in ("Commit", "Stop", "WakeAt")]
+    stops = [
+        (one.job, one.attempt, one.nodes, one.kill)
+        for one in actions
+        if type(one).__name__ == "Stop"
+    ]
+    return statuses, told, stops
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_kept_and_left_out_changes_no_decision(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skipped = []
+    skip = Walk.skip
+    monkeypatch.setattr(Walk, "skip", lambda walk: (skipped.append(walk), skip(walk))[1])
+    history = History(seed)
+    quick = slow = history.first()
+    events = list(history.submissions(60))
+    for _ in range(40):
+        history.now += history.random.choice((0.1, 0.6, 1.0, 5.0, 30.0, 120.0))
+        monkeypatch.setattr(schedule, "_HEAD_JOBS", 0)
+        quick, actions = step(quick, events, history.now)
+        monkeypatch.setattr(schedule, "_HEAD_JOBS", 10_000)
+        slow, expected = step(_forgetful(slow), events, history.now)
+        assert _decided(quick, actions) == _decided(slow, expected), (seed, history.now)
+        events = history.events(quick)
+    assert skipped
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_queue_is_the_one_that_is_made_anew(seed: int) -> None:
+    history = History(seed)
+    state = history.first()
+    events = list(history.submissions(40))
+    for _ in range(40):
+        history.now += history.random.choice((0.6, 5.0, 70.0))
+        state, _ = step(state, events, history.now)
+        kept = updated(Draft(state, history.now))
+        anew = updated(Draft(replace(state, queue=None, stale=()), history.now))
+        same = replace(anew, explained_to=kept.explained_to, explained_at=kept.explained_at)
+        assert kept == same, (seed, history.now)
+        events = history.events(state)
+
+
+def _queue_of(count: int, *, users: int = 50, **wishes: object) -> list[Event]:
+    found: list[Event] = []
+    for index in range(count):
+        wanted = {
+            name: value(index) if callable(value) else value for name, value in wishes.items()
+        }
+        job = sample_job(f"w{index}", 2, user=f"u{index % users}", ranksPerNode=8, **wanted)
+        metadata = job.metadata.replace(uid=f"uid{index}", creation_timestamp=1_800_000_000.0)
+        found.append(JobSubmitted(job.replace(metadata=metadata)))
+    return found
+
+
+def _full_cluster() -> tuple[EngineState, float]:
+    now = 1_800_000_000.0
+    state = rebuild([Node("n0", "A", slots=8), Node("n1", "A", slots=8)], (), now, 1)
+    job = sample_job("first", 2, user="other", ranksPerNode=8)
+    metadata = job.metadata.replace(uid="first", creation_timestamp=now - 1)
+    state, _ = step(state, [JobSubmitted(job.replace(metadata=metadata))], now)
+    state, _ = step(state, [GangStarted("default/first", 1)], now + 1)
+    return state, now + 1
+
+
+def test_every_job_of_a_long_queue_is_told_why_it_waits_and_where() -> None:
+    state, now = _full_cluster()
+    state, _ = step(state, _queue_of(400), now + 1)
+    state, _ = step(state, [Tick()], now + 2)  # those that arrived together are not told at once
+    pendings = [state.jobs[f"default/w{index}"].status.pending for index in range(400)]
+    assert all(one is not None and one.reason != "PendingEvaluation" for one in pendings)
+    for _ in range(60):
+        now += 30
+        state, _ = step(state, [Tick()], now)
+    order = sorted(f"default/w{index}" for index in range(400))
+    positions = [state.jobs[key].status.pending.position for key in order]
+    assert positions == list(range(1, 401))
+
+
+def test_one_users_many_different_jobs_leave_time_for_those_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = []
+    look_at = schedule._Plan._look_at
+    monkeypatch.setattr(
+        schedule._Plan, "_look_at",
+        lambda plan, job, key: (looks.append(job.user), look_at(plan, job, key))[1],
+    )  # fmt: skip
+    state, now = _full_cluster()
+    flood = _queue_of(600, users=1, maxRuntime=lambda index: f"{index + 1}m")
+    state, _ = step(state, flood, now + 1)
+    late = sample_job("late", 1, user="somebody", ranksPerNode=8)
+    late = late.replace(metadata=late.metadata.replace(uid="l", creation_timestamp=now + 2))
+    looks.clear()
+    state, _ = step(state, [JobSubmitted(late)], now + 2)
+    assert looks.count("u0") == 256
+    assert looks.count("somebody") == 1
+    waits = state.jobs["default/w99"].status.pending
+    assert waits is not None
+    assert "256 jobs of u0" in waits.message
+
+
+def test_a_class_that_is_left_out_still_fills_its_users_quota(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(schedule, "_HEAD_JOBS", 0)
+    now = 1_800_000_000.0
+    nodes = [Node(f"n{index}", "A", slots=8) for index in range(4)]
+    state = rebuild(nodes, (), now, 1, quotas=[Quota("q", "u", nodes=10)])
+    sizes = {"first": ("other", 2), "a": ("u", 4), "b": ("u", 4), "c": ("u", 4), "small": ("u", 1)}
+    events: list[Event] = []
+    for index, (name, (user, size)) in enumerate(sizes.items()):
+        job = sample_job(name, size, user=user, ranksPerNode=8)
+        metadata = job.metadata.replace(uid=name, creation_timestamp=now + index)
+        events.append(JobSubmitted(job.replace(metadata=metadata)))
+    state, _ = step(state, events, now + 10)
+    for second in range(3):
+        state, _ = step(state, [Tick()], now + 11 + second)
+    # a and b have the first claim on its ten nodes, and c waits for room: the small one is last.
+    assert state.jobs["default/small"].status.phase is Phase.QUEUED
+    assert state.jobs["default/first"].status.phase is Phase.STARTING
