@@ -265,6 +265,55 @@ def test_a_small_victim_is_cheaper_than_hundreds_of_idle_nodes(desk: Callable) -
     assert phases(d, "huge", "tiny") == [Phase.RUNNING, Phase.SUSPENDING]
 
 
+def save(d: Any) -> None:
+    """The job "often" has just saved, and so loses less than "dear"."""
+    for name, pause_seconds in (("dear", 800), ("often", 0)):
+        attempt = d.status(name).chain.attempt
+        d.tell(CheckpointReported(f"default/{name}", attempt, int(d.now), "/c"))
+        d.wait(pause_seconds)
+
+
+def interrupt(d: Any, name: str) -> None:
+    """Something urgent comes, runs on one node and ends."""
+    save(d)
+    d.submit(name, 1, priority="high")
+    leave(d)
+    (node,) = d.names(name)
+    d.tell(
+        PodExited(f"default/{name}", 1, node, Succeeded()), NodeEmptied(node, f"default/{name}", 1)
+    )
+    leave(d)
+    d.wait(3600)
+
+
+def test_a_job_that_was_preempted_often_is_spared_if_others_suffice(desk: Callable) -> None:
+    d = desk(nodes(2))
+    d.run("often", 1, priority="low", **UNLIMITED)
+    d.run("dear", 1, priority="low", **UNLIMITED)
+    d.wait(3600)
+    for index in range(3):
+        interrupt(d, f"urgent{index}")
+        assert [one.reason for one in d.status("often").history] == ["Preempted"] * (index + 1)
+    save(d)  # it would lose the least a fourth time, too
+    d.submit("urgent", 1, priority="high")
+    assert phases(d, "often", "dear") == [Phase.RUNNING, Phase.SUSPENDING]
+    # Where nobody else has nodes, its budget protects nobody.
+    d.submit("also", 1, priority="high")
+    assert phases(d, "often") == [Phase.SUSPENDING]
+
+
+def test_preemptions_of_yesterday_are_forgotten(desk: Callable) -> None:
+    d = desk(nodes(2), preemptions_max=1, preemptions_seconds=7200.0)
+    d.run("often", 1, priority="low", **UNLIMITED)
+    d.run("dear", 1, priority="low", **UNLIMITED)
+    d.wait(3600)
+    interrupt(d, "urgent0")
+    d.wait(3601)
+    save(d)
+    d.submit("urgent", 1, priority="high")
+    assert phases(d, "often", "dear") == [Phase.SUSPENDING, Phase.RUNNING]
+
+
 def test_nodes_that_are_not_needed_count_although_little_work_is_lost(desk: Callable) -> None:
     d = desk(nodes(11))
     d.run("ten", 10, priority="low", **UNLIMITED)

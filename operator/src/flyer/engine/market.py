@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # When a node could be had, and its name.
 Timed = tuple[float, str]
+# No sum of the costs of other victims reaches this: 10,000 nodes for a century are less.
+_BEYOND_BUDGET_NODE_MS = 10**18
 # A node is suspect when the starts of so many jobs failed because of it.
 _SUSPECT_JOBS = 2
 
@@ -334,14 +336,27 @@ class Market:
         return len(assignment.nodes) * round((unsaved + restart) * 1000)
 
     def cost_node_ms(self, victim: JobState) -> int:
-        """What taking the victim's nodes costs: work that is lost, and all nodes displaced."""
+        """What taking the victim's nodes costs: work that is lost, and all nodes displaced.
+
+        A job that was preempted often of late costs more than all others together.
+        """
         if victim.key not in self._costs:
             assignment = victim.status.assignment
             assert assignment is not None, f"{victim.key}: a victim without nodes"
             displaced = round(self.draft.policy.displaced_seconds * 1000)
             cost = self.lost_node_ms(victim) + len(assignment.nodes) * displaced
+            if self._has_given_way_enough(victim):
+                cost += _BEYOND_BUDGET_NODE_MS
             self._costs[victim.key] = cost
         return self._costs[victim.key]
+
+    def _has_given_way_enough(self, victim: JobState) -> bool:
+        policy = self.draft.policy
+        since = self.draft.now - policy.preemptions_seconds
+        preempted = sum(
+            one.reason == "Preempted" and one.ended_at > since for one in victim.status.history
+        )
+        return preempted >= policy.preemptions_max
 
     def memory(self, job: JobState) -> Memory:
         """What placement remembers of the job, and nodes on which others failed to start."""

@@ -37,6 +37,10 @@ class Policy:
     # What it costs that a node is taken from a job, on top: the job is displaced as a whole, and
     # the nodes that nobody needs stand idle until somebody fits on them.
     displaced_seconds: float = 900.0
+    # A job that was preempted so many times within this time is taken only if no others suffice.
+    # A status remembers five attempts: more than that is not counted.
+    preemptions_max: int = 3
+    preemptions_seconds: float = 86_400.0
     # A job that has not saved for so many of its checkpoint intervals loses the protection of its
     # unsaved work: otherwise those that never save would be preempted last.
     unsaved_intervals: int = 3
