@@ -194,6 +194,11 @@ class Inbox:
         self._held.clear()
         return self.take(sys.maxsize)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether something is to be taken now."""
+        return self._due_at <= asyncio.get_running_loop().time()
+
     async def wait(self, seconds: float) -> None:
         """Until something is due, for so long at most."""
         loop = asyncio.get_running_loop()

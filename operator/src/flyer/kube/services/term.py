@@ -46,6 +46,7 @@ from flyer.kube.services.commits import QUARANTINED, Commits, refused_status
 from flyer.kube.services.counts import Counts
 from flyer.kube.services.errors import StaleStateError, TermOverError
 from flyer.kube.services.expiry import Expiry
+from flyer.kube.services.explanations import Explanations
 from flyer.kube.services.gangs import Gangs
 from flyer.kube.services.inbox import Inbox, leaving
 from flyer.kube.services.nodes import Nodes
@@ -121,6 +122,7 @@ class Term:
         self._privacy = Privacy(self._was_job)
         self._steps = Steps(self._left, metrics, self._announce)
         self._commits = Commits(api, world.jobs, self._uid_of, self._committed, lane, self._left)
+        self._explanations = Explanations(self._commits)
         self._templates = Templates(
             api, world, seams,
             passed=self._resubmit,
@@ -273,6 +275,7 @@ class Term:
             self._world.teams(),
         )  # fmt: skip
         self._inbox.keep([])
+        self._explanations.clear()
         self._stale = ""
         self._submissions.begin(live)
         self._commits.begin(live.values())
@@ -343,6 +346,7 @@ class Term:
         commits = [
             replace(one, status=self._shown(one)) for one in actions if isinstance(one, Commit)
         ]  # fmt: skip
+        commits = self._explanations.put_aside(commits)
         gone: set[str] = set()
         await self._commits.store(commits, gone)
         self._gateway.stored(events)
@@ -356,6 +360,7 @@ class Term:
             self._settle(commit.job)
         for key in known - self._state.jobs.keys():
             self._commits.forgotten(key)
+            self._explanations.forgotten(key)
             self._submissions.forgotten(key)
         for key in self._marked:
             if key in self._state.jobs and key not in self._left:
@@ -363,6 +368,16 @@ class Term:
         self._marked.clear()
         self._metrics.observe(self._state, self._token.holder)
         self._counts.look()
+        await self._explain()
+
+    async def _explain(self) -> None:
+        """Store why jobs wait until something is to be decided; some of it in any case."""
+        while self._explanations:
+            for job in await self._explanations.store_some():
+                self._inbox.tell(JobRemoved(job))
+            self.ticked_at = time.monotonic()
+            if self._stale or self._inbox.is_due or time.time() >= self._wake_at:
+                return
 
     def _shown(self, commit: Commit) -> FlyerJobStatus:
         """The status as those who may read this job alone may see it."""

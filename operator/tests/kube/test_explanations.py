@@ -1,0 +1,79 @@
+"""Statuses that only say why jobs wait are stored while nothing else is to be decided."""
+
+from __future__ import annotations
+
+import pytest
+from flyer.api import (
+    AssignedNode,
+    Assignment,
+    Chain,
+    Condition,
+    Eviction,
+    FlyerJobStatus,
+    Pending,
+    Phase,
+)
+from flyer.kube.services.explanations import only_explains
+
+from fakekube.faults import Fault
+
+WAITS = FlyerJobStatus(
+    phase=Phase.QUEUED, chain=Chain(id="u"), pending=Pending(reason="WaitingForNodes", message="1")
+)
+
+CONDITION = Condition(
+    type="QuotaReserved", status="False", reason="WaitingForTurn", last_transition_time=1.0
+)
+PLACED = Assignment(
+    epoch=1, nodes=(AssignedNode(name="a0", zone="A", first_rank=0),), reserved_at=1.0
+)
+
+
+def test_another_reason_or_number_only_explains():
+    after = WAITS.replace(
+        pending=Pending(reason="WaitingForTurn", message="2"), reason="WaitingForTurn", epoch=2,
+        conditions=(CONDITION,),
+        observed_generation=2,
+    )  # fmt: skip
+    assert only_explains(WAITS, after)
+    assert only_explains(None, after)
+
+
+@pytest.mark.parametrize(
+    ("before", "changes"),
+    [
+        (WAITS, {"phase": Phase.RESERVED}),
+        (WAITS, {"phase": Phase.SUSPENDED}),
+        (WAITS, {"chain": Chain(id="u", attempt=1)}),
+        (WAITS, {"eviction": Eviction(reason="Preempted", time=1.0, attempt=0)}),
+        (WAITS.replace(phase=Phase.RUNNING, assignment=PLACED), {}),
+        (WAITS.replace(phase=Phase.SUSPENDED), {}),
+        (None, {"chain": Chain(id="u", attempt=1)}),
+    ],
+)
+def test_whatever_moves_a_job_is_stored_first(before, changes):
+    assert not only_explains(before, WAITS.replace(**changes))
+
+
+async def test_a_suspension_does_not_wait_for_the_reasons_of_a_flood(cluster, until):
+    cluster.nodes("A")
+    cluster.operator()
+    cluster.submit("runs")
+    await until(lambda: cluster.phase("runs") is Phase.RUNNING)
+    # Eight at once: 200 statuses take more than a second.
+    cluster.server.faults.add(
+        Fault(do="delay", verb="update", resource="flyerjobs/status", seconds=0.05, times=10**6)
+    )
+    flood = [f"w{index}" for index in range(200)]
+    for name in flood:
+        cluster.submit(name)
+
+    def told():
+        return [name for name in flood if cluster.status(name).pending is not None]
+
+    await until(told)
+    before = len(told())
+    cluster.edit("runs", suspend=True)
+    await until(lambda: cluster.phase("runs") is not Phase.RUNNING)
+    assert len(told()) - before <= 32
+    await until(lambda: len(told()) >= len(flood) - 1)  # one of them starts instead
