@@ -37,6 +37,7 @@ def test_another_reason_or_number_only_explains():
     )  # fmt: skip
     assert only_explains(WAITS, after)
     assert only_explains(None, after)
+    assert only_explains(None, after.replace(phase=Phase.SUSPENDED))
 
 
 @pytest.mark.parametrize(

@@ -64,10 +64,12 @@ class Explanations:
 
 
 def only_explains(before: FlyerJobStatus | None, after: FlyerJobStatus) -> bool:
-    """Whether a waiting job's status differs from the stored one in nothing but why it waits."""
-    if after.phase is not Phase.QUEUED or after.occupied or after.assignment is not None:
+    """Whether a job's status says no more than that it waits, as it did, and why."""
+    if after.phase not in (Phase.QUEUED, Phase.SUSPENDED):
         return False
-    if before is None:
+    if after.occupied or after.assignment is not None:
+        return False
+    if before is None:  # whoever reads the job anew decides the same
         return after.chain.attempt == 0 and after.eviction is None
     return _without_reasons(before) == _without_reasons(after)
 
