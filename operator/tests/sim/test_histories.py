@@ -80,6 +80,14 @@ def test_a_queue_in_which_everybody_blocks_everybody_is_found(
     finds("waits .* although .* are nobody's")
 
 
+def test_a_job_that_waits_in_vain_while_faults_go_on_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(History, "_settle_down", lambda _history: 0)
+    monkeypatch.setattr(schedule._Plan, "_needs", lambda *_args: ((), None, ""))
+    finds("for [0-9.]+ s .* waits .* although .* are nobody's", 2_000)
+
+
 def test_a_node_that_is_given_out_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "flyer.engine.market.Market._is_open", lambda market, name: market._may_be_had(name)

@@ -139,7 +139,7 @@ def test_shortcuts_change_no_decision_of_new_histories() -> None:
 
 def test_a_plan_that_is_kept_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(histories, "preempted_in_vain", lambda *_args: "")
-    monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: "")
+    monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: {})
     seeds = range(25)
     right = played(monkeypatch, seeds)
     kept = Draft.is_plan_due
@@ -152,7 +152,7 @@ def test_a_plan_that_is_kept_too_long_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_place_that_is_kept_after_a_change_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(histories, "preempted_in_vain", lambda *_args: "")
-    monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: "")
+    monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: {})
     seeds = range(25)
     right = played(monkeypatch, seeds)
     known: dict[str, Entry] = {}
@@ -167,7 +167,7 @@ def test_a_place_that_is_kept_after_a_change_is_found(monkeypatch: pytest.Monkey
 
 def test_a_shortcut_that_skips_too_much_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(histories, "preempted_in_vain", lambda *_args: "")
-    monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: "")
+    monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: {})
     seeds = range(25)
     right = played(monkeypatch, seeds)
     monkeypatch.setattr(search.Search, "is_hopeless", lambda one, *_args: one._least)

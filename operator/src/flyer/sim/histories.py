@@ -43,6 +43,7 @@ from flyer.engine import (
     StreamRestored,
     Succeeded,
     SuspendReceived,
+    TeamObserved,
     rebuild,
     step,
 )
@@ -75,6 +76,8 @@ POLICY = Policy(
 )
 # A job that could run does so within this time.
 _PATIENCE_SECONDS = 30.0
+# To ask whether a job could run takes as long as a step: one history in so many is asked all along.
+_WATCHED_EVERY = 4
 _RESERVING = (Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING)
 _LIVE = (Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING)
 _OF_OBJECTS = (
@@ -82,6 +85,12 @@ _OF_OBJECTS = (
 )  # fmt: skip
 _PRIORITIES = ("low", "normal", "normal", "high", "auto")
 _USERS = ("anna", "ben")
+_SUBJECTS = {
+    QuotaSubject.USER: _USERS,
+    QuotaSubject.QUEUE: ("default",),
+    QuotaSubject.NAMESPACE: ("default",),
+    QuotaSubject.TEAM: ("red",),
+}
 
 
 class History:
@@ -101,6 +110,8 @@ class History:
         self._gone: dict[str, FlyerJob] = {}
         self._count = 0
         self.epoch = 1
+        self.teams: dict[str, str] = {}
+        self._idle_since: dict[str, float] = {}
         self.state: EngineState = rebuild(self.nodes.values(), (), self.now, 1, POLICY)
 
     def run(self) -> int:
@@ -111,6 +122,8 @@ class History:
                 for _ in range(self._random.randint(1, 3)):
                     self._random.choice(_DEEDS)(self)
                 done += self._advance(self._random.choice((0.1, 0.5, 2.0, 7.0, 40.0)))
+                if self.seed % _WATCHED_EVERY == 0:
+                    self._watch()
             done += self._settle_down()
         except Violation as violation:
             raise Violation(f"seed {self.seed}, step {done}: {violation}") from violation
@@ -352,7 +365,7 @@ class History:
         kind = draw.choice((QuotaSubject.USER, QuotaSubject.USER, *QuotaSubject))
         quota = Quota(
             draw.choice(("q1", "q2")),
-            "*" if total else draw.choice(("*", *_USERS)),
+            "*" if total else draw.choice(("*", *_SUBJECTS[kind])),
             draw.choice(("*", "high", "low")),
             draw.choice(("*", "a100")),
             draw.randint(0, 5),
@@ -362,6 +375,11 @@ class History:
         )
         self.quotas[quota.name] = quota
         self._inbox.append(QuotaObserved(quota))
+
+    def _assign_team(self) -> None:
+        team = self._random.choice(("", "red", "blue"))
+        self.teams = {"default": team} if team else {}
+        self._inbox.append(TeamObserved("default", team))
 
     def _unlimit(self) -> None:
         for name in list(self.quotas):
@@ -375,9 +393,13 @@ class History:
         nodes = [known[name].node if name in known else node for name, node in self.nodes.items()]
         # What an object says, through its text and back, is tested with `World`.
         jobs = [job for job in self.store.values() if not _over(job)]
-        self.state = rebuild(nodes, jobs, self.now, self.epoch, POLICY, self.quotas.values())
+        self.state = rebuild(
+            nodes, jobs, self.now, self.epoch, POLICY, self.quotas.values(), teams=self.teams
+        )
         self._inbox = [
-            event for event in self._inbox if isinstance(event, (JobRemoved, QuotaRemoved))
+            event
+            for event in self._inbox
+            if isinstance(event, (JobRemoved, QuotaRemoved, TeamObserved))
         ]
         for name, state in known.items():
             if state.lost:
@@ -426,14 +448,21 @@ class History:
             if stored is not None and not job.removed and stored.status != job.status:
                 raise Violation(f"{key}: the state is not what is stored")
 
+    def _watch(self) -> None:
+        """Among all that happens, no job could run whenever one looks, for all of the patience."""
+        idle = idle_although_wanted(self.state, self.now)
+        self._idle_since = {key: self._idle_since.get(key, self.now) for key in idle}
+        for key, since in self._idle_since.items():
+            if self.now - since > _PATIENCE_SECONDS:
+                raise Violation(f"for {self.now - since:g} s {idle[key]}")
+
     def _settle_down(self) -> int:
         """No more faults: whoever could run does so within the patience, and no ghost is left."""
         done = self._advance(0.1)
         until = self.now + _PATIENCE_SECONDS
         while self.now < until:
             done += self._advance(self._random.choice((3.0, 5.0)))
-        why = idle_although_wanted(self.state, self.now)
-        if why:
+        for why in idle_although_wanted(self.state, self.now).values():
             raise Violation(why)
         for key, job in self.state.jobs.items():
             if job.status.phase is Phase.RUNNING and not job.removed:
@@ -486,5 +515,6 @@ _DEEDS: tuple[Callable[[History], None], ...] = (
     History._return_node,
     History._limit,
     History._unlimit,
+    History._assign_team,
     History._crash,
 )

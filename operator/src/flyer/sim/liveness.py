@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["idle_although_wanted"]
 
 
-def idle_although_wanted(state: EngineState, now: float) -> str:
-    """The first job that waits without a reason, and the nodes that it could have; empty: none."""
+def idle_although_wanted(state: EngineState, now: float) -> dict[str, str]:
+    """The jobs that wait without a reason, and the nodes that each of them could have."""
+    found: dict[str, str] = {}
     draft = Draft(state, now)
     taken = {*draft.reserved_by(), *draft.occupied_by()}
     claims = schedule(Draft(state, now))
@@ -38,8 +39,8 @@ def idle_although_wanted(state: EngineState, now: float) -> str:
                 places.setdefault((node.node_class, node.zone), []).append(node.name)
         for (node_class, _), names in places.items():
             if len(names) >= job.spec.nodes and _has_quota(draft, job, node_class):
-                return f"{key} waits ({job.status.pending}) although {names} are nobody's"
-    return ""
+                found[key] = f"{key} waits ({job.status.pending}) although {names} are nobody's"
+    return found
 
 
 def _gone_at(draft: Draft, job: JobState) -> float:
