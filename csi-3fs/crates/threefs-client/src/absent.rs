@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use fabric::deadline::Deadline;
 use threefs_core::ids::InodeId;
+use threefs_meta::protocol::BATCH_MAX;
 use threefs_meta::{At, MetaError, MetaQuery, MetaReply};
 
 use crate::Client;
@@ -17,55 +18,61 @@ use crate::files::FileHandle;
 
 impl Client {
     /// Looks the files of absent chunks up again. Gives the reads whose chunks should be there by
-    /// now; the others are holes.
+    /// now; the others are holes. The file of a read that is made again is what was found now.
     ///
     /// # Errors
     /// [`ClientError::Stale`] where a file is gone, [`ClientError::Lost`] where a chunk is.
     pub(crate) async fn sort_absent(
         &self,
-        files: &mut [FileHandle],
+        files: &mut Vec<FileHandle>,
         absent: Vec<ChunkRead>,
         deadline: Deadline,
     ) -> Result<Vec<ChunkRead>, ClientError> {
-        let mut now: BTreeMap<InodeId, FileHandle> = BTreeMap::new();
-        let mut again = Vec::new();
+        let mut by_inode: BTreeMap<InodeId, Vec<ChunkRead>> = BTreeMap::new();
         for read in absent {
-            let Some(before) = files.get(read.file) else { continue };
-            let inode = before.inode;
-            let after = match now.get(&inode) {
-                Some(known) => known.clone(),
-                None => {
-                    let fresh = self.look_again(before, deadline).await?;
-                    now.entry(inode).or_insert(fresh).clone()
-                }
-            };
-            let index = read.place.chunk.index;
-            if !after.written.contains(index) {
-                continue;
-            }
-            let untouched = after.truncate_version == before.truncate_version;
-            if untouched && before.written.contains(index) {
-                let (path, chain) = (before.path.to_string(), read.place.chain);
-                return Err(ClientError::Lost { path, chunk: read.place.chunk, chain });
-            }
-            again.push(read);
+            by_inode.entry(read.place.chunk.inode).or_default().push(read);
         }
-        for file in files {
-            if let Some(fresh) = now.get(&file.inode) {
-                let path = file.path.clone();
-                *file = FileHandle { path, ..fresh.clone() };
+        let mut again = Vec::new();
+        for mut reads in by_inode.into_values() {
+            while !reads.is_empty() {
+                // Each group is of one moment.
+                let group = reads.split_off(reads.len().saturating_sub(BATCH_MAX));
+                let chunks = group.iter().map(|read| read.place.chunk.index).collect();
+                let file = group.first().and_then(|read| files.get(read.file));
+                let Some(file) = file.cloned() else { continue };
+                let now = self.look_again(&file, chunks, deadline).await?;
+                let number = files.len();
+                for mut read in group {
+                    let index = read.place.chunk.index;
+                    if !now.written.contains(index) {
+                        continue;
+                    }
+                    let before = files.get(read.file).filter(|before| {
+                        before.truncate_version == now.truncate_version
+                            && before.written.contains(index)
+                    });
+                    if let Some(before) = before {
+                        let (path, chain) = (before.path.to_string(), read.place.chain);
+                        return Err(ClientError::Lost { path, chunk: read.place.chunk, chain });
+                    }
+                    read.file = number;
+                    again.push(read);
+                }
+                files.push(now);
             }
         }
         Ok(again)
     }
 
+    /// The file, with those of the chunks that must exist.
     async fn look_again(
         &self,
         file: &FileHandle,
+        chunks: Vec<u32>,
         deadline: Deadline,
     ) -> Result<FileHandle, ClientError> {
         let what = format!("read `{}`", file.path);
-        let query = MetaQuery::Stat { at: At::inode(file.inode), follow: false };
+        let query = MetaQuery::StatChunks { at: At::inode(file.inode), chunks };
         match self.0.metadata.query(&what, query, deadline).await {
             Ok(MetaReply::Inode(inode)) => FileHandle::of(&file.path, &inode),
             Ok(other) => Err(ClientError::unexpected("meta", &other)),

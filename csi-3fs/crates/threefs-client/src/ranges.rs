@@ -10,7 +10,7 @@ use bytes::Bytes;
 use fabric::deadline::Deadline;
 use threefs_core::ids::{ChainId, ChunkId, InodeId};
 use threefs_core::layout::{Layout, LayoutError};
-use threefs_meta::protocol::BATCH_MAX;
+use threefs_meta::protocol::{BATCH_MAX, REPORT_RANGES_MAX};
 use threefs_meta::{
     At, InodeKind, LengthReport, MetaChange, MetaError, MetaReply, Reservation, SessionId, Written,
 };
@@ -365,11 +365,14 @@ impl Client {
         }
         let ends: Vec<(LengthReport, &What)> = ends.into_values().collect();
         let mut truncated = HashMap::new();
-        for page in ends.chunks(BATCH_MAX) {
-            let reports = page.iter().map(|(report, _)| report.clone()).collect();
-            let what = page.first().map_or_else(String::new, |(_, path)| format!("write `{path}`"));
-            let ended = |(report, _): &(LengthReport, _)| {
-                Some((report.inode, *sessions.get(&report.inode)?))
+        for page in pages(split(ends)) {
+            let reports = page.iter().map(|part| part.report.clone()).collect();
+            let what =
+                page.first().map_or_else(String::new, |part| format!("write `{}`", part.path));
+            // With the last report of a file.
+            let ended = |part: &Part<'_>| {
+                let session = sessions.get(&part.report.inode).filter(|_| part.last)?;
+                Some((part.report.inode, *session))
             };
             let ends = page.iter().filter_map(ended).collect();
             let change = MetaChange::ReportLengths { reports, ends };
@@ -377,7 +380,7 @@ impl Client {
                 MetaReply::Inodes(inodes) if inodes.len() == page.len() => inodes,
                 other => return Err(ClientError::unexpected("meta", &other)),
             };
-            for ((report, path), inode) in page.iter().zip(inodes) {
+            for (Part { report, path, .. }, inode) in page.iter().zip(inodes) {
                 let inode = inode.map_err(|error| match error {
                     MetaError::NotFound { .. } => MetaError::NotFound { path: path.to_string() },
                     other => other,
@@ -466,6 +469,46 @@ impl Client {
         }
         Err(attempts.unavailable(self.0.config.timeout))
     }
+}
+
+/// One of the reports of a file.
+struct Part<'a> {
+    report: LengthReport,
+    path: &'a What,
+    last: bool,
+}
+
+/// Reports with no more ranges than a change may carry, those of one file one after the other.
+fn split(reports: Vec<(LengthReport, &What)>) -> Vec<Part<'_>> {
+    let mut parts = Vec::with_capacity(reports.len());
+    for (mut report, path) in reports {
+        loop {
+            let written = report.written.take(REPORT_RANGES_MAX);
+            let last = report.written.is_empty();
+            parts.push(Part { report: LengthReport { written, ..report.clone() }, path, last });
+            if last {
+                break;
+            }
+        }
+    }
+    parts
+}
+
+/// What one change may carry each.
+fn pages(parts: Vec<Part<'_>>) -> Vec<Vec<Part<'_>>> {
+    let mut pages: Vec<Vec<Part<'_>>> = Vec::new();
+    let mut ranges = REPORT_RANGES_MAX;
+    for part in parts {
+        ranges += part.report.written.ranges();
+        match pages.last_mut() {
+            Some(page) if ranges <= REPORT_RANGES_MAX && page.len() < BATCH_MAX => page.push(part),
+            _ => {
+                ranges = part.report.written.ranges();
+                pages.push(vec![part]);
+            }
+        }
+    }
+    pages
 }
 
 impl From<MetaError> for ClientError {

@@ -4,6 +4,7 @@
 //! the service only decodes, runs them and answers once they are durable.
 
 mod ages;
+mod chunk_page;
 mod chunks;
 mod client;
 mod clients;

@@ -123,7 +123,8 @@ pub enum InodeKind {
         /// Counts the changes of the content: length reports, truncations. Equal numbers mean
         /// equal bytes, even if somebody has set the times back.
         content: u64,
-        /// Chunks that must exist. An absent chunk elsewhere is a hole.
+        /// Chunks that must exist. An absent chunk elsewhere is a hole, unless there are more of
+        /// them: then [`MetaQuery::StatChunks`] tells.
         written: Written,
     },
     /// Names.
@@ -266,6 +267,14 @@ pub enum MetaQuery {
     StatMany {
         /// Where, at most [`BATCH_MAX`].
         at: Vec<At>,
+    },
+    /// A file's inode, whose `written` has those of some chunks that must exist, all of one moment,
+    /// and no others. Answered with [`MetaReply::Inode`].
+    StatChunks {
+        /// Where; symbolic links are not followed.
+        at: At,
+        /// Indexes of chunks, at most [`BATCH_MAX`].
+        chunks: Vec<u32>,
     },
     /// One page of a directory in the order of names' bytes. Answered with [`MetaReply::Page`].
     List {
@@ -568,7 +577,8 @@ pub struct LengthReport {
     /// The file's `truncate_version` when it was written: a report from before a truncation must
     /// not undo it, and is passed over.
     pub truncate_version: u64,
-    /// The chunks that were written since the last report, at most [`REPORT_RANGES_MAX`] ranges.
+    /// The chunks that were written since the last report; all reports of a change together have at
+    /// most [`REPORT_RANGES_MAX`] ranges.
     pub written: Written,
 }
 

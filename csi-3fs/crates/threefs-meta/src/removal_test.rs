@@ -187,6 +187,56 @@ async fn a_file_knows_which_of_its_chunks_must_exist() {
     assert_eq!(written(&late), written(&cut));
 }
 
+/// Chunks that must exist, of the first so many.
+async fn existing(fixture: &Fixture, path: &str, chunks: u32) -> Vec<u32> {
+    let all: Vec<u32> = (0..chunks).collect();
+    let mut existing = Vec::new();
+    for page in all.chunks(1024) {
+        let stat = MetaQuery::StatChunks { at: At::path(path), chunks: page.to_vec() };
+        match fixture.query(stat).await.unwrap() {
+            MetaReply::Inode(inode) => {
+                existing.extend(page.iter().filter(|index| written(&inode).contains(**index)));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    existing
+}
+
+#[tokio::test]
+async fn a_file_that_is_written_at_more_places_than_its_inode_keeps_knows_all_its_chunks() {
+    const CHUNKS: u32 = 3000;
+    let fixture = Fixture::memory().await;
+    let file = fixture.create("/file").await;
+    let InodeKind::File { truncate_version, .. } = file.kind else { panic!() };
+    // Every second chunk, back to front.
+    let mut unreported = Written::default();
+    for index in (0..CHUNKS).step_by(2) {
+        unreported.add(index, index);
+    }
+    while !unreported.is_empty() {
+        let written = unreported.take(300);
+        let (inode, length) = (file.id, u64::from(CHUNKS) * CHUNK);
+        let report = LengthReport { inode, length, truncate_version, written };
+        let reports = vec![report];
+        reported(&fixture, MetaChange::ReportLengths { reports, ends: Vec::new() }).await;
+    }
+    let inode = fixture.stat("/file").await.unwrap();
+    assert!(written(&inode).has_more() && written(&inode).ranges() <= 256);
+    let even: Vec<u32> = (0..CHUNKS).step_by(2).collect();
+    assert_eq!(existing(&fixture, "/file", CHUNKS).await, even);
+    let set = |length| MetaChange::SetLength { at: At::path("/file"), length };
+    fixture.change(set(1001 * CHUNK)).await.unwrap();
+    fixture.change(set(u64::from(CHUNKS) * CHUNK)).await.unwrap();
+    assert_eq!(existing(&fixture, "/file", CHUNKS).await, even[..501]);
+    fixture.change(unlink("/file")).await.unwrap();
+    fixture.collect_all().await;
+    check_tree(&fixture.store).await;
+    let rows = threefs_kv::KeyRange::prefix(b"WRIT");
+    let mut txn = fixture.store.begin().await.unwrap();
+    assert!(txn.range(&rows, 1).await.unwrap().is_empty(), "its rows go with it");
+}
+
 #[tokio::test]
 async fn every_change_makes_a_new_version_and_content_is_counted_apart() {
     let fixture = Fixture::memory().await;

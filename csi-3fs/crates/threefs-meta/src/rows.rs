@@ -13,6 +13,7 @@
 //! | `IDEM` client sequence | `AnswerRow` | an executed change and its answer |
 //! | `QUOT` directory | `QuotaRow` | limits of a directory |
 //! | `QBYT`, `QINO`, `QMET` directory | i64 | what counts for them; only bounded additions write it |
+//! | `WRIT` inode level page | `Page` | chunks that were written and that the inode has no place for |
 //! | `XATT` inode name | bytes | an extended attribute |
 //! | `META` name | u64 | the next free inode, the version of this schema, how often the store was opened |
 //! | `METAtree`, `METAcluster` | u128 | which tree it is, and of which cluster |
@@ -41,7 +42,7 @@ pub(crate) const SCHEMA: &[u8] = b"METAschema";
 pub(crate) const QUOTA_INODES: &[u8] = b"QINO";
 pub(crate) const QUOTA_METADATA: &[u8] = b"QMET";
 /// The schema that this code reads and writes.
-pub(crate) const SCHEMA_VERSION: u64 = 4;
+pub(crate) const SCHEMA_VERSION: u64 = 5;
 
 /// Parent of a directory that was removed and is being emptied.
 pub(crate) const REMOVED: InodeId = InodeId(0);
@@ -202,6 +203,18 @@ pub(crate) fn attribute(id: InodeId, name: &str) -> Vec<u8> {
 /// Prefix of all extended attributes of an inode.
 pub(crate) fn attributes(id: InodeId) -> Vec<u8> {
     numbered(b"XATT", id, &[])
+}
+
+/// A page of written chunks; see `ops::written_rows`.
+pub(crate) fn written(id: InodeId, level: u8, page: u64) -> Vec<u8> {
+    // At most 2^24, one past the last page.
+    let [a, b, c, d] = (page as u32).to_be_bytes();
+    numbered(b"WRIT", id, &[level, a, b, c, d])
+}
+
+/// Prefix of all pages of written chunks of a file.
+pub(crate) fn written_of(id: InodeId) -> Vec<u8> {
+    numbered(b"WRIT", id, &[])
 }
 
 pub(crate) fn trim(id: InodeId) -> Vec<u8> {

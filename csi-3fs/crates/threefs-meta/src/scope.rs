@@ -159,6 +159,7 @@ fn permit(ticket: &Ticket, request: &MetaRequest) -> Result<(), MetaError> {
             }
             MetaQuery::Stat { .. }
             | MetaQuery::StatMany { .. }
+            | MetaQuery::StatChunks { .. }
             | MetaQuery::List { .. }
             | MetaQuery::Open { .. }
             | MetaQuery::Hold { .. }

@@ -176,6 +176,10 @@ impl Tree {
                 check_batch("at", at.len())?;
                 store.transact(deadline, &ops::StatMany { who, at }).await
             }
+            MetaQuery::StatChunks { at, chunks } => {
+                check_batch("chunks", chunks.len())?;
+                store.transact(deadline, &ops::StatChunks { who, at, chunks }).await
+            }
             MetaQuery::List { at, after, limit } => {
                 store.transact(deadline, &ops::List { who, at, after, limit: *limit }).await
             }
@@ -491,16 +495,15 @@ pub(crate) fn check_batch(field: &str, length: usize) -> Result<(), MetaError> {
 }
 
 fn check_ranges<'a>(reports: impl Iterator<Item = &'a LengthReport>) -> Result<(), MetaError> {
-    for report in reports {
-        if report.written.ranges() > REPORT_RANGES_MAX {
-            return Err(MetaError::Invalid {
-                field: "written".into(),
-                value: report.written.ranges().to_string(),
-                reason: format!("a report has at most {REPORT_RANGES_MAX} ranges"),
-            });
-        }
+    let ranges: usize = reports.map(|report| report.written.ranges()).sum();
+    if ranges <= REPORT_RANGES_MAX {
+        return Ok(());
     }
-    Ok(())
+    Err(MetaError::Invalid {
+        field: "written".into(),
+        value: ranges.to_string(),
+        reason: format!("a change reports at most {REPORT_RANGES_MAX} ranges; send several"),
+    })
 }
 
 /// Wall-clock time, for people: nothing depends on its steadiness.

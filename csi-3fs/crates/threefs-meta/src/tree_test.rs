@@ -175,9 +175,10 @@ async fn reports_of_many_files_with_all_their_ranges_are_answered() {
     }
     let chunk = 1u64 << 20;
     let ranges = crate::written::RANGES_MAX as u64;
-    for from in (0..ranges).step_by(crate::written::REPORT_RANGES_MAX) {
+    let each = crate::written::REPORT_RANGES_MAX / FILES;
+    for from in (0..ranges).step_by(each) {
         let mut written = crate::Written::default();
-        for number in from..from + crate::written::REPORT_RANGES_MAX as u64 {
+        for number in from..from + each as u64 {
             let at = ((1 << 30) + number * 2) * chunk;
             written.add_bytes(at, at + 1, 1 << 20);
         }

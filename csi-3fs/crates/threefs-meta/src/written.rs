@@ -2,20 +2,25 @@
 //!
 //! A chunk in them was written and never removed since, so storage must have it: a read that does
 //! not find it has met data loss and returns an error. Outside of them an absent chunk is a hole.
-//! The set is bounded; what does not fit is forgotten, which turns an error into zeros and never
-//! zeros into an error.
+//! The set is exact. An inode keeps [`RANGES_MAX`] ranges, the longest; further ones are in rows of
+//! the store (`ops::written_rows`).
 
 use serde::{Deserialize, Serialize};
 
-/// Ranges that an inode keeps: at most 2.5 KiB of its row. A file that is written from its start to
-/// its end, or by up to this many writers at distant places at once, is known completely.
+/// Ranges that an inode keeps itself: at most 2.5 KiB of its row. A file that is written from its
+/// start to its end, or by up to this many writers at distant places at once, needs no more.
 pub const RANGES_MAX: usize = 256;
-/// Ranges that one length report may carry.
-pub const REPORT_RANGES_MAX: usize = 64;
+/// Ranges that all reports of one change may carry together: what they move into rows fits in one
+/// transaction.
+pub const REPORT_RANGES_MAX: usize = 512;
 
 /// Chunk indexes, as ranges (first, last), sorted, disjoint and not adjacent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Written(Vec<(u32, u32)>);
+pub struct Written {
+    ranges: Vec<(u32, u32)>,
+    /// Of an inode: further ranges are in rows of the store.
+    more: bool,
+}
 
 impl Written {
     /// The chunks that bytes from `offset` on and before `end` lie in.
@@ -30,130 +35,151 @@ impl Written {
         let size = u64::from(chunk_bytes.max(1));
         if end > offset {
             let index = |at: u64| u32::try_from(at / size).unwrap_or(u32::MAX);
-            self.add(index(offset), index(end - 1), REPORT_RANGES_MAX);
+            self.add(index(offset), index(end - 1));
         }
     }
 
-    /// Adds all of another set, and keeps at most [`RANGES_MAX`] ranges.
+    /// Adds the chunks from `first` to `last`.
+    pub fn add(&mut self, first: u32, last: u32) {
+        if first > last {
+            return;
+        }
+        let before = |end: u32| end.checked_add(1).is_some_and(|next| next < first);
+        let begin = self.ranges.partition_point(|(_, end)| before(*end));
+        let end = self.ranges.partition_point(|(start, _)| *start <= last.saturating_add(1));
+        let joined = self.ranges.get(begin..end).unwrap_or_default();
+        let first = joined.first().map_or(first, |(start, _)| first.min(*start));
+        let last = joined.last().map_or(last, |(_, end)| last.max(*end));
+        self.ranges.splice(begin..end.max(begin), [(first, last)]);
+    }
+
+    /// Adds all ranges of another set.
     pub fn merge(&mut self, other: &Self) {
-        self.merge_within(other, RANGES_MAX);
+        for (first, last) in &other.ranges {
+            self.add(*first, *last);
+        }
     }
 
-    fn merge_within(&mut self, other: &Self, ranges_max: usize) {
-        for (first, last) in &other.0 {
-            self.add(*first, *last, ranges_max);
+    /// Takes the shortest range out until at most `ranges_max` are left, and gives those taken.
+    pub fn shorten(&mut self, ranges_max: usize) -> Self {
+        let mut taken = Self::default();
+        while self.ranges.len() > ranges_max {
+            let length = |at: &usize| self.ranges[*at].1 - self.ranges[*at].0;
+            let Some(shortest) = (0..self.ranges.len()).min_by_key(length) else { break };
+            let (first, last) = self.ranges.remove(shortest);
+            taken.add(first, last);
         }
+        taken
+    }
+
+    /// Takes the first ranges out, at most `ranges_max`.
+    pub fn take(&mut self, ranges_max: usize) -> Self {
+        let rest = self.ranges.split_off(ranges_max.min(self.ranges.len()));
+        Self { ranges: std::mem::replace(&mut self.ranges, rest), more: false }
     }
 
     /// Forgets the chunks at or beyond `length` bytes.
     pub fn cut(&mut self, length: u64, chunk_bytes: u32) {
-        let chunks = length.div_ceil(u64::from(chunk_bytes.max(1)));
-        self.0.retain(|(first, _)| u64::from(*first) < chunks);
-        if let Some((_, last)) = self.0.last_mut() {
+        let chunks = chunks_of(length, chunk_bytes);
+        self.ranges.retain(|(first, _)| u64::from(*first) < chunks);
+        if let Some((_, last)) = self.ranges.last_mut() {
             let end = u32::try_from(chunks.saturating_sub(1)).unwrap_or(u32::MAX);
             *last = (*last).min(end);
         }
     }
 
-    /// Whether this chunk must exist.
+    /// Whether this chunk must exist. Of an inode with more ranges in rows `false` is no answer.
     pub fn contains(&self, index: u32) -> bool {
-        self.0.iter().any(|(first, last)| (*first..=*last).contains(&index))
+        let place = self.ranges.partition_point(|(_, last)| *last < index);
+        self.ranges.get(place).is_some_and(|(first, _)| *first <= index)
+    }
+
+    /// The ranges, first and last chunk of each.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.ranges.iter().copied()
     }
 
     /// How many ranges it has.
     pub fn ranges(&self) -> usize {
-        self.0.len()
+        self.ranges.len()
     }
 
     /// True when nothing is in it.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.ranges.is_empty()
     }
 
-    fn add(&mut self, first: u32, last: u32, ranges_max: usize) {
-        if first > last {
-            return;
-        }
-        let (mut first, mut last) = (first, last);
-        self.0.retain(|(begin, end)| {
-            let apart = end.checked_add(1).is_some_and(|next| next < first)
-                || last.checked_add(1).is_some_and(|next| next < *begin);
-            if !apart {
-                first = first.min(*begin);
-                last = last.max(*end);
-            }
-            apart
-        });
-        let place = self.0.partition_point(|(begin, _)| *begin < first);
-        self.0.insert(place, (first, last));
-        while self.0.len() > ranges_max {
-            let shortest = (0..self.0.len()).min_by_key(|at| self.0[*at].1 - self.0[*at].0);
-            self.0.remove(shortest.unwrap_or(0));
-        }
+    /// Whether further ranges are in rows of the store.
+    pub fn has_more(&self) -> bool {
+        self.more
     }
+
+    /// Notes that further ranges are in rows of the store, or that none is any more.
+    pub(crate) fn set_more(&mut self, more: bool) {
+        self.more = more;
+    }
+}
+
+/// Chunks that may hold bytes before `length`.
+pub(crate) fn chunks_of(length: u64, chunk_bytes: u32) -> u64 {
+    length.div_ceil(u64::from(chunk_bytes.max(1)))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
     use super::*;
+
+    fn of(ranges: &[(u32, u32)]) -> Written {
+        Written { ranges: ranges.to_vec(), more: false }
+    }
 
     #[test]
     fn adjacent_ranges_become_one_and_a_cut_keeps_the_chunk_with_the_end() {
         let mut written = Written::of_bytes(0, 100, 10);
         written.add_bytes(100, 101, 10);
-        assert_eq!(written, Written(vec![(0, 10)]));
+        assert_eq!(written, of(&[(0, 10)]));
         written.cut(55, 10);
-        assert_eq!(written, Written(vec![(0, 5)]));
+        assert_eq!(written, of(&[(0, 5)]));
         written.cut(0, 10);
         assert!(written.is_empty());
         written.add_bytes(u64::MAX - 1, u64::MAX, 10);
         assert!(written.contains(u32::MAX));
     }
 
-    /// Each of them continues at its place, in turn; what the bound forgets stays forgotten.
     #[test]
-    fn ninety_six_writers_of_one_file_leave_no_chunk_unknown() {
-        const CHUNKS: u64 = 64;
-        let mut written = Written::default();
-        for chunk in 0..CHUNKS {
-            for writer in 0..96 {
-                let at = (writer * CHUNKS + chunk) * 10;
-                written.merge(&Written::of_bytes(at, at + 10, 10));
-            }
-        }
-        assert_eq!(written, Written(vec![(0, 96 * CHUNKS as u32 - 1)]));
+    fn the_shortest_ranges_are_those_that_are_taken() {
+        let mut written = of(&[(0, 9), (20, 20), (30, 35), (50, 51)]);
+        assert_eq!(written.shorten(2), of(&[(20, 20), (50, 51)]));
+        assert_eq!(written, of(&[(0, 9), (30, 35)]));
+        assert_eq!(written.take(1), of(&[(0, 9)]));
+        assert_eq!((written.take(5), written.is_empty()), (of(&[(30, 35)]), true));
     }
 
     proptest! {
-        /// It never claims a chunk that was not written, however small the bound is, and while the
-        /// bound holds all of them it forgets none.
+        /// It holds exactly what was written and not cut since.
         #[test]
-        fn it_claims_only_what_was_written(
+        fn it_is_the_set_of_what_was_written(
             steps in prop::collection::vec((0u32..60, 0u32..20, any::<bool>()), 0..60),
         ) {
-            const BOUND: usize = 16;
             let mut written = Written::default();
-            let mut model = std::collections::BTreeSet::new();
-            let mut complete = true;
+            let mut model = BTreeSet::new();
             for (at, length, cut) in steps {
                 if cut {
                     written.cut(u64::from(at) * 4 - u64::from(at > 0), 4);
                     model.retain(|index| *index < at);
                 } else {
-                    let more = Written::of_bytes(u64::from(at) * 4, u64::from(at + length) * 4, 4);
-                    written.merge_within(&more, BOUND);
+                    written.merge(&Written::of_bytes(u64::from(at) * 4, u64::from(at + length) * 4, 4));
                     model.extend(at..at + length);
                 }
-                prop_assert!(written.ranges() <= BOUND);
-                let mut ranges = 0;
-                for index in 0..80 {
-                    ranges += u32::from(model.contains(&index) && !model.contains(&(index + 1)));
-                    prop_assert!(!written.contains(index) || model.contains(&index));
+                let begins = |index: &&u32| **index == 0 || !model.contains(&(**index - 1));
+                prop_assert_eq!(written.ranges(), model.iter().filter(begins).count());
+                for index in 0..100 {
+                    prop_assert_eq!(written.contains(index), model.contains(&index));
                 }
-                complete &= ranges as usize <= BOUND;
-                prop_assert!(!complete || model.iter().all(|index| written.contains(*index)));
             }
         }
     }

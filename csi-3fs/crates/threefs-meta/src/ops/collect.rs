@@ -4,7 +4,7 @@ use threefs_core::layout::Layout;
 use threefs_kv::{KeyRange, Operation, Row, Transaction};
 
 use super::remove::{clear_directory, detach_tree};
-use super::{OpError, drop_link, load_named, queue, quota, store};
+use super::{OpError, drop_link, load_named, queue, quota, store, written_rows};
 use crate::holds::Holds;
 use crate::protocol::{EntryKind, InodeKind, Nanoseconds};
 use crate::rows::{self, DentryRow, InodeRow, RemovalRow};
@@ -161,6 +161,7 @@ impl Operation for FinishRemovals<'_> {
             txn.clear(&key);
             txn.clear_range(KeyRange::prefix(&rows::attributes(removal.row.inode)));
             txn.clear(&rows::trim(removal.row.inode));
+            written_rows::clear(txn, removal.row.inode);
             txn.clear(&removal.key);
         }
         Ok(())

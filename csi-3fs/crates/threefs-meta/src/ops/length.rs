@@ -11,10 +11,11 @@ use threefs_kv::{KeyRange, Operation, Transaction};
 
 use super::quota::{self, Charge, bytes_of};
 use super::walk::{Last, find};
-use super::{Given, OpError, load, store};
+use super::{Given, OpError, load, store, written_rows};
 use crate::identity::{Identity, WRITE};
 use crate::protocol::{At, InodeKind, LengthReport, MetaError, MetaReply, Reservation, SessionId};
 use crate::rows::{self, InodeRow, SessionRow, TrimRow};
+use crate::written::{RANGES_MAX, Written, chunks_of};
 
 /// `MetaChange::ReportLengths`.
 pub(crate) struct ReportLengths<'a> {
@@ -149,10 +150,16 @@ pub(super) async fn grow(
     }
     *length = report.length.max(*length);
     *content += 1;
-    let mut reported = report.written.clone();
-    // No more than the report says was written in all.
+    // In order, whatever was sent, and no more than the report says was written in all.
+    let mut reported = Written::default();
+    reported.merge(&report.written);
     reported.cut(report.length, layout.chunk_bytes);
     written.merge(&reported);
+    let moved = written.shorten(RANGES_MAX);
+    if !moved.is_empty() {
+        written.set_more(true);
+        written_rows::add(txn, report.inode, &moved).await?;
+    }
     row.end_max = row.end_max.max(report.length);
     // Also when it did not grow: something was written.
     row.inode.modified = given.now;
@@ -210,6 +217,10 @@ impl Operation for BeginTrim<'_> {
         *length = self.length;
         *content += 1;
         written.cut(self.length, layout.chunk_bytes);
+        if written.has_more() {
+            written_rows::cut(txn, id, chunks_of(self.length, layout.chunk_bytes)).await?;
+            written.set_more(self.length > 0);
+        }
         row.end_max = row.end_max.max(self.length);
         row.inode.modified = self.given.now;
         row.inode.changed = self.given.now;

@@ -27,6 +27,7 @@ pub(crate) mod scope;
 mod session;
 mod special;
 mod walk;
+mod written_rows;
 
 pub(crate) use answer_once::AnswerOnce;
 pub(crate) use attribute::{GetAttribute, ListAttributes, SetAttribute};
@@ -40,7 +41,7 @@ pub(crate) use directory::{MakeDirectory, names_of};
 pub(crate) use init::{InitTree, ReserveInodes};
 pub(crate) use length::{BeginTrim, FinishTrim, ReadTrim, ReportLengths, Reserve};
 pub(crate) use link::Link;
-pub(crate) use query::{CountRows, List, OpenInode, PathOf, Stat, StatMany};
+pub(crate) use query::{CountRows, List, OpenInode, PathOf, Stat, StatChunks, StatMany};
 pub(crate) use quota::{Quotas, SetQuota};
 pub(crate) use registration::{BeginRegistration, FinishRegistration, WriteClaim};
 pub(crate) use remove::{RemoveDirectory, RemoveTree, Unlink};

@@ -4,9 +4,9 @@ use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, KvError, Operation, Transaction};
 
 use super::walk::{Last, find, not_a_directory};
-use super::{OpError, load, not_found, visible};
+use super::{OpError, load, not_found, visible, written_rows};
 use crate::identity::{Identity, READ};
-use crate::protocol::{At, Entry, LIST_LIMIT_MAX, MetaReply, ROOT};
+use crate::protocol::{At, Entry, InodeKind, LIST_LIMIT_MAX, MetaReply, ROOT, Written};
 use crate::rows::{self, DentryRow, REMOVED};
 
 /// `MetaQuery::Stat`.
@@ -66,6 +66,33 @@ impl Operation for StatMany<'_> {
             }
         }
         Ok(MetaReply::Inodes(inodes))
+    }
+}
+
+/// `MetaQuery::StatChunks`.
+pub(crate) struct StatChunks<'a> {
+    pub who: &'a Identity,
+    pub at: &'a At,
+    pub chunks: &'a [u32],
+}
+
+impl Operation for StatChunks<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let mut inode = find(txn, self.who, self.at, Last::Keep).await?.inode;
+        if let InodeKind::File { written, .. } = &mut inode.kind {
+            let mut known = Written::default();
+            if written.has_more() {
+                known = written_rows::known_of(txn, inode.id, self.chunks).await?;
+            }
+            for chunk in self.chunks.iter().filter(|chunk| written.contains(**chunk)) {
+                known.add(*chunk, *chunk);
+            }
+            *written = known;
+        }
+        Ok(MetaReply::Inode(inode))
     }
 }
 
