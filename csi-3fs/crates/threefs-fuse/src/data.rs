@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use threefs_client::{ClientError, FileHandle};
 use threefs_core::ids::InodeId;
 use threefs_meta::identity::{READ, WRITE};
+use threefs_meta::protocol::REPORT_RANGES_MAX;
 use threefs_meta::{
     At, Inode, InodeKind, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, Reservation,
     Written,
@@ -26,6 +27,9 @@ const RESERVE_MIN: u64 = 1 << 20;
 const RESERVE_MAX: u64 = 64 << 20;
 /// Truncations by others that a write follows before it gives up.
 const CUTS_MAX: usize = 16;
+/// Ranges of written chunks of a file that are not reported yet; a write that finds more reports
+/// them first. With what all requests in work may add, one report has room for them.
+const UNREPORTED_MAX: usize = 64;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
@@ -68,13 +72,31 @@ impl Daemon {
         let id = self.inode(call.request.node);
         let inode = self.open_inode(call, id, flags).await?;
         let handle = FileHandle::of(&id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
-        let (_, same) = self.files.open(handle, &inode, 1);
+        let (_, same) = self.open_file(handle, &inode, 1);
         if !same {
             // The length that the kernel knows may be as old as the pages.
             self.device.invalidate_attributes(call.request.node);
         }
         let flags = if same { wire::OPEN_KEEP_CACHE } else { 0 };
         Ok(wire::opened(Body::default(), self.handle(0), flags))
+    }
+
+    /// One more handle of a file. What a former daemon wrote and did not report is now this one's to
+    /// report.
+    pub(crate) fn open_file(
+        &self,
+        handle: FileHandle,
+        inode: &Inode,
+        handles: u32,
+    ) -> (Arc<OpenFile>, bool) {
+        let noted = self.journal.noted(inode.id, handle.truncate_version);
+        let (open, same) = self.files.open(handle, inode, handles);
+        if !noted.is_empty() {
+            let mut state = open.state();
+            state.unreported.merge(&noted);
+            state.dirty = true;
+        }
+        (open, same)
     }
 
     /// The file of a handle. One that a former daemon opened is taken over.
@@ -92,12 +114,12 @@ impl Daemon {
         let inode = inode_of(self.query_as_root(call, &format!("take over {id}"), open).await?)?;
         let file = FileHandle::of(&id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
         let end = if self.is_former(handle) && !self.read_only {
-            let end = self.client.stored_end(&file, inode.length(), call.deadline).await;
+            let end = self.former_end(&file, inode.length(), call.deadline).await;
             end.map_err(|error| self.failed(&format!("take over {id}"), &error, true))?
         } else {
             inode.length()
         };
-        let (open, _) = self.files.open(file, &inode, 0);
+        let (open, _) = self.open_file(file, &inode, 0);
         let mut state = open.state();
         state.has_session = inode.quota.is_some();
         state.learn(&inode);
@@ -140,22 +162,32 @@ impl Daemon {
         let end = offset.checked_add(size as u64).ok_or(Errno::FBIG)?;
         let open = self.file_of(call, handle).await?;
         self.reserve(&open, end, call.deadline).await?;
-        let file = open.state().file.clone();
+        let (file, unreported) = {
+            let state = open.state();
+            (state.file.clone(), state.unreported.ranges())
+        };
+        if unreported >= UNREPORTED_MAX {
+            self.tell_length(file.inode, &open, false, call.deadline).await?;
+        }
         let written = self.client.write_range(&file, offset, payload, call.deadline).await;
         written.map_err(|error| match &error {
             ClientError::InvalidArgument { .. } => Errno::FBIG,
             _ => self.failed(&format!("write {}", file.inode), &error, true),
         })?;
+        let mut chunks = Written::of_bytes(offset, end, file.layout.chunk_bytes);
         {
             let mut state = open.state();
             state.length = state.length.max(end);
-            if state.file.truncate_version == file.truncate_version {
-                state.unreported.add_bytes(offset, end, file.layout.chunk_bytes);
+            if state.file.truncate_version != file.truncate_version {
+                // Some of them may be gone.
+                chunks = Written::default();
             }
+            state.unreported.merge(&chunks);
             state.dirty = true;
             state.written = now();
         }
-        if !self.journal.untold(file.inode) {
+        let noted = self.journal.note(file.inode, file.truncate_version, &chunks);
+        if !noted || !self.journal.untold(file.inode) {
             self.tell_length(file.inode, &open, false, call.deadline).await?;
         }
         Ok(Body::default().u32(size as u32).u32(0))
@@ -225,7 +257,7 @@ impl Daemon {
             let telling = Telling::begin(open);
             let (length, truncate_version, dirty, ends) = {
                 let state = open.state();
-                let ends = last && state.has_session;
+                let ends = last && state.has_session && !telling.more;
                 (state.length, state.file.truncate_version, telling.dirty, ends)
             };
             if !dirty && !ends {
@@ -265,21 +297,27 @@ impl Daemon {
                 if let Some(inode) = &inode {
                     // Somebody cut it, before it was written or after: what was acknowledged counts.
                     state.dirty |= cut && inode.length() < length;
+                    state.dirty |= telling.more;
                     // It keeps a length that has grown since.
                     state.follow(inode);
                 }
                 // A write that sets `dirty` notes it after that.
                 if !state.dirty {
                     self.journal.told(id);
+                } else if !cut {
+                    self.journal.reported(id, truncate_version, &telling.written);
                 }
                 cut
             };
+            let more = telling.more;
             telling.told();
             if !cut {
                 if let Some(inode) = &inode {
                     self.files.advance(inode, u64::from(dirty));
                 }
-                return Ok(());
+                if !more {
+                    return Ok(());
+                }
             }
         }
         Err(Errno::IO)
@@ -371,12 +409,33 @@ impl Daemon {
             return Ok(());
         };
         let file = FileHandle::of(&id.to_string(), &inode)?;
-        let end = self.client.stored_end(&file, inode.length(), deadline).await?;
+        let end = self.former_end(&file, inode.length(), deadline).await?;
         let truncate_version = file.truncate_version;
-        let written = Written::default();
-        let report = LengthReport { inode: id, length: end, truncate_version, written };
-        let change = MetaChange::ReportLengths { reports: vec![report], ends: Vec::new() };
-        self.tell(&what, change, deadline).await.map(drop)
+        let mut noted = self.journal.noted(id, truncate_version);
+        loop {
+            let written = noted.take(REPORT_RANGES_MAX);
+            let report = LengthReport { inode: id, length: end, truncate_version, written };
+            let change = MetaChange::ReportLengths { reports: vec![report], ends: Vec::new() };
+            self.tell(&what, change, deadline).await?;
+            if noted.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The end of what former daemons wrote to a file, at least `length`: of what storage has, and
+    /// of what was noted, should storage have lost it.
+    async fn former_end(
+        &self,
+        file: &FileHandle,
+        length: u64,
+        deadline: Deadline,
+    ) -> Result<u64, ClientError> {
+        let stored = self.client.stored_end(file, length, deadline).await?;
+        let noted = self.journal.noted(file.inode, file.truncate_version);
+        let last = noted.iter().last().map_or(0, |(_, last)| u64::from(last));
+        let begin = last * u64::from(file.layout.chunk_bytes);
+        Ok(if noted.is_empty() { stored } else { stored.max(begin + 1) })
     }
 
     /// Tells all lengths that nobody was told. What fails is told by the next close or fsync.
@@ -398,6 +457,8 @@ struct Telling<'a> {
     open: &'a OpenFile,
     dirty: bool,
     written: Written,
+    /// There are further chunks to tell of.
+    more: bool,
     truncate_version: u64,
 }
 
@@ -406,10 +467,11 @@ impl<'a> Telling<'a> {
         let mut state = open.state();
         let dirty = std::mem::take(&mut state.dirty);
         state.telling = dirty;
-        let written = std::mem::take(&mut state.unreported);
+        let written = state.unreported.take(REPORT_RANGES_MAX);
+        let more = !state.unreported.is_empty();
         let truncate_version = state.file.truncate_version;
         drop(state);
-        Self { open, dirty, written, truncate_version }
+        Self { open, dirty, written, more, truncate_version }
     }
 
     fn told(mut self) {

@@ -17,7 +17,11 @@ use std::time::{Duration, Instant};
 
 use rustix::mm::{MapFlags, ProtFlags};
 use threefs_core::ids::{ClientId, InodeId};
-use threefs_meta::RequestId;
+use threefs_meta::{RequestId, Written};
+
+mod ranges;
+
+use ranges::{RECORD_WORDS, Ranges};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"3FSMNT\x01\0");
 /// Changes under way at most.
@@ -27,7 +31,11 @@ const HEADER_WORDS: usize = 8;
 /// Files whose length the metadata service does not know at most; further writes tell it at once.
 const UNTOLD_MAX: usize = 4096;
 const UNTOLD: usize = HEADER_WORDS + 2 * SLOTS;
-const WORDS: usize = UNTOLD + UNTOLD_MAX;
+/// Ranges of chunks that the metadata service was not told of, of all files; further writes tell it
+/// at once.
+const RECORDS: usize = 8192;
+const RANGES: usize = UNTOLD + UNTOLD_MAX;
+const WORDS: usize = RANGES + RECORDS * RECORD_WORDS;
 /// What a former daemon had under way and the kernel has not sent again by then had its answer.
 const FORMER_KEPT: Duration = Duration::from_secs(120);
 
@@ -54,6 +62,7 @@ struct State {
     /// Files whose length was not told, with their places.
     untold: HashMap<InodeId, usize>,
     untold_free: Vec<usize>,
+    ranges: Ranges,
 }
 
 enum Words {
@@ -120,8 +129,9 @@ impl Journal {
             opened: Instant::now(),
             untold: HashMap::new(),
             untold_free: Vec::with_capacity(UNTOLD_MAX),
+            ranges: Ranges::open(&words),
         };
-        for place in UNTOLD..WORDS {
+        for place in UNTOLD..RANGES {
             match words.at(place).load(SeqCst) {
                 0 => state.untold_free.push(place),
                 inode => drop(state.untold.insert(InodeId(inode), place)),
@@ -164,13 +174,34 @@ impl Journal {
         true
     }
 
-    /// It was told.
+    /// Notes chunks that were written under a truncate version; before the write is answered. False:
+    /// there is no room, they must be told at once.
+    pub(crate) fn note(&self, inode: InodeId, truncate_version: u64, written: &Written) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let ranges = &mut state.ranges;
+        written.iter().all(|range| ranges.note(&self.words, inode, truncate_version, range))
+    }
+
+    /// Chunks that were written under this truncate version and not told.
+    pub(crate) fn noted(&self, inode: InodeId, truncate_version: u64) -> Written {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.ranges.of(&self.words, inode, truncate_version)
+    }
+
+    /// These chunks were told.
+    pub(crate) fn reported(&self, inode: InodeId, truncate_version: u64, written: &Written) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.ranges.reported(&self.words, inode, truncate_version, written);
+    }
+
+    /// It was told, and all its chunks.
     pub(crate) fn told(&self, inode: InodeId) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = state.untold.remove(&inode) {
             self.words.at(place).store(0, SeqCst);
             state.untold_free.push(place);
         }
+        state.ranges.clear(&self.words, inode);
     }
 
     /// Files whose length was not told.
@@ -279,6 +310,44 @@ mod tests {
         assert_eq!(next.id().finished_below, next.id().sequence);
         let other = Journal::open(Some(&path), InodeId(7), true).unwrap();
         assert_ne!(other.client(), second.client(), "another mount, another client");
+    }
+
+    fn chunks(ranges: &[(u32, u32)]) -> Written {
+        let mut written = Written::default();
+        ranges.iter().for_each(|(first, last)| written.add(*first, *last));
+        written
+    }
+
+    #[test]
+    fn a_successor_knows_which_chunks_were_written_and_not_told() {
+        const FILE: InodeId = InodeId(70);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        let first = Journal::open(Some(&path), InodeId(5), true).unwrap();
+        assert!(first.note(FILE, 1, &chunks(&[(3, 3)])));
+        for index in [7, 9, 8, 30] {
+            assert!(first.note(FILE, 2, &chunks(&[(index, index)])));
+        }
+        assert!(first.note(InodeId(71), 2, &chunks(&[(1, 1)])));
+        first.reported(FILE, 2, &chunks(&[(30, 30), (7, 7)]));
+        first.told(InodeId(71));
+        let second = Journal::open(Some(&path), InodeId(5), false).unwrap();
+        assert_eq!(second.noted(FILE, 2), chunks(&[(7, 9)]));
+        assert!(second.noted(FILE, 1).is_empty(), "a truncation came after it");
+        assert!(second.noted(InodeId(71), 2).is_empty());
+        second.reported(FILE, 2, &chunks(&[(0, 40)]));
+        assert!(second.noted(FILE, 2).is_empty());
+    }
+
+    #[test]
+    fn a_journal_without_room_for_chunks_says_so_and_has_room_once_they_are_told() {
+        let journal = Journal::open(None, InodeId(1), true).unwrap();
+        let apart = |number: usize| chunks(&[(2 * number as u32, 2 * number as u32)]);
+        assert!((0..RECORDS).all(|number| journal.note(InodeId(7), 0, &apart(number))));
+        assert!(!journal.note(InodeId(8), 0, &apart(0)));
+        assert!(journal.note(InodeId(7), 0, &apart(3)), "it is known already");
+        journal.told(InodeId(7));
+        assert!((0..RECORDS).all(|number| journal.note(InodeId(8), 0, &apart(number))));
     }
 
     #[test]

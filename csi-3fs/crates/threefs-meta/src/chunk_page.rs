@@ -27,7 +27,7 @@ impl Page {
             }
             return Some(page);
         }
-        if bytes.len() % 4 != 0 || bytes.len() > BITMAP_BYTES {
+        if !bytes.len().is_multiple_of(4) || bytes.len() > BITMAP_BYTES {
             return None;
         }
         for run in bytes.chunks_exact(4) {

@@ -94,6 +94,12 @@ impl Written {
         self.ranges.get(place).is_some_and(|(first, _)| *first <= index)
     }
 
+    /// Whether all chunks from `first` to `last` must exist.
+    pub fn contains_all(&self, first: u32, last: u32) -> bool {
+        let place = self.ranges.partition_point(|(_, end)| *end < last);
+        self.ranges.get(place).is_some_and(|(begin, _)| *begin <= first)
+    }
+
     /// The ranges, first and last chunk of each.
     pub fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         self.ranges.iter().copied()

@@ -5,6 +5,7 @@
 //! most two rows of each level, and a file that is written to its end has hardly any.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, KvError, Transaction};
@@ -131,10 +132,11 @@ pub(super) async fn known_of(
         for level in 0..LEVELS {
             let unit = u64::from(*chunk) >> (PAGE_SHIFT * u32::from(level));
             let place = (level, unit / PAGE_BITS);
-            if !pages.contains_key(&place) {
-                pages.insert(place, read(txn, inode, level, unit).await?);
-            }
-            if pages.get(&place).is_some_and(|page| page.contains(unit % PAGE_BITS)) {
+            let page = match pages.entry(place) {
+                Entry::Occupied(page) => page.into_mut(),
+                Entry::Vacant(page) => page.insert(read(txn, inode, level, unit).await?),
+            };
+            if page.contains(unit % PAGE_BITS) {
                 known.add(*chunk, *chunk);
                 break;
             }
