@@ -25,7 +25,8 @@ pub struct Budget {
     /// Bytes of replies for which handlers reserve room (`Room::reserve`).
     pub reply_bytes_max: usize,
     /// A connection may hold at most one part in so many of the bytes, or one request. All holders
-    /// of one volume's tickets may have one part in so many of the calls.
+    /// of one volume's tickets together may have one part in so many of the calls and of the bytes,
+    /// of these more while as much stays free.
     pub shares: usize,
 }
 
@@ -94,6 +95,13 @@ impl Budgets {
     }
 }
 
+/// Who holds memory: a connection, of a service or with a ticket of a volume.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Payer {
+    pub connection: u64,
+    pub volume: Option<u64>,
+}
+
 /// Credits with waiters: the driver of [`Credits`].
 pub(super) struct Bytes {
     state: Mutex<State>,
@@ -110,17 +118,17 @@ impl Bytes {
         Arc::new(Self { state: Mutex::new(State { credits, waiting: HashMap::new() }) })
     }
 
-    /// Waits for `bytes`, in turn with other connections; `None` when the deadline passes first.
+    /// Waits for `bytes`, in turn with others; `None` when the deadline passes first.
     pub(super) async fn acquire(
         self: &Arc<Self>,
-        connection: u64,
+        Payer { connection, volume }: Payer,
         bytes: usize,
         deadline: Deadline,
     ) -> Option<Credit> {
         let (sender, granted) = oneshot::channel();
         let mut asked = {
             let mut state = self.lock();
-            let ticket = state.credits.ask(connection, bytes);
+            let ticket = state.credits.ask(connection, volume, bytes);
             state.waiting.insert(ticket, sender);
             let bytes = state.credits.counted(bytes);
             state.wake();
@@ -133,10 +141,14 @@ impl Bytes {
         }
     }
 
-    /// `bytes` if they are free now and no other connection has been waiting.
-    pub(super) fn try_acquire(self: &Arc<Self>, connection: u64, bytes: usize) -> Option<Credit> {
+    /// `bytes` if they are free now and nobody else has been waiting.
+    pub(super) fn try_acquire(
+        self: &Arc<Self>,
+        Payer { connection, volume }: Payer,
+        bytes: usize,
+    ) -> Option<Credit> {
         let mut state = self.lock();
-        let ticket = state.credits.ask(connection, bytes);
+        let ticket = state.credits.ask(connection, volume, bytes);
         let granted = state.credits.grant();
         let mine = granted.contains(&ticket);
         for other in granted.into_iter().filter(|it| *it != ticket) {
@@ -245,6 +257,10 @@ mod tests {
 
     use super::*;
 
+    fn service(connection: u64) -> Payer {
+        Payer { connection, volume: None }
+    }
+
     fn soon() -> Deadline {
         Deadline::after(Duration::from_secs(60))
     }
@@ -252,13 +268,13 @@ mod tests {
     #[tokio::test]
     async fn a_credit_goes_to_the_next_when_it_is_dropped() {
         let bytes = Bytes::new(10, 1);
-        let held = bytes.acquire(1, 10, soon()).await.unwrap();
-        assert!(bytes.try_acquire(2, 1).is_none());
-        let late = bytes.acquire(2, 1, Deadline::after(Duration::from_millis(10))).await;
+        let held = bytes.acquire(service(1), 10, soon()).await.unwrap();
+        assert!(bytes.try_acquire(service(2), 1).is_none());
+        let late = bytes.acquire(service(2), 1, Deadline::after(Duration::from_millis(10))).await;
         assert!(late.is_none(), "the deadline ends the wait");
         let next = tokio::spawn({
             let bytes = Arc::clone(&bytes);
-            async move { bytes.acquire(2, 10, soon()).await }
+            async move { bytes.acquire(service(2), 10, soon()).await }
         });
         while !bytes.is_short() {
             tokio::task::yield_now().await;
@@ -268,18 +284,18 @@ mod tests {
         assert!(next.covers(10) && next.covers(1_000), "all there is covers anything");
         next.shrink(3);
         assert!(!next.covers(4));
-        let rest = bytes.try_acquire(3, 7).unwrap();
+        let rest = bytes.try_acquire(service(3), 7).unwrap();
         drop((next, rest));
-        assert!(bytes.try_acquire(3, 10).is_some());
+        assert!(bytes.try_acquire(service(3), 10).is_some());
     }
 
     #[tokio::test]
     async fn a_waiter_that_is_dropped_leaves_nothing_behind() {
         let bytes = Bytes::new(10, 1);
-        let held = bytes.acquire(1, 10, soon()).await.unwrap();
+        let held = bytes.acquire(service(1), 10, soon()).await.unwrap();
         let waiter = tokio::spawn({
             let bytes = Arc::clone(&bytes);
-            async move { bytes.acquire(2, 10, soon()).await }
+            async move { bytes.acquire(service(2), 10, soon()).await }
         });
         while !bytes.is_short() {
             tokio::task::yield_now().await;
@@ -288,6 +304,6 @@ mod tests {
         assert!(waiter.await.is_err());
         assert!(bytes.lock().waiting.is_empty());
         drop(held);
-        assert!(bytes.try_acquire(3, 10).is_some());
+        assert!(bytes.try_acquire(service(3), 10).is_some());
     }
 }

@@ -1,16 +1,30 @@
 //! Credits for the bytes of one class of calls, pure: who may send now, in which order.
 //!
-//! Connections take turns, so one connection with a thousand requests does not delay another one
-//! with a single request by more than one request. Within a connection the order is first in,
-//! first out. No connection holds more than its share while it has something, and the connection
-//! whose turn it is is never overtaken: a large request cannot be starved by small ones.
+//! The holders of the cluster's key take turns by connection, those of tickets by volume, and within
+//! a volume again by connection. So one connection with a thousand requests does not delay another
+//! one with a single request by more than one request, and a volume has no more turns for having
+//! more connections. Within a connection the order is first in, first out.
+//!
+//! No connection holds more than its share while it has something. Nor does a volume over all its
+//! connections, unless at least as much stays free as it then holds: alone it may have half. All
+//! volumes together leave a part to services. Who waits for a share does not delay others; a request
+//! that waits for free bytes is never overtaken: a large one cannot be starved by small ones.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
+use super::places::of_tickets;
+
 /// Names a request for credits until it is granted or forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
+
+/// Whose turn it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Holder<K> {
+    Service(K),
+    Volume(u64),
+}
 
 /// Credits of one class, in bytes.
 #[derive(Debug)]
@@ -18,20 +32,44 @@ pub struct Credits<K> {
     free: usize,
     bytes_max: usize,
     share: usize,
+    /// What volumes hold together.
+    of_tickets: usize,
     next_ticket: u64,
-    peers: HashMap<K, Peer>,
-    /// Connections with waiting requests, the next one to be served first.
-    turn: VecDeque<K>,
+    peers: HashMap<K, Peer<K>>,
+    holders: HashMap<Holder<K>, Turns<K>>,
+    /// Holders with waiting requests, the next one to be served first.
+    turn: VecDeque<Holder<K>>,
 }
 
-#[derive(Debug, Default)]
-struct Peer {
+#[derive(Debug)]
+struct Peer<K> {
+    holder: Holder<K>,
     held: usize,
     waiting: VecDeque<(Ticket, usize)>,
 }
 
+/// The connections of a holder.
+#[derive(Debug)]
+struct Turns<K> {
+    held: usize,
+    /// Connections with waiting requests, the next one to be served first.
+    turn: VecDeque<K>,
+}
+
+/// What stands in the way of a holder's next request.
+enum Next<K> {
+    Grant(K, usize),
+    /// What it holds itself.
+    OwnShare,
+    /// What volumes hold.
+    Tickets,
+    /// What all hold.
+    Free,
+}
+
 impl<K: Copy + Eq + Hash> Credits<K> {
-    /// `share`: what one connection may hold at once; a single larger request may exceed it.
+    /// `share`: what one connection or volume may hold at once; a single larger request may exceed
+    /// it.
     #[must_use]
     pub fn new(bytes_max: usize, share: usize) -> Self {
         let bytes_max = bytes_max.max(1);
@@ -39,8 +77,10 @@ impl<K: Copy + Eq + Hash> Credits<K> {
             free: bytes_max,
             bytes_max,
             share: share.clamp(1, bytes_max),
+            of_tickets: 0,
             next_ticket: 0,
             peers: HashMap::new(),
+            holders: HashMap::new(),
             turn: VecDeque::new(),
         }
     }
@@ -51,14 +91,22 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         bytes.min(self.bytes_max)
     }
 
-    /// Queues a request; [`Credits::grant`] says when it may go ahead.
+    /// Queues a request of a connection, which is one with a ticket of `volume`, or of a service;
+    /// [`Credits::grant`] says when it may go ahead.
     #[must_use]
-    pub fn ask(&mut self, peer: K, bytes: usize) -> Ticket {
+    pub fn ask(&mut self, peer: K, volume: Option<u64>, bytes: usize) -> Ticket {
         self.next_ticket += 1;
         let (ticket, bytes) = (Ticket(self.next_ticket), self.counted(bytes));
-        let entry = self.peers.entry(peer).or_default();
+        let holder = volume.map_or(Holder::Service(peer), Holder::Volume);
+        let new = || Peer { holder, held: 0, waiting: VecDeque::new() };
+        let entry = self.peers.entry(peer).or_insert_with(new);
+        let turns = self.holders.entry(entry.holder);
+        let turns = turns.or_insert_with(|| Turns { held: 0, turn: VecDeque::new() });
         if entry.waiting.is_empty() {
-            self.turn.push_back(peer);
+            if turns.turn.is_empty() {
+                self.turn.push_back(entry.holder);
+            }
+            turns.turn.push_back(peer);
         }
         entry.waiting.push_back((ticket, bytes));
         ticket
@@ -68,45 +116,80 @@ impl<K: Copy + Eq + Hash> Credits<K> {
     #[must_use]
     pub fn grant(&mut self) -> Vec<Ticket> {
         let mut granted = Vec::new();
-        let mut skipped = 0;
-        while skipped < self.turn.len() {
-            let Some(&peer) = self.turn.front() else { break };
-            let Some(entry) = self.peers.get_mut(&peer) else {
-                self.turn.pop_front();
-                continue;
-            };
-            let Some(&(ticket, bytes)) = entry.waiting.front() else {
-                self.turn.pop_front();
-                continue;
-            };
-            if entry.held > 0 && entry.held + bytes > self.share {
-                // Its own share is used up: that is no reason for others to wait.
-                self.turn.rotate_left(1);
-                skipped += 1;
-                continue;
+        let mut at = 0;
+        let mut tickets_wait = false;
+        while let Some(&holder) = self.turn.get(at) {
+            match self.next_of(holder) {
+                // A volume that waits for others is not overtaken by volumes.
+                _ if tickets_wait && matches!(holder, Holder::Volume(_)) => at += 1,
+                // The next holder is at this place then.
+                Next::Grant(peer, bytes) => granted.extend(self.take(at, holder, peer, bytes)),
+                Next::Free => break,
+                // No reason for others to wait.
+                Next::OwnShare => at += 1,
+                Next::Tickets => {
+                    tickets_wait = true;
+                    at += 1;
+                }
             }
-            if bytes > self.free {
-                break;
-            }
-            entry.waiting.pop_front();
-            entry.held += bytes;
-            self.free -= bytes;
-            self.turn.pop_front();
-            if !entry.waiting.is_empty() {
-                self.turn.push_back(peer);
-            }
-            granted.push(ticket);
-            skipped = 0;
         }
         granted
+    }
+
+    /// The first of a holder's connections whose own share has room, and what stands in its way.
+    fn next_of(&self, holder: Holder<K>) -> Next<K> {
+        let Some(turns) = self.holders.get(&holder) else { return Next::OwnShare };
+        let next = turns.turn.iter().find_map(|peer| {
+            let entry = self.peers.get(peer)?;
+            let &(_, bytes) = entry.waiting.front()?;
+            (entry.held == 0 || entry.held + bytes <= self.share).then_some((*peer, bytes))
+        });
+        let Some((peer, bytes)) = next else { return Next::OwnShare };
+        if matches!(holder, Holder::Volume(_)) {
+            let share = self.share.max(self.free.saturating_sub(bytes));
+            if turns.held > 0 && turns.held + bytes > share {
+                return Next::OwnShare;
+            }
+            if self.of_tickets > 0 && self.of_tickets + bytes > of_tickets(self.bytes_max) {
+                return Next::Tickets;
+            }
+        }
+        if bytes > self.free { Next::Free } else { Next::Grant(peer, bytes) }
+    }
+
+    /// Gives a holder's connection what its next request needs; `at` is the holder's place.
+    fn take(&mut self, at: usize, holder: Holder<K>, peer: K, bytes: usize) -> Option<Ticket> {
+        let (entry, turns) = (self.peers.get_mut(&peer)?, self.holders.get_mut(&holder)?);
+        let (ticket, _) = entry.waiting.pop_front()?;
+        entry.held += bytes;
+        turns.held += bytes;
+        self.free -= bytes;
+        if matches!(holder, Holder::Volume(_)) {
+            self.of_tickets += bytes;
+        }
+        turns.turn.retain(|it| *it != peer);
+        if !entry.waiting.is_empty() {
+            turns.turn.push_back(peer);
+        }
+        self.turn.remove(at);
+        if !turns.turn.is_empty() {
+            self.turn.push_back(holder);
+        }
+        Some(ticket)
     }
 
     /// Takes a request back that was not granted yet.
     pub fn forget(&mut self, peer: K, ticket: Ticket) {
         let Some(entry) = self.peers.get_mut(&peer) else { return };
         entry.waiting.retain(|(waiting, _)| *waiting != ticket);
-        if entry.waiting.is_empty() {
-            self.turn.retain(|it| *it != peer);
+        let holder = entry.holder;
+        if entry.waiting.is_empty()
+            && let Some(turns) = self.holders.get_mut(&holder)
+        {
+            turns.turn.retain(|it| *it != peer);
+            if turns.turn.is_empty() {
+                self.turn.retain(|it| *it != holder);
+            }
         }
         self.drop_if_idle(peer);
     }
@@ -116,6 +199,12 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         self.free += bytes;
         if let Some(entry) = self.peers.get_mut(&peer) {
             entry.held = entry.held.saturating_sub(bytes);
+            if let Some(turns) = self.holders.get_mut(&entry.holder) {
+                turns.held = turns.held.saturating_sub(bytes);
+            }
+            if matches!(entry.holder, Holder::Volume(_)) {
+                self.of_tickets = self.of_tickets.saturating_sub(bytes);
+            }
         }
         self.drop_if_idle(peer);
     }
@@ -123,24 +212,25 @@ impl<K: Copy + Eq + Hash> Credits<K> {
     /// Whether a request waits because others hold the memory, not because of its own share.
     #[must_use]
     pub fn is_short(&self) -> bool {
-        self.turn.iter().any(|peer| {
-            self.peers.get(peer).is_some_and(|entry| {
-                entry.waiting.front().is_some_and(|&(_, bytes)| {
-                    bytes > self.free && (entry.held == 0 || entry.held + bytes <= self.share)
-                })
-            })
-        })
+        let short = |holder| matches!(self.next_of(holder), Next::Free | Next::Tickets);
+        self.turn.iter().any(|holder| short(*holder))
     }
 
     /// Nothing is held and nothing waits.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.free == self.bytes_max && self.peers.is_empty()
+        self.free == self.bytes_max && self.peers.is_empty() && self.holders.is_empty()
     }
 
     fn drop_if_idle(&mut self, peer: K) {
-        if self.peers.get(&peer).is_some_and(|it| it.held == 0 && it.waiting.is_empty()) {
-            self.peers.remove(&peer);
+        let Some(entry) = self.peers.get(&peer) else { return };
+        if entry.held > 0 || !entry.waiting.is_empty() {
+            return;
+        }
+        let holder = entry.holder;
+        self.peers.remove(&peer);
+        if self.holders.get(&holder).is_some_and(|it| it.held == 0 && it.turn.is_empty()) {
+            self.holders.remove(&holder);
         }
     }
 }
@@ -153,9 +243,9 @@ mod tests {
     #[test]
     fn connections_take_turns() {
         let mut credits = Credits::new(2, 2);
-        let greedy: Vec<Ticket> = (0..100).map(|_| credits.ask('a', 1)).collect();
+        let greedy: Vec<Ticket> = (0..100).map(|_| credits.ask('a', None, 1)).collect();
         assert_eq!(credits.grant(), greedy[..2]);
-        let modest = credits.ask('b', 1);
+        let modest = credits.ask('b', None, 1);
         credits.give_back('a', 1);
         assert_eq!(credits.grant(), [greedy[2]], "its turn had come before the other one asked");
         credits.give_back('a', 1);
@@ -165,14 +255,14 @@ mod tests {
     #[test]
     fn a_connection_keeps_to_its_share_and_a_large_request_to_all() {
         let mut credits = Credits::new(100, 25);
-        let first = credits.ask('a', 20);
-        let second = credits.ask('a', 20);
-        let other = credits.ask('b', 60);
+        let first = credits.ask('a', None, 20);
+        let second = credits.ask('a', None, 20);
+        let other = credits.ask('b', None, 60);
         assert_eq!(credits.grant(), [first, other], "60 is over the share of b, which has nothing");
         assert!(!credits.is_short(), "what waits, waits for its own share");
         credits.give_back('a', 20);
         assert_eq!(credits.grant(), [second]);
-        let whole = credits.ask('c', 1_000);
+        let whole = credits.ask('c', None, 1_000);
         assert_eq!(credits.grant(), []);
         assert!(credits.is_short());
         credits.give_back('a', 20);
@@ -185,11 +275,75 @@ mod tests {
     #[test]
     fn a_large_request_is_not_starved_by_small_ones() {
         let mut credits = Credits::new(10, 10);
-        let held = credits.ask('a', 4);
-        let large = credits.ask('b', 8);
-        let small = credits.ask('c', 1);
+        let held = credits.ask('a', None, 4);
+        let large = credits.ask('b', None, 8);
+        let small = credits.ask('c', None, 1);
         assert_eq!(credits.grant(), [held]);
         credits.give_back('a', 4);
+        assert_eq!(credits.grant(), [large, small]);
+    }
+
+    /// All that the requests of `of` hold when each of them asks for as much as it may.
+    fn taken(credits: &mut Credits<(u64, u8)>, of: u64, connections: u8) -> Vec<(u64, u8)> {
+        let mut asked = HashMap::new();
+        for connection in 0..connections {
+            let peer = (of, connection);
+            for _ in 0..100 {
+                asked.insert(credits.ask(peer, (of > 0).then_some(of), 1), peer);
+            }
+        }
+        let granted: Vec<_> = credits.grant().iter().map(|it| asked.remove(it).unwrap()).collect();
+        for (ticket, peer) in asked {
+            credits.forget(peer, ticket);
+        }
+        granted
+    }
+
+    #[test]
+    fn a_volume_has_no_more_for_having_more_connections() {
+        let mut credits = Credits::new(64, 8);
+        let alone = taken(&mut credits, 1, 50);
+        assert_eq!(alone.len(), 32, "as much stays free");
+        let one = taken(&mut credits, 2, 1);
+        assert_eq!(one.len(), 8, "a connection has its share");
+        let many = taken(&mut credits, 3, 50);
+        assert_eq!(many.len(), 8, "all volumes leave a quarter to services");
+        let services = taken(&mut credits, 0, 50);
+        assert_eq!(services.len(), 16);
+        for peer in [alone, one, many, services].concat() {
+            credits.give_back(peer, 1);
+        }
+        assert!(credits.is_idle() && credits.turn.is_empty());
+    }
+
+    #[test]
+    fn volumes_take_turns_however_many_connections_they_have() {
+        let mut credits = Credits::new(4, 4);
+        let all: Vec<Ticket> = (0..4).map(|_| credits.ask(0, None, 1)).collect();
+        assert_eq!(credits.grant(), all);
+        let many: Vec<Ticket> = (1..=50).map(|peer| credits.ask(peer, Some(1), 1)).collect();
+        let one: Vec<Ticket> = (0..2).map(|_| credits.ask(99, Some(2), 1)).collect();
+        let mut granted = Vec::new();
+        for _ in 0..3 {
+            credits.give_back(0, 1);
+            granted.extend(credits.grant());
+        }
+        assert_eq!(granted, [many[0], one[0], many[1]]);
+        credits.give_back(1, 1);
+        assert_eq!(credits.grant(), [one[1]]);
+    }
+
+    #[test]
+    fn a_volume_that_waits_for_others_is_not_overtaken_by_volumes_and_by_services_it_is() {
+        let mut credits = Credits::new(16, 8);
+        let held = credits.ask(1, Some(1), 8);
+        assert_eq!(credits.grant(), [held]);
+        let large = credits.ask(2, Some(2), 6);
+        let small = credits.ask(3, Some(3), 1);
+        let service = credits.ask(4, None, 4);
+        assert_eq!(credits.grant(), [service]);
+        assert!(credits.is_short());
+        credits.give_back(1, 8);
         assert_eq!(credits.grant(), [large, small]);
     }
 
@@ -198,6 +352,8 @@ mod tests {
         #[test]
         fn all_are_served_in_the_end(steps in prop::collection::vec((0_u8..5, 0_usize..40, 0_u8..3), 1..200)) {
             let mut credits = Credits::new(32, 8);
+            // Two services, and two volumes, one with two connections.
+            let volume = |peer: u8| (peer > 1).then_some(u64::from(peer / 2));
             let mut waiting: Vec<(Ticket, u8, usize)> = Vec::new();
             let mut held: Vec<(Ticket, u8, usize)> = Vec::new();
             let settle = |credits: &mut Credits<u8>, waiting: &mut Vec<(Ticket, u8, usize)>, held: &mut Vec<_>| {
@@ -209,7 +365,7 @@ mod tests {
             for (peer, bytes, what) in steps {
                 match what {
                     0 => {
-                        let ticket = credits.ask(peer, bytes);
+                        let ticket = credits.ask(peer, volume(peer), bytes);
                         waiting.push((ticket, peer, credits.counted(bytes)));
                     }
                     1 if !held.is_empty() => {

@@ -460,6 +460,43 @@ async fn the_calls_of_one_volume_keep_no_other_caller_out() {
     send(&connections[5], b"x", Payload::empty(), 0, soon()).await.unwrap();
 }
 
+/// The memory for requests, too, and that for replies: a volume with many connections has no more
+/// of it, and takes turns with one that has a single one.
+#[tokio::test]
+async fn the_memory_of_a_volume_with_many_connections_leaves_room_for_one_with_a_single_one() {
+    let running = serve(|config| {
+        let bytes_max = 8 * (MIB + KIB);
+        let reply_bytes_max = bytes_max;
+        config.budgets =
+            vec![Budget { bytes_max, reply_bytes_max, shares: 4, ..Budget::default() }];
+    })
+    .await;
+    let mut many = Vec::new();
+    for _ in 0..8 {
+        many.push(of_volume(&running, 1).await.unwrap());
+    }
+    let (one, service) = (of_volume(&running, 2).await.unwrap(), open(&running).await);
+    let before = running.stats.calls.load(Relaxed);
+    let mut holding = JoinSet::new();
+    for connection in many.iter().flat_map(|connection| vec![connection; 4]) {
+        let connection = Arc::clone(connection);
+        holding
+            .spawn(async move { send(&connection, b"hold", large(), 0, soon()).await.map(drop) });
+    }
+    // Half of the memory, over four connections at least.
+    until(|| running.stats.calls.load(Relaxed) == before + 4).await;
+    for connection in [&one, &service] {
+        for _ in 0..3 {
+            send(connection, b"x", large(), 0, soon()).await.unwrap();
+        }
+    }
+    assert_eq!(running.stats.calls.load(Relaxed), before + 10, "the others wait");
+    running.gate.add_permits(32);
+    while let Some(held) = holding.join_next().await {
+        held.unwrap().unwrap();
+    }
+}
+
 #[tokio::test]
 async fn connections_with_tickets_leave_places_to_services() {
     let running = serve(|config| config.connections_max = 8).await;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
 use super::Fault;
-use super::budget::{Bytes, Credit};
+use super::budget::{Bytes, Credit, Payer};
 use crate::deadline::Deadline;
 
 /// The memory that the reply of one call may use. Held until the reply is written; clones share it.
@@ -14,7 +14,7 @@ pub struct Room(Arc<Inner>);
 
 struct Inner {
     replies: Arc<Bytes>,
-    connection: u64,
+    payer: Payer,
     deadline: Deadline,
     closed: watch::Receiver<bool>,
     credit: Mutex<Option<Credit>>,
@@ -23,24 +23,24 @@ struct Inner {
 impl Room {
     pub(super) fn new(
         replies: Arc<Bytes>,
-        connection: u64,
+        payer: Payer,
         deadline: Deadline,
         closed: watch::Receiver<bool>,
     ) -> Self {
         let credit = Mutex::default();
-        Self(Arc::new(Inner { replies, connection, deadline, closed, credit }))
+        Self(Arc::new(Inner { replies, payer, deadline, closed, credit }))
     }
 
-    /// Waits until a reply of at most `bytes` may be made, in turn with other connections. To be
+    /// Waits until a reply of at most `bytes` may be made, in turn with others. To be
     /// called once, before the reply's bytes are read from wherever they are.
     ///
     /// # Errors
     /// A [`Fault`] when the caller has given up or its connection has ended: no reply is needed.
     pub async fn reserve(&self, bytes: usize) -> Result<(), Fault> {
-        let Inner { replies, connection, deadline, closed, credit } = &*self.0;
+        let Inner { replies, payer, deadline, closed, credit } = &*self.0;
         let mut closed = closed.clone();
         let reserved = tokio::select! {
-            reserved = replies.acquire(*connection, bytes, *deadline) => reserved,
+            reserved = replies.acquire(*payer, bytes, *deadline) => reserved,
             _ = closed.wait_for(|closed| *closed) => None,
         };
         // The wait may have lasted to the end.
@@ -60,6 +60,6 @@ impl Room {
 
 impl std::fmt::Debug for Room {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Room").field("connection", &self.0.connection).finish_non_exhaustive()
+        f.debug_struct("Room").field("payer", &self.0.payer).finish_non_exhaustive()
     }
 }

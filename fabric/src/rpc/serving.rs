@@ -17,7 +17,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, BufReader};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
-use super::budget::{Budgets, Credit};
+use super::budget::{Budgets, Credit, Payer};
 use super::encode;
 use super::frame::{Header, Kind};
 use super::guard::ConnectionClock;
@@ -90,6 +90,10 @@ impl Link {
     /// The volume whose ticket the peer holds; `None` for a service.
     fn volume(&self) -> Option<u64> {
         self.grant.ticket().map(|ticket| ticket.directory)
+    }
+
+    fn payer(&self) -> Payer {
+        Payer { connection: self.peer.connection, volume: self.volume() }
     }
 
     async fn ended(&self) {
@@ -214,7 +218,7 @@ impl<S: Service> Shared<S> {
             return Ok(());
         }
         let replies = Arc::clone(self.budgets.replies(header.class));
-        let room = Room::new(replies, link.peer.connection, deadline, link.closed.clone());
+        let room = Room::new(replies, link.payer(), deadline, link.closed.clone());
         let in_flight = InFlight { _room: Some(room.clone()), ..in_flight };
         let (class, peer, grant) = (header.class, link.peer, link.grant.clone());
         let call = Call { message, payload, deadline, expires, peer, grant, class, room };
@@ -232,7 +236,7 @@ impl<S: Service> Shared<S> {
             _ if bytes <= DIRECT_BYTES_MAX => None,
             _ => {
                 let requests = self.budgets.requests(header.class);
-                Some(requests.try_acquire(link.peer.connection, bytes)?)
+                Some(requests.try_acquire(link.payer(), bytes)?)
             }
         };
         Some(InFlight {
@@ -256,7 +260,7 @@ impl<S: Service> Shared<S> {
         tokio::spawn(async move {
             let _place = place;
             let credit = tokio::select! {
-                credit = requests.acquire(link.peer.connection, bytes, deadline) => credit,
+                credit = requests.acquire(link.payer(), bytes, deadline) => credit,
                 () = link.ended() => None,
             };
             // Without one the caller has given up by its own clock.

@@ -367,7 +367,7 @@ impl World {
         timeout_ms: u64,
     ) {
         let opening = self.hosted(from).opening;
-        let caller = Caller { endpoint: from.node, rpc, chain: from.chain, opening };
+        let caller = Caller { endpoint: from.node, rpc, chain: from.chain, opening, volume: None };
         let deadline = self.now + timeout_ms * 1_000;
         self.send(from.node, to, Packet::request(caller, request, payload, deadline));
     }

@@ -141,7 +141,8 @@ impl Port {
         let step = if incoming.payload.is_empty() {
             Step::Granted
         } else {
-            let ticket = gate.requests.ask(incoming.caller.endpoint, incoming.payload.len());
+            let Caller { endpoint, volume, .. } = incoming.caller;
+            let ticket = gate.requests.ask(endpoint, volume, incoming.payload.len());
             gate.tickets.insert(ticket, id);
             Step::Offered
         };
@@ -219,7 +220,7 @@ impl Port {
         if held.reply_bytes == 0 {
             return Entered::Admitted(Box::new(incoming), held);
         }
-        let ticket = gate.replies.ask(held.connection, held.reply_bytes);
+        let ticket = gate.replies.ask(held.connection, incoming.caller.volume, held.reply_bytes);
         gate.reservations.insert(ticket, id);
         self.waiting.insert(id, (incoming, Step::Reserving));
         Entered::Nothing

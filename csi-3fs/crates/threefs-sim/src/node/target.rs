@@ -285,7 +285,7 @@ impl World {
                 chain_version: forward.to.chain_version,
             };
             let opening = self.hosted(at).opening;
-            let caller = Caller { endpoint: at.node, rpc, chain: at.chain, opening };
+            let caller = Caller { endpoint: at.node, rpc, chain: at.chain, opening, volume: None };
             let packet = Packet::response(caller, Ok(StorageReply::Updated(done)), Bytes::new());
             self.push(1, Happening::Deliver { from: to, to: at.node, packet });
         }

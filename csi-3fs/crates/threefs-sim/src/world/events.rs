@@ -24,12 +24,14 @@ pub(crate) struct Caller {
     pub chain: usize,
     /// In this opening of its store.
     pub opening: u64,
+    /// Of a client: the volume whose ticket it holds.
+    pub volume: Option<u64>,
 }
 
 impl Caller {
     /// A client.
     pub(crate) fn client(endpoint: usize, rpc: u64) -> Self {
-        Self { endpoint, rpc, chain: 0, opening: 0 }
+        Self { endpoint, rpc, chain: 0, opening: 0, volume: Some(endpoint as u64 % 2) }
     }
 }
 
