@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import random
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +17,9 @@ import pytest
 import threefs
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "fuse"))
 
+from holding import held
 from test_service_processes import Pods, choose_ports
 
 if TYPE_CHECKING:
@@ -30,23 +37,113 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
         process.wait()
 
 
+class EarlierDisk:
+    """Sets the disk of a node back to an earlier state of it, as a wrong restore does."""
+
+    def __init__(self, pods: Pods, name: str) -> None:
+        self._pods, self._name = pods, name
+        self._disk, self._earlier = pods.folder / name, pods.folder / "earlier"
+        pods.stop(name)
+        shutil.copytree(self._disk, self._earlier)
+        pods.start(name)
+
+    def put_back(self) -> None:
+        self._pods.stop(self._name)
+        shutil.rmtree(self._disk)
+        shutil.copytree(self._earlier, self._disk)
+        self._pods.start(self._name)
+
+
 def test_a_chunk_that_is_lost_is_an_error_that_names_it(pods: Pods) -> None:
     """One replica each, and the disk of one node is set back to an earlier state of it."""
     pods.start_all()
-    storage, earlier = pods.folder / "storage-0", pods.folder / "earlier"
     with threefs.connect(pods.folder / "cluster.json", timeout_seconds=60) as client:
         client.write_file("/first", random.Random(2).randbytes(MIB) * 48)  # all services are up
-        pods.stop("storage-0")
-        shutil.copytree(storage, earlier)
-        pods.start("storage-0")
+        disk = EarlierDisk(pods, "storage-0")
         data = random.Random(3).randbytes(MIB) * 48
         client.write_file("/dense", data)
         client.batch_write([("/sparse", 40 * MIB, b"end")])
-        pods.stop("storage-0")
-        shutil.rmtree(storage)
-        shutil.copytree(earlier, storage)
-        pods.start("storage-0")
+        places = [2 * number * MIB for number in range(600)]
+        client.batch_write([("/scattered", place, b"x") for place in places])
+        disk.put_back()
         with pytest.raises(threefs.Corrupt, match=r"/dense.*was written and .* does not have it"):
             client.read_file("/dense")
         # A hole is no loss, whichever chain it would be on.
         assert client.batch_read([("/sparse", 0, 30 * MIB)]) == [bytes(30 * MIB)]
+        # More ranges than an inode keeps.
+        assert client.batch_read([("/scattered", place + MIB, 1) for place in places[:-1]]) == [
+            b"\0" for _ in places[:-1]
+        ]
+        lost = 0
+        for place in places:
+            try:
+                assert client.batch_read([("/scattered", place, 1)]) == [b"x"], place
+            except threefs.Corrupt:
+                lost += 1
+        assert 0 < lost < len(places)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not Path("/dev/fuse").exists(), reason="needs root and /dev/fuse"
+)
+def test_what_a_killed_daemon_wrote_and_did_not_report_is_no_hole(pods: Pods) -> None:
+    """The metadata service is away while a program writes, and storage loses what was written."""
+    pods.start_all()
+    with threefs.connect(pods.folder / "cluster.json", timeout_seconds=60) as client:
+        client.write_file("/first", random.Random(2).randbytes(MIB) * 48)  # all services are up
+        client.make_directory("/root", 0o777)
+        disk = EarlierDisk(pods, "storage-0")
+        client.write_file("/second", bytes([1]) * (12 * MIB))
+        mount = held(pods.folder / "cluster.json", "/root", pods.folder, 1)
+        program = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(mount.target / "file")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert program.stdin is not None
+        assert program.stdout is not None
+
+        def step() -> str:
+            program.stdin.write("\n")
+            program.stdin.flush()
+            return program.stdout.readline().strip()
+
+        try:
+            assert program.stdout.readline() == "opened\n"
+            pods.stop("meta")
+            assert step() == "written"
+            mount.signal(signal.SIGKILL)
+            disk.put_back()
+            pods.start("meta")
+            mount.respawn()
+            read = json.loads(step())
+        finally:
+            mount.close()
+            program.kill()
+            program.wait()
+    written = range(0, 13, 2)
+    assert all(read[index] == (0 if index % 2 else 1) for index in range(13) if read[index] >= 0)
+    lost = [index for index in range(13) if read[index] < 0]
+    assert {-read[index] for index in lost} == {errno.EIO}
+    assert set(lost) < set(written)
+
+
+# The writer: a process that starts no other, which would wait for the dead daemon to close its file.
+PROGRAM = """
+import json, os, sys
+file = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR, 0o600)
+os.ftruncate(file, 12 << 20)
+print("opened", flush=True)
+sys.stdin.readline()
+for index in range(0, 13, 2):
+    os.pwrite(file, bytes([1]), index << 20)
+print("written", flush=True)
+sys.stdin.readline()
+def read(index):
+    try:
+        return os.pread(file, 1, index << 20)[0]
+    except OSError as error:
+        return -error.errno
+print(json.dumps([read(index) for index in range(13)]), flush=True)
+"""
