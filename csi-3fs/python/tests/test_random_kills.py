@@ -1,8 +1,10 @@
 """Random services are killed and stopped at random moments; an oracle knows what was acknowledged.
 
 Each worker owns files of its own and writes generations into them: a read must give exactly the
-newest acknowledged generation, or, where the last write ended with an error, that one or the one
-before. The seed is printed; run one again with ``THREEFS_KILL_SEED=…``.
+newest acknowledged generation. Other workers, each with a client, write one file together, the same
+places and places side by side in the same chunks (see `shared_file`). An error of any operation
+fails the test: clients outlive every service. The seed is printed; run one again with
+``THREEFS_KILL_SEED=…``.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ import contextlib
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,10 +25,15 @@ import pytest
 if TYPE_CHECKING:
     import threefs
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from shared_file import SharedFile, SharedWriter
+
 SERVICES = ["mgmtd", "meta", "storage-1", "storage-2", "storage-3"]
 FILE_BYTES = 1_500_000
 FILES_PER_WORKER = 4
 WORKERS = 3
+SHARED_WRITERS = 4
 
 
 @dataclass
@@ -100,9 +109,19 @@ def resume(pid: int) -> None:
 def run_seed(cluster: Any, folder: str, seed: int, seconds: float) -> None:
     print(f"THREEFS_KILL_SEED={seed}")
     enough = threading.Event()
-    with cluster.client(60) as client:
+    shared = SharedFile(f"{folder}/shared")
+    with contextlib.ExitStack() as open_clients:
+        client, *clients = (
+            open_clients.enter_context(cluster.client(60)) for _ in range(1 + SHARED_WRITERS)
+        )
+        client.write_file(shared.path, b"")
         workers = [Worker(client, folder, seed * 100 + number) for number in range(WORKERS)]
-        threads = [threading.Thread(target=worker.run, args=[enough]) for worker in workers]
+        writers = [
+            SharedWriter(one, shared, number, seed * 100 + 50 + number)
+            for number, one in enumerate(clients)
+        ]
+        everyone: list[Worker | SharedWriter] = [*workers, *writers]
+        threads = [threading.Thread(target=worker.run, args=[enough]) for worker in everyone]
         for thread in threads:
             thread.start()
         try:
@@ -111,15 +130,18 @@ def run_seed(cluster: Any, folder: str, seed: int, seconds: float) -> None:
             enough.set()
             for thread in threads:
                 thread.join(70)
-        print(f"{len(done)} disturbances, {sum(w.operations for w in workers)} operations")
-        for worker in workers:
+        operations = [sum(w.operations for w in group) for group in (workers, writers)]
+        print(f"{len(done)} disturbances, {operations[0]} operations, {operations[1]} of one file")
+        for worker in everyone:
             if worker.error is not None:
                 raise worker.error
     cluster.wait_whole()
     with cluster.client() as fresh:
         for worker in workers:
             worker.check(fresh)
+        shared.check(fresh)
     assert done
+    assert all(operations)
 
 
 def test_random_kills_lose_nothing(cluster: Any, folder: str) -> None:

@@ -129,7 +129,7 @@ def test_what_a_killed_daemon_wrote_and_did_not_report_is_no_hole(pods: Pods) ->
     assert set(lost) < set(written)
 
 
-# The writer: a process that starts no other, which would wait for the dead daemon to close its file.
+# A process that starts no other: a child would wait for the dead daemon to close the file.
 PROGRAM = """
 import json, os, sys
 file = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR, 0o600)
