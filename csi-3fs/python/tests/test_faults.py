@@ -18,6 +18,20 @@ if TYPE_CHECKING:
 CHUNK = 1 << 20
 SERVICES = ["mgmtd", "meta", "storage-1", "storage-2", "storage-3"]
 
+# Bounds: four times or more what was measured on two cores at a load average of ten.
+#: What an operation is held up while a service is dead or stopped: node failure after 0.5 s, new
+#: routing, a repeated request, or a restart after 0.2 s. Measured: 0.7 s. A client that leaves a
+#: silent head by the time-out of its attempt, 5 s, and not by the new routing, is too slow.
+HELD_UP_SECONDS = 5.0
+#: A repair begins with the read that met the damage. Measured: 0.05 s.
+REPAIR_SECONDS = 5.0
+#: A store that does not open is tried again after 0.5 s, 1 s and so on. Measured: 0.9 s until it is
+#: set aside, 1.7 s for seven tries of all targets.
+REOPEN_SECONDS = 15.0
+#: Removed files keep their chunks for the collector's delay, 2 s, and the grace of dead files.
+#: Measured: 3.2 s.
+COLLECT_SECONDS = 15.0
+
 
 class Writer(threading.Thread):
     """Writes files one after the other and remembers which writes were acknowledged."""
@@ -60,11 +74,15 @@ def under_writes(cluster: Any, folder: str, disturb: Any, seed: int = 1) -> Writ
     with cluster.client() as client:
         writer = Writer(client, folder, seed)
         writer.start()
-        cluster.wait_for(lambda: len(writer.acknowledged) >= 3 or writer.error, 20, "first writes")
+        cluster.wait_for(
+            lambda: len(writer.acknowledged) >= 3 or writer.error, HELD_UP_SECONDS, "first writes"
+        )
         disturb()
         known = len(writer.acknowledged)
         cluster.wait_for(
-            lambda: len(writer.acknowledged) >= known + 1 or writer.error, 25, "writes afterwards"
+            lambda: len(writer.acknowledged) >= known + 1 or writer.error,
+            HELD_UP_SECONDS,
+            "writes afterwards",
         )
         writer.finish()
         writer.check(client)
@@ -103,11 +121,11 @@ def test_a_stopped_storage_process_holds_writes_up_for_a_bounded_time(
     pid = cluster.pid("storage-2")
     try:
         writer = under_writes(cluster, folder, lambda: os.kill(pid, signal.SIGSTOP))
-        assert writer.longest_seconds < 30
+        assert writer.longest_seconds < HELD_UP_SECONDS
         with cluster.client() as fresh:
             begun = time.monotonic()
             writer.check(fresh)
-            assert time.monotonic() - begun < 300
+            assert time.monotonic() - begun < HELD_UP_SECONDS
     finally:
         os.kill(pid, signal.SIGCONT)
     cluster.wait_whole()
@@ -155,7 +173,9 @@ def test_a_store_with_a_damaged_log_is_set_aside_and_synced_anew(start_cluster: 
         damage_logs(folder)
         cluster.kill("storage-2")
         log = cluster.folder / "logs" / "storage-2.log"
-        cluster.wait_for(lambda: "is kept as" in log.read_text(), 40, "a store set aside")
+        cluster.wait_for(
+            lambda: "is kept as" in log.read_text(), REOPEN_SECONDS, "a store set aside"
+        )
         cluster.wait_whole()
         stores = {path.name for path in folder.glob("target-*")}
         assert {name for name in stores if name.endswith(".damaged")} == {
@@ -186,7 +206,9 @@ def test_damaged_logs_of_all_replicas_lose_no_store(start_cluster: Any) -> None:
         for node in (1, 2, 3):
             log = cluster.folder / "logs" / f"storage-{node}.log"
             cluster.wait_for(
-                lambda log=log: log.read_text().count("promote another target") > 6, 60, "tries"
+                lambda log=log: log.read_text().count("promote another target") > 6,
+                REOPEN_SECONDS,
+                "tries",
             )
         with pytest.raises(threefs.ThreeFSError):
             client.read_file("/0")
@@ -222,7 +244,7 @@ def read_until(cluster: Any, client: threefs.Client, path: str, done: Any) -> No
         client.read_file(path)
         return bool(done())
 
-    cluster.wait_for(look, 20, "repair")
+    cluster.wait_for(look, REPAIR_SECONDS, "repair")
 
 
 def fill(client: threefs.Client, written: dict[str, bytes]) -> None:
@@ -258,7 +280,7 @@ def test_a_full_target_is_a_typed_error_and_freed_space_can_be_used(start_cluste
                 return False
             return True
 
-        cluster.wait_for(writes_again, 30, "space after removal")
+        cluster.wait_for(writes_again, COLLECT_SECONDS, "space after removal")
         assert client.read_file("/kept") == b"k" * 1000
 
 
@@ -298,7 +320,8 @@ def test_nobody_answers_is_an_error_that_names_who(start_cluster: Any) -> None:
         begun = time.monotonic()
         with pytest.raises(threefs.Unavailable, match=r"stat `/file`.*1\.0 s.*meta at") as caught:
             client.stat("/file")
-        assert time.monotonic() - begun < 30
+        # The client's time-out is 1 s.
+        assert time.monotonic() - begun < 1 + HELD_UP_SECONDS / 2
         assert caught.value.deadline_seconds == 1.0
         assert "meta" in (caught.value.who or "")
         for service in SERVICES[2:]:
