@@ -265,6 +265,18 @@ fn a_retry_gets_the_first_answer_and_an_older_request_none() {
     assert_eq!(bench.committed(op, 7).len(), 2, "both are answered");
 }
 
+/// A late copy of a killed daemon's write, at a head that has seen nothing itself: it has restarted,
+/// or has just become head.
+#[test]
+fn a_new_head_refuses_a_late_write_of_an_earlier_life_by_the_tags_of_the_chunk() {
+    let of_life = |life| RequestTag { client: ClientId::of_life(9 << 32, life), ..TAG };
+    let mut bench = Bench::serving(1, 3, &[(1, Serving)]);
+    bench.set(state(6, TagWindow::default().with(of_life(2), ChunkVersion(6))), None);
+    let error = error_of(&bench.update(1, of_life(1)));
+    assert!(matches!(error, StorageError::Superseded { .. }), "{error}");
+    apply_op(&bench.update(1, of_life(3)));
+}
+
 #[test]
 fn an_update_whose_time_is_over_is_not_begun_however_long_it_waited_for_its_turn() {
     let mut bench = Bench::serving(1, 3, &[(1, Serving)]);
