@@ -97,6 +97,11 @@ impl DiskBudget {
         ledger.taken = ledger.taken.saturating_sub(bytes);
     }
 
+    /// A store that is opened holds a chunk of this size.
+    pub(crate) fn holds_chunk(&self, bytes: u64) {
+        self.ledger().holds_chunk(bytes);
+    }
+
     /// How much of `wanted` bytes there is room for.
     pub(crate) fn room(&self, wanted: u64, free_bytes: u64) -> u64 {
         let mut ledger = self.ledger();

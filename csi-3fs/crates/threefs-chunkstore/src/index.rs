@@ -218,6 +218,16 @@ impl<F> Inner<F> {
         }
     }
 
+    /// Bytes of the largest chunk, in whole blocks.
+    pub(crate) fn largest_chunk(&self) -> u64 {
+        let states = |entry: &Entry| {
+            let pending = entry.pending.as_ref().map_or(0, |pending| pending.state.length);
+            entry.committed.state.length.max(pending)
+        };
+        let length = self.index.values().map(states).max().unwrap_or(0);
+        u64::from(length).next_multiple_of(BLOCK_BYTES as u64)
+    }
+
     /// After a replay: every block that a state holds is used, all others are free.
     pub(crate) fn claim_blocks(&mut self) -> Result<(), StoreError> {
         let held = |entry: &Entry| {

@@ -88,6 +88,18 @@ pub(crate) fn blocks_needed(
     }
 }
 
+/// Blocks that the chunk has after an update, holes included.
+pub(crate) fn blocks_after(update: &StoreUpdate, base: &Version, payload_bytes: usize) -> u64 {
+    let old = base.state.length as usize;
+    let length = match update.change {
+        ContentChange::Remove => 0,
+        ContentChange::Replace => payload_bytes,
+        ContentChange::Truncate { length } => length as usize,
+        ContentChange::Write { offset } => old.max(offset as usize + payload_bytes),
+    };
+    blocks_of(length) as u64
+}
+
 /// Reads what it needs of the old content (verified) and lays out the new one.
 pub(crate) fn plan<'a, D: Disk>(
     store: &FileChunkStore<D>,

@@ -18,7 +18,8 @@ const CLASSES: usize = class::REPLACE as usize + 1;
 /// Sixteenths of the room that a class leaves to the classes above it.
 const LEAVES: [u64; CLASSES] = [8, 6, 4, 3, 2, 1, 0];
 const PARTS: u64 = 16;
-/// Growth leaves room for copies, but at most this part of the capacity.
+/// Growth leaves room for copies, at most this part of the capacity, and for two of the largest
+/// chunk in any case.
 const KEPT_PARTS: u64 = 32;
 
 /// What an update takes and gives back.
@@ -30,6 +31,8 @@ pub(crate) struct Need {
     pub(crate) bytes: u64,
     /// Bytes of the blocks that its commit frees.
     pub(crate) returns: u64,
+    /// Bytes that the chunk has afterwards, and that overwriting all of it will take.
+    pub(crate) whole: u64,
 }
 
 /// What a store holds of its disk.
@@ -135,6 +138,8 @@ pub(crate) struct Ledger {
     rooms: u64,
     /// The largest copy that was asked for.
     largest: u64,
+    /// The largest chunk.
+    largest_chunk: u64,
     waiting: [VecDeque<Waiting>; CLASSES],
 }
 
@@ -193,6 +198,11 @@ impl Ledger {
         self.all.pending = self.all.pending + now.pending - before.pending;
     }
 
+    /// A chunk of this size may be overwritten.
+    pub(crate) fn holds_chunk(&mut self, bytes: u64) {
+        self.largest_chunk = self.largest_chunk.max(bytes);
+    }
+
     /// Room that there is now, and once everything in flight has ended. Negative where the disk
     /// holds more than its capacity.
     pub(crate) fn room(&self) -> (i64, i64) {
@@ -203,7 +213,8 @@ impl Ledger {
     fn judge(&self, need: Need) -> Verdict {
         let (now, alone) = self.room();
         let (bytes, growth) = (need.bytes as i64, need.bytes as i64 - need.returns as i64);
-        let mut kept = self.largest.saturating_mul(PARTS).min(self.capacity() / KEPT_PARTS) as i64;
+        let copies = self.largest.saturating_mul(PARTS).min(self.capacity() / KEPT_PARTS);
+        let mut kept = copies.max(self.largest_chunk.saturating_mul(2)) as i64;
         if need.class > class::UPDATE {
             // The head has admitted it, and its disk may have had a little more room than this.
             kept /= 2;
@@ -223,6 +234,7 @@ impl Ledger {
 
     pub(crate) fn enqueue(&mut self, store: u64, need: Need, ready: RoomReady) -> RoomWait {
         self.largest = self.largest.max(need.bytes);
+        self.holds_chunk(need.whole);
         self.next_id += 1;
         let id = self.next_id;
         let queue = &mut self.waiting[usize::from(need.class).min(CLASSES - 1)];
@@ -284,7 +296,7 @@ mod tests {
     }
 
     fn overwrite(class: u8) -> Need {
-        Need { class, bytes: 100, returns: 100 }
+        Need { class, bytes: 100, returns: 100, whole: 100 }
     }
 
     /// How many of them get room.
@@ -308,7 +320,7 @@ mod tests {
 
     #[test]
     fn growth_beyond_the_capacity_is_refused_and_overwrites_wait() {
-        let growth = Need { class: class::UPDATE, bytes: 100, returns: 0 };
+        let growth = Need { class: class::UPDATE, bytes: 100, returns: 0, whole: 100 };
         let verdict = |pending, need| {
             let mut ledger = ledger(pending);
             ledger.largest = 100;
@@ -320,15 +332,23 @@ mod tests {
         assert_eq!(verdict(0, overwrite(class::UPDATE)), Verdict::Now);
         assert_eq!(verdict(16, overwrite(class::UPDATE)), Verdict::Later);
         assert_eq!(verdict(16, growth), Verdict::Never, "those in flight end, and are no room");
-        let large = Need { class: class::UPDATE, bytes: 1_700, returns: 1_700 };
+        let large = Need { class: class::UPDATE, bytes: 1_700, returns: 1_700, whole: 1_700 };
         assert_eq!(verdict(0, large), Verdict::Never, "not even alone");
+        // A chunk that was written in pieces is overwritten as a whole.
+        let mut ledger = ledger(0);
+        ledger.holds_chunk(1_500);
+        let growth = Need { class: class::UPDATE, bytes: 1, returns: 0, whole: 1 };
+        assert_eq!(ledger.judge(growth), Verdict::Never);
+        assert_eq!(ledger.judge(Need { class: 1, ..growth }), Verdict::Now);
+        let whole = Need { class: 1, bytes: 1_500, returns: 1_500, whole: 1_500 };
+        assert_eq!(ledger.judge(whole), Verdict::Now);
     }
 
     #[test]
     fn a_closed_store_waits_for_nothing() {
         let mut ledger = ledger(7);
         let closed = ledger.add_store();
-        let large = Need { class: class::UPDATE, bytes: 500, returns: 500 };
+        let large = Need { class: class::UPDATE, bytes: 500, returns: 500, whole: 500 };
         ledger.enqueue(closed, large, Box::new(drop));
         ledger.enqueue(0, overwrite(class::UPDATE), Box::new(drop));
         assert!(ledger.settle().is_empty(), "the second waits behind the first");
@@ -340,7 +360,7 @@ mod tests {
 
     #[test]
     fn with_room_for_few_copies_updates_are_made_one_after_another() {
-        let large = Need { class: class::UPDATE, bytes: 500, returns: 500 };
+        let large = Need { class: class::UPDATE, bytes: 500, returns: 500, whole: 500 };
         let mut one = ledger(0);
         assert_eq!(granted(&mut one, large), 1);
         assert_eq!(granted(&mut one, Need { class: 1, ..large }), 2, "forwards take what there is");

@@ -214,6 +214,7 @@ impl<D: Disk> FileChunkStore<D> {
         inner.log_written = replay.end;
         inner.claim_blocks()?;
         config.budget.opened((inner.data_blocks - data_blocks) * BLOCK_BYTES as u64);
+        config.budget.holds_chunk(inner.largest_chunk());
         Ok(Self {
             disk,
             name: config.budget.add_store(),

@@ -33,8 +33,10 @@ impl<D: Disk> FileChunkStore<D> {
     ) -> Option<RoomWait> {
         let base = self.committed(update.chunk);
         let (written, freed) = plan::blocks_needed(update, &base, payload_bytes);
-        let block_bytes = BLOCK_BYTES as u64;
-        let need = Need { class, bytes: written * block_bytes, returns: freed * block_bytes };
+        let whole = plan::blocks_after(update, &base, payload_bytes);
+        let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
+        let need =
+            Need { class, bytes: bytes(written), returns: bytes(freed), whole: bytes(whole) };
         if need.bytes == 0 {
             ready(Ok(Room::default()));
             return None;
@@ -370,6 +372,6 @@ mod tests {
         store.flush().unwrap();
         assert!(store.lock().drop_forgotten(SLICE_ENTRIES));
         store.publish_holding(&store.lock());
-        put(&store, ChunkId::new(InodeId(8), 0), 1, &[1; 100 * BLOCK_BYTES]).unwrap();
+        put(&store, ChunkId::new(InodeId(8), 0), 1, &[1; 80 * BLOCK_BYTES]).unwrap();
     }
 }
