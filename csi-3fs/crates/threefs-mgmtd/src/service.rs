@@ -1,27 +1,34 @@
 //! The manager behind a port, with a real clock.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use fabric::BoxFuture;
 use fabric::rpc::{
-    Budget, Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown,
+    Budget, Call, Fault, Payload, Reply, Server, ServerConfig, ServerError, Service, Shutdown,
     decode_request,
 };
 use fabric::ticket::Grant;
+use threefs_core::ids::RoutingVersion;
+use threefs_core::routing::RoutingInfo;
 use threefs_core::time::Millis;
 use threefs_kv::{EmbeddedConfig, KvError, Store};
+use tokio::sync::Semaphore;
 
 use crate::config::MgmtdConfig;
 use crate::manager::Manager;
-use crate::protocol::{CONTEXT, MgmtdReply, MgmtdRequest, MgmtdResult, WAIT_MS_MAX};
+use crate::protocol::{CONTEXT, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult, WAIT_MS_MAX};
 
 /// Calls in flight. Most of them are long polls, one of each client, which cost about 2 KiB each while
 /// they wait; the clients of one volume may have an eighth of them.
 const CALLS_MAX: usize = 32_768;
 /// Those of one connection: a client has one long poll and a few questions.
 const CALLS_OF_CONNECTION_MAX: usize = 16;
+/// Reads (status, routing once its wait is over) that are in the manager's line at once. So a
+/// heartbeat waits for at most so many, however many calls there are.
+const READS_MAX: usize = 64;
 
 /// Why an mgmtd ended.
 #[derive(Debug, thiserror::Error)]
@@ -94,7 +101,7 @@ impl Mgmtd {
     async fn serve_now(self, shutdown: Shutdown) -> Result<(), MgmtdRunError> {
         let clock = Clock(Instant::now());
         let manager = Arc::clone(&self.manager);
-        let handler = Handler { manager, clock, shutdown: shutdown.clone() };
+        let handler = Handler::new(manager, clock, shutdown.clone());
         tokio::select! {
             () = self.server.serve(handler, shutdown) => Ok(()),
             error = tick(&self.manager, clock, self.tick) => Err(error.into()),
@@ -127,46 +134,93 @@ struct Handler {
     clock: Clock,
     /// Ends long polls: a handler that waits would hold the store open.
     shutdown: Shutdown,
+    reads: Semaphore,
+    encoded: Mutex<Encoded>,
+}
+
+/// The newest routing as a reply. All that are sent share its memory: a change is sent to all
+/// clients at once.
+#[derive(Default)]
+struct Encoded(Option<(Arc<RoutingInfo>, Bytes)>);
+
+impl Encoded {
+    fn reply(&mut self, routing: &Arc<RoutingInfo>) -> Result<Reply, Fault> {
+        let known = self.0.as_ref().filter(|(known, _)| Arc::ptr_eq(known, routing));
+        let message = match known {
+            Some((_, message)) => message.clone(),
+            None => {
+                let newest: MgmtdResult = Ok(MgmtdReply::Routing(Some((**routing).clone())));
+                let message = Reply::of(&newest)?.message;
+                self.0 = Some((Arc::clone(routing), message.clone()));
+                message
+            }
+        };
+        Ok(Reply { message, payload: Payload::empty() })
+    }
 }
 
 impl Handler {
-    async fn answer(&self, request: MgmtdRequest) -> MgmtdResult {
-        match request {
-            MgmtdRequest::Heartbeat(heartbeat) => {
-                let reply = self.manager.heartbeat(heartbeat, self.clock.now()).await?;
-                Ok(MgmtdReply::Heartbeat(reply))
+    fn new(manager: Arc<Manager>, clock: Clock, shutdown: Shutdown) -> Self {
+        let reads = Semaphore::new(READS_MAX);
+        Self { manager, clock, shutdown, reads, encoded: Mutex::default() }
+    }
+
+    /// The routing as soon as it is newer than what the caller knows, or nothing after its wait.
+    async fn routing(&self, known: RoutingVersion, wait_ms: u64) -> Result<Reply, Fault> {
+        let newest = self.newest_after(known, wait_ms).await;
+        match newest {
+            Ok(routing) if routing.version > known => {
+                self.encoded.lock().unwrap_or_else(PoisonError::into_inner).reply(&routing)
             }
-            MgmtdRequest::Routing { known, wait_ms } => {
-                let mut changes = self.manager.subscribe();
-                // Refuses at once what is not primary, instead of after the wait.
-                self.manager.routing(self.clock.now()).await?;
-                let newer = changes.wait_for(|routing| routing.version > known);
-                let wait = Duration::from_millis(wait_ms.min(WAIT_MS_MAX));
-                tokio::select! {
-                    _ = tokio::time::timeout(wait, newer) => {}
-                    () = self.shutdown.requested() => {}
-                }
-                let routing = self.manager.routing(self.clock.now()).await?;
-                let newer = (routing.version > known).then(|| (*routing).clone());
-                Ok(MgmtdReply::Routing(newer))
+            Ok(_) => Reply::of::<MgmtdResult>(&Ok(MgmtdReply::Routing(None))),
+            Err(error) => Reply::of::<MgmtdResult>(&Err(error)),
+        }
+    }
+
+    async fn newest_after(
+        &self,
+        known: RoutingVersion,
+        wait_ms: u64,
+    ) -> Result<Arc<RoutingInfo>, MgmtdError> {
+        let mut changes = self.manager.subscribe();
+        // Refuses at once what is not primary, instead of after the wait.
+        self.newest().await?;
+        let newer = changes.wait_for(|routing| routing.version > known);
+        let wait = Duration::from_millis(wait_ms.min(WAIT_MS_MAX));
+        tokio::select! {
+            _ = tokio::time::timeout(wait, newer) => {}
+            () = self.shutdown.requested() => {}
+        }
+        self.newest().await
+    }
+
+    async fn newest(&self) -> Result<Arc<RoutingInfo>, MgmtdError> {
+        let _in_line = self.reads.acquire().await;
+        self.manager.routing(self.clock.now()).await
+    }
+
+    async fn answer(&self, request: MgmtdRequest) -> Result<Reply, Fault> {
+        let (manager, now) = (&self.manager, self.clock.now());
+        let answered: MgmtdResult = match request {
+            MgmtdRequest::Routing { known, wait_ms } => return self.routing(known, wait_ms).await,
+            MgmtdRequest::Heartbeat(heartbeat) => {
+                manager.heartbeat(heartbeat, now).await.map(MgmtdReply::Heartbeat)
             }
             MgmtdRequest::Rebalance { apply, leaving } => {
-                let plan = self.manager.rebalance(apply, leaving, self.clock.now()).await?;
-                Ok(MgmtdReply::Plan(plan))
+                manager.rebalance(apply, leaving, now).await.map(MgmtdReply::Plan)
             }
             MgmtdRequest::Promote { target, apply } => {
-                let promotion = self.manager.promote(target, apply, self.clock.now()).await?;
-                Ok(MgmtdReply::Promotion(promotion))
+                manager.promote(target, apply, now).await.map(MgmtdReply::Promotion)
             }
             MgmtdRequest::RegisterMeta(registration) => {
-                let now = self.clock.now();
-                let registered = self.manager.register_meta(&registration, now).await?;
-                Ok(MgmtdReply::MetaRegistered(registered))
+                manager.register_meta(&registration, now).await.map(MgmtdReply::MetaRegistered)
             }
             MgmtdRequest::Status => {
-                Ok(MgmtdReply::Status(self.manager.status(self.clock.now()).await?))
+                let _in_line = self.reads.acquire().await;
+                manager.status(self.clock.now()).await.map(MgmtdReply::Status)
             }
-        }
+        };
+        Reply::of(&answered)
     }
 }
 
@@ -185,6 +239,75 @@ impl Service for Handler {
     async fn handle(&self, call: Call) -> Result<Reply, Fault> {
         let request: MgmtdRequest = decode_request(&call)?;
         permit(&call.grant, &request)?;
-        Reply::of(&self.answer(request).await)
+        self.answer(request).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use fabric::rpc::{ShutdownHandle, decode};
+    use threefs_core::heartbeat::{DataFolder, Heartbeat};
+    use threefs_core::ids::{Incarnation, NodeId};
+
+    use super::*;
+    use crate::config::{Bootstrap, Timers};
+
+    async fn handler() -> (Arc<Handler>, ShutdownHandle) {
+        let bootstrap = Bootstrap { nodes: 1, replicas: 1, chains_per_node: 1 };
+        let timers = Timers::one_machine();
+        let manager = Arc::new(Manager::new(Store::memory(), 1, "mgmtd", bootstrap, timers));
+        let clock = Clock(Instant::now());
+        manager.tick(clock.now()).await.unwrap();
+        let (handle, shutdown) = Shutdown::new();
+        (Arc::new(Handler::new(manager, clock, shutdown)), handle)
+    }
+
+    fn heartbeat() -> MgmtdRequest {
+        MgmtdRequest::Heartbeat(Heartbeat {
+            node: NodeId(7),
+            address: "127.0.0.1:1".into(),
+            incarnation: Incarnation(1),
+            sequence: 1,
+            targets: Vec::new(),
+            capacity_bytes: 0,
+            data: DataFolder::Empty,
+        })
+    }
+
+    fn poll() -> MgmtdRequest {
+        MgmtdRequest::Routing { known: RoutingVersion(0), wait_ms: 0 }
+    }
+
+    /// Reads beyond the bound wait outside the manager's line, where heartbeats are.
+    #[tokio::test]
+    async fn a_heartbeat_waits_for_a_bounded_number_of_reads() {
+        let (handler, _alive) = handler().await;
+        let in_line = handler.reads.acquire_many(READS_MAX as u32).await.unwrap();
+        for read in [MgmtdRequest::Status, poll()] {
+            let answered =
+                tokio::time::timeout(Duration::from_millis(20), handler.answer(read)).await;
+            assert!(answered.is_err(), "it is in the line");
+        }
+        handler.answer(heartbeat()).await.unwrap();
+        drop(in_line);
+        handler.answer(MgmtdRequest::Status).await.unwrap();
+    }
+
+    /// A change goes to all clients at once: their replies are one piece of memory.
+    #[tokio::test]
+    async fn all_replies_of_one_routing_share_their_memory() {
+        let (handler, _alive) = handler().await;
+        handler.answer(heartbeat()).await.unwrap();
+        let mut changes = handler.manager.subscribe();
+        handler.manager.tick(handler.clock.now()).await.unwrap();
+        changes.wait_for(|routing| routing.version > RoutingVersion(0)).await.unwrap();
+        let one = handler.answer(poll()).await.unwrap().message;
+        let other = handler.answer(poll()).await.unwrap().message;
+        assert_eq!(one.as_ptr(), other.as_ptr());
+        let reply: MgmtdResult = decode(&one).unwrap();
+        let routing = (**changes.borrow()).clone();
+        assert_eq!(reply.unwrap(), MgmtdReply::Routing(Some(routing)));
     }
 }
