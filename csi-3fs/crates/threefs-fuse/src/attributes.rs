@@ -178,9 +178,10 @@ impl Daemon {
         let inode = inode_of(self.change_as(call, who, &what, change).await?)?;
         if let Some(file) = &file {
             let mut state = file.state();
-            state.dirty = false;
-            state.follow(&inode);
-            self.journal.told(id);
+            state.resize(&inode);
+            if !state.dirty {
+                self.journal.told(id);
+            }
         }
         Ok(inode)
     }

@@ -83,6 +83,17 @@ impl FileState {
     }
 }
 
+impl FileState {
+    /// Takes over a length that this mount has set: the metadata service knows it. What a write that
+    /// ran beside it has added is still to be reported, unless it may have been cut.
+    pub(crate) fn resize(&mut self, inode: &Inode) {
+        let cut = matches!(&inode.kind, InodeKind::File { truncate_version, .. }
+            if *truncate_version != self.file.truncate_version);
+        self.dirty = !cut && !self.unreported.is_empty();
+        self.follow(inode);
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct Files {
     open: Mutex<HashMap<InodeId, Arc<OpenFile>>>,
@@ -220,5 +231,56 @@ fn content(inode: &Inode) -> Option<u64> {
     match inode.kind {
         InodeKind::File { content, .. } => Some(content),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use threefs_core::ids::{TableId, TableVersion};
+    use threefs_core::layout::{ChainChoice, Layout};
+    use threefs_meta::Nanoseconds;
+
+    use super::*;
+
+    fn file(length: u64, truncate_version: u64) -> Inode {
+        let layout = Layout {
+            table: TableId(1),
+            table_version: TableVersion(1),
+            chunk_bytes: 1 << 20,
+            stripe: 1,
+            chains: ChainChoice::Explicit(Vec::new()),
+        };
+        let (reserved, content, written) = (0, 0, Written::default());
+        let kind = InodeKind::File { layout, length, reserved, truncate_version, content, written };
+        let time = Nanoseconds(0);
+        Inode {
+            id: InodeId(7),
+            version: truncate_version,
+            kind,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            links: 1,
+            accessed: time,
+            modified: time,
+            changed: time,
+            quota: None,
+        }
+    }
+
+    #[test]
+    fn a_write_beside_a_resize_is_reported_unless_it_may_have_been_cut() {
+        let inode = file(10, 1);
+        let open = OpenFile::new(FileHandle::of("file", &inode).unwrap());
+        let mut state = open.state();
+        state.unreported.add(3, 3);
+        state.dirty = true;
+        state.length = 4 << 20;
+        state.resize(&file(100, 1));
+        assert!(state.dirty && state.unreported.contains(3), "a longer file");
+        assert_eq!(state.length, 4 << 20);
+        state.resize(&file(50, 2));
+        assert!(!state.dirty && state.unreported.is_empty());
+        assert_eq!(state.length, 50);
     }
 }
