@@ -8,15 +8,14 @@ come is named in the blob, so that all ranks report the same absentees at the sa
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import secrets
 import time
-import zlib
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
+from hfreduce import _native
 from hfreduce.errors import RendezvousError
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ BATCH_KEYS = 256
 """Keys of one request: the answer stays far below the store's limit of 8 MiB a message."""
 PART_CHARACTERS = 4 << 20
 """Of a blob in one value, below the same limit."""
-GATHERED_BYTES_MAX = 256 << 20
-"""A blob that is longer once decompressed is refused."""
 GRACE_SECONDS = 2.0
 """How much longer than the collector the others wait for its verdict."""
 
@@ -104,8 +101,11 @@ def _collect(store: Store, member: Member, phase: str, deadline: float) -> Gathe
         _publish(store, phase, {"absent": absent})
         raise _named(member, phase, absent, str(error)) from error
     meeting = secrets.token_hex(8)
-    lengths = [len(value) for value in values]
-    _publish(store, phase, {"meeting": meeting, "lengths": lengths}, values)
+    try:
+        _publish(store, phase, {"meeting": meeting, "ranks": len(values)}, values)
+    except ValueError as error:
+        _publish(store, phase, {"trouble": str(error)})
+        raise _error(member, phase, str(error)) from error
     return Gathered(values, meeting)
 
 
@@ -121,10 +121,9 @@ def _multi_get(store: Store, keys: list[str]) -> list[bytes]:
 def _publish(
     store: Store, phase: str, head: dict[str, object], values: Sequence[bytes] = ()
 ) -> None:
-    """One line of JSON, and the values as they are: every rank cuts them out without parsing."""
-    line = json.dumps(head, separators=(",", ":")).encode()
-    packed = zlib.compress(line + b"\n" + b"".join(values))
-    text = base64.b64encode(packed).decode()
+    """One line of JSON, and the values in the form that ranks without torch exchange, too."""
+    line = json.dumps(head, separators=(",", ":"))
+    text = f"{line}\n{base64.b64encode(_native.pack(values)).decode()}"
     parts = [text[at : at + PART_CHARACTERS] for at in range(0, len(text), PART_CHARACTERS)]
     # The first part is set last: whoever finds it finds all.
     for index, part in reversed(list(enumerate(parts))):
@@ -138,39 +137,38 @@ def _part(phase: str, index: int) -> str:
 def _read_blob(store: Store, member: Member, phase: str, deadline: float) -> bytes:
     first = wait_for(store, member, phase, _part(phase, 0), deadline + GRACE_SECONDS)
     count, _, text = first.partition(b" ")
-    if not count.isdigit() or int(count) * PART_CHARACTERS > 2 * GATHERED_BYTES_MAX:
+    if not count.isdigit() or int(count) > _parts_max(len(member.global_ranks)):
         raise _error(member, phase, f"rank 0 published {count[:20]!r} parts; use one release")
     rest = [store.get(_part(phase, index)) for index in range(1, int(count))]
     return b"".join([text, *rest])
 
 
+def _parts_max(ranks: int) -> int:
+    """Of a blob in base64, and of a line that names all ranks."""
+    return (4 * _native.blob_bytes_max(ranks) // 3 + 8 * ranks) // PART_CHARACTERS + 1
+
+
 def _decode(member: Member, phase: str, text: bytes) -> Gathered:
+    size = len(member.global_ranks)
     try:
-        # What is longer than the limit is cut there, and then not as long as it says.
-        packed = base64.b64decode(text, validate=True)
-        plain = zlib.decompressobj().decompress(packed, GATHERED_BYTES_MAX)
-        line, _, rest = plain.partition(b"\n")
+        line, _, packed = text.partition(b"\n")
         head = json.loads(line)
         absent = [int(rank) for rank in head.get("absent", ())]
-        values = _cut(rest, [int(length) for length in head.get("lengths", ())])
-        meeting = str(head.get("meeting", ""))
-    except (ValueError, TypeError, AttributeError, zlib.error) as error:
+        ranks = int(head.get("ranks", 0))
+        trouble, meeting = str(head.get("trouble", "")), str(head.get("meeting", ""))
+        same = not absent and ranks == size
+        values = _native.unpack(base64.b64decode(packed, validate=True), ranks) if same else []
+    except (ValueError, TypeError, AttributeError) as error:
         raise _error(
             member, phase, f"what rank 0 published cannot be read ({error}); use one release"
         ) from error
     if absent:
         raise _named(member, phase, absent, "")
-    if len(values) != len(member.global_ranks):
-        detail = f"rank 0 has a group of {len(values)}, this rank of {len(member.global_ranks)}"
-        raise _error(member, phase, detail)
+    if trouble:
+        raise _error(member, phase, f"rank 0 could not publish: {trouble}")
+    if ranks != size:
+        raise _error(member, phase, f"rank 0 has a group of {ranks}, this rank of {size}")
     return Gathered(values, meeting)
-
-
-def _cut(values: bytes, lengths: list[int]) -> list[bytes]:
-    ends = list(itertools.accumulate(lengths, initial=0))
-    if ends[-1] != len(values) or min(lengths, default=0) < 0:
-        raise ValueError(f"{len(values)} bytes, not {ends[-1]}")
-    return [values[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def _absence(

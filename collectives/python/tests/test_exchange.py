@@ -170,17 +170,21 @@ def test_without_the_collector_it_is_named(monkeypatch):
     assert all(list(result.absent) == [0] for result in results)
 
 
-def blob(text):
-    return f"1 {base64.b64encode(zlib.compress(text)).decode()}"
+def blob(line, packed=b""):
+    return f"1 {line}\n{base64.b64encode(packed).decode()}"
+
+
+TWO = '{"ranks":2}'
 
 
 @pytest.mark.parametrize(
     "blob",
     [
-        "", "x", "1 ", "1 AAAA", "99999999 AAAA", "-1 x", blob(b""), blob(b"[]"), blob(b"{}"),
-        blob(b'{"lengths":[1,2]}\nab'), blob(b'{"lengths":[-1,3]}\nab'),
-        blob(b'{"lengths":[2]}\nabc'), blob(b'{"lengths":["a",2]}\nab'),
-        blob(b'{"absent":["x"]}\n'), blob(b'{"absent":[7]}\n'),
+        "", "x", "1 ", "1 AAAA", "99999999 AAAA", "-1 x", blob(""), blob("[]"), blob("{}"),
+        blob('{"ranks":"a"}'), blob('{"absent":["x"]}'), blob('{"absent":[7]}'),
+        blob(TWO), f"1 {TWO}\nno base64", blob(TWO, b"noise"), blob(TWO, _native.pack([b"a"])),
+        blob(TWO, _native.pack([b"a", b"b"])[:-1]), blob('{"ranks":3}', _native.pack([b"a"] * 3)),
+        blob(TWO, zlib.compress(bytes(1 << 20))),
     ],
 )  # fmt: skip
 def test_a_blob_that_cannot_be_read_is_an_error(blob):
@@ -188,6 +192,14 @@ def test_a_blob_that_cannot_be_read_is_an_error(blob):
     store.set("hfreduce/place/all/0", blob)
     with pytest.raises(RendezvousError, match=r"rank 0|release"):
         gather(store, Member(1, range(2)), "place", "x", time.monotonic() + 1)
+
+
+def test_more_than_a_group_may_bring_is_refused_with_the_limit():
+    store = CountingStore()
+    store.set("hfreduce/place/1", "x" * (1 << 20))
+    for rank in range(2):
+        with pytest.raises(RendezvousError, match=r"2 ranks take 1048.* at most 73728 are"):
+            gather(store, Member(rank, range(2)), "place", "x" * (rank << 20), time.monotonic() + 1)
 
 
 def test_a_blob_of_several_parts_is_put_together(monkeypatch):

@@ -194,6 +194,8 @@ fn digest(world_size: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bundle::{pack, unpack};
+    use crate::wire::Answer;
     use hfreduce_testing::{cases, changed, changes, edited, edits};
     use proptest::prelude::*;
 
@@ -219,6 +221,52 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// What ranks of a cluster with 8 ranks a node bring to the two phases: endpoints as the engine
+    /// makes them, with what is random or counted on real machines.
+    fn brought(ranks: u32) -> [Vec<Vec<u8>>; 2] {
+        let place = |rank: u32| Place {
+            node: format!("node-{:05}", rank / 8),
+            zone: if rank < ranks / 2 { "A" } else { "B" }.into(),
+            address: None,
+        };
+        let placement: Vec<_> =
+            (0..ranks).map(place).map(|place| (place.node, place.zone)).collect();
+        let endpoint = |rank: u32| {
+            let mut options = Options::new(rank, placement.clone());
+            options.job = "default/gpt".into();
+            let info = Entrance::open(options, &[7; 32], None).unwrap().info();
+            let mut info: serde_json::Value = serde_json::from_slice(&info).unwrap();
+            let node = rank / 8;
+            let chance = digest(node);
+            let boot = format!("{chance}-{chance}");
+            info["host"] = format!("{boot} net:[{}]", 4_026_531_840_u32 + node * 77).into();
+            let address = format!("10.3.{}.{}", node / 256, node % 256);
+            info["addresses"] = vec![address, format!("fd00::{node:x}")].into();
+            info["local_socket"] =
+                if rank.is_multiple_of(8) { format!("hfreduce-{chance}") } else { String::new() }
+                    .into();
+            serde_json::to_vec(&info).unwrap()
+        };
+        let said = |rank| Said { place: place(rank), ranks: digest(ranks), size: ranks, ..said() };
+        let said = |rank| serde_json::to_vec(&said(rank)).unwrap();
+        [(0..ranks).map(said).collect(), (0..ranks).map(endpoint).collect()]
+    }
+
+    #[test]
+    fn a_start_brings_at_most_64_bytes_of_a_rank_to_each() {
+        let ranks = 1024;
+        let mut bytes = 0;
+        for values in brought(ranks) {
+            let answer = Answer::Values(pack(&values).unwrap()).encode();
+            let Ok(Answer::Values(blob)) = Answer::read(&mut answer.as_slice(), ranks) else {
+                panic!("values became a failure");
+            };
+            assert_eq!(unpack(&blob, values.len()).unwrap(), values);
+            bytes += answer.len();
+        }
+        assert!(bytes <= 64 * ranks as usize, "{} bytes for each rank", bytes / ranks as usize);
     }
 
     #[test]

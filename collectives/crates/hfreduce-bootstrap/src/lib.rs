@@ -7,12 +7,14 @@
 //!
 //! The Python package speaks the same words at a meeting: ranks of both can be in one group.
 
+mod bundle;
 mod join;
 mod meeting;
 mod settings;
 mod topology;
 mod wire;
 
+pub use bundle::{BundleError, blob_bytes_max, pack, unpack};
 pub use join::JoinError;
 pub use meeting::{Meeting, MeetingError, Who};
 pub use settings::{SettingError, Settings};

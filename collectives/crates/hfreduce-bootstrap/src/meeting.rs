@@ -15,6 +15,7 @@ use fabric::class::TrafficClass;
 use fabric::deadline::Deadline;
 use fabric::tcp::{self, Port};
 
+use crate::bundle::{self, pack, unpack};
 use crate::wire::{Answer, PHASE_BYTES_MAX, Request, VALUE_BYTES_MAX, WORLD_MAX};
 
 /// How long a guest may take to say what it brings once it has proved who it is.
@@ -88,8 +89,10 @@ struct Table {
 struct Seats {
     /// By phase and rank: what was brought, and who waits for the answer.
     guests: HashMap<String, BTreeMap<u32, (Vec<u8>, TcpStream)>>,
-    /// What makes every meeting of this group impossible.
-    trouble: Option<String>,
+    /// Bytes of these values.
+    held_bytes: usize,
+    /// The failure that ended the meetings of this group: guests that come later are told, too.
+    failed: Option<Answer>,
 }
 
 impl Meeting {
@@ -168,7 +171,7 @@ impl Meeting {
         let mut seats = self.table.lock();
         // Guests are ranks of this group other than 0, so all are there when their number is right.
         let came = |seats: &Seats| seats.guests.get(phase).map_or(0, BTreeMap::len);
-        while seats.trouble.is_none() && came(&seats) < expected.len() {
+        while seats.failed.is_none() && came(&seats) < expected.len() {
             let Some(left) = deadline.remaining() else { break };
             seats = match self.table.bell.wait_timeout(seats, left) {
                 Ok((seats, _)) => seats,
@@ -178,27 +181,48 @@ impl Meeting {
         let here = seats.guests.get(phase);
         let is_here = |rank: &u32| here.is_some_and(|guests| guests.contains_key(rank));
         let absent: Vec<u32> = expected.filter(|rank| !is_here(rank)).collect();
-        let answer = match seats.trouble.clone() {
-            Some(detail) => Answer::Failed { absent: vec![], detail },
+        let answer = match seats.failed.clone() {
+            Some(failure) => failure,
             None if absent.is_empty() => {
                 let others = here.into_iter().flat_map(BTreeMap::values);
-                let others = others.map(|(value, _)| value.clone());
-                Answer::Values(std::iter::once(value.to_vec()).chain(others).collect())
+                let others = others.map(|(value, _)| value.as_slice());
+                match pack(&std::iter::once(value).chain(others).collect::<Vec<_>>()) {
+                    Ok(blob) => Answer::Values(blob),
+                    Err(error) => Answer::failed(error.to_string()),
+                }
             }
             None => {
                 let detail = absence(&absent, self.who.world_size);
                 Answer::Failed { absent, detail }
             }
         };
-        let failed = matches!(answer, Answer::Failed { .. });
         // A failure ends the meetings that follow, too.
-        let leaving: Vec<_> = seats.guests.extract_if(|of, _| failed || *of == phase).collect();
+        if matches!(answer, Answer::Failed { .. }) {
+            seats.failed = Some(answer.clone());
+        }
+        let failed = seats.failed.is_some();
+        let leaving = seats.take(|of| failed || of == phase);
         drop(seats);
         let bytes = answer.encode();
-        for (rank, (_, stream)) in leaving.into_iter().flat_map(|(_, guests)| guests) {
-            tell(rank, &stream, &bytes);
+        for (rank, (_, stream)) in leaving {
+            tell(Some(rank), &stream, &bytes);
         }
-        conclude(answer)
+        self.conclude(answer)
+    }
+
+    fn conclude(&self, answer: Answer) -> Result<Vec<Vec<u8>>, MeetingError> {
+        match answer {
+            Answer::Values(blob) => unpack(&blob, self.who.world_size as usize).map_err(|error| {
+                let at = format!("{}:{}", self.host, self.port());
+                MeetingError::Broken(format!("rank 0 at {at}: {error}"))
+            }),
+            Answer::Failed { absent, detail } if absent.is_empty() => {
+                Err(MeetingError::Broken(detail))
+            }
+            Answer::Failed { absent, detail } => {
+                Err(MeetingError::Absent { ranks: absent, detail })
+            }
+        }
     }
 
     /// A guest's part: finds the host, says what it brings, waits for the answer.
@@ -238,7 +262,7 @@ impl Meeting {
             },
             _ => MeetingError::Broken(format!("rank 0 at {at}: {error}")),
         })?;
-        conclude(answer)
+        self.conclude(answer)
     }
 
     /// A connection to the host, which may start later than we do.
@@ -303,6 +327,10 @@ impl Table {
             Ok(request) => request,
             Err(error) => {
                 tracing::warn!(%from, %error, "a guest that cannot be understood");
+                if error.kind() == io::ErrorKind::InvalidData {
+                    let detail = format!("rank 0 cannot read what this rank brought: {error}");
+                    tell(None, &stream, &Answer::failed(detail).encode());
+                }
                 return;
             }
         };
@@ -316,16 +344,30 @@ impl Table {
                  WORLD_SIZE",
                 request.world
             ))
+        } else if twin {
+            Some(format!(
+                "two processes say that they are rank {rank}: give each rank its own RANK"
+            ))
         } else {
-            twin.then(|| {
-                format!("two processes say that they are rank {rank}: give each rank its own RANK")
+            // Together with ours; the exact limit is checked when all are there.
+            let (held, most) = (seats.held_bytes, bundle::values_bytes_max(world as usize));
+            (held + value.len() > most).then(|| {
+                format!(
+                    "rank {rank} brings {} bytes to the {held} of other ranks, and at most \
+                    {most} are possible in phase `{phase}`",
+                    value.len()
+                )
             })
         };
         if let Some(detail) = trouble {
-            let answer = Answer::Failed { absent: vec![], detail: detail.clone() };
-            tell(rank, &stream, &answer.encode());
-            seats.trouble.get_or_insert(detail);
+            seats.failed.get_or_insert(Answer::failed(detail));
+        }
+        if let Some(failure) = &seats.failed {
+            let answer = failure.encode();
+            drop(seats);
+            tell(Some(rank), &stream, &answer);
         } else {
+            seats.held_bytes += value.len();
             seats.guests.entry(phase).or_default().insert(rank, (value, stream));
         }
         self.bell.notify_all();
@@ -336,21 +378,23 @@ impl Table {
     }
 }
 
+impl Seats {
+    /// Removes the guests of these phases, to be answered.
+    fn take(&mut self, phases: impl Fn(&str) -> bool) -> Vec<(u32, (Vec<u8>, TcpStream))> {
+        let taken = self.guests.extract_if(|phase, _| phases(phase));
+        let taken: Vec<_> = taken.flat_map(|(_, guests)| guests).collect();
+        self.held_bytes -= taken.iter().map(|(_, (value, _))| value.len()).sum::<usize>();
+        taken
+    }
+}
+
 /// Gives a guest its answer; one that has left misses nothing.
-fn tell(rank: u32, stream: &TcpStream, answer: &[u8]) {
+fn tell(rank: Option<u32>, stream: &TcpStream, answer: &[u8]) {
     let sent = stream
         .set_write_timeout(Some(ANSWER_TIMEOUT))
         .and_then(|()| io::Write::write_all(&mut &*stream, answer));
     if let Err(error) = sent {
         tracing::warn!(rank, %error, "a rank left the meeting before its end");
-    }
-}
-
-fn conclude(answer: Answer) -> Result<Vec<Vec<u8>>, MeetingError> {
-    match answer {
-        Answer::Values(values) => Ok(values),
-        Answer::Failed { absent, detail } if absent.is_empty() => Err(MeetingError::Broken(detail)),
-        Answer::Failed { absent, detail } => Err(MeetingError::Absent { ranks: absent, detail }),
     }
 }
 

@@ -1,15 +1,18 @@
 //! What is said at a meeting, after both sides have proved that they hold the key.
 //!
 //! ```text
-//! guest  "HFMEET01" world:u32 rank:u32 phase:u32+bytes value:u32+bytes
-//! host   0x00 world × (value:u32+bytes)
+//! guest  "HFMEET02" world:u32 rank:u32 phase:u32+bytes value:u32+bytes
+//! host   0x00 blob:u32+bytes          the values of all ranks, as `bundle` packs them
 //!        0x01 absent:u32 absent × (rank:u32) detail:u32+bytes
 //! ```
-//! All numbers are little-endian. Lengths are checked before memory is taken for them.
+//! All numbers are little-endian. Lengths are checked before memory is taken for them. The second
+//! answer is the same in every release, so that a guest of another release reads why it is refused.
 
 use std::io::{self, Read, Write};
 
-const MAGIC: &[u8; 8] = b"HFMEET01";
+use crate::bundle;
+
+const MAGIC: &[u8; 8] = b"HFMEET02";
 /// The longest value that a rank may bring, in bytes.
 pub const VALUE_BYTES_MAX: usize = 64 << 10;
 /// The longest name of a phase, in bytes.
@@ -30,8 +33,12 @@ pub(crate) struct Request {
 /// What the host answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    Values(Vec<Vec<u8>>),
-    Failed { absent: Vec<u32>, detail: String },
+    /// One blob, packed once and the same for every guest.
+    Values(Vec<u8>),
+    Failed {
+        absent: Vec<u32>,
+        detail: String,
+    },
 }
 
 impl Request {
@@ -48,7 +55,10 @@ impl Request {
         let mut magic = [0; 8];
         from.read_exact(&mut magic)?;
         if &magic != MAGIC {
-            return Err(invalid(format!("it began with {magic:02x?}, not with a meeting's word")));
+            return Err(invalid(format!(
+                "it starts with {magic:02x?}, expected {MAGIC:02x?}: install the same release on \
+                 all ranks"
+            )));
         }
         let world = number(from)?;
         let rank = number(from)?;
@@ -63,12 +73,17 @@ impl Request {
 }
 
 impl Answer {
+    /// A failure for which no rank has to come.
+    pub(crate) fn failed(detail: String) -> Self {
+        Self::Failed { absent: vec![], detail }
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         match self {
-            Self::Values(values) => {
+            Self::Values(blob) => {
                 bytes.push(0);
-                values.iter().for_each(|value| put(&mut bytes, value));
+                put(&mut bytes, blob);
             }
             Self::Failed { absent, detail } => {
                 bytes.push(1);
@@ -88,10 +103,7 @@ impl Answer {
         let mut kind = [0];
         from.read_exact(&mut kind)?;
         match kind {
-            [0] => {
-                let values = (0..world).map(|_| take(from, VALUE_BYTES_MAX));
-                Ok(Self::Values(values.collect::<io::Result<_>>()?))
-            }
+            [0] => Ok(Self::Values(take(from, bundle::blob_bytes_max(world as usize))?)),
             [1] => {
                 let count = number(from)?;
                 if count > world {
@@ -120,11 +132,14 @@ fn number(from: &mut impl Read) -> io::Result<u32> {
 fn take(from: &mut impl Read, bytes_max: usize) -> io::Result<Vec<u8>> {
     let bytes = number(from)? as usize;
     if bytes > bytes_max {
-        return Err(invalid(format!("{bytes} bytes where at most {bytes_max} may be")));
+        return Err(invalid(format!("{bytes} bytes are announced, expected at most {bytes_max}")));
     }
-    let mut value = vec![0; bytes];
-    from.read_exact(&mut value)?;
-    Ok(value)
+    // Memory grows with what arrives, not with what is announced.
+    let mut value = Vec::new();
+    match from.take(bytes as u64).read_to_end(&mut value)? {
+        read if read == bytes => Ok(value),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
 }
 
 fn invalid(detail: String) -> io::Error {
@@ -162,13 +177,15 @@ mod tests {
                 prop_assert!(read.value.len() <= VALUE_BYTES_MAX);
             }
             let answers = [
-                Answer::Values(vec![request.value; world as usize]),
+                Answer::Values(request.value),
                 Answer::Failed { absent: (0..world).collect(), detail: request.phase },
             ];
             for answer in answers {
                 let bytes = changed(&answer.encode(), &changes);
                 match Answer::read(&mut bytes.as_slice(), world) {
-                    Ok(Answer::Values(values)) => prop_assert_eq!(values.len(), world as usize),
+                    Ok(Answer::Values(blob)) => {
+                        prop_assert!(blob.len() <= bundle::blob_bytes_max(world as usize));
+                    }
                     Ok(Answer::Failed { absent, detail }) => {
                         prop_assert!(absent.len() <= world as usize);
                         // Bytes that are no text take three each.
@@ -203,10 +220,9 @@ mod tests {
 
         #[test]
         fn answers_are_read_as_they_were_given(
-            values in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..50), 1..5),
+            blob in prop::collection::vec(any::<u8>(), 0..50), world in 4..9_u32,
             absent in prop::collection::vec(0..4_u32, 0..4), detail in ".{0,400}",
         ) {
-            let world = values.len().max(absent.len()) as u32;
             let failed = Answer::Failed { absent, detail: detail.clone() };
             let Answer::Failed { detail: read, .. } =
                 Answer::read(&mut failed.encode().as_slice(), world).unwrap()
@@ -214,8 +230,7 @@ mod tests {
                 panic!("a failure became values");
             };
             prop_assert!(detail.starts_with(&read));
-            let world = values.len() as u32;
-            let given = Answer::Values(values);
+            let given = Answer::Values(blob);
             prop_assert_eq!(Answer::read(&mut given.encode().as_slice(), world).unwrap(), given);
         }
     }

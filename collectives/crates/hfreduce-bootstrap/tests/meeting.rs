@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use hfreduce_bootstrap::{Meeting, MeetingError, Who};
+use hfreduce_bootstrap::{Meeting, MeetingError, VALUE_BYTES_MAX, Who, pack};
 
 const KEY: [u8; 32] = [5; 32];
 const LONG: Duration = Duration::from_secs(60);
@@ -167,6 +167,83 @@ fn another_program_at_the_port_is_suspected_with_the_remedy() {
             assert!(error.contains(part), "`{part}` is not in: {error}");
         }
     }
+}
+
+#[test]
+fn more_bytes_than_a_group_may_bring_are_refused_by_name_on_every_rank() {
+    let first = host(4);
+    let port = first.port();
+    // Each value alone is possible; a group of four may bring 80 KiB in all.
+    let long = vec![7; VALUE_BYTES_MAX];
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..4)
+            .map(|rank| {
+                let long = &long;
+                scope.spawn(move || guest(rank, 4, port).exchange("place", long, LONG))
+            })
+            .collect();
+        let own = first.exchange("place", &long, LONG);
+        for result in others.into_iter().map(|other| other.join().unwrap()).chain([own]) {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains("at most 81920 are possible"), "{error}");
+        }
+    });
+}
+
+/// A host that holds the key and answers with `bytes`.
+fn answering(bytes: Vec<u8>) -> fabric::tcp::Port {
+    let key = fabric::auth::Key::from_bytes(&KEY).unwrap();
+    let class = fabric::class::TrafficClass::Hfreduce;
+    let at = "127.0.0.1:0".parse().unwrap();
+    let context = "hfreduce-meeting/test/job".to_owned();
+    fabric::tcp::Port::open(at, key, context, class, 0, move |mut stream, _, _| {
+        // The guest may have refused the answer before its end.
+        let _ = stream.write_all(&bytes);
+        let _ = stream.read_to_end(&mut Vec::new());
+    })
+    .unwrap()
+}
+
+#[test]
+fn answers_that_cannot_be_are_refused_by_name() {
+    let announced = |bytes: u32, rest: &[u8]| {
+        let mut answer = vec![0];
+        answer.extend(bytes.to_le_bytes());
+        answer.extend(rest);
+        answer
+    };
+    let bomb = pack(&vec![[0; 4000]; 64]).unwrap();
+    let answers = [
+        (b"HTTP/1.0 400 Bad Request".to_vec(), "kind 72"),
+        (announced(u32::MAX, b""), "4294967295 bytes are announced, expected at most"),
+        (announced(9, b"123456789"), "install the same release"),
+        (announced(bomb.len() as u32, &bomb), "at most 73728 are possible"),
+        ([vec![1], u32::MAX.to_le_bytes().to_vec()].concat(), "4294967295 of 2 ranks"),
+    ];
+    for (answer, named) in answers {
+        let door = answering(answer);
+        let port = door.address().port();
+        let error = guest(1, 2, port).exchange("place", b"", LONG).unwrap_err().to_string();
+        for part in [named, &format!("rank 0 at 127.0.0.1:{port}")] {
+            assert!(error.contains(part), "`{part}` is not in: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_guest_of_another_release_learns_why_it_is_refused() {
+    let first = host(2);
+    let key = fabric::auth::Key::from_bytes(&KEY).unwrap();
+    let class = fabric::class::TrafficClass::Hfreduce;
+    let at = [std::net::SocketAddr::from(([127, 0, 0, 1], first.port()))];
+    let until = fabric::deadline::Deadline::after(LONG);
+    let mut stream =
+        fabric::tcp::dial(&at, &key, "hfreduce-meeting/test/job", class, &[], until).unwrap();
+    stream.write_all(b"HFMEET01").unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let text = String::from_utf8_lossy(&answer);
+    assert!(answer[0] == 1 && text.contains("install the same release"), "{text}");
 }
 
 #[test]

@@ -43,6 +43,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(pyo3::wrap_pyfunction!(flight::read_flight, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(flight::flight_folders, module)?)?;
     module.add_class::<rendezvous::Rendezvous>()?;
+    module.add_function(wrap_pyfunction!(rendezvous::pack, module)?)?;
+    module.add_function(wrap_pyfunction!(rendezvous::unpack, module)?)?;
+    module.add_function(wrap_pyfunction!(rendezvous::blob_bytes_max, module)?)?;
     module.add_class::<probe::Triad>()?;
     module.add_function(wrap_pyfunction!(probe::instruction_set, module)?)?;
     module.add_function(wrap_pyfunction!(probe::reached_at, module)?)?;

@@ -1,6 +1,6 @@
 //! `Rendezvous`: how ranks find each other without torch's store.
 
-use hfreduce_bootstrap::{Meeting, MeetingError, Who};
+use hfreduce_bootstrap::{BundleError, Meeting, MeetingError, Who};
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -47,6 +47,30 @@ impl Rendezvous {
         let values = py.detach(|| self.meeting.exchange(phase, &value, timeout)).map_err(raise)?;
         Ok(values.iter().map(|value| PyBytes::new(py, value)).collect())
     }
+}
+
+/// One compressed blob of the values in rank order; a ValueError where they are too long.
+#[pyfunction]
+pub fn pack(py: Python<'_>, values: Vec<Vec<u8>>) -> PyResult<Bound<'_, PyBytes>> {
+    let blob = py.detach(|| hfreduce_bootstrap::pack(&values)).map_err(refuse)?;
+    Ok(PyBytes::new(py, &blob))
+}
+
+/// The values of `ranks` ranks; a ValueError where the blob is not theirs.
+#[pyfunction]
+pub fn unpack(py: Python<'_>, blob: Vec<u8>, ranks: usize) -> PyResult<Vec<Bound<'_, PyBytes>>> {
+    let values = py.detach(|| hfreduce_bootstrap::unpack(&blob, ranks)).map_err(refuse)?;
+    Ok(values.iter().map(|value| PyBytes::new(py, value)).collect())
+}
+
+/// The longest blob of `ranks` ranks, in bytes.
+#[pyfunction]
+pub fn blob_bytes_max(ranks: usize) -> usize {
+    hfreduce_bootstrap::blob_bytes_max(ranks)
+}
+
+fn refuse(error: BundleError) -> PyErr {
+    PyValueError::new_err(error.to_string())
 }
 
 /// A RuntimeError's arguments are the text and the ranks that did not come.
