@@ -1,7 +1,7 @@
 //! What collectives and storage share on the wire: who may speak (`auth`; `handshake`, `keys`,
 //! `ticket`, `capability` and `credentials` for remote calls), in which traffic class (`class`), at
-//! which address (`interfaces`), for how long a wait may last (`deadline`), until when a right
-//! lasts (`moment`), whether connections are encrypted (`tls`), and the transports themselves.
+//! which address (`interfaces`), over how many descriptors (`descriptors`), for how long a wait may
+//! last (`deadline`), until when a right lasts (`moment`), whether connections are encrypted (`tls`), and the transports themselves.
 //!
 //! Absent on purpose: any knowledge of what the bytes mean.
 
@@ -14,6 +14,7 @@ pub mod capability;
 pub mod class;
 pub mod credentials;
 pub mod deadline;
+pub mod descriptors;
 mod door;
 pub mod fork;
 pub mod handshake;

@@ -57,6 +57,32 @@ def test_neither_dev_shm_nor_locked_memory_is_needed(tmp_path):
     assert [outcome.value for outcome in outcomes] == [True] * 3, outcomes
 
 
+def few_descriptors(rank, size, store, more, room):
+    """A soft limit with room for `more` than are open, a hard one with `room`; then a group."""
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + more, opened + room))
+    dist.init_process_group("hfreduce", init_method=f"file://{store}", rank=rank, world_size=size)
+    given, taken = torch.full((size,), float(rank)), torch.empty(size)
+    dist.all_to_all_single(taken, given)
+    assert taken.tolist() == list(range(size))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - opened
+
+
+def test_a_low_soft_limit_of_descriptors_is_raised(tmp_path):
+    store = str(tmp_path / "store")
+    raised = values(run(few_descriptors, Layout.one_node(4), store, 3, 500, backend=None))
+    assert all(32 < more <= 500 for more in raised), raised
+
+
+def test_a_low_hard_limit_of_descriptors_is_named_with_the_remedy(tmp_path):
+    store = str(tmp_path / "store")
+    for outcome in run(few_descriptors, Layout.one_node(2), store, 10, 20, backend=None):
+        failure = outcome.failure
+        assert failure.fields["kind"] == "io", failure
+        for part in ("a group of 2 ranks needs", "hard limit is", "ulimit -n", "LimitNOFILE"):
+            assert part in failure.text, failure
+
+
 def test_the_page_lists_every_setting():
     root = Path(__file__).resolve().parents[3]
     page = (root / "docs/concepts/collectives.md").read_text(encoding="utf-8")

@@ -13,7 +13,10 @@ use std::time::Duration;
 use fabric::auth::Key;
 use fabric::class::TrafficClass;
 use fabric::deadline::Deadline;
+use fabric::descriptors::{Reservation, TooFewDescriptors, reserve};
 use fabric::tcp::{self, Port};
+
+use hfreduce_engine::descriptors_needed;
 
 use crate::bundle::{self, pack, unpack};
 use crate::wire::{Answer, PHASE_BYTES_MAX, Request, VALUE_BYTES_MAX, WORLD_MAX};
@@ -55,6 +58,9 @@ pub enum MeetingError {
         /// What the system said.
         source: io::Error,
     },
+    /// This process may not open the connections of the group.
+    #[error(transparent)]
+    Descriptors(#[from] TooFewDescriptors),
     /// Somebody did not come in time.
     #[error("{detail}")]
     Absent {
@@ -77,6 +83,8 @@ pub struct Meeting {
     table: Arc<Table>,
     /// Rank 0's listening port.
     door: Option<Port>,
+    /// For the group that follows, too: a rank that cannot be in it fails before others wait for it.
+    _descriptors: Reservation,
 }
 
 #[derive(Default)]
@@ -99,7 +107,7 @@ impl Meeting {
     /// Rank 0 listens from here on; the others connect when they bring something.
     ///
     /// # Errors
-    /// [`MeetingError::Invalid`] and [`MeetingError::Listen`].
+    /// [`MeetingError::Invalid`], [`MeetingError::Descriptors`] and [`MeetingError::Listen`].
     pub fn new(who: Who, host: &str, port: u16, key: &[u8]) -> Result<Self, MeetingError> {
         if who.world_size == 0 || who.world_size > WORLD_MAX || who.rank >= who.world_size {
             return Err(MeetingError::Invalid(format!(
@@ -108,6 +116,9 @@ impl Meeting {
             )));
         }
         let key = Key::from_bytes(key).map_err(|error| MeetingError::Invalid(error.to_string()))?;
+        let ranks = who.world_size as usize;
+        let descriptors =
+            reserve(descriptors_needed(ranks, 1, None), &format!("a group of {ranks} ranks"))?;
         let table = Arc::new(Table::default());
         let door = if who.rank == 0 && who.world_size > 1 {
             let address = listening_address(host, port);
@@ -128,7 +139,7 @@ impl Meeting {
         } else {
             None
         };
-        Ok(Self { who, host: host.to_owned(), port, key, table, door })
+        Ok(Self { who, host: host.to_owned(), port, key, table, door, _descriptors: descriptors })
     }
 
     /// Where rank 0 listens: the port that was asked for, or the free one that was found for port 0.

@@ -134,7 +134,8 @@ hfr_status hfr_last_error(hfr_error *error);
 /* The same in one sentence; valid until this thread's next call of the library. */
 const char *hfr_last_message(void);
 
-/* Joins the group; all ranks call it at about the same time. */
+/* Joins the group; all ranks call it at about the same time. Raises the soft limit of open files
+   where the group may need more. */
 hfr_status hfr_init(const hfr_options *options, hfr_comm **comm);
 
 /* The same from RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, HFREDUCE_KEY_FILE and their like. */

@@ -138,7 +138,7 @@ impl From<JoinError> for Failure {
             JoinError::Setting(_)
             | JoinError::Topology(_)
             | JoinError::Meeting(MeetingError::Invalid(_)) => INVALID,
-            JoinError::Meeting(MeetingError::Listen { .. }) => IO,
+            JoinError::Meeting(MeetingError::Listen { .. } | MeetingError::Descriptors(_)) => IO,
             JoinError::Meeting(_) => RENDEZVOUS,
             JoinError::Disagreement { .. } => 6,
         };

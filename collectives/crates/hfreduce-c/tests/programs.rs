@@ -62,6 +62,34 @@ fn every_operation_and_every_refusal() {
     run(ranks(&compile(&of_tests("collectives.c"), folder.path()), 4));
 }
 
+/// The same program with other limits of open files.
+fn limited(command: &Command, soft: u32, hard: u32) -> Command {
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(format!("ulimit -Sn {soft}; ulimit -Hn {hard}; exec \"$0\" \"$@\""));
+    shell.arg(command.get_program()).args(command.get_args());
+    shell
+}
+
+#[test]
+fn a_low_soft_limit_of_open_files_is_raised() {
+    let folder = tempfile::tempdir().unwrap();
+    let ranks = ranks(&compile(&of_tests("collectives.c"), folder.path()), 4);
+    run(ranks.iter().map(|rank| limited(rank, 10, 500)).collect());
+}
+
+#[test]
+fn a_low_hard_limit_of_open_files_is_named_before_anything_is_connected() {
+    let folder = tempfile::tempdir().unwrap();
+    let ranks = ranks(&compile(&of_tests("death.c"), folder.path()), 1024);
+    // Alone: the others are not waited for.
+    for rank in [0, 1] {
+        let done = limited(&ranks[rank], 100, 1024).output().unwrap();
+        let errors = String::from_utf8_lossy(&done.stderr);
+        let parts = ["a group of 1024 ranks needs 20", "limit is 1024", "ulimit -n 20"];
+        assert!(parts.iter().all(|part| errors.contains(part)), "{errors}");
+    }
+}
+
 #[test]
 fn a_rank_that_ends_is_named_by_the_others() {
     let folder = tempfile::tempdir().unwrap();

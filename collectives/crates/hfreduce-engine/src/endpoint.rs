@@ -43,7 +43,7 @@ pub(crate) use members::choose;
 use neighbours::{Hello, Purpose, dial};
 use options::check;
 use options::default_sums;
-pub use options::{Carrier, LOCALS_MAX, Options, STREAMS_MAX, default_slots};
+pub use options::{Carrier, LOCALS_MAX, Options, STREAMS_MAX, default_slots, descriptors_needed};
 pub(crate) use regroup::CLOSE;
 pub use regroup::Newcomer;
 
@@ -69,7 +69,7 @@ impl Endpoint {
     /// Arguments that make no sense, and what the machine refuses.
     pub fn new(options: Options, key: &[u8]) -> Result<Self, CollectiveError> {
         let (placement, plan) = placed(&options)?;
-        let home = Home::open(&options, key)?;
+        let home = Home::open(&options, &placement, key)?;
         let locals = placement.members(placement.node_of(options.rank));
         let first = locals[0] == options.rank && locals.len() > 1;
         let borrows = options.lend && placement.nodes().len() > 1;
@@ -95,6 +95,7 @@ impl Endpoint {
         doors: Doors,
     ) -> Result<Self, CollectiveError> {
         let (placement, plan) = placed(&options)?;
+        home.reserve(&options, &placement)?;
         Ok(Self { options, placement, plan, home, info, doors, recorder: OnceLock::new() })
     }
 

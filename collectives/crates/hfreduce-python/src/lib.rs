@@ -48,6 +48,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(rendezvous::blob_bytes_max, module)?)?;
     module.add_class::<probe::Triad>()?;
     module.add_function(wrap_pyfunction!(probe::instruction_set, module)?)?;
+    module.add_function(wrap_pyfunction!(probe::descriptors_needed, module)?)?;
     module.add_function(wrap_pyfunction!(probe::reached_at, module)?)?;
     module.add("INWARD", PyTuple::new(module.py(), INWARD)?)?;
     module.add_function(wrap_pyfunction!(probe::best_instruction_set, module)?)?;

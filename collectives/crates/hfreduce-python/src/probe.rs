@@ -20,6 +20,13 @@ pub struct Triad {
     arrays: Vec<[Vec<u8>; 3]>,
 }
 
+/// Descriptors that a rank of a group may open.
+#[pyfunction]
+#[pyo3(signature = (ranks, local_ranks, streams = None))]
+pub fn descriptors_needed(ranks: usize, local_ranks: usize, streams: Option<usize>) -> usize {
+    hfreduce_engine::descriptors_needed(ranks, local_ranks, streams)
+}
+
 #[pymethods]
 impl Triad {
     #[new]

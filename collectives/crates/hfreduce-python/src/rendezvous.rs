@@ -78,7 +78,7 @@ fn raise(error: MeetingError) -> PyErr {
     let text = error.to_string();
     match error {
         MeetingError::Invalid(_) => PyValueError::new_err(text),
-        MeetingError::Listen { .. } => PyOSError::new_err(text),
+        MeetingError::Listen { .. } | MeetingError::Descriptors(_) => PyOSError::new_err(text),
         MeetingError::Absent { ranks, .. } => PyRuntimeError::new_err((text, ranks)),
         MeetingError::Broken(_) => PyRuntimeError::new_err((text, Vec::<u32>::new())),
     }

@@ -9,6 +9,7 @@ import re
 import warnings
 from typing import TYPE_CHECKING
 
+from hfreduce import _native
 from hfreduce.doctor import network
 from hfreduce.doctor.machine import Finding, Machine, Wanted, numbers
 from hfreduce.errors import SettingError, TopologyError
@@ -22,6 +23,9 @@ __all__ = ["CHECKS", "examine"]
 
 CHUNK_BYTES, SLOTS = 256 << 10, 32
 """The engine's defaults: what a node's ranks share is (ranks + 1) x slots x chunk."""
+
+PROGRAM_DESCRIPTORS = 64
+"""What a training program has open itself."""
 
 KERNEL = (5, 3)
 """The first one with pidfd_open, by which the end of a local rank is seen at once."""
@@ -52,21 +56,22 @@ def locked_memory(machine: Machine, _: Wanted) -> list[Finding]:
 
 
 def open_files(machine: Machine, wanted: Wanted) -> list[Finding]:
-    """A descriptor for every bell and socket."""
+    """A descriptor for every bell and socket; ranks raise the soft limit themselves."""
     name, limit = "open files", machine.limit("Max open files")
-    needed = 128 + 4 * wanted.ranks + 2 * wanted.world_size
+    needed = PROGRAM_DESCRIPTORS + _native.descriptors_needed(wanted.world_size, wanted.ranks)
     if limit is None:
         return [Finding(name, "warning", "/proc/self/limits cannot be read")]
     soft, hard = limit
+    found = f"{soft:.0f} allowed, about {needed} needed"
     if soft >= needed:
-        return [Finding(name, "ok", f"{soft:.0f} allowed, about {needed} needed")]
+        return [Finding(name, "ok", found)]
+    if hard >= needed:
+        return [Finding(name, "ok", f"{found}: each rank raises its limit")]
     remedy = (
-        f"`ulimit -n {needed}` before the job starts"
-        if hard >= needed
-        else f"raise the hard limit ({hard:.0f}) to {needed}: LimitNOFILE= of the container "
+        f"raise the hard limit ({hard:.0f}) to {needed}: LimitNOFILE= of the container "
         "runtime's unit, or nofile in /etc/security/limits.conf"
     )
-    return [Finding(name, "problem", f"{soft:.0f} allowed, about {needed} needed", remedy)]
+    return [Finding(name, "problem", found, remedy)]
 
 
 def shared_memory(machine: Machine, _: Wanted) -> list[Finding]:

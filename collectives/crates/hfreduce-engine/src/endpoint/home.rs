@@ -6,14 +6,17 @@ use std::sync::{Arc, Mutex};
 
 use fabric::arena::Arena;
 use fabric::auth::{Key, nonce};
+use fabric::descriptors::{Reservation, reserve};
 use fabric::interfaces::{Interface, interfaces, source_towards};
 use fabric::tcp::Port;
 
 use super::Options;
 use super::info::{Info, first_eight, refused};
 use super::neighbours::{Inbox, open_port};
+use super::options::descriptors_needed;
 use crate::cause::{CauseKind, CollectiveError};
 use crate::drivers::lock;
+use crate::placement::Placement;
 
 /// A machine full of containers has hundreds of addresses, and what we tell stays small.
 const ADDRESSES_MAX: usize = 16;
@@ -29,6 +32,8 @@ pub struct Home {
     pub(super) inbox: Arc<Inbox>,
     /// How often it looked for another epoch.
     pub(super) attempts: AtomicU32,
+    /// What the connections of the present epoch may take.
+    descriptors: Mutex<Reservation>,
     /// Registered memory outlives epochs, as tensors do that lie in it.
     arena: Mutex<Option<Arc<Arena>>>,
 }
@@ -69,7 +74,12 @@ impl Origin {
 }
 
 impl Home {
-    pub(super) fn open(options: &Options, key: &[u8]) -> Result<Self, CollectiveError> {
+    pub(super) fn open(
+        options: &Options,
+        placement: &Placement,
+        key: &[u8],
+    ) -> Result<Self, CollectiveError> {
+        let descriptors = Mutex::new(reserved(options, placement)?);
         let refuse = |kind, phase, detail| refused(options, kind, phase, detail);
         let key = Key::from_bytes(key)
             .map_err(|error| refuse(CauseKind::Invalid, "being called", error.to_string()))?;
@@ -97,8 +107,19 @@ impl Home {
             port,
             inbox,
             attempts: AtomicU32::new(0),
+            descriptors,
             arena: Mutex::default(),
         })
+    }
+
+    /// Makes room for the connections of a later epoch, before the first of them.
+    pub(super) fn reserve(
+        &self,
+        options: &Options,
+        placement: &Placement,
+    ) -> Result<(), CollectiveError> {
+        *lock(&self.descriptors) = reserved(options, placement)?;
+        Ok(())
     }
 
     /// Where this rank's registered memory is. Another one once it had to be taken back from a peer.
@@ -121,4 +142,13 @@ impl Home {
     pub(super) fn refused(&self) -> u64 {
         self.port.counters().refused.load(Ordering::Relaxed)
     }
+}
+
+/// Room for the connections of a group, before the first of them.
+fn reserved(options: &Options, placement: &Placement) -> Result<Reservation, CollectiveError> {
+    let ranks = placement.world_size();
+    let locals = placement.members(placement.node_of(options.rank)).len();
+    let count = descriptors_needed(ranks, locals, options.streams);
+    reserve(count, &format!("a group of {ranks} ranks"))
+        .map_err(|error| refused(options, CauseKind::Io, "opening", error.to_string()))
 }

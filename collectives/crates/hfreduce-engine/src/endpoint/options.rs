@@ -28,6 +28,20 @@ pub const STREAMS: usize = 2;
 /// The most that can be asked for.
 pub const STREAMS_MAX: usize = 16;
 
+/// Descriptors of a rank besides its connections: port, bells, pollers, segments, flight record.
+const DESCRIPTORS: usize = 32;
+/// Tree neighbours of a node at most.
+const NEIGHBOURS_MAX: usize = 4;
+
+/// Descriptors that a rank of a group of `ranks` may open, with `locals` of them on its node and
+/// `streams` between two nodes: its own, those of its node (bell, memory, socket and process of each
+/// rank), those to its tree neighbours, and one connection to and one from each rank that it
+/// exchanges messages with.
+pub fn descriptors_needed(ranks: usize, locals: usize, streams: Option<usize>) -> usize {
+    let trees = NEIGHBOURS_MAX * streams.unwrap_or(STREAMS).min(STREAMS_MAX);
+    DESCRIPTORS + 4 * locals + trees + 2 * ranks.saturating_sub(1)
+}
+
 /// What carries frames along the trees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Carrier {

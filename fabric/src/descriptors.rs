@@ -1,0 +1,76 @@
+//! Descriptors (open files) of this process: what connections to come may need, and the limit.
+//!
+//! The soft limit is 1,024 by default so that programs that call `select` keep working, and the hard
+//! limit is what the administrator allows. The soft limit is raised as far as connections need it.
+
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// What all reservations of this process need together.
+static RESERVED: Mutex<usize> = Mutex::new(0);
+
+/// A process may not open the descriptors that it needs.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{purpose} needs {need} descriptors (open files) in this process, {open} of them in use now, \
+     and {limit}: give the process a limit of {need} or more (`ulimit -n {need}` in the shell that \
+     starts it, LimitNOFILE= of its systemd unit or of the container runtime's)"
+)]
+pub struct TooFewDescriptors {
+    purpose: String,
+    need: usize,
+    open: usize,
+    limit: String,
+}
+
+/// Descriptors that may be opened until this is dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    count: usize,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        *RESERVED.lock().unwrap_or_else(PoisonError::into_inner) -= self.count;
+    }
+}
+
+/// Raises the soft limit to what is open, what is reserved and `count` more, at most to the hard limit.
+///
+/// # Errors
+/// [`TooFewDescriptors`] if the hard limit leaves no room for `count` more than are open.
+pub fn reserve(count: usize, purpose: &str) -> Result<Reservation, TooFewDescriptors> {
+    let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
+    let open = open_descriptors();
+    let need = open + count;
+    let refuse = |limit| TooFewDescriptors { purpose: purpose.to_owned(), need, open, limit };
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let (soft, hard) = (current.unwrap_or(u64::MAX), maximum.unwrap_or(u64::MAX));
+    if hard < need as u64 {
+        return Err(refuse(format!("the hard limit is {hard}")));
+    }
+    // Some of those that are reserved are open, too: this is more than enough.
+    let wish = hard.min((need + *reserved) as u64);
+    if soft < wish {
+        let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(wish), maximum });
+        match raised.map_err(io::Error::from) {
+            Err(error) if soft < need as u64 => {
+                let limit = format!("the limit of {soft} cannot be raised to {wish} ({error})");
+                return Err(refuse(limit));
+            }
+            Err(error) => {
+                tracing::warn!(soft, wish, %error, "cannot raise the limit of open files")
+            }
+            Ok(()) => tracing::debug!(soft, wish, "raised the limit of open files"),
+        }
+    }
+    *reserved += count;
+    Ok(Reservation { count })
+}
+
+/// How many are open; none where /proc is not mounted.
+fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
+}
