@@ -117,6 +117,36 @@ def large_averages(rank, size):
     return rank < size
 
 
+def flushed_subnormals(rank, size):
+    """The results of a thread that flushes subnormals are those of one that does not."""
+    types = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    inputs = {
+        # Patterns of subnormals: 1 to 7 times the smallest number.
+        dtype: torch.arange(1, 8, dtype=getattr(torch, f"int{8 * dtype.itemsize}")).view(dtype)
+        for dtype in types
+    }
+    results = []
+    for flush in (False, True):
+        assert torch.set_flush_denormal(flush), "this processor cannot flush subnormals"
+        for dtype in types:
+            for elements in (7, 7 << 16):
+                for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX):
+                    tensor = inputs[dtype].repeat(elements // 7)
+                    work = dist.all_reduce(tensor, op, async_op=elements > 7)
+                    if work is not None:
+                        work.wait()
+                    results.append((flush, dtype, op, tensor))
+    torch.set_flush_denormal(False)
+    half = len(results) // 2
+    for (_, dtype, op, usual), (_, _, _, flushed) in zip(
+        results[:half], results[half:], strict=True
+    ):
+        patterns = usual.view(torch.uint8)
+        assert patterns.any(), (dtype, op)
+        assert patterns.equal(flushed.view(torch.uint8)), (dtype, op, rank)
+    return size
+
+
 @pytest.mark.parametrize(
     ("function", "ranks"),
     [(pairs_of_bytes, 2), (patterns_of_16_bits, 2), (integers, 3), (beside_gloo, 3),
@@ -129,3 +159,8 @@ def test_types(function, ranks):
 
 def test_integers_between_zones():
     assert all(values(run(integers, Layout.two_zones(1, 2))))
+
+
+@pytest.mark.parametrize("layout", [Layout.one_node(2), Layout.two_zones(1, 2)], ids=["shm", "tcp"])
+def test_subnormals_are_kept_whatever_the_calling_thread_does(layout):
+    assert all(values(run(flushed_subnormals, layout)))
