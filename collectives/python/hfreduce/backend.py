@@ -130,7 +130,7 @@ class HFReduceBackend(Group):
     ) -> CollectiveWork:
         """As `reduce_scatter_single`, with the input in pieces, which may differ in size."""
         name = "reduce_scatter"
-        output, pieces = tensors.single(outputs, name), inputs[0]
+        output, pieces = tensors.single(outputs, name), tensors.single_list(inputs, name)
         tensors.one_each(pieces, self.size(), name)
         tensors.same_shape([pieces[self.rank()]], output, 1, name)
         if len({piece.numel() for piece in pieces}) > 1:
@@ -226,9 +226,10 @@ class HFReduceBackend(Group):
         """Everybody's input, each into a tensor of its own."""
         name = "all_gather"
         source = tensors.single(inputs, name)
-        tensors.same_shape(outputs[0], source, self.size(), name)
-        blocks = self._blocks(outputs[0], name, sources=[source], own=self.rank())
-        return self._all_gather(name, blocks, source, opts, outputs[0])
+        result = tensors.single_list(outputs, name)
+        tensors.same_shape(result, source, self.size(), name)
+        blocks = self._blocks(result, name, sources=[source], own=self.rank())
+        return self._all_gather(name, blocks, source, opts, result)
 
     def allgather_coalesced(
         self,
@@ -261,7 +262,7 @@ class HFReduceBackend(Group):
         finish: Callable[[], object] | None = None
         result: list[torch.Tensor] = []
         if root == self.rank():
-            result = outputs[0]
+            result = tensors.single_list(outputs, "gather")
             tensors.same_shape(result, source, self.size(), "gather")
             target, keep, finish = self._blocks(result, "gather", sources=[memory], own=self.rank())
         seconds, lazy = self._terms(opts)
@@ -286,7 +287,7 @@ class HFReduceBackend(Group):
         pieces: Sequence[torch.Tensor] = []
         keep: object = None
         if root == self.rank():
-            pieces = inputs[0]
+            pieces = tensors.single_list(inputs, "scatter")
             tensors.same_shape(pieces, output, self.size(), "scatter")
             source, keep = tensors.gathered(pieces, "scatter")
         seconds, lazy = self._terms(opts)

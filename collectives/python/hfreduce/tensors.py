@@ -245,6 +245,15 @@ def single(tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
     return tensors[0]
 
 
+def single_list(lists: Sequence[list[torch.Tensor]], operation: str) -> list[torch.Tensor]:
+    """The one list of a list of lists, with a tensor of each rank."""
+    if len(lists) != 1:
+        raise ValueError(
+            f"{operation}: takes one list with a tensor of each rank, not {len(lists)} lists"
+        )
+    return lists[0]
+
+
 def same_shape(
     tensors: Sequence[torch.Tensor], like: torch.Tensor, count: int, operation: str
 ) -> None:

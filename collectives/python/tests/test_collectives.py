@@ -284,6 +284,8 @@ def refusals(rank, size):
         "output size": lambda: dist.all_gather_into_tensor(torch.zeros(3), torch.zeros(3)),
         "root below": lambda: world.broadcast([base], root_options(dist.BroadcastOptions, -1)),
         "root above": lambda: world.reduce([base], root_options(dist.ReduceOptions, size)),
+        "no list": lambda: world.gather([], [base], root_options(dist.GatherOptions, rank)),
+        "two lists": lambda: world.allgather([[base] * size] * 2, [base]),
         "splits": lambda: dist.all_to_all_single(torch.zeros(4), torch.zeros(4), [1, 1], [1, 1]),
     }
     texts = {}
@@ -312,3 +314,5 @@ def test_what_cannot_be_done_right_is_refused_and_the_group_goes_on():
     assert "torch.bool: sum, and divide" in texts["average of booleans"]
     assert "broadcast: invalid root rank -1: expected 0 to 3" in texts["root below"]
     assert "reduce: invalid root rank 4" in texts["root above"]
+    assert "gather: takes one list with a tensor of each rank, not 0 lists" in texts["no list"]
+    assert "all_gather: takes one list with a tensor of each rank, not 2" in texts["two lists"]
