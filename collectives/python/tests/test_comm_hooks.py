@@ -10,12 +10,13 @@ from hfreduce.testing import Layout, run, values
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import (
     ddp_zero_hook,
+    debugging_hooks,
     default_hooks,
     powerSGD_hook,
     quantization_hooks,
 )
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local_sgd
-from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.optim import ZeroRedundancyOptimizer, _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
 pytestmark = pytest.mark.torch
@@ -55,6 +56,16 @@ def overlapped(ddp):
     ddp._register_fused_optim(torch.optim.SGD, lr=0.05)
 
 
+def in_backward(ddp):
+    """DDP registers `optimizer_overlap_hooks._apply_optim_in_backward_hook` by itself."""
+    assert all(hasattr(p, "_in_backward_optimizers") for p in ddp.parameters())
+
+
+def builtin(kind):
+    """A hook in C++."""
+    return lambda ddp: ddp._register_builtin_comm_hook(kind)
+
+
 def mixed(ddp):
     """DDP registers `mixed_precision_hooks._reducer_allreduce_and_upcast_hook` by itself."""
     assert ddp.mixed_precision is not None
@@ -76,6 +87,7 @@ def zero(hook):
 
 HOOKS = {
     "none": lambda ddp: None,
+    "noop": plain(debugging_hooks.noop_hook),
     "allreduce": plain(default_hooks.allreduce_hook),
     "fp16": plain(default_hooks.fp16_compress_hook),
     "bf16": plain(default_hooks.bf16_compress_hook),
@@ -85,10 +97,14 @@ HOOKS = {
     "powerSGD-rank-2": power(powerSGD_hook.powerSGD_hook, 2, warm_start=False),
     "powerSGD-no-feedback": power(powerSGD_hook.powerSGD_hook, 1, use_error_feedback=False),
     "batched-powerSGD": power(powerSGD_hook.batched_powerSGD_hook, 1),
+    "batched-powerSGD-rank-2": power(powerSGD_hook.batched_powerSGD_hook, 2),
+    "builtin-allreduce": builtin(dist.BuiltinCommHookType.ALLREDUCE),
+    "builtin-fp16": builtin(dist.BuiltinCommHookType.FP16_COMPRESS),
     "quantization-pertensor": quantized(quantization_hooks.quantization_pertensor_hook),
     "quantization-perchannel": quantized(quantization_hooks.quantization_perchannel_hook),
     "post-localSGD": post_local,
     "optimizer-overlap": overlapped,
+    "optimizer-in-backward": in_backward,
     "mixed-precision": mixed,
     "zero-step": zero(ddp_zero_hook.hook_with_zero_step),
     "zero-step-interleaved": zero(ddp_zero_hook.hook_with_zero_step_interleaved),
@@ -107,6 +123,8 @@ def train(rank, size, name):
         options["mixed_precision"] = _MixedPrecision(
             param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16
         )
+    if name == "optimizer-in-backward":
+        _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.05})
     try:
         ddp = DistributedDataParallel(model, **options)
         optimizer = HOOKS[name](ddp) or torch.optim.SGD(ddp.parameters(), lr=0.05)
@@ -123,6 +141,10 @@ def train(rank, size, name):
     return [parameter.detach().tolist() for parameter in model.parameters()]
 
 
+REFUSED = {"builtin-fp16": "isTensorList"}
+"""torch's C++ hook reads the value of a future as C++ backends make it; the hook `fp16` is the same
+in Python."""
+
 LAYOUTS = {"one-node": Layout.one_node(2), "two-nodes": Layout.two_zones(1, 1)}
 
 
@@ -131,6 +153,9 @@ def test_a_hook_that_torch_ships_trains_as_over_gloo(name):
     gloo = values(run(train, LAYOUTS["one-node"], name, backend="gloo"))
     for layout in LAYOUTS.values():
         ours = values(run(train, layout, name))
+        if name in REFUSED:
+            assert all(REFUSED[name] in one for one in ours), ours
+            continue
         if isinstance(gloo[0], str) and "Gloo" not in gloo[0]:
             # What torch itself cannot do without a GPU fails alike.
             assert ours == gloo
