@@ -14,12 +14,14 @@ static RESERVED: Mutex<usize> = Mutex::new(0);
 /// A process may not open the descriptors that it needs.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{purpose} needs {need} descriptors (open files) in this process, {open} of them in use now, \
-     and {limit}: give the process a limit of {need} or more (`ulimit -n {need}` in the shell that \
+    "{purpose} needs {need} descriptors (open files) in process {process}, {open} of them in use \
+     now, and {limit}: give the process a limit of {need} or more (`ulimit -n {need}` in the shell that \
      starts it, LimitNOFILE= of its systemd unit or of the container runtime's)"
 )]
 pub struct TooFewDescriptors {
     purpose: String,
+    /// A daemon's errors are read elsewhere.
+    process: u32,
     need: usize,
     open: usize,
     limit: String,
@@ -45,7 +47,10 @@ pub fn reserve(count: usize, purpose: &str) -> Result<Reservation, TooFewDescrip
     let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
     let open = open_descriptors();
     let need = open + count;
-    let refuse = |limit| TooFewDescriptors { purpose: purpose.to_owned(), need, open, limit };
+    let refuse = |limit| {
+        let (purpose, process) = (purpose.to_owned(), std::process::id());
+        TooFewDescriptors { purpose, process, need, open, limit }
+    };
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let (soft, hard) = (current.unwrap_or(u64::MAX), maximum.unwrap_or(u64::MAX));
     if hard < need as u64 {
