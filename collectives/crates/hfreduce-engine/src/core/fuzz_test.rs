@@ -212,11 +212,12 @@ proptest! {
 
     #[test]
     fn pairs_survive_any_sequence(
-        story in proptest::collection::vec((0..6_u8, 0..4_u32, 0..4_u64, 0..5_u64, 0..2_u8), 1..200),
+        story in proptest::collection::vec((0..6_u8, 0..4_u32, 0..4_u64, 0..5_u64, 0..4_u8), 1..200),
     ) {
         let mut pairs = Pairs::default();
         let mut granted = 0_usize;
         for (number, (what, peer, message, bytes, kind)) in story.into_iter().enumerate() {
+            let (eager, kind) = (kind > 1, kind % 2);
             let ticket = Ticket { operation: number as u64, transfer: 0 };
             let fine = match what {
                 0 => { pairs.send(peer, ticket, letter(0, message, bytes)); true }
@@ -224,7 +225,7 @@ proptest! {
                     pairs.receive(ANY_RANK, ticket, letter(1, message, bytes)).is_ok()
                 }
                 1 => pairs.receive(peer, ticket, letter(1, message, bytes)).is_ok(),
-                2 => pairs.offered(peer, message, letter(kind, message, bytes)).is_ok(),
+                2 => pairs.offered(peer, message, letter(kind, message, bytes), eager).is_ok(),
                 3 => pairs.granted(peer, message).is_ok(),
                 4 => pairs.piece(peer, message, bytes).is_ok(),
                 _ => { pairs.arrived(peer, message, 0); true }

@@ -1,14 +1,17 @@
 //! Messages between two ranks: who may send what when. Pure, like everything here.
 //!
 //! ```text
-//! sender    Offer(tag, length) ──▶          nothing but this small word is ever unexpected
+//! sender    Offer(tag, length) ──▶          with the bytes, where they are few (eager)
 //! receiver          ◀── Grant               once a receive of that tag is posted
 //! sender    Piece, Piece, … ──▶             straight into the receiver's memory
 //! ```
+//! A send is complete once it was granted and its last byte has left. A receiver holds at most
+//! [`EAGER_WINDOW_BYTES`] of each peer that no receive has asked for; the sender counts them.
+//!
 //! Offers and receives of one tag pair up in order. Lengths and fingerprints must be equal. A receive
 //! from [`ANY_RANK`] takes the oldest offer of its tag, whoever made it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::fingerprint::{Fingerprint, Kind};
 use super::tree::Violation;
@@ -16,6 +19,11 @@ use super::tree::Violation;
 /// Offers without a grant that one rank may have at another: more than a program has messages under
 /// way, so that none waits behind others that are received later. They take about 100 bytes each.
 pub const OFFERS_MAX: usize = 1 << 17;
+
+/// The longest message that goes with its offer, in bytes.
+pub const EAGER_BYTES_MAX: u64 = 8 << 10;
+/// Bytes of such messages that one rank may have at another before they are granted.
+pub const EAGER_WINDOW_BYTES: u64 = 64 << 10;
 
 /// In place of a peer: a receive from whoever sends first.
 pub const ANY_RANK: u32 = u32::MAX;
@@ -51,6 +59,8 @@ pub enum PairAction {
         message: u64,
         /// What it is.
         letter: Letter,
+        /// The send whose bytes go with it, if they do.
+        eager: Option<Ticket>,
     },
     /// Tell the peer.
     Grant {
@@ -59,6 +69,15 @@ pub enum PairAction {
         /// The peer's number for it.
         message: u64,
         /// The receive that takes it.
+        ticket: Ticket,
+    },
+    /// Copy the bytes that came with an offer.
+    Take {
+        /// Whose.
+        peer: u32,
+        /// The peer's number for the message.
+        message: u64,
+        /// The receive that takes them.
         ticket: Ticket,
     },
     /// Send the bytes.
@@ -91,6 +110,8 @@ struct Offered {
     order: u64,
     message: u64,
     letter: Letter,
+    /// Its bytes are here.
+    eager: bool,
 }
 
 /// What waits for its counterpart: of one tag in order, each tag by itself, so that a program with
@@ -134,7 +155,12 @@ struct Pair {
     /// Sends that wait for their turn to be offered.
     queued: VecDeque<(Ticket, Letter)>,
     offered: BTreeMap<u64, (Ticket, Letter)>,
+    /// Of those, the ones whose bytes went with the offer.
+    eager: BTreeSet<u64>,
+    eager_bytes: u64,
     offers: ByTag<Offered>,
+    /// Bytes that came with these.
+    held_bytes: u64,
     posted: ByTag<Posted>,
     arriving: BTreeMap<u64, (Ticket, u64, u64)>,
 }
@@ -172,11 +198,10 @@ impl Pairs {
         ticket: Ticket,
         letter: Letter,
     ) -> Result<(), (u32, Violation)> {
-        if let Some((peer, offer)) = self.take_offer(peer, letter.tag) {
-            let taken = self.grant(peer, offer.message, offer.letter, ticket, letter);
-            return taken.map_err(|why| (peer, why));
-        }
         let posted = Posted { order: self.next_order(), ticket, letter };
+        if let Some((peer, offer)) = self.take_offer(peer, letter.tag) {
+            return self.grant(peer, offer, posted).map_err(|why| (peer, why));
+        }
         match peer {
             ANY_RANK => self.posted_to_any.push(letter.tag, posted),
             peer => self.pairs.entry(peer).or_default().posted.push(letter.tag, posted),
@@ -184,20 +209,33 @@ impl Pairs {
         Ok(())
     }
 
-    /// The peer wants to send.
+    /// The peer wants to send; `eager`: the bytes are here.
     ///
     /// # Errors
     /// [`Violation`] if it does not fit, or the peer offers too much.
-    pub fn offered(&mut self, peer: u32, message: u64, offer: Letter) -> Result<(), Violation> {
-        if let Some(posted) = self.take_posted(peer, offer.tag) {
-            return self.grant(peer, message, offer, posted.ticket, posted.letter);
+    pub fn offered(
+        &mut self,
+        peer: u32,
+        message: u64,
+        letter: Letter,
+        eager: bool,
+    ) -> Result<(), Violation> {
+        let offer = Offered { order: self.next_order(), message, letter, eager };
+        if let Some(posted) = self.take_posted(peer, letter.tag) {
+            return self.grant(peer, offer, posted);
         }
-        let order = self.next_order();
         let pair = self.pairs.entry(peer).or_default();
         if pair.offers.len >= OFFERS_MAX {
             return Err(Violation::Protocol(format!("more than {OFFERS_MAX} offers wait here")));
         }
-        pair.offers.push(offer.tag, Offered { order, message, letter: offer });
+        if eager {
+            pair.held_bytes = pair.held_bytes.saturating_add(letter.bytes);
+            if pair.held_bytes > EAGER_WINDOW_BYTES {
+                let most = EAGER_WINDOW_BYTES;
+                return Err(Violation::Protocol(format!("over {most} bytes came unasked")));
+            }
+        }
+        pair.offers.push(letter.tag, offer);
         Ok(())
     }
 
@@ -210,7 +248,12 @@ impl Pairs {
         } else {
             peer
         };
-        Some((peer, self.pairs.get_mut(&peer)?.offers.pop(tag)?))
+        let pair = self.pairs.get_mut(&peer)?;
+        let offer = pair.offers.pop(tag)?;
+        if offer.eager {
+            pair.held_bytes -= offer.letter.bytes;
+        }
+        Some((peer, offer))
     }
 
     /// The oldest receive that takes an offer of this tag from `peer`.
@@ -237,7 +280,11 @@ impl Pairs {
         let Some((ticket, letter)) = pair.offered.remove(&message) else {
             return Err(Violation::Protocol(format!("message {message} was granted, not offered")));
         };
-        self.actions.push_back(if letter.bytes == 0 {
+        let eager = pair.eager.remove(&message);
+        if eager {
+            pair.eager_bytes -= letter.bytes;
+        }
+        self.actions.push_back(if letter.bytes == 0 || eager {
             PairAction::Complete { ticket }
         } else {
             PairAction::Stream { peer, message, ticket }
@@ -283,18 +330,20 @@ impl Pairs {
             let message = pair.next_message;
             pair.next_message += 1;
             pair.offered.insert(message, (ticket, letter));
-            self.actions.push_back(PairAction::Offer { peer, message, letter });
+            let eager = (1..=EAGER_BYTES_MAX).contains(&letter.bytes)
+                && pair.eager_bytes + letter.bytes <= EAGER_WINDOW_BYTES;
+            if eager {
+                pair.eager.insert(message);
+                pair.eager_bytes += letter.bytes;
+            }
+            let eager = eager.then_some(ticket);
+            self.actions.push_back(PairAction::Offer { peer, message, letter, eager });
         }
     }
 
-    fn grant(
-        &mut self,
-        peer: u32,
-        message: u64,
-        offer: Letter,
-        ticket: Ticket,
-        letter: Letter,
-    ) -> Result<(), Violation> {
+    fn grant(&mut self, peer: u32, offered: Offered, posted: Posted) -> Result<(), Violation> {
+        let Offered { message, letter: offer, eager, .. } = offered;
+        let Posted { ticket, letter, .. } = posted;
         // Ranks may give an operation different lengths for each other: then both sides of a pair
         // have to agree on that of their message.
         if !same(&offer.print, &letter.print) || offer.bytes != letter.bytes {
@@ -305,7 +354,10 @@ impl Pairs {
             });
         }
         self.actions.push_back(PairAction::Grant { peer, message, ticket });
-        if letter.bytes == 0 {
+        if eager {
+            self.actions.push_back(PairAction::Take { peer, message, ticket });
+        }
+        if letter.bytes == 0 || eager {
             self.actions.push_back(PairAction::Complete { ticket });
         } else {
             let pair = self.pairs.entry(peer).or_default();

@@ -153,6 +153,7 @@ fn honest() -> Vec<u8> {
         (Frame::Data(data), 64),
         (Frame::Credit, 0),
         (Frame::Offer { message: 1, tag: 2, bytes: 3, print }, 0),
+        (Frame::Offer { message: 2, tag: 2, bytes: 30, print }, 30),
         (Frame::Piece { message: 1 }, 100),
         (Frame::Lend { token: 5 }, 0),
         (Frame::Abort, 40),

@@ -27,6 +27,7 @@ use super::wire::{Frame, Head};
 use crate::cause::CauseKind;
 use crate::core::Kind;
 use crate::core::pair::{ANY_RANK, Letter, PairAction, Pairs, Ticket};
+use crate::core::tree::Violation;
 use crate::operation::{Operation, Transfer};
 use crate::work::WorkState;
 
@@ -52,7 +53,7 @@ struct Outgoing {
     connection: Option<Connection<Note>>,
     dialling: bool,
     /// Frames that wait for the connection, and messages that wait for their turn.
-    words: VecDeque<Head>,
+    words: VecDeque<(Head, Vec<u8>)>,
     streams: VecDeque<Stream>,
     /// Message slots that the peer has not copied yet.
     staged: usize,
@@ -63,6 +64,8 @@ struct Outgoing {
 struct Incoming {
     connection: Connection<Note>,
     receiving: Option<(u64, u64)>,
+    /// The offer whose bytes are on their way.
+    eager: Option<(u64, Letter)>,
     wants_room: bool,
     left: bool,
 }
@@ -95,6 +98,8 @@ pub struct Mesh {
     next: u64,
     outgoing: BTreeMap<u32, Outgoing>,
     incoming: BTreeMap<u32, Incoming>,
+    /// Bytes that came with offers, by peer and message, until a receive takes them.
+    held: BTreeMap<(u32, u64), Vec<u8>>,
     dialers: connect::Dialers,
     slots: staging::Slots,
 }
@@ -109,6 +114,7 @@ impl Mesh {
             next: 0,
             outgoing: BTreeMap::new(),
             incoming: BTreeMap::new(),
+            held: BTreeMap::new(),
             dialers: connect::Dialers::new(dial),
             slots: staging::Slots::default(),
         }
@@ -165,6 +171,36 @@ impl Mesh {
         Some((format!("{what} rank {}", transfer.peer), Some(transfer.peer)))
     }
 
+    /// The bytes of a short message that we send.
+    fn bytes_of(&self, ticket: Ticket) -> Vec<u8> {
+        let Some(found) = self.operations.get(&ticket.operation) else { return vec![] };
+        let Some(transfer) = found.operation.transfers.get(ticket.transfer) else { return vec![] };
+        let mut bytes = Vec::with_capacity(transfer.bytes);
+        for (memory, count) in found.operation.input.ranges(transfer.offset, transfer.bytes) {
+            // SAFETY: inside the operation's input, which does not change until the operation ends.
+            bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(memory, count) });
+        }
+        bytes
+    }
+
+    /// Copies a short message to where it belongs; false if it is not as long as that.
+    fn place(&self, ticket: Ticket, bytes: &[u8]) -> bool {
+        let Some(found) = self.operations.get(&ticket.operation) else { return false };
+        let transfer = found.operation.transfers.get(ticket.transfer);
+        let Some(transfer) = transfer.filter(|transfer| transfer.bytes == bytes.len()) else {
+            return false;
+        };
+        let mut rest = bytes;
+        for (memory, count) in found.operation.output.ranges(transfer.offset, transfer.bytes) {
+            let Some((part, others)) = rest.split_at_checked(count) else { return false };
+            // SAFETY: inside the operation's output, which is ours until the operation ends; the
+            // bytes are memory of our own.
+            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), memory, count) };
+            rest = others;
+        }
+        rest.is_empty()
+    }
+
     /// A receive from anybody has found its sender.
     fn found_source(&mut self, ticket: Ticket, peer: u32) {
         let Some(found) = self.operations.get_mut(&ticket.operation) else { return };
@@ -208,15 +244,25 @@ impl Driver {
     fn act_mesh(&mut self) {
         while let Some(action) = self.mesh.pairs.poll() {
             match action {
-                PairAction::Offer { peer, message, letter } => {
+                PairAction::Offer { peer, message, letter, eager } => {
                     let Letter { tag, bytes, print } = letter;
-                    self.say(peer, Head::bare(Frame::Offer { message, tag, bytes, print }));
+                    let payload = eager.map_or(vec![], |ticket| self.mesh.bytes_of(ticket));
+                    let head = Head::bare(Frame::Offer { message, tag, bytes, print });
+                    self.say(peer, Head { payload_bytes: payload.len(), ..head }, payload);
                 }
                 PairAction::Grant { peer, message, ticket } => {
                     self.mesh.found_source(ticket, peer);
                     if let Some(incoming) = self.mesh.incoming.get_mut(&peer) {
                         let grant = Head::bare(Frame::Grant { message });
                         incoming.connection.push(&grant, Payload::Owned(vec![]), Note::default());
+                    }
+                }
+                PairAction::Take { peer, message, ticket } => {
+                    let bytes = self.mesh.held.remove(&(peer, message)).unwrap_or_default();
+                    if !self.mesh.place(ticket, &bytes) {
+                        let why = format!("message {message} came without its bytes");
+                        self.violated(peer, Violation::Protocol(why));
+                        return;
                     }
                 }
                 PairAction::Stream { peer, message, ticket } => {

@@ -12,6 +12,7 @@
 use crate::cause::CAUSE_BYTES_MAX;
 use crate::core::FINGERPRINT_BYTES;
 use crate::core::credit::CLASSES;
+use crate::core::pair::EAGER_BYTES_MAX;
 use crate::core::{DataHead, Determinism, Fingerprint, Kind, Stage};
 
 /// Length of a head.
@@ -43,7 +44,7 @@ pub enum Frame {
         /// The first operation that it will not begin.
         next: u64,
     },
-    /// Between two ranks: I have so many bytes for you under this tag.
+    /// Between two ranks: I have so many bytes for you under this tag. A payload is all of them.
     Offer {
         /// The sender's number for this message on this connection.
         message: u64,
@@ -185,7 +186,11 @@ impl Head {
             5 => (Frame::Bye { next: sequence }, 0),
             6 => {
                 let bytes = u64::from(chunk) << 32 | u64::from(waiting);
-                (Frame::Offer { message: sequence, tag, bytes, print }, 0)
+                let eager = bytes.min(EAGER_BYTES_MAX) as usize;
+                if payload_bytes != 0 && payload_bytes as u64 != bytes {
+                    return Err(format!("{payload_bytes} of {bytes} bytes come with an offer"));
+                }
+                (Frame::Offer { message: sequence, tag, bytes, print }, eager)
             }
             7 => (Frame::Grant { message: sequence }, 0),
             8 => {

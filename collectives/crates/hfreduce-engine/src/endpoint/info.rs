@@ -13,7 +13,7 @@ use super::home::Home;
 use crate::cause::{Cause, CauseKind, CollectiveError};
 
 /// The version of what is told; ranks of another release are refused.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// What the others need to know about a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -94,9 +94,10 @@ fn next<T>(queue: &Mutex<Queue<T>>) -> Option<T> {
 }
 
 impl Driver {
-    pub(super) fn say(&mut self, peer: u32, head: Head) {
+    /// Sends a head, and its payload, to a rank that is dialled if that was not done.
+    pub(super) fn say(&mut self, peer: u32, head: Head, payload: Vec<u8>) {
         let outgoing = self.mesh.outgoing.entry(peer).or_default();
-        outgoing.words.push_back(head);
+        outgoing.words.push_back((head, payload));
         if outgoing.connection.is_some() || outgoing.dialling {
             return;
         }
@@ -140,7 +141,8 @@ impl Driver {
 
     fn adopt_incoming(&mut self, peer: u32, stream: TcpStream) -> io::Result<()> {
         let connection = self.adopted(stream, TOKEN_MESH_IN | u64::from(peer))?;
-        let incoming = Incoming { connection, receiving: None, wants_room: false, left: false };
+        let incoming =
+            Incoming { connection, receiving: None, eager: None, wants_room: false, left: false };
         self.mesh.incoming.insert(peer, incoming);
         Ok(())
     }

@@ -15,6 +15,7 @@ impl Mesh {
         }
         for incoming in self.incoming.values_mut() {
             incoming.receiving = None;
+            incoming.eager = None;
         }
         for connection in self.connections() {
             poller.forget(&*connection);

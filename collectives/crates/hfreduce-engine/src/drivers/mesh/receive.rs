@@ -34,10 +34,17 @@ impl Driver {
                 Ok(None) => return,
                 Ok(Some(Arrival::Head(head))) if inward => self.inward_head(peer, &head),
                 Ok(Some(Arrival::Head(head))) => self.outward_head(peer, &head),
-                // The last word of a peer for which everything has ended: it is not the culprit.
-                Ok(Some(Arrival::Owned(cause))) => {
-                    self.fail(Cause::decode(&cause, self.shared.identity.rank), None);
-                    return;
+                Ok(Some(Arrival::Owned(bytes))) => {
+                    let incoming = self.mesh.incoming.get_mut(&peer).filter(|_| inward);
+                    if let Some((message, letter)) = incoming.and_then(|i| i.eager.take()) {
+                        self.mesh.held.insert((peer, message), bytes);
+                        self.mesh.pairs.offered(peer, message, letter, true)
+                    } else {
+                        // The last word of a peer for which everything has ended: it is not the
+                        // culprit.
+                        self.fail(Cause::decode(&bytes, self.shared.identity.rank), None);
+                        return;
+                    }
                 }
                 Ok(Some(Arrival::Payload)) => {
                     let incoming = self.mesh.incoming.get_mut(&peer);
@@ -61,7 +68,15 @@ impl Driver {
     fn inward_head(&mut self, peer: u32, head: &Head) -> Result<(), Violation> {
         match head.frame {
             Frame::Offer { message, tag, bytes, print } => {
-                self.mesh.pairs.offered(peer, message, Letter { tag, bytes, print })
+                let letter = Letter { tag, bytes, print };
+                match self.mesh.incoming.get_mut(&peer) {
+                    Some(incoming) if head.payload_bytes > 0 => {
+                        incoming.eager = Some((message, letter));
+                        incoming.connection.body_owned(head.payload_bytes);
+                        Ok(())
+                    }
+                    _ => self.mesh.pairs.offered(peer, message, letter, false),
+                }
             }
             Frame::Piece { message } => {
                 let bytes = head.payload_bytes;

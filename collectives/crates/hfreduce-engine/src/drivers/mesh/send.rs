@@ -38,8 +38,8 @@ impl Driver {
         let Some(outgoing) = mesh.outgoing.get_mut(&peer) else { return false };
         let Some(connection) = &mut outgoing.connection else { return false };
         let mut loaded = false;
-        while let Some(word) = outgoing.words.pop_front() {
-            connection.push(&word, Payload::Owned(vec![]), Note::default());
+        while let Some((word, payload)) = outgoing.words.pop_front() {
+            connection.push(&word, Payload::Owned(payload), Note::default());
             loaded = true;
         }
         while connection.queued() < QUEUED_MAX {
