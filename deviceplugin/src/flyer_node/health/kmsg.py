@@ -1,7 +1,9 @@
 """The kernel's log as it grows: /dev/kmsg, one record a read, from now on.
 
-A FIFO of the same lines works too. Records that were overwritten before we came are counted; that
-the file is missing is a finding, not an error: the driver's events tell the same without processes.
+Processes write into /dev/kmsg as well; the kernel gives their records a facility other than its
+own, and those are left out. A FIFO of the same lines works too. Records that were overwritten
+before they were read are counted; that the file is missing is a finding, not an error: the driver's
+events report the same without processes.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,10 +24,14 @@ RECORD_BYTES_MAX = 8192
 """The kernel's bound on a record (CONSOLE_EXT_LOG_MAX)."""
 RECORDS_A_TURN = 256
 """So a storm of lines leaves time for everything else."""
+RECORD = re.compile(r"([0-9]{1,10}),[^;]*;(.*)", re.DOTALL)
+"""`priority,sequence,time,flags;text`; continuation lines begin with a blank."""
+LEVEL_BITS = 3
+"""The facility of a priority lies above its level (syslog.h); 0 is the kernel's."""
 
 
 class KernelLog:
-    """Calls `on_line` with the text of every new record."""
+    """Calls `on_line` with the text of every new record that the kernel itself wrote."""
 
     def __init__(
         self,
@@ -75,7 +82,7 @@ class KernelLog:
                 # All writers of a FIFO have closed it; the end of a real log never comes.
                 self.stop()
                 return
-            for line in record.decode(errors="replace").splitlines():
-                # "priority,sequence,time,flags;text"; continuation lines begin with a blank.
-                if not line.startswith(" "):
-                    self._on_line(line.partition(";")[2] or line)
+            for line in record.decode(errors="replace").split("\n"):
+                found = RECORD.fullmatch(line)
+                if found and int(found[1]) >> LEVEL_BITS == 0:
+                    self._on_line(found[2])
