@@ -113,6 +113,32 @@ def test_only_what_mounts_is_privileged(everything: Rendered) -> None:
     assert privileged == PRIVILEGED
 
 
+def test_every_container_but_privileged_ones_has_the_runtimes_seccomp_profile(
+    everything: Rendered,
+) -> None:
+    """Kubernetes lets a privileged container run without one, whatever the pod says."""
+    for name, pod in pods(everything):
+        for container in containers(pod):
+            context = {**pod["spec"].get("securityContext", {}), **container["securityContext"]}
+            profile = context.get("seccompProfile", {}).get("type")
+            wanted = None if (name, container["name"]) in PRIVILEGED else "RuntimeDefault"
+            assert profile == wanted, (name, container["name"])
+
+
+def test_the_daemons_of_a_volume_have_a_control_group_unless_a_value_says_no(
+    render: Render,
+) -> None:
+    for on in (True, False):
+        [holder] = [
+            one
+            for name, pod in pods(render(**{"csi.holder.daemonGroups": on}))
+            for one in containers(pod)
+            if (name, one["name"]) in PRIVILEGED
+        ]
+        setting = {one["name"]: one.get("value") for one in holder["env"]}
+        assert setting["THREEFS_DAEMON_GROUPS"] == ("true" if on else "false")
+
+
 def test_node_parts_see_the_folders_that_they_need_and_no_more(everything: Rendered) -> None:
     found = {
         name: {

@@ -8,6 +8,7 @@ import resource
 from pathlib import Path
 
 from threefs.errors import InvalidArgument
+from threefs.system_calls import refuse_system_calls
 
 __all__ = ["DATA_BYTES_MAX", "confine"]
 
@@ -19,9 +20,10 @@ PR_SET_NO_NEW_PRIVS = 38
 
 
 def confine(user: int) -> None:
-    """Continue as this user and group without capabilities, with bounded memory.
+    """Continue as this user and group without capabilities, with bounded memory and system calls.
 
-    Before the first thread is started: the ban on new privileges holds for later threads alone.
+    Before the first thread is started: the ban on new privileges and the filter of system calls
+    hold for later threads alone.
     """
     if user <= 0:
         raise InvalidArgument(f"--user is {user}; give the id of a user that is not root")
@@ -38,3 +40,4 @@ def confine(user: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS)")
+    refuse_system_calls()

@@ -59,7 +59,10 @@ def test_a_confined_daemon_serves_and_has_no_rights(
     cluster: Any, client: threefs.Client, folder: str, tmp_path: Path
 ) -> None:
     """It runs as a user that owns its state and may read its ticket, and is replaced as one."""
-    for one in (tmp_path, *(one for one in tmp_path.parents if one.name.startswith("pytest"))):
+    for one in (
+        tmp_path,
+        *(one for one in tmp_path.parents if one.name.startswith(("pytest", "popen"))),
+    ):
         one.chmod(one.stat().st_mode | 0o011)
     client.make_directory(f"{folder}/mine", 0o755)
     client.set_quota(f"{folder}/mine", bytes_max=1 << 30)
@@ -78,6 +81,7 @@ def test_a_confined_daemon_serves_and_has_no_rights(
         assert _rights(mount.pid) == {
             "Uid": str(USER), "Gid": str(USER), "Groups": "", "NoNewPrivs": "1",
             "CapEff": "0", "CapPrm": "0", "CapAmb": "0",
+            "Seccomp": "2",
         }  # fmt: skip
         limits = Path(f"/proc/{mount.pid}/limits").read_text().splitlines()
         [data] = [line.split()[3] for line in limits if line.startswith("Max data size")]
@@ -92,10 +96,19 @@ def test_a_confined_daemon_serves_and_has_no_rights(
 
 
 def _rights(pid: int) -> dict[str, str]:
+    """Of the process, and the same of each of its threads."""
+    [rights] = {
+        tuple(_rights_of(thread / "status").items())
+        for thread in Path(f"/proc/{pid}/task").iterdir()
+    }
+    return dict(rights)
+
+
+def _rights_of(status: Path) -> dict[str, str]:
     found = {}
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+    for line in status.read_text().splitlines():
         name, _, value = line.partition(":")
-        if name in ("Uid", "Gid", "Groups", "NoNewPrivs"):
+        if name in ("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp"):
             found[name] = " ".join(sorted(set(value.split())))
         elif name in ("CapEff", "CapPrm", "CapAmb"):
             found[name] = f"{int(value, 16):x}"

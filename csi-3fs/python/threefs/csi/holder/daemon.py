@@ -20,6 +20,10 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .control_groups import Group
 
 __all__ = ["Daemon", "Report"]
 
@@ -48,8 +52,11 @@ class Report:
 class Daemon:
     """Runs from `start` until `stop`; thread-safe."""
 
-    def __init__(self, command: list[str], descriptor: int, volume: str) -> None:
+    def __init__(
+        self, command: list[str], descriptor: int, volume: str, group: Group | None = None
+    ) -> None:
         self._command = command
+        self._group = group
         self._descriptor = descriptor
         self._volume = volume
         self._changed = threading.Condition()
@@ -118,9 +125,10 @@ class Daemon:
 
     def _one_life(self, resume: bool) -> None:  # noqa: FBT001
         command = [*self._command, "--fd", str(self._descriptor), *(["--resume"] * resume)]
+        kills = self._group.kills() if self._group else 0
         try:
             process = subprocess.Popen(
-                command,
+                self._in_group(command),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -148,8 +156,20 @@ class Daemon:
         process.stdout.close()
         if not self._stopping:
             how = f"signal {-status}" if status < 0 else f"status {status}"
+            if self._group and self._group.kills() > kills:
+                how += ": out of memory"
             self._note(f"the daemon (process {process.pid}) ended with {how}")
             self._set("down")
+
+    def _in_group(self, command: list[str]) -> list[str]:
+        if self._group is None:
+            return command
+        try:
+            return self._group.enter(command)
+        except OSError as error:
+            # Its own limit (RLIMIT_DATA) remains, and a volume is not kept from its pods.
+            self._note(f"the daemon has no control group: {error}")
+            return command
 
     def _read_ready(self, process: subprocess.Popen[bytes]) -> bool:
         assert process.stdout is not None

@@ -15,8 +15,10 @@ from .daemon import Daemon
 from .protocol import Refused
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from .control_groups import ControlGroups
     from .held import Held
 
 __all__ = ["TICKETS", "Daemons", "daemon_user", "ticket_folder"]
@@ -43,8 +45,15 @@ def daemon_user(volume: str) -> int:
 class Daemons:
     """Makes the daemon of a mount; knows no mounts itself."""
 
-    def __init__(self, command: list[str], clusters: Path, states: Path) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        clusters: Path,
+        states: Path,
+        groups: ControlGroups | None = None,
+    ) -> None:
         self._command = command
+        self._groups = groups
         self._clusters = clusters
         self._states = states
 
@@ -59,7 +68,9 @@ class Daemons:
         if held.node:
             # Nobody else has the files, so the kernel may write behind.
             command += ["--claim-for", held.node, "--write-back"]
-        return Daemon([*command, *(["--read-only"] * held.read_only)], held.descriptor, held.volume)
+        command += ["--read-only"] * held.read_only
+        group = self._groups.of(ticket_folder(held.volume)) if self._groups else None
+        return Daemon(command, held.descriptor, held.volume, group)
 
     def state_file(self, held: Held) -> Path:
         """What one daemon of a mount leaves to the next; beside the socket, as it outlives pods."""
@@ -83,6 +94,11 @@ class Daemons:
             for file in (self._ticket(held), folder / TICKET_FILE):
                 os.chown(file, 0, user)
                 file.chmod(0o640)
+
+    def sweep_groups(self, held: Callable[[], Iterable[Held]]) -> None:
+        """Remove the control groups of volumes that are not held."""
+        if self._groups is not None:
+            self._groups.sweep(lambda: {ticket_folder(one.volume) for one in held()})
 
     def check_cluster(self, name: str) -> None:
         """Refuse a name that could lead to another folder."""

@@ -68,6 +68,7 @@ class Handover:
         for held, _ in self._table.all():
             with contextlib.suppress(OSError):
                 self._daemons.open_to_daemon(held)
+        self._daemons.sweep_groups(lambda: [held for held, _ in self._table.all()])
         kept = self._keeper.known()
         if kept is None:
             return

@@ -21,6 +21,7 @@ from .undoing import DETACH_SECONDS, PATIENCE_SECONDS, Ended, Undoing, call
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .control_groups import ControlGroups
     from .daemon import Daemon
     from .keeper import KeeperClient
     from .mountinfo import Mount
@@ -39,11 +40,12 @@ class Mounts:
         daemon_command: list[str],
         keeper: KeeperClient,
         patience_seconds: float = PATIENCE_SECONDS,
+        groups: ControlGroups | None = None,
     ) -> None:
         self._kubelet_dir = str(kubelet_dir)
         self._keeper = keeper
         self._table = Table()
-        self._daemons = Daemons(daemon_command, clusters, states)
+        self._daemons = Daemons(daemon_command, clusters, states, groups)
         self._undoing = Undoing(self._table, self._daemons, keeper, patience_seconds)
         self.handover = Handover(self._table, self._daemons, keeper, self._undoing)
 

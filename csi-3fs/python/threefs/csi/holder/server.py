@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import connections, mountinfo
+from . import connections, control_groups, mountinfo
 from .held import Held
 from .keeper import KeeperClient
 from .mounts import Mounts
@@ -235,6 +235,7 @@ def main(arguments: list[str] | None = None) -> int:
         command,
         keeper,
         options.write_patience,
+        _control_groups() if options.daemon_groups else None,
     )
     server = Server(options.socket, mounts)
     taken = take_over(options.socket)
@@ -252,6 +253,14 @@ def main(arguments: list[str] | None = None) -> int:
     server.serve()
     mounts.handover.stop()
     return 0
+
+
+def _control_groups() -> control_groups.ControlGroups | None:
+    try:
+        return control_groups.divide(control_groups.own_group())
+    except control_groups.Unavailable as why:
+        _say(f"FUSE daemons have no control groups and share the container's memory: {why}")
+        return None
 
 
 def _remind(mounts: Mounts) -> None:
@@ -286,6 +295,13 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=os.environ.get("THREEFS_WRITE_PATIENCE", PATIENCE_SECONDS),
         help="seconds after which a mount is undone whose data cannot be written; %(default)s",
+    )
+    parser.add_argument(
+        "--daemon-groups",
+        action=argparse.BooleanOptionalAction,
+        default=os.environ.get("THREEFS_DAEMON_GROUPS", "false") == "true",
+        help="divide the container's control group, so that each volume's daemons have a limit; "
+        "%(default)s",
     )
     parser.add_argument(
         "--daemon", nargs=argparse.REMAINDER, help="the daemon's command; threefs fuse by default"

@@ -1,0 +1,273 @@
+"""The memory of one volume's FUSE daemons is not another's.
+
+A folder stands in for the kernel's; the last test asks a kernel with control groups v2.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from threefs.confine import DATA_BYTES_MAX
+from threefs.csi.holder import control_groups
+from threefs.csi.holder.control_groups import (
+    HOLDER_BYTES,
+    VOLUME_BYTES_MAX,
+    ControlGroups,
+    Unavailable,
+    divide,
+    own_group,
+)
+from threefs.csi.holder.daemon import Daemon
+from threefs.csi.holder.daemons import Daemons, ticket_folder
+from threefs.csi.holder.held import Held
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIMIT = 4 << 30
+EATER = """
+import sys, time
+held = bytearray(int(sys.argv[1]))
+held[::4096] = bytes(len(held[::4096]))
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Path:
+    """A container's group as the kernel shows it, with two processes."""
+    (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
+    (tmp_path / "memory.max").write_text(f"{LIMIT}\n")
+    (tmp_path / "cgroup.procs").write_text("11\n12\n")
+    return tmp_path
+
+
+def held(volume: str) -> Held:
+    return Held(volume, "default", "/data", f"/place/{volume}", False, "0:99", 0)
+
+
+def test_the_holder_and_the_daemons_divide_the_containers_memory(group: Path) -> None:
+    groups = divide(group)
+    assert (group / "cgroup.subtree_control").read_text() == "+memory"
+    assert (group / "holder" / "cgroup.procs").read_text() == "12", "the last one that moved"
+    assert groups.daemons == group / "daemons"
+    assert (groups.daemons / "memory.max").read_text() == str(LIMIT - HOLDER_BYTES)
+    assert (groups.daemons / "cgroup.subtree_control").read_text() == "+memory"
+
+
+@pytest.mark.parametrize(("limit", "daemons"), [("max", None), (str(128 << 20), str(64 << 20))])
+def test_other_limits_of_the_container(group: Path, limit: str, daemons: str | None) -> None:
+    (group / "memory.max").write_text(f"{limit}\n")
+    bound = divide(group).daemons / "memory.max"
+    assert (bound.read_text() if bound.exists() else None) == daemons
+
+
+def test_a_process_that_starts_meanwhile_is_moved_as_well(
+    group: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A probe of the kubelet is started in the container's own group."""
+    moved, busy = [], [1]
+    real = Path.write_text
+
+    def write(path: Path, text: str) -> int:
+        if path.name == "cgroup.procs":
+            moved.append(text)
+        if path == group / "cgroup.subtree_control" and busy:
+            busy.pop()
+            real(group / "cgroup.procs", "13\n")
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        return real(path, text)
+
+    monkeypatch.setattr(Path, "write_text", write)
+    divide(group)
+    assert moved == ["11", "12", "13"]
+
+
+def test_where_processes_never_stop_coming_the_reason_is_reported(
+    group: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.write_text
+
+    def write(path: Path, text: str) -> int:
+        if path.name == "cgroup.subtree_control":
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        return real(path, text)
+
+    monkeypatch.setattr(Path, "write_text", write)
+    with pytest.raises(Unavailable, match=r"resource busy"):
+        divide(group)
+
+
+def test_the_container_is_found_in_both_views_of_the_tree(group: Path, tmp_path: Path) -> None:
+    process = tmp_path / "process"
+    process.write_text("0::/\n")
+    assert own_group(group, process) == group, "with a namespace of its own"
+    inside = group / "kubepods" / "pod1" / "c1"
+    inside.mkdir(parents=True)
+    (inside / "memory.max").write_text("max")
+    process.write_text("0::/kubepods/pod1/c1\n")
+    assert own_group(group, process) == inside
+
+
+def test_where_there_are_none_the_reason_is_reported(group: Path, tmp_path: Path) -> None:
+    process = tmp_path / "process"
+    process.write_text("4:memory:/x\n0::/\n")
+    (group / "memory.max").unlink()
+    with pytest.raises(Unavailable, match="in no container"):
+        own_group(group, process)
+    (group / "cgroup.controllers").unlink()
+    with pytest.raises(Unavailable, match="not control groups v2"):
+        own_group(group, process)
+
+
+def test_a_daemon_is_in_its_volumes_group_before_it_is_the_daemon(group: Path) -> None:
+    inside = divide(group).of("one")
+    command = [sys.executable, "-I", "-S", "-c", "import sys; print(sys.argv[1:])", "a b", "$c"]
+    done = subprocess.run(inside.enter(command), capture_output=True, text=True, check=True)
+    assert done.stdout == "['a b', '$c']\n"
+    assert (inside.path / "cgroup.procs").read_text() == "0\n"
+    assert (inside.path / "memory.max").read_text() == str(VOLUME_BYTES_MAX)
+    assert (inside.path / "memory.oom.group").read_text() == "1"
+    assert VOLUME_BYTES_MAX == DATA_BYTES_MAX
+
+
+def test_a_daemon_that_cannot_enter_does_not_start(group: Path) -> None:
+    command = divide(group).of("one").enter(["/bin/echo", "started"])
+    shutil.rmtree(group / "daemons" / "one")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stdout == ""
+
+
+def test_one_that_was_killed_for_memory_says_so(group: Path, tmp_path: Path) -> None:
+    """And the daemons of a volume are in the group of this volume."""
+    groups = divide(group)
+    inside = groups.of(ticket_folder("v1"))
+    events = inside.path / "memory.events"
+    script = tmp_path / "daemon"
+    script.write_text(f"#!/bin/sh\nprintf 'low 0\\noom 3\\noom_kill 1\\n' > {events}\nkill -9 $$\n")
+    script.chmod(0o755)
+    descriptor = os.open("/dev/null", os.O_RDONLY)
+    mount = replace(held("v1"), descriptor=descriptor)
+    daemon = Daemons([str(script)], tmp_path / "clusters", tmp_path, groups).of(mount)
+    daemon.start(resume=False)
+    assert not daemon.wait_ready(10)
+    report = daemon.report()
+    daemon.stop(at_once=True)
+    os.close(descriptor)
+    assert "signal 9: out of memory" in report.message
+    assert (inside.path / "cgroup.procs").read_text() == "0\n"
+
+
+def test_without_a_group_the_daemon_starts_and_the_log_says_why(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gone = ControlGroups(tmp_path / "gone").of("one")
+    descriptor = os.open("/dev/null", os.O_RDONLY)
+    daemon = Daemon(["/bin/sh", "-c", "echo '{}'; exec sleep 60"], descriptor, "v1", gone)
+    daemon.start(resume=False)
+    assert daemon.wait_ready(10)
+    daemon.stop(at_once=True)
+    os.close(descriptor)
+    assert "v1: the daemon has no control group: " in capfd.readouterr().err
+
+
+def test_groups_of_volumes_that_are_gone_are_removed(tmp_path: Path) -> None:
+    daemons = tmp_path / "daemons"
+    for volume in ("one", "two", "three"):
+        (daemons / ticket_folder(volume)).mkdir(parents=True)
+    # Its processes have not ended.
+    (daemons / ticket_folder("two") / "cgroup.procs").write_text("7")
+    (daemons / "cgroup.procs").touch()
+    made = Daemons([], tmp_path, tmp_path, ControlGroups(daemons))
+
+    def mounts() -> list[Held]:
+        # A mount that is made meanwhile: it is in the table first.
+        (daemons / ticket_folder("four")).mkdir()
+        return [held("one")]
+
+    made.sweep_groups(mounts)
+    left = {one.name for one in daemons.iterdir() if one.is_dir()}
+    assert left == {ticket_folder(one) for one in ("one", "two", "four")}
+
+
+@pytest.fixture
+def kernels_group() -> Iterator[Path]:
+    """A group of a real kernel in which nothing runs, as a runtime makes it for a container."""
+    root = control_groups.ROOT
+    try:
+        usable = "memory" in (root / "cgroup.controllers").read_text().split()
+        (root / "cgroup.subtree_control").write_text("+memory")
+    except OSError:
+        usable = False
+    if not usable or os.geteuid() != 0:
+        pytest.skip("needs root and control groups v2 with the memory controller")
+    group = root / f"threefs-test-{os.getpid()}"
+    group.mkdir()
+    yield group
+    for inside in sorted(group.rglob("*"), key=lambda one: -len(one.parts)):
+        if inside.is_dir():
+            _empty(inside)
+    _empty(group)
+
+
+def _empty(group: Path) -> None:
+    (group / "cgroup.kill").write_text("1")
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            group.rmdir()
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        else:
+            return
+
+
+def test_the_kernel_kills_the_large_daemon_alone(
+    kernels_group: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond its volume's limit, and where all daemons are beyond theirs together."""
+    monkeypatch.setattr(control_groups, "HOLDER_BYTES", 64 << 20)
+    monkeypatch.setattr(control_groups, "VOLUME_BYTES_MAX", 128 << 20)
+    (kernels_group / "memory.max").write_text(str(256 << 20))
+    # As the kubelet has it: a container that is short of memory ends as a whole.
+    (kernels_group / "memory.oom.group").write_text("1")
+    # A failure leaves them to the fixture, which kills all that is in the group.
+    holder = subprocess.Popen(["sleep", "600"])
+    (kernels_group / "cgroup.procs").write_text(str(holder.pid))
+    groups = divide(kernels_group)
+
+    def eat(volume: str, size_mib: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-I", "-S", "-c", EATER, str(size_mib << 20)]
+        return subprocess.Popen(groups.of(volume).enter(command), stdout=subprocess.PIPE, text=True)
+
+    def is_served(daemon: subprocess.Popen[str]) -> bool:
+        assert daemon.stdout is not None
+        return daemon.stdout.readline() == "held\n"
+
+    small, middle = eat("small", 40), eat("middle", 100)
+    assert is_served(small)
+    assert is_served(middle)
+    large = eat("large", 200)
+    assert large.wait(60) == -signal.SIGKILL
+    assert groups.of("large").kills() > 0
+    # Within its own limit, but not with the others in what all have together: the largest.
+    other = eat("other", 90)
+    assert middle.wait(60) == -signal.SIGKILL
+    assert is_served(other)
+    assert [one.poll() for one in (small, other, holder)] == [None, None, None]
+    for one in (small, other, holder):
+        one.kill()
+        one.wait()

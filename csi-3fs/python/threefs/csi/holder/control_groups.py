@@ -1,0 +1,138 @@
+"""Control groups of the FUSE daemons: the memory of one volume's daemons is not another's.
+
+A holder in a container, with control groups v2 that it may change, divides the container's group:
+
+    container's group     memory.max: the container's limit
+      holder              this process and what runs beside it
+      daemons             memory.max: the limit without the holder's reserve
+        DIGEST            memory.max: one volume's; its processes end together
+
+A daemon beyond its volume's limit is killed alone. Where all daemons together reach theirs, the
+kernel kills the largest one, because all have the same score; the holder is not in that group.
+"""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ControlGroups", "Group", "Unavailable", "divide", "own_group"]
+
+ROOT = Path("/sys/fs/cgroup")
+HOLDER_BYTES = 256 << 20
+"""Of the container's limit, for the holder and its children; at most half of the limit."""
+VOLUME_BYTES_MAX = 1 << 30
+"""What daemons of one volume may use with kernel memory and cache: as `threefs.confine`."""
+MOVES_MAX = 16
+"""Turns of moving processes out of a group into which a probe may just have started another."""
+ENTER = 'echo 0 > "$0" && exec "$@"'
+
+
+class Unavailable(Exception):  # noqa: N818
+    """Control groups cannot be divided here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The group of one volume's daemons."""
+
+    path: Path
+
+    def enter(self, command: list[str]) -> list[str]:
+        """The command that becomes `command` inside the group; an OSError if there is none.
+
+        The process enters before it is the daemon: memory stays charged to where it was taken.
+        """
+        self.path.mkdir(exist_ok=True)
+        (self.path / "memory.max").write_text(f"{VOLUME_BYTES_MAX}")
+        (self.path / "memory.oom.group").write_text("1")
+        return ["/bin/sh", "-c", ENTER, str(self.path / "cgroup.procs"), *command]
+
+    def kills(self) -> int:
+        """How many of its processes the kernel has killed because memory was short."""
+        try:
+            lines = (self.path / "memory.events").read_text().splitlines()
+        except OSError:
+            return 0
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGroups:
+    """The groups of all volumes of this holder."""
+
+    daemons: Path
+
+    def of(self, name: str) -> Group:
+        """The group with a plain name, made when a daemon starts in it."""
+        return Group(self.daemons / name)
+
+    def sweep(self, used: Callable[[], set[str]]) -> None:
+        """Remove the groups of volumes that are not mounted any more.
+
+        A mount is known before its group is made: so what is used is asked after the list.
+        """
+        there = {one.name for one in self.daemons.iterdir() if one.is_dir()}
+        for name in there - used():
+            # With a process that has not ended yet it stays until the next sweep.
+            with suppress(OSError):
+                (self.daemons / name).rmdir()
+
+
+def own_group(root: Path = ROOT, process: Path = Path("/proc/self/cgroup")) -> Path:
+    """The group of this process: its container's."""
+    paths = [
+        line.removeprefix("0::")
+        for line in process.read_text().splitlines()
+        if line.startswith("0::")
+    ]
+    if not paths or not (root / "cgroup.controllers").exists():
+        raise Unavailable(f"{root} is not control groups v2")
+    group = root / paths[0].lstrip("/")
+    # The machine's root group has no limit: this process is in no container.
+    if not (group / "memory.max").exists():
+        raise Unavailable(f"{group} has no memory controller, or this process is in no container")
+    return group
+
+
+def divide(group: Path) -> ControlGroups:
+    """Give this process and the daemons groups below `group`, which the holder has for itself."""
+    try:
+        return _divide(group)
+    except OSError as error:
+        raise Unavailable(f"{group}: {error.strerror or error}") from error
+
+
+def _divide(group: Path) -> ControlGroups:
+    holder, daemons = group / "holder", group / "daemons"
+    holder.mkdir(exist_ok=True)
+    daemons.mkdir(exist_ok=True)
+    _delegate_memory(group, holder)
+    limit = (group / "memory.max").read_text().strip()
+    if limit != "max":
+        whole = int(limit)
+        (daemons / "memory.max").write_text(f"{whole - min(HOLDER_BYTES, whole // 2)}")
+    (daemons / "cgroup.subtree_control").write_text("+memory")
+    return ControlGroups(daemons)
+
+
+def _delegate_memory(group: Path, holder: Path) -> None:
+    """A group with processes cannot give controllers to groups below it: move them first."""
+    for turn in range(MOVES_MAX):
+        for pid in (group / "cgroup.procs").read_text().split():
+            # It may have ended meanwhile.
+            with suppress(ProcessLookupError):
+                (holder / "cgroup.procs").write_text(pid)
+        try:
+            (group / "cgroup.subtree_control").write_text("+memory")
+        except OSError as error:
+            if error.errno != errno.EBUSY or turn == MOVES_MAX - 1:
+                raise
+        else:
+            return
