@@ -1,6 +1,7 @@
 """The table of doors in the threat model is what the chart opens: ports, peers, components."""
 
 import re
+from typing import Any
 
 from charts.tests.conftest import CHART, Render, Rendered, containers, pods
 
@@ -104,8 +105,10 @@ def test_every_value_that_the_page_names_exists() -> None:
         r"`((?:networkPolicies|injection|admissionPolicies)\.[A-Za-z.]+)(?:=[a-z]+)?`",
         PAGE.read_text(),
     ):
-        section, _, key = path.partition(".")
-        assert key in values[section], path
+        part = values
+        for key in path.split("."):
+            assert key in part, path
+            part = part[key]
 
 
 def test_limits_of_the_page_are_those_of_the_code() -> None:
@@ -144,3 +147,111 @@ def test_limits_of_the_page_are_those_of_the_code() -> None:
     for door, words in wanted.items():
         assert [one for one in words if one not in page[door]] == [], (door, page[door])
     assert {door for door, words in page.items() if not words} == set()
+
+
+DNS, API_SERVER, KUBELETS = {53, 5353}, {443, 6443, 8443, 16443}, {10250}
+
+
+def egress_table() -> dict[str, list[str]]:
+    """Component → where it may connect to, of every row."""
+    text = PAGE.read_text().split("<!-- egress -->")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines()[3:]]
+    return {component: [] if words == "nothing" else words.split(", ") for component, words in rows}
+
+
+def destinations(objects: Rendered) -> dict[str, list[str] | None]:
+    """Component → where its policies let it connect to; None: anywhere."""
+    found: dict[str, list[str] | None] = {}
+    for name, pod in pods(objects):
+        labels = pod["metadata"]["labels"].items()
+        [policy] = [
+            one["spec"]
+            for one in objects.of("NetworkPolicy")
+            if one["spec"]["podSelector"].get("matchLabels", {"": ""}).items() <= labels
+        ]
+        limited = "Egress" in policy["policyTypes"]
+        found[COMPONENTS[name]] = (
+            [one for rule in policy["egress"] for one in _words(rule, objects)] if limited else None
+        )
+    return found
+
+
+def _words(rule: dict[str, Any], objects: Rendered) -> list[str]:
+    ports = {one["port"] for one in rule.get("ports", [])}
+    known = {"DNS": DNS, "API server": API_SERVER, "kubelets (10250)": KUBELETS}
+    for word, numbers in known.items():
+        if ports == numbers:
+            return [word + "".join(f" {one}" for one in rule.get("to", []))]
+    [port] = ports or {0}
+    words = []
+    for peer in rule.get("to", [{}]):
+        chosen = peer.get("podSelector", {}).get("matchLabels", {"": ""}).items()
+        there = [
+            COMPONENTS[n] for n, p in pods(objects) if chosen <= p["metadata"]["labels"].items()
+        ]
+        words += [f"{one} ({port})" for one in there] or [f"{peer or 'anything'} ({port})"]
+    return words
+
+
+def test_each_component_connects_to_what_the_page_says(everything: Rendered) -> None:
+    assert egress_table() == destinations(everything)
+    assert set(egress_table()) == set(COMPONENTS.values())
+
+
+def test_connections_between_our_pods_are_allowed_at_both_ends(everything: Rendered) -> None:
+    """Each policy alone may be right, and no connection be possible."""
+    of_pod = {COMPONENTS[name]: pod["metadata"]["labels"] for name, pod in pods(everything)}
+    peers = opened(everything)
+    between = [
+        (source, *match.groups())
+        for source, words in egress_table().items()
+        for word in words
+        if (match := re.fullmatch(r"([a-z-]+) \((\d+)\)", word)) and match[1] in of_pod
+    ]
+    assert len(between) > 15
+    for source, target, port in between:
+        selectors = [
+            peer["podSelector"].get("matchLabels", {"": ""}).items()
+            for peer in peers[target, int(port)]
+            if isinstance(peer, dict)
+        ]
+        assert any(one <= of_pod[source].items() for one in selectors), (source, target)
+
+
+def test_egress_may_be_open(render: Render) -> None:
+    found = destinations(render(**{"networkPolicies.egress.enabled": False}))
+    assert found.pop("webhook") == []
+    assert set(found.values()) == {None}
+
+
+def test_addresses_that_a_cluster_knows_narrow_egress(render: Render) -> None:
+    here = [{"ipBlock": {"cidr": "10.0.0.10/32"}}]
+    found = destinations(
+        render(
+            **{
+                "networkPolicies.egress.apiServerTo": here,
+                "networkPolicies.egress.dnsTo": [{"namespaceSelector": {}}],
+            }
+        )
+    )
+    server = f"API server {here[0]}"
+    for component, words in found.items():
+        assert words is not None
+        assert ("API server" in " ".join(words)) == (server in words), component
+        assert "DNS" not in words
+    assert server in (found["operator"] or [])
+
+
+def test_a_3fs_elsewhere_may_be_anywhere_unless_named(render: Render) -> None:
+    elsewhere = {"threefs.enabled": False, "csi.existingClusterSecret": "elsewhere"}
+    assert "anything (0)" in (destinations(render(**elsewhere))["csi-holder"] or [])
+    peers = [{"ipBlock": {"cidr": "10.9.0.0/16"}}]
+    named = destinations(render(**elsewhere, **{"networkPolicies.egress.threefsTo": peers}))
+    for component in ("csi-controller", "csi-node", "csi-holder"):
+        assert f"{peers[0]} (0)" in (named[component] or []), component
+        assert "anything (0)" not in (named[component] or []), component
+
+
+def test_without_an_issuer_node_plugins_connect_to_none(render: Render) -> None:
+    found = destinations(render(**{"csi.issuer.enabled": False}))
+    assert "csi-controller" not in str(found["csi-node"])
