@@ -51,6 +51,15 @@ def test_nobody_may_read_secrets_of_others(everything: Rendered) -> None:
                 assert not {"list", "watch"} & set(rule["verbs"])
 
 
+def test_no_pod_mounts_a_secret_with_a_key_that_it_does_not_need(everything: Rendered) -> None:
+    """A node reads every key of the Secrets that its pods mount, whatever the volume names."""
+    mounted = {
+        name: {word for kind, word in referred(pod) if kind == "Secret"}
+        for name, pod in pods(everything)
+    }
+    assert not [name for name, secrets in mounted.items() if "flyer-certificates" in secrets]
+
+
 def test_nobody_may_raise_their_own_rights(everything: Rendered) -> None:
     dangerous = {"escalate", "bind", "impersonate"}
     for role in everything.of("ClusterRole", "Role"):
@@ -282,8 +291,8 @@ def test_the_webhook_has_no_token_and_no_authoritys_key(everything: Rendered) ->
     }
     assert pod["serviceAccountName"] not in bound
     [volume] = pod["volumes"]
-    [source] = volume["projected"]["sources"]
-    assert {item["key"] for item in source["secret"]["items"]} == {"ca.crt", "tls.crt", "tls.key"}
+    # The operator writes no other key into it (`renewed_webhook`).
+    assert volume["secret"]["secretName"] == "flyer-webhook-certificate"
 
 
 def granted(objects: Rendered, account: str) -> set[tuple[str, str, str]]:

@@ -121,6 +121,7 @@ def test_settings_come_from_flags_and_from_the_environment(capsys):
     assert (found.lease_seconds, found.injection, found.namespace) == (5, True, "ff")
     assert found.endpoint == "flyer-gateway.ff.svc:7443"
     assert "flyer-webhook.ff.svc" in found.names
+    assert found.webhook_names == ("flyer-webhook.ff.svc", "flyer-webhook.ff.svc.cluster.local")
     usual = parse_settings([], {})
     assert (usual.lease_seconds, usual.renew, usual.retry) == (15, 10, 2)
     for env, word in (
@@ -179,12 +180,16 @@ async def test_the_webhooks_configuration_is_told_whom_to_trust(api_server, conn
     hooks = [{"name": "injection.fireflyer.dev", "clientConfig": {"service": {"name": "w"}}}]
     value = {"metadata": {"name": "flyer-injection"}, "webhooks": hooks}
     api_server.store.create("mutatingwebhookconfigurations", value)
-    keeper = CertificateKeeper(connect(), "fireflyer-system", ("x.svc",), webhook=True)
+    keeper = CertificateKeeper(connect(), "fireflyer-system", ("x.svc",), webhook=("w.svc",))
     found = await keeper.refresh()
     stored = api_server.store.get("mutatingwebhookconfigurations", "flyer-injection")
     config = stored["webhooks"][0]["clientConfig"]
     assert base64.b64decode(config["caBundle"]).decode() == found.bundle
     assert config["service"] == {"name": "w"}
+    mounted = api_server.store.get("secrets", "flyer-webhook-certificate", "fireflyer-system")
+    assert mounted["data"].keys() == {"ca.crt", "tls.crt", "tls.key"}
+    assert base64.b64decode(mounted["data"]["ca.crt"]).decode() == found.bundle
+    assert base64.b64decode(mounted["data"]["tls.key"]).decode() != found.key
 
 
 async def test_a_registration_that_comes_late_or_is_written_over_is_told_too(
@@ -193,7 +198,7 @@ async def test_a_registration_that_comes_late_or_is_written_over_is_told_too(
     """An installer makes it after the operator, and may write it anew."""
     monkeypatch.setattr(certificates, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(certificates, "LOOK_SECONDS", 0.01)
-    keeper = CertificateKeeper(connect(), "fireflyer-system", ("x.svc",), webhook=True)
+    keeper = CertificateKeeper(connect(), "fireflyer-system", ("x.svc",), webhook=("w.svc",))
     running = asyncio.create_task(keeper.run())
     await keeper.ready.wait()
     hooks = [{"name": "injection.fireflyer.dev", "clientConfig": {"service": {"name": "w"}}}]

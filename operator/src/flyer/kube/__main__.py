@@ -93,7 +93,10 @@ class _Operator:
         self._gateway: Gateway | None = None  # of the present or the latest term
         self._gateway_metrics = GatewayMetrics(metrics.registry)
         self._certificates = CertificateKeeper(
-            api, settings.namespace, settings.names, webhook=settings.injection
+            api,
+            settings.namespace,
+            settings.names,
+            webhook=settings.webhook_names if settings.injection else (),
         )
         self._world = World(api, outcome_of)
         lease = LeaseSettings(

@@ -87,13 +87,18 @@ class Settings:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What stands in our certificates."""
-        services = [
-            f"{service}.{self.namespace}.svc{suffix}"
-            for service in ("flyer-gateway", "flyer-webhook")
-            for suffix in ("", f".{self.cluster_domain}")
-        ]
+        """What stands in our certificate; webhooks of the version before serve with it, too."""
+        services = [*self._service("flyer-gateway"), *self.webhook_names]
         return tuple(dict.fromkeys([*services, self.endpoint.rpartition(":")[0].strip("[]")]))
+
+    @property
+    def webhook_names(self) -> tuple[str, ...]:
+        """What stands in the webhook's certificate."""
+        return self._service("flyer-webhook")
+
+    def _service(self, name: str) -> tuple[str, ...]:
+        short = f"{name}.{self.namespace}.svc"
+        return short, f"{short}.{self.cluster_domain}"
 
     @property
     def holder(self) -> str:

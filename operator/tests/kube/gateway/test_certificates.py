@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from cryptography import x509
 from flyer.kube.gateway import certificates_of, renewed
+from flyer.kube.gateway.certificates import renewed_webhook
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,3 +93,32 @@ def test_a_key_of_another_certificate_is_noticed() -> None:
     again = renewed({**data, "tls.key": other["tls.key"]}, NAMES, NOW)
     assert again["tls.key"] not in (data["tls.key"], other["tls.key"])
     assert again["authority.crt"] == data["authority.crt"]
+
+
+WEBHOOK = ["flyer-webhook.fireflyer-system.svc"]
+
+
+def test_the_webhook_has_a_leaf_for_its_own_names_and_no_other_key() -> None:
+    data = renewed(None, NAMES, NOW)
+    webhook = renewed_webhook(data, {}, WEBHOOK, NOW)
+    assert webhook.keys() == {"ca.crt", "tls.crt", "tls.key"}
+    assert webhook["tls.key"] != data["tls.key"]
+    assert trusted(webhook, certificates_of(data).bundle)
+    held = leaf(webhook).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert held.get_values_for_type(x509.DNSName) == WEBHOOK
+    assert renewed_webhook(data, webhook, WEBHOOK, NOW) == webhook
+
+
+def test_the_webhooks_leaf_follows_time_and_authorities() -> None:
+    data = renewed(None, NAMES, NOW)
+    webhook = renewed_webhook(data, {}, WEBHOOK, NOW)
+    later = renewed_webhook(data, webhook, WEBHOOK, NOW + timedelta(days=61))
+    assert later["tls.crt"] != webhook["tls.crt"]
+    other = renewed(None, NAMES, NOW)
+    moved = renewed_webhook(other, webhook, WEBHOOK, NOW)
+    assert moved["ca.crt"] == other["ca.crt"]
+    assert trusted(moved, certificates_of(other).bundle)
+    # What an installer, or a version before, left there does not stay.
+    assert renewed_webhook(data, {**webhook, "authority.key": b"x"}, WEBHOOK, NOW) == webhook
+    with pytest.raises(ValueError, match="renew it first"):
+        renewed_webhook({}, webhook, WEBHOOK, NOW)

@@ -4,6 +4,10 @@ They live in one Secret, so that every leader serves the same. Pods are given th
 (`bundle`) when they are made and never again, so an authority is in the bundle long before a leaf
 is signed by it. `renewed` is all: Secret data in, Secret data out; whoever stores it compares and
 swaps, and takes what another leader stored meanwhile.
+
+No pod mounts that Secret: the kubelet of a pod's node may read every Secret that the pod mounts,
+with all of its keys. The webhook has one of its own (`renewed_webhook`), without the authority's
+key, with a leaf that is good for no gateway.
 """
 
 from __future__ import annotations
@@ -29,12 +33,15 @@ __all__ = [
     "LEAF",
     "LEAF_KEY",
     "SECRET_NAME",
+    "WEBHOOK_SECRET_NAME",
     "Certificates",
     "certificates_of",
     "renewed",
+    "renewed_webhook",
 ]
 
 SECRET_NAME: Final = "flyer-certificates"  # noqa: S105  a name
+WEBHOOK_SECRET_NAME: Final = "flyer-webhook-certificate"  # noqa: S105  a name
 
 AUTHORITY_LIFE: Final = timedelta(days=3650)
 # The successor enters the bundle; a year later it signs. No pod lives that long untouched.
@@ -104,6 +111,26 @@ def renewed(
     if not _leaf_is_good(kept, authority[0], names, now):
         _new_leaf(kept, authority, names, now)
     kept[SECRET] = secret if _is_secret(secret) else secrets.token_hex(SECRET_BYTES).encode()
+    return kept
+
+
+def renewed_webhook(
+    authorities: Mapping[str, bytes],
+    data: Mapping[str, bytes],
+    names: Sequence[str],
+    now: datetime,
+) -> dict[str, bytes]:
+    """The data of the webhook's Secret; equal to `data` where nothing is due.
+
+    `authorities`: as `renewed` gives it.
+    """
+    authority = _pair(authorities, AUTHORITY, AUTHORITY_KEY, now)
+    if authority is None:
+        raise ValueError("the authority is missing or has ended: renew it first")
+    kept = {name: data[name] for name in (LEAF, LEAF_KEY) if name in data}
+    kept[BUNDLE] = authorities[BUNDLE]
+    if not _leaf_is_good(kept, authority[0], names, now):
+        _new_leaf(kept, authority, names, now)
     return kept
 
 

@@ -1,8 +1,8 @@
 """`flyer-webhook`: the injection webhook, a process without rights.
 
 It has no access to the API server and shares nothing with the scheduler: certificates come from
-files (the operator's Secret, mounted), settings from the environment. What a client does to it
-costs injection at most, which fails open.
+files (a mounted Secret that the operator fills), settings from the environment. What a client does
+to it costs injection at most, which fails open.
 """
 
 from __future__ import annotations

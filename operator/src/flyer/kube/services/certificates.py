@@ -1,7 +1,7 @@
-"""The operator's certificates in their Secret: made, renewed, handed to whoever serves with them.
+"""The operator's certificates in their Secrets: made, renewed, handed to what serves with them.
 
-Every replica does this, for each serves the webhook; the Secret's compare-and-swap decides whose
-version counts.
+Every replica does this, because each may lead; a Secret's compare-and-swap decides whose version
+counts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from flyer.kube.client.errors import ApiError, ConflictError, NotFoundError
 from flyer.kube.client.resources import SECRETS, WEBHOOKS
 from flyer.kube.gateway.certificates import (
     SECRET_NAME,
+    WEBHOOK_SECRET_NAME,
     Certificates,
     certificates_of,
     renewed,
+    renewed_webhook,
 )
 
 if TYPE_CHECKING:
@@ -39,17 +41,20 @@ log = logging.getLogger(__name__)
 
 
 class CertificateKeeper:
-    """`use` is called with every new version. `names`: under which the operator is reached."""
+    """`use` is called with every new version.
+
+    `names`: under which the operator is reached; `webhook`: the webhook, none where it is off.
+    """
 
     def __init__(
-        self, api: Api, namespace: str, names: Sequence[str], *, webhook: bool = False
+        self, api: Api, namespace: str, names: Sequence[str], *, webhook: Sequence[str] = ()
     ) -> None:
         self.current: Certificates | None = None
         self.ready = asyncio.Event()
         self._api = api
         self._namespace = namespace
         self._names = tuple(names)
-        self._webhook = webhook
+        self._webhook = tuple(webhook)
         self._told = False
         self._held: dict[str, bytes] | None = None  # as last read or stored
         self._users: list[Callable[[Certificates], None]] = []
@@ -78,42 +83,50 @@ class CertificateKeeper:
 
     async def refresh(self) -> Certificates:
         """Read, renew what is due, store, hand over."""
-        found = certificates_of(await self._stored())
+        # Emptied by an installer, it gets back what running sidecars trust.
+        data = await self._stored(
+            SECRET_NAME, lambda held, now: renewed(held or self._held, self._names, now)
+        )
+        self._held = data
+        found = certificates_of(data)
         if found != self.current:
             self.current = found
             self.ready.set()
             for use in self._users:
                 use(found)
         if self._webhook:
+            await self._stored(
+                WEBHOOK_SECRET_NAME,
+                lambda held, now: renewed_webhook(data, held, self._webhook, now),
+            )
             self._told = await self._tell_webhook(found.bundle)
         return found
 
-    async def _stored(self) -> dict[str, bytes]:
+    async def _stored(
+        self, name: str, renew: Callable[[dict[str, bytes], datetime], dict[str, bytes]]
+    ) -> dict[str, bytes]:
         for _ in range(_TRIES_MAX):
             try:
-                secret: dict[str, Any] = await self._api.get(SECRETS, SECRET_NAME, self._namespace)
+                secret: dict[str, Any] = await self._api.get(SECRETS, name, self._namespace)
             except NotFoundError:
                 secret = {}
             held = {key: base64.b64decode(one) for key, one in (secret.get("data") or {}).items()}
-            # Emptied by an installer, it gets back what running sidecars trust.
-            data = renewed(held or self._held, self._names, datetime.now(UTC))
+            data = renew(held, datetime.now(UTC))
             if data == held:
-                self._held = held
                 return data
             try:
-                await self._store(secret, data)
+                await self._store(name, secret, data)
             except ConflictError:
                 continue  # another replica was faster: use what it stored
-            self._held = data
             return data
-        raise ConflictError(f"update secrets {SECRET_NAME}", "it changes all the time")
+        raise ConflictError(f"update secrets {name}", "it changes all the time")
 
-    async def _store(self, secret: dict[str, Any], data: dict[str, bytes]) -> None:
+    async def _store(self, name: str, secret: dict[str, Any], data: dict[str, bytes]) -> None:
         encoded = {key: base64.b64encode(one).decode() for key, one in data.items()}
         if secret:
             await self._api.replace(SECRETS, {**secret, "data": encoded})
             return
-        metadata = {"name": SECRET_NAME, "namespace": self._namespace}
+        metadata = {"name": name, "namespace": self._namespace}
         fresh = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata}
         await self._api.create(SECRETS, {**fresh, "data": encoded}, self._namespace)
 
