@@ -46,6 +46,8 @@ DISKS, DISK = "local-disks", "/var/lib/fire-flyer/disk"
 
 VALUES: dict[str, Any] = {
     "images": {
+        # Loaded onto the nodes, from no registry.
+        "allowTags": True,
         "controller": _image("controller"),
         "collectives": _image("collectives"),
         "nodeAgent": _image("node-agent"),

@@ -258,7 +258,7 @@ def _everything() -> str:
     done = subprocess.run(
         [
             *(helm.find(), "template", "x", str(CHART), "--kube-version", KUBERNETES),
-            *("--set", f"images.registry={REGISTRY}"),
+            *("--set", f"images.registry={REGISTRY},images.allowTags=true"),
         ],
         capture_output=True,
         text=True,

@@ -16,6 +16,7 @@ from charts import helm
 CHART = Path(__file__).resolve().parents[1] / "fire-flyer"
 NAMESPACE = "fireflyer-system"
 REGISTRY = "registry.example/fire-flyer"
+IMAGES = {"images.registry": REGISTRY, "images.allowTags": True}
 KUBERNETES = "1.36.3"
 SUPPORTED = ("1.33.0", "1.34.0", "1.35.0", KUBERNETES)
 """For each it is rendered and decoded strictly; a real API server of the last takes the result."""
@@ -57,7 +58,7 @@ def run_helm(*arguments: str) -> "subprocess.CompletedProcess[str]":
 def template(values: dict[str, Any], *arguments: str) -> "subprocess.CompletedProcess[str]":
     sets = [
         word
-        for key, value in {"images.registry": REGISTRY, **values}.items()
+        for key, value in {**IMAGES, **values}.items()
         for word in ("--set-json", f"{key}={json.dumps(value)}")
     ]
     return run_helm(

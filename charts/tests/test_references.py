@@ -202,6 +202,24 @@ def test_images_are_named_once(render: Render) -> None:
     assert variables["FLYER_COLLECTIVES_IMAGE"].startswith("mirror.example:5000/")
 
 
+def test_with_digests_no_image_is_named_by_its_tag(render: Render) -> None:
+    names = [
+        "controller", "collectives", "nodeAgent", "storage",
+        "csiProvisioner", "csiResizer", "csiNodeDriverRegistrar", "csiLivenessProbe",
+    ]  # fmt: skip
+    digests = {
+        f"images.{name}.digest": f"sha256:{number:064x}" for number, name in enumerate(names)
+    }
+    images = set()
+    for _, pod in pods(render(**{"images.allowTags": False}, **digests)):
+        for container in containers(pod):
+            variables = {one["name"]: one.get("value", "") for one in container.get("env", [])}
+            images |= {container["image"]}
+            images |= {value for name, value in variables.items() if name.endswith("_IMAGE")}
+    assert len(images) == len(names)
+    assert all(re.fullmatch(r"[a-z0-9./-]+@sha256:[0-9a-f]{64}", image) for image in images)
+
+
 def test_one_address_of_the_cluster_manager(everything: Rendered) -> None:
     address = f"threefs-mgmtd.{NAMESPACE}.svc.cluster.local:9000"
     file = everything.named("ConfigMap", "threefs-cluster")["data"]["cluster.json"]

@@ -22,6 +22,7 @@ from charts.tests.conftest import (
     template,
 )
 
+DIGEST = "sha256:" + "a" * 64
 COMPONENTS = ["operator", "nodeAgent", "threefs", "csi"]
 
 
@@ -134,6 +135,19 @@ def test_no_key_is_made_without_a_cluster_that_may_have_one(render: Render) -> N
             ["images.registry is empty", "push them to a registry of yours"],
         ),
         (
+            {"images.allowTags": False, "images.storage.digest": DIGEST},
+            [
+                "images without a digest: controller, collectives, nodeAgent, csiProvisioner, "
+                "csiResizer, csiNodeDriverRegistrar, csiLivenessProbe.",
+                "set images.NAME.digest",
+                "images.allowTags",
+            ],
+        ),
+        (
+            {"images.allowTags": False, "csi.enabled": False, "nodeAgent.enabled": False},
+            ["images without a digest: controller, collectives, storage."],
+        ),
+        (
             {"monitoring.podMonitors": True, "monitoring.serviceMonitors": True},
             ["monitoring.serviceMonitors are both true", "read twice", "Set one of them"],
         ),
@@ -176,7 +190,7 @@ def test_notes_tell_three_commands_that_fit_the_values(tmp_path: Path) -> None:
     )
     done = run_helm(
         "template", "fire-flyer", str(chart), "-n", "elsewhere", "--kube-version", KUBERNETES,
-        "--set", f"csi.enabled=false,images.registry={REGISTRY}",
+        "--set", f"csi.enabled=false,images.registry={REGISTRY},images.allowTags=true",
         "--show-only", "templates/notes.yaml",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -195,7 +209,7 @@ def test_policies_speak_of_the_accounts_of_the_release() -> None:
 
 def test_policies_that_change_objects_wait_for_the_version_that_has_them() -> None:
     def kinds(version: str) -> set[str]:
-        chosen = ("--set", f"images.registry={REGISTRY}")
+        chosen = ("--set", f"images.registry={REGISTRY},images.allowTags=true")
         done = run_helm("template", "x", str(CHART), "--kube-version", version, *chosen)
         assert done.returncode == 0, done.stderr
         return {one["kind"] for one in YAML(typ="safe").load_all(done.stdout) if one}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from charts import helm
-from charts.tests.conftest import CHART, REGISTRY, Rendered
+from charts.tests.conftest import CHART, IMAGES, Rendered
 from e2e.cluster.handle import Cluster, KubectlError, wait_for
 from e2e.cluster.up import Options
 from e2e.fixtures import _started
@@ -50,7 +50,7 @@ class Installation:
     def upgrade(self, **values: Any) -> None:
         sets = [
             word
-            for key, value in {"images.registry": REGISTRY, **values}.items()
+            for key, value in {**IMAGES, **values}.items()
             for word in ("--set-json", f"{key}={json.dumps(value)}")
         ]
         self.helm("upgrade", "--install", RELEASE, str(CHART), *sets)

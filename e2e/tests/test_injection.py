@@ -76,7 +76,7 @@ def configuration() -> dict[str, Any]:
     done = subprocess.run(
         [
             *template,
-            "--set=images.registry=registry.example",
+            "--set=images.registry=registry.example,images.allowTags=true",
             "--show-only=templates/operator/webhook.yaml",
         ],
         capture_output=True,

@@ -28,12 +28,31 @@ labels:
   {{- include "fire-flyer.labels" . | nindent 2 }}
 {{- end }}
 
+{{/* The images that the chosen components use and that have no digest. */}}
+{{- define "fire-flyer.images-by-tag" -}}
+{{- $used := list }}
+{{- with .Values }}
+{{- if .operator.enabled }}{{ $used = concat $used (list "controller" "collectives") }}{{ end }}
+{{- if .nodeAgent.enabled }}{{ $used = append $used "nodeAgent" }}{{ end }}
+{{- if or .threefs.enabled .csi.enabled }}{{ $used = append $used "storage" }}{{ end }}
+{{- if .csi.enabled }}{{ $used = concat $used (list "csiProvisioner" "csiResizer" "csiNodeDriverRegistrar" "csiLivenessProbe") }}{{ end }}
+{{- end }}
+{{- $missing := list }}
+{{- range $used }}
+{{- if not (index $.Values.images .).digest }}{{ $missing = append $missing . }}{{ end }}
+{{- end }}
+{{- join ", " $missing }}
+{{- end }}
+
 {{/* An image's reference: dict root image */}}
 {{- define "fire-flyer.image" -}}
 {{- $image := index .root.Values.images .image -}}
 {{- $registry := .root.Values.global.imageRegistry | default $image.registry | default .root.Values.images.registry -}}
 {{- if not $registry }}
 {{- fail (printf "images.registry is empty: no registry serves %s; build the images (images/*.Containerfile), push them to a registry of yours and set images.registry to it" $image.repository) }}
+{{- end }}
+{{- if and (not $image.digest) (not .root.Values.images.allowTags) }}
+{{- fail (printf "images without a digest: %s. A tag can be moved by whoever may push to the registry, and these run on every node, some of them privileged: set images.NAME.digest of each to what the push reported (sha256:…), or images.allowTags to true for development" (include "fire-flyer.images-by-tag" .root)) }}
 {{- end }}
 {{- $registry }}/{{ $image.repository }}
 {{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default .root.Chart.AppVersion }}{{ end }}
