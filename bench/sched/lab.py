@@ -377,7 +377,8 @@ def _flow_control() -> str:
     chart = ROOT / "charts" / "fire-flyer"
     command = [
         helm.find(), "template", "fire-flyer", str(chart), f"--namespace={SYSTEM}",
-        "--set=images.registry=none", "--show-only=templates/flow-control.yaml",
+        "--set=images.registry=none,images.allowTags=true",
+        "--show-only=templates/flow-control.yaml",
     ]  # fmt: skip
     return subprocess.run(
         command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,

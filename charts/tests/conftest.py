@@ -55,14 +55,16 @@ def run_helm(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def template(values: dict[str, Any], *arguments: str) -> "subprocess.CompletedProcess[str]":
+def template(
+    values: dict[str, Any], *arguments: str, chart: Path = CHART
+) -> "subprocess.CompletedProcess[str]":
     sets = [
         word
         for key, value in {**IMAGES, **values}.items()
         for word in ("--set-json", f"{key}={json.dumps(value)}")
     ]
     return run_helm(
-        "template", "fire-flyer", str(CHART), "--namespace", NAMESPACE,
+        "template", "fire-flyer", str(chart), "--namespace", NAMESPACE,
         "--kube-version", KUBERNETES, *sets, *arguments,
     )  # fmt: skip
 

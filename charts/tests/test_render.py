@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,40 @@ def test_notes_tell_three_commands_that_fit_the_values(tmp_path: Path) -> None:
     assert [f"{number}. " in notes for number in (1, 2, 3, 4)] == [True, True, True, False]
     assert "-n elsewhere" in notes
     assert "CSI" not in notes
+
+
+def test_a_packaged_chart_renders_the_same(tmp_path: Path) -> None:
+    """`files/crds` is a link: Helm puts what it leads to into the package, and says so."""
+    done = run_helm("package", str(CHART), "--destination", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    [package] = tmp_path.glob("*.tgz")
+    with tarfile.open(package) as archive:
+        packed = {member.name for member in archive if "/files/crds/" in member.name}
+    crds = CHART.parents[1] / "crds"
+    assert packed == {
+        f"fire-flyer/files/crds/{path.relative_to(crds)}" for path in crds.rglob("*.yaml")
+    }
+    # The key and the certificate of the issuer are made by chance, so not of them.
+    chosen = {"threefs.existingKeySecret": "key", "csi.issuer.existingSecret": "issuer"}
+    done, folder = template(chosen, chart=package), template(chosen)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == folder.stdout
+    assert done.stdout.count("kind: CustomResourceDefinition") == len(list(crds.glob("*.yaml")))
+
+
+def test_a_chart_without_definitions_or_policies_is_refused(tmp_path: Path) -> None:
+    """Its operator would find none of its kinds, or nothing would keep tenants from its fields."""
+    chart = tmp_path / "fire-flyer"
+    shutil.copytree(CHART, chart, symlinks=True, ignore=shutil.ignore_patterns("crds"))
+    off = {"admissionPolicies.enabled": False, "admissionPolicies.acceptWithout": True}
+    for values, words in (
+        (off, "files/crds of the chart has no definitions"),
+        ({"crds.install": False}, "files/crds/policies of the chart has no policies"),
+    ):
+        done = template(values, chart=chart)
+        assert done.returncode != 0
+        assert words in done.stderr
+    assert template({"crds.install": False, **off}, chart=chart).returncode == 0
 
 
 def test_policies_speak_of_the_accounts_of_the_release() -> None:
