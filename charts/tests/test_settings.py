@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from flyer.kube.client import LeaseSettings
 from flyer.kube.injection.settings import WebhookSettings, parse_webhook_settings
 from flyer.kube.settings import Settings, parse_settings
 from flyer_node.settings import add_flags, read_settings
@@ -37,7 +38,14 @@ def test_the_operator_reads_what_it_is_told(
     settings = parse_settings([])
     assert settings.gateway_port == 7443
     assert settings.injection is True
-    assert (settings.lease_seconds, settings.renew, settings.retry) == (15, 10.0, 2.0)
+    # The same where nothing is set, and for a candidate that is made without settings.
+    usual, candidate = parse_settings([], {}), LeaseSettings(namespace="")
+    times = (settings.lease_seconds, settings.renew, settings.retry)
+    assert times == (15, 10.0, 2.0)
+    assert times == (usual.lease_seconds, usual.renew, usual.retry)
+    assert times == (
+        candidate.duration_seconds, candidate.renew_seconds, candidate.retry_seconds
+    )  # fmt: skip
     assert f"flyer-webhook.{settings.namespace}.svc.cluster.local" in settings.names
     assert settings.image_pull_secrets == "one,two"
     assert settings.endpoint == "flyer-gateway.fireflyer-system.svc:7443"

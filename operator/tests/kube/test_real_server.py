@@ -42,7 +42,9 @@ class Scene:
         self.jobs: Cache[FlyerJobStatus] = Cache(api, FLYERJOBS, _status_of, lambda *_: None)
         self.world = World(api, outcome_of)
         # Terms of other tests count on the same objects.
-        lease = LeaseSettings(namespace=namespace, duration_seconds=4, renew_seconds=3)
+        lease = LeaseSettings(
+            namespace=namespace, duration_seconds=4, renew_seconds=3, retry_seconds=0.5
+        )
         self.metrics = Metrics()
         election = Election(api, "test", lease)
         self.leader = Leader(api, election, self.world, self._term, self.metrics)

@@ -8,6 +8,8 @@ import socket
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
+from flyer.kube.lease import LEASE_SECONDS, RENEW_SHARE, RETRY_SHARE
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -52,7 +54,7 @@ class Settings:
     job_priority_class: str = ""
     """Kubernetes priority class of pods whose template names none."""
 
-    lease_seconds: int = 15
+    lease_seconds: int = LEASE_SECONDS
     """Other replicas take the Lease after this time without a renewal: what a leader's death
     costs. Jobs that run are not affected; a shorter time ends terms when etcd elects or compacts.
     """
@@ -78,12 +80,12 @@ class Settings:
     @property
     def renew(self) -> float:
         """Seconds without a renewal after which the leader stops."""
-        return self.lease_renew_seconds or self.lease_seconds * 2 / 3
+        return self.lease_renew_seconds or self.lease_seconds * RENEW_SHARE
 
     @property
     def retry(self) -> float:
         """Seconds between renewals."""
-        return self.lease_retry_seconds or self.lease_seconds * 2 / 15
+        return self.lease_retry_seconds or self.lease_seconds * RETRY_SHARE
 
     @property
     def names(self) -> tuple[str, ...]:

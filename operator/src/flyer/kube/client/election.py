@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flyer.kube.client.errors import AlreadyExistsError, ApiError, ConflictError, NotFoundError
 from flyer.kube.client.resources import LEASES
+from flyer.kube.lease import LEASE_SECONDS, RENEW_SHARE, RETRY_SHARE
 
 if TYPE_CHECKING:
     from flyer.kube.client.api import Api
@@ -43,11 +44,11 @@ class LeaseSettings:
 
     namespace: str
     name: str = "flyer-operator"
-    duration_seconds: int = 3
+    duration_seconds: int = LEASE_SECONDS
     """Others take the Lease after so long without a renewal: what a leader's death costs."""
-    renew_seconds: float = 2.4
+    renew_seconds: float = LEASE_SECONDS * RENEW_SHARE
     """We stop after so long without a renewal: the rest is for what is under way to arrive."""
-    retry_seconds: float = 0.5
+    retry_seconds: float = LEASE_SECONDS * RETRY_SHARE
     """Between renewals, and at least so often a look at somebody else's Lease."""
 
 
