@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flyer.kube.client.errors import ApiError, NotFoundError
 from flyer.kube.client.resources import CLAIMS, EVENTS
+from flyer.kube.services.claims import claims_of
 from flyer.kube.services.troubles import Trouble
 
 if TYPE_CHECKING:
@@ -41,10 +42,7 @@ async def missing_for_volumes(
 
 
 async def _claim(api: Api, namespace: str, spec: Mapping[str, Any]) -> Trouble | None:
-    for index, volume in enumerate(spec.get("volumes") or ()):
-        claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
-        if not claim:
-            continue
+    for index, claim in claims_of(spec):
         place = f"{_place(index)}.persistentVolumeClaim.claimName"
         try:
             found = await api.get(CLAIMS, claim, namespace)
