@@ -1,7 +1,11 @@
 """A job's whole life on a cluster, as its objects show it."""
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 from flyer.api import Phase, SuspendCode
+from flyer.engine import Stop
 from flyer.kube.services import doubts
 from flyer.kube.services.gangs import Gangs
 
@@ -183,6 +187,30 @@ async def test_a_job_that_is_over_has_its_time_once(cluster, until, monkeypatch)
     cluster.kubelets.finish("default", "a-1-0", Exit(1))
     await until(lambda: cluster.phase("a") is Phase.FAILED and not cluster.pods("a"))
     assert waits[:2] == [8.0, 3.0]
+
+
+async def test_the_end_of_the_last_pod_ends_the_wait_for_them():
+    """Not the time that it takes at most."""
+    pods = [SimpleNamespace(
+        uid=f"u{n}", job="lab/a", attempt=1, node=f"a{n}", ended=False, deleting=False, ip="",
+        trouble=None, name=f"a-1-{n}",
+    ) for n in range(2)]  # fmt: skip
+    world = SimpleNamespace(pods=None, pods_of=lambda _job, _uid: pods)
+    api, lane = SimpleNamespace(apart=lambda *_: None), SimpleNamespace(ahead=None)
+    gangs = Gangs(
+        api, world, None, None, lane=lane, templates=None,
+        tell=None, state_of=lambda _job: None, uid_of=lambda _job: "uid",
+        spawn=lambda work, _what, _job: work.close(),
+    )  # fmt: skip
+    stop = Stop("lab/a", 1, ("a0", "a1"), kill=False, reason="")
+    waiting = asyncio.create_task(gangs._linger(stop, 3600))
+    for one in pods:
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        one.ended = True
+        gangs.pod_changed(one, one)
+    async with asyncio.timeout(30):
+        await waiting
 
 
 async def test_pods_that_do_not_come_up_are_rolled_back(cluster, until):

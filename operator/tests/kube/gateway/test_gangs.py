@@ -31,6 +31,11 @@ from .tokens import token_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
+
+OOM = "OOMKilled: container trainer"
+
 
 class Launcher:
     """A launcher that says what it should, without ranks."""
@@ -355,6 +360,58 @@ async def test_a_pod_that_ends_without_a_word_is_told_from_its_status(world: Any
     assert outcome == Killed(9, "OOMKilled")
     assert await world.event(PodExited) == PodExited(gang.key, 1, "a1", outcome)
     assert await world.gateway.conclude("uid-unknown", Succeeded()) == Succeeded()
+
+
+async def test_a_pod_that_ended_is_told_as_soon_as_its_account_is_there(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all that may end the wait, without the time that it takes at most."""
+    patient = replace(world.gateway._settings, account_seconds=3600.0)
+    monkeypatch.setattr(world.gateway, "_settings", patient)
+    gang, launchers = await started(world, nodes=3)
+
+    def concluded(node_rank: int) -> asyncio.Task[Any]:
+        work = world.gateway.conclude(f"uid-gpt-1-{node_rank}", Killed(9, "OOMKilled"))
+        return asyncio.create_task(work)
+
+    accounted, silent, forgotten = (concluded(node_rank) for node_rank in range(3))
+    await asyncio.sleep(0)
+    await launchers[0].say(op="ended", code=0, failure=None)
+    assert await accounted == Succeeded()
+    await world.sidecars["gpt-1-1"].end()
+    assert await silent == Killed(9, "OOMKilled")
+    assert not forgotten.done()
+    world.gateway.forget(gang.key, 1)
+    assert await forgotten == Killed(9, "OOMKilled")
+    assert len([event for event in world.events if isinstance(event, PodExited)]) == 2
+
+
+async def test_the_pods_status_explains_a_kill_as_soon_as_it_is_there(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient = replace(world.gateway._settings, account_seconds=3600.0, status_seconds=3600.0)
+    monkeypatch.setattr(world.gateway, "_settings", patient)
+    _gang, launchers = await started(world)
+    work = world.gateway.conclude("uid-gpt-1-0", Killed(9, OOM))
+    waiting = asyncio.create_task(work)
+    await asyncio.sleep(0)
+    await launchers[0].say(op="ended", code=-9, failure={"rank": 0, "signal": 9})
+    assert await waiting == Killed(9, OOM)
+
+
+async def test_of_a_forgotten_gang_no_end_waits_for_others(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one may be to blame, for an hour here; nobody asks any more."""
+    patient = replace(world.gateway._settings, blame_seconds=3600.0)
+    monkeypatch.setattr(world.gateway, "_settings", patient)
+    gang, _ = await started(world)
+    await world.sidecars["gpt-1-1"].end()
+    waiting = asyncio.create_task(world.gateway.conclude("uid-gpt-1-1", Failed(1, "1")))
+    known = world.gateway._gangs[gang.key].exits.known
+    await world.until(lambda: known(1))
+    world.gateway.forget(gang.key, 1)
+    assert await waiting == Failed(1, "1")
 
 
 async def test_a_rank_that_gives_up_fails_the_job(world: Any) -> None:

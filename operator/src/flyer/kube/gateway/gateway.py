@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry
 
-from flyer.engine import CheckpointReported, LifeStateSet
+from flyer.engine import CheckpointReported, LifeStateSet, PodExited
+from flyer.kube.changes import Changes
 from flyer.kube.gateway.gang import Gang
 from flyer.kube.gateway.listener import Listener
 from flyer.kube.gateway.metrics import GatewayMetrics
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from flyer.sidecar.wire import Report
 
 __all__ = ["Gateway", "Heard"]
-
-ACCOUNT_POLL_SECONDS = 0.02
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +84,7 @@ class Gateway:
         self._reviews = Reviews(identities, self._members.__contains__, settings)
         self._timers: dict[Gang, asyncio.TimerHandle] = {}
         self._woken: dict[Gang, int] = {}
+        self._changes = Changes()  # of members: their streams, accounts and being expected, by uid
 
     @property
     def port(self) -> int:
@@ -180,20 +180,20 @@ class Gateway:
         if member is None:
             return status
         gang, node_rank = member
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.account_seconds
-        while uid in self._streams and not gang.exits.known(node_rank):
-            if loop.time() > deadline:
-                break
-            await asyncio.sleep(ACCOUNT_POLL_SECONDS)
-        if self._members.get(uid) != member:
-            return status  # forgotten meanwhile
+
+        def forgotten() -> bool:
+            return self._members.get(uid) != member
+
+        await self._changes.until(
+            uid,
+            lambda: uid not in self._streams or gang.exits.known(node_rank) or forgotten(),
+            self._settings.account_seconds,
+        )
+        if forgotten():
+            return status
         self._after(gang, gang.pod_ended(node_rank, status, self._clock()))
-        while node_rank not in gang.exits.told:
-            if self._members.get(uid) != member:
-                return status  # forgotten meanwhile
-            await asyncio.sleep(ACCOUNT_POLL_SECONDS)
-        return gang.exits.told[node_rank]
+        await self._changes.until(uid, lambda: node_rank in gang.exits.told or forgotten())
+        return gang.exits.told.get(node_rank, status)
 
     def forget(self, job: str, attempt: int) -> None:
         """The attempt is over: its sidecars are sent away, and no event of it is told any more."""
@@ -326,6 +326,7 @@ class Gateway:
         finally:
             if self._streams.get(uid) is stream:
                 del self._streams[uid]
+                self._changes.tell(uid)
                 if uid in self._members:
                     self._said_at[uid] = stream.heard_at
                 gang.disconnect(node_rank)
@@ -345,6 +346,7 @@ class Gateway:
         if was_started is None and gang.started_at is not None:
             self._metrics.start_seconds.observe(gang.started_at - gang.expected_at)
         self._after(gang, events)
+        self._changes.tell(gang.members[node_rank].identity.uid)
 
     def _key(self, job: FlyerJob, start: Start) -> str | None:
         """Key of the attempt's collectives: derived, so that the next leader has the same."""
@@ -371,11 +373,20 @@ class Gateway:
         stream = self._streams.get(uid)
         if stream is not None:
             stream.end(RefusedError("forgotten", "this attempt is over"))
+        self._changes.tell(uid)
 
     def _after(self, gang: Gang, events: Iterable[Event]) -> None:
         """Tell what there is to tell, wake the streams if there are new orders, set the timer."""
+        ended = []
         for event in events:
             self._tell(event)
+            if isinstance(event, PodExited):
+                ended.append(event.node)
+        if ended:
+            uids = (member.identity.uid for member in gang.members)
+            uid_on = dict(zip(gang.start.assignment.names, uids, strict=True))
+            for node in ended:
+                self._changes.tell(uid_on[node])
         if self._woken.get(gang) != gang.order_version:
             self._woken[gang] = gang.order_version
             for member in gang.members:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from flyer.api import Duration, Phase, PodTemplate, SuspendCode
 from flyer.engine import Failed, NodeEmptied, PodExited, RequeueRequested, Start, StartRefused
+from flyer.kube.changes import Changes
 from flyer.kube.client.election import LeadershipLostError
 from flyer.kube.client.errors import ApiError, InvalidError, NotFoundError
 from flyer.kube.client.resources import FLYERJOBS
@@ -50,7 +51,6 @@ LINGER_SECONDS: Final = 8.0
 LINGER_RELEASED_SECONDS: Final = 0.5  # after the four that the inbox has waited for them
 # Who has had its time and is killed from inside after it: a second until SIGKILL, and the kubelet.
 LINGER_KILLED_SECONDS: Final = 3.0
-LINGER_POLL_SECONDS: Final = 0.02
 STOP_SECONDS: Final = 5
 # Pods of so many attempts are kept for their logs.
 ATTEMPTS_KEPT: Final = 3
@@ -100,6 +100,7 @@ class Gangs:
         self._leaving: dict[str, PodView] = {}  # gone or ended, their account still awaited
         self._starts = Starts(api, gateway, tell=tell, state_of=state_of, pods_of=self._pods_of)
         self._concluded: set[str] = set()
+        self._changes = Changes()  # of jobs' pods, and of jobs that are forgotten, by job
         self._strays: set[str] = set()  # being ended
 
     # -- what the engine says ------------------------------------------------------------------
@@ -138,6 +139,7 @@ class Gangs:
 
     def forget(self, job: str) -> None:
         """The attempt is over and its nodes are empty."""
+        self._changes.tell(job)
         gang = self._gangs.pop(job, None)
         if gang is not None:
             self._gateway.forget(job, gang.attempt)
@@ -156,6 +158,7 @@ class Gangs:
         """A pod moved on."""
         pod = after or before
         assert pod is not None, "a change of nothing"
+        self._changes.tell(pod.job)
         if after is not None and after.ip:
             self._gateway.locate(after.uid, after.ip)
         if after is not None and after.deleting and not (before and before.deleting):
@@ -367,10 +370,7 @@ class Gangs:
 
     async def _linger(self, stop: Stop, seconds: float) -> None:
         """Until they have ended, at most so long."""
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + seconds
-        while self._living(stop) and loop.time() < ends_at:  # noqa: ASYNC110
-            await asyncio.sleep(LINGER_POLL_SECONDS)
+        await self._changes.until(stop.job, lambda: not self._living(stop), seconds)
 
     def stray(self, pod: PodView) -> None:
         """A living pod of ours of no job, or where no job's status has it: end it."""
