@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from aiohttp import web
 
-from fakekube import paths
+from fakekube import eventsapi, paths
 from fakekube.admission import ADMINISTRATOR, Admission, Gate, Request, User
 from fakekube.discovery import discover
 from fakekube.errors import ApiRefusal, expired
@@ -190,6 +190,8 @@ class ApiServer:
         admit = self._admission(request, place, verb, value)
         if place.subresource in ("binding", "eviction", "token", "log"):
             return self._subresource(place, value, admit)
+        if eventsapi.is_event(place):
+            return self._event(request, place, verb, value, admit)
         table = store.table(place.plural, place.group)
         match verb:
             case "get":
@@ -222,6 +224,20 @@ class ApiServer:
                 )
             case _:
                 return self._delete_collection(request, place, value, admit)
+
+    def _event(
+        self, request: web.Request, place: Place, verb: str, value: Any, admit: Any
+    ) -> web.Response:
+        if verb == "create":
+            core = eventsapi.created({**value, "metadata": dict(value.get("metadata") or {})})
+            return _answer(self._create(request, place, core, admit), 201)
+        if verb == "patch":
+            patch = eventsapi.changed(place.name, value)
+            stored = self.store.patch(
+                place.plural, place.name, patch, place.namespace, group="", admit=admit
+            )
+            return _answer(stored)
+        raise eventsapi.refused(place)
 
     def _delete_collection(
         self, request: web.Request, place: Place, options: Any, admit: Any

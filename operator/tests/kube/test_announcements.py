@@ -37,9 +37,9 @@ def test_a_job_tells_once_what_it_waits_for_with_the_numbers() -> None:
 
 
 def test_a_burst_of_waiting_jobs_is_told_in_part_and_all_else_whole() -> None:
-    announcer = Announcer(api=None)  # type: ignore[arg-type] - nothing is posted here
+    announcer = Announcer(None, "a")  # type: ignore[arg-type] - nothing is posted here
     for number in range(500):
-        announcer.tell(f"ns/job-{number}", "uid", Announcement("WaitingForNodes", "text"))
+        announcer.tell(f"ns/job-{number}", f"uid-{number}", Announcement("WaitingForNodes", "text"))
     waiting = announcer._queue.qsize()
     assert announcements.WAITING_AT_ONCE <= waiting < 200
     announcer.tell("ns/job", "uid", Announcement("Started", "text"))

@@ -189,7 +189,7 @@ class _Operator:
         )
         return Term(
             api, self._world, seams, self._policy, self._metrics,
-            epoch=epoch, raise_epoch=raise_epoch,
+            epoch=epoch, raise_epoch=raise_epoch, instance=self._settings.instance,
         )  # fmt: skip
 
 

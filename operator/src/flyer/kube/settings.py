@@ -105,7 +105,12 @@ class Settings:
     @property
     def holder(self) -> str:
         """Our name in the Lease, used by no other process."""
-        return self.identity or f"{self.pod_name or socket.gethostname()}-{os.urandom(4).hex()}"
+        return self.identity or f"{self.instance}-{os.urandom(4).hex()}"
+
+    @property
+    def instance(self) -> str:
+        """Our pod's name, or the machine's, by which events say who reports them."""
+        return self.pod_name or socket.gethostname()
 
 
 def parse_settings(

@@ -116,8 +116,12 @@ def event_view(value: Mapping[str, Any]) -> EventView:
     """A Kubernetes Event about a job. `sequence` is its resource version: it grows."""
     about = value.get("involvedObject") or {}
     metadata = value["metadata"]
+    series = value.get("series") or {}
     moment = (
-        value.get("lastTimestamp") or value.get("eventTime") or metadata.get("creationTimestamp")
+        series.get("lastObservedTime")
+        or value.get("lastTimestamp")
+        or value.get("eventTime")
+        or metadata.get("creationTimestamp")
     )
     version = metadata.get("resourceVersion", "0")
     return EventView(
@@ -127,5 +131,5 @@ def event_view(value: Mapping[str, Any]) -> EventView:
         reason=value.get("reason", ""),
         message=value.get("message", ""),
         job=f"{about.get('namespace', '')}/{about.get('name', '')}",
-        fields={"count": int(value.get("count") or 1)},
+        fields={"count": int(series.get("count") or value.get("count") or 1)},
     )

@@ -15,6 +15,7 @@ __all__ = [
     "FLYERJOBS",
     "FLYERQUOTAS",
     "FLYERTOPOLOGIES",
+    "JOB_EVENTS",
     "LEASES",
     "NAMESPACES",
     "NODEHEALTHS",
@@ -63,6 +64,8 @@ NODES: Final = Resource("", "v1", "nodes", namespaced=False)
 NAMESPACES: Final = Resource("", "v1", "namespaces", namespaced=False)
 SECRETS: Final = Resource("", "v1", "secrets")
 EVENTS: Final = Resource("", "v1", "events")
+JOB_EVENTS: Final = Resource("events.k8s.io", "v1", "events")
+"""The same objects as EVENTS, as they are written: with series and who reports them."""
 CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims")
 STORAGECLASSES: Final = Resource("storage.k8s.io", "v1", "storageclasses", namespaced=False)
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases")

@@ -6,25 +6,21 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from flyer.api import FlyerJobStatus, Phase, SuspendCode
-from flyer.api.names import API_VERSION, KIND_JOB
 from flyer.api.waiting import PENDING_EVALUATION, PODS_REFUSED, WAITING_REASONS
 from flyer.kube.client.errors import AlreadyExistsError, ApiError
-from flyer.kube.client.resources import EVENTS
+from flyer.kube.client.resources import JOB_EVENTS
+from flyer.kube.services.eventobjects import EventObjects, EventWrite
 
 if TYPE_CHECKING:
     from flyer.kube.client import Api
 
 __all__ = ["REASONS", "Announcement", "Announcer", "announcement"]
-
-COMPONENT: Final = "flyer-operator"
 
 STARTED: Final = "Started"
 PREEMPTED: Final = "Preempted"
@@ -53,7 +49,6 @@ _WARNINGS: Final = frozenset({RESTARTED, PODS_REFUSED})
 _QUEUE_MAX: Final = 1000
 WAITING_AT_ONCE: Final = 20.0
 WAITING_EACH_SECOND: Final = 1.0
-_MESSAGE_CHARS_MAX: Final = 1024
 
 log = logging.getLogger(__name__)
 
@@ -101,42 +96,29 @@ def _is_judged(status: FlyerJobStatus) -> bool:
 
 
 class Announcer:
-    """Posts events from a queue; when it is full the newest is dropped."""
+    """Posts events from a queue; when it is full the newest is dropped.
 
-    def __init__(self, api: Api) -> None:
+    `instance` is this replica's name, by which events say who reports them.
+    """
+
+    def __init__(self, api: Api, instance: str) -> None:
         self._api = api
-        self._queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_QUEUE_MAX)
-        self._numbers = itertools.count()
+        self._objects = EventObjects(instance)
+        self._queue: asyncio.Queue[EventWrite] = asyncio.Queue(_QUEUE_MAX)
         self._tokens, self._refilled_at = WAITING_AT_ONCE, time.monotonic()
 
     def tell(self, job: str, uid: str, what: Announcement) -> None:
         """Post it when there is time."""
         if what.reason in WAITING_REASONS and not self._may_tell_of_waiting():
             return  # the job's status and the metrics have it
-        namespace, _, name = job.partition("/")
-        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        suffix = f"{time.time_ns():x}{next(self._numbers) & 0xFFF:03x}"
-        event = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": f"{name}.{suffix}", "namespace": namespace},
-            "involvedObject": {
-                "apiVersion": API_VERSION, "kind": KIND_JOB, "namespace": namespace,
-                "name": name, "uid": uid,
-            },
-            "type": "Warning" if what.warning else "Normal",
-            "reason": what.reason,
-            "message": what.message[:_MESSAGE_CHARS_MAX],
-            "source": {"component": COMPONENT},
-            "reportingComponent": COMPONENT,
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-        }  # fmt: skip
+        write = self._objects.tell(job, uid, what, time.time())
+        if write is None:
+            return
         try:
-            self._queue.put_nowait(event)
+            self._queue.put_nowait(write)
         except asyncio.QueueFull:
             log.warning("%s: an event is dropped: %s", job, what.reason)
+            self._objects.lost(write)
 
     def _may_tell_of_waiting(self) -> bool:
         """A burst of jobs that wait must not cost as many writes."""
@@ -152,10 +134,14 @@ class Announcer:
     async def run(self) -> None:
         """Post until cancelled."""
         while True:
-            event = await self._queue.get()
+            write = await self._queue.get()
             try:
-                await self._api.create(EVENTS, event, event["metadata"]["namespace"])
+                if write.repeats:
+                    await self._api.merge(JOB_EVENTS, write.name, write.body, write.namespace)
+                else:
+                    await self._api.create(JOB_EVENTS, write.body, write.namespace)
             except AlreadyExistsError:
                 pass  # by ourselves: the answer was lost
             except ApiError as error:
                 log.info("an event is not posted: %s", error)
+                self._objects.lost(write)

@@ -102,6 +102,7 @@ class Term:
         *,
         epoch: int,
         raise_epoch: Callable[[int], Awaitable[int]],
+        instance: str = "flyer-operator",
     ) -> None:
         self.epoch = epoch
         self.ticked_at = time.monotonic()
@@ -115,7 +116,7 @@ class Term:
         self._token = Token(api)
         self._takeover = TakeOver(api, world, self._token, raise_epoch)
         self._counts = Counts(api, world, self._token, lambda: self._state)
-        self._announcer = Announcer(api)
+        self._announcer = Announcer(api, instance)
         self._expiry = Expiry(api, world, time.time)
         lane = pod_lane()
         self._left = LeftAlone(self._left_alone, self.confused)

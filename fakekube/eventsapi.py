@@ -1,0 +1,84 @@
+"""The group events.k8s.io: the same objects as events of the core group, under other names.
+
+What is written is checked as the API server does; it is stored, and read, in the core group.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from fakekube.errors import ApiRefusal, invalid
+
+if TYPE_CHECKING:
+    from fakekube.paths import Place
+
+__all__ = ["changed", "created", "is_event", "refused"]
+
+GROUP: Final = "events.k8s.io"
+PLURAL: Final = "events"
+_NAMES: Final = {
+    "regarding": "involvedObject", "note": "message", "reportingController": "reportingComponent",
+}  # fmt: skip
+_SAME: Final = {
+    "metadata", "type", "reason", "action", "eventTime", "series", "related", "reportingInstance",
+}  # fmt: skip
+_REQUIRED: Final = (
+    "eventTime", "reportingController", "reportingInstance", "action", "reason", "type",
+)  # fmt: skip
+_TYPES: Final = ("Normal", "Warning")
+_CHARS_MAX: Final = {"note": 1024, "reason": 128, "action": 128, "reportingInstance": 128}
+
+Object = dict[str, Any]
+
+
+def is_event(place: Place) -> bool:
+    """Whether a request is about this group's events."""
+    return (place.group, place.plural) == (GROUP, PLURAL)
+
+
+def created(value: Object) -> Object:
+    """A new event as the core group has it, or a refusal."""
+    name = value.get("metadata", {}).get("name", "")
+    for field in _REQUIRED:
+        if not value.get(field):
+            raise invalid(PLURAL, name, f"{field}: Required value")
+    for field, most in _CHARS_MAX.items():
+        if len(value.get(field, "")) > most:
+            raise invalid(
+                PLURAL, name, f"{field}: Invalid value: can have at most {most} characters"
+            )
+    if value["type"] not in _TYPES:
+        raise invalid(PLURAL, name, f"type: Invalid value: {value['type']!r}")
+    unknown = value.keys() - _SAME - _NAMES.keys() - {"apiVersion", "kind"}
+    if unknown:
+        raise invalid(PLURAL, name, f"{min(unknown)}: Invalid value: needs to be unset")
+    if value.get("regarding", {}).get("namespace") != value["metadata"].get("namespace"):
+        raise invalid(PLURAL, name, "involvedObject.namespace: does not match event.namespace")
+    _check_series(name, value)
+    fields = {_NAMES.get(key, key): one for key, one in value.items()}
+    return {**fields, "apiVersion": "v1", "kind": "Event"}
+
+
+def changed(name: str, patch: Any) -> Object:
+    """The merge patch of an event, of which only the series may change."""
+    if not isinstance(patch, dict) or patch.keys() - {"series", "metadata"}:
+        raise invalid(PLURAL, name, "fields other than series are immutable")
+    _check_series(name, patch)
+    return patch
+
+
+def _check_series(name: str, value: Object) -> None:
+    series = value.get("series")
+    if series is None:
+        return
+    if series.get("count", 0) < 2:
+        raise invalid(PLURAL, name, "series.count: Invalid value: should be at least 2")
+    if not series.get("lastObservedTime"):
+        raise invalid(PLURAL, name, "series.lastObservedTime: Required value")
+
+
+def refused(place: Place) -> ApiRefusal:
+    """What this server does not do with them."""
+    return ApiRefusal(
+        405, "MethodNotAllowed", f"{GROUP} {place.plural} are read as core events here"
+    )
