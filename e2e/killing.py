@@ -82,8 +82,9 @@ def write_key(call: Call, body: bytes) -> Key | None:
     kind, name = (call.verb, call.resource), call.name
     match kind:
         case ("create", "events"):
-            about = value["involvedObject"]["name"]
-            return (*kind, about, value["reason"])
+            return (*kind, value["regarding"]["name"], value["reason"])
+        case ("patch", "events"):  # of a series, whose name ends with when it began
+            return (*kind, name.rpartition(".")[0])
         case ("create", "pods"):
             return (*kind, str(value["metadata"]["name"]))
         case ("update", "flyerjobs/status"):
