@@ -302,6 +302,21 @@ def test_a_job_that_was_preempted_often_is_spared_if_others_suffice(desk: Callab
     assert phases(d, "often") == [Phase.SUSPENDING]
 
 
+def test_no_equal_gives_its_turn_to_a_job_whose_pods_are_refused(desk: Callable) -> None:
+    d = desk(nodes(1))
+    d.submit("refused", 1, **UNLIMITED)
+    d.tell(StartRefused("default/refused", 1, "a quota is full"))
+    d.run("other", 1, **UNLIMITED)
+    d.empty("refused")
+    leave(d)
+    for _ in range(10):
+        d.wait(3600)  # its pause is over, and so is the other one's time slice
+        d.tell(CheckpointReported("default/other", 1, int(d.now), "/c"))
+    assert phases(d, "refused", "other") == [Phase.QUEUED, Phase.RUNNING]
+    d.submit("third", 1, **UNLIMITED)
+    assert phases(d, "other") == [Phase.SUSPENDING]
+
+
 def test_preemptions_of_yesterday_are_forgotten(desk: Callable) -> None:
     d = desk(nodes(2), preemptions_max=1, preemptions_seconds=7200.0)
     d.run("often", 1, priority="low", **UNLIMITED)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from flyer.api import Phase
 from flyer.engine import placement, transitions
+from flyer.engine.asks import struggles
 from flyer.engine.claims import claimed
 from flyer.engine.draft import WAITING
 from flyer.engine.placement import by_zone
@@ -41,7 +42,7 @@ def preemption_plan(
     free = [
         node for node in nodes if market.is_open(node) and not claimed(market, job, node, claims)
     ]
-    kept = {name for claim in claims for name in claim.nodes}
+    kept = _kept_for_others(market, claims)
     wanted = {node.name for node in nodes if node.name not in kept}
     freed = {key: market.freed_by(victim, wanted) for key, victim in victims.items()}
     plans: list[tuple[tuple[int, int, int, int], tuple[Node, ...], tuple[str, ...]]] = []
@@ -63,6 +64,16 @@ def preemption_plan(
         return None
     _, laid, chosen = min(plans, key=lambda plan: plan[0])
     return laid, chosen
+
+
+def _kept_for_others(market: Market, claims: Sequence[Claim]) -> set[str]:
+    """Nodes that nobody behind the claimant takes from a third one.
+
+    To a claimant that struggles no equal gives way: it keeps the others from no turn of theirs.
+    """
+    draft = market.draft
+    held = [claim for claim in claims if not struggles(draft, draft.jobs[claim.job])]
+    return {name for claim in held for name in claim.nodes}
 
 
 def _victims(market: Market, job: JobState, *, anyone: bool) -> dict[str, JobState]:
