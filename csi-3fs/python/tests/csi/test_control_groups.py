@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from threefs.confine import DATA_BYTES_MAX
+from threefs.csi.errors import CsiError
 from threefs.csi.holder import control_groups
 from threefs.csi.holder.control_groups import (
     HOLDER_BYTES,
@@ -30,6 +31,9 @@ from threefs.csi.holder.control_groups import (
 from threefs.csi.holder.daemon import Daemon
 from threefs.csi.holder.daemons import Daemons, ticket_folder
 from threefs.csi.holder.held import Held
+from threefs.csi.main import holder_command
+
+from .holder_process import SMALL_DAEMON, HolderProcess, can_mount, end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,15 +81,18 @@ def test_a_process_that_starts_meanwhile_is_moved_as_well(
     group: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A probe of the kubelet is started in the container's own group."""
-    moved, busy = [], [1]
+    moved, busy = [], [3, 2, 1]
     real = Path.write_text
 
     def write(path: Path, text: str) -> int:
         if path.name == "cgroup.procs":
             moved.append(text)
         if path == group / "cgroup.subtree_control" and busy:
-            busy.pop()
-            real(group / "cgroup.procs", "13\n")
+            # The first one is ending: it is on no list, and counts.
+            if busy.pop() == 2:
+                real(group / "cgroup.procs", "13\n")
+            else:
+                real(group / "cgroup.procs", "")
             raise OSError(errno.EBUSY, "Device or resource busy")
         return real(path, text)
 
@@ -105,7 +112,8 @@ def test_where_processes_never_stop_coming_the_reason_is_reported(
         return real(path, text)
 
     monkeypatch.setattr(Path, "write_text", write)
-    with pytest.raises(Unavailable, match=r"resource busy"):
+    monkeypatch.setattr(control_groups, "MOVE_SECONDS", 0.05)
+    with pytest.raises(Unavailable, match=r"cgroup.subtree_control: .*resource busy"):
         divide(group)
 
 
@@ -271,3 +279,53 @@ def test_the_kernel_kills_the_large_daemon_alone(
     for one in (small, other, holder):
         one.kill()
         one.wait()
+
+
+def test_a_holder_divides_its_own_group(kernels_group: Path, tmp_path: Path) -> None:
+    if not can_mount():
+        pytest.skip("needs /dev/fuse")
+    holder = HolderProcess(tmp_path / "node")
+    command = holder_command(
+        [
+            *("--daemon-groups", "--socket", str(holder.socket)),
+            *("--clusters", str(holder.folder / "clusters")),
+            *("--kubelet-dir", str(holder.kubelet)),
+            *("--daemon", *SMALL_DAEMON),
+        ]
+    )
+    procs = str(kernels_group / "cgroup.procs")
+    inside = ["/bin/sh", "-c", control_groups.ENTER, procs, *command]
+    process = subprocess.Popen(inside, stdout=subprocess.PIPE, text=True)
+    holder.processes.append(process)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        mount(holder)
+        top = f"0::/{kernels_group.name}"
+        assert group_of(process.pid) == f"{top}/holder"
+        folder = ticket_folder("v1:default:/volumes/one")
+        served = holder.served("one")
+        assert group_of(served.pid) == f"{top}/daemons/{folder}"
+        end(served.pid)
+        while (served := holder.served("one")).restarts == 0 or served.state != "serving":
+            time.sleep(0.01)
+        assert group_of(served.pid) == f"{top}/daemons/{folder}"
+    finally:
+        holder.close()
+
+
+def mount(holder: HolderProcess) -> None:
+    """On a kernel in an emulator a child takes longer than the holder gives it."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            holder.mount("one")
+        except CsiError:
+            assert time.monotonic() < deadline
+        else:
+            return
+
+
+def group_of(pid: int) -> str:
+    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    return next(line for line in lines if line.startswith("0::"))

@@ -14,6 +14,7 @@ kernel kills the largest one, because all have the same score; the holder is not
 from __future__ import annotations
 
 import errno
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,8 @@ HOLDER_BYTES = 256 << 20
 """Of the container's limit, for the holder and its children; at most half of the limit."""
 VOLUME_BYTES_MAX = 1 << 30
 """What daemons of one volume may use with kernel memory and cache: as `threefs.confine`."""
-MOVES_MAX = 16
-"""Turns of moving processes out of a group into which a probe may just have started another."""
+MOVE_SECONDS, PAUSE_SECONDS = 5.0, 0.02
+"""How long, and how often, processes are moved out of a group in which probes start and end."""
 ENTER = 'echo 0 > "$0" && exec "$@"'
 
 
@@ -103,28 +104,28 @@ def own_group(root: Path = ROOT, process: Path = Path("/proc/self/cgroup")) -> P
 
 def divide(group: Path) -> ControlGroups:
     """Give this process and the daemons groups below `group`, which the holder has for itself."""
-    try:
-        return _divide(group)
-    except OSError as error:
-        raise Unavailable(f"{group}: {error.strerror or error}") from error
-
-
-def _divide(group: Path) -> ControlGroups:
     holder, daemons = group / "holder", group / "daemons"
-    holder.mkdir(exist_ok=True)
-    daemons.mkdir(exist_ok=True)
+    try:
+        holder.mkdir(exist_ok=True)
+        daemons.mkdir(exist_ok=True)
+        limit = (group / "memory.max").read_text().strip()
+    except OSError as error:
+        raise Unavailable(str(error)) from error
     _delegate_memory(group, holder)
-    limit = (group / "memory.max").read_text().strip()
     if limit != "max":
         whole = int(limit)
-        (daemons / "memory.max").write_text(f"{whole - min(HOLDER_BYTES, whole // 2)}")
-    (daemons / "cgroup.subtree_control").write_text("+memory")
+        _write(daemons / "memory.max", f"{whole - min(HOLDER_BYTES, whole // 2)}")
+    _write(daemons / "cgroup.subtree_control", "+memory")
     return ControlGroups(daemons)
 
 
 def _delegate_memory(group: Path, holder: Path) -> None:
-    """A group with processes cannot give controllers to groups below it: move them first."""
-    for turn in range(MOVES_MAX):
+    """A group with processes cannot give controllers to groups below it: move them first.
+
+    One that is ending is not moved, and counts until it has ended.
+    """
+    deadline = time.monotonic() + MOVE_SECONDS
+    while True:
         for pid in (group / "cgroup.procs").read_text().split():
             # It may have ended meanwhile.
             with suppress(ProcessLookupError):
@@ -132,7 +133,19 @@ def _delegate_memory(group: Path, holder: Path) -> None:
         try:
             (group / "cgroup.subtree_control").write_text("+memory")
         except OSError as error:
-            if error.errno != errno.EBUSY or turn == MOVES_MAX - 1:
-                raise
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise Unavailable(_said(group / "cgroup.subtree_control", error)) from error
         else:
             return
+        time.sleep(PAUSE_SECONDS)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise Unavailable(_said(path, error)) from error
+
+
+def _said(path: Path, error: OSError) -> str:
+    return f"{path}: {error.strerror or error}"
