@@ -182,8 +182,30 @@ def test_an_old_kubernetes_is_refused() -> None:
 
 
 def test_notes_tell_three_commands_that_fit_the_values(tmp_path: Path) -> None:
+    notes = _notes(tmp_path, "csi.enabled=false")
+    assert [f"{number}. " in notes for number in (1, 2, 3, 4)] == [True, True, True, False]
+    assert "-n elsewhere" in notes
+    assert "CSI" not in notes
+
+
+@pytest.mark.parametrize(
+    ("value", "open_to_all"),
+    [
+        ("csi.enabled=false", True),
+        ("networkPolicies.webhookFrom[0].ipBlock.cidr=10.0.0.10/32", False),
+        ("injection.clientCA=authority", False),
+        ("injection.enabled=false", False),
+    ],
+)
+def test_notes_say_that_the_webhooks_port_is_open(
+    value: str, open_to_all: bool, tmp_path: Path
+) -> None:
+    assert ("Every pod of the cluster can connect" in _notes(tmp_path, value)) == open_to_all
+
+
+def _notes(folder: Path, value: str) -> str:
     """Helm prints notes when it talks to a cluster; here they become an object instead."""
-    chart = tmp_path / "fire-flyer"
+    chart = folder / "fire-flyer"
     shutil.copytree(CHART, chart)
     (chart / "templates" / "NOTES.txt").rename(chart / "NOTES.txt")
     (chart / "templates" / "notes.yaml").write_text(
@@ -191,14 +213,12 @@ def test_notes_tell_three_commands_that_fit_the_values(tmp_path: Path) -> None:
     )
     done = run_helm(
         "template", "fire-flyer", str(chart), "-n", "elsewhere", "--kube-version", KUBERNETES,
-        "--set", f"csi.enabled=false,images.registry={REGISTRY},images.allowTags=true",
+        "--set", f"{value},images.registry={REGISTRY},images.allowTags=true",
         "--show-only", "templates/notes.yaml",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    notes = YAML(typ="safe").load(done.stdout)["text"]
-    assert [f"{number}. " in notes for number in (1, 2, 3, 4)] == [True, True, True, False]
-    assert "-n elsewhere" in notes
-    assert "CSI" not in notes
+    notes: str = YAML(typ="safe").load(done.stdout)["text"]
+    return notes
 
 
 def test_a_packaged_chart_renders_the_same(tmp_path: Path) -> None:
