@@ -9,7 +9,7 @@ from flyer.kube.changes import Changes
 
 
 class Condition:
-    """Holds when it is told to, and counts how often it was asked."""
+    """Holds when the test says so; counts its evaluations."""
 
     def __init__(self) -> None:
         self.holds = False
@@ -30,15 +30,15 @@ async def test_it_is_asked_at_once_and_after_each_change_of_its_key() -> None:
     waiting = asyncio.create_task(changes.until("a", condition))
     await settle()
     assert condition.asked == 1
-    changes.tell("b")
+    changes.notify("b")
     await settle()
     assert condition.asked == 1
-    changes.tell("a")
-    changes.tell("a")
+    changes.notify("a")
+    changes.notify("a")
     await settle()
     assert condition.asked == 2, "two changes of one turn are one"
     condition.holds = True
-    changes.tell("a")
+    changes.notify("a")
     assert await waiting is True
     assert condition.asked == 3
     assert changes._waiting == {}
@@ -64,6 +64,6 @@ async def test_one_that_is_cancelled_leaves_the_others() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting[0]
     second.holds = True
-    changes.tell("a")
+    changes.notify("a")
     assert await waiting[1] is True
     assert changes._waiting == {}

@@ -1,4 +1,4 @@
-"""Events about jobs: what is written for one that is told once, and for one that repeats."""
+"""Events about jobs: what is written for one that is announced once, and for one that repeats."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOW = 1_790_000_000.25
 
 
 def test_an_event_says_who_reports_what_about_which_job() -> None:
-    write = EventObjects("flyer-operator-7").tell("lab/gpt", "uid-1", DROPPED, NOW)
+    write = EventObjects("flyer-operator-7").record("lab/gpt", "uid-1", DROPPED, NOW)
     assert write is not None
     assert not write.repeats
     assert write.body == {
@@ -45,18 +45,18 @@ def test_an_event_says_who_reports_what_about_which_job() -> None:
 
 def test_what_repeats_is_a_series_that_costs_few_writes() -> None:
     objects = EventObjects("a")
-    first = objects.tell("lab/gpt", "uid-1", DROPPED, NOW)
+    first = objects.record("lab/gpt", "uid-1", DROPPED, NOW)
     assert first is not None
     counts = []
     for number in range(1, 1000):
-        write = objects.tell("lab/gpt", "uid-1", DROPPED, NOW + number * 0.01)
+        write = objects.record("lab/gpt", "uid-1", DROPPED, NOW + number * 0.01)
         if write is not None:
             assert write.repeats
             assert (write.namespace, write.name) == ("lab", first.name)
             counts.append(write.body["series"]["count"])
     assert counts == [2, 4, 8, 16, 32, 64, 128, 256, 512]
     # Later the newest count is written once a minute.
-    late = objects.tell("lab/gpt", "uid-1", DROPPED, NOW + 70)
+    late = objects.record("lab/gpt", "uid-1", DROPPED, NOW + 70)
     assert late is not None
     assert late.body == {
         "series": {"count": 1001, "lastObservedTime": "2026-09-21T14:14:30.250000Z"}
@@ -75,8 +75,8 @@ def test_another_job_reason_or_message_is_another_event(
     job: str, uid: str, what: Announcement
 ) -> None:
     objects = EventObjects("a")
-    first = objects.tell("lab/gpt", "uid-1", DROPPED, NOW)
-    other = objects.tell(job, uid, what, NOW)
+    first = objects.record("lab/gpt", "uid-1", DROPPED, NOW)
+    other = objects.record(job, uid, what, NOW)
     assert first is not None
     assert other is not None
     assert not other.repeats
@@ -85,11 +85,11 @@ def test_another_job_reason_or_message_is_another_event(
 
 def test_a_series_ends_when_nothing_repeats_for_a_while() -> None:
     objects = EventObjects("a")
-    objects.tell("lab/gpt", "uid-1", DROPPED, NOW)
-    kept = objects.tell("lab/gpt", "uid-1", DROPPED, NOW + SERIES_SECONDS)
+    objects.record("lab/gpt", "uid-1", DROPPED, NOW)
+    kept = objects.record("lab/gpt", "uid-1", DROPPED, NOW + SERIES_SECONDS)
     assert kept is not None
     assert kept.repeats
-    new = objects.tell("lab/gpt", "uid-1", DROPPED, NOW + 2 * SERIES_SECONDS + 1)
+    new = objects.record("lab/gpt", "uid-1", DROPPED, NOW + 2 * SERIES_SECONDS + 1)
     assert new is not None
     assert not new.repeats
 
@@ -97,19 +97,19 @@ def test_a_series_ends_when_nothing_repeats_for_a_while() -> None:
 def test_only_so_many_series_are_remembered_and_the_oldest_is_forgotten() -> None:
     objects = EventObjects("a")
     for number in range(SERIES_MAX):
-        objects.tell("lab/gpt", f"uid-{number}", DROPPED, NOW)
-    again = objects.tell("lab/gpt", "uid-0", DROPPED, NOW)
+        objects.record("lab/gpt", f"uid-{number}", DROPPED, NOW)
+    again = objects.record("lab/gpt", "uid-0", DROPPED, NOW)
     assert again is not None
     assert again.repeats
-    objects.tell("lab/gpt", "uid-new", DROPPED, NOW)
-    assert len(objects._told) == SERIES_MAX
-    forgotten = objects.tell("lab/gpt", "uid-1", DROPPED, NOW)
+    objects.record("lab/gpt", "uid-new", DROPPED, NOW)
+    assert len(objects._recorded) == SERIES_MAX
+    forgotten = objects.record("lab/gpt", "uid-1", DROPPED, NOW)
     assert forgotten is not None
     assert not forgotten.repeats
 
 
 def test_a_long_message_is_cut_where_the_api_server_has_its_limit() -> None:
-    write = EventObjects("x" * 300).tell("a/b", "u", Announcement("Started", "x" * 5000), NOW)
+    write = EventObjects("x" * 300).record("a/b", "u", Announcement("Started", "x" * 5000), NOW)
     assert write is not None
     assert len(write.body["note"]) == 1024
     assert len(write.body["reportingInstance"]) == 128
@@ -137,7 +137,7 @@ async def test_a_series_is_one_object_that_users_see_with_its_count(
     api_server.store.delete("events", name, "default")
     for _ in range(4):  # 8 is the next count that is written
         announcer.tell("default/gpt", "uid-1", DROPPED)
-    await until(lambda: not announcer._objects._told)
+    await until(lambda: not announcer._objects._recorded)
     announcer.tell("default/gpt", "uid-1", DROPPED)
     await until(events)
     [again] = events()

@@ -12,7 +12,7 @@ __all__ = ["Changes"]
 
 
 class Changes:
-    """Who waits for what, in one event loop.
+    """Waits of one event loop.
 
     A condition is evaluated at once and after each change of its key, and never in between.
     """
@@ -20,8 +20,8 @@ class Changes:
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
 
-    def tell(self, key: str) -> None:
-        """What conditions with this key ask about may have changed."""
+    def notify(self, key: str) -> None:
+        """Evaluate the conditions that wait with this key: something may have changed."""
         for future in self._waiting.pop(key, ()):
             if not future.done():
                 future.set_result(None)

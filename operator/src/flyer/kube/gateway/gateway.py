@@ -326,7 +326,7 @@ class Gateway:
         finally:
             if self._streams.get(uid) is stream:
                 del self._streams[uid]
-                self._changes.tell(uid)
+                self._changes.notify(uid)
                 if uid in self._members:
                     self._said_at[uid] = stream.heard_at
                 gang.disconnect(node_rank)
@@ -346,7 +346,7 @@ class Gateway:
         if was_started is None and gang.started_at is not None:
             self._metrics.start_seconds.observe(gang.started_at - gang.expected_at)
         self._after(gang, events)
-        self._changes.tell(gang.members[node_rank].identity.uid)
+        self._changes.notify(gang.members[node_rank].identity.uid)
 
     def _key(self, job: FlyerJob, start: Start) -> str | None:
         """Key of the attempt's collectives: derived, so that the next leader has the same."""
@@ -373,7 +373,7 @@ class Gateway:
         stream = self._streams.get(uid)
         if stream is not None:
             stream.end(RefusedError("forgotten", "this attempt is over"))
-        self._changes.tell(uid)
+        self._changes.notify(uid)
 
     def _after(self, gang: Gang, events: Iterable[Event]) -> None:
         """Tell what there is to tell, wake the streams if there are new orders, set the timer."""
@@ -386,7 +386,7 @@ class Gateway:
             uids = (member.identity.uid for member in gang.members)
             uid_on = dict(zip(gang.start.assignment.names, uids, strict=True))
             for node in ended:
-                self._changes.tell(uid_on[node])
+                self._changes.notify(uid_on[node])
         if self._woken.get(gang) != gang.order_version:
             self._woken[gang] = gang.order_version
             for member in gang.members:

@@ -111,7 +111,7 @@ class Announcer:
         """Post it when there is time."""
         if what.reason in WAITING_REASONS and not self._may_tell_of_waiting():
             return  # the job's status and the metrics have it
-        write = self._objects.tell(job, uid, what, time.time())
+        write = self._objects.record(job, uid, what, time.time())
         if write is None:
             return
         try:

@@ -1,8 +1,8 @@
 """Objects of events.k8s.io/v1 about jobs, and series of those that repeat. Pure.
 
-An event that is told again within six minutes is one object with a count: the first repetition is
-written, and later ones when the count has doubled or a minute has passed, so that what repeats a
-hundred times a second costs no more than a write a minute.
+An event that is announced again within six minutes is one object with a count. The first repetition
+is written, and later ones when the count has doubled or a minute has passed: what repeats a hundred
+times a second costs a write a minute.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SERIES_SECONDS: Final = 360.0
 """Without a repetition for this time a series ends, as in Kubernetes' own recorder."""
 WRITE_SECONDS: Final = 60.0
 SERIES_MAX: Final = 1024
-"""Of one term; the one that was told the longest time ago is forgotten."""
+"""Of one term; the one that repeated the longest time ago is forgotten."""
 NOTE_CHARS_MAX: Final = 1024
 ACTION: Final = "Schedule"
 _INSTANCE_CHARS_MAX: Final = 128
@@ -35,7 +35,7 @@ _Key = tuple[str, str, str, bool]
 
 @dataclass(frozen=True, slots=True)
 class EventWrite:
-    """A new event, or (`repeats`) the patch of one that was told before."""
+    """A new event, or (`repeats`) the patch of one that was announced before."""
 
     namespace: str
     name: str
@@ -44,64 +44,64 @@ class EventWrite:
 
 
 @dataclass(slots=True)
-class _Told:
+class _Recorded:
     namespace: str
     name: str
     count: int
-    told_at: float
+    seen_at: float
     written_at: float
     written: int
 
 
 class EventObjects:
-    """What to write for what is told. `instance` is this replica's name; times are epochs."""
+    """What to write for each announcement. `instance` is this replica's name; times are epochs."""
 
     def __init__(self, instance: str) -> None:
         self._instance = instance[:_INSTANCE_CHARS_MAX]
-        self._told: OrderedDict[_Key, _Told] = OrderedDict()
+        self._recorded: OrderedDict[_Key, _Recorded] = OrderedDict()
         self._numbers = itertools.count()
 
-    def tell(self, job: str, uid: str, what: Announcement, now: float) -> EventWrite | None:
+    def record(self, job: str, uid: str, what: Announcement, now: float) -> EventWrite | None:
         """The write for this announcement; None: a later one of its series has it."""
         key = (uid, what.reason, what.message, what.warning)
-        told = self._told.get(key)
-        if told is not None and now - told.told_at <= SERIES_SECONDS:
-            self._told.move_to_end(key)
-            return self._again(told, now)
+        known = self._recorded.get(key)
+        if known is not None and now - known.seen_at <= SERIES_SECONDS:
+            self._recorded.move_to_end(key)
+            return self._again(known, now)
         namespace, _, name = job.partition("/")
         suffix = f"{int(now * 1e6):x}{next(self._numbers) & 0xFFF:03x}"
-        new = _Told(namespace, f"{name}.{suffix}", 1, now, now, 1)
-        self._told[key] = new
-        self._told.move_to_end(key)
-        if len(self._told) > SERIES_MAX:
-            self._told.popitem(last=False)
+        new = _Recorded(namespace, f"{name}.{suffix}", 1, now, now, 1)
+        self._recorded[key] = new
+        self._recorded.move_to_end(key)
+        if len(self._recorded) > SERIES_MAX:
+            self._recorded.popitem(last=False)
         return EventWrite(namespace, new.name, self._event(new, name, uid, what, now), False)
 
     def lost(self, write: EventWrite) -> None:
-        """It is not stored (any more): what is told again is a new event."""
-        for key, told in self._told.items():
-            if (told.namespace, told.name) == (write.namespace, write.name):
-                del self._told[key]
+        """It is not stored (any more): what is announced again is a new event."""
+        for key, known in self._recorded.items():
+            if (known.namespace, known.name) == (write.namespace, write.name):
+                del self._recorded[key]
                 return
 
-    def _again(self, told: _Told, now: float) -> EventWrite | None:
-        told.count += 1
-        told.told_at = now
-        if told.count < 2 * told.written and now - told.written_at < WRITE_SECONDS:
+    def _again(self, known: _Recorded, now: float) -> EventWrite | None:
+        known.count += 1
+        known.seen_at = now
+        if known.count < 2 * known.written and now - known.written_at < WRITE_SECONDS:
             return None
-        told.written, told.written_at = told.count, now
-        series = {"count": told.count, "lastObservedTime": _micro_time(now)}
-        return EventWrite(told.namespace, told.name, {"series": series}, True)
+        known.written, known.written_at = known.count, now
+        series = {"count": known.count, "lastObservedTime": _micro_time(now)}
+        return EventWrite(known.namespace, known.name, {"series": series}, True)
 
     def _event(
-        self, told: _Told, name: str, uid: str, what: Announcement, now: float
+        self, known: _Recorded, name: str, uid: str, what: Announcement, now: float
     ) -> dict[str, Any]:
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"name": told.name, "namespace": told.namespace},
+            "metadata": {"name": known.name, "namespace": known.namespace},
             "regarding": {
-                "apiVersion": API_VERSION, "kind": KIND_JOB, "namespace": told.namespace,
+                "apiVersion": API_VERSION, "kind": KIND_JOB, "namespace": known.namespace,
                 "name": name, "uid": uid,
             },
             "type": "Warning" if what.warning else "Normal",

@@ -139,7 +139,7 @@ class Gangs:
 
     def forget(self, job: str) -> None:
         """The attempt is over and its nodes are empty."""
-        self._changes.tell(job)
+        self._changes.notify(job)
         gang = self._gangs.pop(job, None)
         if gang is not None:
             self._gateway.forget(job, gang.attempt)
@@ -158,7 +158,7 @@ class Gangs:
         """A pod moved on."""
         pod = after or before
         assert pod is not None, "a change of nothing"
-        self._changes.tell(pod.job)
+        self._changes.notify(pod.job)
         if after is not None and after.ip:
             self._gateway.locate(after.uid, after.ip)
         if after is not None and after.deleting and not (before and before.deleting):
