@@ -40,10 +40,14 @@ __all__ = [
     "Triad",
     "Work",
     "best_instruction_set",
+    "blob_bytes_max",
+    "descriptors_needed",
     "flight_folders",
     "instruction_set",
+    "pack",
     "reached_at",
     "read_flight",
+    "unpack",
     "without_gdrcopy",
 ]
 

@@ -1,12 +1,13 @@
-//! Long messages between ranks: through the board where they are on one node.
+//! Messages between ranks: short ones with their offers, long ones through the board inside a node.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod support;
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use hfreduce_engine::{Communicator, DType, Options, Work};
+use hfreduce_engine::{CauseKind, Communicator, DType, Options, WaitError, Work};
 use support::{Served, TIMEOUT, buffer, numbers, placement, run, run_at};
 
 /// Elements of a slot.
@@ -106,4 +107,85 @@ fn a_send_ends_well_though_the_receiver_leaves_at_once() {
             assert!(data == numbers(0, 1, 9 * SLOT));
         });
     }
+}
+
+/// Elements around the length up to which messages go with their offers, 300 in all: several times
+/// what a receiver keeps.
+fn short_counts() -> impl Iterator<Item = usize> {
+    [1, 2047, 2048, 2049, 300, 6000].into_iter().cycle().take(300)
+}
+
+/// From rank 0 to rank 1 under one tag. `early`: the offers are there before the receives.
+fn stream(comm: &Communicator, early: bool) {
+    const TAG: u64 = 4;
+    const READY: u64 = 5;
+    let mut data: Vec<Vec<f32>> =
+        short_counts().enumerate().map(|(at, count)| numbers(7, at as u64, count)).collect();
+    let ready = |sends: bool| {
+        let mut word = [0.0];
+        let work = match sends {
+            true => comm.send(buffer(&mut word), DType::F32, 1 - comm.rank(), READY, TIMEOUT),
+            false => comm.recv(buffer(&mut word), DType::F32, 1 - comm.rank(), READY, TIMEOUT),
+        };
+        work.unwrap().wait(None).unwrap();
+    };
+    let sends = comm.rank() == 0;
+    // Offers of one connection arrive in order: this one after all the others.
+    if sends != early {
+        ready(false);
+    }
+    let expected = data.clone();
+    if !sends {
+        data.iter_mut().for_each(|data| data.fill(-1.0));
+    }
+    let start = |data: &mut Vec<f32>| match sends {
+        true => comm.send(buffer(data), DType::F32, 1, TAG, TIMEOUT).unwrap(),
+        false => comm.recv(buffer(data), DType::F32, 0, TAG, TIMEOUT).unwrap(),
+    };
+    let works: Vec<Work> = data.iter_mut().map(start).collect();
+    if sends == early {
+        ready(true);
+    }
+    works.into_iter().for_each(|work| work.wait(None).unwrap());
+    assert!(data == expected, "early: {early}");
+}
+
+#[test]
+fn short_messages_arrive_in_order_before_and_after_their_receives() {
+    for (nodes, locals) in [(1, 2), (2, 1)] {
+        run(
+            &placement(nodes, locals),
+            |_| {},
+            |comm| {
+                for early in [true, false, true] {
+                    stream(&comm, early);
+                }
+            },
+        );
+    }
+}
+
+/// Its bytes have arrived, and are not a receive.
+#[test]
+fn a_short_send_that_no_receive_asks_for_fails_at_its_deadline() {
+    run(
+        &placement(1, 2),
+        |_| {},
+        |comm| {
+            let mut data = [1.0];
+            let (own, soon) = (comm.rank(), Duration::from_millis(300));
+            let work = match own {
+                0 => comm.send(buffer(&mut data), DType::F32, 1, 1, soon).unwrap(),
+                _ => comm.recv(buffer(&mut data), DType::F32, 0, 2, TIMEOUT).unwrap(),
+            };
+            let Err(WaitError::Failed(error)) = work.wait(None) else {
+                panic!("rank {own} did it")
+            };
+            assert_eq!(
+                (error.cause.kind, error.cause.peer),
+                (CauseKind::TimedOut, Some(1)),
+                "{error}"
+            );
+        },
+    );
 }
