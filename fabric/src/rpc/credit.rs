@@ -37,7 +37,7 @@ pub struct Credits<K> {
     next_ticket: u64,
     peers: HashMap<K, Peer<K>>,
     holders: HashMap<Holder<K>, Turns<K>>,
-    /// Holders with waiting requests, the next one to be served first.
+    /// Holders whose connections have turns, the next one to be served first.
     turn: VecDeque<Holder<K>>,
 }
 
@@ -46,25 +46,36 @@ struct Peer<K> {
     holder: Holder<K>,
     held: usize,
     waiting: VecDeque<(Ticket, usize)>,
+    /// It waits for its own share, and has no turn until it gives something back.
+    parked: bool,
 }
 
 /// The connections of a holder.
 #[derive(Debug)]
 struct Turns<K> {
     held: usize,
-    /// Connections with waiting requests, the next one to be served first.
+    /// Connections with waiting requests that are not parked, the next one to be served first.
     turn: VecDeque<K>,
 }
 
 /// What stands in the way of a holder's next request.
 enum Next<K> {
     Grant(K, usize),
+    /// None of its connections has a turn.
+    Nothing,
     /// What it holds itself.
     OwnShare,
     /// What volumes hold.
     Tickets,
     /// What all hold.
     Free,
+}
+
+impl<K> Peer<K> {
+    /// Whether its next request is within its share, or it holds nothing.
+    fn fits(&self, share: usize) -> bool {
+        self.waiting.front().is_some_and(|(_, bytes)| self.held == 0 || self.held + bytes <= share)
+    }
 }
 
 impl<K: Copy + Eq + Hash> Credits<K> {
@@ -98,18 +109,46 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         self.next_ticket += 1;
         let (ticket, bytes) = (Ticket(self.next_ticket), self.counted(bytes));
         let holder = volume.map_or(Holder::Service(peer), Holder::Volume);
-        let new = || Peer { holder, held: 0, waiting: VecDeque::new() };
+        let new = || Peer { holder, held: 0, waiting: VecDeque::new(), parked: false };
         let entry = self.peers.entry(peer).or_insert_with(new);
-        let turns = self.holders.entry(entry.holder);
-        let turns = turns.or_insert_with(|| Turns { held: 0, turn: VecDeque::new() });
-        if entry.waiting.is_empty() {
-            if turns.turn.is_empty() {
-                self.turn.push_back(entry.holder);
-            }
-            turns.turn.push_back(peer);
-        }
+        let first = entry.waiting.is_empty();
         entry.waiting.push_back((ticket, bytes));
+        if first {
+            self.give_turn(peer, holder);
+        }
         ticket
+    }
+
+    /// A connection gets a turn, behind the others of its holder.
+    fn give_turn(&mut self, peer: K, holder: Holder<K>) {
+        let turns = self.holders.entry(holder);
+        let turns = turns.or_insert_with(|| Turns { held: 0, turn: VecDeque::new() });
+        if turns.turn.is_empty() {
+            self.turn.push_back(holder);
+        }
+        turns.turn.push_back(peer);
+    }
+
+    /// Takes the turns of connections away, from the first on, whose own share has no room.
+    fn park(&mut self, holder: Holder<K>) {
+        let Some(turns) = self.holders.get_mut(&holder) else { return };
+        while let Some(peer) = turns.turn.front() {
+            match self.peers.get_mut(peer) {
+                Some(entry) if entry.fits(self.share) => return,
+                Some(entry) => entry.parked = true,
+                None => {}
+            }
+            turns.turn.pop_front();
+        }
+    }
+
+    /// A parked connection gets a turn again: its share has more room, or it wants something else.
+    fn unpark(&mut self, peer: K) {
+        let Some(entry) = self.peers.get_mut(&peer) else { return };
+        if std::mem::take(&mut entry.parked) && !entry.waiting.is_empty() {
+            let holder = entry.holder;
+            self.give_turn(peer, holder);
+        }
     }
 
     /// The requests that may go ahead now, each with what it holds from now on.
@@ -119,7 +158,9 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         let mut at = 0;
         let mut tickets_wait = false;
         while let Some(&holder) = self.turn.get(at) {
+            self.park(holder);
             match self.next_of(holder) {
+                Next::Nothing => drop(self.turn.remove(at)),
                 // A volume that waits for others is not overtaken by volumes.
                 _ if tickets_wait && matches!(holder, Holder::Volume(_)) => at += 1,
                 // The next holder is at this place then.
@@ -136,15 +177,14 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         granted
     }
 
-    /// The first of a holder's connections whose own share has room, and what stands in its way.
+    /// The next request of a holder, or what stands in its way.
     fn next_of(&self, holder: Holder<K>) -> Next<K> {
-        let Some(turns) = self.holders.get(&holder) else { return Next::OwnShare };
-        let next = turns.turn.iter().find_map(|peer| {
-            let entry = self.peers.get(peer)?;
-            let &(_, bytes) = entry.waiting.front()?;
-            (entry.held == 0 || entry.held + bytes <= self.share).then_some((*peer, bytes))
-        });
-        let Some((peer, bytes)) = next else { return Next::OwnShare };
+        let Some(turns) = self.holders.get(&holder) else { return Next::Nothing };
+        let Some(&peer) = turns.turn.front() else { return Next::Nothing };
+        let entry = self.peers.get(&peer).filter(|entry| entry.fits(self.share));
+        let Some(&(_, bytes)) = entry.and_then(|entry| entry.waiting.front()) else {
+            return Next::OwnShare;
+        };
         if matches!(holder, Holder::Volume(_)) {
             let share = self.share.max(self.free.saturating_sub(bytes));
             if turns.held > 0 && turns.held + bytes > share {
@@ -167,7 +207,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         if matches!(holder, Holder::Volume(_)) {
             self.of_tickets += bytes;
         }
-        turns.turn.retain(|it| *it != peer);
+        turns.turn.pop_front();
         if !entry.waiting.is_empty() {
             turns.turn.push_back(peer);
         }
@@ -183,7 +223,10 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         let Some(entry) = self.peers.get_mut(&peer) else { return };
         entry.waiting.retain(|(waiting, _)| *waiting != ticket);
         let holder = entry.holder;
-        if entry.waiting.is_empty()
+        if entry.parked {
+            // Behind what it waited for there may be less.
+            self.unpark(peer);
+        } else if entry.waiting.is_empty()
             && let Some(turns) = self.holders.get_mut(&holder)
         {
             turns.turn.retain(|it| *it != peer);
@@ -206,6 +249,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
                 self.of_tickets = self.of_tickets.saturating_sub(bytes);
             }
         }
+        self.unpark(peer);
         self.drop_if_idle(peer);
     }
 
@@ -247,9 +291,9 @@ mod tests {
         assert_eq!(credits.grant(), greedy[..2]);
         let modest = credits.ask('b', None, 1);
         credits.give_back('a', 1);
-        assert_eq!(credits.grant(), [greedy[2]], "its turn had come before the other one asked");
+        assert_eq!(credits.grant(), [modest], "whose own share is used up has no turn");
         credits.give_back('a', 1);
-        assert_eq!(credits.grant(), [modest]);
+        assert_eq!(credits.grant(), [greedy[2]]);
     }
 
     #[test]
@@ -297,6 +341,23 @@ mod tests {
             credits.forget(peer, ticket);
         }
         granted
+    }
+
+    /// However many connections wait for their own share, a grant looks at none of them.
+    #[test]
+    fn connections_that_wait_for_their_share_have_no_turn_until_they_give_something_back() {
+        let mut credits = Credits::new(1_000, 10);
+        for peer in 0..50 {
+            let _ = (credits.ask(peer, Some(1), 1), credits.ask(peer, Some(1), 100));
+        }
+        assert_eq!(credits.grant().len(), 50);
+        assert!(credits.turn.is_empty() && credits.holders[&Holder::Volume(1)].turn.is_empty());
+        credits.give_back(7, 1);
+        assert_eq!(credits.grant(), [Ticket(16)], "it holds nothing");
+        let small = credits.ask(8, Some(1), 1);
+        assert_eq!(credits.grant(), [], "behind the large one of its connection");
+        credits.forget(8, Ticket(18));
+        assert_eq!(credits.grant(), [small]);
     }
 
     #[test]
