@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from flyer.api import names
 from flyer.api.policies import admission_policies
-from flyer.kube.client import Access, Api
+from flyer.kube.client import Access, Api, Limits
 from flyer.kube.client import resources as known
 from flyer.kube.client.errors import ApiError
 
@@ -240,7 +240,9 @@ async def _tenant() -> AsyncIterator[Tenant]:
             async def headers() -> dict[str, str]:
                 return acting(user, "people")
 
-            return Api(Access(server.url, None, headers), agent="tests")
+            # An answer that is late on a busy machine is not asked for twice.
+            patient = Limits(answer_seconds=60.0, call_seconds=60.0)
+            return Api(Access(server.url, None, headers), agent="tests", limits=patient)
 
         account = {"metadata": {"name": "default"}}
         server.store.create("serviceaccounts", account, NAMESPACE)
