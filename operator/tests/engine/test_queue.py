@@ -31,6 +31,7 @@ from flyer.engine import (
     SuspendReceived,
     SuspendRequested,
     Tick,
+    explain,
     rebuild,
     schedule,
     step,
@@ -269,6 +270,55 @@ def test_one_users_many_different_jobs_leave_time_for_those_of_others(
     waits = state.jobs["default/w99"].status.pending
     assert waits is not None
     assert "256 jobs of u0" in waits.message
+
+
+def test_a_user_with_many_jobs_gets_all_free_nodes_in_one_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(schedule, "_USER_JOBS_MAX", 3)
+    now = 1_800_000_000.0
+    state = rebuild([Node(f"n{index}", "A", slots=8) for index in range(20)], (), now, 1)
+    state, _ = step(state, _queue_of(10, users=1), now)
+    assert all(job.holding for job in state.jobs.values())
+
+
+def test_jobs_that_can_never_run_do_not_hold_up_the_others_of_their_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(schedule, "_USER_JOBS_MAX", 3)
+    now = 1_800_000_000.0
+    state = rebuild([Node(f"n{index}", "A", slots=8) for index in range(4)], (), now, 1)
+    groups = ("b", "c", "d", "e", "f", None)
+    state, _ = step(state, _queue_of(6, users=1, group=lambda index: groups[index]), now)
+    assert state.jobs["default/w5"].holding
+    assert not state.jobs["default/w0"].holding
+
+
+def test_a_job_behind_too_many_of_its_user_is_told_that_and_no_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(schedule, "_USER_JOBS_MAX", 3)
+    state, now = _full_cluster()
+    flood = _queue_of(6, users=1, maxRuntime=lambda index: f"{index + 1}m")
+    state, _ = step(state, flood, now + 1)
+    found = explain(state, "default/w5", now + 2)
+    assert "behind 3 jobs of u0" in found.summary
+    assert found.remedies == ()  # nodes that are given back go to those ahead
+
+
+def test_an_auto_job_at_its_next_level_behind_too_many_of_its_user_is_explained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(schedule, "_USER_JOBS_MAX", 3)
+    state, now = _full_cluster()
+    quotas = [QuotaObserved(Quota("q", "u0", "extreme-high", nodes=0))]
+    flood = _queue_of(6, users=1, maxRuntime=lambda index: f"{index + 1}m", priority="very-high")
+    auto = _queue_of(1, users=1, priority="auto")[0]
+    assert isinstance(auto, JobSubmitted)
+    metadata = auto.job.metadata.replace(name="auto", uid="auto")
+    submitted = JobSubmitted(auto.job.replace(metadata=metadata))
+    state, _ = step(state, [*quotas, *flood, submitted], now + 1)
+    assert explain(state, "default/auto", now + 2).verdict == "cannot"
 
 
 def test_a_class_that_is_left_out_still_fills_its_users_quota(

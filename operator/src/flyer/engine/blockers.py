@@ -161,10 +161,11 @@ def behind(ahead: JobState) -> Pending:
 
 
 def behind_own(job: JobState, count: int) -> Pending:
-    """The user has more jobs with needs of their own in the queue than one pass looks at."""
+    """The user has more jobs in the queue that get no nodes than one pass looks at."""
     return Pending(
         reason=WAITING_FOR_TURN,
-        message=f"behind {count} jobs of {job.user}, each with other needs, that are ahead of it",
+        message=f"behind {count} jobs of {job.user} that wait ahead of it: the scheduler looks at "
+        "no more of one user at a time",
     )
 
 
@@ -268,4 +269,4 @@ def _holder(market: Market, job: JobState, other: JobState, count: int) -> Block
     )
 
 
-__all__ = ["behind", "blockers", "draining", "never", "pausing", "pending"]
+__all__ = ["behind", "behind_own", "blockers", "draining", "never", "pausing", "pending"]

@@ -69,10 +69,12 @@ class Pendings:
         self._ways_out.close()
 
     def _is_plain(self, job: JobState, pending: Pending) -> bool:
-        """Whether nobody who gives nodes back would help."""
+        """Whether nodes that are given back would not help."""
         if job.key in self._draft.quota_blockers:
             return True
-        return pending.verdict == "Never" or pending.reason in (PODS_REFUSED, RESTART_BACKOFF)
+        behind_own = pending.reason == WAITING_FOR_TURN and not pending.blocked_by
+        paused = pending.reason in (PODS_REFUSED, RESTART_BACKOFF)
+        return behind_own or paused or pending.verdict == "Never"
 
     def _refilled(self) -> float:
         draft, policy = self._draft, self._draft.policy
@@ -123,7 +125,7 @@ class Pendings:
             more = len(market.supply(job).out) - len(nodes)
             found = draft.quota_blockers[job.key] + nodes
             return Detail(pending, position, tuple(found), _quota_remedies(draft, job), more)
-        if pending.reason == WAITING_FOR_TURN and pending.blocked_by:
+        if pending.reason == WAITING_FOR_TURN:
             ahead = draft.jobs[pending.blocked_by[0]]
             found[0] = Blocker(pending.reason, pending.message, job=ahead.key, user=ahead.user)
         return Detail(pending, position, tuple(found), self._ways_out.of(job), more)

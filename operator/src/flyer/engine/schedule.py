@@ -37,7 +37,7 @@ _CLAIMS_MAX = 16
 # So many jobs at the head of the queue are looked at one by one. Behind them the rest of a class is
 # left out as soon as nothing is to be had for it, and its reasons are written in turn.
 _HEAD_JOBS = 32
-# Of one user's jobs: those behind are looked at when these have started, or want the same.
+# Of one user's jobs that could run and get no nodes: those behind wait until these have started.
 _USER_JOBS_MAX = 256
 _EXPLAINED_PER_SECOND = 20
 _EXPLAINED_MAX = 256
@@ -77,7 +77,9 @@ class _Plan:
         self._verdicts: dict[tuple[object, ...], Pending | None] = {}
         self._pendings = Pendings(self.market)
         self._waiting = 0  # looked at, and not placed
-        self._looks: Counter[str] = Counter()  # by user
+        # Jobs that could run and got no nodes, by user; and those behind too many of their user.
+        self._looks: Counter[str] = Counter()
+        self._behind_own: set[str] = set()
         self._placed: list[Contender] = []
         self._skipping = False
 
@@ -102,12 +104,13 @@ class _Plan:
             if job.status.phase is Phase.SUSPENDING:
                 self.claims += self._claim(job)
                 continue
-            if key not in told:
+            if key not in told:  # else it is an `auto` job at its next level
+                if self._looks[job.user] >= _USER_JOBS_MAX:
+                    self._behind_own.add(key)
+                    self._skipping = True
+                    continue
                 self._looks[job.user] += 1
-            if self._looks[job.user] > _USER_JOBS_MAX:
-                self._skipping = True
-                continue
-            told.add(key)
+                told.add(key)
             ends = self._look_at(job, class_key)
             if ends and class_key is not None and self._waiting >= _HEAD_JOBS:
                 self._walk.skip()
@@ -119,6 +122,7 @@ class _Plan:
         """Place the job, or tell why not; whether the same holds for the rest of its class."""
         barred = self._barred(job)
         if barred is not None:
+            self._looks[job.user] -= 1  # it may never run: nobody waits for it
             self._tell(job, barred)
             return True
         if self._gate.lower(job):  # `auto`: no room at this level, perhaps at the next
@@ -144,6 +148,7 @@ class _Plan:
             self._reasons.clear()
             self._pendings.placed()
             self._placed.append((self._draft.place(job), job.key))
+            self._looks[job.user] -= 1
             self._gate.fill(job)
             return False
         return self._left_over(job, needs, class_key)
@@ -238,14 +243,17 @@ class _Plan:
         return [key for _, key in taken]
 
     def _why(self, job: JobState, class_key: ClassKey | None) -> Pending:
-        barred = self._barred(job) or self._gate.refusal(job)
+        barred = self._barred(job)
         if barred is not None:
             return barred
+        if job.key in self._behind_own:
+            return blockers.behind_own(job, _USER_JOBS_MAX)
+        out = self._gate.refusal(job)
+        if out is not None:
+            return out
         ahead = self._ahead.get(class_key) if class_key is not None else None
         if ahead is not None:
             return _behind(self._draft, job, ahead)
-        if self._looks[job.user] > _USER_JOBS_MAX:
-            return blockers.behind_own(job, _USER_JOBS_MAX)
         return self._reasons.of(job, self._needs(job), self.claims, (), None)
 
 
