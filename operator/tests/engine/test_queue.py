@@ -12,6 +12,7 @@ from flyer.engine import (
     CheckpointReported,
     EngineState,
     GangStarted,
+    JobFault,
     JobRemoved,
     JobSubmitted,
     Killed,
@@ -32,6 +33,7 @@ from flyer.engine import (
     SuspendRequested,
     Tick,
     explain,
+    queue,
     rebuild,
     schedule,
     step,
@@ -319,6 +321,21 @@ def test_an_auto_job_at_its_next_level_behind_too_many_of_its_user_is_explained(
     submitted = JobSubmitted(auto.job.replace(metadata=metadata))
     state, _ = step(state, [*quotas, *flood, submitted], now + 1)
     assert explain(state, "default/auto", now + 2).verdict == "cannot"
+
+
+def test_a_job_that_cannot_be_queued_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver leaves it alone then, and the others are scheduled."""
+    needs_of = queue.needs_of
+
+    def fails(draft: Draft, job: JobState) -> tuple[object, ...]:
+        assert job.key != "default/w1", "a bug"
+        return needs_of(draft, job)
+
+    monkeypatch.setattr(queue, "needs_of", fails)
+    state, now = _full_cluster()
+    with pytest.raises(JobFault) as caught:
+        step(state, _queue_of(3), now + 1)
+    assert caught.value.job == "default/w1"
 
 
 def test_a_class_that_is_left_out_still_fills_its_users_quota(

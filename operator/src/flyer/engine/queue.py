@@ -105,6 +105,7 @@ class _Update:
         many = not self._known.entries
         changed = False
         for key in keys:
+            self._draft.about = key
             job = self._draft.jobs.get(key)
             waits = job is not None and job.status.phase is Phase.QUEUED and not job.removed
             entry = self._entry(job) if job is not None and waits else None
@@ -112,6 +113,7 @@ class _Update:
             self._unexplained.discard(key)
             if entry is not None and job is not None and _is_unexplained(job):
                 self._unexplained.add(key)
+        self._draft.about = ""
         if many:
             for contenders in (self._order, self._single, *self._lists.values()):
                 contenders.sort()

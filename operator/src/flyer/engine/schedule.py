@@ -96,6 +96,7 @@ class _Plan:
     def run(self) -> None:
         draft = self._draft
         for _, key in self._queue.single:
+            draft.about = key
             self._gate.enter(draft.jobs[key])
         told = set()
         for (_, key), class_key in self._walk:
