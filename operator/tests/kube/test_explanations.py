@@ -13,7 +13,9 @@ from flyer.api import (
     Pending,
     Phase,
 )
-from flyer.kube.services.explanations import only_explains
+from flyer.engine import Commit
+from flyer.kube.services.commits import AT_ONCE, QUARANTINED
+from flyer.kube.services.explanations import Explanations, only_explains
 
 from fakekube.faults import Fault
 
@@ -54,6 +56,38 @@ def test_another_reason_or_number_only_explains():
 )
 def test_whatever_moves_a_job_is_stored_first(before, changes):
     assert not only_explains(before, WAITS.replace(**changes))
+
+
+def test_a_job_that_was_in_quarantine_is_stored_first():
+    marked = Condition(
+        type=QUARANTINED, status="True", reason="OperatorFault", last_transition_time=1.0
+    )
+    assert not only_explains(WAITS.replace(conditions=(marked,)), WAITS)
+
+
+class _Commits:
+    """Every job waits, as far as is stored."""
+
+    def __init__(self):
+        self.written = []
+
+    def stored(self, _job):
+        return WAITS
+
+    async def store(self, commits, _gone):
+        self.written += commits
+
+
+async def test_a_job_whose_reason_changes_again_and_again_is_stored_in_its_turn():
+    commits = _Commits()
+    explanations = Explanations(commits)
+    jobs = [f"default/j{index}" for index in range(2 * AT_ONCE)]
+    explanations.put_aside([Commit(job, WAITS) for job in jobs])
+    latest = Commit(jobs[0], WAITS.replace(epoch=7))
+    explanations.put_aside([latest])
+    await explanations.store_some()
+    assert commits.written[0] == latest
+    assert [one.job for one in commits.written] == jobs[:AT_ONCE]
 
 
 async def test_a_suspension_does_not_wait_for_the_reasons_of_a_flood(cluster, until):

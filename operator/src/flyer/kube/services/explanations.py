@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from flyer.api import Phase
-from flyer.kube.services.commits import AT_ONCE
+from flyer.kube.services.commits import AT_ONCE, QUARANTINED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +25,7 @@ __all__ = ["Explanations", "only_explains"]
 
 
 class Explanations:
-    """The latest one of each job, in the order in which they were decided."""
+    """The latest one of each job. A job keeps its place when it gets a newer one."""
 
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
@@ -38,10 +38,11 @@ class Explanations:
         """Keep those that only explain; the others."""
         now = []
         for commit in commits:
-            self._kept.pop(commit.job, None)  # the new one says what it said
+            # The new one says what the kept one said.
             if only_explains(self._commits.stored(commit.job), commit.status):
                 self._kept[commit.job] = commit
             else:
+                self._kept.pop(commit.job, None)
                 now.append(commit)
         return now
 
@@ -71,6 +72,8 @@ def only_explains(before: FlyerJobStatus | None, after: FlyerJobStatus) -> bool:
         return False
     if before is None:  # whoever reads the job anew decides the same
         return after.chain.attempt == 0 and after.eviction is None
+    if before.condition(QUARANTINED) is not None:
+        return False  # the condition is removed at once, by this write or by another one
     return _without_reasons(before) == _without_reasons(after)
 
 
