@@ -32,6 +32,7 @@ from flyer.engine import (
     SuspendReceived,
     SuspendRequested,
     Tick,
+    blockers,
     explain,
     queue,
     rebuild,
@@ -42,12 +43,15 @@ from flyer.engine.draft import Draft
 from flyer.engine.events import QuotaObserved, QuotaRemoved
 from flyer.engine.queue import Walk, updated
 from flyer.engine.quotas import Quota
+from flyer.engine.search import Reasons, Search
 from flyer.sim.samples import sample_job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from flyer.api import Pending
     from flyer.engine import Action, Event, JobState
+    from flyer.engine.claims import Claim
 
 _PRIORITIES = ("low", "normal", "high", "very-high")
 
@@ -191,10 +195,13 @@ def test_what_is_kept_and_left_out_changes_no_decision(
     events = list(history.submissions(60))
     for _ in range(40):
         history.now += history.random.choice((0.1, 0.6, 1.0, 5.0, 30.0, 120.0))
-        monkeypatch.setattr(schedule, "_HEAD_JOBS", 0)
-        quick, actions = step(quick, events, history.now)
-        monkeypatch.setattr(schedule, "_HEAD_JOBS", 10_000)
-        slow, expected = step(_forgetful(slow), events, history.now)
+        with monkeypatch.context() as short:
+            short.setattr(schedule, "_HEAD_JOBS", 0)
+            quick, actions = step(quick, events, history.now)
+        with monkeypatch.context() as long:
+            long.setattr(schedule, "_HEAD_JOBS", 10_000)
+            long.setattr(Search, "is_hopeless", lambda _search, _job, _needs: False)
+            slow, expected = step(_forgetful(slow), events, history.now)
         assert _decided(quick, actions) == _decided(slow, expected), (seed, history.now)
         events = history.events(quick)
     assert skipped
@@ -213,6 +220,53 @@ def test_the_queue_is_the_one_that_is_made_anew(seed: int) -> None:
         same = replace(anew, explained_to=kept.explained_to, explained_at=kept.explained_at)
         assert kept == same, (seed, history.now)
         events = history.events(state)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_reason_that_jobs_share_is_the_one_of_each(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = Reasons.of
+
+    def of(
+        reasons: Reasons,
+        job: JobState,
+        claims: Sequence[Claim],
+        own: Sequence[Claim],
+        eta: float | None,
+    ) -> Pending:
+        found = shared(reasons, job, claims, own, eta)
+        assert found == blockers.pending(reasons._market, job, claims, eta), job.key
+        return found
+
+    monkeypatch.setattr(Reasons, "of", of)
+    history = History(seed)
+    state = history.first()
+    events = list(history.submissions(40))
+    for _ in range(40):
+        history.now += history.random.choice((0.6, 5.0, 70.0))
+        state, _ = step(state, events, history.now)
+        events = history.events(state)
+
+
+def test_nodes_in_too_many_zones_are_not_searched_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched = []
+    allocate = schedule.allocate
+    monkeypatch.setattr(
+        schedule, "allocate", lambda *args: (searched.append(args[1].key), allocate(*args))[1]
+    )
+    now = 1_800_000_000.0
+    nodes = [
+        Node(f"{zone.lower()}{index}", zone, slots=8, ready=index == 0)
+        for zone in "ABC"
+        for index in range(2)
+    ]
+    jobs = _queue_of(40, crossZone="never", maxRuntime=lambda index: f"{index + 1}m")
+    state, _ = step(rebuild(nodes, (), now, 1), jobs, now)
+    assert searched == []  # each zone has one node that is ready
+    assert not any(job.holding for job in state.jobs.values())
 
 
 def _queue_of(count: int, *, users: int = 50, **wishes: object) -> list[Event]:

@@ -95,7 +95,7 @@ def without_shortcuts(monkeypatch: pytest.MonkeyPatch) -> None:
         draft.queue = None
         return real(draft)
 
-    def reasons_of(reasons, job, _needs, claims, _own, eta):
+    def reasons_of(reasons, job, claims, _own, eta):
         return blockers.pending(reasons._market, job, claims, eta)
 
     monkeypatch.setattr(queue, "updated", updated)

@@ -36,6 +36,7 @@ class Supply:
     usable: frozenset[str]
     zones: tuple[str, ...]
     free: Mapping[str, int]  # open nodes by zone
+    places: Mapping[tuple[str, str], int]  # open nodes by class and zone
     held: tuple[tuple[str, int], ...]  # jobs and how many of the nodes each has, the most first
     out: tuple[str, ...]  # nodes that are not eligible
 
@@ -143,10 +144,12 @@ class Market:
     def _count(self, nodes: Sequence[Node]) -> Supply:
         owners = (self.reserved_by.get(one.name) or self.occupied_by.get(one.name) for one in nodes)
         held = Counter(owner for owner in owners if owner is not None)
+        free = self.open_of(nodes)
         return Supply(
             frozenset(node.name for node in nodes),
             tuple(sorted({node.zone for node in nodes})),
-            Counter(node.zone for node in nodes if node.name in self._open),
+            Counter(node.zone for node in free),
+            Counter((node.node_class, node.zone) for node in free),
             tuple(sorted(held.items(), key=lambda one: (-one[1], one[0]))),
             tuple(node.name for node in nodes if node.name not in self._eligible),
         )
@@ -247,14 +250,25 @@ class Market:
         return self._victims[wanted]
 
     def most(self, job: JobState) -> int:
-        """No more nodes than that could the job have now, were they only in the right places."""
+        """No more nodes than that could a gang with the job's wishes have now.
+
+        It lies in one zone, or in two if it may cross, on nodes of one class.
+        """
         keys, next_at = self.victims(job)
         self.draft.wake(next_at)
-        wanted = (*wants_of(job), *self._asks(job))
+        crosses = self.draft.may_cross(job)
+        wanted = (*wants_of(job), crosses, *self._asks(job))
         if wanted not in self._most:
             supply = self.supply(job)
-            freed = sum(len(self.freed_by(self.draft.jobs[key], supply.usable)) for key in keys)
-            self._most[wanted] = sum(supply.free.values()) + freed
+            places = Counter(supply.places)
+            for key in keys:
+                freed = self.freed_by(self.draft.jobs[key], supply.usable)
+                places.update((node.node_class, node.zone) for node in freed)
+            by_class: dict[str, list[int]] = {}
+            for (node_class, _), count in places.items():
+                by_class.setdefault(node_class, []).append(count)
+            sizes = [sorted(counts, reverse=True) for counts in by_class.values()]
+            self._most[wanted] = max((sum(one[: 1 + crosses]) for one in sizes), default=0)
         return self._most[wanted]
 
     def _asks(self, job: JobState) -> tuple[object, ...]:

@@ -166,7 +166,7 @@ class _Plan:
             own = self._claim(job)
             self.claims += own
         eta = own[0].needed_at if own and math.isfinite(own[0].needed_at) else None
-        self._tell(job, self._reasons.of(job, needs, self.claims, own, eta))
+        self._tell(job, self._reasons.of(job, self.claims, own, eta))
         if needs[-1]:  # the others remember other nodes: they are no followers of this one
             ends = not own and self._search.is_hopeless(job, needs)
         else:
@@ -255,7 +255,7 @@ class _Plan:
         ahead = self._ahead.get(class_key) if class_key is not None else None
         if ahead is not None:
             return _behind(self._draft, job, ahead)
-        return self._reasons.of(job, self._needs(job), self.claims, (), None)
+        return self._reasons.of(job, self.claims, (), None)
 
 
 def _shape(spec: FlyerJobSpec) -> tuple[object, ...]:

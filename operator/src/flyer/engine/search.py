@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flyer.engine import blockers
 from flyer.engine.allocation import was_refused
-from flyer.engine.asks import waits_for_split
+from flyer.engine.asks import waits_for_split, wants_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,10 +54,11 @@ class Search:
 
 
 class Reasons:
-    """Why jobs were not placed: in the same words for those that want the same.
+    """Why jobs were not placed: in the same words for those that want the same nodes.
 
-    Nodes that a job remembers are not in these words, unless it waits for the split of its
-    checkpoint. Not comparable is a job that still occupies nodes, or waits for some of its own.
+    How long a job may run, how it may be preempted and which nodes it remembers are not in these
+    words, unless it waits for the split of its checkpoint. Not comparable is a job that still
+    occupies nodes, or waits for some of its own.
     """
 
     def __init__(self, market: Market) -> None:
@@ -67,7 +68,6 @@ class Reasons:
     def of(
         self,
         job: JobState,
-        needs: tuple[object, ...],
         claims: Sequence[Claim],
         own: Sequence[Claim],
         eta: float | None,
@@ -76,7 +76,8 @@ class Reasons:
         market = self._market
         if own or job.status.occupied or waits_for_split(market.draft, job) is not None:
             return blockers.pending(market, job, claims, eta)
-        key = (*needs[:-1], job.spec.nodes, len(claims))
+        spec, level = job.spec, market.draft.level(job)
+        key = (level, *wants_of(job), spec.cross_zone, spec.nodes, len(claims))
         if key not in self._known:
             self._known[key] = blockers.pending(market, job, claims, eta)
         return self._known[key]
