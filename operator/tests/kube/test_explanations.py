@@ -14,6 +14,7 @@ from flyer.api import (
     Phase,
 )
 from flyer.engine import Commit
+from flyer.kube.client import Lane
 from flyer.kube.services.commits import AT_ONCE, QUARANTINED
 from flyer.kube.services.explanations import Explanations, only_explains
 
@@ -74,7 +75,8 @@ class _Commits:
     def stored(self, _job):
         return WAITS
 
-    async def store(self, commits, _gone):
+    async def store(self, commits, _gone, *, urgent):
+        assert not urgent
         self.written += commits
 
 
@@ -88,6 +90,18 @@ async def test_a_job_whose_reason_changes_again_and_again_is_stored_in_its_turn(
     await explanations.store_some()
     assert commits.written[0] == latest
     assert [one.job for one in commits.written] == jobs[:AT_ONCE]
+
+
+async def test_pods_are_made_at_full_width_while_reasons_are_stored(cluster, until, monkeypatch):
+    narrowed = []
+    narrow = Lane.narrowed
+    monkeypatch.setattr(Lane, "narrowed", lambda lane: (narrowed.append(lane), narrow(lane))[1])
+    cluster.operator()
+    names = ["first", "second"]
+    for name in names:
+        cluster.submit(name)
+    await until(lambda: all(cluster.status(name).pending is not None for name in names))
+    assert not narrowed
 
 
 async def test_a_suspension_does_not_wait_for_the_reasons_of_a_flood(cluster, until):

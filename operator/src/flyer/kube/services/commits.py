@@ -8,6 +8,7 @@ gone; or somebody else believes to lead, and then everything is read again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -98,15 +99,18 @@ class Commits:
         known = self._known.setdefault(view.key, view.job.status)
         return known != view.job.status and _object(known) != _object(view.job.status)
 
-    async def store(self, commits: Sequence[Commit], gone: set[str]) -> None:
+    async def store(
+        self, commits: Sequence[Commit], gone: set[str], *, urgent: bool = True
+    ) -> None:
         """Store all of them, in an order that never gives a node out before it was given back.
 
-        Jobs that turn out to be gone are added to `gone`, and their commits left out.
+        Jobs that turn out to be gone are added to `gone`, and their commits left out. Not `urgent`:
+        no decision waits for them, and as many calls about pods are made at once as otherwise.
         """
         for wave in waves(commits, self.stored):
             wanted = [one for one in wave if one.job not in gone]
             for first in range(0, len(wanted), PREPARED):
-                with self._beside.narrowed():
+                with self._beside.narrowed() if urgent else contextlib.nullcontext():
                     gone |= await self._store_all(wanted[first : first + PREPARED])
 
     async def _store_all(self, commits: Sequence[Commit]) -> set[str]:

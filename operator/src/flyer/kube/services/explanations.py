@@ -52,7 +52,7 @@ class Explanations:
         for commit in some:
             del self._kept[commit.job]
         gone: set[str] = set()
-        await self._commits.store(some, gone)
+        await self._commits.store(some, gone, urgent=False)
         return gone
 
     def forgotten(self, job: str) -> None:
