@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+
 import pytest
 from flyer.api import (
     AssignedNode,
@@ -17,6 +20,7 @@ from flyer.engine import Commit
 from flyer.kube.client import Lane
 from flyer.kube.services.commits import AT_ONCE, QUARANTINED
 from flyer.kube.services.explanations import Explanations, only_explains
+from flyer.kube.services.term import Term
 
 from fakekube.faults import Fault
 
@@ -90,6 +94,20 @@ async def test_a_job_whose_reason_changes_again_and_again_is_stored_in_its_turn(
     await explanations.store_some()
     assert commits.written[0] == latest
     assert [one.job for one in commits.written] == jobs[:AT_ONCE]
+
+
+@pytest.mark.parametrize(("due", "written"), [(True, AT_ONCE), (False, 3 * AT_ONCE)])
+async def test_a_job_in_quarantine_is_tried_again_before_all_reasons_are_stored(due, written):
+    commits = _Commits()
+    explanations = Explanations(commits)
+    explanations.put_aside([Commit(f"default/j{index}", WAITS) for index in range(3 * AT_ONCE)])
+    term = SimpleNamespace(
+        _explanations=explanations, _stale="", _wake_at=math.inf,
+        _inbox=SimpleNamespace(is_due=False),
+        _left=SimpleNamespace(wait_seconds=lambda: 0.0 if due else math.inf),
+    )  # fmt: skip
+    await Term._explain(term)
+    assert len(commits.written) == written
 
 
 async def test_pods_are_made_at_full_width_while_reasons_are_stored(cluster, until, monkeypatch):

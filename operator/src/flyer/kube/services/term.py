@@ -377,7 +377,8 @@ class Term:
             for job in await self._explanations.store_some():
                 self._inbox.tell(JobRemoved(job))
             self.ticked_at = time.monotonic()
-            if self._stale or self._inbox.is_due or time.time() >= self._wake_at:
+            retries = self._left.wait_seconds() <= 0
+            if self._stale or retries or self._inbox.is_due or time.time() >= self._wake_at:
                 return
 
     def _shown(self, commit: Commit) -> FlyerJobStatus:
