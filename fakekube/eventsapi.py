@@ -26,7 +26,7 @@ _REQUIRED: Final = (
     "eventTime", "reportingController", "reportingInstance", "action", "reason", "type",
 )  # fmt: skip
 _TYPES: Final = ("Normal", "Warning")
-_CHARS_MAX: Final = {"note": 1024, "reason": 128, "action": 128, "reportingInstance": 128}
+_BYTES_MAX: Final = {"note": 1024, "reason": 128, "action": 128, "reportingInstance": 128}
 
 Object = dict[str, Any]
 
@@ -42,8 +42,8 @@ def created(value: Object) -> Object:
     for field in _REQUIRED:
         if not value.get(field):
             raise invalid(PLURAL, name, f"{field}: Required value")
-    for field, most in _CHARS_MAX.items():
-        if len(value.get(field, "")) > most:
+    for field, most in _BYTES_MAX.items():
+        if len(value.get(field, "").encode()) > most:
             raise invalid(
                 PLURAL, name, f"{field}: Invalid value: can have at most {most} characters"
             )

@@ -115,6 +115,25 @@ def test_a_long_message_is_cut_where_the_api_server_has_its_limit() -> None:
     assert len(write.body["reportingInstance"]) == 128
 
 
+async def test_a_long_message_that_is_not_ascii_is_stored(
+    api_server: ApiServer, connect: Any, until: Callable[..., Any]
+) -> None:
+    """The limit is in bytes; the last character is left out whole."""
+    announcer = Announcer(connect(), "flyer-operator-7")
+    running = asyncio.create_task(announcer.run())
+    announcer.tell("default/gpt", "uid-1", Announcement("Failed", "x" + "é" * 1000, warning=True))
+    await until(lambda: api_server.store.all("events") or not announcer._objects._told)
+    running.cancel()
+    assert [one["message"] for one in api_server.store.all("events")] == ["x" + "é" * 511]
+
+
+def test_series_remember_no_more_of_a_message_than_is_stored() -> None:
+    objects = EventObjects("a")
+    objects.tell("lab/gpt", "uid-1", Announcement("Failed", "x" * 100_000), NOW)
+    [(_, _, message, _)] = objects._told
+    assert len(message) == 1024
+
+
 async def test_a_series_is_one_object_that_users_see_with_its_count(
     api_server: ApiServer, connect: Any, until: Callable[..., Any]
 ) -> None:

@@ -26,7 +26,8 @@ SERIES_SECONDS: Final = 360.0
 WRITE_SECONDS: Final = 60.0
 SERIES_MAX: Final = 1024
 """Of one term; the one that repeated the longest time ago is forgotten."""
-NOTE_CHARS_MAX: Final = 1024
+NOTE_BYTES_MAX: Final = 1024
+"""The API server counts bytes, though its message says characters."""
 ACTION: Final = "Schedule"
 _INSTANCE_CHARS_MAX: Final = 128
 
@@ -63,7 +64,8 @@ class EventObjects:
 
     def record(self, job: str, uid: str, what: Announcement, now: float) -> EventWrite | None:
         """The write for this announcement; None: a later one of its series has it."""
-        key = (uid, what.reason, what.message, what.warning)
+        note = _note(what.message)
+        key = (uid, what.reason, note, what.warning)
         known = self._recorded.get(key)
         if known is not None and now - known.seen_at <= SERIES_SECONDS:
             self._recorded.move_to_end(key)
@@ -75,7 +77,7 @@ class EventObjects:
         self._recorded.move_to_end(key)
         if len(self._recorded) > SERIES_MAX:
             self._recorded.popitem(last=False)
-        return EventWrite(namespace, new.name, self._event(new, name, uid, what, now), False)
+        return EventWrite(namespace, new.name, self._event(new, name, uid, what, note, now), False)
 
     def lost(self, write: EventWrite) -> None:
         """It is not stored (any more): what is announced again is a new event."""
@@ -94,7 +96,7 @@ class EventObjects:
         return EventWrite(known.namespace, known.name, {"series": series}, True)
 
     def _event(
-        self, known: _Recorded, name: str, uid: str, what: Announcement, now: float
+        self, known: _Recorded, name: str, uid: str, what: Announcement, note: str, now: float
     ) -> dict[str, Any]:
         return {
             "apiVersion": "events.k8s.io/v1",
@@ -106,12 +108,16 @@ class EventObjects:
             },
             "type": "Warning" if what.warning else "Normal",
             "reason": what.reason,
-            "note": what.message[:NOTE_CHARS_MAX],
+            "note": note,
             "action": ACTION,
             "eventTime": _micro_time(now),
             "reportingController": CONTROLLER,
             "reportingInstance": self._instance,
         }  # fmt: skip
+
+
+def _note(message: str) -> str:
+    return message.encode(errors="replace")[:NOTE_BYTES_MAX].decode(errors="ignore")
 
 
 def _micro_time(now: float) -> str:
