@@ -76,7 +76,7 @@ def gather(store: Store, member: Member, phase: str, value: str, deadline: float
     store.set(f"hfreduce/{phase}/{member.rank}", value)
     if member.rank == 0:
         return _collect(store, member, phase, deadline)
-    return _decode(member, phase, _read_blob(store, member, phase, deadline))
+    return _decode(member, phase, _read_blob(store, member, phase, deadline + GRACE_SECONDS))
 
 
 def wait_for(store: Store, member: Member, phase: str, key: str, deadline: float) -> bytes:
@@ -135,12 +135,15 @@ def _part(phase: str, index: int) -> str:
 
 
 def _read_blob(store: Store, member: Member, phase: str, deadline: float) -> bytes:
-    first = wait_for(store, member, phase, _part(phase, 0), deadline + GRACE_SECONDS)
+    first = wait_for(store, member, phase, _part(phase, 0), deadline)
     count, _, text = first.partition(b" ")
-    if not count.isdigit() or int(count) > _parts_max(len(member.global_ranks)):
+    most = _parts_max(len(member.global_ranks))
+    # int() refuses thousands of digits with an error of its own.
+    if not count.isdigit() or len(count) > len(str(most)) or int(count) > most:
         raise _error(member, phase, f"rank 0 published {count[:20]!r} parts; use one release")
-    rest = [store.get(_part(phase, index)) for index in range(1, int(count))]
-    return b"".join([text, *rest])
+    parts = [_part(phase, index) for index in range(1, int(count))]
+    # They are there unless rank 0 is wrong about their number.
+    return b"".join([text, *(wait_for(store, member, phase, one, deadline) for one in parts)])
 
 
 def _parts_max(ranks: int) -> int:
@@ -158,7 +161,7 @@ def _decode(member: Member, phase: str, text: bytes) -> Gathered:
         trouble, meeting = str(head.get("trouble", "")), str(head.get("meeting", ""))
         same = not absent and ranks == size
         values = _native.unpack(base64.b64decode(packed, validate=True), ranks) if same else []
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _error(
             member, phase, f"what rank 0 published cannot be read ({error}); use one release"
         ) from error

@@ -184,7 +184,8 @@ TWO = '{"ranks":2}'
         blob('{"ranks":"a"}'), blob('{"absent":["x"]}'), blob('{"absent":[7]}'),
         blob(TWO), f"1 {TWO}\nno base64", blob(TWO, b"noise"), blob(TWO, _native.pack([b"a"])),
         blob(TWO, _native.pack([b"a", b"b"])[:-1]), blob('{"ranks":3}', _native.pack([b"a"] * 3)),
-        blob(TWO, zlib.compress(bytes(1 << 20))),
+        blob(TWO, zlib.compress(bytes(1 << 20))), blob('{"ranks":Infinity}'),
+        blob('{"absent":[-Infinity]}'), blob("[" * 100_000), "9" * 5000 + " AAAA",
     ],
 )  # fmt: skip
 def test_a_blob_that_cannot_be_read_is_an_error(blob):
@@ -200,6 +201,15 @@ def test_more_than_a_group_may_bring_is_refused_with_the_limit():
     for rank in range(2):
         with pytest.raises(RendezvousError, match=r"2 ranks take 1048.* at most 73728 are"):
             gather(store, Member(rank, range(2)), "place", "x" * (rank << 20), time.monotonic() + 1)
+
+
+def test_a_part_that_is_not_there_is_waited_for_until_the_deadline(monkeypatch):
+    monkeypatch.setattr("hfreduce.exchange.PART_CHARACTERS", 64)
+    monkeypatch.setattr("hfreduce.exchange.GRACE_SECONDS", 0.1)
+    store = CountingStore()
+    store.set("hfreduce/place/all/0", "2 AAAA")
+    with pytest.raises(RendezvousError, match="did not answer in time"):
+        gather(store, Member(1, range(2)), "place", "x", time.monotonic())
 
 
 def test_a_blob_of_several_parts_is_put_together(monkeypatch):
