@@ -43,8 +43,12 @@ class KernelXid:
 
 
 def kernel_xid(line: str) -> KernelXid | None:
-    """Reads a line of the kernel's log; None if it is about something else."""
-    match = _XID_LINE.search(line)
+    """Reads a record of the kernel's log; None if it is about something else.
+
+    The driver's records start with its name. The kernel quotes text of processes in its own, such
+    as an unknown option of a mount.
+    """
+    match = _XID_LINE.match(line)
     if match is None:
         return None
     pid = match["pid"] or ""
@@ -52,7 +56,7 @@ def kernel_xid(line: str) -> KernelXid | None:
         address=match["address"].lower(),
         code=int(match["code"]),
         process=pid if pid.isdecimal() else "",
-        line=line[match.start() :][:300],
+        line=line[:300],
     )
 
 
