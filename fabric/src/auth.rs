@@ -23,7 +23,7 @@ use rand::TryRngCore;
 use rand::rngs::OsRng;
 use sha2::Sha256;
 
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, Timed};
 use crate::tls::TlsError;
 
 const MAGIC: &[u8; 8] = b"FFAUTH01";
@@ -365,46 +365,13 @@ pub fn dial(
     })
 }
 
-/// A stream whose every read and write is bounded by what is left of one deadline, so that a peer
-/// that sends a byte now and then cannot hold a handshake open.
-struct Timed<'a> {
-    stream: &'a TcpStream,
-    deadline: Deadline,
-}
-
-impl Timed<'_> {
-    fn left(&self) -> io::Result<std::time::Duration> {
-        self.deadline.remaining().ok_or_else(|| io::ErrorKind::TimedOut.into())
-    }
-}
-
-impl Read for Timed<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(Some(self.left()?))?;
-        let mut stream = self.stream;
-        stream.read(buffer)
-    }
-}
-
-impl Write for Timed<'_> {
-    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(Some(self.left()?))?;
-        let mut stream = self.stream;
-        stream.write(buffer)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 fn timed(
     stream: &TcpStream,
     context: &str,
     deadline: Deadline,
     handshake: impl FnOnce(Timed<'_>) -> Result<(), AuthError>,
 ) -> Result<(), AuthError> {
-    handshake(Timed { stream, deadline })?;
+    handshake(Timed::new(stream, deadline))?;
     stream
         .set_read_timeout(None)
         .and_then(|()| stream.set_write_timeout(None))

@@ -1,5 +1,7 @@
 //! One point in time that is handed down through every wait of an operation.
 
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 /// When an operation gives up. There is no "never": every wait ends.
@@ -33,6 +35,44 @@ impl Deadline {
     /// The earlier of this deadline and `timeout` from now.
     pub fn within(&self, timeout: Duration) -> Self {
         Self(self.0.min(Instant::now() + timeout.min(LONGEST)))
+    }
+}
+
+/// A stream whose every read and write is bounded by what is left of one deadline, so that a peer
+/// that sends a byte now and then cannot hold a conversation open. Changes the stream's time-outs.
+pub struct Timed<'a> {
+    stream: &'a TcpStream,
+    deadline: Deadline,
+}
+
+impl<'a> Timed<'a> {
+    /// All that goes over `stream` ends at `deadline`.
+    pub fn new(stream: &'a TcpStream, deadline: Deadline) -> Self {
+        Self { stream, deadline }
+    }
+
+    fn left(&self) -> io::Result<Duration> {
+        self.deadline.remaining().ok_or_else(|| io::ErrorKind::TimedOut.into())
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(Some(self.left()?))?;
+        let mut stream = self.stream;
+        stream.read(buffer)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(Some(self.left()?))?;
+        let mut stream = self.stream;
+        stream.write(buffer)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

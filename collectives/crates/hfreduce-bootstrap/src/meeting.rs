@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use fabric::auth::Key;
 use fabric::class::TrafficClass;
-use fabric::deadline::Deadline;
+use fabric::deadline::{Deadline, Timed};
 use fabric::descriptors::{Reservation, TooFewDescriptors, reserve};
 use fabric::tcp::{self, Port};
 
@@ -243,7 +243,7 @@ impl Meeting {
         value: &[u8],
         deadline: Deadline,
     ) -> Result<Vec<Vec<u8>>, MeetingError> {
-        let mut stream = self.reach(deadline)?;
+        let stream = self.reach(deadline)?;
         let request = Request {
             world: self.who.world_size,
             rank: self.who.rank,
@@ -252,13 +252,11 @@ impl Meeting {
         };
         let at = format!("{}:{}", self.host, self.port);
         let world = self.who.world_size;
-        let mut talk = || {
+        let talk = || {
             // The host answers at its own deadline, which may be a little later than ours.
-            let left = deadline.remaining().unwrap_or_default() + GRACE;
-            stream.set_write_timeout(Some(left))?;
-            stream.set_read_timeout(Some(left))?;
-            request.write(&mut stream)?;
-            Answer::read(&mut io::BufReader::new(&stream), world)
+            let later = Deadline::after(deadline.remaining().unwrap_or_default() + GRACE);
+            request.write(&mut Timed::new(&stream, later))?;
+            Answer::read(&mut io::BufReader::new(Timed::new(&stream, later)), world)
         };
         let answer = talk().map_err(|error| match error.kind() {
             _ if is_late(&error) => MeetingError::Absent {
@@ -331,10 +329,8 @@ impl Meeting {
 impl Table {
     /// Takes in a guest that has proved that it holds the key. Runs on a thread of its own.
     fn admit(&self, stream: TcpStream, from: SocketAddr, world: u32) {
-        let read = stream
-            .set_read_timeout(Some(REQUEST_TIMEOUT))
-            .and_then(|()| Request::read(&mut io::BufReader::new(&stream)));
-        let request = match read {
+        let soon = Deadline::after(REQUEST_TIMEOUT);
+        let request = match Request::read(&mut io::BufReader::new(Timed::new(&stream, soon))) {
             Ok(request) => request,
             Err(error) => {
                 tracing::warn!(%from, %error, "a guest that cannot be understood");
@@ -401,9 +397,8 @@ impl Seats {
 
 /// Gives a guest its answer; one that has left misses nothing.
 fn tell(rank: Option<u32>, stream: &TcpStream, answer: &[u8]) {
-    let sent = stream
-        .set_write_timeout(Some(ANSWER_TIMEOUT))
-        .and_then(|()| io::Write::write_all(&mut &*stream, answer));
+    let soon = Deadline::after(ANSWER_TIMEOUT);
+    let sent = io::Write::write_all(&mut Timed::new(stream, soon), answer);
     if let Err(error) = sent {
         tracing::warn!(rank, %error, "a rank left the meeting before its end");
     }

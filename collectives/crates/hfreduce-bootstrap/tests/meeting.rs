@@ -231,6 +231,33 @@ fn answers_that_cannot_be_are_refused_by_name() {
 }
 
 #[test]
+fn an_answer_that_arrives_byte_by_byte_ends_at_the_deadline() {
+    let key = fabric::auth::Key::from_bytes(&KEY).unwrap();
+    let class = fabric::class::TrafficClass::Hfreduce;
+    let at = "127.0.0.1:0".parse().unwrap();
+    let door = fabric::tcp::Port::open(
+        at,
+        key,
+        "hfreduce-meeting/test/job".to_owned(),
+        class,
+        0,
+        move |mut stream, _, _| {
+            let _ = stream.write_all(&[&[0][..], &1000_u32.to_le_bytes()].concat());
+            // Each byte comes long before a wait of its own would end.
+            while stream.write_all(&[0]).is_ok() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        },
+    )
+    .unwrap();
+    let port = door.address().port();
+    let soon = Duration::from_millis(100);
+    let error = guest(1, 2, port).exchange("place", b"", soon).unwrap_err();
+    assert!(matches!(error, MeetingError::Absent { .. }), "{error}");
+    assert!(error.to_string().contains("did not answer in time"), "{error}");
+}
+
+#[test]
 fn a_guest_of_another_release_learns_why_it_is_refused() {
     let first = host(2);
     let key = fabric::auth::Key::from_bytes(&KEY).unwrap();
