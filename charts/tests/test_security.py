@@ -58,6 +58,9 @@ def test_no_pod_mounts_a_secret_with_a_key_that_it_does_not_need(everything: Ren
         for name, pod in pods(everything)
     }
     assert not [name for name, secrets in mounted.items() if "flyer-certificates" in secrets]
+    assert [name for name, secrets in mounted.items() if "threefs-issuer" in secrets] == [
+        CONTROLLER
+    ]
 
 
 def test_nobody_may_raise_their_own_rights(everything: Rendered) -> None:
@@ -449,11 +452,13 @@ def test_node_plugins_have_a_token_for_the_issuer_and_trust_its_certificate(
     assert "requiresRepublish" not in driver["spec"]
     pod = objects.named("DaemonSet", "threefs-csi-node")["spec"]["template"]["spec"]
     [issuer] = [volume for volume in pod["volumes"] if volume["name"] == "issuer"]
-    token, secret = issuer["projected"]["sources"]
+    token, authority_file = issuer["projected"]["sources"]
     assert token["serviceAccountToken"]["audience"] == request["audience"] == AUDIENCE
-    # The issuer's own key is no node's.
-    assert [item["key"] for item in secret["secret"]["items"]] == ["ca.crt"]
+    # A node could read the issuer's own key in the same Secret.
+    assert authority_file == {"configMap": {"name": "threefs-issuer-ca"}}
+    trusted = objects.named("ConfigMap", "threefs-issuer-ca")["data"]
     made = objects.named("Secret", "threefs-issuer")["data"]
+    assert trusted == {"ca.crt": base64.b64decode(made["ca.crt"]).decode()}
     environment = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
     host = environment["THREEFS_ISSUER"].rpartition(":")[0]
     certificate = x509.load_pem_x509_certificate(base64.b64decode(made["tls.crt"]))
@@ -477,3 +482,14 @@ def test_a_certificate_of_the_administrators_is_used(render: Render) -> None:
     assert not [one for one in objects.of("Secret") if one["metadata"]["name"] == "threefs-issuer"]
     secrets = {secret for _, pod in pods(objects) for kind, secret in referred(pod)}
     assert "from-cert-manager" in secrets
+    # Its authority alone is for the nodes.
+    objects = render(
+        **{
+            "csi.issuer.existingSecret": "from-cert-manager",
+            "csi.issuer.caConfigMap": "from-trust-manager",
+        }
+    )
+    named = {name: set(referred(pod)) for name, pod in pods(objects)}
+    assert ("ConfigMap", "from-trust-manager") in named[NODE]
+    using = [name for name, refers in named.items() if ("Secret", "from-cert-manager") in refers]
+    assert using == [CONTROLLER]
