@@ -63,6 +63,35 @@ def test_what_repeats_is_a_series_that_costs_few_writes() -> None:
     }
 
 
+def test_the_last_count_of_a_series_is_written_a_minute_later() -> None:
+    objects = EventObjects("a")
+    first = objects.record("lab/gpt", "uid-1", DROPPED, NOW)
+    for later in (1, 2):
+        objects.record("lab/gpt", "uid-1", DROPPED, NOW + later)
+    assert objects.overdue(NOW + 60) == []
+    [write] = objects.overdue(NOW + 61)
+    assert first is not None
+    assert (write.name, write.repeats) == (first.name, True)
+    assert write.body == {"series": {"count": 3, "lastObservedTime": "2026-09-21T14:13:22.250000Z"}}
+    assert objects.overdue(NOW + 200) == []
+
+
+async def test_the_announcer_writes_the_last_count(
+    api_server: ApiServer, connect: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eventobjects, "WRITE_SECONDS", 0.2)
+    announcer = Announcer(connect(), "flyer-operator-7")
+    running = asyncio.create_task(announcer.run())
+    for _ in range(3):
+        announcer.tell("default/gpt", "uid-1", DROPPED)
+
+    def counts() -> list[int]:
+        return [one.get("series", {}).get("count", 1) for one in api_server.store.all("events")]
+
+    await until(lambda: counts() == [3])
+    running.cancel()
+
+
 @pytest.mark.parametrize(
     ("job", "uid", "what"),
     [
@@ -122,15 +151,15 @@ async def test_a_long_message_that_is_not_ascii_is_stored(
     announcer = Announcer(connect(), "flyer-operator-7")
     running = asyncio.create_task(announcer.run())
     announcer.tell("default/gpt", "uid-1", Announcement("Failed", "x" + "é" * 1000, warning=True))
-    await until(lambda: api_server.store.all("events") or not announcer._objects._told)
+    await until(lambda: api_server.store.all("events") or not announcer._objects._recorded)
     running.cancel()
     assert [one["message"] for one in api_server.store.all("events")] == ["x" + "é" * 511]
 
 
 def test_series_remember_no_more_of_a_message_than_is_stored() -> None:
     objects = EventObjects("a")
-    objects.tell("lab/gpt", "uid-1", Announcement("Failed", "x" * 100_000), NOW)
-    [(_, _, message, _)] = objects._told
+    objects.record("lab/gpt", "uid-1", Announcement("Failed", "x" * 100_000), NOW)
+    [(_, _, message, _)] = objects._recorded
     assert len(message) == 1024
 
 

@@ -15,6 +15,7 @@ from flyer.api import FlyerJobStatus, Phase, SuspendCode
 from flyer.api.waiting import PENDING_EVALUATION, PODS_REFUSED, WAITING_REASONS
 from flyer.kube.client.errors import AlreadyExistsError, ApiError
 from flyer.kube.client.resources import JOB_EVENTS
+from flyer.kube.services import eventobjects
 from flyer.kube.services.eventobjects import EventObjects, EventWrite
 
 if TYPE_CHECKING:
@@ -112,12 +113,14 @@ class Announcer:
         if what.reason in WAITING_REASONS and not self._may_tell_of_waiting():
             return  # the job's status and the metrics have it
         write = self._objects.record(job, uid, what, time.time())
-        if write is None:
-            return
+        if write is not None:
+            self._post(write)
+
+    def _post(self, write: EventWrite) -> None:
         try:
             self._queue.put_nowait(write)
         except asyncio.QueueFull:
-            log.warning("%s: an event is dropped: %s", job, what.reason)
+            log.warning("an event is dropped: %s/%s", write.namespace, write.name)
             self._objects.lost(write)
 
     def _may_tell_of_waiting(self) -> bool:
@@ -133,8 +136,17 @@ class Announcer:
 
     async def run(self) -> None:
         """Post until cancelled."""
+        loop = asyncio.get_running_loop()
+        counts_at = loop.time() + eventobjects.WRITE_SECONDS
         while True:
-            write = await self._queue.get()
+            try:
+                async with asyncio.timeout_at(counts_at):
+                    write = await self._queue.get()
+            except TimeoutError:
+                counts_at = loop.time() + eventobjects.WRITE_SECONDS
+                for one in self._objects.overdue(time.time()):
+                    self._post(one)
+                continue
             try:
                 if write.repeats:
                     await self._api.merge(JOB_EVENTS, write.name, write.body, write.namespace)

@@ -1,8 +1,9 @@
 """Objects of events.k8s.io/v1 about jobs, and series of those that repeat. Pure.
 
-An event that is announced again within six minutes is one object with a count. The first repetition
-is written, and later ones when the count has doubled or a minute has passed: what repeats a hundred
-times a second costs a write a minute.
+An event that is told again within six minutes is one object with a count: the first repetition is
+written, and later ones when the count has doubled or a minute has passed, so that what repeats a
+hundred times a second costs no more than a write a minute. What has not repeated since is `overdue`
+a minute after the write before: the last count of a series is stored, too.
 """
 
 from __future__ import annotations
@@ -91,8 +92,20 @@ class EventObjects:
         known.seen_at = now
         if known.count < 2 * known.written and now - known.written_at < WRITE_SECONDS:
             return None
+        return self._counted(known, now)
+
+    def overdue(self, now: float) -> list[EventWrite]:
+        """The counts that no later announcement has written."""
+        return [
+            self._counted(known, now)
+            for known in self._recorded.values()
+            if known.count > known.written and now - known.written_at >= WRITE_SECONDS
+        ]
+
+    @staticmethod
+    def _counted(known: _Recorded, now: float) -> EventWrite:
         known.written, known.written_at = known.count, now
-        series = {"count": known.count, "lastObservedTime": _micro_time(now)}
+        series = {"count": known.count, "lastObservedTime": _micro_time(known.seen_at)}
         return EventWrite(known.namespace, known.name, {"series": series}, True)
 
     def _event(
