@@ -302,6 +302,23 @@ def test_a_job_that_was_preempted_often_is_spared_if_others_suffice(desk: Callab
     assert phases(d, "often") == [Phase.SUSPENDING]
 
 
+def test_a_spared_job_that_has_only_reserved_nodes_loses_no_work(desk: Callable) -> None:
+    d = desk(nodes(3), preemptions_max=1)
+    d.run("often", 1, **UNLIMITED)
+    d.run("dear", 1, **UNLIMITED)
+    d.run("weak", 1, priority="low", **UNLIMITED)
+    d.tell(*(CheckpointReported(f"default/{name}", 1, 1, "/c") for name in ("dear", "weak")))
+    d.wait(800)
+    d.tell(CheckpointReported("default/often", 1, 1, "/c"))
+    d.submit("urgent", 1, priority="high")
+    d.tell(Released("default/often", 1))
+    d.empty("often")
+    d.wait(1)  # it takes the weaker one's node, and waits for it to be left
+    assert phases(d, "often", "weak") == [Phase.DRAINING, Phase.SUSPENDING]
+    d.submit("also", 1, priority="high")
+    assert phases(d, "often", "dear", "also") == [Phase.QUEUED, Phase.RUNNING, Phase.DRAINING]
+
+
 def test_no_equal_gives_its_turn_to_a_job_whose_pods_are_refused(desk: Callable) -> None:
     d = desk(nodes(1))
     d.submit("refused", 1, **UNLIMITED)

@@ -359,7 +359,7 @@ class Market:
             assert assignment is not None, f"{victim.key}: a victim without nodes"
             displaced = round(self.draft.policy.displaced_seconds * 1000)
             cost = self.lost_node_ms(victim) + len(assignment.nodes) * displaced
-            if self._has_given_way_enough(victim):
+            if victim.status.phase in ACTIVE and self._has_given_way_enough(victim):
                 cost += _BEYOND_BUDGET_NODE_MS
             self._costs[victim.key] = cost
         return self._costs[victim.key]
