@@ -81,10 +81,11 @@ impl Budgets {
         self.0.iter().map(|_| Arc::new(Semaphore::new(permits))).collect()
     }
 
-    /// Whether replies that a service or a volume does not take keep others out: one waits for their
-    /// memory, or there is no place for a call that its own calls leave.
+    /// Whether replies that a service or a volume does not take keep others out, those of the same
+    /// volume too: one waits for their memory, or there is no place for a call that its own calls
+    /// leave.
     pub(super) fn replies_are_short(&self, volume: Option<u64>) -> bool {
-        self.0.iter().any(|it| it.calls.are_taken(volume) || it.replies.is_short())
+        self.0.iter().any(|it| it.calls.are_taken(volume) || it.replies.is_short(volume))
     }
 
     /// Ends when no call is in flight; new ones are refused from then on.
@@ -162,8 +163,8 @@ impl Bytes {
         Some(Credit { of: Arc::clone(self), connection, bytes })
     }
 
-    fn is_short(&self) -> bool {
-        self.lock().credits.is_short()
+    fn is_short(&self, volume: Option<u64>) -> bool {
+        self.lock().credits.is_short(volume)
     }
 
     fn give_back(&self, connection: u64, bytes: usize) {
@@ -276,7 +277,7 @@ mod tests {
             let bytes = Arc::clone(&bytes);
             async move { bytes.acquire(service(2), 10, soon()).await }
         });
-        while !bytes.is_short() {
+        while !bytes.is_short(None) {
             tokio::task::yield_now().await;
         }
         drop(held);
@@ -289,6 +290,16 @@ mod tests {
         assert!(bytes.try_acquire(service(3), 10).is_some());
     }
 
+    /// A connection is known only while it holds or wants something.
+    #[tokio::test]
+    async fn a_credit_of_no_bytes_leaves_nothing_behind() {
+        let bytes = Bytes::new(10, 1);
+        for connection in 0..100 {
+            drop(bytes.acquire(service(connection), 0, soon()).await.unwrap());
+        }
+        assert!(bytes.lock().credits.is_idle());
+    }
+
     #[tokio::test]
     async fn a_waiter_that_is_dropped_leaves_nothing_behind() {
         let bytes = Bytes::new(10, 1);
@@ -297,7 +308,7 @@ mod tests {
             let bytes = Arc::clone(&bytes);
             async move { bytes.acquire(service(2), 10, soon()).await }
         });
-        while !bytes.is_short() {
+        while !bytes.is_short(None) {
             tokio::task::yield_now().await;
         }
         waiter.abort();

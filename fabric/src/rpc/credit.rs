@@ -63,8 +63,10 @@ enum Next<K> {
     Grant(K, usize),
     /// None of its connections has a turn.
     Nothing,
-    /// What it holds itself.
+    /// What its connections hold, each of its own share.
     OwnShare,
+    /// What it holds itself, as a volume.
+    VolumeShare,
     /// What volumes hold.
     Tickets,
     /// What all hold.
@@ -96,10 +98,11 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         }
     }
 
-    /// What a request of `bytes` is counted as: one that is larger than everything takes all.
+    /// What a request of `bytes` is counted as: one that is larger than everything takes all, and
+    /// one of nothing takes a byte, so that it has something to give back.
     #[must_use]
     pub fn counted(&self, bytes: usize) -> usize {
-        bytes.min(self.bytes_max)
+        bytes.clamp(1, self.bytes_max)
     }
 
     /// Queues a request of a connection, which is one with a ticket of `volume`, or of a service;
@@ -167,7 +170,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
                 Next::Grant(peer, bytes) => granted.extend(self.take(at, holder, peer, bytes)),
                 Next::Free => break,
                 // No reason for others to wait.
-                Next::OwnShare => at += 1,
+                Next::OwnShare | Next::VolumeShare => at += 1,
                 Next::Tickets => {
                     tickets_wait = true;
                     at += 1;
@@ -188,7 +191,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         if matches!(holder, Holder::Volume(_)) {
             let share = self.share.max(self.free.saturating_sub(bytes));
             if turns.held > 0 && turns.held + bytes > share {
-                return Next::OwnShare;
+                return Next::VolumeShare;
             }
             if self.of_tickets > 0 && self.of_tickets + bytes > of_tickets(self.bytes_max) {
                 return Next::Tickets;
@@ -253,11 +256,16 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         self.drop_if_idle(peer);
     }
 
-    /// Whether a request waits because others hold the memory, not because of its own share.
+    /// Whether a request waits for memory that a connection of a service, or of this volume, may
+    /// hold: not because of its own share, nor of that of another volume.
     #[must_use]
-    pub fn is_short(&self) -> bool {
-        let short = |holder| matches!(self.next_of(holder), Next::Free | Next::Tickets);
-        self.turn.iter().any(|holder| short(*holder))
+    pub fn is_short(&self, volume: Option<u64>) -> bool {
+        let short = |holder: &Holder<K>| match self.next_of(*holder) {
+            Next::Free | Next::Tickets => true,
+            Next::VolumeShare => volume.is_some_and(|volume| *holder == Holder::Volume(volume)),
+            Next::Grant(..) | Next::OwnShare | Next::Nothing => false,
+        };
+        self.turn.iter().any(short)
     }
 
     /// Nothing is held and nothing waits.
@@ -303,12 +311,12 @@ mod tests {
         let second = credits.ask('a', None, 20);
         let other = credits.ask('b', None, 60);
         assert_eq!(credits.grant(), [first, other], "60 is over the share of b, which has nothing");
-        assert!(!credits.is_short(), "what waits, waits for its own share");
+        assert!(!credits.is_short(None), "what waits, waits for its own share");
         credits.give_back('a', 20);
         assert_eq!(credits.grant(), [second]);
         let whole = credits.ask('c', None, 1_000);
         assert_eq!(credits.grant(), []);
-        assert!(credits.is_short());
+        assert!(credits.is_short(None));
         credits.give_back('a', 20);
         credits.give_back('b', 60);
         assert_eq!(credits.grant(), [whole]);
@@ -378,6 +386,15 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_whose_share_is_taken_is_short_of_memory_that_its_own_connections_hold() {
+        let mut credits = Credits::new(64, 8);
+        let _ = (credits.ask(0, None, 48), credits.ask(1, Some(1), 8), credits.ask(2, Some(1), 1));
+        assert_eq!(credits.grant().len(), 2);
+        assert!(credits.is_short(Some(1)));
+        assert!(!credits.is_short(Some(2)) && !credits.is_short(None), "others have no part in it");
+    }
+
+    #[test]
     fn volumes_take_turns_however_many_connections_they_have() {
         let mut credits = Credits::new(4, 4);
         let all: Vec<Ticket> = (0..4).map(|_| credits.ask(0, None, 1)).collect();
@@ -403,7 +420,7 @@ mod tests {
         let small = credits.ask(3, Some(3), 1);
         let service = credits.ask(4, None, 4);
         assert_eq!(credits.grant(), [service]);
-        assert!(credits.is_short());
+        assert!(credits.is_short(None));
         credits.give_back(1, 8);
         assert_eq!(credits.grant(), [large, small]);
     }
