@@ -7,7 +7,7 @@ use crate::protocol::{
     At, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, SetMode,
 };
 use crate::testing::{Fixture, check_tree, soon};
-use crate::{EntryKind, Identity, SpecialKind};
+use crate::{EntryKind, Identity, InodeKind, LengthReport, SpecialKind, Written};
 
 const RECORD: &str = "user.threefs.volume";
 
@@ -215,6 +215,9 @@ async fn a_store_that_is_nearly_full_still_removes() {
         let refused = fixture.change(change).await;
         assert!(matches!(refused, Err(MetaError::NoSpace { .. })), "{refused:?}");
     }
+    report_places(&fixture, "/0", 0..100).await.unwrap();
+    let refused = report_places(&fixture, "/0", 0..300).await;
+    assert!(matches!(refused, Err(MetaError::NoSpace { .. })), "more than its inode keeps");
     let who = Identity::CONTROL_PLANE;
     change_as(&fixture, &who, attribute("/0", RECORD, Some(b"{}"))).await.unwrap();
     for number in 0..files {
@@ -223,4 +226,16 @@ async fn a_store_that_is_nearly_full_still_removes() {
     fixture.collect_all().await;
     fixture.create("/again").await;
     check_tree(&fixture.store).await;
+}
+
+/// Reports every second chunk.
+async fn report_places(fixture: &Fixture, path: &str, places: std::ops::Range<u32>) -> MetaResult {
+    let inode = fixture.stat(path).await?;
+    let InodeKind::File { truncate_version, ref layout, .. } = inode.kind else { panic!() };
+    let length = u64::from(2 * places.end) * u64::from(layout.chunk_bytes);
+    let mut written = Written::default();
+    places.for_each(|place| written.add(2 * place, 2 * place));
+    let report = LengthReport { inode: inode.id, length, truncate_version, written };
+    let change = MetaChange::ReportLengths { reports: vec![report], ends: Vec::new() };
+    fixture.change(change).await
 }

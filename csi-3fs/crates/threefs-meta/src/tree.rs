@@ -12,7 +12,7 @@ use fabric::deadline::Deadline;
 use fabric::moment::Moment;
 use threefs_core::ids::InodeId;
 use threefs_core::routing::RoutingInfo;
-use threefs_kv::{KvError, Operation, Store};
+use threefs_kv::{KvError, Operation, Room, Store};
 use tokio::sync::watch;
 
 use crate::chunks::ChunkTrimmer;
@@ -246,8 +246,12 @@ impl Tree {
         deadline: Deadline,
     ) -> Result<MetaReply, OpError> {
         check_identity(who)?;
-        if grows(change) && !who.is_control_plane() {
-            self.check_room()?;
+        let full = if grows(change) || reports(change) { self.full()? } else { None };
+        if let Some(full) = &full
+            && grows(change)
+            && !who.is_control_plane()
+        {
+            return Err(full.clone().into());
         }
         let client = self.clients.hear(id, who.scope, self.uptime_ms());
         let names = match change {
@@ -258,7 +262,8 @@ impl Tree {
             | MetaChange::MakeSpecial { .. } => 1,
             _ => 0,
         };
-        let given = Given { now: now(), first_inode: self.fresh_inodes(names, deadline).await? };
+        let first_inode = self.fresh_inodes(names, deadline).await?;
+        let given = Given { now: now(), first_inode, full };
         let session = SessionId(rand::random());
         let ask = Ask { id, who, client: &client, given, session, deadline };
         for _ in 0..TRIMS_MAX {
@@ -271,19 +276,15 @@ impl Tree {
         Err(MetaError::Unavailable { detail }.into())
     }
 
-    /// Keeps the rest of a store that is nearly full for removals.
-    fn check_room(&self) -> Result<(), OpError> {
-        match self.store.room()? {
-            Some(room) if room.is_low() => {
-                let detail = format!(
-                    "{} of {} bytes are in use and the rest is kept for removals; remove files, \
-                     or give the metadata service a larger volume and `map_bytes_max`",
-                    room.used_bytes, room.max_bytes
-                );
-                Err(MetaError::NoSpace { detail }.into())
-            }
-            _ => Ok(()),
-        }
+    /// Why nothing may grow: the rest of a store that is nearly full is kept for removals.
+    fn full(&self) -> Result<Option<MetaError>, OpError> {
+        let Some(room) = self.store.room()?.filter(Room::is_low) else { return Ok(None) };
+        let detail = format!(
+            "{} of {} bytes are in use and the rest is kept for removals; remove files, or give \
+             the metadata service a larger volume and `map_bytes_max`",
+            room.used_bytes, room.max_bytes
+        );
+        Ok(Some(MetaError::NoSpace { detail }))
     }
 
     async fn apply(&self, ask: &Ask<'_>, change: &MetaChange) -> Result<MetaReply, OpError> {
@@ -481,6 +482,11 @@ fn grows(change: &MetaChange) -> bool {
             | MetaChange::Link { .. }
             | MetaChange::SetAttribute { value: Some(_), .. }
     )
+}
+
+/// Whether a change reports written chunks, for which there may have to be further rows.
+fn reports(change: &MetaChange) -> bool {
+    matches!(change, MetaChange::ReportLengths { .. } | MetaChange::Close { report: Some(_), .. })
 }
 
 pub(crate) fn check_batch(field: &str, length: usize) -> Result<(), MetaError> {

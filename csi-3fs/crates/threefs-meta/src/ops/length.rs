@@ -33,6 +33,10 @@ impl Operation for ReportLengths<'_> {
         for report in self.reports {
             match grow(txn, report, &self.given).await {
                 Ok(row) => inodes.push(Ok(row.inode)),
+                // With a part of it written already.
+                Err(OpError::Refused(error @ MetaError::NoSpace { .. })) => {
+                    return Err(error.into());
+                }
                 Err(OpError::Refused(error)) => inodes.push(Err(error)),
                 Err(error) => return Err(error),
             }
@@ -158,7 +162,7 @@ pub(super) async fn grow(
     let moved = written.shorten(RANGES_MAX);
     if !moved.is_empty() {
         written.set_more(true);
-        written_rows::add(txn, report.inode, &moved).await?;
+        written_rows::add(txn, report.inode, &moved, given.full.as_ref()).await?;
     }
     row.end_max = row.end_max.max(report.length);
     // Also when it did not grow: something was written.

@@ -113,6 +113,8 @@ pub(crate) struct Given {
     pub now: Nanoseconds,
     /// Fresh inodes, from here on, as many as the operation can need.
     pub first_inode: InodeId,
+    /// Why there may be no further rows of written chunks, if so.
+    pub full: Option<MetaError>,
 }
 
 /// The inode, or `NotFound` with the caller's name for it.

@@ -10,21 +10,25 @@ use std::collections::btree_map::Entry;
 use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, KvError, Transaction};
 
+use super::OpError;
 use crate::chunk_page::{PAGE_BITS, PAGE_SHIFT, Page};
+use crate::protocol::MetaError;
 use crate::rows;
 use crate::written::Written;
 
 /// 4,096 to the power of three is more than the chunks that a file can have.
 const LEVELS: u8 = 3;
 
-/// Adds ranges.
+/// Adds ranges. Where the store is `full`, those that are not there yet are refused, and nothing of
+/// the transaction may be committed.
 pub(super) async fn add(
     txn: &mut Transaction,
     inode: InodeId,
     written: &Written,
-) -> Result<(), KvError> {
+    full: Option<&MetaError>,
+) -> Result<(), OpError> {
     for (first, last) in written.iter() {
-        add_range(txn, inode, u64::from(first), u64::from(last) + 1).await?;
+        add_range(txn, inode, u64::from(first), u64::from(last) + 1, full).await?;
     }
     Ok(())
 }
@@ -34,16 +38,17 @@ async fn add_range(
     inode: InodeId,
     first: u64,
     end: u64,
-) -> Result<(), KvError> {
+    full: Option<&MetaError>,
+) -> Result<(), OpError> {
     let (mut first, mut end) = (first, end);
     for level in 0..LEVELS {
         let whole = first.next_multiple_of(PAGE_BITS).min(end);
         let rest = end - end % PAGE_BITS;
         if first < whole {
-            mark(txn, inode, level, first, whole).await?;
+            mark(txn, inode, level, first, whole, full).await?;
         }
         if whole <= rest && rest < end {
-            mark(txn, inode, level, rest, end).await?;
+            mark(txn, inode, level, rest, end, full).await?;
         }
         if whole >= rest {
             return Ok(());
@@ -62,7 +67,8 @@ async fn mark(
     level: u8,
     first: u64,
     end: u64,
-) -> Result<(), KvError> {
+    full: Option<&MetaError>,
+) -> Result<(), OpError> {
     if is_set(txn, inode, level + 1, first / PAGE_BITS).await? {
         return Ok(());
     }
@@ -75,6 +81,9 @@ async fn mark(
         if page == before {
             return Ok(());
         }
+        if let Some(full) = full {
+            return Err(full.clone().into());
+        }
         if !page.is_full() || level + 1 >= LEVELS {
             txn.set(&rows::written(inode, level, number), page.encode());
             return Ok(());
@@ -85,7 +94,7 @@ async fn mark(
 }
 
 /// Takes out all chunks from `chunks` on.
-pub(super) async fn cut(txn: &mut Transaction, inode: InodeId, chunks: u64) -> Result<(), KvError> {
+pub(super) async fn cut(txn: &mut Transaction, inode: InodeId, chunks: u64) -> Result<(), OpError> {
     if chunks > u64::from(u32::MAX) {
         return Ok(());
     }
@@ -110,7 +119,7 @@ pub(super) async fn cut(txn: &mut Transaction, inode: InodeId, chunks: u64) -> R
         }
     }
     if let Some((first, end)) = opened {
-        add_range(txn, inode, first, end).await?;
+        add_range(txn, inode, first, end, None).await?;
     }
     Ok(())
 }
@@ -224,7 +233,7 @@ mod tests {
             } else {
                 let mut written = Written::default();
                 written.add(first, last);
-                add(&mut txn, FILE, &written).await.unwrap();
+                add(&mut txn, FILE, &written, None).await.unwrap();
                 model.add(first, last);
             }
             txn.commit().await.unwrap();
@@ -258,11 +267,11 @@ mod tests {
         for number in 0..3 * PAGE_BITS {
             // 5 and three pages have no divisor in common.
             let chunk = number * 5 % (3 * PAGE_BITS);
-            add_range(&mut txn, FILE, chunk, chunk + 1).await.unwrap();
+            add_range(&mut txn, FILE, chunk, chunk + 1, None).await.unwrap();
         }
         let all = KeyRange::prefix(&rows::written_of(FILE));
         assert_eq!(txn.range(&all, 10).await.unwrap().len(), 1);
-        add_range(&mut txn, FILE, 0, 1 << 32).await.unwrap();
+        add_range(&mut txn, FILE, 0, 1 << 32, None).await.unwrap();
         let rows = txn.range(&all, 10).await.unwrap();
         assert_eq!(rows.len(), 1, "a file as long as can be");
         assert_eq!(rows[0].1.len(), 4);
