@@ -8,6 +8,7 @@ use crate::chunk::{ChunkState, ContentChange, StoreUpdate, TagWindow, Which};
 use crate::error::StoreError;
 use crate::forgotten::{ForgottenInodes, InodeRange};
 use crate::ids::{ChannelId, ChunkVersion, ClientId, InodeId, NodeId, RequestTag};
+use crate::layout::CHUNK_BYTES_MAX;
 use crate::message::{
     Content, ForgetInodes, ForwardRequest, QueryChunks, ReadRequest, ReplaceRequest, SyncDone,
     SyncSession, SyncStart, UpdateRequest, Updated,
@@ -275,6 +276,23 @@ fn a_new_head_refuses_a_late_write_of_an_earlier_life_by_the_tags_of_the_chunk()
     let error = error_of(&bench.update(1, of_life(1)));
     assert!(matches!(error, StorageError::Superseded { .. }), "{error}");
     apply_op(&bench.update(1, of_life(3)));
+}
+
+/// Otherwise a client could make one that no replica can be sent, and for whose overwrite every disk
+/// has to keep room.
+#[test]
+fn no_update_makes_a_chunk_larger_than_any_file_may_have() {
+    let mut bench = Bench::serving(1, 3, &[(1, Serving)]);
+    let request = UpdateRequest {
+        to: bench.to(1),
+        chunk: CHUNK,
+        tag: TAG,
+        change: ContentChange::Truncate { length: CHUNK_BYTES_MAX + 1 },
+        payload_checksum: Checksum::of(b""),
+        chunk_bytes: u32::MAX,
+    };
+    let error = error_of(&bench.ask(StorageRequest::Update(request), b""));
+    assert!(matches!(error, StorageError::ChunkSizeMismatch { .. }), "{error}");
 }
 
 #[test]

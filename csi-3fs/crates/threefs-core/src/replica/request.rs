@@ -11,6 +11,7 @@ use crate::checksum::Checksum;
 use crate::chunk::{ChunkMeta, ContentChange, StoreUpdate, Which};
 use crate::error::StorageError;
 use crate::ids::{ChunkId, ChunkVersion, RequestTag, TargetId};
+use crate::layout::CHUNK_BYTES_MAX;
 use crate::message::{
     Address, ForwardRequest, LastChunk, QueryChunks, ReadDone, ReadRequest, RepairRequest,
     StorageReply, StorageRequest, UpdateRequest, Updated, class,
@@ -329,8 +330,9 @@ impl Replica {
             ContentChange::Replace => (payload.len() as u64, true),
             ContentChange::Remove => (0, false),
         };
-        if end > u64::from(request.chunk_bytes) {
-            let chunk_bytes = request.chunk_bytes;
+        // What a client says of its file bounds no chunk; a larger one could not be copied.
+        let chunk_bytes = request.chunk_bytes.min(CHUNK_BYTES_MAX);
+        if end > u64::from(chunk_bytes) {
             return Err(StorageError::ChunkSizeMismatch { chunk: request.chunk, end, chunk_bytes });
         }
         if request.change == ContentChange::Remove && !committed.exists() {
