@@ -26,8 +26,9 @@ use crate::protocol::{CONTEXT, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult
 const CALLS_MAX: usize = 32_768;
 /// Those of one connection: a client has one long poll and a few questions.
 const CALLS_OF_CONNECTION_MAX: usize = 16;
-/// Reads (status, routing once its wait is over) that are in the manager's line at once. So a
-/// heartbeat waits for at most so many, however many calls there are.
+/// Reads (status, routing once its wait is over) of services, and of volumes, that are in the
+/// manager's line at once. So a heartbeat waits for at most twice as many, however many calls there
+/// are, and a service's read for none of those of volumes that wait for a place.
 const READS_MAX: usize = 64;
 
 /// Why an mgmtd ended.
@@ -134,7 +135,9 @@ struct Handler {
     clock: Clock,
     /// Ends long polls: a handler that waits would hold the store open.
     shutdown: Shutdown,
+    /// Of services.
     reads: Semaphore,
+    reads_of_volumes: Semaphore,
     encoded: Mutex<Encoded>,
 }
 
@@ -161,13 +164,18 @@ impl Encoded {
 
 impl Handler {
     fn new(manager: Arc<Manager>, clock: Clock, shutdown: Shutdown) -> Self {
-        let reads = Semaphore::new(READS_MAX);
-        Self { manager, clock, shutdown, reads, encoded: Mutex::default() }
+        let (reads, reads_of_volumes) = (Semaphore::new(READS_MAX), Semaphore::new(READS_MAX));
+        Self { manager, clock, shutdown, reads, reads_of_volumes, encoded: Mutex::default() }
     }
 
     /// The routing as soon as it is newer than what the caller knows, or nothing after its wait.
-    async fn routing(&self, known: RoutingVersion, wait_ms: u64) -> Result<Reply, Fault> {
-        let newest = self.newest_after(known, wait_ms).await;
+    async fn routing(
+        &self,
+        known: RoutingVersion,
+        wait_ms: u64,
+        reads: &Semaphore,
+    ) -> Result<Reply, Fault> {
+        let newest = self.newest_after(known, wait_ms, reads).await;
         match newest {
             Ok(routing) if routing.version > known => {
                 self.encoded.lock().unwrap_or_else(PoisonError::into_inner).reply(&routing)
@@ -181,28 +189,32 @@ impl Handler {
         &self,
         known: RoutingVersion,
         wait_ms: u64,
+        reads: &Semaphore,
     ) -> Result<Arc<RoutingInfo>, MgmtdError> {
         let mut changes = self.manager.subscribe();
         // Refuses at once what is not primary, instead of after the wait.
-        self.newest().await?;
+        self.newest(reads).await?;
         let newer = changes.wait_for(|routing| routing.version > known);
         let wait = Duration::from_millis(wait_ms.min(WAIT_MS_MAX));
         tokio::select! {
             _ = tokio::time::timeout(wait, newer) => {}
             () = self.shutdown.requested() => {}
         }
-        self.newest().await
+        self.newest(reads).await
     }
 
-    async fn newest(&self) -> Result<Arc<RoutingInfo>, MgmtdError> {
-        let _in_line = self.reads.acquire().await;
+    async fn newest(&self, reads: &Semaphore) -> Result<Arc<RoutingInfo>, MgmtdError> {
+        let _in_line = reads.acquire().await;
         self.manager.routing(self.clock.now()).await
     }
 
-    async fn answer(&self, request: MgmtdRequest) -> Result<Reply, Fault> {
+    async fn answer(&self, grant: &Grant, request: MgmtdRequest) -> Result<Reply, Fault> {
         let (manager, now) = (&self.manager, self.clock.now());
+        let reads = if grant.ticket().is_some() { &self.reads_of_volumes } else { &self.reads };
         let answered: MgmtdResult = match request {
-            MgmtdRequest::Routing { known, wait_ms } => return self.routing(known, wait_ms).await,
+            MgmtdRequest::Routing { known, wait_ms } => {
+                return self.routing(known, wait_ms, reads).await;
+            }
             MgmtdRequest::Heartbeat(heartbeat) => {
                 manager.heartbeat(heartbeat, now).await.map(MgmtdReply::Heartbeat)
             }
@@ -216,7 +228,7 @@ impl Handler {
                 manager.register_meta(&registration, now).await.map(MgmtdReply::MetaRegistered)
             }
             MgmtdRequest::Status => {
-                let _in_line = self.reads.acquire().await;
+                let _in_line = reads.acquire().await;
                 manager.status(self.clock.now()).await.map(MgmtdReply::Status)
             }
         };
@@ -239,7 +251,7 @@ impl Service for Handler {
     async fn handle(&self, call: Call) -> Result<Reply, Fault> {
         let request: MgmtdRequest = decode_request(&call)?;
         permit(&call.grant, &request)?;
-        self.answer(request).await
+        self.answer(&call.grant, request).await
     }
 }
 
@@ -248,6 +260,7 @@ mod tests {
     use std::time::Duration;
 
     use fabric::rpc::{ShutdownHandle, decode};
+    use fabric::ticket::Ticket;
     use threefs_core::heartbeat::{DataFolder, Heartbeat};
     use threefs_core::ids::{Incarnation, NodeId};
 
@@ -286,25 +299,48 @@ mod tests {
         let (handler, _alive) = handler().await;
         let in_line = handler.reads.acquire_many(READS_MAX as u32).await.unwrap();
         for read in [MgmtdRequest::Status, poll()] {
-            let answered =
-                tokio::time::timeout(Duration::from_millis(20), handler.answer(read)).await;
+            let answered = tokio::time::timeout(
+                Duration::from_millis(20),
+                handler.answer(&Grant::Service, read),
+            )
+            .await;
             assert!(answered.is_err(), "it is in the line");
         }
-        handler.answer(heartbeat()).await.unwrap();
+        handler.answer(&Grant::Service, heartbeat()).await.unwrap();
         drop(in_line);
-        handler.answer(MgmtdRequest::Status).await.unwrap();
+        handler.answer(&Grant::Service, MgmtdRequest::Status).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn reads_of_volumes_keep_no_service_waiting() {
+        let (handler, _alive) = handler().await;
+        let _in_line = handler.reads_of_volumes.acquire_many(READS_MAX as u32).await.unwrap();
+        let volume = Grant::Volume(Arc::new(Ticket {
+            cluster: "cluster".into(),
+            key_id: 1,
+            directory: 7,
+            path: "/volume".into(),
+            read_only: false,
+            node: String::new(),
+            expires_unix_s: u64::MAX,
+        }));
+        let read = handler.answer(&volume, MgmtdRequest::Status);
+        assert!(tokio::time::timeout(Duration::from_millis(20), read).await.is_err());
+        for request in [heartbeat(), MgmtdRequest::Status, poll()] {
+            handler.answer(&Grant::Service, request).await.unwrap();
+        }
     }
 
     /// A change goes to all clients at once: their replies are one piece of memory.
     #[tokio::test]
     async fn all_replies_of_one_routing_share_their_memory() {
         let (handler, _alive) = handler().await;
-        handler.answer(heartbeat()).await.unwrap();
+        handler.answer(&Grant::Service, heartbeat()).await.unwrap();
         let mut changes = handler.manager.subscribe();
         handler.manager.tick(handler.clock.now()).await.unwrap();
         changes.wait_for(|routing| routing.version > RoutingVersion(0)).await.unwrap();
-        let one = handler.answer(poll()).await.unwrap().message;
-        let other = handler.answer(poll()).await.unwrap().message;
+        let one = handler.answer(&Grant::Service, poll()).await.unwrap().message;
+        let other = handler.answer(&Grant::Service, poll()).await.unwrap().message;
         assert_eq!(one.as_ptr(), other.as_ptr());
         let reply: MgmtdResult = decode(&one).unwrap();
         let routing = (**changes.borrow()).clone();
