@@ -72,7 +72,7 @@ impl Daemon {
         let id = self.inode(call.request.node);
         let inode = self.open_inode(call, id, flags).await?;
         let handle = FileHandle::of(&id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
-        let (_, same) = self.open_file(handle, &inode, 1);
+        let (_, same) = self.open_file(call, handle, &inode).await?;
         if !same {
             // The length that the kernel knows may be as old as the pages.
             self.device.invalidate_attributes(call.request.node);
@@ -81,22 +81,47 @@ impl Daemon {
         Ok(wire::opened(Body::default(), self.handle(0), flags))
     }
 
-    /// One more handle of a file. What a former daemon wrote and did not report is now this one's to
-    /// report.
-    pub(crate) fn open_file(
+    /// One more handle of a file.
+    pub(crate) async fn open_file(
         &self,
+        call: &Call<'_>,
+        handle: FileHandle,
+        inode: &Inode,
+    ) -> Result<(Arc<OpenFile>, bool), Errno> {
+        // Neither a former daemon nor the last close has reported it, or it is open.
+        let looks = self.journal.is_untold(inode.id) && self.files.get(inode.id).is_none();
+        self.take_over(call, handle, inode, 1, looks && !self.read_only).await
+    }
+
+    /// What was written to a file and not reported, which is now this daemon's to report: its chunks
+    /// and, if it `looks` for it, its end.
+    async fn take_over(
+        &self,
+        call: &Call<'_>,
         handle: FileHandle,
         inode: &Inode,
         handles: u32,
-    ) -> (Arc<OpenFile>, bool) {
-        let noted = self.journal.noted(inode.id, handle.truncate_version);
-        let (open, same) = self.files.open(handle, inode, handles);
-        if !noted.is_empty() {
-            let mut state = open.state();
-            state.unreported.merge(&noted);
-            state.dirty = true;
+        looks: bool,
+    ) -> Result<(Arc<OpenFile>, bool), Errno> {
+        let (mut end, truncate_version) = (inode.length(), handle.truncate_version);
+        if looks {
+            let found = self.former_end(&handle, end, call.deadline).await;
+            let failed = |error| self.failed(&format!("take over {}", inode.id), &error, true);
+            end = found.map_err(failed)?;
         }
-        (open, same)
+        let noted = self.journal.noted(inode.id, truncate_version);
+        let (open, same) = self.files.open(handle, inode, handles);
+        let mut state = open.state();
+        let unreported = end > inode.length() || !noted.is_empty();
+        // It may have been cut meanwhile.
+        if unreported && state.file.truncate_version == truncate_version {
+            state.unreported.merge(&noted);
+            state.length = state.length.max(end);
+            state.dirty = true;
+            state.written = now();
+        }
+        drop(state);
+        Ok((open, same))
     }
 
     /// The file of a handle. One that a former daemon opened is taken over.
@@ -113,21 +138,11 @@ impl Daemon {
         let open = MetaQuery::Open { at: At::inode(id), access: 0, client };
         let inode = inode_of(self.query_as_root(call, &format!("take over {id}"), open).await?)?;
         let file = FileHandle::of(&id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
-        let end = if self.is_former(handle) && !self.read_only {
-            let end = self.former_end(&file, inode.length(), call.deadline).await;
-            end.map_err(|error| self.failed(&format!("take over {id}"), &error, true))?
-        } else {
-            inode.length()
-        };
-        let (open, _) = self.open_file(file, &inode, 0);
+        let looks = self.is_former(handle) && !self.read_only;
+        let (open, _) = self.take_over(call, file, &inode, 0, looks).await?;
         let mut state = open.state();
         state.has_session = inode.quota.is_some();
         state.learn(&inode);
-        if end > state.length {
-            state.length = end;
-            state.dirty = true;
-            state.written = now();
-        }
         drop(state);
         Ok(open)
     }
@@ -175,7 +190,7 @@ impl Daemon {
             _ => self.failed(&format!("write {}", file.inode), &error, true),
         })?;
         let mut chunks = Written::of_bytes(offset, end, file.layout.chunk_bytes);
-        {
+        let noted = {
             let mut state = open.state();
             state.length = state.length.max(end);
             if state.file.truncate_version != file.truncate_version {
@@ -185,9 +200,11 @@ impl Daemon {
             state.unreported.merge(&chunks);
             state.dirty = true;
             state.written = now();
-        }
-        let noted = self.journal.note(file.inode, file.truncate_version, &chunks);
-        if !noted || !self.journal.untold(file.inode) {
+            // With the lock held: a report that ends after it would leave the note for ever.
+            self.journal.note(file.inode, file.truncate_version, &chunks)
+                && self.journal.untold(file.inode)
+        };
+        if !noted {
             self.tell_length(file.inode, &open, false, call.deadline).await?;
         }
         Ok(Body::default().u32(size as u32).u32(0))
@@ -279,9 +296,13 @@ impl Daemon {
                 Ok(MetaReply::Inodes(mut inodes)) => match inodes.pop() {
                     Some(Ok(inode)) => Some(inode),
                     Some(Err(error)) => {
-                        // The file is gone: nobody will read it.
-                        telling.told();
-                        return Err(self.failed(&what, &ClientError::Meta(error), true));
+                        let refused = Err(ClientError::Meta(error));
+                        if is_settled(&refused) {
+                            // Nobody will read it.
+                            telling.told();
+                            self.journal.told(id);
+                        }
+                        return refused.map_err(|error| self.failed(&what, &error, true));
                     }
                     None => None,
                 },
@@ -389,11 +410,13 @@ impl Daemon {
             if self.pass(deadline).await.is_err() {
                 return;
             }
-            match self.tell_former_one(id, deadline).await {
-                Ok(()) | Err(ClientError::Meta(_)) => self.journal.told(id),
-                Err(error) => {
-                    // Whoever uses the file through an old handle finds it later.
-                    tracing::warn!(inode = id.0, %error, "a length was not told");
+            let told = self.tell_former_one(id, deadline).await;
+            if is_settled(&told) {
+                self.journal.told(id);
+            } else if let Err(error) = told {
+                // It is found when the file is opened, or used through an old handle.
+                tracing::warn!(inode = id.0, %error, "a length was not told");
+                if !matches!(error, ClientError::Meta(_)) {
                     return;
                 }
             }
@@ -416,7 +439,9 @@ impl Daemon {
             let written = noted.take(REPORT_RANGES_MAX);
             let report = LengthReport { inode: id, length: end, truncate_version, written };
             let change = MetaChange::ReportLengths { reports: vec![report], ends: Vec::new() };
-            self.tell(&what, change, deadline).await?;
+            if let MetaReply::Inodes(inodes) = self.tell(&what, change, deadline).await? {
+                inodes.into_iter().try_for_each(|told| told.map(drop))?;
+            }
             if noted.is_empty() {
                 return Ok(());
             }
@@ -490,6 +515,12 @@ impl Drop for Telling<'_> {
     }
 }
 
+/// Whether there is nothing left to report: all is known, or the file is gone. What is refused for
+/// another reason (no space, a quota) was acknowledged nevertheless.
+fn is_settled(told: &Result<(), ClientError>) -> bool {
+    matches!(told, Ok(()) | Err(ClientError::Meta(MetaError::NotFound { .. })))
+}
+
 fn truncate_version_of(inode: &Inode) -> Option<u64> {
     match inode.kind {
         InodeKind::File { truncate_version, .. } => Some(truncate_version),
@@ -500,4 +531,18 @@ fn truncate_version_of(inode: &Inode) -> Option<u64> {
 pub(crate) fn now() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_refused_for_want_of_space_is_still_to_be_reported() {
+        let detail = "the store is nearly full".to_owned();
+        assert!(!is_settled(&Err(ClientError::Meta(MetaError::NoSpace { detail }))));
+        let path = "7".to_owned();
+        assert!(is_settled(&Err(ClientError::Meta(MetaError::NotFound { path }))));
+        assert!(is_settled(&Ok(())));
+    }
 }

@@ -174,6 +174,12 @@ impl Journal {
         true
     }
 
+    /// Whether a file has a length that the metadata service may not know.
+    pub(crate) fn is_untold(&self, inode: InodeId) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.untold.contains_key(&inode)
+    }
+
     /// Notes chunks that were written under a truncate version; before the write is answered. False:
     /// there is no room, they must be told at once.
     pub(crate) fn note(&self, inode: InodeId, truncate_version: u64, written: &Written) -> bool {

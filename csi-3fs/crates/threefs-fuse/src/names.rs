@@ -100,7 +100,7 @@ impl Daemon {
             other => return Err(unexpected(&other)),
         };
         let handle = FileHandle::of(&inode.id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
-        let _ = self.open_file(handle, &inode, 1);
+        self.open_file(call, handle, &inode).await?;
         Ok(wire::opened(self.named(&inode), self.handle(0), wire::OPEN_KEEP_CACHE))
     }
 

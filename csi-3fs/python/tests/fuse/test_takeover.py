@@ -184,6 +184,37 @@ def test_a_hole_needs_no_metadata_service(
     assert client.read_file(f"{made.root}/file") == wanted
 
 
+def test_what_a_new_daemon_could_not_report_is_found_when_the_file_is_opened(
+    start_cluster: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Storage is away when the daemon is replaced, so the end of the file cannot be looked for."""
+    from holding import held
+
+    cluster = start_cluster()
+    made = held(cluster.file, "/", tmp_path, 0, timeout_seconds=3)
+    written = os.urandom(3_000_000)
+    descriptor = os.open(made.target / "file", os.O_RDWR | os.O_CREAT)
+    try:
+        meta = cluster.kill("meta", signal.SIGSTOP)
+        assert os.pwrite(descriptor, written, 0) == len(written)
+        made.signal(signal.SIGKILL)
+        names = [name for name in cluster.status_file()["pids"] if name.startswith("storage")]
+        stopped = [cluster.kill(name, signal.SIGSTOP) for name in names]
+        os.kill(meta, signal.SIGCONT)
+        made.respawn()
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        cluster.wait_whole()
+        with (made.target / "file").open("r+b") as file:
+            assert file.read() == written
+        with cluster.client() as client:
+            assert client.read_file("/file") == written
+    finally:
+        made.close()
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
 def test_a_directory_that_is_being_listed(mount: Callable[..., HeldMount]) -> None:
     made = mount()
     names = {f"entry-{number:04}" for number in range(600)}
