@@ -214,7 +214,8 @@ impl Ledger {
         let (now, alone) = self.room();
         let (bytes, growth) = (need.bytes as i64, need.bytes as i64 - need.returns as i64);
         let copies = self.largest.saturating_mul(PARTS).min(self.capacity() / KEPT_PARTS);
-        let mut kept = copies.max(self.largest_chunk.saturating_mul(2)) as i64;
+        let largest_chunk = self.largest_chunk.max(need.whole);
+        let mut kept = copies.max(largest_chunk.saturating_mul(2)) as i64;
         if need.class > class::UPDATE {
             // The head has admitted it, and its disk may have had a little more room than this.
             kept /= 2;
@@ -234,7 +235,6 @@ impl Ledger {
 
     pub(crate) fn enqueue(&mut self, store: u64, need: Need, ready: RoomReady) -> RoomWait {
         self.largest = self.largest.max(need.bytes);
-        self.holds_chunk(need.whole);
         self.next_id += 1;
         let id = self.next_id;
         let queue = &mut self.waiting[usize::from(need.class).min(CLASSES - 1)];
@@ -254,6 +254,8 @@ impl Ledger {
                 }
                 let Some(first) = self.waiting[class].pop_front() else { break };
                 let result = if verdict == Verdict::Now {
+                    // Not before: one that is refused will never be overwritten.
+                    self.holds_chunk(need.whole);
                     self.granted += need.bytes;
                     self.granted_returns += need.returns;
                     self.rooms += 1;
@@ -342,6 +344,15 @@ mod tests {
         assert_eq!(ledger.judge(Need { class: 1, ..growth }), Verdict::Now);
         let whole = Need { class: 1, bytes: 1_500, returns: 1_500, whole: 1_500 };
         assert_eq!(ledger.judge(whole), Verdict::Now);
+    }
+
+    #[test]
+    fn a_chunk_that_is_refused_leaves_room_for_smaller_ones() {
+        let grows_to = |whole| Need { class: class::UPDATE, bytes: 10, returns: 0, whole };
+        let mut ledger = ledger(0);
+        assert_eq!(granted(&mut ledger, grows_to(1_000)), 0, "it could not be overwritten");
+        assert_eq!(ledger.judge(grows_to(10)), Verdict::Now);
+        assert_eq!(ledger.judge(grows_to(1_000)), Verdict::Never);
     }
 
     #[test]
