@@ -163,11 +163,17 @@ impl Daemon {
     ) -> Result<Inode, Errno> {
         let id = self.inode(call.request.node);
         let file = self.files.get(id);
-        if let Some(file) = &file
-            && file.state().dirty
-        {
-            // Cut is only what lies beyond the new length and before the one that the service knows.
-            self.tell_length(id, file, false, call.deadline).await?;
+        // Cut is only what lies beyond the new length and before the one that the service knows.
+        match &file {
+            Some(file) if file.state().dirty => {
+                self.tell_length(id, file, false, call.deadline).await?;
+            }
+            None if self.journal.is_untold(id) && !self.read_only => {
+                let told = self.tell_former_one(id, call.deadline).await;
+                told.map_err(|error| self.failed(&format!("take over {id}"), &error, true))?;
+                self.journal.told(id);
+            }
+            _ => {}
         }
         let _one_at_a_time = match &file {
             Some(file) => Some(file.telling.lock().await),

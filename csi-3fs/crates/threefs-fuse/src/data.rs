@@ -423,7 +423,11 @@ impl Daemon {
         }
     }
 
-    async fn tell_former_one(&self, id: InodeId, deadline: Deadline) -> Result<(), ClientError> {
+    pub(crate) async fn tell_former_one(
+        &self,
+        id: InodeId,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
         let query = MetaQuery::Stat { at: At::inode(id), follow: false };
         let what = format!("take over {id}");
         let root = threefs_meta::Identity::ROOT;

@@ -193,13 +193,15 @@ def test_what_a_new_daemon_could_not_report_is_found_when_the_file_is_opened(
     cluster = start_cluster()
     made = held(cluster.file, "/", tmp_path, 0, timeout_seconds=3)
     written = os.urandom(3_000_000)
-    descriptor = os.open(made.target / "file", os.O_RDWR | os.O_CREAT)
+    names = ["file", "cut"]
+    descriptors = [os.open(made.target / name, os.O_RDWR | os.O_CREAT) for name in names]
     try:
         meta = cluster.kill("meta", signal.SIGSTOP)
-        assert os.pwrite(descriptor, written, 0) == len(written)
+        for descriptor in descriptors:
+            assert os.pwrite(descriptor, written, 0) == len(written)
         made.signal(signal.SIGKILL)
-        names = [name for name in cluster.status_file()["pids"] if name.startswith("storage")]
-        stopped = [cluster.kill(name, signal.SIGSTOP) for name in names]
+        storage = [name for name in cluster.status_file()["pids"] if name.startswith("storage")]
+        stopped = [cluster.kill(name, signal.SIGSTOP) for name in storage]
         os.kill(meta, signal.SIGCONT)
         made.respawn()
         for pid in stopped:
@@ -207,12 +209,16 @@ def test_what_a_new_daemon_could_not_report_is_found_when_the_file_is_opened(
         cluster.wait_whole()
         with (made.target / "file").open("r+b") as file:
             assert file.read() == written
+        os.truncate(made.target / "cut", 1_000_000)
+        assert (made.target / "cut").read_bytes() == written[:1_000_000]
         with cluster.client() as client:
             assert client.read_file("/file") == written
+            assert client.read_file("/cut") == written[:1_000_000]
     finally:
         made.close()
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
 
 def test_a_directory_that_is_being_listed(mount: Callable[..., HeldMount]) -> None:
