@@ -37,7 +37,8 @@ pub fn compile(source: &Path, into: &Path) -> PathBuf {
         .arg(&program)
         .arg("-L")
         .arg(&folder)
-        .arg(format!("-Wl,-rpath,{}", folder.display()))
+        // Before LD_LIBRARY_PATH, in which cargo names folders with libraries of earlier builds.
+        .arg(format!("-Wl,--disable-new-dtags,-rpath,{}", folder.display()))
         .arg("-lhfreduce")
         .args(more.split_whitespace())
         .output()
