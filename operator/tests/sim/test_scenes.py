@@ -82,12 +82,12 @@ def preempt_in(world: World) -> None:
 
 
 def test_a_start_before_the_nodes_are_empty_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hasty(draft: Draft) -> None:
+    def hasty(draft: Draft, _market: object) -> None:
         for key, job in sorted(draft.jobs.items()):
             if job.status.phase in (Phase.RESERVED, Phase.DRAINING):
                 transitions.start(draft, key)
 
-    monkeypatch.setattr("flyer.engine.engine.launch", hasty)
+    monkeypatch.setattr("flyer.engine.schedule._launch", hasty)
     with pytest.raises(Violation, match=r"where .* still are"):
         preempt_in(World(two_zones(), policy=Policy(), seed=1))
 
