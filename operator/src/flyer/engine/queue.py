@@ -82,6 +82,8 @@ def updated(draft: Draft) -> Queue:
             if (joins_at := known.entries[key].joins_at) is not None and joins_at <= draft.now
         ]
         stale = {**draft.stale, **dict.fromkeys(due)}
+        if not stale:
+            return known
     draft.queue = _Update(draft, known).of(stale)
     draft.stale.clear()
     return draft.queue

@@ -49,7 +49,7 @@ def schedule(draft: Draft) -> list[Claim]:
 
 
 def schedule_and_launch(draft: Draft) -> None:
-    """Give nodes out, and start whoever has all of his nodes empty."""
+    """Give nodes out, and start each job whose nodes are all empty."""
     _launch(draft, _planned(draft).market)
 
 

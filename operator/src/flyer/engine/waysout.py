@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flyer.api import Phase
-from flyer.engine.asks import options
+from flyer.engine.asks import options, wants_of
 from flyer.engine.explanation import Remedy
 from flyer.engine.preemption import preemption_plan
 
@@ -29,7 +29,7 @@ class WaysOut:
         self._market = market
         self._draft = market.draft
         self._left = _SEARCHES_MAX
-        # By what is wanted: when they were found, and the attempts that they would suspend.
+        # By what is wanted: when they were found, and what they are.
         self._known = dict(self._draft.ways_out)
 
     def at_hand(self, job: JobState) -> bool:
@@ -76,11 +76,8 @@ class WaysOut:
         return all(job is not None and job.status.phase is Phase.RUNNING for job in jobs)
 
     def _wants(self, job: JobState) -> tuple[object, ...]:
-        spec = job.spec
-        return (
-            spec.nodes, spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone,
-            self._draft.level(job), tuple(job.status.chain.avoid),
-        )  # fmt: skip
+        spec, level = job.spec, self._draft.level(job)
+        return spec.nodes, *wants_of(job), spec.cross_zone, level, tuple(job.status.chain.avoid)
 
 
 def _found(market: Market, job: JobState) -> tuple[Remedy, ...]:
