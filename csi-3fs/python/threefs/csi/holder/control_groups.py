@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ControlGroups", "Group", "Unavailable", "divide", "own_group"]
+__all__ = ["ControlGroups", "Group", "IndivisibleError", "divide", "own_group"]
 
 ROOT = Path("/sys/fs/cgroup")
 HOLDER_BYTES = 256 << 20
@@ -35,7 +35,7 @@ MOVE_SECONDS, PAUSE_SECONDS = 5.0, 0.02
 ENTER = 'echo 0 > "$0" && exec "$@"'
 
 
-class Unavailable(Exception):  # noqa: N818
+class IndivisibleError(Exception):
     """Control groups cannot be divided here; the message says why."""
 
 
@@ -94,11 +94,13 @@ def own_group(root: Path = ROOT, process: Path = Path("/proc/self/cgroup")) -> P
         if line.startswith("0::")
     ]
     if not paths or not (root / "cgroup.controllers").exists():
-        raise Unavailable(f"{root} is not control groups v2")
+        raise IndivisibleError(f"{root} is not control groups v2")
     group = root / paths[0].lstrip("/")
     # The machine's root group has no limit: this process is in no container.
     if not (group / "memory.max").exists():
-        raise Unavailable(f"{group} has no memory controller, or this process is in no container")
+        raise IndivisibleError(
+            f"{group} has no memory controller, or this process is in no container"
+        )
     return group
 
 
@@ -110,7 +112,7 @@ def divide(group: Path) -> ControlGroups:
         daemons.mkdir(exist_ok=True)
         limit = (group / "memory.max").read_text().strip()
     except OSError as error:
-        raise Unavailable(str(error)) from error
+        raise IndivisibleError(str(error)) from error
     _delegate_memory(group, holder)
     if limit != "max":
         whole = int(limit)
@@ -134,7 +136,7 @@ def _delegate_memory(group: Path, holder: Path) -> None:
             (group / "cgroup.subtree_control").write_text("+memory")
         except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() > deadline:
-                raise Unavailable(_said(group / "cgroup.subtree_control", error)) from error
+                raise IndivisibleError(_said(group / "cgroup.subtree_control", error)) from error
         else:
             return
         time.sleep(PAUSE_SECONDS)
@@ -144,7 +146,7 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text)
     except OSError as error:
-        raise Unavailable(_said(path, error)) from error
+        raise IndivisibleError(_said(path, error)) from error
 
 
 def _said(path: Path, error: OSError) -> str:

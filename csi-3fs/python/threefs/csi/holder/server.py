@@ -258,7 +258,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _control_groups() -> control_groups.ControlGroups | None:
     try:
         return control_groups.divide(control_groups.own_group())
-    except control_groups.Unavailable as why:
+    except control_groups.IndivisibleError as why:
         _say(f"FUSE daemons have no control groups and share the container's memory: {why}")
         return None
 
