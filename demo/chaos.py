@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 VICTIMS = ("rank", "node", *STORAGE_SERVICES, "mgmtd", "meta", "flyer")
 STEPS = 40
 JOB_SECONDS = 180.0
-MOMENT_SHARE_MAX = 0.7  # of the undisturbed run, so that there is something left to kill
+MOMENT_SHARE_MAX = 0.7  # of the undisturbed run and of the steps: there is something left to kill
 RESTART_AFTER_SECONDS = 1.0
 CORPUS_BYTES_MAX = 2 << 20
 
@@ -74,13 +74,13 @@ class Chaos:
         after_seconds = self.random.uniform(0.0, MOMENT_SHARE_MAX * self._reference_seconds)
         began = time.monotonic()
         self._start(name)
-        time.sleep(after_seconds)  # the random moment itself
+        killed_after_seconds = self._await_moment(name, after_seconds)
         self._kill(victim, name)
         attempts = self._finish(name)
         return Trial(
             number,
             victim,
-            round(after_seconds, 2),
+            round(killed_after_seconds, 2),
             self._digest(name) == self._reference_digest,
             attempts,
             round(time.monotonic() - began, 1),
@@ -97,6 +97,19 @@ class Chaos:
             JOB_SECONDS,
             lambda: (job := observer.job(name)) is not None and job.state == "Running",
         )
+
+    def _await_moment(self, name: str, after_seconds: float) -> float:
+        """Returns the seconds waited: fewer if this run is much faster than the undisturbed one."""
+        began, last_step = time.monotonic(), int(MOMENT_SHARE_MAX * STEPS)
+        observer = self.stack.observer
+        observer.wait(
+            f"{after_seconds:.1f} s or step {last_step} of {name}",
+            JOB_SECONDS,
+            lambda: (
+                time.monotonic() - began >= after_seconds or observer.step(name) >= last_step
+            ),
+        )
+        return time.monotonic() - began
 
     def _kill(self, victim: str, name: str) -> None:
         if victim == "flyer":
