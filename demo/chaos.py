@@ -74,7 +74,7 @@ class Chaos:
         after_seconds = self.random.uniform(0.0, MOMENT_SHARE_MAX * self._reference_seconds)
         began = time.monotonic()
         self._start(name)
-        killed_after_seconds = self._await_moment(name, after_seconds)
+        killed_after_seconds = self.await_moment(name, after_seconds)
         self._kill(victim, name)
         attempts = self._finish(name)
         return Trial(
@@ -85,6 +85,17 @@ class Chaos:
             attempts,
             round(time.monotonic() - began, 1),
         )
+
+    def await_moment(self, name: str, after_seconds: float) -> float:
+        """Returns the seconds waited: fewer if this run is much faster than the undisturbed one."""
+        began, last_step = time.monotonic(), int(MOMENT_SHARE_MAX * STEPS)
+        observer = self.stack.observer
+        observer.wait(
+            f"{after_seconds:.1f} s or step {last_step} of {name}",
+            JOB_SECONDS,
+            lambda: time.monotonic() - began >= after_seconds or observer.step(name) >= last_step,
+        )
+        return time.monotonic() - began
 
     def _start(self, name: str) -> None:
         """A driver of its own for each run: all nodes are there, so the split is the same."""
@@ -97,19 +108,6 @@ class Chaos:
             JOB_SECONDS,
             lambda: (job := observer.job(name)) is not None and job.state == "Running",
         )
-
-    def _await_moment(self, name: str, after_seconds: float) -> float:
-        """Returns the seconds waited: fewer if this run is much faster than the undisturbed one."""
-        began, last_step = time.monotonic(), int(MOMENT_SHARE_MAX * STEPS)
-        observer = self.stack.observer
-        observer.wait(
-            f"{after_seconds:.1f} s or step {last_step} of {name}",
-            JOB_SECONDS,
-            lambda: (
-                time.monotonic() - began >= after_seconds or observer.step(name) >= last_step
-            ),
-        )
-        return time.monotonic() - began
 
     def _kill(self, victim: str, name: str) -> None:
         if victim == "flyer":
