@@ -41,6 +41,7 @@ __all__ = [
     "Work",
     "best_instruction_set",
     "blob_bytes_max",
+    "check_descriptors",
     "descriptors_needed",
     "flight_folders",
     "instruction_set",
@@ -495,6 +496,12 @@ class Triad:
     def measure(self) -> float: ...
 
 def descriptors_needed(ranks: int, local_ranks: int, streams: int | None = None) -> int: ...
+
+# Raises the soft limit of descriptors for a group whose nodes are not known yet; a CollectiveError
+# names the hard limit and the remedy.
+def check_descriptors(
+    rank: int, ranks: int, node: str, *, job: str = "", streams: int | None = None
+) -> None: ...
 def instruction_set() -> str: ...
 def best_instruction_set() -> str: ...
 def reached_at(address: str | None = None, towards: str | None = None) -> list[str]: ...

@@ -106,6 +106,11 @@ def join(
     deadline = time.monotonic() + timeout_seconds
     topology = None if settings.topology_path is None else load_topology(settings.topology_path)
     own, bridge = _own_place(membership, settings, topology)
+    if settings.daemon is None:
+        # Before anything is published: peers would wait for the endpoint of a rank that has none.
+        _native.check_descriptors(
+            membership.rank, membership.size, own.node, job=settings.job, streams=settings.streams
+        )
     world = _world_of(meeting, membership, settings)
     if world is None:
         places = _agree_on_places(meeting, membership, settings, topology, own, deadline)

@@ -5,6 +5,7 @@ import gc
 import os
 import re
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -81,6 +82,23 @@ def test_a_low_hard_limit_of_descriptors_is_named_with_the_remedy(tmp_path):
         assert failure.fields["kind"] == "io", failure
         for part in ("a group of 2 ranks needs", "hard limit is", "ulimit -n", "LimitNOFILE"):
             assert part in failure.text, failure
+
+
+def few_descriptors_alone(_rank, _size):
+    """A process that may open 10 more joins a group of which no other rank comes."""
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 10, opened + 10))
+    settings = Settings.read({})
+    members = Membership(0, (0, 1), 2)
+    HFReduceBackend.join(dist.HashStore(), members, settings, timedelta(seconds=3))
+
+
+def test_a_low_hard_limit_of_descriptors_is_named_before_any_rank_is_met():
+    outcomes = run(few_descriptors_alone, Layout.one_node(1), backend=None)
+    failure = outcomes[0].failure
+    assert failure.fields["kind"] == "io", failure
+    assert "a group of 2 ranks needs" in failure.text, failure
+    assert socket.gethostname() in failure.text, failure
 
 
 def test_the_page_lists_every_setting():

@@ -36,6 +36,7 @@ use crate::flight::Recorder;
 use crate::placement::Placement;
 use home::Home;
 pub(crate) use home::Origin;
+pub use home::check_descriptors;
 use info::{Doors, digest};
 pub(crate) use info::{Info, refused};
 pub use members::Member;

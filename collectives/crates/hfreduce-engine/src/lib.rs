@@ -30,7 +30,10 @@ pub use communicator::{Communicator, WaitError, Work};
 pub use core::Determinism;
 pub use drivers::priority::Priority;
 pub use drivers::wire;
-pub use endpoint::{Carrier, Endpoint, Member, Newcomer, Options, STREAMS_MAX, descriptors_needed};
+pub use endpoint::{
+    Carrier, Endpoint, Member, Newcomer, Options, STREAMS_MAX, check_descriptors,
+    descriptors_needed,
+};
 pub use fabric::arena::Block;
 pub use operation::{Buffer, DType, Kind, Operation, ReduceOp, fused_shape};
 pub use pace::Pace;

@@ -100,6 +100,21 @@ impl Endpoint {
     }
 }
 
+/// Raises the limit of descriptors for a group of `ranks`; a CollectiveError where it cannot be.
+#[pyfunction]
+#[pyo3(signature = (rank, ranks, node, *, job = "", streams = None))]
+pub fn check_descriptors(
+    py: Python<'_>,
+    rank: u32,
+    ranks: usize,
+    node: &str,
+    job: &str,
+    streams: Option<usize>,
+) -> PyResult<()> {
+    hfreduce_engine::check_descriptors(job, rank, node, ranks, streams)
+        .map_err(|error| raise(py, &error))
+}
+
 /// One who waits to be taken into a communicator that exists.
 #[pyclass(module = "hfreduce._native", frozen)]
 pub struct Newcomer {

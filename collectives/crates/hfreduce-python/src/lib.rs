@@ -42,6 +42,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<gpu::OnGpu>()?;
     module.add_function(pyo3::wrap_pyfunction!(flight::read_flight, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(flight::flight_folders, module)?)?;
+    module.add_function(wrap_pyfunction!(endpoint::check_descriptors, module)?)?;
     module.add_class::<rendezvous::Rendezvous>()?;
     module.add_function(wrap_pyfunction!(rendezvous::pack, module)?)?;
     module.add_function(wrap_pyfunction!(rendezvous::unpack, module)?)?;

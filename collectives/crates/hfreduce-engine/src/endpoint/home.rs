@@ -11,7 +11,7 @@ use fabric::interfaces::{Interface, interfaces, source_towards};
 use fabric::tcp::Port;
 
 use super::Options;
-use super::info::{Info, first_eight, refused};
+use super::info::{Info, first_eight, refused, refused_on};
 use super::neighbours::{Inbox, open_port};
 use super::options::descriptors_needed;
 use crate::cause::{CauseKind, CollectiveError};
@@ -151,4 +151,23 @@ fn reserved(options: &Options, placement: &Placement) -> Result<Reservation, Col
     let count = descriptors_needed(ranks, locals, options.streams);
     reserve(count, &format!("a group of {ranks} ranks"))
         .map_err(|error| refused(options, CauseKind::Io, "opening", error.to_string()))
+}
+
+/// Raises the limit of descriptors for a group of `ranks` whose nodes are not known yet, as if every
+/// rank had its own: a process that cannot have them fails before it has met its peers.
+/// [`Endpoint::new`](super::Endpoint::new) reserves what the group's nodes need.
+///
+/// # Errors
+/// The process may not have that many; the error names the limit and the remedy.
+pub fn check_descriptors(
+    job: &str,
+    rank: u32,
+    node: &str,
+    ranks: usize,
+    streams: Option<usize>,
+) -> Result<(), CollectiveError> {
+    let count = descriptors_needed(ranks, 1, streams);
+    reserve(count, &format!("a group of {ranks} ranks"))
+        .map(drop)
+        .map_err(|error| refused_on((job, rank, node), CauseKind::Io, "opening", error.to_string()))
 }

@@ -162,14 +162,24 @@ pub fn host() -> String {
 
 pub fn refused(options: &Options, kind: CauseKind, phase: &str, detail: String) -> CollectiveError {
     let node = options.placement.get(options.rank as usize);
-    let node = node.map(|(node, _)| node.clone()).unwrap_or_default();
+    let node = node.map(|(node, _)| node.as_str()).unwrap_or_default();
+    refused_on((&options.job, options.rank, node), kind, phase, detail)
+}
+
+/// The same of a rank of a job on a node, which has no options yet.
+pub fn refused_on(
+    (job, rank, node): (&str, u32, &str),
+    kind: CauseKind,
+    phase: &str,
+    detail: String,
+) -> CollectiveError {
     CollectiveError {
-        job: options.job.as_str().into(),
-        rank: options.rank,
+        job: job.into(),
+        rank,
         operation: "connect".to_owned(),
         sequence: -1,
         phase: phase.to_owned(),
-        cause: Box::new(Cause::new(kind, options.rank, detail).blaming(options.rank, &node)),
+        cause: Box::new(Cause::new(kind, rank, detail).blaming(rank, node)),
         node: node.into(),
         flight_record: None,
     }
