@@ -225,7 +225,7 @@ class _StoreMeeting:
 
     def key(self, deadline: float) -> bytes:
         """A fresh key of rank 0's. Whoever can read torch's store belongs to the job already."""
-        name = "hfreduce/key"
+        name = f"hfreduce/key/{self._member.global_ranks[0]}"
         if self._member.rank == 0:
             self._store.set(name, secrets.token_bytes(KEY_BYTES).hex())
         value = wait_for(self._store, self._member, "key", name, deadline)

@@ -3,6 +3,10 @@
 Rank 0 of the group is the collector: every rank sets one key, the collector reads all of them in
 batches and publishes one compressed blob, and every other rank reads the blob. A rank that does not
 come is named in the blob, so that all ranks report the same absentees at the same time.
+
+Keys have the job's ranks, not the group's: torch numbers groups by how many a process has made, and
+where ranks make different ones at the same time, groups of other ranks have the same part of the
+store.
 """
 
 from __future__ import annotations
@@ -73,7 +77,7 @@ class Gathered:
 
 def gather(store: Store, member: Member, phase: str, value: str, deadline: float) -> Gathered:
     """Brings `value` and returns everybody's; `deadline` as of `time.monotonic`."""
-    store.set(f"hfreduce/{phase}/{member.rank}", value)
+    store.set(_own(phase, member.global_ranks[member.rank]), value)
     if member.rank == 0:
         return _collect(store, member, phase, deadline)
     return _decode(member, phase, _read_blob(store, member, phase, deadline + GRACE_SECONDS))
@@ -89,7 +93,7 @@ def wait_for(store: Store, member: Member, phase: str, key: str, deadline: float
 
 
 def _collect(store: Store, member: Member, phase: str, deadline: float) -> Gathered:
-    keys = [f"hfreduce/{phase}/{rank}" for rank in range(len(member.global_ranks))]
+    keys = [_own(phase, rank) for rank in member.global_ranks]
     values: list[bytes] = []
     try:
         for start in range(0, len(keys), BATCH_KEYS):
@@ -98,13 +102,13 @@ def _collect(store: Store, member: Member, phase: str, deadline: float) -> Gathe
             values += _multi_get(store, batch)
     except RuntimeError as error:
         absent = _absent(store, member, phase, keys, error)
-        _publish(store, phase, {"absent": absent})
+        _publish(store, member, phase, {"absent": absent})
         raise _named(member, phase, absent, str(error)) from error
     meeting = secrets.token_hex(8)
     try:
-        _publish(store, phase, {"meeting": meeting, "ranks": len(values)}, values)
+        _publish(store, member, phase, {"meeting": meeting, "ranks": len(values)}, values)
     except ValueError as error:
-        _publish(store, phase, {"trouble": str(error)})
+        _publish(store, member, phase, {"trouble": str(error)})
         raise _error(member, phase, str(error)) from error
     return Gathered(values, meeting)
 
@@ -119,7 +123,11 @@ def _multi_get(store: Store, keys: list[str]) -> list[bytes]:
 
 
 def _publish(
-    store: Store, phase: str, head: dict[str, object], values: Sequence[bytes] = ()
+    store: Store,
+    member: Member,
+    phase: str,
+    head: dict[str, object],
+    values: Sequence[bytes] = (),
 ) -> None:
     """One line of JSON, and the values in the form that ranks without torch exchange, too."""
     line = json.dumps(head, separators=(",", ":"))
@@ -127,21 +135,25 @@ def _publish(
     parts = [text[at : at + PART_CHARACTERS] for at in range(0, len(text), PART_CHARACTERS)]
     # The first part is set last: whoever finds it finds all.
     for index, part in reversed(list(enumerate(parts))):
-        store.set(_part(phase, index), f"{len(parts)} {part}" if index == 0 else part)
+        store.set(_part(member, phase, index), f"{len(parts)} {part}" if index == 0 else part)
 
 
-def _part(phase: str, index: int) -> str:
-    return f"hfreduce/{phase}/all/{index}"
+def _own(phase: str, global_rank: int) -> str:
+    return f"hfreduce/{phase}/{global_rank}"
+
+
+def _part(member: Member, phase: str, index: int) -> str:
+    return f"hfreduce/{phase}/all/{member.global_ranks[0]}/{index}"
 
 
 def _read_blob(store: Store, member: Member, phase: str, deadline: float) -> bytes:
-    first = wait_for(store, member, phase, _part(phase, 0), deadline)
+    first = wait_for(store, member, phase, _part(member, phase, 0), deadline)
     count, _, text = first.partition(b" ")
     most = _parts_max(len(member.global_ranks))
     # int() refuses thousands of digits with an error of its own.
     if not count.isdigit() or len(count) > len(str(most)) or int(count) > most:
         raise _error(member, phase, f"rank 0 published {count[:20]!r} parts; use one release")
-    parts = [_part(phase, index) for index in range(1, int(count))]
+    parts = [_part(member, phase, index) for index in range(1, int(count))]
     # They are there unless rank 0 is wrong about their number.
     return b"".join([text, *(wait_for(store, member, phase, one, deadline) for one in parts)])
 

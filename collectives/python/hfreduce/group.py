@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch._C._autograd import _profiler_enabled
-from torch._C._distributed_c10d import Backend, DebugLevel, get_debug_level
+from torch._C._distributed_c10d import Backend, DebugLevel, PrefixStore, get_debug_level
 
 from hfreduce import _native, gpu, tensors
 from hfreduce.attendance import Attendance
@@ -73,7 +73,9 @@ class Group(Base):
         self.communicator = connected
         self.membership = membership
         self.settings = settings
-        self.attendance = Attendance(store, membership.rank, membership.size)
+        # Of the members: groups of other ranks may have this part of the store, too (`exchange`).
+        own = PrefixStore(membership.digest, store)
+        self.attendance = Attendance(own, membership.rank, membership.size)
         self._timeout = timeout
         self._timeout_seconds = timeout.total_seconds()
         self._completer = Completer("hfreduce-futures")

@@ -95,6 +95,27 @@ def test_everybody_leaves_with_all_values(extended):
     assert len({result.meeting for result in results}) == 1
 
 
+def test_groups_of_other_ranks_meet_in_the_same_part_of_a_store():
+    """torch gives them one name where ranks make different groups at the same time."""
+    store, groups = CountingStore(), ([0, 2], [1, 3])
+
+    def one(rank):
+        ranks = groups[rank % 2]
+        member = Member(ranks.index(rank), ranks)
+        return gather(store, member, "place", card(rank), time.monotonic() + LONG_SECONDS)
+
+    with ThreadPoolExecutor(4) as pool:
+        results = {}
+        for rank in (2, 3, 0, 1):
+            results[rank] = pool.submit(one, rank)
+            # Both have brought theirs before either collector reads.
+            with store.changed:
+                store.changed.wait_for(lambda own=rank: card(own).encode() in store.values.values())
+    for rank, result in results.items():
+        values = [card(member).encode() for member in groups[rank % 2]]
+        assert result.result().values == values
+
+
 def test_a_thousand_ranks_cost_a_few_requests_and_bytes_each():
     # All but the collector have set their keys; then one rank after the other takes part. So one
     # thread counts what a thousand processes ask for.
@@ -190,7 +211,7 @@ TWO = '{"ranks":2}'
 )  # fmt: skip
 def test_a_blob_that_cannot_be_read_is_an_error(blob):
     store = CountingStore()
-    store.set("hfreduce/place/all/0", blob)
+    store.set("hfreduce/place/all/0/0", blob)
     with pytest.raises(RendezvousError, match=r"rank 0|release"):
         gather(store, Member(1, range(2)), "place", "x", time.monotonic() + 1)
 
@@ -207,7 +228,7 @@ def test_a_part_that_is_not_there_is_waited_for_until_the_deadline(monkeypatch):
     monkeypatch.setattr("hfreduce.exchange.PART_CHARACTERS", 64)
     monkeypatch.setattr("hfreduce.exchange.GRACE_SECONDS", 0.1)
     store = CountingStore()
-    store.set("hfreduce/place/all/0", "2 AAAA")
+    store.set("hfreduce/place/all/0/0", "2 AAAA")
     with pytest.raises(RendezvousError, match="did not answer in time"):
         gather(store, Member(1, range(2)), "place", "x", time.monotonic())
 
@@ -218,7 +239,7 @@ def test_a_blob_of_several_parts_is_put_together(monkeypatch):
     store = CountingStore()
     results = meet(store, 20)
     assert all(result.values[19] == card(19).encode() for result in results)
-    assert "hfreduce/place/all/1" in store.values
+    assert "hfreduce/place/all/0/1" in store.values
 
 
 def test_torchs_own_store_serves_a_large_group():

@@ -43,3 +43,23 @@ def split(rank, size):
 @pytest.mark.parametrize("layout", [Layout.one_node(4), Layout.two_zones(1, 2)])
 def test_a_group_is_split_by_its_ranks(layout):
     assert values(run(split, layout, deadline_seconds=100.0)) == [4.0] * 4
+
+
+def same_names(rank, size):
+    """Groups that not all ranks make: torch gives both halves of the world the same names."""
+    members = [rank % 2, rank % 2 + 2]
+    for _ in range(5):
+        half = dist.new_group(members)
+        alone, _ = dist.new_subgroups(group_size=1, group=half)
+        dist.all_reduce(total := torch.full((1000,), float(rank)), group=half)
+        assert total.eq(sum(members)).all()
+        dist.all_reduce(total, group=alone)
+        assert total.eq(sum(members)).all()
+        dist.monitored_barrier(half)
+        for group in (alone, half):
+            dist.destroy_process_group(group)
+    return True
+
+
+def test_groups_of_other_ranks_may_have_the_same_name():
+    assert values(run(same_names, Layout.one_node(4), deadline_seconds=100.0)) == [True] * 4
