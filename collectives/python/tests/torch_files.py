@@ -36,7 +36,7 @@ def replace_gloo(backend: str) -> None:
         from hfreduce.torch import HFReduceBackend
 
         HFReduceBackend.create_device = staticmethod(c10d.ProcessGroupGloo.create_device)
-    dist.Backend.default_device_backend_map["cpu"] = backend
+    dist.Backend.default_device_backend_map["cpu"] = Like(backend)
     gloo_options = c10d.ProcessGroupGloo._Options
 
     def asked(function: Any) -> Any:
@@ -54,6 +54,22 @@ def replace_gloo(backend: str) -> None:
             return Like(answer) if answer == backend else answer
 
         return called
+
+    for name in ("init_process_group", "new_group", "new_subgroups", "get_backend"):
+        original = getattr(c10d, name)
+        replacement = asked(original)
+        for module in [*sys.modules.values()]:
+            if vars(module).get(name) is original:
+                setattr(module, name, replacement)
+    replace_constructor()
+
+
+def replace_constructor() -> None:
+    """Tests that make a group or a debug wrapper of Gloo's directly make one of ours."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    gloo_options = c10d.ProcessGroupGloo._Options
 
     class InGloosPlace:
         """What makes a group where a test makes one of Gloo's directly."""
@@ -78,12 +94,18 @@ def replace_gloo(backend: str) -> None:
             group._register_backend(torch.device("cpu"), kind, joined)
             return group
 
-    for name in ("init_process_group", "new_group", "new_subgroups", "get_backend"):
-        original = getattr(c10d, name)
-        replacement = asked(original)
-        for module in [*sys.modules.values()]:
-            if vars(module).get(name) is original:
-                setattr(module, name, replacement)
+    original_wrapper = c10d._create_process_group_wrapper
+    wrapped = []
+
+    def create_wrapper(group: Any, *args: Any, **keywords: Any) -> Any:
+        """torch's debug wrapper takes a backend, which does not hold the group that it is of."""
+        import torch
+
+        wrapped.append(group)
+        backend_of = group._get_backend(torch.device("cpu"))
+        return original_wrapper(backend_of, *args, **keywords)
+
+    dist._create_process_group_wrapper = create_wrapper
     dist.ProcessGroupGloo = InGloosPlace
 
 
