@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -150,12 +149,35 @@ def test_a_daemon_is_in_its_volumes_group_before_it_is_the_daemon(group: Path) -
     assert VOLUME_BYTES_MAX == DATA_BYTES_MAX
 
 
-def test_a_daemon_that_cannot_enter_does_not_start(group: Path) -> None:
-    command = divide(group).of("one").enter(["/bin/echo", "started"])
-    shutil.rmtree(group / "daemons" / "one")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert done.stdout == ""
+@pytest.mark.parametrize("refuses", ["missing", "write"])
+def test_a_daemon_that_cannot_enter_serves_and_the_log_says_so(
+    group: Path, capfd: pytest.CaptureFixture[str], refuses: str
+) -> None:
+    """Without delegation the kernel refuses the move after the group was made."""
+    inside = divide(group).of("one")
+    script = "echo '{}'; exec sleep 60"
+    made = inside.enter(["/bin/true"])
+    procs = inside.path / "cgroup.procs"
+    if refuses == "write":
+        procs.symlink_to("/dev/full")
+    else:
+        procs.mkdir()
+    assert str(procs) in made
+    descriptor = os.open("/dev/null", os.O_RDONLY)
+    daemon = Daemon(["/bin/sh", "-c", script], descriptor, "v1", inside)
+    daemon.start(resume=False)
+    assert daemon.wait_ready(10)
+    assert daemon.report().restarts == 0
+    daemon.stop(at_once=True)
+    os.close(descriptor)
+    assert f"v1: the daemon has no control group: it cannot enter {procs}" in capfd.readouterr().err
+
+
+def test_processes_that_may_not_be_moved_leave_the_daemons_without_groups(group: Path) -> None:
+    """As without delegation: the holder serves all the same."""
+    (group / "holder" / "cgroup.procs").mkdir(parents=True)
+    with pytest.raises(IndivisibleError, match=r"holder/cgroup.procs: Is a directory"):
+        divide(group)
 
 
 def test_one_that_was_killed_for_memory_says_so(group: Path, tmp_path: Path) -> None:

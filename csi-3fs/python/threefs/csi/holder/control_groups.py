@@ -32,7 +32,9 @@ VOLUME_BYTES_MAX = 1 << 30
 """What daemons of one volume may use with kernel memory and cache: as `threefs.confine`."""
 MOVE_SECONDS, PAUSE_SECONDS = 5.0, 0.02
 """How long, and how often, processes are moved out of a group in which probes start and end."""
-ENTER = 'echo 0 > "$0" && exec "$@"'
+WITHOUT = "the daemon has no control group"
+"""What the log says of a daemon whose memory nothing but its own limit bounds."""
+ENTER = f'echo 0 > "$0" || echo "{WITHOUT}: it cannot enter $0" >&2; exec "$@"'
 
 
 class IndivisibleError(Exception):
@@ -48,7 +50,9 @@ class Group:
     def enter(self, command: list[str]) -> list[str]:
         """The command that becomes `command` inside the group; an OSError if there is none.
 
-        The process enters before it is the daemon: memory stays charged to where it was taken.
+        The process enters before it is the daemon: memory stays charged to where it was taken. One
+        that cannot enter becomes the daemon all the same, and the log says so: its own limit
+        (RLIMIT_DATA) remains, and a volume is not kept from its pods.
         """
         self.path.mkdir(exist_ok=True)
         (self.path / "memory.max").write_text(f"{VOLUME_BYTES_MAX}")
@@ -128,10 +132,13 @@ def _delegate_memory(group: Path, holder: Path) -> None:
     """
     deadline = time.monotonic() + MOVE_SECONDS
     while True:
-        for pid in (group / "cgroup.procs").read_text().split():
-            # It may have ended meanwhile.
-            with suppress(ProcessLookupError):
-                (holder / "cgroup.procs").write_text(pid)
+        try:
+            for pid in (group / "cgroup.procs").read_text().split():
+                # It may have ended meanwhile.
+                with suppress(ProcessLookupError):
+                    (holder / "cgroup.procs").write_text(pid)
+        except OSError as error:
+            raise IndivisibleError(_said(holder / "cgroup.procs", error)) from error
         try:
             (group / "cgroup.subtree_control").write_text("+memory")
         except OSError as error:

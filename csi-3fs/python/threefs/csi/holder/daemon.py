@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .control_groups import WITHOUT
+
 if TYPE_CHECKING:
     from .control_groups import Group
 
@@ -168,7 +170,7 @@ class Daemon:
             return self._group.enter(command)
         except OSError as error:
             # Its own limit (RLIMIT_DATA) remains, and a volume is not kept from its pods.
-            self._note(f"the daemon has no control group: {error}")
+            self._note(f"{WITHOUT}: {error}")
             return command
 
     def _read_ready(self, process: subprocess.Popen[bytes]) -> bool:
