@@ -14,7 +14,7 @@ use threefs_core::ids::{ClientId, InodeId};
 use crate::identity::Identity;
 use crate::protocol::{
     At, CONTEXT, Entry, Inode, LIST_LIMIT_MAX, LayoutDefaults, LengthReport, MetaChange, MetaError,
-    MetaQuery, MetaReply, MetaRequest, MetaResult, RenameMode, RequestId, SessionId,
+    MetaQuery, MetaReply, MetaRequest, MetaResult, RenameMode, RequestId, SessionId, Versioned,
 };
 
 /// One attempt at a call; a restarting service answers the next one.
@@ -164,7 +164,8 @@ impl MetaClient {
         // Why the service has refused it so far: more useful at the deadline than "no reply".
         let mut refused: Option<MetaError> = None;
         loop {
-            let asked = self.0.pool.ask(request, ATTEMPT_TIMEOUT, deadline, guard.as_ref());
+            let message = Versioned::of(request);
+            let asked = self.0.pool.ask(&message, ATTEMPT_TIMEOUT, deadline, guard.as_ref());
             let answer = match (asked.await, refused.take()) {
                 (Ok(answer), _) => answer,
                 (Err(_), Some(error)) if deadline.remaining().is_none() => Err(error),

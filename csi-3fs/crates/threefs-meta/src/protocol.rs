@@ -8,6 +8,7 @@
 //! answer of the first execution and changes nothing.
 
 use fabric::capability::Capability;
+use fabric::rpc::{Fault, decode};
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_core::layout::Layout;
@@ -18,6 +19,9 @@ pub use crate::written::{REPORT_RANGES_MAX, Written};
 
 /// Name of the service; both sides of a connection sign it.
 pub const CONTEXT: &str = "threefs/meta";
+/// Version of the messages between clients and the service. Raise it with every change of a request,
+/// a reply or anything within. Requests of releases before it had one start with 0 or 1.
+pub const VERSION: u8 = 2;
 /// The root directory.
 pub const ROOT: InodeId = InodeId(1);
 /// The longest name, as on Linux.
@@ -36,7 +40,9 @@ pub const ATTRIBUTES_BYTES_MAX: usize = 128 << 10;
 pub const RESERVED_ATTRIBUTES: &str = "user.threefs.";
 /// What one name costs beside its bytes: the row of a directory entry.
 pub const NAME_ROW_BYTES: u64 = 64;
-/// Bytes of names, attributes and link targets that a directory with a limit of inodes may have
+/// What a write session costs: its row.
+pub const SESSION_ROW_BYTES: u64 = 64;
+/// Bytes of names, attributes, link targets and write sessions that a directory with a limit of inodes may have
 /// for each of them.
 pub const METADATA_BYTES_PER_INODE: u64 = 1024;
 /// And those that it may have anyway.
@@ -230,6 +236,43 @@ pub struct RequestId {
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct SessionId(pub u128);
+
+/// A request as it is sent: the version comes first, in one byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Versioned<T> {
+    version: u8,
+    message: T,
+}
+
+impl<'a> Versioned<&'a MetaRequest> {
+    /// A request of this release.
+    pub fn of(message: &'a MetaRequest) -> Self {
+        Self { version: VERSION, message }
+    }
+}
+
+/// The request in a message. The version is looked at before anything else is decoded: a message of
+/// another one could be read as a different request.
+///
+/// # Errors
+/// [`Fault`] with what to upgrade.
+pub fn decode_request(message: &[u8]) -> Result<MetaRequest, Fault> {
+    let version = message.first().copied().unwrap_or_default();
+    if version != VERSION {
+        let (theirs, side) = match version {
+            0 | 1 => ("no version".to_owned(), "the client"),
+            older if older < VERSION => (format!("version {older}"), "the client"),
+            newer => (format!("version {newer}"), "the metadata service"),
+        };
+        return Err(Fault::bad_request(format!(
+            "the client sends {theirs}, this service takes version {VERSION} of the messages of \
+             {CONTEXT}; upgrade {side} so that both are of one release"
+        )));
+    }
+    let request: Versioned<MetaRequest> =
+        decode(message).map_err(|error| Fault::bad_request(error.to_string()))?;
+    Ok(request.message)
+}
 
 /// A call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -563,7 +606,7 @@ pub struct QuotaUse {
     pub inodes_used: u64,
     /// Limit of `metadata_used`, derived from `inodes_max`.
     pub metadata_max: Option<u64>,
-    /// Bytes of names, extended attributes and symbolic links' targets below it.
+    /// Bytes of names, extended attributes, symbolic links' targets and write sessions below it.
     pub metadata_used: u64,
 }
 

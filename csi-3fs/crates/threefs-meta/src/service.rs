@@ -10,7 +10,6 @@ use fabric::deadline::Deadline;
 use fabric::keys::Keys;
 use fabric::rpc::{
     Budget, Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown,
-    decode_request,
 };
 use fabric::ticket::Ticket;
 use threefs_core::ids::InodeId;
@@ -19,7 +18,9 @@ use threefs_mgmtd::{MgmtdClient, MgmtdError, RoutingFollower};
 
 use crate::chunks::ChunkTrimmer;
 use crate::config::MetaConfig;
-use crate::protocol::{CONTEXT, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult};
+use crate::protocol::{
+    CONTEXT, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, decode_request,
+};
 use crate::registration::{RegistrationError, register};
 use crate::replies::reply_bytes;
 use crate::scope::outside;
@@ -171,7 +172,7 @@ impl Handler {
 
 impl Service for Handler {
     async fn handle(&self, call: Call) -> Result<Reply, Fault> {
-        let request: MetaRequest = decode_request(&call)?;
+        let request = decode_request(&call.message)?;
         if !self.registered.load(SeqCst) {
             let detail = "its store is not registered with mgmtd yet".into();
             let refused: MetaResult = Err(MetaError::Unavailable { detail });

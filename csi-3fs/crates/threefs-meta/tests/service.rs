@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabric::auth::Key;
 use fabric::deadline::Deadline;
@@ -15,7 +15,7 @@ use rand::Rng;
 use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{ClientId, Incarnation, NodeId};
 use threefs_kv::EmbeddedConfig;
-use threefs_meta::protocol::{ATTRIBUTE_BYTES_MAX, CONTEXT};
+use threefs_meta::protocol::{ATTRIBUTE_BYTES_MAX, CONTEXT, VERSION, Versioned};
 use threefs_meta::{
     At, Identity, Meta, MetaChange, MetaClient, MetaClientError, MetaConfig, MetaError, MetaQuery,
     MetaRequest, MetaRunError, NoChunks, SetMode, TreeConfig,
@@ -294,10 +294,49 @@ async fn without_chains_there_are_directories_and_files_wait_until_the_deadline(
     tokio::spawn(meta.serve(shutdown));
     let client = MetaClient::new(&address, &key(), ClientId(1));
     client.make_directory(At::path("/d/e"), true, soon()).await.unwrap();
-    let deadline = Deadline::after(Duration::from_secs(2));
-    let error = client.create(At::path("/d/file"), true, deadline).await.unwrap_err();
-    assert!(matches!(&error, MetaClientError::Refused(MetaError::Unavailable { .. })), "{error}");
-    assert!(error.to_string().contains("no chains yet"), "{error}");
+    // A deadline that passes before the first answer says nothing of chains: then a longer one.
+    for seconds in [1, 4, 16, 64] {
+        let begun = Instant::now();
+        let deadline = Deadline::after(Duration::from_secs(seconds));
+        let error = client.create(At::path("/d/file"), true, deadline).await.unwrap_err();
+        if let MetaClientError::Refused(MetaError::Unavailable { detail }) = &error {
+            assert!(detail.contains("no chains yet"), "{error}");
+            let waited = begun.elapsed() + Duration::from_millis(100);
+            assert!(waited >= Duration::from_secs(seconds), "gave up after {waited:?}");
+            return;
+        }
+    }
+    panic!("no answer in a minute");
+}
+
+/// Messages of the release before have no version; those of a later one have another.
+#[tokio::test]
+async fn clients_of_other_versions_are_refused_with_the_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_mgmtd, _keep, mgmtd) = start_mgmtd(folder.path()).await;
+    let meta = Meta::open(meta("127.0.0.1:0", &mgmtd, folder.path()), Arc::new(NoChunks));
+    let meta = meta.await.unwrap();
+    let (_handle, shutdown) = Shutdown::new();
+    let address = meta.address().to_string();
+    tokio::spawn(meta.serve(shutdown));
+    MetaClient::new(&address, &key(), ClientId(1)).stat(At::path("/"), soon()).await.unwrap();
+    let config = ConnectionConfig::new(CONTEXT, key());
+    let connection = Connection::open(&address, config, soon()).await.unwrap();
+    let who = Identity::ROOT;
+    let query = MetaRequest::Query { who: who.clone(), query: MetaQuery::Status };
+    let id = threefs_meta::RequestId { client: ClientId(2), sequence: 1, finished_below: 0 };
+    let change = MetaChange::RemoveTree { at: At::path("/") };
+    let change = MetaRequest::Change { id, who, change };
+    let later = [&[VERSION + 1], &encode(&query).unwrap()[..]].concat().into();
+    for message in [encode(&query).unwrap(), encode(&change).unwrap(), later] {
+        let error = connection.call(message, Payload::empty(), soon()).await.unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("BadRequest") && text.contains("of the messages of threefs/meta"),
+            "{text}"
+        );
+        assert!(text.contains("upgrade"), "{text}");
+    }
 }
 
 fn resident_bytes() -> u64 {
@@ -352,7 +391,8 @@ async fn replies_that_are_not_taken_do_not_fill_the_memory() {
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let relay = relay_that_stops(address, stopped).await;
     let query = MetaQuery::GetAttribute { at, name };
-    let request = encode(&MetaRequest::Query { who: Identity::ROOT, query }).unwrap();
+    let request = MetaRequest::Query { who: Identity::ROOT, query };
+    let request = encode(&Versioned::of(&request)).unwrap();
     let mut connections = Vec::new();
     for _ in 0..CONNECTIONS {
         let config = ConnectionConfig::new(CONTEXT, key());
