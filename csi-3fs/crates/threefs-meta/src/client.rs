@@ -168,7 +168,8 @@ impl MetaClient {
             let asked = self.0.pool.ask(&message, ATTEMPT_TIMEOUT, deadline, guard.as_ref());
             let answer = match (asked.await, refused.take()) {
                 (Ok(answer), _) => answer,
-                (Err(_), Some(error)) if deadline.remaining().is_none() => Err(error),
+                // Retries end one pause before the deadline.
+                (Err(late), Some(error)) if late.retryable() || deadline.passed() => Err(error),
                 (Err(error), _) => return Err(error.into()),
             };
             match answer {

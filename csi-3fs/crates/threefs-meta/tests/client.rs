@@ -1,0 +1,67 @@
+//! The calling side of the metadata service against one that answers as the test says.
+// A test fails by panicking, also in its helpers.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use fabric::auth::Key;
+use fabric::deadline::Deadline;
+use fabric::rpc::{Call, Fault, Reply, Server, ServerConfig, Service, Shutdown, ShutdownHandle};
+use threefs_core::ids::ClientId;
+use threefs_meta::protocol::CONTEXT;
+use threefs_meta::{At, MetaClient, MetaClientError, MetaError, MetaResult};
+
+fn key() -> Key {
+    Key::from_bytes(b"a key of sixteen bytes or more").unwrap()
+}
+
+/// All of it passes where the service refuses again and again.
+fn deadline() -> Deadline {
+    Deadline::after(Duration::from_secs(8))
+}
+
+/// Refuses the first call with a reason, and finds that all later ones came too late.
+#[derive(Default)]
+struct Late(AtomicU64);
+
+impl Service for Late {
+    async fn handle(&self, _call: Call) -> Result<Reply, Fault> {
+        if self.0.fetch_add(1, SeqCst) > 0 {
+            return Err(Fault::expired());
+        }
+        let refused: MetaResult = Err(MetaError::Unavailable { detail: "no chains yet".into() });
+        Reply::of(&refused)
+    }
+}
+
+async fn serve(service: impl Service) -> (MetaClient, ShutdownHandle) {
+    let config = ServerConfig::new(CONTEXT, key());
+    let server = Server::bind("127.0.0.1:0", config).await.unwrap();
+    let client = MetaClient::new(server.address().to_string(), &key(), ClientId(1));
+    let (handle, shutdown) = Shutdown::new();
+    tokio::spawn(server.serve(service, shutdown));
+    (client, handle)
+}
+
+/// The service's clock decides whether an attempt came too late, and may decide so a moment before
+/// the client's deadline.
+#[tokio::test]
+async fn a_last_attempt_that_came_too_late_does_not_hide_why_the_others_were_refused() {
+    let (client, _keep) = serve(Late::default()).await;
+    let error = client.create(At::path("/file"), true, deadline()).await.unwrap_err();
+    assert!(matches!(&error, MetaClientError::Refused(MetaError::Unavailable { .. })), "{error}");
+    assert!(error.to_string().contains("no chains yet"), "{error}");
+}
+
+/// Without a refusal before it, the fault is all that is known.
+#[tokio::test]
+async fn a_first_attempt_that_came_too_late_says_so() {
+    let (client, _keep) = serve(Late(AtomicU64::new(1))).await;
+    let error = client.create(At::path("/file"), true, deadline()).await.unwrap_err();
+    assert!(matches!(&error, MetaClientError::Rpc(_)), "{error}");
+    assert!(
+        error.to_string().contains("too late") || error.to_string().contains("Expired"),
+        "{error}"
+    );
+}
