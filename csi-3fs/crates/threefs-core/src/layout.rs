@@ -109,6 +109,12 @@ impl Layout {
         }
     }
 
+    /// The longest that a file can be: a chunk's index has 32 bits.
+    #[must_use]
+    pub fn length_max(&self) -> u64 {
+        u64::from(self.chunk_bytes) << 32
+    }
+
     /// The chains of the file in stripe order: chunk i is on `chains[i % stripe]`.
     ///
     /// # Errors

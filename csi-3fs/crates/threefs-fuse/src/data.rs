@@ -225,8 +225,12 @@ impl Daemon {
             return Ok(());
         }
         let _one_at_a_time = open.telling.lock().await;
-        let ahead = open.state().length.clamp(RESERVE_MIN, RESERVE_MAX);
-        let mut wanted = end.saturating_add(ahead);
+        let mut wanted = {
+            let state = open.state();
+            let ahead = state.length.clamp(RESERVE_MIN, RESERVE_MAX);
+            // No further than a file can be: meta refuses that.
+            end.saturating_add(ahead).min(state.file.layout.length_max()).max(end)
+        };
         for _ in 0..CUTS_MAX {
             if enough(open) {
                 return Ok(());

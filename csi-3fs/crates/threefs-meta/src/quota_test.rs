@@ -446,3 +446,38 @@ async fn the_layout_of_a_file_bounds_its_length() {
     assert!(matches!(refused, MetaError::FileTooLarge { .. }), "{refused}");
     assert_eq!(LayoutDefaults::default().chunk_bytes, 0);
 }
+
+/// What a client reports or reserves is bounded as what is set: a length beyond 2^63 fails lookups in
+/// every kernel, and one that is near it takes what the quotas above have for others.
+#[tokio::test]
+async fn no_client_says_that_a_file_is_longer_than_it_can_be() {
+    let fixture = Fixture::memory().await;
+    fixture.make_directory("/v").await;
+    fixture.change(set_quota("/v", None, None)).await.unwrap();
+    let file = fixture.create("/v/file").await;
+    let InodeKind::File { layout, .. } = &file.kind else { panic!("{file:?}") };
+    let max = u64::from(layout.chunk_bytes) << 32;
+    let refused = |reply: Result<MetaReply, MetaError>| {
+        match reply {
+        Ok(MetaReply::Inodes(inodes)) => inodes.into_iter().all(|inode| {
+            matches!(inode, Err(MetaError::FileTooLarge { ref detail }) if detail.contains(&max.to_string()))
+        }),
+        Err(MetaError::FileTooLarge { .. }) => true,
+        _ => false,
+    }
+    };
+    for length in [max + 1, i64::MAX as u64, i64::MAX as u64 + 1, u64::MAX - 1, u64::MAX] {
+        assert!(refused(fixture.change(report(&file, length, &[])).await), "report {length}");
+        assert!(refused(fixture.change(reserve(&file, 1, length)).await), "reserve {length}");
+        let written = crate::Written::of_bytes(0, length, layout.chunk_bytes);
+        let report = LengthReport { inode: file.id, length, truncate_version: 0, written };
+        let close =
+            MetaChange::Close { inode: file.id, session: SessionId(1), report: Some(report) };
+        assert!(refused(fixture.change(close).await), "close {length}");
+        assert_eq!(fixture.stat("/v/file").await.unwrap(), file);
+        assert_eq!(used(&fixture, "/v").await, (0, 1));
+        check_tree(&fixture.store).await;
+    }
+    fixture.change(report(&file, max, &[])).await.unwrap();
+    assert_eq!(used(&fixture, "/v").await, (max, 1));
+}

@@ -78,9 +78,10 @@ async fn reserve(
 ) -> Result<InodeRow, OpError> {
     let mut row = load(txn, wanted.inode, "").await?;
     let before = bytes_of(&row);
-    let InodeKind::File { reserved, truncate_version, .. } = &mut row.inode.kind else {
+    let InodeKind::File { reserved, truncate_version, layout, .. } = &mut row.inode.kind else {
         return Err(not_a_file(&row));
     };
+    check_length(wanted.end, layout)?;
     if wanted.truncate_version != *truncate_version {
         return Ok(row);
     }
@@ -146,6 +147,7 @@ pub(super) async fn grow(
     else {
         return Err(not_a_file(&row));
     };
+    check_length(report.length, layout)?;
     if report.truncate_version != *truncate_version {
         return Ok(row);
     }
@@ -200,14 +202,7 @@ impl Operation for BeginTrim<'_> {
                 false => not_a_file(&row),
             });
         };
-        let length_max = u64::from(layout.chunk_bytes) << 32;
-        if self.length > length_max {
-            let detail = format!(
-                "{} bytes are more than a file with chunks of {} bytes can have ({length_max})",
-                self.length, layout.chunk_bytes
-            );
-            return Err(MetaError::FileTooLarge { detail }.into());
-        }
+        check_length(self.length, layout)?;
         if txn.get(&rows::trim(id)).await?.is_some() {
             return Err(OpError::TrimPending(id));
         }
@@ -271,6 +266,21 @@ impl Operation for FinishTrim {
         }
         Ok(())
     }
+}
+
+/// Refuses a length that no chunk index reaches, whoever names it: kernels fail every lookup of a file
+/// beyond 2^63, and a quota without a limit of its own would take the rest of those above.
+fn check_length(length: u64, layout: &Layout) -> Result<(), MetaError> {
+    let chunk_bytes = layout.chunk_bytes;
+    let length_max = layout.length_max();
+    if length <= length_max {
+        return Ok(());
+    }
+    let detail = format!(
+        "{length} bytes are more than a file with chunks of {chunk_bytes} bytes can have \
+         ({length_max})"
+    );
+    Err(MetaError::FileTooLarge { detail })
 }
 
 fn not_a_file(row: &InodeRow) -> OpError {
