@@ -198,7 +198,7 @@ impl Tree {
             let list = ops::ListRows { prefix: rows::SESSIONS, after: &after, limit: PAGE };
             let page = self.store.transact(transaction(), &list).await?;
             for (key, value) in &page {
-                let row: SessionRow = rows::decode(key, value)?;
+                let row = SessionRow::decode(key, value)?;
                 if !self.clients.heard_since(row.client, silent_since) {
                     self.store.transact(transaction(), &ops::EndSession { key }).await?;
                 }

@@ -8,7 +8,7 @@ use threefs_kv::{EmbeddedConfig, Store};
 
 use crate::protocol::{
     At, LayoutDefaults, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest,
-    QuotaUse, RenameMode, RequestId, Reservation, SessionId,
+    QuotaUse, RenameMode, RequestId, Reservation, SESSION_ROW_BYTES, SessionId, SetMode,
 };
 use crate::testing::{Fixture, Yielding, check_tree, config, create, make_directory, rename, soon};
 use crate::{Identity, Inode, InodeKind};
@@ -480,4 +480,67 @@ async fn no_client_says_that_a_file_is_longer_than_it_can_be() {
     }
     fixture.change(report(&file, max, &[])).await.unwrap();
     assert_eq!(used(&fixture, "/v").await, (max, 1));
+}
+
+/// Rows of sessions are in the store that all volumes share: a client that begins them without end
+/// is stopped by its own volume's limit of metadata, and gets back what it ends.
+#[tokio::test]
+async fn write_sessions_count_for_the_metadata_of_their_volume() {
+    const BATCH: u128 = 256;
+    let fixture = Fixture::memory().await;
+    fixture.make_directory("/v").await;
+    fixture.change(set_quota("/v", None, Some(10))).await.unwrap();
+    let file = fixture.create("/v/file").await;
+    // Most of what ten inodes may have, so that few sessions are the rest.
+    for number in 0..8 {
+        let at = At::path(format!("/v/{number}"));
+        fixture.create(&at.path).await;
+        for name in ["user.a", "user.b"] {
+            let (at, name, mode) = (at.clone(), name.into(), SetMode::Any);
+            let value = Some(vec![7; 60_000]);
+            let set = MetaChange::SetAttribute { at, name, value, mode };
+            fixture.change(set).await.unwrap();
+        }
+    }
+    let before = quotas(&fixture, "/v").await[0];
+    let batch = |first: u128| {
+        let reservation = |session| Reservation {
+            inode: file.id,
+            session: SessionId(session),
+            end: 1,
+            truncate_version: 0,
+        };
+        MetaChange::Reserve { reservations: (first..first + BATCH).map(reservation).collect() }
+    };
+    let mut begun = 0;
+    let refused = loop {
+        match fixture.change(batch(begun)).await {
+            Ok(_) => begun += BATCH,
+            Err(error) => break error,
+        }
+        assert!(begun < 1 << 12, "sessions without end");
+    };
+    assert!(matches!(refused, MetaError::QuotaExceeded { .. }), "{refused}");
+    assert!(refused.to_string().contains("write sessions"), "{refused}");
+    assert!(begun >= 1 << 10, "{begun}");
+    check_tree(&fixture.store).await;
+    // One that is there already costs nothing more.
+    fixture.change(batch(0)).await.unwrap();
+    let open = MetaChange::Open { at: At::path("/v/file"), write: true };
+    fixture.change(open.clone()).await.unwrap();
+    check_tree(&fixture.store).await;
+    for first in (0..begun).step_by(BATCH as usize) {
+        let ends: Vec<u128> = (first..first + BATCH).collect();
+        fixture.change(report(&file, 1, &ends)).await.unwrap();
+    }
+    check_tree(&fixture.store).await;
+    fixture.change(rename("/v/file", "/file")).await.unwrap();
+    check_tree(&fixture.store).await;
+    fixture.change(rename("/file", "/v/file")).await.unwrap();
+    let after = quotas(&fixture, "/v").await[0];
+    assert_eq!(after.metadata_used, before.metadata_used + SESSION_ROW_BYTES);
+    // The sweep ends what its client left.
+    fixture.tree.sweep(fixture.tree.config.session_timeout_ms + 1_000_000).await.unwrap();
+    assert_eq!(quotas(&fixture, "/v").await[0].metadata_used, before.metadata_used);
+    check_tree(&fixture.store).await;
 }

@@ -60,7 +60,8 @@ pub(crate) struct InodeRow {
     /// Set before the chunks of a removed file go: from then on nobody can read it, so nobody can
     /// mistake a chunk that is gone for a hole.
     pub dead: bool,
-    /// Bytes of its names, extended attributes and link target, as they count for a quota.
+    /// Bytes of its names, extended attributes, link target and write sessions, as they count for a
+    /// quota.
     pub metadata_bytes: u64,
     /// No chunk of a file exists at or beyond this many bytes; `u64::MAX` where writers need not
     /// reserve before they write.
@@ -85,6 +86,15 @@ pub(crate) struct DentryRow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SessionRow {
     pub client: ClientId,
+    /// Whether it counts for its file's quota: those of earlier releases do not.
+    pub counted: bool,
+}
+
+impl SessionRow {
+    /// A row of this release or of an earlier one, which ends after the client.
+    pub(crate) fn decode(key: &[u8], value: &[u8]) -> Result<Self, KvError> {
+        decode(key, value).or_else(|_| Ok(Self { client: decode(key, value)?, counted: false }))
+    }
 }
 
 /// "Nothing of this file at or beyond `length` may stay." Until it is done nobody may open the file
@@ -242,4 +252,21 @@ pub(crate) fn inode_of_key(key: &[u8]) -> Result<InodeId, KvError> {
     let bytes = key.get(4..12).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
     let bytes = bytes.ok_or_else(|| KvError::bad_row(key, "the key holds no inode"))?;
     Ok(InodeId(u64::from_be_bytes(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_of_earlier_releases_are_read_and_count_for_nothing() {
+        for client in [ClientId(0), ClientId(7), ClientId(u128::MAX)] {
+            let before = postcard::to_allocvec(&client).unwrap();
+            let row = SessionRow::decode(b"INOS", &before).unwrap();
+            assert_eq!(row, SessionRow { client, counted: false });
+            let row = SessionRow { client, counted: true };
+            let now = postcard::to_allocvec(&row).unwrap();
+            assert_eq!(SessionRow::decode(b"INOS", &now).unwrap(), row);
+        }
+    }
 }

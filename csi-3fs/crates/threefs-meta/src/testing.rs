@@ -22,7 +22,7 @@ use crate::chunks::{ChunkTrimmer, DeadFile};
 use crate::config::TreeConfig;
 use crate::protocol::{
     At, EntryKind, Inode, LayoutDefaults, MetaChange, MetaQuery, MetaReply, MetaRequest,
-    MetaResult, RequestId,
+    MetaResult, RequestId, SESSION_ROW_BYTES,
 };
 use crate::rows::{self, DentryRow, InodeRow, QuotaRow, REMOVED, RemovalRow};
 use crate::tree::Tree;
@@ -258,9 +258,12 @@ async fn check_metadata_bytes(txn: &mut Transaction, row: &InodeRow, names: &[(I
         crate::InodeKind::Symlink { target } => target.len(),
         _ => 0,
     };
-    let expected = (named + attributes + target) as u64;
+    let sessions = KeyRange::prefix(&rows::sessions(row.inode.id));
+    let sessions = txn.range(&sessions, usize::MAX).await.unwrap().len();
+    let sessions = sessions * SESSION_ROW_BYTES as usize;
+    let expected = (named + attributes + target + sessions) as u64;
     if row.parent() != Some(REMOVED) {
-        assert_eq!(row.metadata_bytes, expected, "{}: names, attributes, target", row.inode.id);
+        assert_eq!(row.metadata_bytes, expected, "{}: metadata", row.inode.id);
     }
 }
 

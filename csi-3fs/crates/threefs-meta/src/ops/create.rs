@@ -4,6 +4,7 @@ use threefs_core::ids::ClientId;
 use threefs_core::layout::Layout;
 use threefs_kv::{Operation, Transaction};
 
+use super::length::begin_session;
 use super::quota::{self, Charge};
 use super::walk::{Last, Place, Slot, find, slot, walk};
 use super::{Birth, Given, OpError, count_subdirectories, load_named, store, touch};
@@ -11,7 +12,7 @@ use crate::identity::{Identity, READ, WRITE};
 use crate::protocol::{
     At, EntryKind, InodeKind, LayoutDefaults, MetaError, MetaReply, PATH_BYTES_MAX, SessionId,
 };
-use crate::rows::{self, DentryRow, InodeRow, SessionRow};
+use crate::rows::{self, DentryRow, InodeRow};
 
 /// Gives new files their chains.
 pub(crate) trait Layouts: Sync {
@@ -95,7 +96,7 @@ pub(super) async fn insert(
 
 async fn opened(
     txn: &mut Transaction,
-    row: InodeRow,
+    mut row: InodeRow,
     at: &At,
     write: Option<Wanted>,
     created: bool,
@@ -122,9 +123,9 @@ async fn opened(
         if !created && txn.get(&rows::trim(id)).await?.is_some() {
             return Err(OpError::TrimPending(id));
         }
-        rows::write(txn, &rows::session(id, session), &SessionRow { client })?;
-        // Conflicts with the collector, which reads the inode before it takes the chunks.
-        txn.add_read_conflict(&rows::inode(id));
+        begin_session(txn, &mut row, session, client).await?;
+        // Conflicts with the collector, too, which reads the inode before it takes the chunks.
+        store(txn, &mut row)?;
     }
     let session = write.map(|wanted| wanted.session);
     Ok(MetaReply::Opened { inode: super::visible(txn, row).await?, session, created })

@@ -13,9 +13,14 @@ use super::quota::{self, Charge, bytes_of};
 use super::walk::{Last, find};
 use super::{Given, OpError, load, store, written_rows};
 use crate::identity::{Identity, WRITE};
-use crate::protocol::{At, InodeKind, LengthReport, MetaError, MetaReply, Reservation, SessionId};
+use crate::protocol::{
+    At, InodeKind, LengthReport, MetaError, MetaReply, Reservation, SESSION_ROW_BYTES, SessionId,
+};
 use crate::rows::{self, InodeRow, SessionRow, TrimRow};
 use crate::written::{RANGES_MAX, Written, chunks_of};
+
+/// What a session counts for.
+const SESSION_BYTES: i64 = SESSION_ROW_BYTES as i64;
 
 /// `MetaChange::ReportLengths`.
 pub(crate) struct ReportLengths<'a> {
@@ -91,9 +96,25 @@ async fn reserve(
     *reserved = wanted.end.max(*reserved);
     row.end_max = row.end_max.max(wanted.end);
     recharge(txn, &mut row, before).await?;
-    rows::write(txn, &rows::session(wanted.inode, wanted.session), &SessionRow { client })?;
+    begin_session(txn, &mut row, wanted.session, client).await?;
     store(txn, &mut row)?;
     Ok(row)
+}
+
+/// A write session, unless it is there already. Its row counts for the file's quota, as names do:
+/// nothing else bounds how many sessions a client begins. The caller stores the inode.
+pub(super) async fn begin_session(
+    txn: &mut Transaction,
+    row: &mut InodeRow,
+    session: SessionId,
+    client: ClientId,
+) -> Result<(), OpError> {
+    let key = rows::session(row.inode.id, session);
+    if txn.get(&key).await?.is_some() {
+        return Ok(());
+    }
+    quota::charge_metadata(txn, row, SESSION_BYTES).await?;
+    Ok(rows::write(txn, &key, &SessionRow { client, counted: true })?)
 }
 
 /// Charges what a file counts for more than before. A file that lost its last name while nobody
@@ -115,23 +136,30 @@ pub(super) async fn end_session(
     session: SessionId,
 ) -> Result<(), OpError> {
     let key = rows::session(inode, session);
+    let stored = txn.get(&key).await?;
+    let ended = stored.map(|value| SessionRow::decode(&key, &value)).transpose()?;
     txn.clear(&key);
-    if !txn.range(&KeyRange::prefix(&rows::sessions(inode)), 1).await?.is_empty() {
-        return Ok(());
-    }
+    let is_last = txn.range(&KeyRange::prefix(&rows::sessions(inode)), 1).await?.is_empty();
     let Some(mut row) = rows::read::<InodeRow>(txn, &rows::inode(inode)).await? else {
         return Ok(());
     };
+    let counted = ended.is_some_and(|ended| ended.counted);
+    if counted {
+        quota::charge_metadata(txn, &mut row, -SESSION_BYTES).await?;
+    }
     let before = bytes_of(&row);
     let InodeKind::File { reserved, .. } = &mut row.inode.kind else { return Ok(()) };
-    if *reserved == 0 {
-        return Ok(());
+    let gives_back = is_last && *reserved != 0;
+    if gives_back {
+        *reserved = 0;
+        if row.charged {
+            recharge(txn, &mut row, before).await?;
+        }
     }
-    *reserved = 0;
-    if row.charged {
-        recharge(txn, &mut row, before).await?;
+    if counted || gives_back {
+        store(txn, &mut row)?;
     }
-    Ok(store(txn, &mut row)?)
+    Ok(())
 }
 
 /// Applies one report if it is of the current truncate version and the file is shorter.

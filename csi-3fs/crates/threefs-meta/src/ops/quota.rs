@@ -57,7 +57,7 @@ pub(crate) fn name_bytes(name: &str) -> i64 {
     count(name.len() as u64 + NAME_ROW_BYTES)
 }
 
-/// Counts bytes of names and attributes more or less, for the inode and for its quota.
+/// Counts bytes of names, attributes and sessions more or less, for the inode and for its quota.
 pub(crate) async fn charge_metadata(
     txn: &mut Transaction,
     row: &mut InodeRow,
@@ -368,7 +368,7 @@ pub(crate) fn exceeded(key: &[u8], value: i64, delta: i64, max: i64) -> MetaErro
     let directory = rows::inode_of_key(key).unwrap_or(if key.is_empty() { ROOT } else { REMOVED });
     let what = match key.get(..4) {
         Some(rows::QUOTA_INODES) => "inodes",
-        Some(rows::QUOTA_METADATA) => "bytes of names, attributes and link targets",
+        Some(rows::QUOTA_METADATA) => "bytes of names, attributes, link targets and write sessions",
         _ => "bytes",
     };
     MetaError::QuotaExceeded { directory, what: what.into(), used: value, more: delta, max }
