@@ -13,11 +13,14 @@ from flyer.engine import (
     JobSubmitted,
     Node,
     NodeEmptied,
+    NodeObserved,
     PodExited,
     Quota,
     QuotaObserved,
     Released,
+    RequeueRequested,
     StartRefused,
+    StopRequested,
     Succeeded,
     Zones,
     ZonesObserved,
@@ -273,10 +276,10 @@ def save(d: Any) -> None:
         d.wait(pause_seconds)
 
 
-def interrupt(d: Any, name: str) -> None:
-    """Something urgent comes, runs on one node and ends."""
+def interrupt(d: Any, name: str, user: str = "other") -> None:
+    """Something urgent of this user comes, runs on one node and ends."""
     save(d)
-    d.submit(name, 1, priority="high")
+    d.submit(name, 1, priority="high", user=user)
     leave(d)
     (node,) = d.names(name)
     d.tell(
@@ -302,6 +305,73 @@ def test_a_job_that_was_preempted_often_is_spared_if_others_suffice(desk: Callab
     assert phases(d, "often") == [Phase.SUSPENDING]
 
 
+@pytest.mark.parametrize("restarts", [0, 6])
+def test_restarts_and_a_new_leader_hide_no_preemption(desk: Callable, restarts: int) -> None:
+    d = desk(nodes(2))
+    d.run("often", 1, priority="low", **UNLIMITED)
+    d.run("dear", 1, priority="low", **UNLIMITED)
+    d.wait(3600)
+    for index in range(3):
+        interrupt(d, f"urgent{index}")
+        for _ in range(restarts):  # more than the history of attempts keeps
+            d.tell(RequeueRequested("default/often", d.status("often").chain.attempt, "me"))
+            leave(d)
+    d.restart()
+    leave(d)
+    save(d)
+    d.submit("urgent", 1, priority="high")
+    assert phases(d, "often", "dear") == [Phase.RUNNING, Phase.SUSPENDING]
+
+
+def test_the_times_of_preemptions_that_a_status_keeps_are_bounded(desk: Callable) -> None:
+    d = desk(nodes(2), preemptions_max=10**6)
+    d.run("often", 1, priority="low", **UNLIMITED)
+    d.run("dear", 1, priority="low", **UNLIMITED)
+    d.wait(3600)
+    times = []
+    for index in range(10):
+        interrupt(d, f"urgent{index}")
+        times.append(d.status("often").chain.preempted_at[-1])
+    assert d.status("often").chain.preempted_at == tuple(times[-8:])
+    d.wait(86_400)
+    interrupt(d, "urgent")
+    assert len(d.status("often").chain.preempted_at) == 1
+
+
+def test_the_end_of_a_turn_is_no_preemption(desk: Callable) -> None:
+    d = desk(nodes(1), time_slice_seconds=3600.0)
+    for name in ("often", "other"):
+        d.submit(name, 1, priority="low", **UNLIMITED)
+    for turn in range(8):  # each gives way to the other four times
+        leave(d)
+        running = ("often", "other")[turn % 2]
+        assert d.status(running).phase is Phase.RUNNING
+        attempt = d.status(running).chain.attempt
+        d.tell(CheckpointReported(f"default/{running}", attempt, turn, "/c"))
+        d.wait(3600)
+    leave(d)
+    d.tell(StopRequested("default/other", "me"))
+    assert [one.reason for one in d.status("often").history] == ["Preempted"] * 4
+    d.tell(NodeObserved(Node("d001", "A")))
+    d.run("dear", 1, priority="low", **UNLIMITED)
+    save(d)
+    d.submit("urgent", 1, priority="high")
+    assert phases(d, "often", "dear") == [Phase.SUSPENDING, Phase.RUNNING]
+
+
+def test_a_user_spends_the_budget_of_their_own_jobs_on_nothing(desk: Callable) -> None:
+    d = desk(nodes(2))
+    d.run("often", 1, priority="low", user="me", **UNLIMITED)
+    d.run("dear", 1, priority="low", **UNLIMITED)
+    d.wait(3600)
+    for index in range(3):
+        interrupt(d, f"urgent{index}", user="me")
+        assert len(d.status("often").history) == index + 1
+    save(d)
+    d.submit("urgent", 1, priority="high", user="other")
+    assert phases(d, "often", "dear") == [Phase.SUSPENDING, Phase.RUNNING]
+
+
 def test_a_spared_job_that_has_only_reserved_nodes_loses_no_work(desk: Callable) -> None:
     d = desk(nodes(3), preemptions_max=1)
     d.run("often", 1, **UNLIMITED)
@@ -310,7 +380,7 @@ def test_a_spared_job_that_has_only_reserved_nodes_loses_no_work(desk: Callable)
     d.tell(*(CheckpointReported(f"default/{name}", 1, 1, "/c") for name in ("dear", "weak")))
     d.wait(800)
     d.tell(CheckpointReported("default/often", 1, 1, "/c"))
-    d.submit("urgent", 1, priority="high")
+    d.submit("urgent", 1, priority="high", user="other")
     d.tell(Released("default/often", 1))
     d.empty("often")
     d.wait(1)  # it takes the weaker one's node, and waits for it to be left

@@ -35,6 +35,8 @@ NODES_MAX = 5_000
 _NAME_CHARS_MAX = 253
 _ZONE_CHARS_MAX = 63
 HISTORY_MAX = 5
+# Preemptions of which the times are kept: more than the scheduler's budget counts.
+PREEMPTIONS_MAX = 8
 # What a status lists of why a job waits: a queue of thousands of jobs stays small in the store.
 PENDING_REASONS_MAX = 8
 PENDING_CHARS_MAX = 512
@@ -156,6 +158,12 @@ class Chain(Model):
     )
     slice_used: float = Field(
         default=0.0, ge=0, description="Seconds that earlier attempts used of its time slice"
+    )
+    preempted_at: tuple[Timestamp, ...] = Field(
+        default=(),
+        max_length=PREEMPTIONS_MAX,
+        description="When jobs of other users preempted it before its time slice was over, the "
+        "oldest first. Only the last day counts",
     )
     not_before: Timestamp | None = Field(
         default=None, description="Pause after repeated failures, or since its pods were refused"

@@ -367,9 +367,7 @@ class Market:
     def _has_given_way_enough(self, victim: JobState) -> bool:
         policy = self.draft.policy
         since = self.draft.now - policy.preemptions_seconds
-        preempted = sum(
-            one.reason == "Preempted" and one.ended_at > since for one in victim.status.history
-        )
+        preempted = sum(at > since for at in victim.status.chain.preempted_at)
         return preempted >= policy.preemptions_max
 
     def memory(self, job: JobState) -> Memory:

@@ -38,7 +38,8 @@ class Policy:
     # the nodes that nobody needs stand idle until somebody fits on them.
     displaced_seconds: float = 900.0
     # A job that was preempted so many times within this time is taken only if no others suffice.
-    # A status remembers five attempts: more than that is not counted.
+    # A status keeps the times of eight: more than that is not counted. The end of a time slice is
+    # no preemption, and what jobs of the same user take does not count.
     preemptions_max: int = 3
     preemptions_seconds: float = 86_400.0
     # A job that has not saved for so many of its checkpoint intervals loses the protection of its

@@ -159,6 +159,8 @@ def preempt(
         transitions.begin_suspension(draft, key, reason="Preempted", by=job.key, message=why)
         if over:
             transitions.end_turn(draft, key)
+        elif victim.user != job.user:  # else it could buy its own jobs protection from others
+            transitions.count_preemption(draft, key)
     transitions.reserve(draft, job.key, nodes, backfill=backfill)
 
 

@@ -27,7 +27,7 @@ from flyer.api import (
     Suspension,
     quantize,
 )
-from flyer.api.status import BY_CHARS_MAX, HISTORY_MAX, HISTORY_NODES_MAX
+from flyer.api.status import BY_CHARS_MAX, HISTORY_MAX, HISTORY_NODES_MAX, PREEMPTIONS_MAX
 from flyer.api.waiting import PODS_REFUSED
 from flyer.engine.state import JobState, Seen, Sent
 from flyer.job.limits import readable
@@ -441,6 +441,19 @@ def end_turn(draft: Draft, key: str) -> None:
     draft.update(key, chain=chain.replace(turn_at=draft.now, slice_used=0.0))
 
 
+def count_preemption(draft: Draft, key: str) -> None:
+    """The job gives way although it has not had its time slice: its budget counts that.
+
+    Not read from the history of attempts, which also holds turns that are over, and which a few
+    restarts fill.
+    """
+    chain = draft.jobs[key].status.chain
+    since = draft.now - draft.policy.preemptions_seconds
+    recent = [at for at in chain.preempted_at if at > since]
+    kept = tuple([*recent, draft.now][-PREEMPTIONS_MAX:])
+    draft.update(key, chain=chain.replace(preempted_at=kept))
+
+
 def _slice_used(draft: Draft, job: JobState) -> float:
     """The seconds of its time slice that the job has used, with the attempt that ends now."""
     chain, assignment = job.status.chain, job.status.assignment
@@ -455,6 +468,7 @@ def _slice_used(draft: Draft, job: JobState) -> float:
 __all__ = [
     "FINAL_REASONS",
     "begin_suspension",
+    "count_preemption",
     "drop_reservation",
     "end",
     "end_suspension",
