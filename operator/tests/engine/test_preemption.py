@@ -25,7 +25,7 @@ from flyer.engine import (
     SuspendReceived,
     SuspendRequested,
 )
-from flyer.sim import two_zones
+from flyer.sim import sample_job, two_zones
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,6 +182,26 @@ def test_several_that_arrive_together_wait_for_one_delay(desk: Callable) -> None
     d.wait(0.5)
     assert {d.status(name).phase for name in ("x", "y", "z")} == {Phase.SUSPENDING}
     assert {d.status(name).phase for name in ("a", "b", "c")} == {Phase.DRAINING}
+
+
+def test_a_job_without_a_stored_status_keeps_its_place_and_its_time_at_each_rebuild(
+    desk: Callable,
+) -> None:
+    d = desk(nodes=two_zones(1)[:1], preemption_delay_seconds=0.5)
+    d.run("low", 1, priority="low")
+    d.wait(10)
+    # The status of the first one only explains, and was put aside: it is not in the store.
+    for name, created_at in (("zz-first", d.now - 2), ("aa-second", d.now - 1)):
+        job = sample_job(name, 1, priority="high")
+        metadata = job.metadata.replace(creation_timestamp=created_at)
+        d.jobs[job.key] = job.replace(metadata=metadata)
+    for _ in range(4):  # as with jobs in quarantine that are tried again and again
+        d.restart()
+        d.wait(0.3)
+    assert d.status("low").phase is Phase.SUSPENDING
+    assert d.names("zz-first")
+    created_at = d.jobs["default/zz-first"].metadata.creation_timestamp
+    assert d.status("zz-first").chain.queued_at == created_at
 
 
 def test_nobody_is_preempted_for_the_split_while_other_nodes_are_free(desk: Callable) -> None:

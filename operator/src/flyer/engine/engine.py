@@ -120,7 +120,7 @@ def rebuild(
     """
     now = quantize(now)
     known = judged({node.name: NodeState(node) for node in nodes}, zones, now)
-    states = [new_job(job, now) for job in jobs]
+    states = [new_job(job, now, rebuilt=True) for job in jobs]
     limits = {quota.name: quota for quota in quotas}
     found = EngineState(
         epoch, policy, now, known, {job.key: job for job in states}, limits, zones,

@@ -48,13 +48,19 @@ _START_FAILURES_MAX = 8
 _MESSAGE_CHARS_MAX = 8_192
 
 
-def new_job(job: FlyerJob, now: float) -> JobState:
-    """A job as submitted, or as its status describes it."""
+def new_job(job: FlyerJob, now: float, *, rebuilt: bool = False) -> JobState:
+    """A job as submitted, or as its status describes it.
+
+    `rebuilt`: the engine may have known it before. The first status of a waiting job is stored when
+    there is time for it, so without one the job has waited since it was created: else each rebuild
+    would have it wait anew before it may preempt.
+    """
+    created_at = job.metadata.creation_timestamp or now
     status = job.status or FlyerJobStatus(
         chain=Chain(
             id=job.metadata.uid or job.key,
-            submitted_at=job.metadata.creation_timestamp or now,
-            queued_at=now,
+            submitted_at=created_at,
+            queued_at=min(created_at, now) if rebuilt else now,
         ),
         pending=Pending(reason="PendingEvaluation", message="not looked at yet"),
     )
