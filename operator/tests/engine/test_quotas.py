@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from flyer.api import FlyerQuota, Phase, Priority, QuotaSubject
 from flyer.engine import (
+    JobQuarantined,
     JobRemoved,
     JobSubmitted,
+    NodeObserved,
     Quota,
     QuotaObserved,
     QuotaRemoved,
@@ -253,6 +256,27 @@ def test_what_a_job_apart_holds_counts_as_if_the_engine_knew_it(desk: Callable) 
         assert quota_usage(d.state, d.now)[0][1][0].nodes == 2
     d.state = rebuild(d.nodes, (), d.now, 3, d.policy, d.state.quotas.values())
     assert d.run("second", 2, user="anna").phase is Phase.RUNNING
+
+
+def test_a_job_in_quarantine_leaves_the_engine_and_keeps_what_it_holds(desk: Callable) -> None:
+    d = desk(two_zones(1))
+    d.tell(QuotaObserved(Quota("anna", "anna", nodes=1)))
+    d.run("bad", 1, user="anna", priority="low")
+    d.run("other", 1, user="ben", priority="extreme-high")
+    (held,) = d.names("bad")
+    d.wait(100)  # past its minRuntime
+    d.submit("taker", 1, user="ben", priority="high")  # it waits for the node of `bad`
+    assert d.names("taker") == (held,)
+    kept = replace(next(one for one in d.nodes if one.name == held), ready=False, reason="kept")
+    actions = d.tell(JobQuarantined("default/bad"), NodeObserved(kept))
+    assert "default/bad" not in d.state.jobs
+    assert all(getattr(one, "job", "") != "default/bad" for one in actions)
+    assert d.names("taker") == ()
+    d.submit("hers", 1, user="anna")
+    assert d.status("hers").pending.message == (
+        "quota anna has 0 of 1 nodes left for anna, wants 1: 1 used by default/bad (1)"
+    )
+    d.tell(JobQuarantined("default/unknown"))
 
 
 def test_service_accounts_of_a_namespace_share_its_quota() -> None:

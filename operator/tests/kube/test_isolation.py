@@ -237,7 +237,7 @@ async def test_an_orphan_is_ended_only_when_its_job_is_gone(cluster, until):
         term._state.epoch, term._state.policy, term._state.now, term._state.nodes, {}
     )
     view = operator.world.pods.get("default", "a-1-0")
-    term.pod_changed(view, view)
+    operator.world.listener.pod_changed(view, view)
     gets = [one for one in cluster.server.faults.calls if one.verb == "get" and one.name == "a"]
     await until(lambda: [
         one for one in cluster.server.faults.calls if one.verb == "get" and one.name == "a"

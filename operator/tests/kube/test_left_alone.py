@@ -3,9 +3,9 @@
 import pytest
 from flyer import engine
 from flyer.api import API_VERSION, FlyerJobStatus, Phase
-from flyer.engine import CheckpointReported, JobRemoved, LifeStateSet
+from flyer.engine import CheckpointReported, JobRemoved, LifeStateSet, schedule
 from flyer.kube.client import LeaseSettings
-from flyer.kube.services.apart import LeftAlone
+from flyer.kube.services.apart import TRIED_MAX, LeftAlone
 from flyer.kube.services.leader import LABEL_LEADER, LeaderMark
 from flyer.kube.services.submissions import Submissions
 from flyer.kube.services.views import shape_job
@@ -23,6 +23,10 @@ def told(cluster, name, reason):
         one for one in cluster.store.all("events")
         if one["involvedObject"]["name"] == name and one["reason"] == reason
     ]  # fmt: skip
+
+
+def rebuilds(operator):
+    return operator.metrics.registry.get_sample_value("flyer_scheduler_rebuilds_total") or 0
 
 
 async def up(cluster, until, *names):
@@ -227,9 +231,72 @@ def test_pauses_grow_until_something_is_stored():
     assert 290 < left.wait_seconds() <= 300
     left.release()
     assert list(left) == ["n/a"]
+    left.settled("n/a")  # a write that was under way: the job is still to be taken out
+    assert list(left) == ["n/a"]
+    left.hasten("n/a")
+    left.release()
+    assert len(left) == 0
     left.settled("n/a")
     assert not left.suspect("n/a")
-    assert len(left) == 0
+
+
+def test_many_jobs_are_tried_again_some_at_a_time_and_seldom():
+    left = LeftAlone(lambda *_: None)
+    jobs = [f"n/{index}" for index in range(200)]
+    for job in jobs:
+        left.leave(job, "why")
+        left.hasten(job)  # due
+    left.release()
+    assert [job for job in jobs if job not in left] == jobs[:TRIED_MAX]
+    assert left.wait_seconds() == 0.0
+    left.spent(1.0)
+    assert 19 < left.wait_seconds() <= 20
+    left.release()  # a rebuild for another reason
+    assert len(left) == len(jobs) - TRIED_MAX
+    left.spent(10.0)
+    assert 59 < left.wait_seconds() <= 60
+
+
+async def test_jobs_in_quarantine_cost_no_rebuild_before_they_are_tried_again(
+    cluster, until, monkeypatch
+):
+    monkeypatch.setattr("flyer.kube.services.apart.PAUSE_SECONDS", 100.0)
+    whole = schedule._Plan._look_at
+
+    def fails(plan, job, class_key):
+        if job.key.startswith("default/bad"):
+            raise ZeroDivisionError(job.key)
+        return whole(plan, job, class_key)
+
+    monkeypatch.setattr(schedule._Plan, "_look_at", fails)
+    cluster.nodes("A")
+    operator = cluster.operator(LEASE)
+    await until(lambda: operator.leader.term is not None)
+    bad = [f"bad{index}" for index in range(20)]
+    for name in bad:
+        cluster.submit(name)
+    cluster.submit("good")
+    await until(lambda: cluster.phase("good") is Phase.RUNNING)
+    await until(lambda: all(told(cluster, name, "LeftAlone") for name in bad))
+    assert rebuilds(operator) == 0
+
+
+async def test_reasons_that_are_not_taken_cost_no_rebuild(cluster, until, monkeypatch):
+    monkeypatch.setattr("flyer.kube.services.apart.PAUSE_SECONDS", 100.0)
+    cluster.nodes("A")
+    operator = cluster.operator(LEASE)
+    await up(cluster, until, "runs")
+    bad = [f"bad{index}" for index in range(20)]
+    for name in bad:
+        cluster.server.faults.add(
+            Fault("refuse", resource="flyerjobs/status", name=name, code=403, times=10**6)
+        )
+        cluster.submit(name)
+    cluster.submit("waits")
+    await until(lambda: all(told(cluster, name, "LeftAlone") for name in bad))
+    await until(lambda: cluster.status("waits").pending is not None)
+    assert rebuilds(operator) == 0
+    assert set(operator.leader.term.state.jobs) == {"default/runs", "default/waits"}
 
 
 async def test_pods_that_are_forbidden_wait_and_cost_no_restart(cluster, until):

@@ -108,6 +108,12 @@ class Draft:
         self._active[job.key] = self.stale[job.key] = None
         return job
 
+    def forget(self, key: str) -> None:
+        """The job is not one of the engine's any more."""
+        del self.jobs[key]
+        self.stale[key] = None
+        self.changed = True
+
     def active_jobs(self) -> dict[str, JobState]:
         """The jobs that do more than wait, and those that changed in this step."""
         return {key: self.jobs[key] for key in self._active if key in self.jobs}

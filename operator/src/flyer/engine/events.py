@@ -109,6 +109,17 @@ class JobRemoved:
 
 
 @dataclass(frozen=True, slots=True)
+class JobQuarantined:
+    """The driver cannot handle the job: the engine forgets it, and nothing of it is ended.
+
+    Quotas go on counting what it holds, until a rebuild. Its nodes are the driver's to withhold,
+    with a NodeObserved of each in the same step.
+    """
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
 class SuspendRequested:
     """spec.suspend became true. The driver has stored that; `by` and `reason` are for people."""
 
@@ -310,7 +321,8 @@ class Tick:
 Event = (
     NodeObserved | NodeLost | NodeRemoved | NodeEmptied | QuotaObserved | QuotaRemoved
     | TeamObserved
-    | JobSubmitted | JobRemoved | SuspendRequested | ResumeRequested | RequeueRequested
+    | JobSubmitted | JobRemoved | JobQuarantined
+    | SuspendRequested | ResumeRequested | RequeueRequested
     | StopRequested | SuspendReceived | Released | ProgressReported | LogObserved
     | CheckpointReported | LifeStateSet | GangStarted | StartPending | StartFailed | StartRefused
     | StreamLost | StreamRestored | PodExited | ZonesObserved | Tick
@@ -321,6 +333,7 @@ __all__ = [
     "Event",
     "Failed",
     "GangStarted",
+    "JobQuarantined",
     "JobRemoved",
     "JobSubmitted",
     "Killed",

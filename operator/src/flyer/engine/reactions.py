@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from flyer.api import Checkpoint, Exit, Phase, SuspendCode
 from flyer.engine import events as happened
-from flyer.engine import incidents, transitions
+from flyer.engine import incidents, quotas, transitions
 from flyer.engine.draft import ACTIVE
 from flyer.engine.state import NodeState, Sent
 from flyer.job.limits import REASON_CHARS_MAX, TRACEBACK_CHARS_MAX, readable
@@ -192,6 +192,17 @@ def _(event: happened.JobRemoved, draft: Draft) -> None:
     draft.put(replace(job, removed=True))
     if not job.ended:
         transitions.end(draft, event.job, Phase.FAILED, "Removed", "the job was deleted")
+
+
+@react.register(happened.JobQuarantined)
+def _(event: happened.JobQuarantined, draft: Draft) -> None:
+    job = draft.jobs.get(event.job)
+    if job is None:
+        return
+    holding = quotas.held_by(draft, job)
+    if holding is not None:
+        draft.held_apart = (*draft.held_apart, holding)
+    draft.forget(event.job)
 
 
 @react.register(happened.SuspendRequested)

@@ -32,6 +32,11 @@ __all__ = ["PAUSE_SECONDS", "LeftAlone"]
 
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 300.0
+# To try jobs again everything is read again, and each that fails again costs a step. So some are
+# tried at a time, and the next ones after so many times the seconds that this took.
+TRIED_MAX: Final = 8
+REST_FACTOR: Final = 20.0
+REST_SECONDS_MAX: Final = 60.0
 _WHY_CHARS_MAX: Final = 1000
 
 log = logging.getLogger(__name__)
@@ -45,25 +50,26 @@ class _Case:
     status: FlyerJobStatus | None = None  # that could not be stored
 
 
-def _nothing(_why: str) -> None:
+def _nothing() -> None:
     pass
 
 
 class LeftAlone:
     """Of one term. `told(job, kind, why)` hears of each job that begins to be.
 
-    `rebuild(why)` asks for the engine to be rebuilt without the jobs that `guard` took out.
+    `changed` is called for every job that is to be taken out of the engine.
     """
 
     def __init__(
         self,
         told: Callable[[str, str, str], None],
-        rebuild: Callable[[str], None] = _nothing,
+        changed: Callable[[], None] = _nothing,
     ) -> None:
         self._told = told
-        self._rebuild = rebuild
+        self._changed = changed
         self._cases: dict[str, _Case] = {}
         self._gone = False
+        self._rests_until = 0.0  # by the monotonic clock
 
     def __contains__(self, job: object) -> bool:
         """Whether it is left alone now."""
@@ -103,14 +109,13 @@ class LeftAlone:
     def _take_out(self, job: str, doing: str, error: Exception) -> None:
         why = f"{doing}: {type(error).__name__}: {error}"[:_WHY_CHARS_MAX]
         self.leave(job, why)
-        self._rebuild(f"{job}: {why}")
 
     def suspect(self, job: str) -> bool:
         """Whether it was left alone, and nothing of it has been stored since."""
         return job in self._cases
 
     def leave(self, job: str, why: str, status: FlyerJobStatus | None = None) -> None:
-        """From the next rebuild on."""
+        """From the next step on."""
         case = self._cases.setdefault(job, _Case())
         pause_seconds = min(PAUSE_SECONDS * 2.0**case.times, PAUSE_SECONDS_MAX)
         case.times += 1
@@ -119,6 +124,7 @@ class LeftAlone:
         log.error("%s is left alone for %g s: %s", job, pause_seconds, why)
         if case.times == 1:
             self._told(job, "job" if status is None else "status", why)
+        self._changed()
 
     def hasten(self, job: str) -> None:
         """Try it again now, for something else is asked of it."""
@@ -126,28 +132,42 @@ class LeftAlone:
             case.again_at = 0.0
 
     def settled(self, job: str) -> None:
-        """Its status was stored, or the engine has forgotten it."""
-        self._cases.pop(job, None)
+        """Its status was stored, or the engine has forgotten it, since it was tried again."""
+        if job not in self:
+            self._cases.pop(job, None)
 
     def gone(self, job: str) -> None:
         """The object is no more: the next rebuild, now, gives back what is kept for it."""
         case = self._cases.pop(job, None)
         self._gone = self._gone or (case is not None and case.out)
 
+    def spent(self, seconds: float) -> None:
+        """To try jobs again took so long: the next ones are tried after a multiple of it."""
+        now = time.monotonic()
+        rests_until = max(self._rests_until, now) + REST_FACTOR * seconds
+        self._rests_until = min(rests_until, now + REST_SECONDS_MAX)
+
     def wait_seconds(self) -> float:
         """Until the next rebuild: some job is to be tried again, or is gone."""
-        if self._gone:
-            return 0.0
         times = [case.again_at for case in self._cases.values() if case.out]
-        return max(0.0, min(times) - time.monotonic()) if times else float("inf")
+        if self._gone:
+            times.append(0.0)
+        if not times:
+            return float("inf")
+        return max(0.0, max(min(times), self._rests_until) - time.monotonic())
 
     def release(self) -> None:
-        """The engine is rebuilt: those that are due are tried again."""
+        """The engine is rebuilt: some of those that are due are tried again, the longest due first.
+
+        A rebuild for another reason tries none early.
+        """
         now = time.monotonic()
         self._gone = False
-        for case in self._cases.values():
-            if case.again_at <= now:
-                case.out = False
+        if now < self._rests_until:
+            return
+        due = [case for case in self._cases.values() if case.out and case.again_at <= now]
+        for case in sorted(due, key=lambda one: one.again_at)[:TRIED_MAX]:
+            case.out = False
 
     def statuses(
         self, stored: Callable[[str], FlyerJobStatus | None]

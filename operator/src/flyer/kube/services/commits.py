@@ -26,7 +26,7 @@ from flyer.kube.client.errors import (
     UnreachableError,
 )
 from flyer.kube.client.resources import FLYERJOBS
-from flyer.kube.services.errors import StaleStateError
+from flyer.kube.services.errors import LeftAloneError, StaleStateError
 from flyer.kube.services.views import JobView, shape_job
 
 if TYPE_CHECKING:
@@ -84,6 +84,10 @@ class Commits:
         """The engine was rebuilt from these."""
         self._known = {one.key: one.job.status for one in jobs if one.job is not None}
 
+    def left(self, key: str) -> None:
+        """The job is left alone: the engine knows no status of it."""
+        self._known.pop(key, None)
+
     def forgotten(self, key: str) -> None:
         """The engine has forgotten a job."""
         self._known.pop(key, None)
@@ -111,10 +115,14 @@ class Commits:
             wanted = [one for one in wave if one.job not in gone]
             for first in range(0, len(wanted), PREPARED):
                 with self._beside.narrowed() if urgent else contextlib.nullcontext():
-                    gone |= await self._store_all(wanted[first : first + PREPARED])
+                    gone |= await self._store_all(wanted[first : first + PREPARED], urgent=urgent)
 
-    async def _store_all(self, commits: Sequence[Commit]) -> set[str]:
-        """Store them at once; the jobs that are gone. Raises when all have ended."""
+    async def _store_all(self, commits: Sequence[Commit], *, urgent: bool) -> set[str]:
+        """Store them at once; the jobs that are gone. Raises when all have ended.
+
+        Where no decision waits, a job whose status is not taken is left alone and nothing else: no
+        other has to be read again for it.
+        """
         results = await asyncio.gather(
             *(self._store(one) for one in commits), return_exceptions=True
         )
@@ -124,7 +132,10 @@ class Commits:
             for commit, result in zip(commits, results, strict=True):
                 if isinstance(result, (OverloadedError, UnreachableError)):
                     self._leave(commit, result)
-        for failure in sorted(failures, key=lambda one: not isinstance(one, LeadershipLostError)):
+                    failures[failures.index(result)] = LeftAloneError(str(result))
+        if not urgent:
+            failures = [one for one in failures if not isinstance(one, LeftAloneError)]
+        for failure in sorted(failures, key=_rank):
             raise failure
         return {one.job for one, done in zip(commits, results, strict=True) if not done}
 
@@ -202,7 +213,9 @@ class Commits:
             self._left.settled(commit.job)
             self._told(commit.job, before, commit.status)
             return True
-        raise StaleStateError(f"{commit.job}: changed {_TRIES_MAX} times while it was committed")
+        why = f"{commit.job}: changed {_TRIES_MAX} times while it was committed"
+        self._left.leave(commit.job, why, commit.status)
+        raise LeftAloneError(why)
 
     async def write(self, view: JobView, status: FlyerJobStatus) -> bool:
         """Store the status of a job that the engine does not know; whether it is news."""
@@ -272,10 +285,17 @@ class Commits:
         if "a newer leader exists" in str(error):
             raise LeadershipLostError(f"a newer leader exists: {error}") from error
         self._leave(commit, error)
-        raise StaleStateError(str(error)) from error
+        raise LeftAloneError(str(error)) from error
 
     def _leave(self, commit: Commit, error: ApiError) -> None:
         self._left.leave(commit.job, f"its status is not taken: {error}", commit.status)
+
+
+def _rank(failure: BaseException) -> int:
+    """What ends the term comes first, and a job's own trouble last."""
+    if isinstance(failure, LeadershipLostError):
+        return 0
+    return 2 if isinstance(failure, LeftAloneError) else 1
 
 
 def refused_status(job: FlyerJob, why: str, epoch: int, now: float) -> FlyerJobStatus:

@@ -159,14 +159,19 @@ class Gangs:
         pod = after or before
         assert pod is not None, "a change of nothing"
         self._changes.notify(pod.job)
-        if after is not None and after.ip:
-            self._gateway.locate(after.uid, after.ip)
+        if after is not None:
+            self.locate(after)
         if after is not None and after.deleting and not (before and before.deleting):
             self._evicted(after)
         if after is None or after.ended:
             self.conclude(pod, gone=after is None)
         elif before is None or before.node != after.node:
             self.look(pod.job)
+
+    def locate(self, pod: PodView) -> None:
+        """The gang's start may wait for the address. Repeating it is harmless."""
+        if pod.ip:
+            self._gateway.locate(pod.uid, pod.ip)
 
     def _evicted(self, pod: PodView) -> None:
         """`kubectl drain` or a person deletes a pod: the gang saves, leaves and queues again."""

@@ -16,7 +16,7 @@ from flyer.kube.services.silence import Silence
 from flyer.kube.services.strays import Strays, unready
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from flyer.engine import Event, Node
     from flyer.kube.services.views import NodeView, PodView
@@ -54,6 +54,17 @@ class Nodes:
         """Which nodes are dead."""
         for name in self._known:
             self._see_loss(name)
+
+    def withhold(self, nodes: Mapping[str, str]) -> list[Event]:
+        """Keep these nodes for jobs that are left alone: what the engine is told of them."""
+        self.withheld |= nodes
+        events: list[Event] = []
+        for name in nodes:
+            view = self._world.nodes.get("", name)
+            if view is not None and view.ours:
+                self._known[name] = self._observed(view)
+                events.append(NodeObserved(self._known[name]))
+        return events
 
     def changed(self, name: str) -> None:
         """A node, or what is known of it, came, changed or went."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING, Final
 
 from flyer import engine
-from flyer.engine import JobFault, JobSubmitted
+from flyer.engine import JobFault, JobQuarantined, JobSubmitted
 from flyer.kube.services.announcements import EVENT_DROPPED, Announcement
 from flyer.kube.services.errors import StaleStateError
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from flyer.engine import Action, EngineState, Event
     from flyer.kube.metrics import Metrics
     from flyer.kube.services.apart import LeftAlone
+    from flyer.kube.services.quarantine import Quarantine
 
 __all__ = ["JOBS_INLINE_MAX", "Steps"]
 
@@ -30,32 +32,48 @@ class Steps:
     """Of one term. An event that the engine fails at is dropped, a job that it fails at left."""
 
     def __init__(
-        self, left: LeftAlone, metrics: Metrics, announce: Callable[[str, Announcement], None]
+        self,
+        left: LeftAlone,
+        quarantine: Quarantine,
+        metrics: Metrics,
+        announce: Callable[[str, Announcement], None],
     ) -> None:
         self._left = left
+        self._quarantine = quarantine
         self._metrics = metrics
         self._announce = announce
 
     async def step(
         self, state: EngineState, events: Sequence[Event], now: float
     ) -> tuple[EngineState, tuple[Action, ...]]:
-        """One step. StaleStateError: a job is left alone from now on."""
+        """One step, without the jobs that are left alone: also those that fail in it.
+
+        Each of them costs the step once more. StaleStateError: one fails although it is out.
+        """
         while True:
+            begun = time.monotonic()
+            given = [*self._quarantine.taken_out(state.jobs), *events]
             try:
                 # Of a large cluster it takes long enough for the Lease and for signals to wait.
                 if len(state.jobs) > JOBS_INLINE_MAX:
-                    stepped = asyncio.to_thread(engine.step, state, events, now)
+                    stepped = asyncio.to_thread(engine.step, state, given, now)
                     return await asyncio.shield(stepped)
-                return engine.step(state, events, now)
+                return engine.step(state, given, now)
             except JobFault as fault:
                 log.exception("a bug, please report it")
+                again = self._left.suspect(fault.job)
                 events = self._without(fault, events)
+                if again:
+                    self._left.spent(time.monotonic() - begun)
+                await asyncio.sleep(0)  # the loop serves others in between
 
     def _without(self, fault: JobFault, events: Sequence[Event]) -> list[Event]:
         why = f"{fault}: {fault.__cause__!r:.400}"
-        if fault.event is None or isinstance(fault.event, JobSubmitted):
+        if fault.event is None or isinstance(fault.event, (JobSubmitted, JobQuarantined)):
+            if fault.job in self._left:
+                raise StaleStateError(why) from fault
             self._left.leave(fault.job, why)
-            raise StaleStateError(why) from fault
+            return self._quarantine.aside(events)
         self._metrics.faults.labels("event").inc()
         self._announce(fault.job, Announcement(EVENT_DROPPED, why, warning=True))
         return [one for one in events if one is not fault.event]

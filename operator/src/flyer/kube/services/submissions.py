@@ -129,6 +129,10 @@ class Submissions:
         if before is not None and not kept <= (after.kept_nodes if after else frozenset()):
             self._rebuild(f"{before.key}: nodes were kept for it")
 
+    def left(self, key: str) -> None:
+        """The job is left alone: the engine knows no object of this name."""
+        self._uids.pop(key, None)
+
     def forgotten(self, key: str) -> None:
         """The engine has forgotten a job."""
         self._uids.pop(key, None)

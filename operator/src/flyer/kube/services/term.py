@@ -15,15 +15,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer import engine
-from flyer.api import Condition, FlyerJob, FlyerJobStatus, Phase
+from flyer.api import FlyerJob, FlyerJobStatus, Phase
 from flyer.engine import (
     Commit,
     Finish,
     HoldToken,
     JobRemoved,
     JobSubmitted,
-    NodeLost,
-    NodeObserved,
     ReleaseToken,
     Signal,
     Start,
@@ -42,17 +40,19 @@ from flyer.kube.services.announcements import (
     announcement,
 )
 from flyer.kube.services.apart import LeftAlone
-from flyer.kube.services.commits import QUARANTINED, Commits, refused_status
+from flyer.kube.services.commits import Commits, refused_status
 from flyer.kube.services.counts import Counts
-from flyer.kube.services.errors import StaleStateError, TermOverError
+from flyer.kube.services.errors import LeftAloneError, StaleStateError, TermOverError
 from flyer.kube.services.expiry import Expiry
 from flyer.kube.services.explanations import Explanations
 from flyer.kube.services.gangs import Gangs
 from flyer.kube.services.inbox import Inbox, leaving
 from flyer.kube.services.nodes import Nodes
+from flyer.kube.services.observer import Observer
 from flyer.kube.services.podcalls import pod_lane
 from flyer.kube.services.privacy import Privacy
 from flyer.kube.services.probes import Probes
+from flyer.kube.services.quarantine import Quarantine
 from flyer.kube.services.steps import Steps
 from flyer.kube.services.submissions import Submissions
 from flyer.kube.services.takeover import TakeOver
@@ -63,12 +63,11 @@ from flyer.kube.services.waysback import with_ways_back
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
-    from flyer.api import FlyerQuota
     from flyer.engine import Action, EngineState, Event, JobState, Policy, Zones
     from flyer.kube.client import Api
     from flyer.kube.metrics import Metrics
     from flyer.kube.services.seams import Seams
-    from flyer.kube.services.views import JobView, PodView
+    from flyer.kube.services.views import JobView
     from flyer.kube.services.world import World
 
 __all__ = ["Term"]
@@ -78,13 +77,6 @@ IDLE_SECONDS_MAX: Final = 30.0
 REBUILD_SECONDS: Final = 0.1
 REBUILD_SECONDS_MAX: Final = 10.0
 _LIVE: Final = (Phase.RUNNING, Phase.SUSPENDING)
-# Facts that a rebuild reads from the caches, newer than any that was told.
-_READ_AGAIN: Final = (
-    JobSubmitted, NodeLost, NodeObserved, engine.NodeRemoved, engine.QuotaObserved,
-    engine.QuotaRemoved, engine.TeamObserved, Tick, engine.ZonesObserved,
-)  # fmt: skip
-# What of a job that is left alone need not be known later.
-_PASSING: Final = (engine.LogObserved, engine.ProgressReported)
 
 log = logging.getLogger(__name__)
 
@@ -119,9 +111,8 @@ class Term:
         self._announcer = Announcer(api, instance)
         self._expiry = Expiry(api, world, time.time)
         lane = pod_lane()
-        self._left = LeftAlone(self._left_alone, self.confused)
+        self._left = LeftAlone(self._left_alone, lambda: self._inbox.tell(Tick()))
         self._privacy = Privacy(self._was_job)
-        self._steps = Steps(self._left, metrics, self._announce)
         self._commits = Commits(api, world.jobs, self._uid_of, self._committed, lane, self._left)
         self._explanations = Explanations(self._commits)
         self._templates = Templates(
@@ -141,11 +132,20 @@ class Term:
         )  # fmt: skip
         self._state: EngineState = engine.rebuild((), (), time.time(), epoch, policy)
         self._nodes = Nodes(world, self._inbox.tell)
+        self._quarantine = Quarantine(
+            world, self._left, self._nodes, self._commits, self._submissions, metrics,
+            zones=self._zones, epoch=lambda: self.epoch, words=self._privacy.words,
+            spawn=self._spawn,
+        )  # fmt: skip
+        self._steps = Steps(self._left, self._quarantine, metrics, self._announce)
+        self._observer = Observer(
+            world, self._left, self._submissions, self._commits, self._gangs, self._nodes,
+            state=lambda: self._state, zones=self._zones, tell=self._inbox.tell,
+            confused=self.confused,
+        )  # fmt: skip
         self._probes = Probes(world, self._gateway, self._nodes, seams.probe, self._spawn)
         self._wake_at = 0.0
         self._stale = ""  # why everything has to be read again
-        self._kept: list[Event] = []  # told, not decided: of jobs that are left alone
-        self._marked: set[str] = set()  # jobs whose status says that they are in quarantine
         self._group: asyncio.TaskGroup | None = None
 
     @property
@@ -179,12 +179,12 @@ class Term:
         finally:
             self.ready.clear()
             self._group = None
-            if self._world.listener is self:
+            if self._world.listener is self._observer:
                 self._world.listener = None
 
     async def _open(self) -> None:
         self.epoch = await self._takeover.run(self.epoch)
-        self._world.listener = self
+        self._world.listener = self._observer
         await self._rebuild()
 
     async def _loop(self) -> None:
@@ -193,42 +193,38 @@ class Term:
             self.ticked_at = time.monotonic()
             due_seconds = min(self._wake_at - time.time(), self._left.wait_seconds())
             await self._inbox.wait(max(0.0, min(due_seconds, IDLE_SECONDS_MAX)))
-            events = self._aside(self._inbox.take())
+            events = self._quarantine.aside(self._inbox.take())
             if self._left.wait_seconds() <= 0:
-                self._stale = "jobs that were left alone are tried again"
+                self._quarantine.keep(events)
+                pause_seconds = await self._read_again(pause_seconds, at_once=True)
+                continue
             try:
                 await self._advance(events or [Tick()])
                 pause_seconds = REBUILD_SECONDS
             except (StaleStateError, ApiError) as error:
                 log.warning("everything is read again: %s", error)
-                self._kept += events
+                self._quarantine.keep(events)
+                if isinstance(error, LeftAloneError):  # others do not wait the longer for it
+                    pause_seconds = REBUILD_SECONDS
                 pause_seconds = await self._read_again(pause_seconds)
 
-    async def _read_again(self, pause_seconds: float) -> float:
+    async def _read_again(self, pause_seconds: float, *, at_once: bool = False) -> float:
         """Rebuild, as often as the API server makes it necessary; the next pause."""
+        begun = time.monotonic()
         while True:
             self._metrics.rebuilds.inc()
-            await asyncio.sleep(pause_seconds)
-            pause_seconds = min(2 * pause_seconds, REBUILD_SECONDS_MAX)
+            if not at_once:
+                await asyncio.sleep(pause_seconds)
+                pause_seconds = min(2 * pause_seconds, REBUILD_SECONDS_MAX)
+            at_once = False
             self.ticked_at = time.monotonic()
             try:
                 await self._rebuild()
             except ApiError as error:
                 log.warning("everything is read again: %s", error)
             else:
+                self._left.spent(time.monotonic() - begun)
                 return pause_seconds
-
-    def _aside(self, events: Sequence[Event]) -> list[Event]:
-        """Those that can be decided now. An exit is told once: it waits for its job to be back."""
-        now = []
-        for one in events:
-            job = getattr(one, "job", "")
-            if isinstance(job, str) and job in self._left:
-                if not isinstance(one, _PASSING):
-                    self._kept.append(one)
-            else:
-                now.append(one)
-        return now
 
     def _spawn(
         self, work: Coroutine[Any, Any, None], name: str, job: str = ""
@@ -251,8 +247,7 @@ class Term:
 
         What was told but not decided is told again, unless it is read anew here.
         """
-        self._kept += self._inbox.take_all()
-        self._kept = [one for one in self._kept if not isinstance(one, _READ_AGAIN)]
+        self._quarantine.keep(self._inbox.take_all())
         self._left.release()
         self._metrics.left_alone.set(len(self._left))
         self._nodes.withheld = self._left.nodes(self._commits.stored)
@@ -286,7 +281,7 @@ class Term:
                 self._inbox.tell(JobRemoved(key))
             with self._left.guard(key, "taking over"):
                 await self._adopt(_of(view))
-        self._marked = {key for key, view in live.items() if _is_marked(view)}
+        self._quarantine.begin(live.values())
         for view in list(self._world.jobs.values()):
             if view.job is None:
                 self._submissions.tell_invalid(view)
@@ -294,12 +289,8 @@ class Term:
                 self._submissions.forgotten(view.key)
         if self._token.holder and self._token.holder not in {*live, *self._left}:
             await self._token.release(self._token.holder)
-        for pod in list(self._world.pods.values()):
-            if pod is not None:
-                with self._left.guard(pod.job, "looking at a pod"):
-                    self._see_stray(pod, begins=True)
-        kept, self._kept = self._kept, []
-        for event in self._aside(kept):
+        self._observer.see_pods()
+        for event in self._quarantine.take_kept():
             self._inbox.tell(event)
         self._inbox.tell(Tick())
 
@@ -320,6 +311,7 @@ class Term:
                 Start(job.key, attempt, assignment, status.checkpoint, status.chain.life_state),
             )
         for pod in self._world.pods_of(job.key, job.metadata.uid):
+            self._gangs.locate(pod)
             if pod.ended and pod.attempt == attempt:
                 self._gangs.conclude(pod)
         self._gangs.look(job.key)
@@ -360,13 +352,11 @@ class Term:
         for commit in commits:
             self._settle(commit.job)
         for key in known - self._state.jobs.keys():
-            self._commits.forgotten(key)
             self._explanations.forgotten(key)
-            self._submissions.forgotten(key)
-        for key in self._marked:
-            if key in self._state.jobs and key not in self._left:
-                self._mark(key, None)
-        self._marked.clear()
+            if key not in self._left:
+                self._commits.forgotten(key)
+                self._submissions.forgotten(key)
+        self._quarantine.unmark(self._state.jobs)
         self._metrics.observe(self._state, self._token.holder)
         self._counts.look()
         await self._explain()
@@ -433,7 +423,7 @@ class Term:
         self._metrics.faults.labels(kind).inc()
         self._announce(key, Announcement(LEFT_ALONE, why, warning=True))
         if kind != "status":  # else no status of it is taken
-            self._mark(key, why)
+            self._quarantine.mark(key, why)
 
     def _resubmit(self, view: JobView) -> None:
         self._submissions.resubmit(view)
@@ -445,26 +435,6 @@ class Term:
         status = refused_status(view.job, why, self.epoch, time.time())
         if await self._commits.write(view, status):
             self._announce(view.key, Announcement(NEVER_FITS, why, warning=True))
-
-    def _mark(self, key: str, why: str | None) -> None:
-        """Let the job's own status say that it is in quarantine and why; None: not any more."""
-        view = self._world.job(key)
-        if view is None:
-            return
-        condition = None
-        if why is not None:
-            condition = Condition(
-                type=QUARANTINED, status="True", reason="OperatorFault",
-                message=self._privacy.words(why, key),
-                last_transition_time=time.time(),
-            )  # fmt: skip
-        self._spawn(self._marking(key, view.uid, condition), f"mark {key}")
-
-    async def _marking(self, key: str, uid: str, condition: Condition | None) -> None:
-        try:
-            await self._commits.mark(key, uid, self.epoch, condition)
-        except ApiError as error:
-            log.warning("%s: its condition is not written: %s", key, error)
 
     def _zones(self) -> Zones:
         """No second job crosses zones while one that is left alone may."""
@@ -480,91 +450,10 @@ class Term:
     def _state_of(self, key: str) -> JobState | None:
         return self._state.jobs.get(key)
 
-    # -- what the cluster says (flyer.kube.services.world.Listener) ----------------------------
-
-    def job_changed(self, before: JobView | None, after: JobView | None) -> None:
-        """A FlyerJob came, changed or went."""
-        view = after or before
-        assert view is not None, "a change of nothing"
-        with self._left.guard(view.key, "reading the job"):
-            self._submissions.changed(before, after)
-            if after is not None and self._commits.is_foreign(after):
-                self.confused(f"{after.key}: somebody else wrote its status")
-
-    def pod_changed(self, before: PodView | None, after: PodView | None) -> None:
-        """A pod of a FlyerJob came, changed or went."""
-        pod = after or before
-        assert pod is not None, "a change of nothing"
-        with self._left.guard(pod.job, "looking at a pod"):
-            if pod.attempt and pod.job in self._state.jobs and pod.owner == self._uid_of(pod.job):
-                self._gangs.pod_changed(before, after)
-            self._see_stray(pod, gone=after is None)
-
-    def node_changed(self, name: str) -> None:
-        """A node, or what is known of its health, came, changed or went."""
-        self._nodes.changed(name)
-
-    def quota_changed(self, name: str, quota: FlyerQuota | None) -> None:
-        """A FlyerQuota came, changed or went."""
-        if quota is None:
-            self._inbox.tell(engine.QuotaRemoved(name))
-        else:
-            self._inbox.tell(engine.QuotaObserved(engine.Quota.of(quota)))
-
-    def topology_changed(self) -> None:
-        """What the FlyerTopology asks for came, changed or went."""
-        self._inbox.tell(engine.ZonesObserved(self._zones()))
-        for namespace in {*self._state.teams, *self._world.teams()}:
-            self.namespace_changed(namespace)
-
-    def namespace_changed(self, name: str) -> None:
-        """The labels of a namespace came, changed or went: it may have another team."""
-        self._inbox.tell(engine.TeamObserved(name, self._world.team_of(name)))
-
     def confused(self, why: str) -> None:
         """Everything has to be read again."""
         self._stale = why
         self._inbox.tell(Tick())
-
-    # -- pods of nobody ------------------------------------------------------------------------
-
-    def _see_stray(self, pod: PodView, *, gone: bool = False, begins: bool = False) -> None:
-        """End a bound pod of ours that no job decided.
-
-        Those that an earlier leader left of jobs that were deleted since (seen when a term
-        `begins`) keep their nodes from being given out until they are gone. What comes up later is
-        none of ours, whatever its owner reference says, for we bind no pods of jobs that are gone:
-        it takes no node out.
-        """
-        if not pod.node:
-            return
-        lives = not gone and not pod.ended and not self._is_decided(pod)
-        view = self._world.job(pod.job)
-        orphan = view is None or view.uid != pod.owner
-        if lives:
-            self._gangs.stray(pod)
-        if self._nodes.saw(pod, lives=lives and orphan, begins=begins):
-            self.node_changed(pod.node)
-
-    def _is_decided(self, pod: PodView) -> bool:
-        """Whether a job's status says that this pod may be where it is."""
-        job = self._state.jobs.get(pod.job)
-        if job is None or pod.owner != self._uid_of(pod.job):
-            view = self._world.job(pod.job)
-            # What cannot be read or is left alone is not judged.
-            known = view is not None and view.uid == pod.owner
-            return known and (pod.job in self._left or not self._is_over(view))
-        places = {(one.name, one.attempt) for one in job.status.occupied}
-        return bool(pod.attempt) and (pod.node, pod.attempt) in places
-
-    @staticmethod
-    def _is_over(view: JobView | None) -> bool:
-        return view is not None and view.forgettable
-
-
-def _is_marked(view: JobView) -> bool:
-    status = view.job.status if view.job is not None else None
-    return status is not None and status.condition(QUARANTINED) is not None
 
 
 def _of(view: JobView) -> FlyerJob:
