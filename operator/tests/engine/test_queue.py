@@ -35,6 +35,7 @@ from flyer.engine import (
     blockers,
     explain,
     queue,
+    quotas,
     rebuild,
     schedule,
     step,
@@ -49,7 +50,7 @@ from flyer.sim.samples import sample_job
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from flyer.api import Pending
+    from flyer.api import Pending, Priority
     from flyer.engine import Action, Event, JobState
     from flyer.engine.claims import Claim
 
@@ -367,14 +368,39 @@ def test_an_auto_job_at_its_next_level_behind_too_many_of_its_user_is_explained(
 ) -> None:
     monkeypatch.setattr(schedule, "_USER_JOBS_MAX", 3)
     state, now = _full_cluster()
-    quotas = [QuotaObserved(Quota("q", "u0", "extreme-high", nodes=0))]
+    limits = [QuotaObserved(Quota("q", "u0", "extreme-high", nodes=0))]
     flood = _queue_of(6, users=1, maxRuntime=lambda index: f"{index + 1}m", priority="very-high")
     auto = _queue_of(1, users=1, priority="auto")[0]
     assert isinstance(auto, JobSubmitted)
     metadata = auto.job.metadata.replace(name="auto", uid="auto")
     submitted = JobSubmitted(auto.job.replace(metadata=metadata))
-    state, _ = step(state, [*quotas, *flood, submitted], now + 1)
+    state, _ = step(state, [*limits, *flood, submitted], now + 1)
     assert explain(state, "default/auto", now + 2).verdict == "cannot"
+
+
+def test_auto_jobs_behind_too_many_of_their_user_cost_a_plan_no_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state, now = _full_cluster()
+    few = [QuotaObserved(Quota("evil", "evil", nodes=2))]
+    flood = [
+        JobSubmitted(sample_job(f"evil{index}", 2, user="evil", priority="auto"))
+        for index in range(1000)
+    ]
+    state, _ = step(state, [*few, *flood], now)
+    for name in ("x", "y"):  # plans that bring the queue up to date with the flood
+        now += 1
+        state, _ = step(state, [JobSubmitted(sample_job(name, 1, user=name))], now)
+    asked: list[str] = []
+    priorities = quotas.priorities
+
+    def counted(draft: Draft, job: JobState, limits: Sequence[Quota]) -> list[Priority]:
+        asked.append(job.key)
+        return priorities(draft, job, limits)
+
+    monkeypatch.setattr(quotas, "priorities", counted)
+    step(state, [JobSubmitted(sample_job("good", 1, user="good"))], now + 1)
+    assert 0 < len(set(asked)) < 400  # 256 looks, and 20 reasons a second
 
 
 def test_a_job_that_cannot_be_queued_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

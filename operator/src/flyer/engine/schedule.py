@@ -95,9 +95,6 @@ class _Plan:
 
     def run(self) -> None:
         draft = self._draft
-        for _, key in self._queue.single:
-            draft.about = key
-            self._gate.enter(draft.jobs[key])
         told = set()
         for (_, key), class_key in self._walk:
             job = draft.jobs[key]
@@ -112,6 +109,7 @@ class _Plan:
                     continue
                 self._looks[job.user] += 1
                 told.add(key)
+                self._gate.enter(job)
             ends = self._look_at(job, class_key)
             if ends and class_key is not None and self._waiting >= _HEAD_JOBS:
                 self._walk.skip()
@@ -225,6 +223,7 @@ class _Plan:
             if key not in told:
                 draft.about = key
                 job, entry = draft.jobs[key], entries[key]
+                self._gate.enter(job)
                 why = self._why(job, entry.class_key)
                 self._pendings.set(job, why, self._position(entry.contender), self.claims)
 
