@@ -102,11 +102,29 @@ def test_pods_of_one_tenant_open_few_connections_a_second_and_keep_no_others_out
     assert places.admit("10.2.0.2", seconds, expected=True).place is not None
 
 
+def test_sources_that_open_many_connections_get_no_calm_one_refused() -> None:
+    """Few pods may open all that strangers may together; the API server is a stranger, too."""
+    places, refused, opened = Places(PlaceSettings()), 0, 0
+    for tick in range(60_000):
+        now = tick / 1000
+        answer = places.admit(f"10.1.0.{tick % 4}", now)
+        if answer.place is not None:
+            opened += 1
+            places.release(answer.place)
+        if tick % 1000 == 500:
+            answer = places.admit("10.0.0.1", now)
+            refused += answer.place is None
+            if answer.place is not None:
+                places.release(answer.place)
+    assert opened < 60 * 200 + 1000 + 60 * 50 + 200, "what a handshake costs stays bounded"
+    assert refused == 0
+
+
 def test_the_number_of_remembered_sources_is_bounded() -> None:
     places = Places(PlaceSettings(sources_max=10))
     for i in range(1000):
         places.admit(f"10.0.{i // 250}.{i % 250}", 0.0)
-    assert len(places._buckets) == 10
+    assert len(places._rates) == 10
 
 
 @pytest.mark.parametrize(

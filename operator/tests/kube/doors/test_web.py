@@ -173,6 +173,21 @@ async def test_sources_take_turns() -> None:
     assert order == ["a", "a", "b", "a", "a", "a"]
 
 
+async def test_what_costs_little_comes_first() -> None:
+    turns, order = FairTurns(), []
+
+    async def work(source: str, cost: int) -> None:
+        async with turns.turn(source, cost):
+            order.append((source, cost))
+
+    async with turns.turn("a"):
+        asked = [("a", 3), ("b", 3), ("a", 0), ("c", 1), ("b", 0), ("a", 0)]
+        tasks = [asyncio.create_task(work(*one)) for one in asked]
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
+    assert order == [("a", 0), ("b", 0), ("a", 0), ("c", 1), ("a", 3), ("b", 3)]
+
+
 async def test_a_turn_that_is_cancelled_as_it_comes_is_passed_on() -> None:
     turns = FairTurns()
     done = asyncio.Event()

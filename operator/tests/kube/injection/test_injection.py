@@ -223,3 +223,36 @@ async def test_garbage_is_answered_so_that_the_pod_goes_on_without_us(
     assert served.count("failed") == 1
     status, _ = await served.post(json.dumps(review(pod())).encode())
     assert status == 200
+
+
+async def test_large_reviews_of_many_sources_wait_for_a_small_one(served: Served) -> None:
+    """Each of them takes a second of processor time, and the API server waits for two."""
+    large = b'{"request": [' + b"[]," * 50_000 + b"[]]}"
+    answered: list[str] = []
+
+    async def post(address: str, body: bytes) -> None:
+        connector = aiohttp.TCPConnector(local_addr=(address, 0), ssl=False)
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.post(served.url, data=body) as response,
+        ):
+            await response.read()
+        answered.append(address)
+
+    reached = asyncio.Semaphore(0)
+    turn = served.webhook._turns.turn
+
+    def asked(source: str, cost: int = 0) -> Any:
+        reached.release()
+        return turn(source, cost)
+
+    served.webhook._turns.turn = asked  # type: ignore[method-assign]
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group, turn("running"):
+        for number in range(6):
+            group.create_task(post(f"127.0.0.{number + 2}", large))
+            await reached.acquire()
+        group.create_task(post("127.0.0.1", json.dumps(review(pod())).encode()))
+        await reached.acquire()
+        await asyncio.sleep(0)  # the last asks for its turn
+    assert served.count("injected") == 1
+    assert answered[0] == "127.0.0.1"

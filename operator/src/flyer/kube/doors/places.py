@@ -1,6 +1,6 @@
 """Places for connections that have not authenticated: limits, shares and eviction per source.
 
-Pure: `now` is an argument, and closing a connection is the caller's. Three rules keep one source
+Pure: `now` is an argument, and closing a connection is the caller's. Rules keep one source
 from taking the places of others:
 
 - An expected source (the address of a pod that should connect) has places of its own, which other
@@ -9,6 +9,8 @@ from taking the places of others:
   are unexpected sources that together do: a TLS handshake costs a millisecond of processor time.
   Expected sources have a smaller bucket each and none together: they are pods of tenants, too, and
   no number of one tenant's pods may keep another's out.
+- Of what unexpected sources together may open, a part is for sources that open few connections: a
+  source that opens as many as it may does not get another refused that opens one a second.
 - When all places of unexpected sources are taken, the oldest silent connection of the source that
   has most of them is evicted in favour of a source that has fewer. A source at its own limit
   evicts its own oldest silent connection.
@@ -47,6 +49,14 @@ class PlaceSettings:
     unexpected_per_second: float = 200.0
     """Connections that all unexpected sources together may open in the long run."""
     unexpected_burst: int = 1000
+    """And at once."""
+    calm_per_second: float = 2.0
+    """Connections that a calm source may open in the long run, beyond these if need be."""
+    calm_burst: int = 20
+    """And at once."""
+    all_calm_per_second: float = 50.0
+    """The same of all calm sources together."""
+    all_calm_burst: int = 200
     """And at once."""
     sources_max: int = 8192
     """Sources whose rate is remembered; the least recently seen is forgotten."""
@@ -88,6 +98,14 @@ class _Bucket:
         return True
 
 
+@dataclass(slots=True)
+class _Rates:
+    """Of one source."""
+
+    own: _Bucket
+    calm: _Bucket
+
+
 class Places:
     """The places of one listener."""
 
@@ -96,8 +114,9 @@ class Places:
         self._held: dict[str, dict[Place, None]] = {}  # per source, oldest first
         self._expected: dict[str, dict[Place, None]] = {}
         self._total = 0
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._rates: OrderedDict[str, _Rates] = OrderedDict()
         self._unexpected = _Bucket(float(settings.unexpected_burst), 0.0)
+        self._calm = _Bucket(float(settings.all_calm_burst), 0.0)
 
     @property
     def total(self) -> int:
@@ -110,9 +129,10 @@ class Places:
 
     def admit(self, source: str, now: float, *, expected: bool = False) -> Admission:
         """Decide on a new connection from `source`."""
-        if not self._spend(source, now, expected=expected):
-            return Admission(None)
         settings = self._settings
+        rates = self._rates_of(source, now, expected=expected)
+        if not rates.own.spend(now, *self._limit(expected=expected)):
+            return Admission(None)
         if expected:
             mine = self._expected.get(source, {})
             evicted = None
@@ -124,8 +144,7 @@ class Places:
             place = Place(source, expected=True)
             self._expected.setdefault(source, {})[place] = None
             return Admission(place, evicted)
-        per_second, burst = settings.unexpected_per_second, settings.unexpected_burst
-        if not self._unexpected.spend(now, per_second, burst):
+        if not self._spend_together(rates, now):
             return Admission(None)
         mine = self._held.get(source, {})
         evicted = None
@@ -167,19 +186,36 @@ class Places:
                 return silent
         return None
 
-    def _spend(self, source: str, now: float, *, expected: bool) -> bool:
+    def _spend_together(self, rates: _Rates, now: float) -> bool:
+        """Of what unexpected sources may open together."""
         settings = self._settings
-        per_second, burst = settings.rate_per_second, settings.burst
-        if expected:
-            per_second = min(per_second, settings.expected_per_second)
-            burst = min(burst, settings.expected_burst)
-        bucket = self._buckets.get(source)
-        if bucket is None:
-            bucket = self._buckets[source] = _Bucket(float(burst), now)
-            if len(self._buckets) > settings.sources_max:
-                self._buckets.popitem(last=False)
-        self._buckets.move_to_end(source)
-        return bucket.spend(now, per_second, burst)
+        is_calm = rates.calm.spend(now, settings.calm_per_second, settings.calm_burst)
+        if self._unexpected.spend(now, settings.unexpected_per_second, settings.unexpected_burst):
+            return True
+        per_second, burst = settings.all_calm_per_second, settings.all_calm_burst
+        return is_calm and self._calm.spend(now, per_second, burst)
+
+    def _limit(self, *, expected: bool) -> tuple[float, int]:
+        settings = self._settings
+        if not expected:
+            return settings.rate_per_second, settings.burst
+        return (
+            min(settings.rate_per_second, settings.expected_per_second),
+            min(settings.burst, settings.expected_burst),
+        )
+
+    def _rates_of(self, source: str, now: float, *, expected: bool) -> _Rates:
+        found = self._rates.get(source)
+        if found is None:
+            _, burst = self._limit(expected=expected)
+            own = _Bucket(float(burst), now)
+            found = self._rates[source] = _Rates(
+                own, _Bucket(float(self._settings.calm_burst), now)
+            )
+            if len(self._rates) > self._settings.sources_max:
+                self._rates.popitem(last=False)
+        self._rates.move_to_end(source)
+        return found
 
 
 def _oldest_silent(places: dict[Place, None]) -> Place | None:
