@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+import yaml
+
 from charts.tests.conftest import CHART, Render, Rendered, containers, pods
 
 PAGE = CHART.parents[1] / "docs" / "concepts" / "security.md"
@@ -240,6 +242,32 @@ def test_addresses_that_a_cluster_knows_narrow_egress(render: Render) -> None:
         assert ("API server" in " ".join(words)) == (server in words), component
         assert "DNS" not in words
     assert server in (found["operator"] or [])
+
+
+def test_kubelets_and_api_servers_may_listen_at_other_ports(render: Render) -> None:
+    ports = {
+        "networkPolicies.egress.kubeletPort": 11250,
+        "networkPolicies.egress.apiServerPorts": [7443],
+    }
+    [policy] = [
+        one["spec"]
+        for one in render(**ports).of("NetworkPolicy")
+        if one["metadata"]["name"] == "flyer-operator"
+    ]
+    named = {one["port"] for rule in policy["egress"] for one in rule["ports"]}
+    assert named - DNS == {11250, 7443}
+
+
+def test_the_guides_policy_opens_a_further_connection_of_the_operator(render: Render) -> None:
+    guide = CHART.parents[1] / "docs" / "guides" / "install.md"
+    block = guide.read_text().split("<!-- test: file further-egress.yaml -->")[1].split("```")[1]
+    further = yaml.safe_load(block.removeprefix("yaml\n"))["extraObjects"]
+    objects = render(extraObjects=further)
+    policy = objects.named("NetworkPolicy", "operator-further")["spec"]
+    assert policy["policyTypes"] == ["Egress"], "it closes no port"
+    chosen = policy["podSelector"]["matchLabels"].items()
+    found = [name for name, pod in pods(objects) if chosen <= pod["metadata"]["labels"].items()]
+    assert found == ["Deployment/flyer-operator"]
 
 
 def test_a_3fs_elsewhere_may_be_anywhere_unless_named(render: Render) -> None:

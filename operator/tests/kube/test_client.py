@@ -46,6 +46,16 @@ async def test_a_call_that_never_succeeds_ends(api_server, connect):
         await api.list(NODES)
 
 
+async def test_a_proxy_of_the_environment_is_not_used(api_server, connect, monkeypatch):
+    """As the install guide says: the policies let through no connection to one."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        for variable in (name, name.upper()):
+            monkeypatch.setenv(variable, "http://127.0.0.1:9")  # discard: nobody listens
+    api = connect(call_seconds=5.0)
+    assert (await api.create(FLYERJOBS, job("a"), "default"))["metadata"]["uid"]
+    assert [one async for page in api.snapshot(FLYERJOBS) for one in page.items]
+
+
 async def test_a_late_turn_leaves_a_call_its_time(api_server, connect):
     api, leave = connect(call_seconds=2.0, concurrency_max=1), asyncio.Event()
 
