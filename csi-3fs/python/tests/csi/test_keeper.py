@@ -130,7 +130,8 @@ def test_descriptors_that_nobody_asked_for_are_closed(holder: HolderProcess) -> 
         assert connection.recv(4096)
         socket.send_fds(connection, [b"+"], [connection.fileno()] * 5)
         assert connection.recv(4096) == b""
-    assert len(list(descriptors.iterdir())) == before
+    # The connection that found the keeper ready may have been counted, and have ended since.
+    assert len(list(descriptors.iterdir())) <= before
     assert KeeperClient(holder.keeper).known() == {}
 
 
