@@ -181,11 +181,30 @@ async def test_what_costs_little_comes_first() -> None:
             order.append((source, cost))
 
     async with turns.turn("a"):
-        asked = [("a", 3), ("b", 3), ("a", 0), ("c", 1), ("b", 0), ("a", 0)]
+        asked = [("a", 8), ("b", 8), ("a", 1), ("c", 2), ("b", 1), ("a", 1)]
         tasks = [asyncio.create_task(work(*one)) for one in asked]
         await asyncio.sleep(0)
     await asyncio.gather(*tasks)
-    assert order == [("a", 0), ("b", 0), ("a", 0), ("c", 1), ("a", 3), ("b", 3)]
+    assert order == [("a", 1), ("b", 1), ("c", 2), ("a", 1), ("a", 8), ("b", 8)]
+
+
+async def test_cheap_tasks_of_one_source_do_not_keep_an_expensive_one_waiting() -> None:
+    turns, order = FairTurns(), []
+
+    async def work(source: str, cost: int) -> None:
+        async with turns.turn(source, cost):
+            order.append(source)
+            if source == "flood" and len(order) < 1000:
+                tasks.append(asyncio.create_task(work("flood", 1)))  # it never stops asking
+
+    tasks = []
+    async with turns.turn("flood"):
+        tasks += [asyncio.create_task(work("flood", 1)) for _ in range(10)]
+        tasks.append(asyncio.create_task(work("other", 4)))
+        await asyncio.sleep(0)
+    while not all(task.done() for task in tasks):
+        await asyncio.gather(*tasks)
+    assert order.index("other") <= 4
 
 
 async def test_a_turn_that_is_cancelled_as_it_comes_is_passed_on() -> None:

@@ -242,7 +242,7 @@ async def test_large_reviews_of_many_sources_wait_for_a_small_one(served: Served
     reached = asyncio.Semaphore(0)
     turn = served.webhook._turns.turn
 
-    def asked(source: str, cost: int = 0) -> Any:
+    def asked(source: str, cost: int = 1) -> Any:
         reached.release()
         return turn(source, cost)
 

@@ -1,8 +1,8 @@
 """The webhook's server: HTTPS, one path. It never refuses a pod, and answers within its time.
 
 An answer other than 200 makes the API server continue without it (`failurePolicy: Ignore`), which
-is what anything unexpected comes to. Connections, bodies and processor time are bounded,
-small reviews come before large ones, and sources take turns: a client that floods it delays itself
+is what anything unexpected comes to. Connections, bodies and processor time are bounded, and
+sources are served fairly by the sizes of their reviews: a client that floods it delays itself
 before it delays the API server.
 """
 
@@ -119,7 +119,8 @@ class Webhook:
         try:
             body = await read_body(request, REVIEW_BYTES_MAX)
             place = place_of(request)
-            async with self._turns.turn(place.source, (len(body) // COST_BYTES).bit_length()):
+            cost = 1 << (len(body) // COST_BYTES).bit_length()
+            async with self._turns.turn(place.source, cost):
                 answer, result = respond(json.loads(body), self._settings, self._own_namespaces)
         except (NoReviewError, ValueError, RecursionError) as error:
             self._metrics.injections.labels(FAILED).inc()
