@@ -210,14 +210,13 @@ class Term:
 
     async def _read_again(self, pause_seconds: float, *, at_once: bool = False) -> float:
         """Rebuild, as often as the API server makes it necessary; the next pause."""
-        begun = time.monotonic()
         while True:
             self._metrics.rebuilds.inc()
             if not at_once:
                 await asyncio.sleep(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, REBUILD_SECONDS_MAX)
             at_once = False
-            self.ticked_at = time.monotonic()
+            self.ticked_at = begun = time.monotonic()
             try:
                 await self._rebuild()
             except ApiError as error:
