@@ -42,8 +42,8 @@ pub const RESERVED_ATTRIBUTES: &str = "user.threefs.";
 pub const NAME_ROW_BYTES: u64 = 64;
 /// What a write session costs: its row.
 pub const SESSION_ROW_BYTES: u64 = 64;
-/// Bytes of names, attributes, link targets and write sessions that a directory with a limit of inodes may have
-/// for each of them.
+/// Bytes of names, attributes, link targets and write sessions that a directory with a limit of
+/// inodes may have for each of them.
 pub const METADATA_BYTES_PER_INODE: u64 = 1024;
 /// And those that it may have anyway.
 pub const METADATA_BYTES_MIN: u64 = 1 << 20;

@@ -457,14 +457,16 @@ async fn no_client_says_that_a_file_is_longer_than_it_can_be() {
     let file = fixture.create("/v/file").await;
     let InodeKind::File { layout, .. } = &file.kind else { panic!("{file:?}") };
     let max = u64::from(layout.chunk_bytes) << 32;
-    let refused = |reply: Result<MetaReply, MetaError>| {
-        match reply {
-        Ok(MetaReply::Inodes(inodes)) => inodes.into_iter().all(|inode| {
-            matches!(inode, Err(MetaError::FileTooLarge { ref detail }) if detail.contains(&max.to_string()))
-        }),
-        Err(MetaError::FileTooLarge { .. }) => true,
-        _ => false,
-    }
+    let names_the_bound = |error: MetaError| {
+        let MetaError::FileTooLarge { detail } = error else { return false };
+        detail.contains(&max.to_string())
+    };
+    let refused = |reply: Result<MetaReply, MetaError>| match reply {
+        Ok(MetaReply::Inodes(inodes)) => {
+            inodes.into_iter().all(|inode| inode.is_err_and(names_the_bound))
+        }
+        Err(error) => names_the_bound(error),
+        Ok(_) => false,
     };
     for length in [max + 1, i64::MAX as u64, i64::MAX as u64 + 1, u64::MAX - 1, u64::MAX] {
         assert!(refused(fixture.change(report(&file, length, &[])).await), "report {length}");
