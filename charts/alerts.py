@@ -137,6 +137,17 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
             "{{ $value | humanizePercentage }} of the operator's API requests fail",
             "The API server is overloaded or limits us; decisions are committed late.",
         ),
+        Alert(
+            "FlyerJobRequestsHeld", "warning",
+            "sum by (priority_level) (apiserver_flowcontrol_current_inqueue_requests"
+            '{priority_level=~"flyer-jobs|flyer-job-reads|flyer-nodes"}) > 0'
+            " and sum by (priority_level) (rate(apiserver_flowcontrol_dispatched_requests_total[2m])) < 1",
+            "1m",
+            "{{ $value }} requests wait at the API server while others occupy all seats of"
+            " {{ $labels.priority_level }}",
+            "Few requests take long instead of many a moment: bodies that are sent slowly, or a"
+            " webhook that does not answer.",
+        ),
     ),
     "fire-flyer-devices": (
         Alert(

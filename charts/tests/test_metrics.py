@@ -17,8 +17,8 @@ from charts.tests.conftest import CHART, Render
 ROOT = generate.ROOT
 METRICS = {metric.name: metric for component in COMPONENTS for metric in metrics.metrics(component)}
 OURS = re.compile(r"\b(?:flyer|threefs)_[a-z0-9_]+\b")
-THEIRS = re.compile(r"\b(?:kubelet_volume_stats|kube)_[a-z_]+\b")
-"""Of the kubelet and of kube-state-metrics: they exist where Prometheus watches a cluster."""
+THEIRS = re.compile(r"\b(?:apiserver_flowcontrol|kubelet_volume_stats|kube)_[a-z_]+\b")
+"""Of the API server, the kubelet and kube-state-metrics: they exist where Prometheus watches a cluster."""
 ALERTS = [alert for group in alerts.GROUPS.values() for alert in group]
 PAGES = ROOT / "docs" / "operations" / "runbooks"
 
@@ -63,6 +63,8 @@ def test_every_label_of_a_query_is_one_that_the_metric_has(where: str, expressio
         for label in part.split(",")
     }
     known = {label for name in OURS.findall(expression) for label in labels_of(name)}
+    if "apiserver_flowcontrol_" in expression:
+        known.add("priority_level")
     # Prometheus adds the pod, the PodMonitors the node; a histogram has its bounds.
     assert grouped <= known | {"node", "pod", "le"}, where
 
@@ -252,6 +254,16 @@ CASES: dict[str, tuple[Series, Series]] = {
         {
             'flyer_api_requests_total{code="200"}': "0+60x180",
             'flyer_api_requests_total{code="409"}': "0+20x180",
+        },
+    ),
+    "FlyerJobRequestsHeld": (
+        {
+            'apiserver_flowcontrol_current_inqueue_requests{priority_level="flyer-jobs"}': "4x180",
+            'apiserver_flowcontrol_dispatched_requests_total{priority_level="flyer-jobs"}': "0+3x180",
+        },
+        {
+            'apiserver_flowcontrol_current_inqueue_requests{priority_level="flyer-jobs"}': "4x180",
+            'apiserver_flowcontrol_dispatched_requests_total{priority_level="flyer-jobs"}': "0+600x180",
         },
     ),
     "FlyerNodeAgentSilent": (

@@ -6,11 +6,16 @@ No nodes: what the server validates, defaults and refuses, and what Helm's three
 import base64
 import json
 import os
+import re
+import socket
 import ssl
 import subprocess
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
+from email.message import Message
 from typing import Any
 
 import pytest
@@ -233,8 +238,9 @@ def test_uninstalled_it_leaves_jobs_and_data_and_takes_them_up_again(
         ),
         ("threefs-csi-controller", "/api/v1/persistentvolumes", "flyer-control"),
         # A taken-over node has the account of all node agents.
-        ("flyer-node", "/apis/fireflyer.dev/v1alpha1/nodehealths", "flyer-jobs"),
-        ("default", "/apis/fireflyer.dev/v1alpha1/namespaces/{}/flyerjobs", "flyer-jobs"),
+        ("flyer-node", "/apis/fireflyer.dev/v1alpha1/nodehealths", "flyer-nodes"),
+        ("flyer-node", "/apis/fireflyer.dev/v1alpha1/namespaces/{}/flyerjobs", "flyer-job-reads"),
+        ("default", "/apis/fireflyer.dev/v1alpha1/namespaces/{}/flyerjobs", "flyer-job-reads"),
         ("default", "/api/v1/pods", "service-accounts"),
         (
             "default",
@@ -252,20 +258,77 @@ def test_users_do_not_share_the_servers_seats_with_the_controllers(
     token = cluster.kubectl("create", "token", user, f"--namespace={namespace}").strip()
 
     def chosen() -> str | None:
-        request = urllib.request.Request(
-            cluster.state.server + path.format(namespace),
-            headers={"Authorization": f"Bearer {token}"},
-        )
-        context = ssl._create_unverified_context()
-        try:
-            with urllib.request.urlopen(request, timeout=10, context=context) as answer:
-                found = answer.headers
-        except urllib.error.HTTPError as refused:
-            found = refused.headers
-        return schemas.get(found["X-Kubernetes-PF-FlowSchema-UID"])
+        headers = ask(cluster, token, path.format(namespace))
+        return schemas.get(headers["X-Kubernetes-PF-FlowSchema-UID"])
 
     # The server reads new schemas a moment after it has taken them.
     wait_for(f"{user} has the schema {schema}", lambda: chosen() == schema)
+
+
+def ask(cluster: Cluster, token: str, path: str, method: str = "GET", body: bytes = b"") -> Message:
+    """The headers of the answer, also of a refusal."""
+    request = urllib.request.Request(
+        cluster.state.server + path,
+        method=method,
+        data=body or None,
+        headers={
+            "Authorization": f"Bearer {token}", "Content-Type": "application/merge-patch+json",
+        },
+    )  # fmt: skip
+    context = ssl._create_unverified_context()
+    try:
+        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+            found: Message = answer.headers
+    except urllib.error.HTTPError as refused:
+        found = refused.headers
+    return found
+
+
+def slow_body(cluster: Cluster, token: str, path: str) -> socket.socket:
+    """A request whose body does not come: it occupies a seat until the server ends it."""
+    url = urllib.parse.urlsplit(cluster.state.server)
+    plain = socket.create_connection((url.hostname, url.port), timeout=10)
+    opened = ssl._create_unverified_context().wrap_socket(plain)
+    opened.sendall(
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+        "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n".encode()
+    )
+    return opened
+
+
+def test_bodies_that_do_not_come_keep_no_reader_and_no_node_waiting(
+    installation: Installation,
+) -> None:
+    """They occupy every seat for changes, and nothing else."""
+    cluster, namespace = installation.cluster, installation.namespace
+    jobs = f"/apis/fireflyer.dev/v1alpha1/namespaces/{namespace}/flyerjobs"
+    cluster.kubectl(
+        "create", "rolebinding", "edits", "--clusterrole=edit",
+        f"--serviceaccount={namespace}:default", f"--namespace={namespace}",
+    )  # fmt: skip
+    user = cluster.kubectl("create", "token", "default", f"--namespace={namespace}").strip()
+    node = cluster.kubectl("create", "token", "flyer-node", f"--namespace={namespace}").strip()
+
+    def seats(metric: str) -> int:
+        text = cluster.kubectl("get", "--raw", "/metrics")
+        line = (
+            rf'^apiserver_flowcontrol_{metric}\{{[^}}]*priority_level="flyer-jobs"[^}}]*\}} (\d+)'
+        )
+        found = re.search(line, text, re.MULTILINE)
+        return int(found[1]) if found else 0
+
+    wait_for("the level exists", lambda: seats("nominal_limit_seats") > 0)
+    all_seats = seats("nominal_limit_seats")
+    with ExitStack() as opened:
+        for _ in range(all_seats + 2):
+            opened.enter_context(slow_body(cluster, user, jobs))
+        wait_for(
+            "all seats are taken",
+            lambda: seats("current_executing_requests") >= all_seats,
+        )
+        ask(cluster, user, jobs)
+        ask(cluster, node, "/apis/fireflyer.dev/v1alpha1/nodehealths/x", "PATCH", b"{}")
+        assert seats("current_executing_requests") >= all_seats
 
 
 def test_values_that_change_nothing_change_no_pod(installation: Installation) -> None:
