@@ -150,6 +150,13 @@ async def _size(tenant: Tenant) -> None:
     await tenant.anna.create(known.FLYERJOBS, body, NAMESPACE)
 
 
+async def _references(tenant: Tenant) -> None:
+    body = job("gpt")
+    reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "y" * (8 << 10)}
+    body["metadata"]["ownerReferences"] = [reference]
+    await tenant.anna.create(known.FLYERJOBS, body, NAMESPACE)
+
+
 async def _template(tenant: Tenant) -> None:
     marked = {**TEMPLATE, "metadata": {"labels": {"fireflyer.dev/job": "other"}}}
     await tenant.create_job(template=marked)
@@ -211,6 +218,7 @@ ATTEMPTS: dict[str, Callable[[Tenant], Awaitable[Any]]] = {
     "create a job in a queue that a FlyerQuota names": _queue,
     "ask for more grace than the administrator's cap": _grace,
     "create a job of more than 64 KiB of kubectl's copies": _size,
+    "create a job of more than 8 KiB of finalizers and owner references": _references,
     "put a label of fireflyer.dev into a job's template": _template,
     "create a job in another user's name": _in_the_name_of,
     "give its job to another user later": _given_away,

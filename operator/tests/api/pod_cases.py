@@ -201,8 +201,17 @@ async def _job_pods(
     await anna.delete(known.PODS, "run", "default", grace_seconds=1)
     forced = anna.delete(known.PODS, "run", "default", grace_seconds=0)
     await reader.refuses(forced, "a pod deleted by force")
+    # One whose own grace is 0 would be removed by any deletion that names none.
+    hasty = pod("run", nodeName="n1", tolerations=tolerating(DEDICATED))
+    hasty["metadata"] |= {"name": "hasty", "ownerReferences": [owner]}
+    hasty["spec"]["terminationGracePeriodSeconds"] = 0
+    await operator.create(known.PODS, hasty, "default")
+    await reader.refuses(anna.delete(known.PODS, "hasty", "default"), "a pod without a grace")
+    await anna.delete(known.PODS, "hasty", "default", grace_seconds=1)
     # What has ended, or never ran, may go at once.
     failed = {"status": {"phase": "Failed"}}
+    await api.merge(known.PODS, "hasty", failed, "default", "status")
+    await anna.delete(known.PODS, "hasty", "default", grace_seconds=0)
     await api.merge(known.PODS, "run", failed, "default", "status")
     await anna.delete(known.PODS, "run", "default", grace_seconds=0)
     waiting = pod("wait")
@@ -400,6 +409,11 @@ async def _sizes(reader: Reader, api: Api) -> None:
     await reader.refuses(api.create(jobs, made(annotations=large), "default"), "many annotations")
     labels = {f"l{i}": "x" for i in range(65)}
     await reader.refuses(api.create(jobs, made(labels=labels), "default"), "many labels")
+    one = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "y" * 8000}
+    ends = [f"example.com/{i:04}-{'z' * 38}" for i in range(4)]
+    await reader.refuses(
+        api.create(jobs, made(finalizers=ends, ownerReferences=[one]), "default"), "many references"
+    )
     for env in (
         [{"name": f"E{i}", "value": "x"} for i in range(513)],
         [{"name": "E", "value": "x" * 65537}],

@@ -115,6 +115,13 @@ WORDS = {
         "grace period of 1 or more (kubectl delete --now), or ask for the verb use on "
         "flyernodes.fireflyer.dev/dedicated",
     ),
+    "a pod without a grace": Words(
+        "pod-of-job",
+        ForbiddenError,
+        "gracePeriodSeconds: pod hasty may still run and is not deleted by force by anna: use a "
+        "grace period of 1 or more (kubectl delete --now), or ask for the verb use on "
+        "flyernodes.fireflyer.dev/dedicated",
+    ),
     "a pod evicted by force": Words(
         "pod-eviction",
         ForbiddenError,
@@ -159,6 +166,11 @@ WORDS = {
     ),
     "many labels": Words(
         "flyerjob-size", InvalidError, "metadata.labels: 65 labels, at most 64: remove some"
+    ),
+    "many references": Words(
+        "flyerjob-size",
+        InvalidError,
+        "metadata.finalizers and metadata.ownerReferences: 8232 bytes, at most 8192: remove some",
     ),
     "a large environment": Words(
         "flyerjob-size",

@@ -46,6 +46,8 @@ def test_of_a_jobs_metadata_what_is_ours_alone_is_kept() -> None:
         "kind": "FlyerJob",
         "metadata": {
             "name": "gpt", "namespace": "lab", "uid": "u", "managedFields": [{}],
+            "finalizers": ["a/b"], "generateName": "g", "selfLink": "s",
+            "ownerReferences": [{"apiVersion": "v1", "kind": "X", "name": "x", "uid": "y" * 10**6}],
             "annotations": {"mine": "x" * 200_000, "fireflyer.dev/user": "anna"},
             "labels": {"mine": "x", "kueue.x-k8s.io/queue-name": "q", "fireflyer.dev/x": "y"},
         },
@@ -55,5 +57,7 @@ def test_of_a_jobs_metadata_what_is_ours_alone_is_kept() -> None:
     assert view.job is not None, view.problem
     assert view.job.metadata.annotations == {"fireflyer.dev/user": "anna"}
     assert view.job.metadata.labels == {"kueue.x-k8s.io/queue-name": "q", "fireflyer.dev/x": "y"}
-    assert (view.job.user, view.job.queue) == ("anna", "q")
+    kept = {"name", "namespace", "uid", "annotations", "labels"}
+    assert view.job.metadata.to_object().keys() == kept
+    assert (view.job.user, view.job.queue, view.finalizers) == ("anna", "q", ("a/b",))
     assert len(value["metadata"]["annotations"]) == 2  # type: ignore[arg-type]  the caller's stays

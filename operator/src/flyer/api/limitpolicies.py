@@ -2,9 +2,9 @@
 
 - `flyerjob-limits`: `spec.preemption` is within the administrator's caps, FlyerTopology
   `spec.limits`. The engine applies the same caps to jobs that were there before.
-- `flyerjob-size`: annotations, labels and environment of one job are small: the operator keeps the
-  metadata of every job in memory, and each pod repeats the template. How many jobs a namespace may
-  have is a ResourceQuota's (`count/flyerjobs.fireflyer.dev`).
+- `flyerjob-size`: annotations, labels, finalizers, owner references and environment of one job are
+  small: the operator keeps metadata of every job in memory, and each pod repeats the template. How
+  many jobs a namespace may have is a ResourceQuota's (`count/flyerjobs.fireflyer.dev`).
 - `flyerjob-queue`: a queue that a FlyerQuota limits by name needs the verb `use` on the resource
   `flyerqueues` with that name, in the job's namespace: what runs in it counts against all that use
   it. Other queues, and the default one, are open.
@@ -28,6 +28,8 @@ ANNOTATIONS_BYTES_MAX: Final = 16 * 1024
 KUBECTL_BYTES_MAX: Final = 64 * 1024
 """Of the copy of the manifest that `kubectl apply` keeps in an annotation."""
 LABELS_MAX: Final = 64
+REFERENCES_BYTES_MAX: Final = 8 * 1024
+"""Of all finalizers and owner references: Kubernetes bounds neither their number nor a uid."""
 _QUEUES: Final = "flyerqueues"
 ENV_MAX: Final = 512
 ENV_BYTES_MAX: Final = 64 * 1024
@@ -104,6 +106,7 @@ def _size() -> dict[str, Any]:
     # Not kept in the operator's memory, but the API server sends it to every watch.
     kubectl = f"{annotations}.map(k, {kubectls} ? size({annotations}[k]) : 0).sum()"
     same = f"oldObject.metadata.?annotations.orValue({{}}) == {annotations}"
+    references = _references_bytes("object")
     # The CRD leaves initContainers open: any JSON may be there until the template is checked.
     spec = "dyn(object).spec.?template.?spec"
     first = f"{spec}.?initContainers.orValue([])"
@@ -121,6 +124,7 @@ def _size() -> dict[str, Any]:
             {"name": "annotations", "expression": own},
             {"name": "kubectl", "expression": kubectl},
             {"name": "labels", "expression": "object.metadata.?labels.orValue({}).size()"},
+            {"name": "references", "expression": references},
             {"name": "containers", "expression": containers},
         ],
         validations=[
@@ -143,12 +147,32 @@ def _size() -> dict[str, Any]:
                 f" most {LABELS_MAX}: remove some'",
             },
             {
+                # Of a job that was stored before, they can still be removed one by one.
+                "expression": f"variables.references <= {REFERENCES_BYTES_MAX}"
+                " || (request.operation == 'UPDATE'"
+                f" && variables.references <= {_references_bytes('oldObject')})",
+                "messageExpression": "'metadata.finalizers and metadata.ownerReferences: '"
+                f" + string(variables.references) + ' bytes, at most {REFERENCES_BYTES_MAX}: remove"
+                " some'",
+            },
+            {
                 "expression": f"variables.containers.all(c, {env}.size() <= {ENV_MAX} &&"
                 f" {env}.map(e, {bytes_of}).sum() <= {ENV_BYTES_MAX})",
                 "messageExpression": "'spec.template.spec.containers: env of a container has more"
                 f" than {ENV_MAX} variables or {ENV_BYTES_MAX} bytes: mount a ConfigMap'",
             },
         ],
+    )
+
+
+def _references_bytes(job: str) -> str:
+    metadata = f"dyn({job}).metadata"
+    references = " + ".join(
+        f"size(string(o.?{name}.orValue('')))" for name in ("apiVersion", "kind", "name", "uid")
+    )
+    return (
+        f"({metadata}.?finalizers.orValue([]).map(f, size(string(f))).sum()"
+        f" + {metadata}.?ownerReferences.orValue([]).map(o, {references}).sum())"
     )
 
 

@@ -231,6 +231,12 @@ def _job_pods(operator: str) -> dict[str, Any]:
                 "expression": "oldObject.spec.?nodeName.orValue('') != ''"
                 " && !(oldObject.?status.?phase.orValue('') in ['Succeeded', 'Failed'])",
             },
+            {
+                # As the API server decides it: the request's, or else the pod's own.
+                "name": "grace",
+                "expression": "dyn(request).?options.?gracePeriodSeconds.orValue("
+                "dyn(oldObject).spec.?terminationGracePeriodSeconds.orValue(30))",
+            },
         ],
         validations=[
             {
@@ -244,7 +250,7 @@ def _job_pods(operator: str) -> dict[str, Any]:
             },
             {
                 "expression": "request.operation != 'DELETE' || !variables.runs"
-                " || request.?options.?gracePeriodSeconds.orValue(1) != 0"
+                " || variables.grace != 0"
                 # Kubernetes' own controllers may: of nodes that it has given up.
                 f" || authorizer.{_MAY_DEDICATE}",
                 "messageExpression": "'gracePeriodSeconds: pod ' + oldObject.metadata.name"

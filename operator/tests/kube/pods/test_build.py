@@ -163,6 +163,22 @@ def test_no_injection_no_traffic_classes_and_no_shared_memory() -> None:
 
 
 @pytest.mark.parametrize(
+    ("own", "longest", "built"),
+    [(0, "10m", 1), (-5, "10m", 1), (None, "0s", 1), (30, "0s", 1), (30, "10m", 30)],
+)
+def test_no_pod_is_removed_before_its_processes_have_ended(
+    own: int | None, longest: str, built: int
+) -> None:
+    """Of a grace of 0 the API server removes the object at once, whoever deletes the pod."""
+    body = small()
+    if own is not None:
+        body["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = own
+    body["spec"]["preemption"] = {"grace": "0s", "maxGrace": longest, "minRuntime": "0s"}
+    for pod in build(FlyerJob.model_validate(body)):
+        assert pod["spec"]["terminationGracePeriodSeconds"] == built
+
+
+@pytest.mark.parametrize(
     ("network", "policy", "built"),
     [
         (True, None, "ClusterFirstWithHostNet"),

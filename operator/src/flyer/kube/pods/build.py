@@ -37,6 +37,8 @@ __all__ = ["LAUNCH_COMMAND", "build_pods"]
 # What our models fill with an empty list where the user wrote nothing.
 _MODELLED_LISTS = ("args", "command", "env", "volumes")
 
+GRACE_SECONDS_MIN = 1
+
 LAUNCH_COMMAND = ["python3", f"{names.TOOLS_FOLDER}/bin/flyer-launch"]
 
 
@@ -73,12 +75,12 @@ def _pod(
         # With ClusterFirst such a pod has its node's resolver, which knows no Service.
         spec["dnsPolicy"] = "ClusterFirstWithHostNet"
     spec["restartPolicy"] = "Never"
-    # No eviction of the pod by others takes longer than a preemption by the operator.
+    # No eviction of the pod by others takes longer than a preemption by the operator. A pod of 0 is
+    # removed by whoever deletes it before its processes have ended: its node would look empty.
     longest = math.ceil(job.spec.preemption.max_grace.seconds)
     asked = spec.get("terminationGracePeriodSeconds")
-    spec["terminationGracePeriodSeconds"] = (
-        min(asked, longest) if isinstance(asked, int) else longest
-    )
+    granted = min(asked, longest) if isinstance(asked, int) else longest
+    spec["terminationGracePeriodSeconds"] = max(granted, GRACE_SECONDS_MIN)
     spec.setdefault("hostname", names.host_name(job.metadata.name, start.attempt, node_rank))
     spec.setdefault("subdomain", job.metadata.name)
     _place(spec, node)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import ValidationError
 
 from flyer.api import GROUP, KIND_JOB, FlyerJob, Phase, PodTemplate, names
+from flyer.api.metadata import ObjectMeta
 from flyer.engine import Node
 from flyer.kube.pods.names import RESOURCE_GPU, pod_place
 from flyer.kube.services.troubles import Trouble, trouble_of
@@ -104,9 +105,13 @@ _NO_TEMPLATE: Final = PodTemplate.model_validate(
 )
 
 
+# The others are of any size: managed fields, owner references.
+_METADATA: Final = frozenset({one.alias or name for name, one in ObjectMeta.model_fields.items()})
+
+
 def _kept(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Without what others write in any size: managed fields, foreign annotations and labels."""
-    found = {name: one for name, one in metadata.items() if name != "managedFields"}
+    """What our models name of it, without foreign annotations and labels."""
+    found = {name: one for name, one in metadata.items() if name in _METADATA}
     for name in ("annotations", "labels"):
         if name in found:
             found[name] = {
@@ -119,7 +124,8 @@ def _kept(metadata: dict[str, Any]) -> dict[str, Any]:
 
 def shape_job(value: dict[str, Any]) -> JobView:
     """From the object's JSON, all but its pod template."""
-    metadata = _kept(value["metadata"])
+    whole = value["metadata"]
+    metadata = _kept(whole)
     job, problem = None, ""
     spec = value.get("spec") or {}
     if "template" in spec:
@@ -140,7 +146,7 @@ def shape_job(value: dict[str, Any]) -> JobView:
         job=job,
         problem=problem,
         deleting="deletionTimestamp" in metadata,
-        finalizers=tuple(metadata.get("finalizers") or ()),
+        finalizers=tuple(whole.get("finalizers") or ()),
         mark=mark_of(value),
         kept_nodes=_kept_nodes(value) if problem else frozenset(),
     )
