@@ -25,6 +25,8 @@ use mapping::{Mapped, map};
 
 /// Descriptors that travel in one message at most (the kernel allows 253).
 pub const DESCRIPTORS_MAX: usize = 250;
+/// What `statfs` says of huge pages.
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
 /// A piece of memory that several processes map. Unmapped when dropped.
 #[derive(Debug)]
@@ -114,6 +116,11 @@ impl View {
 }
 
 fn check_sealed(fd: &OwnedFd, bytes: usize) -> io::Result<()> {
+    // Its pages can be taken away in spite of the seals, and a touch is SIGBUS where none is free.
+    if rustix::fs::fstatfs(fd)?.f_type as u64 == HUGETLBFS_MAGIC {
+        let why = "a shared segment of huge pages, expected ordinary ones";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
     let actual = rustix::fs::fstat(fd)?.st_size;
     let seals = rustix::fs::fcntl_get_seals(fd)?;
     if actual == bytes as i64 && seals.contains(SealFlags::SHRINK | SealFlags::SEAL) {
@@ -359,6 +366,16 @@ mod tests {
         let sealed = Segment::create("small", 4096).unwrap();
         let again = sealed.fd().try_clone_to_owned().unwrap();
         assert!(Segment::open(again, 8192).is_err());
+    }
+
+    #[test]
+    fn a_segment_of_huge_pages_is_refused() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        let Ok(fd) = rustix::fs::memfd_create("huge", flags) else { return };
+        rustix::fs::ftruncate(&fd, 32 << 20).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::SEAL).unwrap();
+        let refused = Segment::open(fd, 32 << 20).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidData, "{refused}");
     }
 
     #[test]
