@@ -1,11 +1,16 @@
-//! A healthy group whose ports are full of connections that say nothing.
+//! A healthy group whose ports, and whose node's socket, are full of connections that say nothing.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod support;
 
+use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as LocalAddr, UnixStream};
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use hfreduce_engine::flight::Folders;
 use hfreduce_engine::{Buffer, Communicator, DType, Endpoint, Options};
@@ -83,4 +88,48 @@ fn silent_strangers_cost_a_group_nothing() {
             }
         });
     }
+}
+
+/// Longer than a handshake may take, and far less than one after the other would.
+const SOON: Duration = Duration::from_secs(60);
+const SILENT: usize = 60;
+
+#[test]
+fn silent_and_slow_processes_at_the_nodes_socket_delay_no_rank() {
+    let endpoints: Vec<Endpoint> = (0..2)
+        .map(|rank| {
+            let mut options = Options::new(rank, placement(1, 2));
+            options.liveness = TIMEOUT;
+            options.folders = Folders::default();
+            Endpoint::new(options, &KEY).unwrap()
+        })
+        .collect();
+    let infos: Vec<Vec<u8>> = endpoints.iter().map(Endpoint::info).collect();
+    let info: serde_json::Value = serde_json::from_slice(&infos[0]).unwrap();
+    let name = LocalAddr::from_abstract_name(info["local_socket"].as_str().unwrap()).unwrap();
+    let silent: Vec<UnixStream> =
+        (0..SILENT).map(|_| UnixStream::connect_addr(&name).unwrap()).collect();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // A byte now and then is no handshake either.
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                silent.iter().for_each(|mut one| drop(one.write_all(&[0])));
+                std::thread::sleep(Duration::from_millis(500));
+            }
+        });
+        let ranks: Vec<_> = endpoints
+            .into_iter()
+            .map(|endpoint| {
+                let infos = &infos;
+                scope.spawn(move || {
+                    let comm = endpoint.connect(infos, SOON)?;
+                    allreduce(&comm, &mut [1.0; 100]).wait(None)
+                })
+            })
+            .collect();
+        let ended: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        done.store(true, Ordering::Relaxed);
+        assert!(ended.iter().all(Result::is_ok), "{ended:?}");
+    });
 }

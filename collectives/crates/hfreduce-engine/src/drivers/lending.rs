@@ -41,6 +41,9 @@ const LENT_FROM_BYTES: usize = 32 << 10;
 const TOKEN_BYTES: usize = 8;
 /// Descriptors that wait for their token to be told.
 const WAITING_MAX: usize = 64;
+/// Connections that are looked at for one token: whoever keeps connecting is not looked at for ever,
+/// and what is not found comes by TCP.
+const KNOCKS_MAX: usize = 256;
 
 /// What the two ends of a tree connection lend each other.
 #[derive(Debug)]
@@ -113,7 +116,10 @@ impl Counter {
     /// The descriptor that came with this token; whoever else came waits for his own.
     fn take(&mut self, token: u64) -> io::Result<OwnedFd> {
         if let Some(listener) = &self.listener {
-            while let Ok(stream) = shm::accept(listener, Deadline::after(Duration::ZERO)) {
+            for _ in 0..KNOCKS_MAX {
+                let Ok(stream) = shm::accept(listener, Deadline::after(Duration::ZERO)) else {
+                    break;
+                };
                 stream.set_nonblocking(true)?;
                 let mut bytes = [0; TOKEN_BYTES];
                 // It was sent before the token was told, so it is here: no waiting for strangers.

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use fabric::arena::Arena;
-use fabric::auth::{Acceptor, CHALLENGE_BYTES, Dialer, HELLO_BYTES, PROOF_BYTES, nonce};
+use fabric::auth::{Acceptor, CHALLENGE_BYTES, Dialer, HELLO_BYTES, Key, PROOF_BYTES, nonce};
 use fabric::deadline::Deadline;
 use fabric::shm::{self, Segment};
 use rustix::fd::{AsFd, OwnedFd};
@@ -17,6 +18,11 @@ use crate::board::{Board, Shape};
 use crate::cause::{CauseKind, CollectiveError};
 use crate::drivers::Neighbourhood;
 use crate::drivers::registered::{Arenas, PeerArena};
+
+/// Handshakes at the node's socket at once, each a thread: who says nothing delays nobody.
+const HANDSHAKES_MAX: usize = 64;
+/// How often their results are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 impl Endpoint {
     pub(super) fn meet_locals(
@@ -143,57 +149,55 @@ impl Endpoint {
     ) -> Result<HashMap<u32, (UnixStream, Card)>, CollectiveError> {
         let mut arrived = HashMap::new();
         let Some(listener) = &self.doors.local else { return Ok(arrived) };
+        let (done, came) = mpsc::channel();
+        let mut under_way = 0;
         while arrived.len() + 1 < members.len() {
             let missing = members[1..].iter().find(|rank| !arrived.contains_key(*rank)).copied();
             let phase = "waiting for the ranks of this node";
             self.says(phase, missing.unwrap_or(self.options.rank));
-            let stream = shm::accept(listener, deadline).map_err(|error| {
+            while let Ok((stream, admitted)) = came.try_recv() {
+                under_way -= 1;
+                // Whoever is not one of us is closed.
+                match admitted {
+                    Ok((rank, card)) if members[1..].contains(&rank) => {
+                        arrived.insert(rank, (stream, card));
+                    }
+                    Ok((rank, _)) => {
+                        tracing::warn!(rank, "a rank of another node came to our socket");
+                    }
+                    Err(error) => tracing::warn!(%error, "a local connection was refused"),
+                }
+            }
+            let failed = |error: io::Error| {
                 let kind = match error.kind() {
                     io::ErrorKind::TimedOut => CauseKind::TimedOut,
                     _ => CauseKind::Io,
                 };
                 self.blame(kind, missing.unwrap_or(self.options.rank), phase, error.to_string())
-            })?;
-            // Whoever is not one of us is closed; it costs us at most its handshake's time.
-            match self.admit_local(&stream, group, deadline.within(HANDSHAKE_TIMEOUT)) {
-                Ok((rank, card)) if members[1..].contains(&rank) => {
-                    arrived.insert(rank, (stream, card));
-                }
-                Ok((rank, _)) => tracing::warn!(rank, "a rank of another node came to our socket"),
-                Err(error) => tracing::warn!(%error, "a local connection was refused"),
+            };
+            if deadline.passed() {
+                return Err(failed(io::ErrorKind::TimedOut.into()));
             }
+            if under_way >= HANDSHAKES_MAX {
+                std::thread::sleep(LOOK_EVERY);
+                continue;
+            }
+            let stream = match shm::accept(listener, deadline.within(LOOK_EVERY)) {
+                Ok(stream) => stream,
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => continue,
+                Err(error) => return Err(failed(error)),
+            };
+            let (key, context) = (self.home.key.clone(), context(self.info.id));
+            let (done, soon) = (done.clone(), deadline.within(HANDSHAKE_TIMEOUT));
+            let admit = move || {
+                let admitted = admit_local(&stream, (&key, &context), group, soon);
+                let _ = done.send((stream, admitted));
+            };
+            let thread = std::thread::Builder::new().name("hfreduce-local".into());
+            thread.spawn(admit).map_err(failed)?;
+            under_way += 1;
         }
         Ok(arrived)
-    }
-
-    fn admit_local(
-        &self,
-        stream: &UnixStream,
-        group: u64,
-        deadline: Deadline,
-    ) -> io::Result<(u32, Card)> {
-        bound(stream, deadline)?;
-        let mut hello = [0; HELLO_BYTES];
-        (&*stream).read_exact(&mut hello)?;
-        let (acceptor, challenge) =
-            Acceptor::new(&self.home.key, &context(self.info.id), &hello, nonce()?)
-                .map_err(io::Error::other)?;
-        (&*stream).write_all(&challenge)?;
-        let mut proof = [0; PROOF_BYTES];
-        (&*stream).read_exact(&mut proof)?;
-        acceptor.check(&proof).map_err(io::Error::other)?;
-        (&*stream).write_all(&[fabric::auth::WELCOME])?;
-        let mut message = [0; 12];
-        let fds = shm::receive_descriptors(stream, &mut message, deadline)?;
-        let (group_bytes, rank) = message.split_at(8);
-        if group_bytes != group.to_le_bytes() {
-            return Err(io::Error::other("it belongs to another group"));
-        }
-        let mut word = [0; 4];
-        word.copy_from_slice(rank);
-        let mut fds = fds.into_iter();
-        let bell = fds.next().ok_or(io::ErrorKind::InvalidData)?;
-        Ok((u32::from_le_bytes(word), Card { bell, arena: fds.next() }))
     }
 
     fn join_leader(
@@ -226,6 +230,50 @@ impl Endpoint {
         shm::send_descriptors(&stream, &message, &fds, deadline)?;
         Ok(stream)
     }
+}
+
+/// Lets in a rank of this node that holds the key: which one, and what it brings.
+fn admit_local(
+    mut stream: &UnixStream,
+    (key, context): (&Key, &str),
+    group: u64,
+    deadline: Deadline,
+) -> io::Result<(u32, Card)> {
+    let mut hello = [0; HELLO_BYTES];
+    read_by(stream, &mut hello, deadline)?;
+    let (acceptor, challenge) =
+        Acceptor::new(key, context, &hello, nonce()?).map_err(io::Error::other)?;
+    stream.write_all(&challenge)?;
+    let mut proof = [0; PROOF_BYTES];
+    read_by(stream, &mut proof, deadline)?;
+    acceptor.check(&proof).map_err(io::Error::other)?;
+    stream.write_all(&[fabric::auth::WELCOME])?;
+    let mut message = [0; 12];
+    let fds = shm::receive_descriptors(stream, &mut message, deadline)?;
+    let (group_bytes, rank) = message.split_at(8);
+    if group_bytes != group.to_le_bytes() {
+        return Err(io::Error::other("it belongs to another group"));
+    }
+    let mut word = [0; 4];
+    word.copy_from_slice(rank);
+    let mut fds = fds.into_iter();
+    let bell = fds.next().ok_or(io::ErrorKind::InvalidData)?;
+    Ok((u32::from_le_bytes(word), Card { bell, arena: fds.next() }))
+}
+
+/// Reads all of it within one deadline, however slowly the bytes come.
+fn read_by(mut stream: &UnixStream, bytes: &mut [u8], deadline: Deadline) -> io::Result<()> {
+    let mut have = 0;
+    while have < bytes.len() {
+        bound(stream, deadline)?;
+        match stream.read(&mut bytes[have..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(more) => have += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// What a rank brings to the first one of its node.
