@@ -83,7 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--ranks-max", type=_ranks, default=RANKS_MAX, metavar="N",
-        help=f"ranks that are served at a time; more are refused (default: {RANKS_MAX})",
+        help="ranks of one user that are served at a time, and three times as many of all users; "
+        f"more are refused (default: {RANKS_MAX})",
     )  # fmt: skip
     return parser
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import hfreduce
 import hfreduce.torch
@@ -235,6 +236,31 @@ def test_a_newcomer_is_taken_in_by_its_daemon(daemons):
     thread.join(60.0)
     assert results == [3.0, 3.0]
     assert (following.epoch, following.came_from) == (1, [(0, 1), None])
+
+
+def test_a_daemon_that_runs_out_of_descriptors_lives_on(daemons):
+    most = 160
+    daemon = daemons("prlimit", f"--nofile={most}:{most}")
+    folder = Path(f"/proc/{daemon.pid}/fd")
+    silent = []
+    for _ in range(most):
+        silent.append(socket.socket(socket.AF_UNIX))
+        silent[-1].setblocking(False)
+        if silent[-1].connect_ex(str(daemon.path)):
+            break  # as many as the kernel holds for it
+    until = time.monotonic() + PROMPT_SECONDS
+    while daemon.process.poll() is None and len(list(folder.iterdir())) < most - 1:
+        assert time.monotonic() < until, "it never ran out"
+        time.sleep(0.01)
+    for one in silent:
+        one.close()
+    # Who comes now is heard: what is no word ends its connection.
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(PROMPT_SECONDS)
+        client.connect(str(daemon.path))
+        client.sendall(b"\xff" * 4)
+        assert client.recv(1) == b""
+    assert daemon.end() == 0
 
 
 def test_the_program_says_how_it_is_used_and_ends_in_order(tmp_path, daemons):

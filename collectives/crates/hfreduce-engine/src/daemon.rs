@@ -39,6 +39,7 @@ mod listener;
 mod memory;
 mod outstanding;
 mod paced;
+mod places;
 mod regroup;
 mod seat;
 mod session;

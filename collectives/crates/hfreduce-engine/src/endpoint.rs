@@ -42,6 +42,7 @@ pub(crate) use info::{Info, refused};
 pub use members::Member;
 pub(crate) use members::choose;
 use neighbours::{Hello, Purpose, dial};
+pub(crate) use options::REGISTERED_BYTES_MAX;
 use options::check;
 use options::default_sums;
 pub use options::{Carrier, LOCALS_MAX, Options, STREAMS_MAX, default_slots, descriptors_needed};

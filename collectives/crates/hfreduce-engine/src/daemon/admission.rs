@@ -26,6 +26,17 @@ const MEETS_WITHIN: Duration = Duration::from_secs(3600);
 /// How long connecting may take.
 pub const CONNECTS_WITHIN: Duration = Duration::from_secs(3600);
 
+/// Characters of a job's name in the log.
+const JOB_LOGGED: usize = 64;
+
+/// What a connection is served on.
+pub(super) struct Terms {
+    /// Of the flight recorders and their dumps.
+    pub folders: Folders,
+    /// Registered memory of a rank at most: ranks of other users need addresses, too.
+    pub registered_max: usize,
+}
+
 /// Who has a port and no group yet.
 enum Opened {
     Rank(Box<Endpoint>),
@@ -56,7 +67,8 @@ impl Opened {
 }
 
 /// Serves whoever is at the other end, as long as he makes sense.
-pub fn receive(stream: UnixStream, folders: Folders, stop: &AtomicBool) {
+pub(super) fn receive(stream: UnixStream, terms: Terms, stop: &AtomicBool) {
+    let Terms { folders, registered_max } = terms;
     if let Err(error) = stream.set_nonblocking(true) {
         tracing::warn!(%error, "a connection was dropped");
         return;
@@ -69,8 +81,9 @@ pub fn receive(stream: UnixStream, folders: Folders, stop: &AtomicBool) {
         Ok(_) => return tracing::warn!("a connection was closed: it did not say who it is"),
         Err(why) => return tracing::warn!(why, "a connection was closed"),
     };
-    let (rank, job, id) = (open.options.rank, open.options.job.clone(), open.process);
-    match admit(client, open) {
+    let job: String = open.options.job.chars().take(JOB_LOGGED).collect();
+    let (rank, id) = (open.options.rank, open.process);
+    match admit(client, open, registered_max) {
         Err(why) => tracing::warn!(rank, job, process = id, why, "a rank was not taken in"),
         Ok(mut session) => {
             tracing::info!(rank, job, process = id, "a rank is served");
@@ -81,13 +94,22 @@ pub fn receive(stream: UnixStream, folders: Folders, stop: &AtomicBool) {
 }
 
 /// From who it is to a connected group, or why not; the rank was told.
-fn admit(mut client: Client<'_>, open: Open) -> Result<Session<'_>, String> {
+fn admit(mut client: Client<'_>, open: Open, registered_max: usize) -> Result<Session<'_>, String> {
     let Open { version, options, key, newcomer, .. } = open;
     if version != VERSION {
         let detail = format!(
             "hfreduced speaks version {VERSION} and this rank {version}: install one release"
         );
         let error = refused(&options, CauseKind::Mismatch, PHASE, detail);
+        return Err(turn_away(client.line, error));
+    }
+    if options.registered_bytes > registered_max {
+        let detail = format!(
+            "registered memory of {} bytes is more than the {registered_max} that hfreduced gives \
+             a rank: lower HFREDUCE_REGISTERED_BYTES, or start it with a lower --ranks-max",
+            options.registered_bytes
+        );
+        let error = refused(&options, CauseKind::Invalid, PHASE, detail);
         return Err(turn_away(client.line, error));
     }
     let (liveness, own) = (options.liveness, options.clone());

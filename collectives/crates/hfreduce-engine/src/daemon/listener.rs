@@ -5,17 +5,24 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::net::sockopt::socket_peercred;
 
-use super::admission::{full, receive};
+use super::admission::{Terms, full, receive};
+use super::places::Places;
 use super::sleep;
+use crate::endpoint::REGISTERED_BYTES_MAX;
 use crate::flight::Folders;
 
 /// How long ranks have to hear that the daemon was told to stop.
 const STOPS_WITHIN: Duration = Duration::from_secs(2);
+/// Pause before the next `accept` where descriptors or memory are short.
+const SHORT_PAUSE: Duration = Duration::from_millis(50);
+/// Addresses for the registered memory of one user's ranks: a process has 128 TiB.
+const ADDRESSES: usize = 32 << 40;
 
 /// Why there is no daemon.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +48,8 @@ pub enum ListenError {
 pub struct Rules {
     /// Who may open its socket, as chmod has it.
     pub mode: u32,
-    /// Ranks that are served at a time; more are refused.
+    /// Ranks of one user that are served at a time; more are refused. All users together have
+    /// three times as many places.
     pub ranks_max: usize,
     /// Where the flight recorders of its ranks and their dumps are.
     pub folders: Folders,
@@ -53,8 +61,10 @@ pub struct Daemon {
     path: PathBuf,
     listener: UnixListener,
     rules: Rules,
-    sessions: Arc<AtomicUsize>,
+    places: Arc<Places>,
     stop: Arc<AtomicBool>,
+    /// No connection could be accepted; said once.
+    short: AtomicBool,
 }
 
 impl Daemon {
@@ -84,8 +94,8 @@ impl Daemon {
             let _ = std::fs::remove_file(&new);
             wrong(error)
         })?;
-        let (sessions, stop) = Default::default();
-        Ok(Self { path: path.to_owned(), listener, rules, sessions, stop })
+        let (places, path) = (Places::new(rules.ranks_max), path.to_owned());
+        Ok(Self { path, listener, rules, places, stop: Arc::default(), short: false.into() })
     }
 
     /// Lets in whoever comes, for so long.
@@ -96,9 +106,18 @@ impl Daemon {
         let until = Instant::now() + time;
         loop {
             match self.listener.accept() {
-                Ok((stream, _)) => self.let_in(stream),
+                Ok((stream, _)) => {
+                    self.short.store(false, Ordering::Relaxed);
+                    self.let_in(stream);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) if is_short(&error) => {
+                    if !self.short.swap(true, Ordering::Relaxed) {
+                        tracing::warn!(%error, "no rank can be let in for now");
+                    }
+                    std::thread::sleep(SHORT_PAUSE);
+                }
                 Err(error) => return Err(error),
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -111,27 +130,36 @@ impl Daemon {
 
     /// How many ranks have a place.
     pub fn ranks(&self) -> usize {
-        self.sessions.load(Ordering::SeqCst)
+        self.places.taken()
     }
 
     fn let_in(&self, stream: UnixStream) {
-        let place = Place::take(&self.sessions);
-        if place.0.load(Ordering::SeqCst) > self.rules.ranks_max {
-            let most = self.rules.ranks_max;
-            tracing::warn!(most, "a connection was refused: all places are taken");
-            full(stream, format!("all {most} places of hfreduced are taken (--ranks-max)"));
-            return;
-        }
-        let (stop, folders) = (self.stop.clone(), self.rules.folders.clone());
+        let user = socket_peercred(&stream).map_or(u32::MAX, |peer| peer.uid.as_raw());
+        let place = match self.places.take(user) {
+            Ok(place) => place,
+            Err(detail) => {
+                tracing::warn!(user, detail, "a connection was refused");
+                return full(stream, detail);
+            }
+        };
+        let registered_max = REGISTERED_BYTES_MAX.max(ADDRESSES / self.rules.ranks_max.max(1));
+        let terms = Terms { folders: self.rules.folders.clone(), registered_max };
+        let stop = self.stop.clone();
         let run = move || {
             let _place = place;
-            receive(stream, folders, &stop);
+            receive(stream, terms, &stop);
         };
         let thread = std::thread::Builder::new().name("hfreduced-rank".into());
         if let Err(error) = thread.spawn(run) {
             tracing::error!(%error, "no thread for a rank");
         }
     }
+}
+
+/// What others give back: the ranks that are served go on, and who waits is let in later.
+fn is_short(error: &io::Error) -> bool {
+    use libc::{EMFILE, ENFILE, ENOBUFS, ENOMEM};
+    matches!(error.raw_os_error(), Some(EMFILE | ENFILE | ENOBUFS | ENOMEM))
 }
 
 impl Drop for Daemon {
@@ -142,21 +170,5 @@ impl Drop for Daemon {
             std::thread::sleep(Duration::from_millis(5));
         }
         let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-/// Counts a session as long as it lasts.
-struct Place(Arc<AtomicUsize>);
-
-impl Place {
-    fn take(sessions: &Arc<AtomicUsize>) -> Self {
-        sessions.fetch_add(1, Ordering::SeqCst);
-        Self(sessions.clone())
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }

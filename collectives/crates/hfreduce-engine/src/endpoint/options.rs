@@ -15,7 +15,7 @@ use crate::placement::Placement;
 pub const LOCALS_MAX: usize = 120;
 /// Registered memory of a rank at most, where nobody says how much: a rank maps the arenas of all
 /// others, and the addresses of a process end at 128 TiB.
-const REGISTERED_BYTES_MAX: usize = 256 << 30;
+pub const REGISTERED_BYTES_MAX: usize = 256 << 30;
 /// Slots of a node's board, where nobody says how many.
 const SLOTS_MIN: usize = 8;
 const SLOTS_MAX: usize = 32;

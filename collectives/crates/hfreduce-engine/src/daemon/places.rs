@@ -1,0 +1,96 @@
+//! Places at the daemon: each user has the same number of them, whoever else has taken theirs.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use crate::drivers::lock;
+
+/// Places of all users together, in those of one. Each may take the addresses of its memory and a
+/// thread, so their number has an end.
+const USERS: usize = 3;
+
+/// See the module's text.
+pub(super) struct Places {
+    /// What one user may have.
+    each: usize,
+    taken: Mutex<HashMap<u32, usize>>,
+}
+
+/// One of them, given back when dropped.
+pub(super) struct Place {
+    places: Arc<Places>,
+    user: u32,
+}
+
+impl Places {
+    pub fn new(each: usize) -> Arc<Self> {
+        Arc::new(Self { each, taken: Mutex::default() })
+    }
+
+    /// How many are taken.
+    pub fn taken(&self) -> usize {
+        lock(&self.taken).values().sum()
+    }
+
+    /// A place for a process of this user.
+    ///
+    /// # Errors
+    /// There is none, in words.
+    pub fn take(self: &Arc<Self>, user: u32) -> Result<Place, String> {
+        let (each, mut taken) = (self.each, lock(&self.taken));
+        if taken.get(&user).is_some_and(|own| *own >= each) || each == 0 {
+            return Err(format!(
+                "all {each} places of hfreduced for user {user} are taken (--ranks-max)"
+            ));
+        }
+        let all = each.saturating_mul(USERS);
+        if taken.values().sum::<usize>() >= all {
+            return Err(format!(
+                "all {all} places of hfreduced are taken ({USERS} times --ranks-max)"
+            ));
+        }
+        *taken.entry(user).or_default() += 1;
+        Ok(Place { places: self.clone(), user })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = lock(&self.places.taken);
+        if let Some(own) = taken.get_mut(&self.user) {
+            *own -= 1;
+            if *own == 0 {
+                taken.remove(&self.user);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_who_takes_all_its_places_takes_none_of_others() {
+        let places = Places::new(2);
+        let one: Vec<Place> = (0..2).map(|_| places.take(7).ok().unwrap()).collect();
+        let refused = places.take(7).err().unwrap();
+        assert!(refused.contains("all 2 places of hfreduced for user 7"), "{refused}");
+        let other = places.take(8).ok().unwrap();
+        drop(one);
+        assert_eq!(places.taken(), 1);
+        drop((places.take(7), other));
+        assert_eq!(places.taken(), 0);
+        assert!(lock(&places.taken).is_empty());
+    }
+
+    #[test]
+    fn all_users_together_have_a_limit() {
+        let places = Places::new(1);
+        let held: Vec<Place> = (0..USERS as u32).map(|u| places.take(u).ok().unwrap()).collect();
+        let refused = places.take(99).err().unwrap();
+        assert!(refused.contains("3 times --ranks-max"), "{refused}");
+        drop(held);
+        assert!(places.take(99).is_ok());
+    }
+}
