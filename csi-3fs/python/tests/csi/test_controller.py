@@ -41,6 +41,27 @@ def test_a_volume_is_a_directory_with_a_hard_quota_and_the_classs_owner(driver: 
     assert driver.files.mode_and_owner("/team/a/pvc-1/data") == (0o2770, 1000, 2000)
 
 
+@pytest.mark.parametrize(
+    ("asked", "first", "grown"), [({}, 65536, 196608), ({"inodes": "5000"}, 5000, 5000)]
+)
+def test_every_volume_has_a_limit_of_inodes(
+    driver: Driver, asked: dict[str, str], first: int, grown: int
+) -> None:
+    """Metadata is shared by all tenants: without one a small claim fills it with empty files."""
+
+    def limit() -> int | None:
+        quota = driver.files.quota("/volumes/a")
+        return quota.inodes_max if quota else None
+
+    volume = driver.create("a", capacity_range=size(GIBIBYTE), parameters=asked)
+    assert limit() == first
+    grow = csi.ControllerExpandVolumeRequest(
+        volume_id=volume.volume_id, capacity_range=size(3 * GIBIBYTE)
+    )
+    driver.call(grow)
+    assert limit() == grown
+
+
 def test_the_same_request_finds_the_same_volume(driver: Driver) -> None:
     first = driver.create("pvc-1", capacity_range=size(GIBIBYTE))
     before = driver.files.paths()
