@@ -62,6 +62,24 @@ def test_every_volume_has_a_limit_of_inodes(
     assert limit() == grown
 
 
+def test_a_large_claim_gets_no_more_inodes_than_a_class_that_says_so(driver: Driver) -> None:
+    """A tenant chooses the size: a pebibyte would be more than all metadata can be."""
+    volume = driver.create("a", capacity_range=size(GIBIBYTE << 20))
+    assert volume.capacity_bytes == GIBIBYTE << 20
+    quota = driver.files.quota("/volumes/a")
+    assert quota is not None
+    assert quota.inodes_max == 1 << 24
+    # One of an earlier release keeps what it has.
+    driver.files.set_quota("/volumes/a", bytes_max=GIBIBYTE << 20, inodes_max=1 << 26)
+    grow = csi.ControllerExpandVolumeRequest(
+        volume_id=volume.volume_id, capacity_range=size(GIBIBYTE << 21)
+    )
+    driver.call(grow)
+    quota = driver.files.quota("/volumes/a")
+    assert quota is not None
+    assert quota.inodes_max == 1 << 26
+
+
 def test_the_same_request_finds_the_same_volume(driver: Driver) -> None:
     first = driver.create("pvc-1", capacity_range=size(GIBIBYTE))
     before = driver.files.paths()

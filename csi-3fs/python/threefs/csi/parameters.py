@@ -32,6 +32,8 @@ INODES_MAX = 1 << 40
 BYTES_PER_INODE = 16 << 10
 """Of a volume whose class says nothing: as ext4 has it."""
 INODES_MIN = 1024
+INODES_UNASKED_MAX = 1 << 24
+"""Of such a volume: its claim's author chooses the size, and metadata is shared by all."""
 QUANTITY_CHARACTERS_MAX = 24
 QUANTITY = re.compile(r"([0-9]+)(Ki|Mi|Gi|Ti|Pi|K|k|M|G|T|P)?")
 UNITS = {
@@ -60,7 +62,8 @@ class Parameters:
     gid: int = 0
     mode: int = 0o777
     inodes: int = 0
-    """Limit of files, directories and links of a volume; 0: one for every 16 KiB of its size."""
+    """Limit of files, directories and links of a volume; 0: one for every 16 KiB of its size,
+    at most 16,777,216."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Parameters:
@@ -90,7 +93,7 @@ def inodes_max(size_bytes: int, wanted: int) -> int:
 
     `wanted` is what its class says; 0 is a limit by the volume's size.
     """
-    return wanted or max(INODES_MIN, size_bytes // BYTES_PER_INODE)
+    return wanted or min(max(INODES_MIN, size_bytes // BYTES_PER_INODE), INODES_UNASKED_MAX)
 
 
 def quantity_bytes(name: str, text: str) -> int:

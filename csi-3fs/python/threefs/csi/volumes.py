@@ -129,6 +129,10 @@ class Volumes:
     def resize(self, volume: Volume, size_bytes: int) -> Volume:
         """Raise the hard limit; pods see it at once."""
         inodes = inodes_max(size_bytes, int(volume.parameters.get("inodes", 0)))
+        quota = self.files.quota(volume.id.path)
+        if quota is not None and quota.inodes_max is not None:
+            # A volume of an earlier release may have more than this one gives.
+            inodes = max(inodes, quota.inodes_max)
         self.files.set_quota(volume.id.path, bytes_max=size_bytes, inodes_max=inodes)
         grown = Volume(volume.id, volume.name, size_bytes, volume.parameters)
         self.files.setxattr(volume.id.path, RECORD, grown.record())
