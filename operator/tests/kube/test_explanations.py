@@ -1,9 +1,11 @@
-"""Statuses that only say why jobs wait are stored while nothing else is to be decided."""
+"""Statuses that only report why jobs wait delay no decision, and are stored in the end."""
 
 from __future__ import annotations
 
-import math
-from types import SimpleNamespace
+import asyncio
+import contextlib
+import json
+import sys
 
 import pytest
 from flyer.api import (
@@ -17,10 +19,12 @@ from flyer.api import (
     Phase,
 )
 from flyer.engine import Commit
-from flyer.kube.client import Lane
-from flyer.kube.services.commits import AT_ONCE, QUARANTINED
+from flyer.kube.client import Lane, LeaseSettings, Limits
+from flyer.kube.client.errors import OverloadedError
+from flyer.kube.services import explanations as module
+from flyer.kube.services.commits import QUARANTINED, UNHURRIED
+from flyer.kube.services.errors import StaleStateError
 from flyer.kube.services.explanations import Explanations, only_explains
-from flyer.kube.services.term import Term
 
 from fakekube.faults import Fault
 
@@ -71,43 +75,100 @@ def test_a_job_that_was_in_quarantine_is_stored_first():
 
 
 class _Commits:
-    """Every job waits, as far as is stored."""
+    """Every job waits, as far as is stored. Writes are answered by the test."""
 
     def __init__(self):
+        self.unhurried = Lane(UNHURRIED, 1)
         self.written = []
+        self.answers = asyncio.Queue()
 
     def stored(self, _job):
         return WAITS
 
-    async def store(self, commits, _gone, *, urgent):
-        assert not urgent
-        self.written += commits
+    async def explain(self, commit):
+        self.written.append(commit)
+        answer = await self.answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
-async def test_a_job_whose_reason_changes_again_and_again_is_stored_in_its_turn():
-    commits = _Commits()
-    explanations = Explanations(commits)
-    jobs = [f"default/j{index}" for index in range(2 * AT_ONCE)]
-    explanations.put_aside([Commit(job, WAITS) for job in jobs])
+@pytest.fixture
+async def explains():
+    """`Explanations`, running; the commits behind them; jobs that are gone, and confusion."""
+    commits, gone, confused = _Commits(), [], []
+    made = Explanations(commits, lambda job: f"uid of {job}", gone=gone.append,
+                        confused=confused.append)  # fmt: skip
+    task = asyncio.create_task(made.run())
+    yield made, commits, gone, confused
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_a_job_whose_reason_changes_again_and_again_is_stored_in_its_turn(explains, until):
+    made, commits, *_ = explains
+    jobs = [f"default/j{index}" for index in range(2 * UNHURRIED)]
+    made.put_aside([Commit(job, WAITS) for job in jobs])
     latest = Commit(jobs[0], WAITS.replace(epoch=7))
-    explanations.put_aside([latest])
-    await explanations.store_some()
+    made.put_aside([latest])
+    await until(lambda: len(commits.written) == UNHURRIED)
     assert commits.written[0] == latest
-    assert [one.job for one in commits.written] == jobs[:AT_ONCE]
+    for _ in jobs:
+        commits.answers.put_nowait(True)
+    await until(lambda: len(commits.written) == len(jobs))
+    assert [one.job for one in commits.written] == jobs
 
 
-@pytest.mark.parametrize(("due", "written"), [(True, AT_ONCE), (False, 3 * AT_ONCE)])
-async def test_a_job_in_quarantine_is_tried_again_before_all_reasons_are_stored(due, written):
-    commits = _Commits()
-    explanations = Explanations(commits)
-    explanations.put_aside([Commit(f"default/j{index}", WAITS) for index in range(3 * AT_ONCE)])
-    term = SimpleNamespace(
-        _explanations=explanations, _stale="", _wake_at=math.inf,
-        _inbox=SimpleNamespace(is_due=False),
-        _left=SimpleNamespace(wait_seconds=lambda: 0.0 if due else math.inf),
-    )  # fmt: skip
-    await Term._explain(term)
-    assert len(commits.written) == written
+async def test_one_is_under_way_while_a_decision_is_stored(explains, until):
+    made, commits, *_ = explains
+    with commits.unhurried.narrowed():
+        made.put_aside([Commit(f"default/j{index}", WAITS) for index in range(4)])
+        await until(lambda: commits.written)
+        commits.answers.put_nowait(True)
+        await until(lambda: len(commits.written) == 2)
+        assert len(made) == 2
+    await until(lambda: len(commits.written) == 3)
+
+
+@pytest.mark.parametrize("decided", [False, True])
+async def test_a_reason_that_is_not_taken_is_tried_again_unless_something_was_decided(
+    explains, until, monkeypatch, decided
+):
+    monkeypatch.setattr(module, "PAUSE_SECONDS_MAX", 0.01)
+    made, commits, gone, confused = explains
+    why = Commit("default/a", WAITS)
+    made.put_aside([why])
+    await until(lambda: commits.written)
+    if decided:
+        decision = Commit("default/a", WAITS.replace(phase=Phase.RESERVED))
+        assert made.put_aside([decision]) == [decision]
+    commits.answers.put_nowait(OverloadedError("update", "busy"))
+    if decided:
+        made.put_aside([Commit("default/b", WAITS)])
+        await until(lambda: len(commits.written) == 2)
+        assert commits.written[1].job == "default/b"
+        assert len(made) == 0
+    else:
+        await until(lambda: commits.written == [why, why])
+    assert not gone
+    assert not confused
+
+
+async def test_what_a_write_finds_out_is_reported(explains, until):
+    made, commits, gone, confused = explains
+    made.put_aside([Commit("default/a", WAITS), Commit("default/b", WAITS)])
+    commits.answers.put_nowait(False)
+    commits.answers.put_nowait(StaleStateError("somebody else"))
+    await until(lambda: confused)
+    assert gone == ["default/a"]
+    made.put_aside([Commit("default/c", WAITS)])
+    await until(lambda: len(commits.written) == 3)
+    made.forgotten("default/c")  # another object may have its name by now
+    commits.answers.put_nowait(False)
+    made.put_aside([Commit("default/d", WAITS)])
+    await until(lambda: len(commits.written) == 4)
+    assert gone == ["default/a"]
 
 
 async def test_pods_are_made_at_full_width_while_reasons_are_stored(cluster, until, monkeypatch):
@@ -144,3 +205,128 @@ async def test_a_suspension_does_not_wait_for_the_reasons_of_a_flood(cluster, un
     await until(lambda: cluster.phase("runs") is not Phase.RUNNING)
     assert len(told()) - before <= 32
     await until(lambda: len(told()) >= len(flood) - 1)  # one of them starts instead
+
+
+class _Gate:
+    """Holds the reasons of jobs `w…` at the API server: they are answered once it is opened."""
+
+    def __init__(self, server, monkeypatch):
+        self._open = asyncio.Event()
+        self.held = []
+        whole = server._call
+
+        async def call(request, place, agent):
+            if request.method == "PUT" and place.resource == "flyerjobs/status":
+                phase = json.loads(await request.read())["status"]["phase"]
+                if place.name.startswith("w") and phase == "Queued":
+                    self.held.append(place.name)
+                    await self._open.wait()
+            return await whole(request, place, agent)
+
+        monkeypatch.setattr(server, "_call", call)
+
+    def open(self):
+        self._open.set()
+
+
+@pytest.fixture
+async def flooded(cluster, until, monkeypatch):
+    """`a` and `b` run on two of three nodes; jobs that want all wait, their reasons are held.
+
+    No call ends by its deadline and no Lease is lost meanwhile, however busy the machine is.
+    """
+    endless = Limits(answer_seconds=300.0, call_seconds=300.0)
+    monkeypatch.setattr(sys.modules[type(cluster).__module__], "LIMITS", endless)
+    gate = _Gate(cluster.server, monkeypatch)
+    cluster.nodes("AAA")
+    lease = LeaseSettings(
+        namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1
+    )
+    operator = cluster.operator(lease)
+    for name in "ab":
+        cluster.submit(name)
+    await until(lambda: all(cluster.phase(name) is Phase.RUNNING for name in "ab"))
+    names = [f"w{index}" for index in range(200)]
+    for name in names:
+        cluster.submit(name, 3)
+    await until(lambda: len(operator.leader.term.state.jobs) == 2 + len(names))
+    await until(lambda: len(gate.held) == UNHURRIED)
+    yield cluster, operator, gate, names
+    gate.open()
+
+
+def rebuilds(operator):
+    return operator.metrics.registry.get_sample_value("flyer_scheduler_rebuilds_total") or 0
+
+
+async def test_decisions_are_stored_while_the_server_answers_no_reason(flooded, until):
+    cluster, operator, gate, names = flooded
+    cluster.edit("b", suspend=True)
+    await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
+    cluster.submit("c", priority="high")
+    await until(lambda: cluster.phase("c") is Phase.RUNNING)
+    assert len(gate.held) == UNHURRIED
+    gate.open()
+    await until(lambda: all(cluster.status(name).pending is not None for name in names))
+    assert rebuilds(operator) == 0
+
+
+async def test_a_decision_follows_the_reason_of_its_job(flooded, until):
+    cluster, operator, gate, _ = flooded
+    job = gate.held[0]
+    phases = []
+
+    def saw(_change):
+        phase = cluster.phase(job)
+        if phase is not Phase.QUEUED or cluster.status(job).pending is not None:
+            phases.append(phase)
+
+    cluster.store.table("flyerjobs").watchers.add(saw)
+    cluster.edit(job, priority="high")
+    for name in "ab":
+        cluster.edit(name, suspend=True)
+    await until(lambda: operator.leader.term.state.jobs[f"default/{job}"].holding)
+    assert not phases
+    gate.open()
+    await until(lambda: cluster.phase(job) is Phase.RUNNING)
+    assert phases[0] is Phase.QUEUED
+    order = [Phase.QUEUED, Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING]
+    assert phases == sorted(phases, key=order.index)
+    assert rebuilds(operator) == 0
+
+
+async def test_the_reasons_that_a_leader_did_not_store_are_stored_by_the_next(flooded, until):
+    cluster, operator, gate, names = flooded
+    for name in "ab":
+        cluster.edit(name, suspend=True)
+    operator.kill()
+    cluster.store.delete("leases", "flyer-operator", "fireflyer-system")
+    cluster.operator()
+    gate.open()
+    await until(lambda: all(cluster.phase(name) is Phase.SUSPENDED for name in "ab"))
+
+    def told():
+        return [name for name in names if cluster.status(name).pending is not None]
+
+    await until(lambda: len(told()) == len(names) - 1)  # one runs
+    assert len([name for name in names if cluster.phase(name) is Phase.RUNNING]) == 1
+
+
+async def test_a_reason_that_is_not_taken_for_long_leaves_its_job_alone(cluster, until):
+    cluster.nodes("A")
+    cluster.operator()
+    cluster.submit("runs")
+    await until(lambda: cluster.phase("runs") is Phase.RUNNING)
+    failing = Fault("refuse", resource="flyerjobs/status", name="w", code=500, times=10**6)
+    cluster.server.faults.add(failing)
+    for name in ("w", "x", "y"):
+        cluster.submit(name)
+    await until(lambda: all(cluster.status(name).pending is not None for name in "xy"))
+    await until(lambda: failing.seen)
+    count = 0
+    while not [one for one in cluster.store.all("events") if one["reason"] == "LeftAlone"]:
+        cluster.submit(f"z{count}")
+        await until(lambda: cluster.status(f"z{count}").pending is not None)  # noqa: B023
+        count += 1
+    failing.times = 0
+    await until(lambda: cluster.status("w").pending is not None)

@@ -1,6 +1,7 @@
 """What is told together: a job that leaves costs one commit, others wait for nobody."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from flyer.api import FlyerJob
@@ -158,3 +159,51 @@ async def test_a_rebuild_takes_every_submission():
         box.tell(event)
     assert box.take_all() == flood
     assert box.take_all() == []
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The loop's time, set by the test. Nothing is awaited."""
+    held = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: SimpleNamespace(time=lambda: held.now))
+    return held
+
+
+def test_new_jobs_of_a_namespace_are_gathered_for_five_steps(clock):
+    box = Inbox(lambda _job: None, lambda job: job == "flood/runs")
+    first, *flood = [submitted(f"j{number}", "flood") for number in range(9)]
+    box.tell(first)
+    assert box.due_seconds == 0.0
+    assert box.take() == [first]
+    box.stepped(0.01)
+    box.tell(flood[0])
+    assert box.take() == [flood[0]]
+    box.stepped(0.01)
+    for event in flood[1:4]:
+        box.tell(event)
+    assert 0.04 < box.due_seconds <= 0.05
+    # Others, and wishes about jobs that the engine has, are taken at once.
+    other, wish = submitted("a", "quiet"), submitted("runs", "flood", suspend=True)
+    box.tell(other)
+    box.tell(wish)
+    box.tell(RELEASED)
+    assert box.due_seconds == 0.0
+    assert box.take() == [RELEASED, wish, other]
+    clock.now += 0.051
+    assert box.due_seconds == 0.0
+    assert box.take() == flood[1:4]
+
+
+def test_new_jobs_are_not_gathered_for_long(clock):
+    box = Inbox(lambda _job: None)
+    for number in range(2):
+        box.tell(submitted(f"j{number}", "flood"))
+        box.take()
+        box.stepped(60.0)
+    box.tell(submitted("late", "flood"))
+    assert 0 < box.due_seconds < module.SUBMITTED_SECONDS_MAX + 1e-6
+    box.stepped(60.0)
+    box.tell(Tick())
+    assert box.take() == [Tick()]
+    box.stepped(0.0)  # no step with new jobs
+    assert 0 < box.due_seconds < module.SUBMITTED_SECONDS_MAX + 1e-6

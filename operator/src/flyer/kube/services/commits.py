@@ -8,14 +8,15 @@ gone; or somebody else believes to lead, and then everything is read again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 from flyer.api import Chain, Condition, FlyerJobStatus, Pending, Phase, quantize
 from flyer.api.names import API_VERSION, KIND_JOB
 from flyer.api.waiting import TEMPLATE_REFUSED
 from flyer.engine.draft import RESERVING
+from flyer.kube.client import Lane
 from flyer.kube.client.election import LeadershipLostError
 from flyer.kube.client.errors import (
     ConflictError,
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
 
     from flyer.api import FlyerJob
     from flyer.engine import Commit
-    from flyer.kube.client import Api, Cache, Lane
+    from flyer.kube.client import Api, Cache
     from flyer.kube.client.errors import ApiError
     from flyer.kube.services.apart import LeftAlone
 
-__all__ = ["QUARANTINED", "Commits", "refused_status", "waves"]
+__all__ = ["QUARANTINED", "UNHURRIED", "Commits", "refused_status", "waves"]
 
 QUARANTINED: Final = "Quarantined"  # a condition of jobs that the operator cannot handle now
 
@@ -49,6 +50,8 @@ _MARK_TRIES_MAX: Final = 5
 # later; and a write that outlasts the leader's fence is cut off, and done again.
 AT_ONCE: Final = 8
 BRIEF_SECONDS: Final = 1.0
+# Statuses that no decision waits for: so many at once, and one while a decision is stored.
+UNHURRIED: Final = 2
 # Commits prepared together: few enough that it does not hold up the loop.
 PREPARED: Final = 128
 
@@ -74,6 +77,12 @@ class Commits:
         # For jobs whose status was not taken before: all others wait for them.
         self._briefly = api.apart(asyncio.Semaphore(AT_ONCE))
         self._briefly.limits = replace(api.limits, call_seconds=BRIEF_SECONDS)
+        # Entered around `explain`.
+        self.unhurried = Lane(UNHURRIED, 1)
+        self._unhurriedly = api.apart(asyncio.Semaphore(UNHURRIED))
+        # Writes of one job's status come one after the other, in the order of the calls.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._stored = 0  # how often the server took a status
         self._left = left
         self._jobs = jobs
         self._uid_of = uid_of
@@ -103,28 +112,21 @@ class Commits:
         known = self._known.setdefault(view.key, view.job.status)
         return known != view.job.status and _object(known) != _object(view.job.status)
 
-    async def store(
-        self, commits: Sequence[Commit], gone: set[str], *, urgent: bool = True
-    ) -> None:
-        """Store all of them, in an order that never gives a node out before it was given back.
+    async def store(self, commits: Sequence[Commit], gone: set[str]) -> None:
+        """Store decisions, in an order that never gives a node out before it was given back.
 
-        Jobs that turn out to be gone are added to `gone`, and their commits left out. Not `urgent`:
-        no decision waits for them, and as many calls about pods are made at once as otherwise.
+        Jobs that turn out to be gone are added to `gone`, and their commits left out.
         """
         for wave in waves(commits, self.stored):
             wanted = [one for one in wave if one.job not in gone]
             for first in range(0, len(wanted), PREPARED):
-                with self._beside.narrowed() if urgent else contextlib.nullcontext():
-                    gone |= await self._store_all(wanted[first : first + PREPARED], urgent=urgent)
+                with self._beside.narrowed(), self.unhurried.narrowed():
+                    gone |= await self._store_all(wanted[first : first + PREPARED])
 
-    async def _store_all(self, commits: Sequence[Commit], *, urgent: bool) -> set[str]:
-        """Store them at once; the jobs that are gone. Raises when all have ended.
-
-        Where no decision waits, a job whose status is not taken is left alone and nothing else: no
-        other has to be read again for it.
-        """
+    async def _store_all(self, commits: Sequence[Commit]) -> set[str]:
+        """Store them at once; the jobs that are gone. Raises when all have ended."""
         results = await asyncio.gather(
-            *(self._store(one) for one in commits), return_exceptions=True
+            *(self._decide(one) for one in commits), return_exceptions=True
         )
         failures = [one for one in results if isinstance(one, BaseException)]
         if len(failures) < len(results):
@@ -133,11 +135,35 @@ class Commits:
                 if isinstance(result, (OverloadedError, UnreachableError)):
                     self._leave(commit, result)
                     failures[failures.index(result)] = LeftAloneError(str(result))
-        if not urgent:
-            failures = [one for one in failures if not isinstance(one, LeftAloneError)]
         for failure in sorted(failures, key=_rank):
             raise failure
         return {one.job for one, done in zip(commits, results, strict=True) if not done}
+
+    async def explain(self, commit: Commit) -> bool:
+        """Store a status that no decision waits for; False: the job is gone.
+
+        LeftAloneError: it is not taken, and others are.
+        """
+        before = self._stored
+        try:
+            with self._left.guard(commit.job, "storing why it waits"):
+                async with self._turn(commit.job):
+                    if commit.job in self._left:
+                        return True  # its status is that of the quarantine
+                    return await self._store(commit, self._unhurriedly)
+        except (OverloadedError, UnreachableError) as error:
+            if self._stored == before:
+                raise
+            self._leave(commit, error)
+            raise LeftAloneError(str(error)) from error
+        raise LeftAloneError(f"{commit.job}: a bug")
+
+    def _turn(self, job: str) -> asyncio.Lock:
+        return self._turns.setdefault(job, asyncio.Lock())
+
+    async def _decide(self, commit: Commit) -> bool:
+        async with self._turn(commit.job):
+            return await self._store(commit, self._api)
 
     def stored(self, job: str) -> FlyerJobStatus | None:
         """The status, as far as the cache knows."""
@@ -148,21 +174,21 @@ class Commits:
         namespace, _, name = job.partition("/")
         return self._jobs.get(namespace, name)
 
-    async def _store(self, commit: Commit) -> bool:
-        """Whether it is stored; False: the job is gone."""
+    async def _store(self, commit: Commit, api: Api) -> bool:
+        """Whether it is stored; False: the job is gone. In the job's turn."""
         view = self._view(commit.job)
         if view is not None and self.is_foreign(view):
             raise StaleStateError(f"{commit.job}: somebody else wrote its status")
         self._under_way.add(commit.job)
         try:
-            stored = await self._swap(commit)
+            stored = await self._swap(commit, api)
         finally:
             self._under_way.discard(commit.job)
         if stored:
             self._known[commit.job] = commit.status
         return stored
 
-    async def _swap(self, commit: Commit) -> bool:
+    async def _swap(self, commit: Commit, api: Api) -> bool:
         namespace, _, name = commit.job.partition("/")
         view = self._view(commit.job)
         uid = self._uid_of(commit.job)
@@ -172,7 +198,7 @@ class Commits:
         status = _object(commit.status)
         if status == _object(before):
             return True
-        api = self._briefly if self._left.suspect(commit.job) else self._api
+        api = self._briefly if self._left.suspect(commit.job) else api
         for _ in range(_TRIES_MAX):
             # Whole, not as a patch: an API server would encode what it has, merge and decode anew.
             value = {
@@ -211,6 +237,7 @@ class Commits:
                     self.answers[commit.job] = answer
             self._jobs.put((namespace, name), int(view.version), view)
             self._left.settled(commit.job)
+            self._stored += 1
             self._told(commit.job, before, commit.status)
             return True
         why = f"{commit.job}: changed {_TRIES_MAX} times while it was committed"
@@ -242,6 +269,10 @@ class Commits:
 
         On the JSON as it is stored, which may be what cannot be read.
         """
+        async with self._turn(job):
+            await self._mark(job, uid, epoch, condition)
+
+    async def _mark(self, job: str, uid: str, epoch: int, condition: Condition | None) -> None:
         namespace, _, name = job.partition("/")
         for _ in range(_MARK_TRIES_MAX):
             value = await self._api.get(FLYERJOBS, name, namespace)

@@ -8,8 +8,9 @@ for takes along what has gathered.
 A release may wait because losing it costs nothing: its sidecar tells it again, and a rank that
 released ends with a status that says so. What it has saved does not wait.
 
-New and edited FlyerJobs are taken a few at a time, round-robin by namespace: a step is over when
-all that it decided is stored, and thousands of jobs of one user must not delay the next step.
+New and edited FlyerJobs are taken a few at a time, round-robin by namespace, so that thousands of
+jobs of one user do not make one step long. So that they do not cost as many steps, new ones of one
+namespace are gathered after each step that took some. Nothing else waits for them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ GATHER_SECONDS: Final = 0.2
 # is taken from it.
 LEAVE_SECONDS: Final = 4.0
 SUBMITTED_MAX: Final = 64
-"""Jobs submitted or edited that one step takes: about 50 ms of status updates."""
+"""New jobs that one step takes, and edited ones."""
+SUBMITTED_STEPS: Final = 5.0
+SUBMITTED_SECONDS_MAX: Final = 0.2
+"""New jobs of a namespace are gathered for so many times what a step with new jobs takes."""
 _PATIENT: Final = (
     CheckpointReported, LifeStateSet, LogObserved, NodeEmptied, NodeObserved, PodExited,
     ProgressReported, Released, StartPending, StreamLost, StreamRestored, SuspendReceived,
@@ -88,37 +92,49 @@ class _Submitted:
 
     def __init__(self) -> None:
         self._by_namespace: OrderedDict[str, OrderedDict[str, list[Event]]] = OrderedDict()
+        self._rest_until: dict[str, float] = {}  # of namespaces whose jobs were just taken
 
-    def __bool__(self) -> bool:
-        return bool(self._by_namespace)
+    def __contains__(self, key: str) -> bool:
+        """Whether something of the job is queued here."""
+        return key in self._by_namespace.get(_namespace(key), ())
 
-    def add(self, event: Event) -> bool:
-        """Whether the event is queued here."""
-        if isinstance(event, JobSubmitted):
-            key = event.job.key
-        elif isinstance(event, JobRemoved) and event.job in self._of(event.job):
-            key = event.job
-        else:
-            return False
-        jobs = self._by_namespace.setdefault(key.partition("/")[0], OrderedDict())
+    def add(self, key: str, event: Event) -> None:
+        """Queue an event of this job."""
+        jobs = self._by_namespace.setdefault(_namespace(key), OrderedDict())
         events = jobs.setdefault(key, [])
         if events and _is_edit(events[-1], event):
             events.pop()  # nobody has seen it yet
         events.append(event)
-        return True
 
-    def take(self, count: int) -> Iterator[Event]:
-        """The events of so many jobs at most."""
-        while count and self._by_namespace:
-            namespace, jobs = self._by_namespace.popitem(last=False)
+    def due_at(self) -> float:
+        """When the next ones may be taken; in the past: now."""
+        rests = self._rest_until
+        return min((rests.get(one, 0.0) for one in self._by_namespace), default=math.inf)
+
+    def take(self, count: int, now: float, rest_seconds: float) -> Iterator[Event]:
+        """The events of so many jobs at most, of namespaces that do not rest; these rest then."""
+        self._rest_until = {one: until for one, until in self._rest_until.items() if until > now}
+        due = [one for one in self._by_namespace if one not in self._rest_until]
+        while count and due:
+            namespace = due.pop(0)
+            jobs = self._by_namespace.pop(namespace)
             _, events = jobs.popitem(last=False)
             if jobs:
                 self._by_namespace[namespace] = jobs  # behind the other namespaces
+                due.append(namespace)
+            if rest_seconds:
+                self._rest_until[namespace] = now + rest_seconds
             yield from events
             count -= 1
 
-    def _of(self, key: str) -> OrderedDict[str, list[Event]]:
-        return self._by_namespace.get(key.partition("/")[0], OrderedDict())
+    def take_all(self) -> Iterator[Event]:
+        """Those of all jobs."""
+        self._rest_until.clear()
+        return self.take(sys.maxsize, 0.0, 0.0)
+
+
+def _namespace(key: str) -> str:
+    return key.partition("/")[0]
 
 
 def _is_edit(before: Event, after: Event) -> bool:
@@ -131,12 +147,23 @@ def _is_edit(before: Event, after: Event) -> bool:
 
 
 class Inbox:
-    """A queue with one reader. `leaving_of` says whether a job is asked to leave its nodes."""
+    """A queue with one reader. `leaving_of` says whether a job is asked to leave its nodes.
 
-    def __init__(self, leaving_of: Callable[[str], Leaving | None]) -> None:
+    `knows` says whether the engine has a job: a submission of one is a wish of its owner.
+    """
+
+    def __init__(
+        self,
+        leaving_of: Callable[[str], Leaving | None],
+        knows: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self._leaving_of = leaving_of
+        self._knows = knows
         self._events: list[Event] = []
         self._submitted = _Submitted()
+        self._edited = _Submitted()
+        self._rest_seconds = 0.0
+        self._took_submitted = False
         self._held: dict[str, _Held] = {}
         self._emptied: set[NodeEmptied] = set()  # among the events, held ones too
         self._due_at = float("inf")  # of the loop's clock
@@ -144,8 +171,7 @@ class Inbox:
 
     def tell(self, event: Event) -> None:
         """Queue a fact. That a node is empty is said again and again, and queued once."""
-        if self._submitted.add(event):
-            self._due(0.0)
+        if self._submit(event):
             return
         if isinstance(event, NodeEmptied):
             if event in self._emptied:
@@ -159,16 +185,38 @@ class Inbox:
         self._events.append(event)
         self._due(GATHER_SECONDS if isinstance(event, _PATIENT) else 0.0)
 
+    def _submit(self, event: Event) -> bool:
+        """Whether the event is queued as a submission, or behind one."""
+        if isinstance(event, JobSubmitted):
+            key = event.job.key
+        elif isinstance(event, JobRemoved):
+            key = event.job
+        else:
+            return False
+        queue = next((one for one in (self._edited, self._submitted) if key in one), None)
+        if queue is None:
+            if isinstance(event, JobRemoved):
+                return False
+            queue = self._edited if self._knows(key) else self._submitted
+        queue.add(key, event)
+        self._due(queue.due_at() - asyncio.get_running_loop().time())
+        return True
+
+    def stepped(self, seconds: float) -> None:
+        """A step with what was taken took so long."""
+        if self._took_submitted:
+            self._rest_seconds = min(SUBMITTED_STEPS * seconds, SUBMITTED_SECONDS_MAX)
+
     def keep(self, events: list[Event]) -> None:
         """Begin anew with these; they are due at once."""
         self._events = list(events)
-        self._submitted = _Submitted()
+        self._submitted, self._edited = _Submitted(), _Submitted()
         self._held.clear()
         self._emptied.clear()
         self._due_at = 0.0
         self._changed.set()
 
-    def take(self, submitted_max: int = SUBMITTED_MAX) -> list[Event]:
+    def take(self) -> list[Event]:
         """All that has gathered, but for what is held of jobs that have not left yet.
 
         Of submissions it takes those of so many jobs.
@@ -176,28 +224,33 @@ class Inbox:
         now = asyncio.get_running_loop().time()
         for job in [job for job, held in self._held.items() if held.due_at <= now]:
             self._events += self._held.pop(job).events
-        # A removal that is not among the submissions was told before them.
-        events, self._events = [*self._events, *self._submitted.take(submitted_max)], []
-        self._emptied = {
-            one for held in self._held.values() for one in held.events
-            if isinstance(one, NodeEmptied)
-        }  # fmt: skip
-        self._due_at = min((held.due_at for held in self._held.values()), default=float("inf"))
-        if self._submitted:
-            self._due_at = now
-        return events
+        edited = self._edited.take(SUBMITTED_MAX, now, 0.0)
+        submitted = list(self._submitted.take(SUBMITTED_MAX, now, self._rest_seconds))
+        self._took_submitted = bool(submitted)
+        return self._taken([*edited, *submitted])
 
     def take_all(self) -> list[Event]:
         """All, whether due or not."""
         for held in self._held.values():
             self._events += held.events
         self._held.clear()
-        return self.take(sys.maxsize)
+        return self._taken([*self._edited.take_all(), *self._submitted.take_all()])
+
+    def _taken(self, submitted: list[Event]) -> list[Event]:
+        # A removal that is not among the submissions was told before them.
+        events, self._events = [*self._events, *submitted], []
+        self._emptied = {
+            one for held in self._held.values() for one in held.events
+            if isinstance(one, NodeEmptied)
+        }  # fmt: skip
+        dues = (held.due_at for held in self._held.values())
+        self._due_at = min(*dues, self._edited.due_at(), self._submitted.due_at())
+        return events
 
     @property
-    def is_due(self) -> bool:
-        """Whether something is to be taken now."""
-        return self._due_at <= asyncio.get_running_loop().time()
+    def due_seconds(self) -> float:
+        """Until something is to be taken."""
+        return max(0.0, self._due_at - asyncio.get_running_loop().time())
 
     async def wait(self, seconds: float) -> None:
         """Until something is due, for so long at most."""

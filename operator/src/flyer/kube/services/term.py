@@ -1,7 +1,8 @@
 """One leader's term: observe, decide, commit, act. Everything runs in one event loop.
 
 `_advance` is the only place where the engine is stepped. It performs the commits first and then the
-rest; effects report back as events. Whatever matters is in the jobs' statuses before it is acted
+rest; effects report back as events. Only the statuses that explain why jobs wait are stored beside
+it. Whatever matters is in the jobs' statuses before it is acted
 on, so the process may die at any point: the next leader reads the statuses, tells the engine what
 it sees, and goes on. Nothing of a term outlives it.
 """
@@ -104,7 +105,10 @@ class Term:
         self._world = world
         self._policy = policy
         self._metrics = metrics
-        self._inbox = Inbox(lambda key: leaving(self._state_of(key), time.time()))
+        self._inbox = Inbox(
+            lambda key: leaving(self._state_of(key), time.time()),
+            lambda key: self._state_of(key) is not None,
+        )
         self._token = Token(api)
         self._takeover = TakeOver(api, world, self._token, raise_epoch)
         self._counts = Counts(api, world, self._token, lambda: self._state)
@@ -114,7 +118,10 @@ class Term:
         self._left = LeftAlone(self._left_alone, lambda: self._inbox.tell(Tick()))
         self._privacy = Privacy(self._was_job)
         self._commits = Commits(api, world.jobs, self._uid_of, self._committed, lane, self._left)
-        self._explanations = Explanations(self._commits)
+        self._explanations = Explanations(
+            self._commits, self._uid_of,
+            gone=lambda job: self._inbox.tell(JobRemoved(job)), confused=self.confused,
+        )  # fmt: skip
         self._templates = Templates(
             api, world, seams,
             passed=self._resubmit,
@@ -173,6 +180,7 @@ class Term:
                 group.create_task(self._gateway.serve(), name="gateway")
                 group.create_task(self._probes.run(), name="probes")
                 group.create_task(self._expiry.run(), name="expiry")
+                group.create_task(self._explanations.run(), name="explanations")
                 self.ready.set()
                 self.served = True
                 await self._loop()
@@ -333,6 +341,7 @@ class Term:
             one.job.key for one in events if isinstance(one, JobSubmitted)
         }
         self._state, actions = await self._steps.step(self._state, events, now)
+        self._inbox.stepped(time.monotonic() - begun)
         self._metrics.decided(time.monotonic() - begun)
         self._wake_at = now + IDLE_SECONDS_MAX
         commits = [
@@ -358,17 +367,6 @@ class Term:
         self._quarantine.unmark(self._state.jobs)
         self._metrics.observe(self._state, self._token.holder)
         self._counts.look()
-        await self._explain()
-
-    async def _explain(self) -> None:
-        """Store why jobs wait until something is to be decided; some of it in any case."""
-        while self._explanations:
-            for job in await self._explanations.store_some():
-                self._inbox.tell(JobRemoved(job))
-            self.ticked_at = time.monotonic()
-            retries = self._left.wait_seconds() <= 0
-            if self._stale or retries or self._inbox.is_due or time.time() >= self._wake_at:
-                return
 
     def _shown(self, commit: Commit) -> FlyerJobStatus:
         """The status as those who may read this job alone may see it."""
