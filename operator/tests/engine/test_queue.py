@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from flyer.api import Phase
+from flyer.api import Phase, Priority
 from flyer.engine import (
     CheckpointReported,
     EngineState,
@@ -50,7 +50,7 @@ from flyer.sim.samples import sample_job
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from flyer.api import Pending, Priority
+    from flyer.api import Pending
     from flyer.engine import Action, Event, JobState
     from flyer.engine.claims import Claim
 
@@ -167,6 +167,15 @@ def _forgetful(state: EngineState) -> EngineState:
     return replace(state, queue=None, stale=(), active=None, ways_out={}, rest={}, terms={})
 
 
+_entry = queue._Update._entry
+
+
+def _auto_jobs_alone(update: queue._Update, job: JobState) -> queue.Entry:
+    """Each goes through its levels by itself."""
+    entry = _entry(update, job)
+    return replace(entry, class_key=None) if job.spec.priority is Priority.AUTO else entry
+
+
 def _decided(state: EngineState, actions: tuple[Action, ...]) -> tuple[object, ...]:
     """What was decided, without the reasons for which jobs wait."""
     statuses = {
@@ -202,6 +211,7 @@ def test_what_is_kept_and_left_out_changes_no_decision(
         with monkeypatch.context() as long:
             long.setattr(schedule, "_HEAD_JOBS", 10_000)
             long.setattr(Search, "is_hopeless", lambda _search, _job, _needs: False)
+            long.setattr(queue._Update, "_entry", _auto_jobs_alone)
             slow, expected = step(_forgetful(slow), events, history.now)
         assert _decided(quick, actions) == _decided(slow, expected), (seed, history.now)
         events = history.events(quick)
@@ -292,6 +302,17 @@ def _full_cluster() -> tuple[EngineState, float]:
     return state, now + 1
 
 
+def _with_flood_of_one_user(
+    monkeypatch: pytest.MonkeyPatch, *others: Event, **wishes: object
+) -> tuple[EngineState, float]:
+    """Six different jobs of u0 wait, of which a plan looks at three."""
+    monkeypatch.setattr(schedule, "_USER_JOBS_MAX", 3)
+    state, now = _full_cluster()
+    flood = _queue_of(6, users=1, maxRuntime=lambda index: f"{index + 1}m", **wishes)
+    state, _ = step(state, [*flood, *others], now + 1)
+    return state, now
+
+
 def test_every_job_of_a_long_queue_is_told_why_it_waits_and_where() -> None:
     state, now = _full_cluster()
     state, _ = step(state, _queue_of(400), now + 1)
@@ -309,12 +330,7 @@ def test_every_job_of_a_long_queue_is_told_why_it_waits_and_where() -> None:
 def test_one_users_many_different_jobs_leave_time_for_those_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looks = []
-    look_at = schedule._Plan._look_at
-    monkeypatch.setattr(
-        schedule._Plan, "_look_at",
-        lambda plan, job, key: (looks.append(job.user), look_at(plan, job, key))[1],
-    )  # fmt: skip
+    looks = _looks(monkeypatch)
     state, now = _full_cluster()
     flood = _queue_of(600, users=1, maxRuntime=lambda index: f"{index + 1}m")
     state, _ = step(state, flood, now + 1)
@@ -351,13 +367,71 @@ def test_jobs_that_can_never_run_do_not_hold_up_the_others_of_their_user(
     assert not state.jobs["default/w0"].holding
 
 
+def _looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The user of each job that plans look at."""
+    looks: list[str] = []
+    look_at = schedule._Plan._look_at
+    monkeypatch.setattr(
+        schedule._Plan, "_look_at",
+        lambda plan, job, key: (looks.append(job.user), look_at(plan, job, key))[1],
+    )  # fmt: skip
+    return looks
+
+
+def test_many_different_jobs_larger_than_their_quota_cost_a_plan_few_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(schedule, "_USER_JOBS_MAX", 20)
+    looks = _looks(monkeypatch)
+    now = 1_800_000_000.0
+    state = rebuild([Node(f"n{index}", "A", slots=8) for index in range(3)], (), now, 1)
+    flood = _queue_of(200, users=1, maxRuntime=lambda index: f"{index + 1}m")
+    state, _ = step(state, [QuotaObserved(Quota("q", "u0", nodes=1)), *flood], now + 1)
+    assert looks.count("u0") <= 2 * 20
+    for _ in range(60):  # all are judged in turn
+        now += 30
+        state, _ = step(state, [Tick()], now)
+    looks.clear()
+    small = JobSubmitted(sample_job("small", 1, user="u0", ranksPerNode=8))
+    state, _ = step(state, [small], now + 1)
+    assert looks.count("u0") <= 20 + 1
+    assert state.jobs["default/small"].holding  # those that can never run are not ahead of it
+    # A larger quota: they are judged anew, and the first of them starts.
+    state, _ = step(state, [QuotaObserved(Quota("q", "u0", nodes=3))], now + 2)
+    assert state.jobs["default/w0"].holding
+
+
+@pytest.mark.parametrize("larger", [False, True])
+def test_auto_jobs_that_want_the_same_share_a_class_at_each_level(
+    monkeypatch: pytest.MonkeyPatch, larger: bool
+) -> None:
+    looks = _looks(monkeypatch)
+    state, now = _full_cluster()
+    flood = [
+        JobSubmitted(sample_job(f"evil{index:03}", 1 + larger, user="evil", priority="auto"))
+        for index in range(200)
+    ]
+    for one in flood:
+        metadata = one.job.metadata.replace(creation_timestamp=now)
+        flood[flood.index(one)] = JobSubmitted(one.job.replace(metadata=metadata))
+    limits = [
+        QuotaObserved(Quota("all", "evil", nodes=4)),
+        QuotaObserved(Quota("high", "evil", "high", nodes=2)),
+    ]
+    state, _ = step(state, [*limits, *flood], now + 1)
+    looks.clear()
+    good = JobSubmitted(sample_job("good", 1, user="good"))
+    state, _ = step(state, [good], now + 2)
+    assert looks.count("evil") <= schedule._HEAD_JOBS + 4
+    waits = state.jobs["default/evil100"].status.pending
+    assert waits is not None
+    assert "quota all has" in waits.message
+
+
 def test_a_job_behind_too_many_of_its_user_is_told_that_and_no_way_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(schedule, "_USER_JOBS_MAX", 3)
-    state, now = _full_cluster()
-    flood = _queue_of(6, users=1, maxRuntime=lambda index: f"{index + 1}m")
-    state, _ = step(state, flood, now + 1)
+    state, now = _with_flood_of_one_user(monkeypatch)
     found = explain(state, "default/w5", now + 2)
     assert "behind 3 jobs of u0" in found.summary
     assert found.remedies == ()  # nodes that are given back go to those ahead
@@ -366,15 +440,12 @@ def test_a_job_behind_too_many_of_its_user_is_told_that_and_no_way_out(
 def test_an_auto_job_at_its_next_level_behind_too_many_of_its_user_is_explained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(schedule, "_USER_JOBS_MAX", 3)
-    state, now = _full_cluster()
-    limits = [QuotaObserved(Quota("q", "u0", "extreme-high", nodes=0))]
-    flood = _queue_of(6, users=1, maxRuntime=lambda index: f"{index + 1}m", priority="very-high")
     auto = _queue_of(1, users=1, priority="auto")[0]
     assert isinstance(auto, JobSubmitted)
     metadata = auto.job.metadata.replace(name="auto", uid="auto")
+    limit = QuotaObserved(Quota("q", "u0", "extreme-high", nodes=0))
     submitted = JobSubmitted(auto.job.replace(metadata=metadata))
-    state, _ = step(state, [*limits, *flood, submitted], now + 1)
+    state, now = _with_flood_of_one_user(monkeypatch, limit, submitted, priority="very-high")
     assert explain(state, "default/auto", now + 2).verdict == "cannot"
 
 

@@ -159,17 +159,15 @@ class _Update:
 
     def _entry(self, job: JobState) -> Entry:
         draft, chain, left = self._draft, job.status.chain, job.status.eviction
-        limits = self._known.basis.quotas
-        is_auto = bool(limits) and job.spec.priority is Priority.AUTO
-        if is_auto:  # it is looked at on its highest level first
-            draft.auto[job.key] = quotas.priorities(draft, job, limits)[0]
+        levels = self._levels_of(job)
+        if levels:  # it is looked at on its highest level first
+            draft.auto[job.key] = levels[0]
         contender = (draft.place(job), job.key)
         alone = (
             chain.submitted_at is None  # its place moves with the time
             or chain.not_before is not None
             or bool(job.status.occupied)
             or (left is not None and left.reason == PODS_REFUSED)
-            or is_auto
         )
         if alone:
             return Entry(contender, None)
@@ -178,10 +176,29 @@ class _Update:
             return Entry(contender, None, joins_at)
         spec = job.spec
         remembers = bool(chain.previous or chain.avoid)
-        return Entry(
-            contender,
-            (*needs_of(draft, job), spec.nodes, spec.group, remembers, self._accounts_of(job)),
-        )
+        class_key = (
+            *needs_of(draft, job), spec.nodes, spec.group, remembers, self._accounts_of(job),
+            self._lower_levels_of(job, levels),
+        )  # fmt: skip
+        return Entry(contender, class_key)
+
+    def _levels_of(self, job: JobState) -> list[Priority]:
+        """Those of an `auto` job while limits apply, the highest first; else none."""
+        limits = self._known.basis.quotas
+        if not limits or job.spec.priority is not Priority.AUTO:
+            return []
+        return quotas.priorities(self._draft, job, limits)
+
+    def _lower_levels_of(self, job: JobState, levels: list[Priority]) -> tuple[object, ...]:
+        """What counts of the job at the levels that it comes to where there is no room above."""
+        if not levels:
+            return ()
+        draft, found = self._draft, []
+        for level in levels:
+            draft.auto[job.key] = level
+            found.append((level, draft.terms(job), self._accounts_of(job)))
+        draft.auto[job.key] = levels[0]
+        return tuple(found)
 
     def _accounts_of(self, job: JobState) -> tuple[tuple[str, str], ...]:
         """Where nodes of the job may count, whatever class of nodes they are."""
@@ -227,6 +244,12 @@ class _Cursor:
     class_key: ClassKey | None
     members: Sequence[Contender]
     at: int = 0
+    level: int | None = None  # in place of the members' own
+
+    @property
+    def next(self) -> Contender:
+        place, key = self.members[self.at]
+        return (place if self.level is None else (-self.level, *place[1:])), key
 
 
 class Walk:
@@ -235,11 +258,11 @@ class Walk:
     def __init__(self, queue: Queue, others: Iterable[Contender]) -> None:
         self._heap: list[tuple[Contender, _Cursor]] = []
         self._last: _Cursor | None = None
-        for class_key, members in queue.classes.items():
-            self._push(_Cursor(class_key, members))
-        self._push(_Cursor(None, queue.single))
-        for one in others:
-            self.put(one)
+        cursors = [_Cursor(class_key, members) for class_key, members in queue.classes.items()]
+        cursors.append(_Cursor(None, queue.single))
+        cursors += [_Cursor(None, (one,)) for one in others]
+        self._heap = [(one.next, one) for one in cursors if one.members]
+        heapq.heapify(self._heap)
 
     def __iter__(self) -> Iterator[tuple[Contender, ClassKey | None]]:
         while True:
@@ -257,13 +280,19 @@ class Walk:
         """Somebody who is not in the queue at this place."""
         self._push(_Cursor(None, (contender,)))
 
+    def lower(self, level: int) -> None:
+        """The last one and the rest of its class take their places at this level."""
+        assert self._last is not None, "no class"
+        self._last.at -= 1
+        self._last.level = level
+
     def skip(self) -> None:
         """Leave out the rest of the class of the last one."""
         self._last = None
 
     def _push(self, cursor: _Cursor) -> None:
         if cursor.at < len(cursor.members):
-            heapq.heappush(self._heap, (cursor.members[cursor.at], cursor))
+            heapq.heappush(self._heap, (cursor.next, cursor))
 
 
 __all__ = ["Basis", "ClassKey", "Contender", "Entry", "Queue", "Walk", "needs_of", "updated"]

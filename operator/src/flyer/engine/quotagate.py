@@ -26,6 +26,7 @@ class QuotaGate:
     market: Market
     ledger: quotas.Ledger = field(init=False)
     _levels: dict[str, list[Priority]] = field(default_factory=dict)
+    _verdicts: dict[tuple[object, ...], Pending | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.ledger = quotas.ledger(self.market.draft)
@@ -53,12 +54,13 @@ class QuotaGate:
         """Whether any limit applies now."""
         return bool(self.ledger.quotas)
 
-    def enter(self, job: JobState) -> None:
-        """The job joins the queue, `auto` at its highest level."""
+    def enter(self, job: JobState, level: int | None = None) -> None:
+        """The job joins the queue, `auto` at this level; None: at its highest."""
         if self.ledger.quotas and job.spec.priority is Priority.AUTO:
             levels = quotas.priorities(self.market.draft, job, self.ledger.quotas)
             self._levels[job.key] = levels
-            self.market.draft.auto[job.key] = levels[0]
+            at = (one for one in levels if level is None or one.level == level)
+            self.market.draft.auto[job.key] = next(at, levels[0])
 
     def lower(self, job: JobState) -> bool:
         """Whether an `auto` job without room at its level goes on at its next lower one."""
@@ -80,7 +82,13 @@ class QuotaGate:
         """Why no limit would let the job run, ever."""
         if not self.ledger.quotas:
             return None
-        return quotas.exceeded(self.market.draft, job, self._classes(job))
+        spec, classes = job.spec, self._classes(job)
+        wanted = (
+            self.ledger.subjects(job), spec.nodes, spec.priority, spec.node_class, *classes
+        )  # fmt: skip
+        if wanted not in self._verdicts:
+            self._verdicts[wanted] = quotas.exceeded(self.market.draft, job, classes)
+        return self._verdicts[wanted]
 
     def refusal(self, job: JobState) -> Pending | None:
         """Why the job has to wait for room, if it has; it keeps its place in the limit."""

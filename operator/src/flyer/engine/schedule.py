@@ -38,6 +38,7 @@ _CLAIMS_MAX = 16
 # left out as soon as nothing is to be had for it, and its reasons are written in turn.
 _HEAD_JOBS = 32
 # Of one user's jobs that could run and get no nodes: those behind wait until these have started.
+# Of those that may not run now, or ever, as many are looked at on top.
 _USER_JOBS_MAX = 256
 _EXPLAINED_PER_SECOND = 20
 _EXPLAINED_MAX = 256
@@ -71,7 +72,8 @@ class _Plan:
         self._walk = Walk(self._queue, self._leaving())
         self.claims: list[Claim] = []
         self._blocked: dict[tuple[object, ...], JobState] = {}  # the least that was not to be had
-        self._ahead: dict[ClassKey, JobState] = {}  # whom the rest of a class waits behind
+        # Whom the rest of a class waits behind, at each level.
+        self._ahead: dict[tuple[ClassKey, int], JobState] = {}
         self._search = Search(self.market)
         self._reasons = Reasons(self.market)
         self._verdicts: dict[tuple[object, ...], Pending | None] = {}
@@ -79,6 +81,7 @@ class _Plan:
         self._waiting = 0  # looked at, and not placed
         # Jobs that could run and got no nodes, by user; and those behind too many of their user.
         self._looks: Counter[str] = Counter()
+        self._barred_looks: Counter[str] = Counter()
         self._behind_own: set[str] = set()
         self._placed: list[Contender] = []
         self._skipping = False
@@ -96,7 +99,7 @@ class _Plan:
     def run(self) -> None:
         draft = self._draft
         told = set()
-        for (_, key), class_key in self._walk:
+        for (place, key), class_key in self._walk:
             job = draft.jobs[key]
             draft.about = key
             if job.status.phase is Phase.SUSPENDING:
@@ -107,9 +110,12 @@ class _Plan:
                     self._behind_own.add(key)
                     self._skipping = True
                     continue
+                if _is_never(job) and self._barred_looks[job.user] >= _USER_JOBS_MAX:
+                    self._skipping = True  # it is judged again in its turn among the reasons
+                    continue
                 self._looks[job.user] += 1
                 told.add(key)
-                self._gate.enter(job)
+                self._gate.enter(job, -place[0])
             ends = self._look_at(job, class_key)
             if ends and class_key is not None and self._waiting >= _HEAD_JOBS:
                 self._walk.skip()
@@ -121,11 +127,16 @@ class _Plan:
         """Place the job, or tell why not; whether the same holds for the rest of its class."""
         barred = self._barred(job)
         if barred is not None:
-            self._looks[job.user] -= 1  # it may never run: nobody waits for it
+            if self._barred_looks[job.user] < _USER_JOBS_MAX:
+                self._barred_looks[job.user] += 1
+                self._looks[job.user] -= 1  # nobody waits for it
             self._tell(job, barred)
             return True
         if self._gate.lower(job):  # `auto`: no room at this level, perhaps at the next
-            self._walk.put((self._draft.place(job), job.key))
+            if class_key is None:
+                self._walk.put((self._draft.place(job), job.key))
+            else:  # whoever wants the same finds no more room
+                self._walk.lower(self._draft.level(job))
             return False
         out = self._gate.refusal(job)
         if out is not None:
@@ -135,7 +146,7 @@ class _Plan:
         ahead = self._blocked.get(needs)
         if ahead is not None and ahead.spec.nodes <= job.spec.nodes:
             if class_key is not None:
-                self._ahead.setdefault(class_key, ahead)
+                self._ahead.setdefault((class_key, self._draft.level(job)), ahead)
             self._gate.fill(job)
             self._tell(job, _behind(self._draft, job, ahead))
             return not self._gate.charges(job)
@@ -170,7 +181,7 @@ class _Plan:
         else:
             ends = True
             if class_key is not None:
-                self._ahead.setdefault(class_key, job)
+                self._ahead.setdefault((class_key, self._draft.level(job)), job)
         return ends and not self._gate.charges(job)
 
     def _barred(self, job: JobState) -> Pending | None:
@@ -224,6 +235,8 @@ class _Plan:
                 draft.about = key
                 job, entry = draft.jobs[key], entries[key]
                 self._gate.enter(job)
+                while self._gate.lower(job):
+                    pass
                 why = self._why(job, entry.class_key)
                 self._pendings.set(job, why, self._position(entry.contender), self.claims)
 
@@ -251,10 +264,16 @@ class _Plan:
         out = self._gate.refusal(job)
         if out is not None:
             return out
-        ahead = self._ahead.get(class_key) if class_key is not None else None
-        if ahead is not None:
-            return _behind(self._draft, job, ahead)
+        level = self._draft.level(job)
+        if class_key is not None and (class_key, level) in self._ahead:
+            return _behind(self._draft, job, self._ahead[class_key, level])
         return self._reasons.of(job, self.claims, (), None)
+
+
+def _is_never(job: JobState) -> bool:
+    """Whether no state of the cluster would let the job run, when it was last judged."""
+    pending = job.status.pending
+    return pending is not None and pending.verdict == "Never"
 
 
 def _shape(spec: FlyerJobSpec) -> tuple[object, ...]:
