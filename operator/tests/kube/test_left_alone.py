@@ -3,10 +3,21 @@
 import pytest
 from flyer import engine
 from flyer.api import API_VERSION, FlyerJobStatus, Phase
-from flyer.engine import CheckpointReported, JobRemoved, LifeStateSet, schedule
+from flyer.engine import (
+    CheckpointReported,
+    JobRemoved,
+    Killed,
+    LifeStateSet,
+    NodeEmptied,
+    PodExited,
+    StreamLost,
+    StreamRestored,
+    schedule,
+)
 from flyer.kube.client import LeaseSettings
 from flyer.kube.services.apart import TRIED_MAX, LeftAlone
 from flyer.kube.services.leader import LABEL_LEADER, LeaderMark
+from flyer.kube.services.quarantine import Quarantine
 from flyer.kube.services.submissions import Submissions
 from flyer.kube.services.views import shape_job
 
@@ -134,6 +145,28 @@ async def test_what_is_told_once_of_a_job_that_is_left_alone_is_not_lost(cluster
     guarded.times = 0
     await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
     assert cluster.status("a").chain.restarts == 0
+
+
+def test_what_is_told_again_and_again_of_a_job_in_quarantine_is_kept_once():
+    left = LeftAlone(lambda *_: None)
+    quarantine = Quarantine(
+        None, left, None, None, None, None, zones=None, epoch=None, words=None, spawn=None
+    )
+    left.leave("n/a", "why")
+    others = NodeEmptied("x", "n/b", 1)
+    lost, back = StreamLost("n/a", 1), StreamRestored("n/a", 1)
+    for step in range(1000):
+        saved, word = CheckpointReported("n/a", 1, step, "/p"), LifeStateSet("n/a", 1, step)
+        told = [NodeEmptied("x", "n/a", 1), PodExited("n/a", 1, "x", Killed(9)), lost, back, lost,
+                saved, word]  # fmt: skip
+        assert quarantine.aside([*told, others]) == [others]
+        quarantine.keep(told[:2])
+    left.hasten("n/a")
+    left.release()
+    kept = quarantine.take_kept()
+    assert set(kept) == {*told}
+    assert len(kept) == len({*told})
+    assert kept.index(back) < kept.index(lost)
 
 
 async def test_who_is_left_alone_and_deleted_keeps_its_finalizer_while_its_pods_run(cluster, until):

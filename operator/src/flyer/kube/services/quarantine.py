@@ -76,7 +76,8 @@ class Quarantine:
         self._epoch = epoch
         self._words = words
         self._spawn = spawn
-        self._kept: list[Event] = []  # told, not decided: of jobs that are left alone
+        # Told, not decided: of jobs that are left alone. What is told again is kept once.
+        self._kept: dict[object, Event] = {}
         self._marked: set[str] = set()  # jobs whose status says that they are in quarantine
 
     # -- out of the engine, and back -----------------------------------------------------------
@@ -89,17 +90,24 @@ class Quarantine:
             if job not in self._left:
                 now.append(one)
             elif not isinstance(one, (*_PASSING, *_READ_AGAIN)):
-                self._kept.append(one)
+                self._keep(one)
         return now
 
     def keep(self, events: Iterable[Event]) -> None:
         """What was told but not decided is told again after the rebuild, unless read anew by it."""
-        self._kept += [one for one in events if not isinstance(one, _READ_AGAIN)]
+        for one in events:
+            if not isinstance(one, _READ_AGAIN):
+                self._keep(one)
+
+    def _keep(self, event: Event) -> None:
+        mark = _mark_of(event)
+        self._kept.pop(mark, None)
+        self._kept[mark] = event  # last: what was told in between may be its opposite
 
     def take_kept(self) -> list[Event]:
         """What can be decided after a rebuild."""
-        kept, self._kept = self._kept, []
-        return self.aside(kept)
+        kept, self._kept = self._kept, {}
+        return self.aside(list(kept.values()))
 
     def taken_out(self, known: Collection[str]) -> list[Event]:
         """What takes those of the engine's jobs out of it that are left alone now."""
@@ -145,6 +153,17 @@ class Quarantine:
             await self._commits.mark(key, uid, self._epoch(), condition)
         except ApiError as error:
             log.warning("%s: its condition is not written: %s", key, error)
+
+
+def _mark_of(event: Event) -> object:
+    """Of events with the same mark only the latest counts."""
+    match event:
+        case engine.CheckpointReported(job=job, attempt=attempt, durable=durable):
+            return type(event), job, attempt, durable
+        case engine.LifeStateSet(job=job, attempt=attempt):
+            return type(event), job, attempt
+        case _:
+            return event
 
 
 def _is_marked(view: JobView) -> bool:
