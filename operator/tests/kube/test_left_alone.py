@@ -169,6 +169,38 @@ def test_what_is_told_again_and_again_of_a_job_in_quarantine_is_kept_once():
     assert kept.index(back) < kept.index(lost)
 
 
+async def test_a_status_that_conflicts_again_and_again_stops_nobody_else(
+    cluster, until, monkeypatch
+):
+    """Somebody edits the job whenever its status is to be written."""
+    cluster.nodes("AA")
+    operator = cluster.operator(LEASE)
+    await up(cluster, until, "a", "b")
+    term, tries, edits = operator.leader.term, [], True
+    whole = cluster.server._call
+
+    async def call(request, place, agent):
+        if (request.method, place.resource, place.name) == ("PUT", "flyerjobs/status", "a"):
+            tries.append(place.name)
+            if edits:
+                metadata = {"annotations": {"edit": str(len(tries))}}
+                cluster.store.patch("flyerjobs", "a", {"metadata": metadata}, "default")
+        return await whole(request, place, agent)
+
+    monkeypatch.setattr(cluster.server, "_call", call)
+    for name in "ab":
+        cluster.edit(name, suspend=True)
+    await until(lambda: told(cluster, "a", "LeftAlone"))
+    assert "changed 20 times" in told(cluster, "a", "LeftAlone")[0]["message"]
+    await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
+    cluster.submit("c")
+    await until(lambda: cluster.phase("c") is Phase.RUNNING)
+    assert cluster.phase("a") is Phase.RUNNING
+    edits = False
+    await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
+    assert operator.leader.term is term
+
+
 async def test_who_is_left_alone_and_deleted_keeps_its_finalizer_while_its_pods_run(cluster, until):
     cluster.nodes("AA")
     cluster.operator(LEASE)
