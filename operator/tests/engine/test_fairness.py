@@ -200,11 +200,15 @@ def test_a_users_quota_blocks_no_other_user(desk: Callable) -> None:
     assert phases(d, "first", "second") == [Phase.QUEUED, Phase.STARTING]
 
 
+def run_low(d: Any) -> None:
+    for name in ("lowa", "lowb"):
+        d.run(name, 1, priority="low")
+    d.wait(100)
+
+
 def test_a_job_whose_pods_are_refused_is_in_nobodys_way(desk: Callable) -> None:
     d = desk(nodes(2))
-    d.run("lowa", 1, priority="low")
-    d.run("lowb", 1, priority="low")
-    d.wait(100)
+    run_low(d)
     d.submit("refused", 1, priority="high")
     leaving = [one for one in ("lowa", "lowb") if d.status(one).phase is Phase.SUSPENDING]
     d.tell(Released(f"default/{leaving[0]}", 1))
@@ -222,9 +226,7 @@ def test_a_refused_job_that_waits_is_not_in_the_way_of_another_that_is_tried_aga
     desk: Callable,
 ) -> None:
     d = desk(nodes(2), refused_seconds=100.0)
-    d.run("lowa", 1, priority="low")
-    d.run("lowb", 1, priority="low")
-    d.wait(100)
+    run_low(d)
     for name in ("ahead", "behind"):
         d.submit(name, 1, priority="high", user=name)
     for name in ("lowa", "lowb"):
@@ -268,6 +270,15 @@ def test_a_small_victim_is_cheaper_than_hundreds_of_idle_nodes(desk: Callable) -
     assert phases(d, "huge", "tiny") == [Phase.RUNNING, Phase.SUSPENDING]
 
 
+def often_and_dear(desk: Callable, **policy: Any) -> Any:
+    """Two jobs of low priority have both nodes, for an hour."""
+    d = desk(nodes(2), **policy)
+    d.run("often", 1, priority="low", **UNLIMITED)
+    d.run("dear", 1, priority="low", **UNLIMITED)
+    d.wait(3600)
+    return d
+
+
 def save(d: Any) -> None:
     """The job "often" has just saved, and so loses less than "dear"."""
     for name, pause_seconds in (("dear", 800), ("often", 0)):
@@ -290,10 +301,7 @@ def interrupt(d: Any, name: str, user: str = "other") -> None:
 
 
 def test_a_job_that_was_preempted_often_is_spared_if_others_suffice(desk: Callable) -> None:
-    d = desk(nodes(2))
-    d.run("often", 1, priority="low", **UNLIMITED)
-    d.run("dear", 1, priority="low", **UNLIMITED)
-    d.wait(3600)
+    d = often_and_dear(desk)
     for index in range(3):
         interrupt(d, f"urgent{index}")
         assert [one.reason for one in d.status("often").history] == ["Preempted"] * (index + 1)
@@ -307,10 +315,7 @@ def test_a_job_that_was_preempted_often_is_spared_if_others_suffice(desk: Callab
 
 @pytest.mark.parametrize("restarts", [0, 6])
 def test_restarts_and_a_new_leader_hide_no_preemption(desk: Callable, restarts: int) -> None:
-    d = desk(nodes(2))
-    d.run("often", 1, priority="low", **UNLIMITED)
-    d.run("dear", 1, priority="low", **UNLIMITED)
-    d.wait(3600)
+    d = often_and_dear(desk)
     for index in range(3):
         interrupt(d, f"urgent{index}")
         for _ in range(restarts):  # more than the history of attempts keeps
@@ -324,10 +329,7 @@ def test_restarts_and_a_new_leader_hide_no_preemption(desk: Callable, restarts: 
 
 
 def test_the_times_of_preemptions_that_a_status_keeps_are_bounded(desk: Callable) -> None:
-    d = desk(nodes(2), preemptions_max=10**6)
-    d.run("often", 1, priority="low", **UNLIMITED)
-    d.run("dear", 1, priority="low", **UNLIMITED)
-    d.wait(3600)
+    d = often_and_dear(desk, preemptions_max=10**6)
     times = []
     for index in range(10):
         interrupt(d, f"urgent{index}")
@@ -405,10 +407,7 @@ def test_no_equal_gives_its_turn_to_a_job_whose_pods_are_refused(desk: Callable)
 
 
 def test_preemptions_of_yesterday_are_forgotten(desk: Callable) -> None:
-    d = desk(nodes(2), preemptions_max=1, preemptions_seconds=7200.0)
-    d.run("often", 1, priority="low", **UNLIMITED)
-    d.run("dear", 1, priority="low", **UNLIMITED)
-    d.wait(3600)
+    d = often_and_dear(desk, preemptions_max=1, preemptions_seconds=7200.0)
     interrupt(d, "urgent0")
     d.wait(3601)
     save(d)
