@@ -207,3 +207,21 @@ def test_new_jobs_are_not_gathered_for_long(clock):
     assert box.take() == [Tick()]
     box.stepped(0.0)  # no step with new jobs
     assert 0 < box.due_seconds < module.SUBMITTED_SECONDS_MAX + 1e-6
+
+
+def test_the_wishes_of_one_namespace_leave_steps_short(clock):
+    box = Inbox(lambda _job: None, lambda _job: True)
+    flood = [submitted(f"j{number}", "flood", suspend=True) for number in range(100)]
+    for event in flood:
+        box.tell(event)
+    wish = submitted("a", "quiet", suspend=True)
+    box.tell(wish)
+    first = box.take()
+    assert wish in first
+    assert len(first) == module.EDITED_EACH + 1
+    found = [one for one in first if one is not wish]
+    while box.due_seconds == 0.0:
+        taken = box.take()
+        assert len(taken) <= module.EDITED_EACH
+        found += taken
+    assert found == flood

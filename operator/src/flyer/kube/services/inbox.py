@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -53,6 +53,8 @@ GATHER_SECONDS: Final = 0.2
 LEAVE_SECONDS: Final = 4.0
 SUBMITTED_MAX: Final = 64
 """New jobs that one step takes, and edited ones."""
+EDITED_EACH: Final = 8
+"""Of these, edited ones of one namespace: each may be a write that the next step waits for."""
 SUBMITTED_STEPS: Final = 5.0
 SUBMITTED_SECONDS_MAX: Final = 0.2
 """New jobs of a namespace are gathered for so many times what a step with new jobs takes."""
@@ -111,17 +113,25 @@ class _Submitted:
         rests = self._rest_until
         return min((rests.get(one, 0.0) for one in self._by_namespace), default=math.inf)
 
-    def take(self, count: int, now: float, rest_seconds: float) -> Iterator[Event]:
-        """The events of so many jobs at most, of namespaces that do not rest; these rest then."""
+    def take(
+        self, count: int, now: float, *, rest_seconds: float = 0.0, each: int = sys.maxsize
+    ) -> Iterator[Event]:
+        """The events of so many jobs at most, of namespaces that do not rest; these rest then.
+
+        Of one namespace those of `each` jobs.
+        """
         self._rest_until = {one: until for one, until in self._rest_until.items() if until > now}
         due = [one for one in self._by_namespace if one not in self._rest_until]
+        taken: Counter[str] = Counter()
         while count and due:
             namespace = due.pop(0)
             jobs = self._by_namespace.pop(namespace)
             _, events = jobs.popitem(last=False)
             if jobs:
                 self._by_namespace[namespace] = jobs  # behind the other namespaces
-                due.append(namespace)
+                taken[namespace] += 1
+                if taken[namespace] < each:
+                    due.append(namespace)
             if rest_seconds:
                 self._rest_until[namespace] = now + rest_seconds
             yield from events
@@ -130,7 +140,7 @@ class _Submitted:
     def take_all(self) -> Iterator[Event]:
         """Those of all jobs."""
         self._rest_until.clear()
-        return self.take(sys.maxsize, 0.0, 0.0)
+        return self.take(sys.maxsize, 0.0)
 
 
 def _namespace(key: str) -> str:
@@ -224,8 +234,9 @@ class Inbox:
         now = asyncio.get_running_loop().time()
         for job in [job for job, held in self._held.items() if held.due_at <= now]:
             self._events += self._held.pop(job).events
-        edited = self._edited.take(SUBMITTED_MAX, now, 0.0)
-        submitted = list(self._submitted.take(SUBMITTED_MAX, now, self._rest_seconds))
+        edited = self._edited.take(SUBMITTED_MAX, now, each=EDITED_EACH)
+        rest_seconds = self._rest_seconds
+        submitted = list(self._submitted.take(SUBMITTED_MAX, now, rest_seconds=rest_seconds))
         self._took_submitted = bool(submitted)
         return self._taken([*edited, *submitted])
 

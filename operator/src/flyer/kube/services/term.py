@@ -2,9 +2,9 @@
 
 `_advance` is the only place where the engine is stepped. It performs the commits first and then the
 rest; effects report back as events. Only the statuses that explain why jobs wait are stored beside
-it. Whatever matters is in the jobs' statuses before it is acted
-on, so the process may die at any point: the next leader reads the statuses, tells the engine what
-it sees, and goes on. Nothing of a term outlives it.
+it. Whatever matters is in the jobs' statuses before it is acted on, so the process may die at any
+point: the next leader reads the statuses, tells the engine what it sees, and goes on. Nothing of a
+term outlives it.
 """
 
 from __future__ import annotations
