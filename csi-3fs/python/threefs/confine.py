@@ -31,7 +31,10 @@ def confine(user: int) -> None:
         raise InvalidArgument(f"--user {user}: only root may become another user")
     # While /proc/self belongs to this process.
     Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
-    resource.setrlimit(resource.RLIMIT_DATA, (DATA_BYTES_MAX, DATA_BYTES_MAX))
+    # The holder gives a daemon that is in no control group a lower one.
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    data = DATA_BYTES_MAX if most == resource.RLIM_INFINITY else min(DATA_BYTES_MAX, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (data, data))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.setgroups([])
     os.setresgid(user, user, user)

@@ -20,6 +20,7 @@ from threefs.confine import DATA_BYTES_MAX
 from threefs.csi.errors import CsiError
 from threefs.csi.holder import control_groups
 from threefs.csi.holder.control_groups import (
+    ALONE_BYTES_MAX,
     HOLDER_BYTES,
     VOLUME_BYTES_MAX,
     ControlGroups,
@@ -155,7 +156,7 @@ def test_a_daemon_that_cannot_enter_serves_and_the_log_says_so(
 ) -> None:
     """Without delegation the kernel refuses the move after the group was made."""
     inside = divide(group).of("one")
-    script = "echo '{}'; exec sleep 60"
+    script = "echo data $(ulimit -H -d) >&2; echo '{}'; exec sleep 60"
     made = inside.enter(["/bin/true"])
     procs = inside.path / "cgroup.procs"
     if refuses == "write":
@@ -170,7 +171,9 @@ def test_a_daemon_that_cannot_enter_serves_and_the_log_says_so(
     assert daemon.report().restarts == 0
     daemon.stop(at_once=True)
     os.close(descriptor)
-    assert f"v1: the daemon has no control group: it cannot enter {procs}" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert f"v1: the daemon has no control group: it cannot enter {procs}" in said
+    assert f"v1: data {ALONE_BYTES_MAX >> 10}\n" in said, "nothing else bounds its memory"
 
 
 def test_processes_that_may_not_be_moved_leave_the_daemons_without_groups(group: Path) -> None:
@@ -205,12 +208,30 @@ def test_without_a_group_the_daemon_starts_and_the_log_says_why(
 ) -> None:
     gone = ControlGroups(tmp_path / "gone").of("one")
     descriptor = os.open("/dev/null", os.O_RDONLY)
-    daemon = Daemon(["/bin/sh", "-c", "echo '{}'; exec sleep 60"], descriptor, "v1", gone)
+    script = "echo data $(ulimit -H -d) >&2; echo '{}'; exec sleep 60"
+    daemon = Daemon(["/bin/sh", "-c", script], descriptor, "v1", gone)
     daemon.start(resume=False)
     assert daemon.wait_ready(10)
     daemon.stop(at_once=True)
     os.close(descriptor)
-    assert "v1: the daemon has no control group: " in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "v1: the daemon has no control group: " in said
+    assert f"v1: data {ALONE_BYTES_MAX >> 10}\n" in said, "nothing else bounds its memory"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_daemon_keeps_the_lower_limit_that_it_was_started_with(alone: bool) -> None:
+    """It sets its own as root, who may raise it."""
+    code = (
+        "import resource, threefs.confine; threefs.confine.confine(0x70000001);"
+        "print(*resource.getrlimit(resource.RLIMIT_DATA))"
+    )
+    command = [sys.executable, "-c", code]
+    run = control_groups.alone(command) if alone else command
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    expected = ALONE_BYTES_MAX if alone else DATA_BYTES_MAX
+    assert done.stdout == f"{expected} {expected}\n"
 
 
 def test_groups_of_volumes_that_are_gone_are_removed(tmp_path: Path) -> None:

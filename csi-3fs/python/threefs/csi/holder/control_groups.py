@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ControlGroups", "Group", "IndivisibleError", "divide", "own_group"]
+__all__ = ["ControlGroups", "Group", "IndivisibleError", "alone", "divide", "own_group"]
 
 ROOT = Path("/sys/fs/cgroup")
 HOLDER_BYTES = 256 << 20
@@ -34,7 +34,10 @@ MOVE_SECONDS, PAUSE_SECONDS = 5.0, 0.02
 """How long, and how often, processes are moved out of a group in which probes start and end."""
 WITHOUT = "the daemon has no control group"
 """What the log says of a daemon whose memory nothing but its own limit bounds."""
-ENTER = f'echo 0 > "$0" || echo "{WITHOUT}: it cannot enter $0" >&2; exec "$@"'
+ALONE_BYTES_MAX = 512 << 20
+"""Private memory of a daemon without a group: its 256 requests of a MiB, and as much again."""
+BOUND = f"ulimit -d {ALONE_BYTES_MAX >> 10}"
+ENTER = f'echo 0 > "$0" || {{ echo "{WITHOUT}: it cannot enter $0" >&2; {BOUND}; }}; exec "$@"'
 
 
 class IndivisibleError(Exception):
@@ -51,8 +54,8 @@ class Group:
         """The command that becomes `command` inside the group; an OSError if there is none.
 
         The process enters before it is the daemon: memory stays charged to where it was taken. One
-        that cannot enter becomes the daemon all the same, and the log says so: its own limit
-        (RLIMIT_DATA) remains, and a volume is not kept from its pods.
+        that cannot enter becomes the daemon all the same, so that a volume is not kept from its
+        pods: with a lower limit of its own (`alone`), and the log says so.
         """
         self.path.mkdir(exist_ok=True)
         (self.path / "memory.max").write_text(f"{VOLUME_BYTES_MAX}")
@@ -88,6 +91,14 @@ class ControlGroups:
             # With a process that has not ended yet it stays until the next sweep.
             with suppress(OSError):
                 (self.daemons / name).rmdir()
+
+
+def alone(command: list[str]) -> list[str]:
+    """The command that becomes `command` without a group.
+
+    What it takes counts for the holder's group, which has no limit: its own is lower instead.
+    """
+    return ["/bin/sh", "-c", f'{BOUND}; exec "$@"', "sh", *command]
 
 
 def own_group(root: Path = ROOT, process: Path = Path("/proc/self/cgroup")) -> Path:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .control_groups import WITHOUT
+from .control_groups import WITHOUT, alone
 
 if TYPE_CHECKING:
     from .control_groups import Group
@@ -169,9 +169,9 @@ class Daemon:
         try:
             return self._group.enter(command)
         except OSError as error:
-            # Its own limit (RLIMIT_DATA) remains, and a volume is not kept from its pods.
+            # A volume is not kept from its pods.
             self._note(f"{WITHOUT}: {error}")
-            return command
+            return alone(command)
 
     def _read_ready(self, process: subprocess.Popen[bytes]) -> bool:
         assert process.stdout is not None
