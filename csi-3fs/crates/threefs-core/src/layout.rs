@@ -90,16 +90,24 @@ pub struct ChunkSpan {
     pub length: u32,
 }
 
+/// Whether chunks may have this size.
+///
+/// # Errors
+/// [`LayoutError::ChunkBytes`].
+pub fn check_chunk_bytes(bytes: u32) -> Result<(), LayoutError> {
+    match bytes.is_power_of_two() && (CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&bytes) {
+        true => Ok(()),
+        false => Err(LayoutError::ChunkBytes(bytes)),
+    }
+}
+
 impl Layout {
     /// Checks what does not need the table.
     ///
     /// # Errors
     /// Names the field and the value.
     pub fn validate(&self) -> Result<(), LayoutError> {
-        let bytes = self.chunk_bytes;
-        if !bytes.is_power_of_two() || !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&bytes) {
-            return Err(LayoutError::ChunkBytes(bytes));
-        }
+        check_chunk_bytes(self.chunk_bytes)?;
         match &self.chains {
             _ if self.stripe == 0 => Err(LayoutError::Stripe { stripe: 0, chains: 0 }),
             ChainChoice::Explicit(chains) if chains.len() != self.stripe as usize => {

@@ -546,3 +546,24 @@ async fn write_sessions_count_for_the_metadata_of_their_volume() {
     assert_eq!(quotas(&fixture, "/v").await[0].metadata_used, before.metadata_used);
     check_tree(&fixture.store).await;
 }
+
+/// What no file could be made with is refused where it is set, not by each creation.
+#[tokio::test]
+async fn a_directory_takes_no_layout_that_its_files_cannot_have() {
+    let fixture = Fixture::memory().await;
+    let make = |path: &str, chunk_bytes, parents| {
+        let defaults = LayoutDefaults { chunk_bytes, stripe: 0 };
+        MetaChange::MakeDirectory { at: At::path(path), mode: 0o755, parents, defaults }
+    };
+    for chunk_bytes in [1, 100_000, (64 << 10) - 1, 32 << 10, 128 << 20, u32::MAX] {
+        for parents in [false, true] {
+            let error = refusal(&fixture, make("/d", chunk_bytes, parents)).await;
+            assert!(matches!(error, MetaError::Invalid { .. }), "{error}");
+            assert!(error.to_string().contains(&format!("`{chunk_bytes}`")), "{error}");
+        }
+    }
+    for (path, chunk_bytes) in [("/a", 0), ("/b", 64 << 10), ("/c/d", 64 << 20)] {
+        fixture.change(make(path, chunk_bytes, true)).await.unwrap();
+        fixture.create(&format!("{path}/file")).await;
+    }
+}

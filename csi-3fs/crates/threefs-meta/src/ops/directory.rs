@@ -30,6 +30,7 @@ impl Operation for MakeDirectory<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        self.defaults.validate()?;
         if !self.parents {
             let slot = slot(txn, self.who, self.at, Last::Keep).await?;
             if slot.found.is_some() {
