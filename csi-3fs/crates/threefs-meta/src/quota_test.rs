@@ -547,6 +547,48 @@ async fn write_sessions_count_for_the_metadata_of_their_volume() {
     check_tree(&fixture.store).await;
 }
 
+/// A file of 2^58 bytes costs nothing: those of one volume without a limit of bytes must not take
+/// what the counters above it can hold.
+#[tokio::test]
+async fn sparse_files_exhaust_the_counters_of_their_own_volume_alone() {
+    let fixture = Fixture::memory().await;
+    for path in ["/v", "/v/hostile", "/v/other"] {
+        fixture.make_directory(path).await;
+        fixture.change(set_quota(path, None, None)).await.unwrap();
+    }
+    let hostile = fixture.stat("/v/hostile").await.unwrap().id;
+    let layout = LayoutDefaults { chunk_bytes: 64 << 20, stripe: 1 };
+    let mut refused = 0;
+    // As many of the longest as fit, then all that is left.
+    let lengths = [1 << 58; 31].into_iter().chain((0..=58).rev().map(|shift| 1 << shift));
+    for (number, length) in lengths.enumerate() {
+        let at = At::path(format!("/v/hostile/{number}"));
+        let (mode, exclusive, write, hold) = (0o644, true, false, false);
+        let create = MetaChange::Create { at: at.clone(), mode, exclusive, layout, write, hold };
+        fixture.change(create).await.unwrap();
+        match fixture.change(MetaChange::SetLength { at, length }).await {
+            Ok(_) => {}
+            Err(MetaError::QuotaExceeded { directory, .. }) if directory == hostile => refused += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(refused > 0);
+    check_tree(&fixture.store).await;
+    let file = fixture.create("/v/other/file").await;
+    fixture.change(report(&file, 1 << 52, &[])).await.unwrap();
+    // What is above all others fits into no further counter: a limit of its own would not be exact.
+    let plain = fixture.make_directory("/plain").await;
+    for number in 0..33 {
+        let at = At::entry(plain.id, number.to_string());
+        let (mode, exclusive, write, hold) = (0o644, true, false, false);
+        let create = MetaChange::Create { at: at.clone(), mode, exclusive, layout, write, hold };
+        fixture.change(create).await.unwrap();
+        fixture.change(MetaChange::SetLength { at, length: 1 << 58 }).await.unwrap();
+    }
+    let error = refusal(&fixture, set_quota("/plain", None, None)).await;
+    assert!(error.to_string().contains("remove sparse ones"), "{error}");
+}
+
 /// What no file could be made with is refused where it is set, not by each creation.
 #[tokio::test]
 async fn a_directory_takes_no_layout_that_its_files_cannot_have() {

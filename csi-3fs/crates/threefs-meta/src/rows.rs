@@ -26,6 +26,7 @@ use threefs_core::ids::{ClientId, InodeId};
 use threefs_kv::KvError;
 pub(crate) use threefs_kv::rows::{decode, read, write};
 
+use crate::ops::UNLIMITED_BYTES_MAX;
 use crate::protocol::{EntryKind, Inode, InodeKind, Nanoseconds, SessionId};
 
 pub(crate) const REMOVALS: &[u8] = b"GCQU";
@@ -75,6 +76,13 @@ pub(crate) struct QuotaRow {
     pub inodes_max: Option<u64>,
     /// The next directory with a quota above it.
     pub above: Option<InodeId>,
+}
+
+impl QuotaRow {
+    /// The bytes that may count for it.
+    pub(crate) fn bytes(&self) -> Option<u64> {
+        self.bytes_max.or(self.above.map(|_| UNLIMITED_BYTES_MAX))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

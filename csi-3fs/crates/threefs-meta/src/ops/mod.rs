@@ -42,7 +42,7 @@ pub(crate) use init::{InitTree, ReserveInodes};
 pub(crate) use length::{BeginTrim, FinishTrim, ReadTrim, ReportLengths, Reserve};
 pub(crate) use link::Link;
 pub(crate) use query::{CountRows, List, OpenInode, PathOf, Stat, StatChunks, StatMany};
-pub(crate) use quota::{Quotas, SetQuota};
+pub(crate) use quota::{Quotas, SetQuota, UNLIMITED_BYTES_MAX};
 pub(crate) use registration::{BeginRegistration, FinishRegistration, WriteClaim};
 pub(crate) use remove::{RemoveDirectory, RemoveTree, Unlink};
 pub(crate) use rename::Rename;

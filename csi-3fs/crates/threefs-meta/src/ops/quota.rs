@@ -24,6 +24,11 @@ use crate::rows::{self, DentryRow, InodeRow, QuotaRow, REMOVED};
 /// Inodes that a directory may have below it when it gets its first quota.
 pub(crate) const ADOPT_MAX: usize = 1000;
 
+/// Bytes of a directory whose quota has no limit of them and that is in a directory with another one:
+/// those of a thousand such directories fit into the counters above them, whatever lengths their
+/// sparse files have.
+pub(crate) const UNLIMITED_BYTES_MAX: u64 = 1 << 53;
+
 /// What something counts for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Charge {
@@ -36,6 +41,15 @@ impl Charge {
     /// Of one inode. Length or reservation of a file, whichever is more.
     pub(crate) fn of(row: &InodeRow) -> Self {
         Self { bytes: bytes_of(row), inodes: 1, metadata: count(row.metadata_bytes) }
+    }
+
+    /// Both together, if counters can hold that.
+    fn plus(self, other: Self) -> Option<Self> {
+        Some(Self {
+            bytes: self.bytes.checked_add(other.bytes)?,
+            inodes: self.inodes.checked_add(other.inodes)?,
+            metadata: self.metadata.checked_add(other.metadata)?,
+        })
     }
 
     fn negated(self) -> Self {
@@ -106,7 +120,7 @@ pub(crate) async fn charge(
         // A quota whose directory is gone counts nothing any more.
         let Some(row) = rows::read::<QuotaRow>(txn, &rows::quota(id)).await? else { break };
         if charge.bytes != 0 {
-            txn.bounded_add(&rows::quota_bytes(id), charge.bytes, limit(row.bytes_max));
+            txn.bounded_add(&rows::quota_bytes(id), charge.bytes, limit(row.bytes()));
         }
         if charge.inodes != 0 {
             txn.bounded_add(&rows::quota_inodes(id), charge.inodes, limit(row.inodes_max));
@@ -265,6 +279,11 @@ async fn adopt(
     old: Option<InodeId>,
     path: &str,
 ) -> Result<Charge, OpError> {
+    let too_much = || MetaError::Invalid {
+        field: "path".into(),
+        value: path.into(),
+        reason: format!("the files below it have more than {} bytes; remove sparse ones", i64::MAX),
+    };
     let mut total = Charge::default();
     let mut names_seen: HashMap<InodeId, u32> = HashMap::new();
     let mut files: BTreeMap<InodeId, InodeRow> = BTreeMap::new();
@@ -293,13 +312,10 @@ async fn adopt(
                 files.insert(entry.inode, row);
                 continue;
             }
-            total.inodes += 1;
-            total.metadata += count(row.metadata_bytes);
+            total = total.plus(Charge::of(&row)).ok_or_else(too_much)?;
             if row.inode.quota == Some(entry.inode) {
                 let inside = counted(txn, entry.inode).await?;
-                total.bytes += inside.bytes;
-                total.inodes += inside.inodes;
-                total.metadata += inside.metadata;
+                total = total.plus(inside).ok_or_else(too_much)?;
                 let key = rows::quota(entry.inode);
                 if let Some(mut own) = rows::read::<QuotaRow>(txn, &key).await? {
                     own.above = Some(directory);
@@ -317,10 +333,7 @@ async fn adopt(
             let reason = format!("{id} below it has a name outside of it");
             return Err(MetaError::CrossQuota { path: path.into(), reason }.into());
         }
-        let own = Charge::of(&row);
-        total.bytes += own.bytes;
-        total.inodes += own.inodes;
-        total.metadata += own.metadata;
+        total = total.plus(Charge::of(&row)).ok_or_else(too_much)?;
         row.inode.quota = Some(directory);
         store(txn, &mut row)?;
     }
