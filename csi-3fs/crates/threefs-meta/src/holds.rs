@@ -18,7 +18,7 @@ use crate::rows::RemovalRow;
 /// Inodes that one client may hold open.
 pub(crate) const HOLDS_MAX: usize = 1 << 20;
 /// Pairs of a client and an inode of one volume: about 130 bytes each.
-const HOLDS_OF_VOLUME_MAX: usize = 1 << 19;
+pub(crate) const HOLDS_OF_VOLUME_MAX: usize = 1 << 19;
 /// Clients of one volume.
 pub(crate) const CLIENTS_OF_VOLUME_MAX: usize = 1 << 14;
 /// Holders that a removal names; with more of them it waits for these.

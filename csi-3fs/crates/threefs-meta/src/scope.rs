@@ -8,11 +8,12 @@ use fabric::deadline::Deadline;
 use fabric::ticket::{Grant, Ticket};
 use threefs_core::ids::InodeId;
 
+use crate::holds::HOLDS_OF_VOLUME_MAX;
 use crate::identity::{Role, WRITE};
 use crate::ops::{self, Sides};
 use crate::protocol::{
-    At, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, RESERVED_ATTRIBUTES,
-    ROOT,
+    At, BATCH_MAX, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult,
+    RESERVED_ATTRIBUTES, ROOT,
 };
 use crate::tree::{Tree, check_batch};
 
@@ -86,8 +87,14 @@ impl Tree {
         match request {
             // An inode that does not exist yet may become another volume's.
             MetaRequest::Query { query: MetaQuery::Hold { add, .. }, .. } => {
-                let sides = self.sides(scope, add, deadline).await?;
-                add.retain(|inode| sides.inside.contains(inode));
+                // No more than is kept, and in parts: a list is as long as a message may be.
+                add.truncate(HOLDS_OF_VOLUME_MAX);
+                let mut inside = Vec::new();
+                for part in add.chunks(BATCH_MAX) {
+                    inside.extend(self.sides(scope, part, deadline).await?.inside);
+                    tokio::task::yield_now().await;
+                }
+                *add = inside;
             }
             MetaRequest::Change { change: MetaChange::Close { inode, report, .. }, .. } => {
                 let named: Vec<_> =

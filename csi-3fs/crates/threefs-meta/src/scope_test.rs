@@ -2,8 +2,10 @@
 //! inode numbers of others, and tries each request.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use threefs_core::ids::ClientId;
+use threefs_kv::Store;
 
 use super::*;
 use crate::identity::Identity;
@@ -11,7 +13,7 @@ use crate::protocol::{
     BATCH_MAX, Inode, InodeKind, LayoutDefaults, LengthReport, RenameMode, Reservation, SessionId,
     SetMode,
 };
-use crate::testing::{Fixture, create, make_directory, rename, soon};
+use crate::testing::{Fixture, MostReads, config, create, make_directory, rename, soon};
 
 /// `/volumes/a` and `/volumes/b` with quotas; `/volumes/plain` without one.
 struct Volumes {
@@ -23,7 +25,10 @@ struct Volumes {
 
 impl Volumes {
     async fn new() -> Self {
-        let fixture = Fixture::memory().await;
+        Self::of(Fixture::memory().await).await
+    }
+
+    async fn of(fixture: Fixture) -> Self {
         fixture.make_directory("/volumes/plain").await;
         let a = fixture.make_directory("/volumes/a").await;
         let b = fixture.make_directory("/volumes/b").await;
@@ -371,4 +376,31 @@ fn a_scope_cannot_be_sent() {
     let bytes = fabric::rpc::encode(&who).unwrap();
     let read: Identity = fabric::rpc::decode(&bytes).unwrap();
     assert_eq!(read, Identity::ROOT);
+}
+
+/// A list is as long as a message may be: no transaction looks all of it up.
+#[tokio::test]
+async fn a_long_list_of_open_files_is_looked_up_in_parts() {
+    let most = Arc::new(AtomicU64::new(0));
+    let store = Store::new(MostReads(Store::memory(), Arc::clone(&most)));
+    let volumes = Volumes::of(Fixture::open(store, config()).await).await;
+    let mut inside = Vec::new();
+    for number in 0..5 {
+        inside.push(volumes.fixture.create(&format!("/volumes/a/data/{number}")).await.id);
+    }
+    let mut add: Vec<InodeId> = (10_000..20_000).map(InodeId).collect();
+    for (number, inode) in inside.iter().chain([&volumes.secret.id]).enumerate() {
+        add.insert(number * 1_900, *inode);
+    }
+    most.store(0, SeqCst);
+    let (client, release) = (ClientId(1), add[..1].to_vec());
+    let hold = MetaQuery::Hold { client, add, release, all: true };
+    let held = volumes.query(hold).await.unwrap();
+    assert_eq!(held, MetaReply::Held { complete: true });
+    let reads = most.load(SeqCst);
+    assert!((1..=2 * BATCH_MAX as u64).contains(&reads), "{reads} reads in one transaction");
+    let holds = &volumes.fixture.tree.holds;
+    assert!(inside[1..].iter().all(|inode| holds.is_held(*inode)));
+    assert!(!holds.is_held(inside[0]) && !holds.is_held(volumes.secret.id));
+    assert!(!holds.is_held(InodeId(10_000)), "it may become another volume's");
 }

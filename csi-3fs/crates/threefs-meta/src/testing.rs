@@ -415,3 +415,60 @@ impl Backend for Unsure {
         self.0.exclusive_opening()
     }
 }
+
+/// A store that notes the most reads of one transaction.
+pub(crate) struct MostReads(pub Store, pub Arc<AtomicU64>);
+
+struct CountingSnapshot {
+    snapshot: Box<dyn Snapshot>,
+    reads: AtomicU64,
+    most: Arc<AtomicU64>,
+}
+
+impl CountingSnapshot {
+    fn count(&self) {
+        self.most.fetch_max(self.reads.fetch_add(1, SeqCst) + 1, SeqCst);
+    }
+}
+
+impl Backend for MostReads {
+    fn snapshot(&self) -> BoxFuture<'_, Result<Box<dyn Snapshot>, KvError>> {
+        Box::pin(async {
+            let (snapshot, most) = (Backend::snapshot(&self.0).await?, Arc::clone(&self.1));
+            let reads = AtomicU64::new(0);
+            Ok(Box::new(CountingSnapshot { snapshot, reads, most }) as Box<dyn Snapshot>)
+        })
+    }
+
+    fn commit(&self, commit: Commit) -> BoxFuture<'_, Result<Versionstamp, KvError>> {
+        self.0.commit(commit)
+    }
+
+    fn watch(&self, key: &[u8]) -> Watch {
+        self.0.watch(key)
+    }
+
+    fn exclusive_opening(&self) -> Option<u128> {
+        self.0.exclusive_opening()
+    }
+}
+
+impl Snapshot for CountingSnapshot {
+    fn version(&self) -> u64 {
+        self.snapshot.version()
+    }
+
+    fn get<'a>(&'a self, key: &'a [u8]) -> BoxFuture<'a, Result<Option<Vec<u8>>, KvError>> {
+        self.count();
+        self.snapshot.get(key)
+    }
+
+    fn range<'a>(
+        &'a self,
+        range: &'a KeyRange,
+        limit: usize,
+    ) -> BoxFuture<'a, Result<Vec<Row>, KvError>> {
+        self.count();
+        self.snapshot.range(range, limit)
+    }
+}

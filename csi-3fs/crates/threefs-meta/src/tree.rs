@@ -205,8 +205,18 @@ impl Tree {
             MetaQuery::Hold { client, add, release, all } => {
                 self.clients.hear_of(*client, who.scope, self.uptime_ms());
                 let now = self.uptime_ms();
-                let complete = self.holds.update(*client, who.scope, add, release, *all, now);
-                Ok(MetaReply::Held { complete })
+                let update = |add: &[InodeId], release: &[InodeId], all| {
+                    self.holds.update(*client, who.scope, add, release, all, now)
+                };
+                for part in add.chunks(BATCH_MAX) {
+                    update(part, &[], false);
+                    tokio::task::yield_now().await;
+                }
+                for part in release.chunks(BATCH_MAX) {
+                    update(&[], part, false);
+                    tokio::task::yield_now().await;
+                }
+                Ok(MetaReply::Held { complete: update(&[], &[], *all) })
             }
             MetaQuery::Quotas { at } => store.transact(deadline, &ops::Quotas { who, at }).await,
             MetaQuery::GetAttribute { at, name } => {
