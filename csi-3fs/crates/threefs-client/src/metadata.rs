@@ -7,7 +7,7 @@ use fabric::deadline::Deadline;
 use fabric::rpc::{Fault, Fence, RpcError};
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_meta::{
-    Identity, MetaChange, MetaClient, MetaClientError, MetaError, MetaQuery, MetaReply, RequestId,
+    Identity, MetaChange, MetaClient, MetaClientError, MetaQuery, MetaReply, RequestId,
 };
 
 use crate::capabilities::Capabilities;
@@ -125,7 +125,7 @@ impl Metadata {
                 Ok(()) => attempts.unavailable(self.timeout),
                 Err(error) => error,
             },
-            MetaClientError::Refused(error @ MetaError::Unavailable { .. }) => {
+            MetaClientError::Refused(error) if error.retryable() => {
                 attempts.failed(&self.who, error);
                 attempts.unavailable(self.timeout)
             }

@@ -40,7 +40,7 @@ fn of_meta(error: &MetaError, by_inode: bool) -> Errno {
         MetaError::NameTooLong { .. } => Errno::NAMETOOLONG,
         MetaError::TooManySymlinks { .. } | MetaError::SymlinkOnPath { .. } => Errno::LOOP,
         MetaError::IsRoot { .. } => Errno::BUSY,
-        MetaError::Unavailable { .. } => Errno::TIMEDOUT,
+        MetaError::Unavailable { .. } | MetaError::AnswersFull { .. } => Errno::TIMEDOUT,
         MetaError::NoSpace { .. } => Errno::NOSPC,
         MetaError::Damaged { .. } => Errno::IO,
     }

@@ -3,6 +3,7 @@
 //! be sent again.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,59 +12,55 @@ use threefs_core::ids::{ClientId, InodeId};
 use crate::holds::CLIENTS_OF_VOLUME_MAX;
 use crate::protocol::RequestId;
 
-/// Answers that one change forgets on the way at most; the sweep takes the rest.
+/// Answers that one change forgets on the way at most; the sweep takes what is left.
 const FORGET_MAX: u64 = 64;
-/// Answers that the clients of one volume may have kept together; at 5,000 changes a second they
-/// are those of 200 seconds, which is longer than any call lasts.
-const ANSWERS_OF_VOLUME_MAX: u64 = 1 << 20;
 
 /// One client.
 #[derive(Debug, Default)]
 pub(crate) struct Client {
     /// Sequences below are finished; see `ops::AnswerOnce`.
     pub floor: AtomicU64,
-    /// Answers below have been forgotten.
+    /// Answers below are forgotten, or a change that runs forgets them. 0 = none has come yet.
     forgotten: AtomicU64,
-    /// Its newest change.
-    newest: AtomicU64,
     heard_ms: AtomicU64,
     /// Whose ticket it has; `None` for the cluster's key.
     volume: Option<InodeId>,
 }
 
 impl Client {
-    /// From which sequence on a change should forget answers.
-    pub(crate) fn forget_from(&self, id: RequestId) -> u64 {
-        self.forgotten.load(SeqCst).max(id.finished_below.saturating_sub(FORGET_MAX))
+    /// The finished changes whose answers a change forgets: the oldest. No other change has the same
+    /// ones, or the two would conflict.
+    pub(crate) fn take_finished(&self, id: RequestId) -> Range<u64> {
+        let range = |forgotten: u64| {
+            let start = match forgotten {
+                // What a former life of the service kept is taken by the sweep.
+                0 => id.finished_below.saturating_sub(FORGET_MAX),
+                forgotten => forgotten,
+            };
+            start..start.saturating_add(FORGET_MAX).min(id.finished_below).max(start)
+        };
+        let taken = self.forgotten.fetch_update(SeqCst, SeqCst, |before| Some(range(before).end));
+        range(taken.unwrap_or_default())
     }
 
-    pub(crate) fn forgot(&self, id: RequestId) {
-        self.forgotten.fetch_max(id.finished_below, SeqCst);
-    }
-
-    /// Answers that are kept for it at most.
-    fn answers(&self) -> u64 {
-        self.newest.load(SeqCst).saturating_sub(self.floor.load(SeqCst))
+    /// The change failed and has forgotten nothing.
+    pub(crate) fn give_back(&self, finished: &Range<u64>) {
+        if !finished.is_empty() {
+            self.forgotten.fetch_min(finished.start, SeqCst);
+        }
     }
 }
 
 /// All clients of this life of the service. Of one volume a bounded number: further ones are taken
-/// for silent. They share the answers that are kept for the volume: above the bound, the oldest
-/// changes of a client with more than an even share count as finished.
+/// for silent.
 #[derive(Debug, Default)]
 pub(crate) struct Clients(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
     clients: HashMap<ClientId, Arc<Client>>,
-    of_volume: HashMap<InodeId, OfVolume>,
-}
-
-#[derive(Debug, Default)]
-struct OfVolume {
-    clients: usize,
-    /// Kept for all of them.
-    answers: u64,
+    /// How many there are.
+    of_volume: HashMap<InodeId, usize>,
 }
 
 impl Clients {
@@ -71,10 +68,7 @@ impl Clients {
     pub(crate) fn hear(&self, id: RequestId, volume: Option<InodeId>, now_ms: u64) -> Arc<Client> {
         let mut known = self.known();
         let client = known.client(id.client, volume);
-        let answers = client.answers();
-        client.newest.fetch_max(id.sequence, SeqCst);
         client.floor.fetch_max(id.finished_below, SeqCst);
-        known.bound_answers(&client, answers);
         client.heard_ms.fetch_max(now_ms, SeqCst);
         client
     }
@@ -105,12 +99,11 @@ impl Clients {
             let stays = Arc::strong_count(client) > 1 || client.heard_ms.load(SeqCst) >= since_ms;
             if !stays && let Some(all) = client.volume.and_then(|volume| of_volume.get_mut(&volume))
             {
-                all.clients -= 1;
-                all.answers -= client.answers();
+                *all -= 1;
             }
             stays
         });
-        of_volume.retain(|_, all| all.clients > 0);
+        of_volume.retain(|_, all| *all > 0);
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -119,20 +112,6 @@ impl Clients {
 }
 
 impl Known {
-    /// A client that is kept had `before` answers and may have more now.
-    fn bound_answers(&mut self, client: &Arc<Client>, before: u64) {
-        let all = client.volume.and_then(|volume| self.of_volume.get_mut(&volume));
-        // One that is not kept is held here alone.
-        let Some(all) = all.filter(|_| Arc::strong_count(client) > 1) else { return };
-        let others = all.answers - before;
-        if others.saturating_add(client.answers()) > ANSWERS_OF_VOLUME_MAX {
-            let share = ANSWERS_OF_VOLUME_MAX / all.clients.max(1) as u64;
-            let floor = client.newest.load(SeqCst).saturating_sub(share);
-            client.floor.fetch_max(floor, SeqCst);
-        }
-        all.answers = others + client.answers();
-    }
-
     /// The entry of a client. One more than a volume may have gets one that is not kept.
     fn client(&mut self, id: ClientId, volume: Option<InodeId>) -> Arc<Client> {
         if let Some(client) = self.clients.get(&id) {
@@ -141,10 +120,10 @@ impl Known {
         let client = Arc::new(Client { volume, ..Client::default() });
         if let Some(volume) = volume {
             let all = self.of_volume.entry(volume).or_default();
-            if all.clients >= CLIENTS_OF_VOLUME_MAX {
+            if *all >= CLIENTS_OF_VOLUME_MAX {
                 return client;
             }
-            all.clients += 1;
+            *all += 1;
         }
         self.clients.insert(id, Arc::clone(&client));
         client
@@ -156,55 +135,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_that_declare_nothing_finished_have_a_bounded_number_of_answers() {
-        let clients = Clients::default();
-        let (bounded, free) = (ClientId(1), ClientId(2));
-        let (volume, sequence) = (Some(InodeId(100)), ANSWERS_OF_VOLUME_MAX);
-        let ask = |client, volume, sequence| {
-            clients.hear(RequestId { client, sequence, finished_below: 0 }, volume, 10);
-        };
-        ask(free, None, sequence * 2);
-        assert!(!clients.has_finished(free, 0), "one with the cluster's key is trusted");
-        ask(bounded, volume, sequence);
-        assert!(!clients.has_finished(bounded, 0));
-        ask(bounded, volume, sequence + 1);
-        assert!(clients.has_finished(bounded, 0));
-        assert!(!clients.has_finished(bounded, 1));
-        (3..6).for_each(|client| clients.hear_of(ClientId(client), volume, 10));
-        ask(bounded, volume, sequence + 2);
-        assert!(clients.has_finished(bounded, sequence * 3 / 4), "four share them");
-        assert!(!clients.has_finished(bounded, sequence * 3 / 4 + 2));
-    }
-
-    /// A long truncation of one client, beside which it goes on with other changes.
-    #[test]
-    fn a_slow_change_is_not_taken_for_finished_because_there_are_many_clients() {
-        let clients = Clients::default();
-        let (volume, slow) = (Some(InodeId(100)), ClientId(1 << 20));
-        (0..1_000).for_each(|client| clients.hear_of(ClientId(client), volume, 10));
-        for sequence in 5..100_000 {
-            clients.hear(RequestId { client: slow, sequence, finished_below: 5 }, volume, 10);
-        }
-        assert!(clients.has_finished(slow, 4) && !clients.has_finished(slow, 5));
-        clients.forget_silent(20);
-        assert!(clients.known().of_volume.is_empty());
-    }
-
-    #[test]
-    fn all_clients_together_have_a_bounded_number_of_answers() {
-        let clients = Clients::default();
-        let volume = Some(InodeId(100));
-        for sequence in [1, ANSWERS_OF_VOLUME_MAX, u64::MAX] {
-            for client in 0..100 {
-                let id = RequestId { client: ClientId(client), sequence, finished_below: 0 };
-                clients.hear(id, volume, 10);
-                let known = clients.known();
-                let sum = known.clients.values().map(|it| it.answers()).sum::<u64>();
-                let all = &known.of_volume[&InodeId(100)];
-                assert_eq!(sum, all.answers);
-                assert!(sum <= 2 * ANSWERS_OF_VOLUME_MAX);
-            }
-        }
+    fn each_finished_change_is_forgotten_by_one_other() {
+        let client = Client::default();
+        let id = |finished_below| RequestId { finished_below, ..RequestId::default() };
+        assert_eq!(client.take_finished(id(0)), 0..0);
+        assert_eq!(client.take_finished(id(1_000)), 936..1_000);
+        assert_eq!(client.take_finished(id(1_000)), 1_000..1_000);
+        assert_eq!(client.take_finished(id(1_001)), 1_000..1_001);
+        // A slow change ended: the next ones catch up.
+        let taken = client.take_finished(id(2_000));
+        assert_eq!(taken, 1_001..1_065);
+        assert_eq!(client.take_finished(id(2_000)), 1_065..1_129);
+        client.give_back(&taken);
+        assert_eq!(client.take_finished(id(2_000)), taken);
+        // A straggler says less than others before it.
+        assert!(client.take_finished(id(5)).is_empty());
+        assert_eq!(client.take_finished(id(u64::MAX)), 1_065..1_129);
     }
 
     #[test]

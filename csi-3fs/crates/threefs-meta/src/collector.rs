@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use fabric::deadline::Deadline;
 use fabric::moment::Moment;
+use threefs_core::ids::ClientId;
 use tokio::task::JoinSet;
 
 use crate::ages::Ages;
@@ -183,10 +184,9 @@ impl Tree {
             self.holds.forget_silent(silent_since);
         }
         let kept_since = uptime_ms.checked_sub(self.config.answer_keep_ms);
-        self.forget_rows(rows::ANSWERS, |key, _value| {
-            let (client, sequence) = rows::answer_of_key(key)?;
+        self.forget_answers(|client, sequence| {
             let is_silent = || kept_since.is_some_and(|at| !self.clients.heard_since(client, at));
-            Ok(self.clients.has_finished(client, sequence) || is_silent())
+            self.clients.has_finished(client, sequence) || is_silent()
         })
         .await
     }
@@ -210,23 +210,20 @@ impl Tree {
         }
     }
 
-    async fn forget_rows(
-        &self,
-        prefix: &[u8],
-        due: impl Fn(&[u8], &[u8]) -> Result<bool, OpError>,
-    ) -> Result<(), OpError> {
+    async fn forget_answers(&self, due: impl Fn(ClientId, u64) -> bool) -> Result<(), OpError> {
         let mut after = Vec::new();
         loop {
-            let list = ops::ListRows { prefix, after: &after, limit: PAGE };
+            let list = ops::ListRows { prefix: rows::ANSWERS, after: &after, limit: PAGE };
             let page = self.store.transact(transaction(), &list).await?;
             let mut keys = Vec::new();
-            for (key, value) in &page {
-                if due(key, value)? {
+            for (key, _) in &page {
+                let (client, sequence) = rows::answer_of_key(key)?;
+                if due(client, sequence) {
                     keys.push(key.clone());
                 }
             }
             if !keys.is_empty() {
-                self.store.transact(transaction(), &ops::ForgetRows(&keys)).await?;
+                self.store.transact(transaction(), &ops::ForgetAnswers(&keys)).await?;
             }
             match page.last() {
                 Some((last, _)) if page.len() == PAGE => after.clone_from(last),

@@ -152,6 +152,23 @@ pub enum MetaError {
         /// What the store said.
         detail: String,
     },
+    /// EAGAIN, try again: too many answers are kept for retries of a volume's clients.
+    #[error(
+        "the clients of volume {volume} have {used} bytes of answers that they have not acknowledged, \
+         and {more} bytes more do not fit into {max}; each change of a client acknowledges its earlier \
+         ones, and a client that has ended counts for an hour: try again, or end clients that \
+         acknowledge nothing"
+    )]
+    AnswersFull {
+        /// The volume's directory.
+        volume: InodeId,
+        /// Bytes of them.
+        used: i64,
+        /// Bytes that the change needed.
+        more: i64,
+        /// The bound.
+        max: i64,
+    },
     /// EIO, for good: a row of the store contradicts another.
     #[error("metadata is damaged: {detail}")]
     Damaged {
@@ -163,6 +180,6 @@ pub enum MetaError {
 impl MetaError {
     /// True when the same call may go well a moment later.
     pub fn retryable(&self) -> bool {
-        matches!(self, Self::Unavailable { .. })
+        matches!(self, Self::Unavailable { .. } | Self::AnswersFull { .. })
     }
 }

@@ -26,6 +26,8 @@ mod tree;
 mod written;
 
 #[cfg(test)]
+mod answers_test;
+#[cfg(test)]
 mod concurrent_test;
 #[cfg(test)]
 mod control_plane_test;

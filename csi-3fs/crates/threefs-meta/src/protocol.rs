@@ -21,7 +21,7 @@ pub use crate::written::{REPORT_RANGES_MAX, Written};
 pub const CONTEXT: &str = "threefs/meta";
 /// Version of the messages between clients and the service. Raise it with every change of a request,
 /// a reply or anything within. Requests of releases before it had one start with 0 or 1.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// The root directory.
 pub const ROOT: InodeId = InodeId(1);
 /// The longest name, as on Linux.

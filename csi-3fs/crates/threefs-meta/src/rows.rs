@@ -11,6 +11,7 @@
 //! | `GCQU` versionstamp inode | `RemovalRow` | something removed that may still be open |
 //! | `GCDE` versionstamp inode | `RemovalRow` | a dead file: nobody can read it, its chunks go next |
 //! | `IDEM` client sequence | `AnswerRow` | an executed change and its answer |
+//! | `ABYT` directory | i64 | bytes of the answers that are kept for tickets of a directory; of directory 0 for all of them |
 //! | `QUOT` directory | `QuotaRow` | limits of a directory |
 //! | `QBYT`, `QINO`, `QMET` directory | i64 | what counts for them; only bounded additions write it |
 //! | `WRIT` inode level page | `Page` | chunks that were written and that the inode has no place for |
@@ -42,6 +43,11 @@ pub(crate) const CLAIM: &[u8] = b"METAclaim";
 pub(crate) const SCHEMA: &[u8] = b"METAschema";
 pub(crate) const QUOTA_INODES: &[u8] = b"QINO";
 pub(crate) const QUOTA_METADATA: &[u8] = b"QMET";
+/// Instead of a volume: all of them together.
+pub(crate) const ALL_VOLUMES: InodeId = InodeId(0);
+pub(crate) const ANSWER_BYTES: &[u8] = b"ABYT";
+/// What an answer takes beside its bytes.
+const ANSWER_ROW_BYTES: usize = 128;
 /// The schema that this code reads and writes.
 pub(crate) const SCHEMA_VERSION: u64 = 5;
 
@@ -127,8 +133,27 @@ pub(crate) struct RemovalRow {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AnswerRow {
     pub answered: Nanoseconds,
-    /// The encoded `MetaReply`.
+    /// The encoded `MetaReply`; of a batch which files it changed.
     pub reply: Vec<u8>,
+    /// Whose ticket asked; it counts for this volume. `None` for the cluster's key.
+    pub volume: Option<InodeId>,
+    pub batch: bool,
+}
+
+impl AnswerRow {
+    /// A row of this release or of an earlier one, which ends after the reply.
+    pub(crate) fn decode(key: &[u8], value: &[u8]) -> Result<Self, KvError> {
+        decode(key, value).or_else(|_| {
+            let (answered, reply) = decode(key, value)?;
+            Ok(Self { answered, reply, volume: None, batch: false })
+        })
+    }
+
+    /// What it counts for.
+    pub(crate) fn bytes(&self) -> i64 {
+        // An answer is no longer than a value of the store.
+        (self.reply.len() + ANSWER_ROW_BYTES) as i64
+    }
 }
 
 impl InodeRow {
@@ -243,6 +268,11 @@ pub(crate) fn answer(client: ClientId, sequence: u64) -> Vec<u8> {
     [ANSWERS, &client.0.to_be_bytes(), &sequence.to_be_bytes()].concat()
 }
 
+/// The bytes of the answers that are kept for a volume.
+pub(crate) fn answer_bytes(volume: InodeId) -> Vec<u8> {
+    numbered(b"ABYT", volume, &[])
+}
+
 /// Client and sequence in the key of an answer.
 pub(crate) fn answer_of_key(key: &[u8]) -> Result<(ClientId, u64), KvError> {
     let client = key.get(4..20).and_then(|bytes| <[u8; 16]>::try_from(bytes).ok());
@@ -265,6 +295,19 @@ pub(crate) fn inode_of_key(key: &[u8]) -> Result<InodeId, KvError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn answers_of_earlier_releases_are_read_and_count_for_nothing() {
+        for reply in [vec![], vec![7; 300]] {
+            let answered = Nanoseconds(-5);
+            let before = postcard::to_allocvec(&(answered, reply.clone())).unwrap();
+            let row = AnswerRow { answered, reply, volume: None, batch: false };
+            assert_eq!(AnswerRow::decode(b"IDEM", &before).unwrap(), row);
+            let row = AnswerRow { volume: Some(InodeId(u64::MAX)), batch: true, ..row };
+            let now = postcard::to_allocvec(&row).unwrap();
+            assert_eq!(AnswerRow::decode(b"IDEM", &now).unwrap(), row);
+        }
+    }
 
     #[test]
     fn sessions_of_earlier_releases_are_read_and_count_for_nothing() {

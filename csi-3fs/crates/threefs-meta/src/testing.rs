@@ -196,6 +196,7 @@ pub(crate) async fn check_tree(store: &Store) {
         names.entry(entry.inode).or_default().push((parent, name));
     }
     check_quotas(&mut txn, &inodes).await;
+    check_answers(&mut txn).await;
     check_subdirectories(&mut txn, &inodes).await;
     let queued: BTreeSet<InodeId> = txn
         .range(&all(b"GCQU"), usize::MAX)
@@ -305,6 +306,24 @@ async fn check_quotas(txn: &mut Transaction, inodes: &BTreeMap<InodeId, InodeRow
         );
         assert_eq!(counted, expected.get(id).copied().unwrap_or_default(), "use of quota {id}");
     }
+}
+
+/// Counters of kept answers are exactly what is kept.
+async fn check_answers(txn: &mut Transaction) {
+    let mut expected: BTreeMap<InodeId, i64> = BTreeMap::new();
+    for (key, value) in txn.range(&KeyRange::prefix(rows::ANSWERS), usize::MAX).await.unwrap() {
+        let row = rows::AnswerRow::decode(&key, &value).unwrap();
+        for volume in row.volume.iter().flat_map(|volume| [*volume, rows::ALL_VOLUMES]) {
+            *expected.entry(volume).or_default() += row.bytes();
+        }
+    }
+    for (key, value) in txn.range(&KeyRange::prefix(rows::ANSWER_BYTES), usize::MAX).await.unwrap()
+    {
+        let volume = rows::inode_of_key(&key).unwrap();
+        let counted = i64::from_le_bytes(value.try_into().unwrap());
+        assert_eq!(counted, expected.remove(&volume).unwrap_or_default(), "answers of {volume}");
+    }
+    assert!(expected.is_empty(), "answers that are not counted: {expected:?}");
 }
 
 /// From a directory one must come to the root, or to the top of something removed.

@@ -4,6 +4,7 @@
 //! inodes, chains) drawn before. The answer is given when the store says that it is durable.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -22,7 +23,7 @@ use crate::config::TreeConfig;
 use crate::holds::Holds;
 use crate::identity::{GROUPS_MAX, Identity};
 use crate::layouts::RoundRobin;
-use crate::ops::{self, Given, OpError};
+use crate::ops::{self, AnswerRoom, Given, OpError};
 use crate::protocol::{
     BATCH_MAX, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult,
     MetaStatus, Nanoseconds, REPORT_RANGES_MAX, RequestId, SessionId,
@@ -49,7 +50,7 @@ pub struct Tree {
     pub(crate) ages: Mutex<QueueAges>,
     started: Moment,
     layouts: RoundRobin,
-    inodes: tokio::sync::Mutex<std::ops::Range<u64>>,
+    inodes: tokio::sync::Mutex<Range<u64>>,
     /// Set when the store fails in a way from which only a restart recovers.
     failed: watch::Sender<Option<KvError>>,
     /// One truncation of a file at a time: see `ops::length`.
@@ -61,6 +62,9 @@ struct Ask<'a> {
     id: RequestId,
     who: &'a Identity,
     client: &'a Client,
+    /// Changes whose answers it forgets along the way.
+    finished: Range<u64>,
+    room: AnswerRoom,
     given: Given,
     session: SessionId,
     deadline: Deadline,
@@ -72,7 +76,9 @@ impl Ask<'_> {
             id: self.id,
             now: self.given.now,
             floor: &self.client.floor,
-            forget_from: self.client.forget_from(self.id),
+            finished: self.finished.clone(),
+            volume: self.who.scope,
+            room: self.room,
             operation,
         }
     }
@@ -256,7 +262,8 @@ impl Tree {
         deadline: Deadline,
     ) -> Result<MetaReply, OpError> {
         check_identity(who)?;
-        let full = if grows(change) || reports(change) { self.full()? } else { None };
+        let room = self.store.room()?;
+        let full = if grows(change) || reports(change) { full(room) } else { None };
         if let Some(full) = &full
             && grows(change)
             && !who.is_control_plane()
@@ -275,26 +282,28 @@ impl Tree {
         let first_inode = self.fresh_inodes(names, deadline).await?;
         let given = Given { now: now(), first_inode, full };
         let session = SessionId(rand::random());
-        let ask = Ask { id, who, client: &client, given, session, deadline };
+        let (finished, room) = (client.take_finished(id), AnswerRoom::of(room));
+        let ask = Ask { id, who, client: &client, finished, room, given, session, deadline };
+        let result = self.apply_after_trims(&ask, change).await;
+        if result.is_err() {
+            client.give_back(&ask.finished);
+        }
+        result
+    }
+
+    async fn apply_after_trims(
+        &self,
+        ask: &Ask<'_>,
+        change: &MetaChange,
+    ) -> Result<MetaReply, OpError> {
         for _ in 0..TRIMS_MAX {
-            match self.apply(&ask, change).await {
-                Err(OpError::TrimPending(inode)) => self.finish_trim(inode, deadline).await?,
+            match self.apply(ask, change).await {
+                Err(OpError::TrimPending(inode)) => self.finish_trim(inode, ask.deadline).await?,
                 result => return result,
             }
         }
         let detail = "the file is truncated again and again".into();
         Err(MetaError::Unavailable { detail }.into())
-    }
-
-    /// Why nothing may grow: the rest of a store that is nearly full is kept for removals.
-    fn full(&self) -> Result<Option<MetaError>, OpError> {
-        let Some(room) = self.store.room()?.filter(Room::is_low) else { return Ok(None) };
-        let detail = format!(
-            "{} of {} bytes are in use and the rest is kept for removals; remove files, or give \
-             the metadata service a larger volume and `map_bytes_max`",
-            room.used_bytes, room.max_bytes
-        );
-        Ok(Some(MetaError::NoSpace { detail }))
     }
 
     async fn apply(&self, ask: &Ask<'_>, change: &MetaChange) -> Result<MetaReply, OpError> {
@@ -405,9 +414,7 @@ impl Tree {
     where
         O: Operation<Output = MetaReply, Error = OpError>,
     {
-        let reply = self.store.transact(ask.deadline, &ask.once(operation)).await?;
-        ask.client.forgot(ask.id);
-        Ok(reply)
+        self.store.transact(ask.deadline, &ask.once(operation)).await
     }
 
     /// The change is made, and has its answer, with its first step: sent again, after others have
@@ -479,6 +486,17 @@ fn check_identity(who: &Identity) -> Result<(), MetaError> {
         value: who.groups.len().to_string(),
         reason: format!("a caller has at most {GROUPS_MAX} groups"),
     })
+}
+
+/// Why nothing may grow: the rest of a store that is nearly full is kept for removals.
+fn full(room: Option<Room>) -> Option<MetaError> {
+    let room = room.filter(Room::is_low)?;
+    let detail = format!(
+        "{} of {} bytes are in use and the rest is kept for removals; remove files, or give the \
+         metadata service a larger volume and `map_bytes_max`",
+        room.used_bytes, room.max_bytes
+    );
+    Some(MetaError::NoSpace { detail })
 }
 
 /// Whether a change makes something that stays.

@@ -57,7 +57,7 @@ fn from_meta(py: Python<'_>, error: &MetaError, message: &str) -> PyErr {
         MetaError::NotSupported { path, .. } => ("InvalidArgument", Some(path)),
         MetaError::FileTooLarge { .. } => ("InvalidArgument", None),
         MetaError::Invalid { .. } | MetaError::NameTooLong { .. } => ("InvalidArgument", None),
-        MetaError::Unavailable { .. } => ("Unavailable", None),
+        MetaError::Unavailable { .. } | MetaError::AnswersFull { .. } => ("Unavailable", None),
         MetaError::NoSpace { .. } => ("NoSpace", None),
         MetaError::Damaged { .. } => ("Corrupt", None),
     };

@@ -1,16 +1,14 @@
 //! Executes a change at most once, however often it is sent.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use threefs_kv::{KvError, Operation, Transaction, VALUE_BYTES_MAX};
+use threefs_core::ids::InodeId;
+use threefs_kv::{KvError, Operation, Transaction};
 
-use super::OpError;
-use crate::protocol::{InodeKind, MetaError, MetaReply, Nanoseconds, RequestId};
+use super::{AnswerRoom, OpError, answers, load};
+use crate::protocol::{Inode, MetaError, MetaReply, Nanoseconds, RequestId};
 use crate::rows::{self, AnswerRow};
-use crate::written::Written;
-
-/// An answer in its row: a value of the store, less the time.
-const ANSWER_BYTES_MAX: usize = VALUE_BYTES_MAX - 64;
 
 /// A change with its identity. The answer is stored by the same transaction that makes the change.
 pub(crate) struct AnswerOnce<'a, O> {
@@ -19,8 +17,11 @@ pub(crate) struct AnswerOnce<'a, O> {
     /// Sequences of this client below have their answers and are never retried. It is raised
     /// before any answer is forgotten.
     pub floor: &'a AtomicU64,
-    /// Answers to forget along the way: those from here on below `id.finished_below`.
-    pub forget_from: u64,
+    /// Finished changes whose answers are forgotten along the way.
+    pub finished: Range<u64>,
+    /// Whose ticket asks; `None` for the cluster's key.
+    pub volume: Option<InodeId>,
+    pub room: AnswerRoom,
     pub operation: O,
 }
 
@@ -36,42 +37,56 @@ where
             return Ok(reply);
         }
         let reply = self.operation.run(txn).await?;
-        self.keep(txn, &reply)?;
+        self.keep(txn, &reply).await?;
         Ok(reply)
     }
 }
 
 impl<O> AnswerOnce<'_, O> {
     /// Stores the answer and clears those that are not wanted any more.
-    fn keep(&self, txn: &mut Transaction, reply: &MetaReply) -> Result<(), OpError> {
+    async fn keep(&self, txn: &mut Transaction, reply: &MetaReply) -> Result<(), OpError> {
         let key = rows::answer(self.id.client, self.id.sequence);
-        let encode = |reply: &MetaReply| {
-            postcard::to_allocvec(reply).map_err(|error| KvError::bad_row(&key, error.to_string()))
+        // Of a batch only which files it changed: their inodes are read again for a retry.
+        let changed = match reply {
+            MetaReply::Inodes(inodes) => Some(inodes.iter().map(file_of).collect::<Vec<_>>()),
+            _ => None,
         };
-        let mut encoded = encode(reply)?;
-        if encoded.len() > ANSWER_BYTES_MAX {
-            encoded = encode(&without_ranges(reply))?;
+        let encoded = match &changed {
+            Some(changed) => postcard::to_allocvec(changed),
+            None => postcard::to_allocvec(reply),
+        };
+        let encoded = encoded.map_err(|error| KvError::bad_row(&key, error.to_string()))?;
+        for sequence in self.finished.clone() {
+            answers::forget(txn, &rows::answer(self.id.client, sequence)).await?;
         }
-        rows::write(txn, &key, &AnswerRow { answered: self.now, reply: encoded })?;
-        for sequence in self.forget_from..self.id.finished_below {
-            txn.clear(&rows::answer(self.id.client, sequence));
-        }
-        Ok(())
+        let (answered, reply, volume) = (self.now, encoded, self.volume);
+        let row = AnswerRow { answered, reply, volume, batch: changed.is_some() };
+        answers::keep(txn, &key, &row, self.room).await
     }
 }
 
-/// The answer to a batch without the ranges that were written: those of many files are more than a
-/// value may be. Who asks again takes their chunks for unknown until it looks at the file.
-fn without_ranges(reply: &MetaReply) -> MetaReply {
-    let mut reply = reply.clone();
-    if let MetaReply::Inodes(inodes) = &mut reply {
-        for inode in inodes.iter_mut().flatten() {
-            if let InodeKind::File { written, .. } = &mut inode.kind {
-                *written = Written::default();
-            }
-        }
+/// What is kept of one answer of a batch.
+type Changed = Result<InodeId, MetaError>;
+
+fn file_of(answer: &Result<Inode, MetaError>) -> Changed {
+    answer.as_ref().map(|inode| inode.id).map_err(Clone::clone)
+}
+
+/// The answer to a batch that was executed: its files as they are now, which is never older than what
+/// the batch made of them.
+async fn now_of(txn: &mut Transaction, changed: Vec<Changed>) -> Result<MetaReply, OpError> {
+    let mut inodes = Vec::with_capacity(changed.len());
+    for file in changed {
+        inodes.push(match file {
+            Ok(id) => match load(txn, id, "").await {
+                Ok(row) => Ok(row.inode),
+                Err(OpError::Refused(error)) => Err(error),
+                Err(error) => return Err(error),
+            },
+            Err(error) => Err(error),
+        });
     }
-    reply
+    Ok(MetaReply::Inodes(inodes))
 }
 
 async fn answered(
@@ -80,7 +95,11 @@ async fn answered(
     floor: &AtomicU64,
 ) -> Result<Option<MetaReply>, OpError> {
     let key = rows::answer(id.client, id.sequence);
-    if let Some(row) = rows::read::<AnswerRow>(txn, &key).await? {
+    if let Some(value) = txn.get(&key).await? {
+        let row = AnswerRow::decode(&key, &value)?;
+        if row.batch {
+            return now_of(txn, rows::decode(&key, &row.reply)?).await.map(Some);
+        }
         return Ok(Some(rows::decode(&key, &row.reply)?));
     }
     // After the read: if the answer was forgotten before this snapshot, the floor had been raised

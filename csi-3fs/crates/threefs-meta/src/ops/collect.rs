@@ -4,7 +4,7 @@ use threefs_core::layout::Layout;
 use threefs_kv::{KeyRange, Operation, Row, Transaction};
 
 use super::remove::{clear_directory, detach_tree};
-use super::{OpError, drop_link, load_named, queue, quota, store, written_rows};
+use super::{OpError, answers, drop_link, load_named, queue, quota, store, written_rows};
 use crate::holds::Holds;
 use crate::protocol::{EntryKind, InodeKind, Nanoseconds};
 use crate::rows::{self, DentryRow, InodeRow, RemovalRow};
@@ -225,15 +225,17 @@ impl Operation for ListRows<'_> {
     }
 }
 
-/// Forgets rows that are due: sessions of clients that are gone, answers nobody will ask for.
-pub(crate) struct ForgetRows<'a>(pub &'a [Vec<u8>]);
+/// Forgets answers that nobody will ask for.
+pub(crate) struct ForgetAnswers<'a>(pub &'a [Vec<u8>]);
 
-impl Operation for ForgetRows<'_> {
+impl Operation for ForgetAnswers<'_> {
     type Output = ();
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
-        self.0.iter().for_each(|key| txn.clear(key));
+        for key in self.0 {
+            answers::forget(txn, key).await?;
+        }
         Ok(())
     }
 }

@@ -10,6 +10,7 @@
 //!   own that nobody reads before writing, and so does its number of directories.
 
 mod answer_once;
+mod answers;
 mod attribute;
 mod attributes;
 mod collect;
@@ -30,11 +31,12 @@ mod walk;
 mod written_rows;
 
 pub(crate) use answer_once::AnswerOnce;
+pub(crate) use answers::AnswerRoom;
 pub(crate) use attribute::{GetAttribute, ListAttributes, SetAttribute};
 pub(crate) use attributes::SetAttributes;
 pub(crate) use collect::{
-    CollectDirectory, FinishRemovals, ForgetRows, ListRemovals, ListRows, ListedRemoval, MarkDead,
-    NewestVersion, RemovalState, Revive,
+    CollectDirectory, FinishRemovals, ForgetAnswers, ListRemovals, ListRows, ListedRemoval,
+    MarkDead, NewestVersion, RemovalState, Revive,
 };
 pub(crate) use create::{Create, Layouts, Open, Symlink, Wanted};
 pub(crate) use directory::{MakeDirectory, names_of};
@@ -90,9 +92,10 @@ impl From<OpError> for MetaError {
             OpError::TrimPending(_) => Self::Unavailable { detail: error.to_string() },
             OpError::Kv(error) => match error {
                 KvError::NoSpace { .. } => Self::NoSpace { detail: error.to_string() },
-                KvError::OverBound { key, value, delta, max } => {
-                    quota::exceeded(&key, value, delta, max)
-                }
+                KvError::OverBound { key, value, delta, max } => match key.get(..4) {
+                    Some(rows::ANSWER_BYTES) => answers::full(&key, value, delta, max),
+                    _ => quota::exceeded(&key, value, delta, max),
+                },
                 KvError::BadRow { .. } => Self::Damaged { detail: error.to_string() },
                 KvError::TooLarge { what, size, .. } => Self::Invalid {
                     field: what.into(),
