@@ -4,10 +4,11 @@
 use threefs_kv::{EmbeddedConfig, Store};
 
 use crate::protocol::{
-    At, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, SetMode,
+    At, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, Reservation,
+    SessionId, SetMode,
 };
 use crate::testing::{Fixture, check_tree, soon};
-use crate::{EntryKind, Identity, InodeKind, LengthReport, SpecialKind, Written};
+use crate::{EntryKind, Identity, Inode, InodeKind, LengthReport, SpecialKind, Written};
 
 const RECORD: &str = "user.threefs.volume";
 
@@ -197,6 +198,9 @@ async fn a_store_that_is_nearly_full_still_removes() {
     let store = Store::embedded(config).unwrap();
     let fixture = Fixture::open(store, crate::testing::config()).await;
     let (mut files, value) = (0, vec![7; 60 << 10]);
+    let open = |path: &str| MetaChange::Open { at: At::path(path), write: true };
+    let writer = fixture.create("/writer").await;
+    fixture.change(reserve(&writer, 1, 1)).await.unwrap();
     let error = loop {
         let made = async {
             fixture.change(crate::testing::create(&format!("/{files}"))).await?;
@@ -211,10 +215,26 @@ async fn a_store_that_is_nearly_full_still_removes() {
     assert!(matches!(error, MetaError::NoSpace { .. }), "{error}");
     assert!(error.to_string().contains("kept for removals"), "{error}");
     let link = MetaChange::Link { from: At::path("/0"), to: At::path("/link") };
-    for change in [crate::testing::make_directory("/d", false), symlink("/l", "x"), link] {
+    let made = crate::testing::make_directory("/d", false);
+    for change in [made, symlink("/l", "x"), link, open("/writer")] {
         let refused = fixture.change(change).await;
         assert!(matches!(refused, Err(MetaError::NoSpace { .. })), "{refused:?}");
     }
+    // A session that is there goes on; another one does not begin, and nothing is left of it.
+    fixture.change(reserve(&writer, 1, 10)).await.unwrap();
+    let Ok(MetaReply::Inodes(refused)) = fixture.change(reserve(&writer, 2, 20)).await else {
+        panic!("a batch is refused by file")
+    };
+    assert!(matches!(refused[..], [Err(MetaError::NoSpace { .. })]), "{refused:?}");
+    let Ok(MetaReply::Inodes(inodes)) = fixture.change(reserve(&writer, 1, 11)).await else {
+        panic!()
+    };
+    let InodeKind::File { reserved, .. } = inodes[0].as_ref().unwrap().kind else { panic!() };
+    assert_eq!(reserved, 11);
+    check_tree(&fixture.store).await;
+    let cut = MetaChange::SetLength { at: At::path("/writer"), length: 0 };
+    fixture.change(cut).await.unwrap();
+    change_as(&fixture, &Identity::CONTROL_PLANE, open("/writer")).await.unwrap();
     report_places(&fixture, "/0", 0..100).await.unwrap();
     let refused = report_places(&fixture, "/0", 0..300).await;
     assert!(matches!(refused, Err(MetaError::NoSpace { .. })), "more than its inode keeps");
@@ -226,6 +246,12 @@ async fn a_store_that_is_nearly_full_still_removes() {
     fixture.collect_all().await;
     fixture.create("/again").await;
     check_tree(&fixture.store).await;
+}
+
+fn reserve(file: &Inode, session: u128, end: u64) -> MetaChange {
+    let (inode, session) = (file.id, SessionId(session));
+    let reservation = Reservation { inode, session, end, truncate_version: 0 };
+    MetaChange::Reserve { reservations: vec![reservation] }
 }
 
 /// Reports every second chunk.

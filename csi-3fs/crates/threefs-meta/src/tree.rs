@@ -263,10 +263,11 @@ impl Tree {
     ) -> Result<MetaReply, OpError> {
         check_identity(who)?;
         let room = self.store.room()?;
-        let full = if grows(change) || reports(change) { full(room) } else { None };
+        // What the control plane does goes on; further rows of written chunks are for nobody.
+        let spared = who.is_control_plane() && !reports(change);
+        let full = if spared { None } else { full(room) };
         if let Some(full) = &full
             && grows(change)
-            && !who.is_control_plane()
         {
             return Err(full.clone().into());
         }
@@ -325,7 +326,7 @@ impl Tree {
                 Ok(created)
             }
             MetaChange::Open { at, write } => {
-                self.once(ask, ops::Open { who, at, write: wanted(write) }).await
+                self.once(ask, ops::Open { who, at, write: wanted(write), full: given.full }).await
             }
             MetaChange::Close { inode, session, report } => {
                 check_ranges(report.iter())?;
@@ -339,7 +340,8 @@ impl Tree {
             }
             MetaChange::Reserve { reservations } => {
                 check_batch("reservations", reservations.len())?;
-                self.once(ask, ops::Reserve { reservations, client: ask.id.client }).await
+                let (client, full) = (ask.id.client, given.full);
+                self.once(ask, ops::Reserve { reservations, client, full }).await
             }
             MetaChange::SetLength { at, length } => {
                 let begin = ops::BeginTrim { who, at, length: *length, given };

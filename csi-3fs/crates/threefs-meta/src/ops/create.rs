@@ -58,7 +58,7 @@ impl<L: Layouts> Operation for Create<'_, L> {
             if self.exclusive {
                 return Err(MetaError::Exists { path: self.at.path.clone() }.into());
             }
-            return opened(txn, row, self.at, self.write, false).await;
+            return opened(txn, row, self.at, self.write, false, None).await;
         }
         let slot = slot(txn, self.who, self.at, last).await?;
         slot.check(self.who, self.at)?;
@@ -71,7 +71,7 @@ impl<L: Layouts> Operation for Create<'_, L> {
         let birth = Birth { who, parent: &parent.inode, given, mode };
         let mut row = birth.file(given.first_inode, layout);
         insert(txn, &parent, &name, &mut row, given).await?;
-        opened(txn, row, self.at, self.write, true).await
+        opened(txn, row, self.at, self.write, true, None).await
     }
 }
 
@@ -100,6 +100,7 @@ async fn opened(
     at: &At,
     write: Option<Wanted>,
     created: bool,
+    full: Option<&MetaError>,
 ) -> Result<MetaReply, OpError> {
     let id = row.inode.id;
     match row.kind() {
@@ -123,7 +124,7 @@ async fn opened(
         if !created && txn.get(&rows::trim(id)).await?.is_some() {
             return Err(OpError::TrimPending(id));
         }
-        begin_session(txn, &mut row, session, client).await?;
+        begin_session(txn, &mut row, session, client, full).await?;
         // Conflicts with the collector, too, which reads the inode before it takes the chunks.
         store(txn, &mut row)?;
     }
@@ -136,6 +137,8 @@ pub(crate) struct Open<'a> {
     pub who: &'a Identity,
     pub at: &'a At,
     pub write: Option<Wanted>,
+    /// Why no session may begin, if so.
+    pub full: Option<MetaError>,
 }
 
 impl Operation for Open<'_> {
@@ -146,7 +149,7 @@ impl Operation for Open<'_> {
         let row = find(txn, self.who, self.at, Last::Follow).await?;
         let access = if self.write.is_some() { WRITE } else { READ };
         self.who.check(&row.inode, access, &self.at.path)?;
-        opened(txn, row, self.at, self.write, false).await
+        opened(txn, row, self.at, self.write, false, self.full.as_ref()).await
     }
 }
 

@@ -57,6 +57,8 @@ impl Operation for ReportLengths<'_> {
 pub(crate) struct Reserve<'a> {
     pub reservations: &'a [Reservation],
     pub client: ClientId,
+    /// Why no session may begin, if so.
+    pub full: Option<MetaError>,
 }
 
 impl Operation for Reserve<'_> {
@@ -66,7 +68,7 @@ impl Operation for Reserve<'_> {
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
         let mut inodes = Vec::with_capacity(self.reservations.len());
         for reservation in self.reservations {
-            match reserve(txn, reservation, self.client).await {
+            match reserve(txn, reservation, self.client, self.full.as_ref()).await {
                 Ok(row) => inodes.push(Ok(row.inode)),
                 Err(OpError::Refused(error)) => inodes.push(Err(error)),
                 Err(error) => return Err(error),
@@ -80,10 +82,11 @@ async fn reserve(
     txn: &mut Transaction,
     wanted: &Reservation,
     client: ClientId,
+    full: Option<&MetaError>,
 ) -> Result<InodeRow, OpError> {
     let mut row = load(txn, wanted.inode, "").await?;
     let before = bytes_of(&row);
-    let InodeKind::File { reserved, truncate_version, layout, .. } = &mut row.inode.kind else {
+    let InodeKind::File { truncate_version, layout, .. } = &row.inode.kind else {
         return Err(not_a_file(&row));
     };
     check_length(wanted.end, layout)?;
@@ -93,25 +96,33 @@ async fn reserve(
     if txn.get(&rows::trim(wanted.inode)).await?.is_some() {
         return Err(OpError::TrimPending(wanted.inode));
     }
-    *reserved = wanted.end.max(*reserved);
+    // First: a refusal leaves nothing of it in the transaction.
+    begin_session(txn, &mut row, wanted.session, client, full).await?;
+    if let InodeKind::File { reserved, .. } = &mut row.inode.kind {
+        *reserved = wanted.end.max(*reserved);
+    }
     row.end_max = row.end_max.max(wanted.end);
     recharge(txn, &mut row, before).await?;
-    begin_session(txn, &mut row, wanted.session, client).await?;
     store(txn, &mut row)?;
     Ok(row)
 }
 
 /// A write session, unless it is there already. Its row counts for the file's quota, as names do:
-/// nothing else bounds how many sessions a client begins. The caller stores the inode.
+/// nothing else bounds how many sessions a client begins. Refused where the store is `full`. The
+/// caller stores the inode.
 pub(super) async fn begin_session(
     txn: &mut Transaction,
     row: &mut InodeRow,
     session: SessionId,
     client: ClientId,
+    full: Option<&MetaError>,
 ) -> Result<(), OpError> {
     let key = rows::session(row.inode.id, session);
     if txn.get(&key).await?.is_some() {
         return Ok(());
+    }
+    if let Some(full) = full {
+        return Err(full.clone().into());
     }
     quota::charge_metadata(txn, row, SESSION_BYTES).await?;
     Ok(rows::write(txn, &key, &SessionRow { client, counted: true })?)

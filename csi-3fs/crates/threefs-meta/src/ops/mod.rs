@@ -116,7 +116,7 @@ pub(crate) struct Given {
     pub now: Nanoseconds,
     /// Fresh inodes, from here on, as many as the operation can need.
     pub first_inode: InodeId,
-    /// Why there may be no further rows of written chunks, if so.
+    /// Why there may be no further rows of sessions and of written chunks, if so.
     pub full: Option<MetaError>,
 }
 
