@@ -11,7 +11,8 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::{
-    CallOptions, Connection, ConnectionConfig, Guard, Payload, Reply, RpcError, decode, encode,
+    CallOptions, Connection, ConnectionConfig, Executed, Guard, Payload, Reply, RpcError, decode,
+    encode,
 };
 use crate::deadline::Deadline;
 
@@ -113,7 +114,8 @@ impl Pool {
     /// once `guard` has ended.
     ///
     /// # Errors
-    /// The last attempt's error.
+    /// The last attempt's error; of a guarded call that of the last attempt that may have been executed,
+    /// if there is one.
     pub async fn call_idempotent(
         &self,
         message: Bytes,
@@ -123,6 +125,7 @@ impl Pool {
         guard: Option<&Guard>,
     ) -> Result<Reply, RpcError> {
         let mut pause = self.0.config.backoff_min;
+        let mut perhaps = None;
         loop {
             let attempt = deadline.within(attempt_timeout);
             let options = CallOptions { guard, ..CallOptions::default() };
@@ -133,7 +136,11 @@ impl Pool {
             };
             match deadline.remaining() {
                 Some(left) if left > pause => tokio::time::sleep(pause).await,
-                _ => return Err(error),
+                _ if error.executed() == Executed::Perhaps => return Err(error),
+                _ => return Err(perhaps.unwrap_or(error)),
+            }
+            if guard.is_some() && error.executed() == Executed::Perhaps {
+                perhaps = Some(error);
             }
             pause = (pause * 2).min(self.0.config.backoff_max);
         }

@@ -129,6 +129,10 @@ impl Metadata {
                 attempts.failed(&self.who, error);
                 attempts.unavailable(self.timeout)
             }
+            unknown @ MetaClientError::Unknown { .. } => {
+                attempts.failed(&self.who, unknown);
+                attempts.unavailable(self.timeout)
+            }
             MetaClientError::Refused(error) => ClientError::Meta(error),
             unexpected @ MetaClientError::Unexpected { .. } => {
                 ClientError::Protocol { who: self.who.clone(), detail: unexpected.to_string() }

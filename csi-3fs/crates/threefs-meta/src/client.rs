@@ -8,7 +8,7 @@ use std::time::Duration;
 use fabric::BoxFuture;
 use fabric::credentials::Credentials;
 use fabric::deadline::Deadline;
-use fabric::rpc::{ConnectionConfig, Fence, Guard, Pool, PoolConfig, RpcError};
+use fabric::rpc::{ConnectionConfig, Executed, Fence, Guard, Pool, PoolConfig, RpcError};
 use threefs_core::ids::{ClientId, InodeId};
 
 use crate::identity::Identity;
@@ -32,6 +32,18 @@ pub enum MetaClientError {
     /// The service says no.
     #[error(transparent)]
     Refused(#[from] MetaError),
+    /// It is unknown whether the change was made: its last attempt got no answer. The ones before it
+    /// were refused.
+    #[error(
+        "the change may have been made, its last attempt got no answer ({last}); look before you make it \
+         again; before that the service refused it: {refused}"
+    )]
+    Unknown {
+        /// What became of the last attempt.
+        last: Box<RpcError>,
+        /// Why the service had refused it until then.
+        refused: Box<MetaError>,
+    },
     /// The answer does not fit the question: another version of the service.
     #[error("meta answered {got} to a question for {expected}; do both sides run one version?")]
     Unexpected {
@@ -168,6 +180,12 @@ impl MetaClient {
             let asked = self.0.pool.ask(&message, ATTEMPT_TIMEOUT, deadline, guard.as_ref());
             let answer = match (asked.await, refused.take()) {
                 (Ok(answer), _) => answer,
+                (Err(last), Some(refused))
+                    if changes && last.retryable() && last.executed() == Executed::Perhaps =>
+                {
+                    let (last, refused) = (Box::new(last), Box::new(refused));
+                    return Err(MetaClientError::Unknown { last, refused });
+                }
                 // Retries end one pause before the deadline.
                 (Err(late), Some(error)) if late.retryable() || deadline.passed() => Err(error),
                 (Err(error), _) => return Err(error.into()),

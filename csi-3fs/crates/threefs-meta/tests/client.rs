@@ -65,3 +65,33 @@ async fn a_first_attempt_that_came_too_late_says_so() {
         "{error}"
     );
 }
+
+/// Refuses the first call with a reason, and answers no later one.
+#[derive(Default)]
+struct Silent(AtomicU64);
+
+impl Service for Silent {
+    async fn handle(&self, _call: Call) -> Result<Reply, Fault> {
+        if self.0.fetch_add(1, SeqCst) > 0 {
+            return std::future::pending().await;
+        }
+        let refused: MetaResult = Err(MetaError::Unavailable { detail: "no chains yet".into() });
+        Reply::of(&refused)
+    }
+}
+
+/// What was refused at first may have been executed at last.
+#[tokio::test]
+async fn a_change_whose_last_attempt_got_no_answer_is_not_reported_as_refused() {
+    let (client, _keep) = serve(Silent::default()).await;
+    let soon = || Deadline::after(Duration::from_secs(1));
+    let error = client.create(At::path("/file"), true, soon()).await.unwrap_err();
+    assert!(matches!(&error, MetaClientError::Unknown { .. }), "{error}");
+    for part in ["may have been made", "no chains yet"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    // A question changes nothing: why it was refused says more.
+    let (client, _keep) = serve(Silent::default()).await;
+    let error = client.stat(At::path("/file"), soon()).await.unwrap_err();
+    assert!(matches!(&error, MetaClientError::Refused(_)), "{error}");
+}
