@@ -7,17 +7,25 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use fabric::capability::Capability;
 use fabric::credentials::{Credential, Credentials};
+use fabric::rpc::decode;
 use fabric::ticket::Ticket;
 use threefs_core::ids::InodeId;
+use threefs_core::terms::FileTerms;
 
-/// Files with a capability at once: 6 MiB. Beyond it all are asked for again.
+/// Files with a capability at once: 10 MiB. Beyond it all are asked for again.
 const KEPT_MAX: usize = 65_536;
 /// Asked for again so long before the end, if the ticket lasts longer.
 const MARGIN_S: u64 = 60;
 
 pub(crate) struct Capabilities {
     credentials: Credentials,
-    kept: Mutex<HashMap<InodeId, Capability>>,
+    kept: Mutex<HashMap<InodeId, Kept>>,
+}
+
+struct Kept {
+    capability: Capability,
+    /// Chunks below may be changed.
+    chunks: u64,
 }
 
 impl Capabilities {
@@ -30,26 +38,31 @@ impl Capabilities {
         matches!(self.credentials.current(), Credential::Ticket(_))
     }
 
-    pub(crate) fn get(&self, inode: InodeId) -> Option<Capability> {
+    /// One that is good for changes of the chunks below `chunks`.
+    pub(crate) fn get(&self, inode: InodeId, chunks: u64) -> Option<Capability> {
         let Credential::Ticket(sealed) = self.credentials.current() else { return None };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let kept = self.lock();
-        kept.get(&inode).filter(|kept| is_fresh(kept, sealed.ticket(), now)).cloned()
+        let known = kept.get(&inode).filter(|known| known.chunks >= chunks)?;
+        let fresh = is_fresh(&known.capability, sealed.ticket(), now);
+        fresh.then(|| known.capability.clone())
     }
 
     pub(crate) fn keep(&self, inode: InodeId, capability: Capability) {
+        // Storage says what is wrong with terms that cannot be read.
+        let chunks = decode(capability.terms()).map_or(u64::MAX, |terms: FileTerms| terms.chunks);
         let mut kept = self.lock();
         if kept.len() >= KEPT_MAX {
             kept.clear();
         }
-        kept.insert(inode, capability);
+        kept.insert(inode, Kept { capability, chunks });
     }
 
     pub(crate) fn forget(&self, inode: InodeId) {
         self.lock().remove(&inode);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<InodeId, Capability>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<InodeId, Kept>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

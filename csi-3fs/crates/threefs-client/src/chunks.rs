@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fabric::BoxFuture;
+use fabric::capability::Shown;
 use fabric::deadline::Deadline;
 use fabric::rpc::{CallOptions, FaultCode, Guard, Payload, RpcError, decode, encode};
 use threefs_core::checksum::Checksum;
@@ -283,7 +284,8 @@ impl Client {
     ) -> Result<(StorageResult, Bytes), RpcError> {
         let address = routing.address(node).unwrap_or_default();
         let capability = self.0.metadata.capability(file_of(request), deadline).await?;
-        let (peer, message) = (self.0.peers.at(address), encode(&(request, &capability))?);
+        let (peer, message) =
+            (self.0.peers.at(address), encode(&(request, Shown::from(capability.clone())))?);
         let result = peer.call_with(message, payload, deadline, options).await;
         if capability.is_some() && matches!(result, Err(RpcError::Faulted { .. })) {
             self.0.metadata.forget_capability(file_of(request));
@@ -317,13 +319,15 @@ impl Client {
     }
 }
 
-/// The file that a client's request is about.
-fn file_of(request: &StorageRequest) -> Option<InodeId> {
+/// The file that a client's request is about; it changes chunks below the number.
+fn file_of(request: &StorageRequest) -> Option<(InodeId, u64)> {
     match request {
-        StorageRequest::Update(update) => Some(update.chunk.inode),
-        StorageRequest::Read(read) => Some(read.chunk.inode),
-        StorageRequest::QueryChunks(query) => Some(query.inode),
-        StorageRequest::QueryLastChunk(query) => Some(query.inode),
+        StorageRequest::Update(update) => {
+            Some((update.chunk.inode, u64::from(update.chunk.index) + 1))
+        }
+        StorageRequest::Read(read) => Some((read.chunk.inode, 0)),
+        StorageRequest::QueryChunks(query) => Some((query.inode, 0)),
+        StorageRequest::QueryLastChunk(query) => Some((query.inode, 0)),
         _ => None,
     }
 }

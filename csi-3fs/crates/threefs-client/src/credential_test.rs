@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use fabric::auth::Key;
-use fabric::capability::Capability;
+use fabric::capability::{Capability, Shown};
 use fabric::deadline::Deadline;
 use fabric::keys::KeyRing;
 use fabric::rpc::{
@@ -17,12 +17,14 @@ use threefs_core::chunk::ContentChange;
 use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{
     ChainId, ChainVersion, ChunkId, ChunkVersion, Incarnation, InodeId, NodeId, RequestTag,
-    RoutingVersion, TargetId, TreeId,
+    RoutingVersion, TableId, TableVersion, TargetId, TreeId,
 };
+use threefs_core::layout::{ChainChoice, Layout};
 use threefs_core::message::{
     Address, QueryChunks, QueryLastChunk, ReadRequest, RepairRequest, StorageRequest, SyncStart,
     UpdateRequest,
 };
+use threefs_core::terms::FileTerms;
 use threefs_mgmtd::protocol::MgmtdRequest;
 use threefs_mgmtd::{Claim, MetaRegistration, MgmtdClient};
 
@@ -56,6 +58,17 @@ async fn call(connection: &Connection, message: Bytes, class: u8) -> Result<Repl
     let options = CallOptions { class, ..CallOptions::default() };
     let deadline = Deadline::after(Duration::from_secs(60));
     connection.call_with(message, Payload::empty(), deadline, options).await
+}
+
+/// All chunks on the first chain.
+fn layout() -> Layout {
+    Layout {
+        table: TableId(1),
+        table_version: TableVersion(1),
+        chunk_bytes: 1 << 20,
+        stripe: 1,
+        chains: ChainChoice::Explicit(vec![ChainId(1)]),
+    }
 }
 
 /// The code of the fault; `None` when the service took the request up.
@@ -134,10 +147,12 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
     let storage = open(&address, crate::config::STORAGE_CONTEXT, &sealed).await;
     let capability = |directory: u64, read_only: bool, inode: u64| {
         let sealed = ticket(directory, read_only);
-        Some(Capability::sign(&ring(), sealed.ticket(), inode, now()))
+        let terms = encode(&FileTerms::of(&layout(), 1 << 20)).unwrap().into();
+        Some(Capability::sign(&ring(), sealed.ticket(), inode, terms, now()))
     };
     let ask = async |request: &StorageRequest, capability: Option<Capability>| {
-        code(call(&storage, encode(&(request, capability)).unwrap(), request.class()).await)
+        let message = encode(&(request, Shown::from(capability))).unwrap();
+        code(call(&storage, message, request.class()).await)
     };
     for request in requests(OWN) {
         assert_eq!(ask(&request, capability(VOLUME, false, OWN)).await, None, "{request:?}");
@@ -166,7 +181,51 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
     // A read-only ticket with a capability that allows writes, which no service would sign for it.
     let reader = open(&address, crate::config::STORAGE_CONTEXT, &ticket(VOLUME, true)).await;
     let update = requests(OWN).pop().unwrap();
-    let message = encode(&(&update, capability(VOLUME, false, OWN))).unwrap();
+    let message = encode(&(&update, Shown::from(capability(VOLUME, false, OWN)))).unwrap();
     let refused = code(call(&reader, message, update.class()).await);
     assert_eq!(refused, Some(FaultCode::Forbidden));
+}
+
+/// Chunks of its own file, where the file has none: no quota would count them, and nothing would
+/// remove them with the file.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chunks_that_a_file_does_not_have_are_not_written() {
+    let cluster = Cluster::of_three(64 << 20).await;
+    whole(&cluster.client()).await;
+    let manager = MgmtdClient::new(std::slice::from_ref(&cluster.mgmtd), &ticket(VOLUME, false));
+    let deadline = Deadline::after(Duration::from_secs(60));
+    let routing = manager.routing(RoutingVersion(0), Duration::ZERO, deadline).await;
+    let routing = routing.unwrap().unwrap();
+    let sealed = ticket(VOLUME, false);
+    let terms = encode(&FileTerms::of(&layout(), 3 << 20)).unwrap();
+    let capability = Capability::sign(&ring(), sealed.ticket(), OWN, terms.into(), now());
+    let write = async |chain: u32, index: u32, chunk_bytes: u32, capability: &Capability| {
+        let known = routing.chain(ChainId(chain)).unwrap();
+        let head = known.head().unwrap();
+        let address = routing.address(head.node).unwrap().to_owned();
+        let storage = open(&address, crate::config::STORAGE_CONTEXT, &sealed).await;
+        let to = Address { chain: known.id, chain_version: known.version, target: head.target };
+        let update = UpdateRequest {
+            to,
+            chunk: ChunkId::new(InodeId(OWN), index),
+            tag: RequestTag::default(),
+            change: ContentChange::Remove,
+            payload_checksum: Checksum::of(&[]),
+            chunk_bytes,
+        };
+        let request = StorageRequest::Update(update);
+        let message = encode(&(&request, Shown::Capability(capability.clone()))).unwrap();
+        code(call(&storage, message, request.class()).await)
+    };
+    let other = routing.chains.keys().find(|chain| **chain != ChainId(1)).unwrap().0;
+    assert_eq!(write(1, 0, 1 << 20, &capability).await, None);
+    assert_eq!(write(1, 2, 1 << 20, &capability).await, None);
+    assert_eq!(write(other, 0, 1 << 20, &capability).await, Some(FaultCode::Forbidden));
+    assert_eq!(write(1, 0, 64 << 20, &capability).await, Some(FaultCode::Forbidden));
+    // Reserved since then, perhaps: a new capability may have more.
+    for index in [3, u32::MAX] {
+        assert_eq!(write(1, index, 1 << 20, &capability).await, Some(FaultCode::Expired));
+    }
+    let none = Capability::sign(&ring(), sealed.ticket(), OWN, Vec::new(), now());
+    assert_eq!(write(1, 0, 1 << 20, &none).await, Some(FaultCode::BadRequest));
 }

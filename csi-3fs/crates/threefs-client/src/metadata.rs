@@ -68,7 +68,7 @@ impl Metadata {
         deadline: Deadline,
     ) -> Result<MetaReply, ClientError> {
         let result = self.client.change_with(id, who, change, deadline).await;
-        result.map_err(|error| self.failed(what, error))
+        result.map(|reply| self.keep_reserved(reply)).map_err(|error| self.failed(what, error))
     }
 
     pub(crate) async fn change(
@@ -78,17 +78,30 @@ impl Metadata {
         deadline: Deadline,
     ) -> Result<MetaReply, ClientError> {
         let result = self.client.change_as(&self.identity, change, deadline).await;
-        result.map_err(|error| self.failed(what, error))
+        result.map(|reply| self.keep_reserved(reply)).map_err(|error| self.failed(what, error))
     }
 
-    /// What the storage services must be shown for a file; `None` for holders of the key.
+    /// Keeps the capabilities that came with an answer.
+    fn keep_reserved(&self, reply: MetaReply) -> MetaReply {
+        let MetaReply::Reserved { inodes, capabilities } = reply else { return reply };
+        for (inode, capability) in inodes.iter().zip(capabilities) {
+            if let (Ok(inode), Some(capability)) = (inode, capability) {
+                self.capabilities.keep(inode.id, capability);
+            }
+        }
+        MetaReply::Inodes(inodes)
+    }
+
+    /// What the storage services must be shown for a file, to change chunks below `chunks`; `None`
+    /// for holders of the key.
     pub(crate) async fn capability(
         &self,
-        inode: Option<InodeId>,
+        file: Option<(InodeId, u64)>,
         deadline: Deadline,
     ) -> Result<Option<Capability>, RpcError> {
-        let Some(inode) = inode.filter(|_| self.capabilities.needed()) else { return Ok(None) };
-        if let Some(kept) = self.capabilities.get(inode) {
+        let needed = file.filter(|_| self.capabilities.needed());
+        let Some((inode, chunks)) = needed else { return Ok(None) };
+        if let Some(kept) = self.capabilities.get(inode, chunks) {
             return Ok(Some(kept));
         }
         let query = MetaQuery::Capabilities { inodes: vec![inode] };
@@ -112,8 +125,8 @@ impl Metadata {
     }
 
     /// The storage service did not take it.
-    pub(crate) fn forget_capability(&self, inode: Option<InodeId>) {
-        if let Some(inode) = inode {
+    pub(crate) fn forget_capability(&self, file: Option<(InodeId, u64)>) {
+        if let Some((inode, _)) = file {
             self.capabilities.forget(inode);
         }
     }

@@ -15,6 +15,7 @@
 //! | [`message`] | requests and replies of the storage service |
 //! | [`moves`] | how a replica moves to another node without one less meanwhile |
 //! | [`replica`] | one replica of one chain: write path, read path, resync, repair |
+//! | [`terms`] | what of a file's chunks the holder of a capability may change |
 //! | [`error`] | its errors, and what a caller has to do about each |
 //! | [`chunk`] | what a replica knows about one chunk |
 //! | [`forgotten`] | inodes whose chunks were dropped for good |
@@ -33,4 +34,5 @@ pub mod message;
 pub mod moves;
 pub mod replica;
 pub mod routing;
+pub mod terms;
 pub mod time;

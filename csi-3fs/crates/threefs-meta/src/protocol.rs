@@ -444,8 +444,9 @@ pub enum MetaChange {
         ends: Vec<(InodeId, SessionId)>,
     },
     /// Lets writers write up to an end, and charges the quotas for it. It holds until the session
-    /// ends, or the file is cut. Answered with [`MetaReply::Inodes`], in order; nothing happens to
-    /// a file that was cut meanwhile (its `truncate_version` says so).
+    /// ends, or the file is cut. Answered with [`MetaReply::Inodes`], in order, or for a ticket with
+    /// [`MetaReply::Reserved`]; nothing happens to a file that was cut meanwhile (its
+    /// `truncate_version` says so).
     Reserve {
         /// At most [`BATCH_MAX`].
         reservations: Vec<Reservation>,
@@ -650,6 +651,13 @@ pub enum MetaReply {
     Inode(Inode),
     /// Many of them, in the order of the question.
     Inodes(Vec<Result<Inode, MetaError>>),
+    /// As `Inodes`, to the holder of a ticket, with a capability for what may be written now.
+    Reserved {
+        /// In the order of the question.
+        inodes: Vec<Result<Inode, MetaError>>,
+        /// In the same order; `None` for a file that was refused.
+        capabilities: Vec<Option<Capability>>,
+    },
     /// A file, and the write session if one was wanted.
     Opened {
         /// The file.

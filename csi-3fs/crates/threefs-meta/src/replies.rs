@@ -22,7 +22,9 @@ pub(crate) fn reply_bytes(request: &MetaRequest) -> usize {
         MetaRequest::Query { query, .. } => of_query(query),
         MetaRequest::Change { change, .. } => match change {
             MetaChange::ReportLengths { reports, .. } => inodes(reports.len()),
-            MetaChange::Reserve { reservations } => inodes(reservations.len()),
+            MetaChange::Reserve { reservations } => {
+                inodes(reservations.len()) + capabilities(reservations.len())
+            }
             _ => 0,
         },
     }
@@ -36,7 +38,7 @@ fn of_query(query: &MetaQuery) -> usize {
         }
         MetaQuery::StatMany { at } => inodes(at.len()),
         MetaQuery::StatChunks { chunks, .. } => INODE_BYTES + chunks.len().min(BATCH_MAX) * 10,
-        MetaQuery::Capabilities { inodes } => inodes.len().min(BATCH_MAX) * CAPABILITY_BYTES,
+        MetaQuery::Capabilities { inodes } => capabilities(inodes.len()),
         MetaQuery::GetAttribute { .. } => ATTRIBUTE_BYTES_MAX,
         MetaQuery::ListAttributes { .. } => ATTRIBUTES_BYTES_MAX,
         MetaQuery::PathOf { .. } => PATH_BYTES,
@@ -46,6 +48,10 @@ fn of_query(query: &MetaQuery) -> usize {
         | MetaQuery::Quotas { .. }
         | MetaQuery::Status => 0,
     }
+}
+
+fn capabilities(count: usize) -> usize {
+    count.min(BATCH_MAX) * CAPABILITY_BYTES
 }
 
 /// One inode is a short reply.

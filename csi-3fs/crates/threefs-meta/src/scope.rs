@@ -7,6 +7,7 @@ use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use fabric::ticket::{Grant, Ticket};
 use threefs_core::ids::InodeId;
+use threefs_core::terms::FileTerms;
 
 use crate::holds::HOLDS_OF_VOLUME_MAX;
 use crate::identity::{Role, WRITE};
@@ -124,6 +125,15 @@ impl Tree {
             _ => {}
         }
         Ok(refused)
+    }
+
+    /// What capabilities say of files; `None` for what is not a file that can be read.
+    pub(crate) async fn terms(
+        &self,
+        inodes: &[InodeId],
+        deadline: Deadline,
+    ) -> Result<Vec<Option<FileTerms>>, MetaError> {
+        Ok(self.transact(deadline, &ops::Terms(inodes)).await?)
     }
 
     /// Which inodes are within the directory.

@@ -9,17 +9,20 @@ use fabric::capability::Capability;
 use fabric::deadline::Deadline;
 use fabric::keys::Keys;
 use fabric::rpc::{
-    Budget, Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown,
+    Budget, Call, Fault, Reply, RpcError, Server, ServerConfig, ServerError, Service, Shutdown,
+    encode,
 };
 use fabric::ticket::Ticket;
 use threefs_core::ids::InodeId;
+use threefs_core::terms::FileTerms;
 use threefs_kv::{EmbeddedConfig, KvError, Store};
 use threefs_mgmtd::{MgmtdClient, MgmtdError, RoutingFollower};
 
 use crate::chunks::ChunkTrimmer;
 use crate::config::MetaConfig;
 use crate::protocol::{
-    CONTEXT, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, decode_request,
+    CONTEXT, Inode, InodeKind, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest,
+    MetaResult, decode_request,
 };
 use crate::registration::{RegistrationError, register};
 use crate::replies::reply_bytes;
@@ -161,12 +164,39 @@ impl Handler {
         if let Some(inode) = sides.outside.first() {
             return Err(outside(*inode, scope));
         }
-        let (ring, now) = (self.keys.current(), now().0 / 1_000_000_000);
-        let signed = inodes.iter().map(|inode| {
-            let sign = || Capability::sign(&ring, ticket, inode.0, now.unsigned_abs());
-            sides.inside.contains(inode).then(sign)
+        let terms = self.tree.terms(inodes, deadline).await?;
+        let signed = inodes.iter().zip(terms).map(|(inode, terms)| {
+            let terms = terms.filter(|_| sides.inside.contains(inode));
+            terms.map(|terms| self.sign(ticket, *inode, &terms)).transpose()
         });
-        Ok(MetaReply::Capabilities(signed.collect()))
+        Ok(MetaReply::Capabilities(signed.collect::<Result<_, _>>()?))
+    }
+
+    /// Adds capabilities to an answer about files that may be written further: they need not be
+    /// asked for.
+    fn with_capabilities(&self, ticket: &Ticket, reply: MetaReply) -> MetaResult {
+        let MetaReply::Inodes(inodes) = reply else { return Ok(reply) };
+        let sign = |inode: &Result<Inode, MetaError>| match inode {
+            Ok(Inode { id, kind: InodeKind::File { layout, length, reserved, .. }, .. }) => {
+                let terms = FileTerms::of(layout, *length.max(reserved));
+                self.sign(ticket, *id, &terms).map(Some)
+            }
+            _ => Ok(None),
+        };
+        let capabilities = inodes.iter().map(sign).collect::<Result<_, _>>()?;
+        Ok(MetaReply::Reserved { inodes, capabilities })
+    }
+
+    fn sign(
+        &self,
+        ticket: &Ticket,
+        inode: InodeId,
+        terms: &FileTerms,
+    ) -> Result<Capability, MetaError> {
+        let damaged = |error: RpcError| MetaError::Damaged { detail: error.to_string() };
+        let terms = encode(terms).map_err(damaged)?.into();
+        let now = now().0.unsigned_abs() / 1_000_000_000;
+        Ok(Capability::sign(&self.keys.current(), ticket, inode.0, terms, now))
     }
 }
 
@@ -188,6 +218,10 @@ impl Service for Handler {
                 MetaRequest::Query { query: MetaQuery::Capabilities { inodes }, .. },
                 Some(ticket),
             ) => self.capabilities(ticket, inodes, call.deadline).await,
+            (MetaRequest::Change { change: MetaChange::Reserve { .. }, .. }, Some(ticket)) => {
+                let reply = self.tree.answer_for(&call.grant, request, call.deadline).await;
+                reply.and_then(|reply| self.with_capabilities(ticket, reply))
+            }
             _ => self.tree.answer_for(&call.grant, request, call.deadline).await,
         };
         Reply::of(&result)

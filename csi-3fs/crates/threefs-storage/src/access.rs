@@ -1,12 +1,17 @@
 //! Which requests a volume's credential may make: those of clients, for files that the metadata
-//! service gave it a capability for. What replicas ask of each other needs the cluster's key.
+//! service gave it a capability for, and updates only of the chunks that its terms name. What replicas
+//! ask of each other needs the cluster's key.
+
+use std::sync::Arc;
 
 use fabric::capability::Capability;
 use fabric::keys::Keys;
-use fabric::rpc::Fault;
+use fabric::rpc::{Fault, FaultCode, decode};
 use fabric::ticket::Grant;
 use threefs_core::ids::InodeId;
 use threefs_core::message::StorageRequest;
+use threefs_core::routing::RoutingInfo;
+use threefs_core::terms::{FileTerms, TermsError};
 
 pub(crate) fn permit(
     grant: &Grant,
@@ -14,6 +19,7 @@ pub(crate) fn permit(
     capability: Option<&Capability>,
     keys: &Keys,
     now_unix_s: u64,
+    routing: impl FnOnce() -> Arc<RoutingInfo>,
 ) -> Result<(), Fault> {
     let Some(ticket) = grant.ticket() else { return Ok(()) };
     let (inode, write) = match file_of(request) {
@@ -26,7 +32,16 @@ pub(crate) fn permit(
     if write && ticket.read_only {
         return Err(Fault::forbidden(format!("the credential for `{}` only reads", ticket.path)));
     }
-    capability.check(&keys.current(), ticket, inode.0, write, now_unix_s)
+    capability.check(&keys.current(), ticket, inode.0, write, now_unix_s)?;
+    let StorageRequest::Update(update) = request else { return Ok(()) };
+    let terms: FileTerms = decode(capability.terms())
+        .map_err(|error| Fault::bad_request(format!("the terms of the capability: {error}")))?;
+    terms.check(update, &routing()).map_err(fault)
+}
+
+fn fault(error: TermsError) -> Fault {
+    let code = if error.heals() { FaultCode::Expired } else { FaultCode::Forbidden };
+    Fault { code, detail: error.to_string() }
 }
 
 /// The file of a client's request, and whether it is changed.

@@ -51,7 +51,8 @@ impl Shared {
         }
     }
 
-    fn routing(&self) -> Arc<RoutingInfo> {
+    /// As this node knows it.
+    pub(crate) fn routing(&self) -> Arc<RoutingInfo> {
         Arc::clone(&self.routing.read().unwrap_or_else(PoisonError::into_inner))
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use fabric::capability::Capability;
+use fabric::capability::Shown;
 use fabric::class::TrafficClass;
 use fabric::credentials::Credentials;
 use fabric::deadline::Deadline;
@@ -52,7 +52,7 @@ impl Peers {
             tracing::debug!(address, %error, "a call to another replica failed");
             (Err(PeerFailure::Unreachable), Bytes::new())
         };
-        let message = match encode(&(request, None::<Capability>)) {
+        let message = match encode(&(request, Shown::Nothing)) {
             Ok(message) => message,
             Err(error) => return unreachable(&error),
         };

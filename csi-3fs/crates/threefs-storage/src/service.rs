@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fabric::BoxFuture;
 use fabric::auth::AuthError;
-use fabric::capability::Capability;
+use fabric::capability::Shown;
 use fabric::class::TrafficClass;
 use fabric::keys::Keys;
 use fabric::moment::Moment;
@@ -165,8 +165,10 @@ struct Port {
 
 impl Service for Port {
     async fn handle(&self, call: Call) -> Result<Reply, Fault> {
-        let (request, capability): (StorageRequest, Option<Capability>) = decode_request(&call)?;
-        access::permit(&call.grant, &request, capability.as_ref(), &self.keys, unix_now_s())?;
+        let (request, shown): (StorageRequest, Shown) = decode_request(&call)?;
+        let (capability, now) = (shown.capability()?, unix_now_s());
+        let routing = || self.node.shared.routing();
+        access::permit(&call.grant, &request, capability, &self.keys, now, routing)?;
         if request.class() != call.class {
             let (said, class) = (call.class, request.class());
             // A caller of version 1 names none, and sends updates and reads only.

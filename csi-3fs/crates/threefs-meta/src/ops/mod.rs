@@ -48,7 +48,7 @@ pub(crate) use quota::{Quotas, SetQuota, UNLIMITED_BYTES_MAX};
 pub(crate) use registration::{BeginRegistration, FinishRegistration, WriteClaim};
 pub(crate) use remove::{RemoveDirectory, RemoveTree, Unlink};
 pub(crate) use rename::Rename;
-pub(crate) use scope::{CheckInside, Sides};
+pub(crate) use scope::{CheckInside, Sides, Terms};
 pub(crate) use session::{Close, EndSession};
 pub(crate) use special::MakeSpecial;
 

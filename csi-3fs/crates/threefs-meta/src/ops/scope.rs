@@ -6,11 +6,12 @@
 use std::collections::BTreeSet;
 
 use threefs_core::ids::InodeId;
+use threefs_core::terms::FileTerms;
 use threefs_kv::{Operation, Transaction};
 
 use super::{OpError, load, not_found};
 use crate::identity::Identity;
-use crate::protocol::MetaError;
+use crate::protocol::{InodeKind, MetaError};
 use crate::rows::{self, InodeRow, QuotaRow};
 
 /// Directories with quotas within each other that are looked through.
@@ -84,6 +85,26 @@ impl Operation for CheckInside<'_> {
             if inside { &mut sides.inside } else { &mut sides.outside }.insert(*id);
         }
         Ok(sides)
+    }
+}
+
+/// `MetaQuery::Capabilities`: which chunks of files there may be.
+pub(crate) struct Terms<'a>(pub &'a [InodeId]);
+
+impl Operation for Terms<'_> {
+    type Output = Vec<Option<FileTerms>>;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, OpError> {
+        let mut terms = Vec::with_capacity(self.0.len());
+        for id in self.0 {
+            let row: Option<InodeRow> = rows::read(txn, &rows::inode(*id)).await?;
+            terms.push(row.filter(|row| !row.dead).and_then(|row| match &row.inode.kind {
+                InodeKind::File { layout, .. } => Some(FileTerms::of(layout, row.end_max)),
+                _ => None,
+            }));
+        }
+        Ok(terms)
     }
 }
 

@@ -1,0 +1,153 @@
+//! What the holder of a ticket gets for the storage services: as many chunks as it has reserved, with
+//! the reservation.
+// A test fails by panicking, also in its helpers.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric::auth::Key;
+use fabric::capability::Capability;
+use fabric::deadline::Deadline;
+use fabric::keys::KeyRing;
+use fabric::rpc::{Shutdown, decode};
+use fabric::ticket::{SealedTicket, Ticket};
+use threefs_core::heartbeat::{DataFolder, Heartbeat};
+use threefs_core::ids::{ClientId, Incarnation, InodeId, NodeId};
+use threefs_core::terms::FileTerms;
+use threefs_meta::{
+    At, Inode, InodeKind, Meta, MetaChange, MetaClient, MetaConfig, MetaQuery, MetaReply, NoChunks,
+    Reservation, SessionId, TreeConfig,
+};
+use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, Timers};
+
+const MIB: u64 = 1 << 20;
+
+fn key() -> Key {
+    Key::from_bytes(b"a key of sixteen bytes or more").unwrap()
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+/// A volume's ticket.
+fn ticket(directory: InodeId) -> SealedTicket {
+    let ticket = Ticket {
+        cluster: "default".into(),
+        key_id: 0,
+        directory: directory.0,
+        path: "/v".into(),
+        read_only: false,
+        node: String::new(),
+        expires_unix_s: u64::MAX,
+    };
+    ticket.seal(&KeyRing::of(key())).unwrap()
+}
+
+/// Up to where, and of which truncation.
+fn reserve(file: &Inode, end: u64, truncate_version: u64) -> MetaChange {
+    let (inode, session) = (file.id, SessionId(1));
+    let reservation = Reservation { inode, session, end, truncate_version };
+    MetaChange::Reserve { reservations: vec![reservation] }
+}
+
+#[tokio::test]
+async fn a_reservation_comes_with_the_capability_to_use_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_handle, shutdown) = Shutdown::new();
+    let mgmtd = Mgmtd::open(MgmtdConfig {
+        listen: "127.0.0.1:0".into(),
+        advertise: None,
+        key: key().into(),
+        tls: fabric::tls::ServiceTls::default(),
+        store_path: folder.path().join("mgmtd"),
+        bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 4 },
+        rebalance: true,
+        timers: Timers { scan_ms: 5, ..Timers::one_machine() },
+    });
+    let mgmtd = mgmtd.await.unwrap();
+    let addresses = vec![mgmtd.address().to_string()];
+    let meta = Meta::open(
+        MetaConfig {
+            listen: "127.0.0.1:0".into(),
+            key: key().into(),
+            tls: fabric::tls::ServiceTls::default(),
+            store_path: folder.path().join("meta"),
+            map_bytes_max: threefs_meta::MAP_BYTES_MAX,
+            mgmtd: addresses.clone(),
+            tree: TreeConfig::default(),
+        },
+        Arc::new(NoChunks),
+    );
+    let meta = meta.await.unwrap();
+    let address = meta.address().to_string();
+    tokio::spawn(mgmtd.serve(shutdown.clone()));
+    tokio::spawn(meta.serve(shutdown));
+    let heartbeat = Heartbeat {
+        node: NodeId(1),
+        address: "127.0.0.1:1".into(),
+        incarnation: Incarnation(1),
+        sequence: 1,
+        targets: Vec::new(),
+        capacity_bytes: 0,
+        data: DataFolder::Empty,
+    };
+    MgmtdClient::new(&addresses, &key()).heartbeat(heartbeat, soon()).await.unwrap();
+
+    let control = MetaClient::new(&address, &key(), ClientId(1));
+    let volume = control.make_directory(At::path("/v"), false, soon()).await.unwrap();
+    let (bytes_max, inodes_max) = (Some(100 * MIB), None);
+    let quota = MetaChange::SetQuota { at: At::path("/v"), bytes_max, inodes_max };
+    control.change(quota, soon()).await.unwrap();
+    let sealed = ticket(volume.id);
+    let tenant = MetaClient::new(&address, &sealed, ClientId(2));
+    let (file, _) = tenant.create(At::path("/file"), true, soon()).await.unwrap();
+    let InodeKind::File { layout, .. } = &file.kind else { panic!("{file:?}") };
+    assert_eq!(u64::from(layout.chunk_bytes), MIB);
+    let terms_of = |capability: &Capability| {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        let (ring, ticket) = (KeyRing::of(key()), sealed.ticket());
+        capability.check(&ring, ticket, file.id.0, true, now.as_secs()).unwrap();
+        let terms: FileTerms = decode(capability.terms()).unwrap();
+        assert_eq!(&terms.layout, layout);
+        terms.chunks
+    };
+    let asked = async |client: &MetaClient| {
+        let inodes = vec![file.id, volume.id, InodeId(1 << 40)];
+        match client.query(MetaQuery::Capabilities { inodes }, soon()).await.unwrap() {
+            MetaReply::Capabilities(signed) => {
+                assert!(signed[1..] == [None, None], "neither a directory nor nothing has chunks");
+                terms_of(signed[0].as_ref().unwrap())
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    let reserved = async |end, truncate_version| {
+        let change = reserve(&file, end, truncate_version);
+        match tenant.change(change, soon()).await.unwrap() {
+            MetaReply::Reserved { inodes, capabilities } => {
+                assert!(matches!(inodes[..], [Ok(_)]), "{inodes:?}");
+                terms_of(capabilities[0].as_ref().unwrap())
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(asked(&tenant).await, 0, "nothing is reserved");
+    assert_eq!(reserved(5 * MIB + 1, 0).await, 6);
+    assert_eq!(asked(&tenant).await, 6);
+    // Beyond the quota there is nothing.
+    let refused = tenant.change(reserve(&file, 101 * MIB, 0), soon()).await;
+    assert!(refused.is_err(), "{refused:?}");
+    assert_eq!(asked(&tenant).await, 6);
+    // What was reserved for an earlier truncation is reserved no more; writes may be in flight.
+    tenant.set_length(At::path("/file"), 0, soon()).await.unwrap();
+    assert_eq!(reserved(9 * MIB, 0).await, 0);
+    assert_eq!(asked(&tenant).await, 6);
+    assert_eq!(reserved(2 * MIB, 1).await, 2);
+    tenant.set_length(At::path("/file"), 8 * MIB, soon()).await.unwrap();
+    assert_eq!(asked(&tenant).await, 8);
+    // Clients with the cluster's key need none.
+    let reply = control.change(reserve(&file, MIB, 1), soon()).await.unwrap();
+    assert!(matches!(reply, MetaReply::Inodes(_)), "{reply:?}");
+}
