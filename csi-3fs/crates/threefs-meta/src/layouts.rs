@@ -3,13 +3,31 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use threefs_core::layout::{ChainChoice, Layout};
+use threefs_core::layout::{ChainChoice, Layout, check_chunk_bytes};
 use threefs_core::routing::RoutingInfo;
 use threefs_mgmtd::FIRST_TABLE;
 use tokio::sync::watch;
 
 use crate::ops::Layouts;
 use crate::protocol::{LayoutDefaults, MetaError};
+
+impl LayoutDefaults {
+    /// Refuses what no file could be made with.
+    ///
+    /// # Errors
+    /// [`MetaError::Invalid`] with the field, its value and what would be right.
+    pub(crate) fn validate(&self) -> Result<(), MetaError> {
+        let bytes = self.chunk_bytes;
+        if bytes == 0 {
+            return Ok(());
+        }
+        check_chunk_bytes(bytes).map_err(|error| MetaError::Invalid {
+            field: "defaults.chunk_bytes".into(),
+            value: bytes.to_string(),
+            reason: error.to_string(),
+        })
+    }
+}
 
 /// Goes round the newest chain table, one stripe a file, so that files spread evenly.
 pub(crate) struct RoundRobin {

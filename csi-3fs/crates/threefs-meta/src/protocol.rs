@@ -192,24 +192,6 @@ pub struct LayoutDefaults {
     pub stripe: u32,
 }
 
-impl LayoutDefaults {
-    /// Refuses what no file could be made with.
-    ///
-    /// # Errors
-    /// [`MetaError::Invalid`] with the field, its value and what would be right.
-    pub fn validate(&self) -> Result<(), MetaError> {
-        let bytes = self.chunk_bytes;
-        if bytes == 0 {
-            return Ok(());
-        }
-        threefs_core::layout::check_chunk_bytes(bytes).map_err(|error| MetaError::Invalid {
-            field: "defaults.chunk_bytes".into(),
-            value: bytes.to_string(),
-            reason: error.to_string(),
-        })
-    }
-}
-
 /// Kind of a directory entry's inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum EntryKind {
