@@ -11,6 +11,7 @@ from flyer.engine import (
     JobQuarantined,
     JobRemoved,
     JobSubmitted,
+    Node,
     NodeObserved,
     Quota,
     QuotaObserved,
@@ -26,6 +27,14 @@ from pydantic import ValidationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def _two_classes(**counts: int) -> list[Node]:
+    return [
+        Node(f"{name}-{number}", "A", "A0", node_class=name)
+        for name, count in counts.items()
+        for number in range(count)
+    ]
 
 
 def test_out_of_quota_names_the_limit_its_use_and_who_uses_it(desk: Callable) -> None:
@@ -140,6 +149,28 @@ def test_auto_goes_before_lower_jobs_and_preempts_them(desk: Callable) -> None:
     d.submit("auto", 6, priority="auto")
     assert d.status("low").phase is Phase.SUSPENDING
     assert d.status("auto").priority is Priority.HIGH
+
+
+def test_auto_does_not_wait_at_a_level_that_has_room_in_too_small_a_class_alone(
+    desk: Callable,
+) -> None:
+    d = desk(_two_classes(a100=6, v100=2))
+    d.tell(QuotaObserved(Quota("high", priority="high", group="a100", nodes=2)))
+    found = d.run("one", 3, priority="auto")
+    assert (found.priority, found.assignment.group) == (Priority.NORMAL, "a100")
+
+
+def test_a_job_waits_for_no_nodes_of_a_class_in_which_its_limit_has_no_room(
+    desk: Callable,
+) -> None:
+    d = desk(_two_classes(a100=3, v100=3))
+    d.tell(QuotaObserved(Quota("high", priority="high", group="a100", nodes=2)))
+    d.run("first", 3, priority="high", group="v100")
+    d.submit("large", 3, priority="high")
+    assert d.status("large").pending.blocked_by == ("default/first",)
+    # The two nodes are not kept for it.
+    assert d.run("second", 1, priority="normal", group="a100").phase is Phase.RUNNING
+    assert d.run("third", 2, priority="normal", group="a100").phase is Phase.RUNNING
 
 
 def test_a_priority_is_taken_over_when_its_limit_has_room(desk: Callable) -> None:

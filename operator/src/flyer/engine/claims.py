@@ -20,7 +20,7 @@ from flyer.api import quantize
 from flyer.engine import placement
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from flyer.engine.market import Market, Timed
     from flyer.engine.nodes import Node
@@ -75,12 +75,22 @@ def _gives_way_at(market: Market, job: JobState) -> float:
     return started_at + terms.min_runtime + terms.max_grace
 
 
-def claim_for(market: Market, job: JobState, claims: Sequence[Claim]) -> Claim | None:
-    """The nodes that the blocked job will have first, and when; None if others wait for them."""
+def claim_for(
+    market: Market,
+    job: JobState,
+    claims: Sequence[Claim],
+    admits: Callable[[str], bool] = lambda _: True,
+) -> Claim | None:
+    """The nodes that the blocked job will have first, and when; None if others wait for them.
+
+    `admits` says of which classes of nodes the job may have some.
+    """
     taken = {name for claim in claims for name in claim.nodes}
     best: tuple[float, int, tuple[str, ...], frozenset[str]] | None = None
     count = job.spec.nodes
     for nodes in market.classes(job):
+        if not admits(nodes[0].node_class):
+            continue
         zones = sorted({node.zone for node in nodes})
         pools: list[tuple[str, ...]] = [(zone,) for zone in zones]
         if market.draft.may_cross(job):

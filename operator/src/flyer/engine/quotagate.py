@@ -131,7 +131,10 @@ class QuotaGate:
         self.ledger.charge(job, self.market.draft.priority(job), node_class)
 
     def _fits(self, job: JobState) -> bool:
-        return any(self.admits(job, one) for one in self._classes(job))
+        """Whether limits leave it room in a class that has as many nodes as it wants."""
+        classes = self.market.classes(job)
+        large = [nodes for nodes in classes if len(nodes) >= job.spec.nodes] or classes
+        return any(self.admits(job, nodes[0].node_class) for nodes in large)
 
     def _classes(self, job: JobState) -> list[str]:
         return [nodes[0].node_class for nodes in self.market.classes(job)]

@@ -168,12 +168,12 @@ class _Plan:
     ) -> bool:
         """No nodes were found; whether none are found for the rest of its class, and no claims."""
         self._search.failed(job, needs)
-        self._gate.fill(job)
         own: list[Claim] = []
         if not was_refused(self._draft, job):  # nobody waits for a job that may not have its pods
             self._blocked[needs] = job
             own = self._claim(job)
             self.claims += own
+        self._gate.fill(job)  # from now on its share is taken, for itself too
         eta = own[0].needed_at if own and math.isfinite(own[0].needed_at) else None
         self._tell(job, self._reasons.of(job, self.claims, own, eta))
         if needs[-1]:  # the others remember other nodes: they are no followers of this one
@@ -210,7 +210,12 @@ class _Plan:
     def _claim(self, job: JobState) -> list[Claim]:
         if len(self.claims) >= _CLAIMS_MAX:
             return []
-        claim = claim_for(self.market, job, self.claims)
+        if job.status.phase is Phase.SUSPENDING:  # counted in its limits where its nodes are
+            claim = claim_for(self.market, job, self.claims)
+        else:
+            claim = claim_for(
+                self.market, job, self.claims, lambda found: self._gate.admits(job, found)
+            )
         return [] if claim is None else [claim]
 
     def _tell(self, job: JobState, pending: Pending) -> None:
