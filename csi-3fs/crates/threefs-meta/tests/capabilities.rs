@@ -102,7 +102,7 @@ async fn a_reservation_comes_with_the_capability_to_use_it() {
     control.change(quota, soon()).await.unwrap();
     let sealed = ticket(volume.id);
     let tenant = MetaClient::new(&address, &sealed, ClientId(2));
-    let (file, _) = tenant.create(At::path("/file"), true, soon()).await.unwrap();
+    let (file, opened) = tenant.create(At::path("/file"), true, soon()).await.unwrap();
     let InodeKind::File { layout, .. } = &file.kind else { panic!("{file:?}") };
     assert_eq!(u64::from(layout.chunk_bytes), MIB);
     let terms_of = |capability: &Capability| {
@@ -147,6 +147,27 @@ async fn a_reservation_comes_with_the_capability_to_use_it() {
     assert_eq!(reserved(2 * MIB, 1).await, 2);
     tenant.set_length(At::path("/file"), 8 * MIB, soon()).await.unwrap();
     assert_eq!(asked(&tenant).await, 8);
+    // The end of the last session gives the reservation back and leaves the terms: what was written
+    // may be reported later. A limit that decision 0131 describes.
+    let used = async || match control.query(MetaQuery::Quotas { at: At::path("/v") }, soon()).await
+    {
+        Ok(MetaReply::Quotas(quotas)) => quotas[0].bytes_used,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((reserved(50 * MIB, 1).await, used().await), (50, 50 * MIB));
+    let ends = vec![(file.id, SessionId(1)), (file.id, opened.unwrap())];
+    let ended = MetaChange::ReportLengths { reports: Vec::new(), ends };
+    tenant.change(ended, soon()).await.unwrap();
+    assert_eq!((asked(&tenant).await, used().await), (50, 8 * MIB));
+    // Writers outside all quotas do not reserve, so a file that comes from there has no bound.
+    let (outside, _) = control.create(At::path("/outside"), true, soon()).await.unwrap();
+    control.rename(At::path("/outside"), At::path("/v/inside"), soon()).await.unwrap();
+    let query = MetaQuery::Capabilities { inodes: vec![outside.id] };
+    let MetaReply::Capabilities(signed) = tenant.query(query, soon()).await.unwrap() else {
+        panic!()
+    };
+    let terms: FileTerms = decode(signed[0].as_ref().unwrap().terms()).unwrap();
+    assert_eq!(terms.chunks, 1 << 32);
     // Clients with the cluster's key need none.
     let reply = control.change(reserve(&file, MIB, 1), soon()).await.unwrap();
     assert!(matches!(reply, MetaReply::Inodes(_)), "{reply:?}");
