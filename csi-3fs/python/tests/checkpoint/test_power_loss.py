@@ -32,6 +32,7 @@ class Disk:
                     names[entry.name] = entry.inode()
                 self._names[status.st_ino] = names
             else:
+                self._names.pop(status.st_ino, None)  # a folder that was removed had this number
                 path = f"/proc/self/fd/{descriptor}"
                 self._contents[status.st_ino] = Path(path).read_bytes()
 
