@@ -81,6 +81,14 @@ class _Commits:
         self.unhurried = Lane(UNHURRIED, 1)
         self.written = []
         self.answers = asyncio.Queue()
+        self.watch_tells = asyncio.Event()
+        self.watch_tells.set()
+        self.unheard = 0
+
+    async def heard(self, _job):
+        self.unheard += 1
+        await self.watch_tells.wait()
+        self.unheard -= 1
 
     def stored(self, _job):
         return WAITS
@@ -129,6 +137,19 @@ async def test_one_is_under_way_while_a_decision_is_stored(explains, until):
         await until(lambda: len(commits.written) == 2)
         assert len(made) == 2
     await until(lambda: len(commits.written) == 3)
+
+
+async def test_no_more_are_written_than_the_watch_has_told(explains, until):
+    """A server that tells its watches late tells later with each write: decisions wait for it."""
+    made, commits, *_ = explains
+    commits.watch_tells.clear()
+    made.put_aside([Commit(f"default/j{index}", WAITS) for index in range(3 * UNHURRIED)])
+    for _ in range(3 * UNHURRIED):
+        commits.answers.put_nowait(True)
+    await until(lambda: commits.unheard == UNHURRIED)
+    assert len(commits.written) == UNHURRIED
+    commits.watch_tells.set()
+    await until(lambda: len(commits.written) == 3 * UNHURRIED)
 
 
 @pytest.mark.parametrize("decided", [False, True])

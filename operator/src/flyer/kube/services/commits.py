@@ -52,6 +52,7 @@ AT_ONCE: Final = 8
 BRIEF_SECONDS: Final = 1.0
 # Statuses that no decision waits for: so many at once, and one while a decision is stored.
 UNHURRIED: Final = 2
+HEARD_SECONDS_MAX: Final = 2.0
 # Commits prepared together: few enough that it does not hold up the loop.
 PREPARED: Final = 128
 
@@ -157,6 +158,16 @@ class Commits:
             self._leave(commit, error)
             raise LeftAloneError(str(error)) from error
         raise LeftAloneError(f"{commit.job}: a bug")
+
+    async def heard(self, job: str) -> None:
+        """Wait until the watch has told what was stored of a job, though not for ever.
+
+        Each write is told to every watch, in order: where that takes long, what users have changed
+        is told late, and later with each further write.
+        """
+        view = self._view(job)
+        if view is not None:
+            await self._jobs.reach(int(view.version), HEARD_SECONDS_MAX)
 
     def _turn(self, job: str) -> asyncio.Lock:
         return self._turns.setdefault(job, asyncio.Lock())

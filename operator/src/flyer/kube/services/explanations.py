@@ -90,6 +90,7 @@ class Explanations:
                 self._pause_seconds = min(2 * self._pause_seconds, PAUSE_SECONDS_MAX)
             elif commit is not None:
                 self._pause_seconds = PAUSE_SECONDS
+                await self._commits.heard(commit.job)
 
     def _next(self) -> Commit | None:
         job = next(iter(self._kept), None)
