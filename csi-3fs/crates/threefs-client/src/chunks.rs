@@ -284,10 +284,11 @@ impl Client {
     ) -> Result<(StorageResult, Bytes), RpcError> {
         let address = routing.address(node).unwrap_or_default();
         let capability = self.0.metadata.capability(file_of(request), deadline).await?;
+        let shows_one = capability.is_some();
         let (peer, message) =
-            (self.0.peers.at(address), encode(&(request, Shown::from(capability.clone())))?);
+            (self.0.peers.at(address), encode(&(request, Shown::from(capability)))?);
         let result = peer.call_with(message, payload, deadline, options).await;
-        if capability.is_some() && matches!(result, Err(RpcError::Faulted { .. })) {
+        if shows_one && matches!(result, Err(RpcError::Faulted { .. })) {
             self.0.metadata.forget_capability(file_of(request));
         }
         match &result {
