@@ -254,7 +254,7 @@ def test_a_daemon_that_runs_out_of_descriptors_lives_on(daemons):
         time.sleep(0.01)
     for one in silent:
         one.close()
-    # Who comes now is heard: what is no word ends its connection.
+    # New connections are served again: one that sends garbage is closed.
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(PROMPT_SECONDS)
         client.connect(str(daemon.path))

@@ -347,7 +347,7 @@ async def test_a_reason_that_is_not_taken_for_long_leaves_its_job_alone(cluster,
     count = 0
     while not [one for one in cluster.store.all("events") if one["reason"] == "LeftAlone"]:
         cluster.submit(f"z{count}")
-        await until(lambda: cluster.status(f"z{count}").pending is not None)  # noqa: B023
+        await until(lambda name=f"z{count}": cluster.status(name).pending is not None)
         count += 1
     failing.times = 0
     await until(lambda: cluster.status("w").pending is not None)

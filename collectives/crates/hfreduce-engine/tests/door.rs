@@ -113,7 +113,7 @@ fn silent_and_slow_processes_at_the_nodes_socket_delay_no_rank() {
         (0..SILENT).map(|_| UnixStream::connect_addr(&name).unwrap()).collect();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // A byte now and then is no handshake either.
+        // Some send a byte now and then, which must not extend their deadline.
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 silent[..SLOW].iter().for_each(|mut one| drop(one.write_all(&[0])));

@@ -186,8 +186,8 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
     assert_eq!(refused, Some(FaultCode::Forbidden));
 }
 
-/// Chunks of its own file, where the file has none: no quota would count them, and nothing would
-/// remove them with the file.
+/// A holder writes chunks of its own file on a chain or at an index that the file's layout does not
+/// have: no quota would count them, and removing the file would not remove them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunks_that_a_file_does_not_have_are_not_written() {
     let cluster = Cluster::of_three(64 << 20).await;

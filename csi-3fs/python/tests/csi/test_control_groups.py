@@ -219,7 +219,7 @@ def test_without_a_group_the_daemon_starts_and_the_log_says_why(
     assert f"v1: data {ALONE_BYTES_MAX >> 10}\n" in said, "nothing else bounds its memory"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: run it as root")
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_daemon_keeps_the_lower_limit_that_it_was_started_with(alone: bool) -> None:
     """It sets its own as root, who may raise it."""

@@ -156,7 +156,8 @@ impl Daemon {
     }
 }
 
-/// What others give back: the ranks that are served go on, and who waits is let in later.
+/// Whether resources ran out for now. Ranks that are served go on; new ones are accepted once some are
+/// released.
 fn is_short(error: &io::Error) -> bool {
     use libc::{EMFILE, ENFILE, ENOBUFS, ENOMEM};
     matches!(error.raw_os_error(), Some(EMFILE | ENFILE | ENOBUFS | ENOMEM))

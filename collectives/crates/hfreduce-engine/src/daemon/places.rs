@@ -1,4 +1,5 @@
-//! Places at the daemon: each user has the same number of them, whoever else has taken theirs.
+//! Connections that the daemon serves at once: at most so many per user, and a multiple of that in all,
+//! so that one user cannot exhaust the limit of another.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

@@ -41,8 +41,8 @@ const LENT_FROM_BYTES: usize = 32 << 10;
 const TOKEN_BYTES: usize = 8;
 /// Descriptors that wait for their token to be told.
 const WAITING_MAX: usize = 64;
-/// Connections that are looked at for one token: whoever keeps connecting is not looked at for ever,
-/// and what is not found comes by TCP.
+/// Connections accepted while looking for one token: a process that keeps connecting must not keep the
+/// loop going. A segment that is not found is not used, and its data goes over TCP.
 const KNOCKS_MAX: usize = 256;
 
 /// What the two ends of a tree connection lend each other.

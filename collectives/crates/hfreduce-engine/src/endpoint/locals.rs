@@ -19,7 +19,7 @@ use crate::cause::{CauseKind, CollectiveError};
 use crate::drivers::Neighbourhood;
 use crate::drivers::registered::{Arenas, PeerArena};
 
-/// Handshakes at the node's socket at once, each a thread: who says nothing delays nobody.
+/// Concurrent handshakes at the node's socket, a thread each, so that a silent peer delays no other.
 const HANDSHAKES_MAX: usize = 64;
 /// How often their results are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
@@ -157,7 +157,7 @@ impl Endpoint {
             self.says(phase, missing.unwrap_or(self.options.rank));
             while let Ok((stream, admitted)) = came.try_recv() {
                 under_way -= 1;
-                // Whoever is not one of us is closed.
+                // A connection of any other process is closed.
                 match admitted {
                     Ok((rank, card)) if members[1..].contains(&rank) => {
                         arrived.insert(rank, (stream, card));
