@@ -12,8 +12,9 @@ use crate::keys::KeyRing;
 use crate::rpc::{Fault, FaultCode};
 use crate::ticket::Ticket;
 
-/// The longest life of a capability; that of its ticket bounds it too.
-const LIFE_S: u64 = 3600;
+/// The longest life of a capability; that of its ticket bounds it too. What its holder may do cannot
+/// be taken back before, so the issuer waits for as long before it relies on that.
+pub const LIFE_S: u64 = 300;
 
 /// A right to one object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,7 +65,7 @@ impl Shown {
             Self::Nothing => Ok(None),
             Self::Capability(capability) => Ok(Some(capability)),
             Self::Former { .. } => Err(Fault::bad_request(
-                "the client shows a capability without terms, this service takes version 2 of \
+                "the client shows a capability without terms, this service takes version 3 of \
                  capabilities; upgrade the client and the metadata service to one release with it",
             )),
         }
@@ -139,7 +140,7 @@ impl Capability {
     }
 
     fn expected(&self, ring: &KeyRing, directory: u64) -> Option<impl Mac + use<>> {
-        let key = ring.get(self.key_id)?.derive("capability 2", b"");
+        let key = ring.get(self.key_id)?.derive("capability 3", b"");
         Some(key.mac(&[
             &directory.to_le_bytes(),
             &self.object.to_le_bytes(),

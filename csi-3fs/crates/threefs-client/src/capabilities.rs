@@ -1,11 +1,13 @@
 //! Capabilities that a client with a ticket shows the storage services, asked of the metadata
-//! service when a file's chunks are first used, and kept until they end.
+//! service when a file's chunks are first used, and kept until they end. From half of their life on
+//! they are asked for again while the old ones are used, so that nothing waits for it and a metadata
+//! service that is away for a minute stops nobody.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use fabric::capability::Capability;
+use fabric::capability::{Capability, LIFE_S};
 use fabric::credentials::{Credential, Credentials};
 use fabric::rpc::decode;
 use fabric::ticket::Ticket;
@@ -15,7 +17,9 @@ use threefs_core::terms::FileTerms;
 /// Files with a capability at once: 10 MiB. Beyond it all are asked for again.
 const KEPT_MAX: usize = 65_536;
 /// Asked for again so long before the end, if the ticket lasts longer.
-const MARGIN_S: u64 = 60;
+const RENEWED_S: u64 = LIFE_S / 2;
+/// Not used so shortly before the end: it has to arrive.
+const MARGIN_S: u64 = 5;
 
 pub(crate) struct Capabilities {
     credentials: Credentials,
@@ -24,8 +28,18 @@ pub(crate) struct Capabilities {
 
 struct Kept {
     capability: Capability,
-    /// Chunks below may be changed.
-    chunks: u64,
+    /// Bytes of the file below may be written.
+    end: u64,
+    /// A new one is being asked for.
+    renewing: bool,
+}
+
+/// A kept capability.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub capability: Capability,
+    /// It is time for a new one, and the finder is the one to ask for it.
+    pub renew: bool,
 }
 
 impl Capabilities {
@@ -38,24 +52,39 @@ impl Capabilities {
         matches!(self.credentials.current(), Credential::Ticket(_))
     }
 
-    /// One that is good for changes of the chunks below `chunks`.
-    pub(crate) fn get(&self, inode: InodeId, chunks: u64) -> Option<Capability> {
+    /// One that is good for writing the bytes below `end`.
+    pub(crate) fn get(&self, inode: InodeId, end: u64) -> Option<Found> {
         let Credential::Ticket(sealed) = self.credentials.current() else { return None };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let kept = self.lock();
-        let known = kept.get(&inode).filter(|known| known.chunks >= chunks)?;
-        let fresh = is_fresh(&known.capability, sealed.ticket(), now);
-        fresh.then(|| known.capability.clone())
+        let mut kept = self.lock();
+        let known = kept.get_mut(&inode).filter(|known| known.end >= end)?;
+        let left = known.capability.expires_unix_s().saturating_sub(now);
+        if !is_good(&known.capability, sealed.ticket(), left) {
+            return None;
+        }
+        let last = known.capability.expires_unix_s() >= sealed.ticket().expires_unix_s;
+        let renew = left <= RENEWED_S && !last && !known.renewing;
+        known.renewing |= renew;
+        Some(Found { capability: known.capability.clone(), renew })
     }
 
-    pub(crate) fn keep(&self, inode: InodeId, capability: Capability) {
+    /// Keeps one; tells up to where it lets its holder write.
+    pub(crate) fn keep(&self, inode: InodeId, capability: Capability) -> u64 {
         // Storage says what is wrong with terms that cannot be read.
-        let chunks = decode(capability.terms()).map_or(u64::MAX, |terms: FileTerms| terms.chunks);
+        let end = decode(capability.terms()).map_or(u64::MAX, |terms: FileTerms| terms.end);
         let mut kept = self.lock();
         if kept.len() >= KEPT_MAX {
             kept.clear();
         }
-        kept.insert(inode, Kept { capability, chunks });
+        kept.insert(inode, Kept { capability, end, renewing: false });
+        end
+    }
+
+    /// The one that was asked for did not come: the next who needs it asks again.
+    pub(crate) fn not_renewed(&self, inode: InodeId) {
+        if let Some(known) = self.lock().get_mut(&inode) {
+            known.renewing = false;
+        }
     }
 
     pub(crate) fn forget(&self, inode: InodeId) {
@@ -67,8 +96,87 @@ impl Capabilities {
     }
 }
 
-/// Near its end a capability is used only where a new one would end no later.
-fn is_fresh(capability: &Capability, ticket: &Ticket, now_unix_s: u64) -> bool {
-    let ends = capability.expires_unix_s();
-    ends > now_unix_s + MARGIN_S || (ends > now_unix_s && ends >= ticket.expires_unix_s)
+/// At its very end a capability is used only where a new one would end no later.
+fn is_good(capability: &Capability, ticket: &Ticket, left_s: u64) -> bool {
+    left_s > MARGIN_S || (left_s > 0 && capability.expires_unix_s() >= ticket.expires_unix_s)
+}
+
+#[cfg(test)]
+mod tests {
+    use fabric::auth::Key;
+    use fabric::keys::KeyRing;
+    use fabric::rpc::encode;
+    use threefs_core::ids::{TableId, TableVersion};
+    use threefs_core::layout::{ChainChoice, Layout};
+
+    use super::*;
+
+    const INODE: InodeId = InodeId(7);
+
+    fn now() -> u64 {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
+    }
+
+    fn ring() -> KeyRing {
+        KeyRing::of(Key::from_bytes(&[7; 32]).unwrap())
+    }
+
+    fn ticket(expires_unix_s: u64) -> Ticket {
+        Ticket {
+            cluster: "default".into(),
+            key_id: 0,
+            directory: 1,
+            path: "/v".into(),
+            read_only: false,
+            node: String::new(),
+            expires_unix_s,
+        }
+    }
+
+    /// Up to where it lets write, and when it was signed.
+    fn capability(ticket: &Ticket, end: u64, signed_unix_s: u64) -> Capability {
+        let layout = Layout {
+            table: TableId(1),
+            table_version: TableVersion(1),
+            chunk_bytes: 1 << 20,
+            stripe: 1,
+            chains: ChainChoice::Explicit(Vec::new()),
+        };
+        let terms = encode(&FileTerms { layout, end }).unwrap();
+        Capability::sign(&ring(), ticket, INODE.0, terms.into(), signed_unix_s)
+    }
+
+    fn kept(ticket: &Ticket) -> Capabilities {
+        let sealed = ticket.clone().seal(&ring()).unwrap();
+        Capabilities::new(&Credentials::from(sealed))
+    }
+
+    #[test]
+    fn one_finder_renews_it_from_half_of_its_life_on_and_all_use_it_meanwhile() {
+        let ticket = ticket(u64::MAX);
+        let all = kept(&ticket);
+        assert!(all.get(INODE, 0).is_none());
+        assert_eq!(all.keep(INODE, capability(&ticket, 100, now())), 100);
+        assert!(!all.get(INODE, 100).unwrap().renew);
+        assert!(all.get(INODE, 101).is_none(), "it does not reach");
+        all.keep(INODE, capability(&ticket, 100, now() - RENEWED_S - 1));
+        assert!(all.get(INODE, 100).unwrap().renew);
+        assert!(!all.get(INODE, 100).unwrap().renew, "somebody asks already");
+        all.not_renewed(INODE);
+        assert!(all.get(INODE, 100).unwrap().renew);
+        all.keep(INODE, capability(&ticket, 50, now()));
+        assert!(!all.get(INODE, 50).unwrap().renew);
+        all.keep(INODE, capability(&ticket, 100, now() - LIFE_S + MARGIN_S - 1));
+        assert!(all.get(INODE, 0).is_none(), "it would come too late");
+    }
+
+    #[test]
+    fn with_the_ticket_it_ends_and_is_not_renewed() {
+        let ticket = ticket(now() + 4);
+        let all = kept(&ticket);
+        all.keep(INODE, capability(&ticket, 100, now()));
+        let found = all.get(INODE, 100).unwrap();
+        assert!(!found.renew, "a new one would end no later");
+        assert_eq!(found.capability.expires_unix_s(), ticket.expires_unix_s);
+    }
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fabric::BoxFuture;
-use fabric::capability::Shown;
 use fabric::deadline::Deadline;
 use fabric::rpc::{CallOptions, FaultCode, Guard, Payload, RpcError, decode, encode};
 use threefs_core::checksum::Checksum;
@@ -18,10 +17,12 @@ use threefs_core::message::{
     Updated,
 };
 use threefs_core::routing::{ChainTarget, RoutingInfo};
+use threefs_core::terms;
 
 use crate::Client;
 use crate::config::BUSY_PATIENCE;
 use crate::error::{Attempts, ClientError};
+use crate::metadata::CallError;
 use crate::patience::Patience;
 
 /// Pause before the same request goes to the same place again.
@@ -149,7 +150,7 @@ impl Client {
                     continue;
                 }
             };
-            match result {
+            match attempts.call(result)? {
                 Ok((Ok(reply), _)) => return Ok(Some((who, reply))),
                 Ok((Err(error), _)) => {
                     self.after_refusal(&routing, &who, error, attempts, deadline).await?;
@@ -233,7 +234,7 @@ impl Client {
             let attempt = deadline.within(timeout * BUSY_PATIENCE);
             let payload = Payload::empty();
             let call = self.call(&routing, replica.node, &request, payload, attempt, options);
-            match call.await {
+            match attempts.call(call.await)? {
                 // Chunks have bytes: what has none was removed, or never was.
                 Ok((Ok(StorageReply::Read(done)), _)) if done.chunk_length == 0 => return Ok(None),
                 Ok((Ok(StorageReply::Read(done)), payload)) => match checked(done, payload) {
@@ -281,15 +282,14 @@ impl Client {
         payload: Payload,
         deadline: Deadline,
         options: CallOptions<'_>,
-    ) -> Result<(StorageResult, Bytes), RpcError> {
+    ) -> Result<(StorageResult, Bytes), CallError> {
         let address = routing.address(node).unwrap_or_default();
-        let capability = self.0.metadata.capability(file_of(request), deadline).await?;
-        let shows_one = capability.is_some();
-        let (peer, message) =
-            (self.0.peers.at(address), encode(&(request, Shown::from(capability)))?);
+        let file = file_of(request, payload.len());
+        let shown = self.0.metadata.shown(file, deadline).await?;
+        let (peer, message) = (self.0.peers.at(address), encode(&(request, shown))?);
         let result = peer.call_with(message, payload, deadline, options).await;
-        if shows_one && matches!(result, Err(RpcError::Faulted { .. })) {
-            self.0.metadata.forget_capability(file_of(request));
+        if matches!(&result, Err(error) if refuses_capability(error)) {
+            self.0.metadata.forget_capability(file);
         }
         match &result {
             Ok(_) => self.0.peers.trust(node),
@@ -320,17 +320,23 @@ impl Client {
     }
 }
 
-/// The file that a client's request is about; it changes chunks below the number.
-fn file_of(request: &StorageRequest) -> Option<(InodeId, u64)> {
+/// The file that a client's request is about; it writes bytes of it below the end.
+fn file_of(request: &StorageRequest, payload_bytes: usize) -> Option<(InodeId, u64)> {
     match request {
         StorageRequest::Update(update) => {
-            Some((update.chunk.inode, u64::from(update.chunk.index) + 1))
+            Some((update.chunk.inode, terms::end_of(update, payload_bytes)))
         }
         StorageRequest::Read(read) => Some((read.chunk.inode, 0)),
         StorageRequest::QueryChunks(query) => Some((query.inode, 0)),
         StorageRequest::QueryLastChunk(query) => Some((query.inode, 0)),
         _ => None,
     }
+}
+
+/// What was shown may be what the server does not take.
+fn refuses_capability(error: &RpcError) -> bool {
+    let RpcError::Faulted { fault, .. } = error else { return false };
+    matches!(fault.code, FaultCode::BadRequest | FaultCode::Expired | FaultCode::Forbidden)
 }
 
 /// The server refused because it has too much to do: nothing is wrong with it.

@@ -147,7 +147,7 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
     let storage = open(&address, crate::config::STORAGE_CONTEXT, &sealed).await;
     let capability = |directory: u64, read_only: bool, inode: u64| {
         let sealed = ticket(directory, read_only);
-        let terms = encode(&FileTerms::of(&layout(), 1 << 20)).unwrap().into();
+        let terms = encode(&FileTerms { layout: layout(), end: 1 << 20 }).unwrap().into();
         Some(Capability::sign(&ring(), sealed.ticket(), inode, terms, now()))
     };
     let ask = async |request: &StorageRequest, capability: Option<Capability>| {
@@ -197,7 +197,7 @@ async fn chunks_that_a_file_does_not_have_are_not_written() {
     let routing = manager.routing(RoutingVersion(0), Duration::ZERO, deadline).await;
     let routing = routing.unwrap().unwrap();
     let sealed = ticket(VOLUME, false);
-    let terms = encode(&FileTerms::of(&layout(), 3 << 20)).unwrap();
+    let terms = encode(&FileTerms { layout: layout(), end: (2 << 20) + 1 }).unwrap();
     let capability = Capability::sign(&ring(), sealed.ticket(), OWN, terms.into(), now());
     let write = async |chain: u32, index: u32, chunk_bytes: u32, capability: &Capability| {
         let known = routing.chain(ChainId(chain)).unwrap();

@@ -9,6 +9,8 @@ use threefs_core::ids::{ChainId, ChunkId, TargetId};
 use threefs_core::layout::LayoutError;
 use threefs_meta::MetaError;
 
+use crate::metadata::CallError;
+
 /// Why an operation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
@@ -85,6 +87,13 @@ pub enum ClientError {
         /// The operation and its place.
         what: String,
     },
+    /// Bytes that are not reserved, or not any more: another client cut the file, or the reservation
+    /// ended because this client was not heard for long. Nothing of them was written.
+    #[error("{what}: nothing is reserved there any more; reserve and write again")]
+    NotReserved {
+        /// The operation and its place.
+        what: String,
+    },
     /// An argument is wrong; nothing was done.
     #[error("{detail}")]
     InvalidArgument {
@@ -133,6 +142,20 @@ impl Attempts {
     /// One more has failed.
     pub(crate) fn failed(&mut self, who: &str, detail: impl ToString) {
         (self.who, self.detail) = (who.into(), detail.to_string());
+    }
+
+    /// The result of a call, unless it could not be made and must be prepared again.
+    pub(crate) fn call<T>(
+        &self,
+        result: Result<T, CallError>,
+    ) -> Result<Result<T, RpcError>, ClientError> {
+        match result {
+            Ok(done) => Ok(Ok(done)),
+            Err(CallError::Rpc(error)) => Ok(Err(error)),
+            Err(CallError::NotReserved) => {
+                Err(ClientError::NotReserved { what: self.what.clone() })
+            }
+        }
     }
 
     /// A failed call: an error if repeating it is of no use.

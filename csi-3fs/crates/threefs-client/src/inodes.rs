@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fabric::deadline::Deadline;
-use threefs_core::ids::ClientId;
+use threefs_core::ids::{ChainId, ClientId, InodeId};
 use threefs_core::message::{LastChunk, QueryChunks, StorageReply, StorageRequest};
 use threefs_meta::{Identity, MetaChange, MetaQuery, MetaReply, RequestId};
 
@@ -105,34 +105,49 @@ impl Client {
         deadline: Deadline,
     ) -> Result<u64, ClientError> {
         let what: What = Arc::from(format!("find the end of `{}`", file.path));
-        let size = u64::from(file.layout.chunk_bytes);
         let mut chains = self.chains(&what, &file.layout, deadline).await?;
         chains.sort_unstable();
         chains.dedup();
         let mut end = from;
         for chain in chains {
-            let mut after = u32::try_from(from / size).unwrap_or(u32::MAX).checked_sub(1);
-            loop {
-                let (chunks, last) =
-                    self.chunks_after(&what, chain, file.inode, after, deadline).await?;
-                for LastChunk { index, length } in chunks.iter().filter(|it| it.length > 0) {
-                    end = end.max(u64::from(*index) * size + u64::from(*length));
-                }
-                match chunks.last() {
-                    Some(newest) if !last => after = Some(newest.index),
-                    _ => break,
-                }
-            }
+            let chunk_bytes = file.layout.chunk_bytes;
+            let found = self.end_on(&what, chain, file.inode, chunk_bytes, from, deadline).await?;
+            end = end.max(found);
         }
         Ok(end)
+    }
+
+    /// The end of what a file has on one chain at or beyond `from`; `from` if there is nothing.
+    pub(crate) async fn end_on(
+        &self,
+        what: &What,
+        chain: ChainId,
+        inode: InodeId,
+        chunk_bytes: u32,
+        from: u64,
+        deadline: Deadline,
+    ) -> Result<u64, ClientError> {
+        let size = u64::from(chunk_bytes);
+        let mut end = from;
+        let mut after = u32::try_from(from / size).unwrap_or(u32::MAX).checked_sub(1);
+        loop {
+            let (chunks, last) = self.chunks_after(what, chain, inode, after, deadline).await?;
+            for LastChunk { index, length } in chunks.iter().filter(|it| it.length > 0) {
+                end = end.max(u64::from(*index) * size + u64::from(*length));
+            }
+            match chunks.last() {
+                Some(newest) if !last => after = Some(newest.index),
+                _ => return Ok(end),
+            }
+        }
     }
 
     /// One page of the chunks that a file has on a chain.
     pub(crate) async fn chunks_after(
         &self,
         what: &What,
-        chain: threefs_core::ids::ChainId,
-        inode: threefs_core::ids::InodeId,
+        chain: ChainId,
+        inode: InodeId,
         after: Option<u32>,
         deadline: Deadline,
     ) -> Result<(Vec<LastChunk>, bool), ClientError> {
@@ -143,8 +158,8 @@ impl Client {
     pub(crate) async fn first_chunks_after(
         &self,
         what: &What,
-        chain: threefs_core::ids::ChainId,
-        inode: threefs_core::ids::InodeId,
+        chain: ChainId,
+        inode: InodeId,
         after: Option<u32>,
         limit: u32,
         deadline: Deadline,

@@ -77,7 +77,7 @@ struct Inner {
     routing: Routing,
     /// What every change and update needs.
     fence: Fence,
-    metadata: Metadata,
+    metadata: Arc<Metadata>,
     /// For claims: they are what gives the right.
     claims: Metadata,
     channels: Channels,
@@ -98,7 +98,7 @@ impl Client {
         Self(Arc::new(Inner {
             id,
             routing: Routing::follow(&config),
-            metadata: Metadata::new(&config, id, fence.clone(), identity),
+            metadata: Arc::new(Metadata::new(&config, id, fence.clone(), identity)),
             // Under an id of its own: each counts its changes by itself.
             claims: Metadata::new(
                 &config,

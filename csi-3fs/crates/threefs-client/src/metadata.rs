@@ -1,8 +1,9 @@
 //! Calls of the metadata service, with what was done for whom in the errors.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use fabric::capability::Capability;
+use fabric::capability::{Capability, Shown};
 use fabric::deadline::Deadline;
 use fabric::rpc::{Fault, Fence, RpcError};
 use threefs_core::ids::{ClientId, InodeId};
@@ -13,6 +14,18 @@ use threefs_meta::{
 use crate::capabilities::Capabilities;
 use crate::config::ClientConfig;
 use crate::error::{Attempts, ClientError};
+
+/// Why one attempt at one storage service failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CallError {
+    /// The call itself.
+    #[error(transparent)]
+    Rpc(#[from] RpcError),
+    /// It was not made: the file may not be written so far now, for its holder has no reservation
+    /// there, or none any more.
+    #[error("nothing is reserved there")]
+    NotReserved,
+}
 
 pub(crate) struct Metadata {
     client: MetaClient,
@@ -92,18 +105,36 @@ impl Metadata {
         MetaReply::Inodes(inodes)
     }
 
-    /// What the storage services must be shown for a file, to change chunks below `chunks`; `None`
-    /// for holders of the key.
-    pub(crate) async fn capability(
-        &self,
+    /// What the storage services must be shown for a file, to write bytes of it below an end.
+    pub(crate) async fn shown(
+        self: &Arc<Self>,
         file: Option<(InodeId, u64)>,
         deadline: Deadline,
-    ) -> Result<Option<Capability>, RpcError> {
+    ) -> Result<Shown, CallError> {
+        // Holders of the key need nothing.
         let needed = file.filter(|_| self.capabilities.needed());
-        let Some((inode, chunks)) = needed else { return Ok(None) };
-        if let Some(kept) = self.capabilities.get(inode, chunks) {
-            return Ok(Some(kept));
+        let Some((inode, end)) = needed else { return Ok(Shown::Nothing) };
+        if let Some(found) = self.capabilities.get(inode, end) {
+            if found.renew {
+                let metadata = Arc::clone(self);
+                tokio::spawn(async move {
+                    let renewed = metadata.ask(inode, Deadline::after(metadata.timeout)).await;
+                    if let Err(error) = renewed {
+                        tracing::debug!(%inode, %error, "its capability is not renewed yet");
+                        metadata.capabilities.not_renewed(inode);
+                    }
+                });
+            }
+            return Ok(Shown::Capability(found.capability));
         }
+        match self.ask(inode, deadline).await? {
+            (capability, known) if known >= end => Ok(Shown::Capability(capability)),
+            _ => Err(CallError::NotReserved),
+        }
+    }
+
+    /// Asks for a new capability and keeps it; gives it with the end of what it is good for.
+    async fn ask(&self, inode: InodeId, deadline: Deadline) -> Result<(Capability, u64), RpcError> {
         let query = MetaQuery::Capabilities { inodes: vec![inode] };
         let refused = |detail: String| RpcError::Faulted {
             context: threefs_meta::protocol::CONTEXT.into(),
@@ -113,8 +144,8 @@ impl Metadata {
         match self.client.query(query, deadline).await {
             Ok(MetaReply::Capabilities(capabilities)) => match &capabilities[..] {
                 [Some(capability)] => {
-                    self.capabilities.keep(inode, capability.clone());
-                    Ok(Some(capability.clone()))
+                    let end = self.capabilities.keep(inode, capability.clone());
+                    Ok((capability.clone(), end))
                 }
                 _ => Err(refused(format!("{inode} does not exist"))),
             },

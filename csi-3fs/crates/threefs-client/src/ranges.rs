@@ -25,6 +25,8 @@ use crate::patience::Patience;
 
 /// Times that a read follows truncations by others before it gives up.
 const ABSENT_ROUNDS_MAX: usize = 16;
+/// Truncations by others that a write follows before it gives up.
+const CUTS_MAX: usize = 16;
 /// Files that are created side by side: enough to share the metadata store's flushes.
 const CREATES_IN_FLIGHT_MAX: usize = 64;
 
@@ -231,6 +233,7 @@ impl Client {
     }
 
     async fn write_files(&self, mut writes: Vec<FileWrite>) -> Result<(), ClientError> {
+        let mut cuts = 0;
         while !writes.is_empty() {
             // Each step has the whole time-out: the one in the middle may rightly take long.
             let sessions = self.reserve(&mut writes, self.deadline()).await?;
@@ -238,7 +241,12 @@ impl Client {
             let written = self.write_once(&writes, &patience).await;
             if let Err(error) = written {
                 self.end_sessions(sessions, self.deadline()).await;
-                return Err(error);
+                // A file was cut meanwhile, and the reservation with it.
+                cuts += 1;
+                match error {
+                    ClientError::NotReserved { .. } if cuts < CUTS_MAX => continue,
+                    error => return Err(error),
+                }
             }
             let truncated = self.report_lengths(&writes, sessions, self.deadline()).await?;
             // A truncation came between: it may have cut what was written, so write it again.

@@ -1,6 +1,8 @@
-//! Taking chunks away beyond a length: what the metadata service needs of storage.
+//! Taking chunks away beyond a length, and finding where they end: what the metadata service needs
+//! of storage.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,6 +53,16 @@ impl ChunkTrimmer for Client {
         deadline: Deadline,
     ) -> BoxFuture<'a, Vec<Result<(), String>>> {
         Box::pin(self.forget_files(files, deadline))
+    }
+
+    fn stored_end<'a>(
+        &'a self,
+        inode: InodeId,
+        layout: &'a Layout,
+        range: Range<u64>,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<u64, String>> {
+        Box::pin(self.end_within(inode, layout, range, deadline))
     }
 }
 
@@ -152,6 +164,31 @@ impl Client {
         results
     }
 
+    /// The chains that can have chunks of the range, one after the other, but none that did not answer
+    /// lately.
+    async fn end_within(
+        &self,
+        inode: InodeId,
+        layout: &Layout,
+        range: Range<u64>,
+        deadline: Deadline,
+    ) -> Result<u64, String> {
+        let what: What = Arc::from(format!("find the end of {inode}"));
+        let chains = self.chains(&what, layout, deadline).await.map_err(|it| it.to_string())?;
+        let mut end = range.start;
+        for chain in chains_within(&chains, layout.chunk_bytes, &range) {
+            if let Err(pause) = self.breakers().admit(chain, Moment::now()) {
+                return Err(format!("{chain} did not answer; next attempt in {pause:.1?}"));
+            }
+            let chunk_bytes = layout.chunk_bytes;
+            let found = self.end_on(&what, chain, inode, chunk_bytes, range.start, deadline).await;
+            let answered = !matches!(found, Err(ClientError::Unavailable { .. }));
+            self.breakers().asked(chain, answered, Moment::now());
+            end = end.max(found.map_err(|error| error.to_string())?);
+        }
+        Ok(end.min(range.end.max(range.start)))
+    }
+
     async fn forget_on(
         &self,
         what: &What,
@@ -231,6 +268,15 @@ fn chains_of(mut chains: Vec<ChainId>, file: &DeadFile) -> BTreeSet<ChainId> {
     chains.into_iter().collect()
 }
 
+/// Those of a layout's chains that can have chunks of a range of a file's bytes.
+fn chains_within(chains: &[ChainId], chunk_bytes: u32, range: &Range<u64>) -> BTreeSet<ChainId> {
+    let size = u64::from(chunk_bytes.max(1));
+    let (first, behind) = (range.start / size, range.end.div_ceil(size));
+    let count = chains.len().max(1) as u64;
+    let places = first..behind.max(first).min(first.saturating_add(count));
+    places.filter_map(|index| chains.get((index % count) as usize)).copied().collect()
+}
+
 /// Neighbouring numbers as ranges.
 fn ranges(inodes: &BTreeSet<InodeId>) -> Vec<InodeRange> {
     let mut ranges: Vec<InodeRange> = Vec::new();
@@ -255,6 +301,21 @@ mod tests {
         let inodes = [5, 6, 7, 9, u64::MAX].map(InodeId).into_iter().collect();
         let found: Vec<_> = ranges(&inodes).iter().map(|it| (it.first.0, it.last.0)).collect();
         assert_eq!(found, [(5, 7), (9, 9), (u64::MAX, u64::MAX)]);
+    }
+
+    #[test]
+    fn a_range_lies_on_the_chains_of_its_chunks() {
+        let chains: Vec<ChainId> = (0..16).map(ChainId).collect();
+        let within = |range: Range<u64>| -> Vec<u32> {
+            chains_within(&chains, 1 << 20, &range).iter().map(|chain| chain.0).collect()
+        };
+        assert_eq!(within(0..0), [0_u32; 0]);
+        assert_eq!(within(0..1), [0]);
+        assert_eq!(within(5..1 << 20), [0]);
+        assert_eq!(within(1 << 20..(2 << 20) + 1), [1, 2]);
+        assert_eq!(within(15 << 20..17 << 20), [0, 15]);
+        assert_eq!(within(7..u64::MAX).len(), 16);
+        assert_eq!(chains_within(&[ChainId(3); 4], 1 << 20, &(0..9 << 20)).len(), 1);
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! What of a file's chunks the holder of a capability may change: those that the file's layout has,
 //! where it has them.
 //!
-//! The metadata service signs it, and a storage service checks each update with it, offline. A chunk
-//! that is on no chain of the layout, or beyond what was reserved, would count for no quota, and nothing
-//! would remove it with its file.
+//! The metadata service signs it, and a storage service checks each update with it, offline. Bytes
+//! that are on no chain of the layout, or beyond what was reserved, would count for no quota, and
+//! nothing would remove them with their file.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::chunk::ContentChange;
 use crate::ids::{ChainId, ChunkId};
 use crate::layout::{Layout, LayoutError};
 use crate::message::UpdateRequest;
@@ -18,8 +19,8 @@ use crate::routing::RoutingInfo;
 pub struct FileTerms {
     /// Where its chunks are.
     pub layout: Layout,
-    /// How many there may be: indexes below.
-    pub chunks: u64,
+    /// Bytes of the file below this one may be written.
+    pub end: u64,
 }
 
 /// Why an update is outside the terms.
@@ -47,13 +48,16 @@ pub enum TermsError {
     },
     /// Beyond what was reserved when the capability was signed.
     #[error(
-        "{chunk} is not below the {chunks} chunks of the capability; reserve, and get a new one"
+        "{chunk} up to byte {named} of its file: the capability ends at {end}; reserve, and get a \
+         new one"
     )]
-    Index {
+    End {
         /// Which.
         chunk: ChunkId,
-        /// How many there may be.
-        chunks: u64,
+        /// Up to where the update may write.
+        named: u64,
+        /// Up to where the holder may.
+        end: u64,
     },
     /// The layout does not fit the routing known here, which may be about to come.
     #[error(transparent)]
@@ -63,24 +67,24 @@ pub enum TermsError {
 impl TermsError {
     /// Whether a new capability, or newer routing here, may heal it.
     pub fn heals(&self) -> bool {
-        matches!(self, Self::Index { .. } | Self::Layout(LayoutError::NoTable { .. }))
+        matches!(self, Self::End { .. } | Self::Layout(LayoutError::NoTable { .. }))
     }
 }
 
 impl FileTerms {
-    /// The terms of a file none of whose chunks is at or beyond byte `end`.
-    pub fn of(layout: &Layout, end: u64) -> Self {
-        let chunks = end.div_ceil(u64::from(layout.chunk_bytes.max(1)));
-        Self { layout: layout.clone(), chunks: chunks.min(1 << 32) }
-    }
-
-    /// Whether an update is of a chunk that the file has, on its chain.
+    /// Whether an update with a payload of so many bytes is of a chunk that the file has, on its
+    /// chain, and of no byte beyond the end.
     ///
     /// # Errors
     /// [`TermsError`].
-    pub fn check(&self, update: &UpdateRequest, routing: &RoutingInfo) -> Result<(), TermsError> {
+    pub fn check(
+        &self,
+        update: &UpdateRequest,
+        payload_bytes: usize,
+        routing: &RoutingInfo,
+    ) -> Result<(), TermsError> {
         let UpdateRequest { chunk, to, chunk_bytes: named, .. } = *update;
-        let (chunk_bytes, chunks) = (self.layout.chunk_bytes, self.chunks);
+        let (chunk_bytes, end) = (self.layout.chunk_bytes, self.end);
         if named != chunk_bytes {
             return Err(TermsError::ChunkBytes { chunk, named, chunk_bytes });
         }
@@ -91,11 +95,25 @@ impl FileTerms {
         if to.chain != chain {
             return Err(TermsError::Chain { chunk, named: to.chain, chain });
         }
-        match u64::from(chunk.index) < chunks {
-            true => Ok(()),
-            false => Err(TermsError::Index { chunk, chunks }),
+        match end_of(update, payload_bytes) {
+            named if named > end => Err(TermsError::End { chunk, named, end }),
+            _ => Ok(()),
         }
     }
+}
+
+/// Up to which byte of its file an update with a payload of so many bytes may write. One that takes
+/// a chunk's content away is of its first byte: it leaves a record of the chunk.
+pub fn end_of(update: &UpdateRequest, payload_bytes: usize) -> u64 {
+    let payload_bytes = payload_bytes as u64;
+    let in_chunk = match update.change {
+        ContentChange::Write { offset } => u64::from(offset).saturating_add(payload_bytes),
+        ContentChange::Truncate { length } => length.into(),
+        ContentChange::Replace => payload_bytes,
+        ContentChange::Remove => 0,
+    };
+    let start = u64::from(update.chunk.index) * u64::from(update.chunk_bytes);
+    start.saturating_add(in_chunk.max(1))
 }
 
 #[cfg(test)]
@@ -108,37 +126,42 @@ mod tests {
     use crate::message::Address;
     use crate::routing::ChainTable;
 
-    #[test]
-    fn only_chunks_of_the_file_on_its_chains_pass() {
-        let chains: Vec<ChainId> = (1..=4).map(ChainId).collect();
-        let table = ChainTable { id: TableId(1), version: TableVersion(1), chains };
-        let routing = RoutingInfo { tables: vec![table], ..RoutingInfo::default() };
-        let layout = Layout {
+    const MIB: u64 = 1 << 20;
+
+    fn layout() -> Layout {
+        Layout {
             table: TableId(1),
             table_version: TableVersion(1),
             chunk_bytes: 1 << 20,
             stripe: 3,
             chains: ChainChoice::Range { base: 3, seed: 9 },
-        };
+        }
+    }
+
+    fn update(chain: ChainId, index: u32, change: ContentChange) -> UpdateRequest {
+        let chain_version = ChainVersion(1);
+        UpdateRequest {
+            to: Address { chain, chain_version, target: TargetId(1) },
+            chunk: ChunkId::new(InodeId(7), index),
+            tag: RequestTag::default(),
+            change,
+            payload_checksum: Checksum::of(&[]),
+            chunk_bytes: 1 << 20,
+        }
+    }
+
+    #[test]
+    fn only_chunks_of_the_file_on_its_chains_pass() {
+        let chains: Vec<ChainId> = (1..=4).map(ChainId).collect();
+        let table = ChainTable { id: TableId(1), version: TableVersion(1), chains };
+        let routing = RoutingInfo { tables: vec![table], ..RoutingInfo::default() };
+        let layout = layout();
         let resolved = layout.resolve(&routing).unwrap();
-        let terms = FileTerms::of(&layout, 10 << 20 | 1);
-        assert_eq!(terms.chunks, 11);
+        let terms = FileTerms { layout, end: 10 * MIB + 1 };
         for chain in 0..6 {
             for index in (0..20).chain([u32::MAX]) {
-                let to = Address {
-                    chain: ChainId(chain),
-                    chain_version: ChainVersion(1),
-                    target: TargetId(1),
-                };
-                let update = UpdateRequest {
-                    to,
-                    chunk: ChunkId::new(InodeId(7), index),
-                    tag: RequestTag::default(),
-                    change: ContentChange::Remove,
-                    payload_checksum: Checksum::of(&[]),
-                    chunk_bytes: 1 << 20,
-                };
-                let result = terms.check(&update, &routing);
+                let request = update(ChainId(chain), index, ContentChange::Remove);
+                let result = terms.check(&request, 0, &routing);
                 match (resolved[index as usize % 3] == ChainId(chain), index < 11) {
                     (true, true) => assert_eq!(result, Ok(())),
                     (true, false) => assert!(result.unwrap_err().heals()),
@@ -147,23 +170,41 @@ mod tests {
                         assert!(matches!(error, TermsError::Chain { .. }) && !error.heals());
                     }
                 }
-                let other = UpdateRequest { chunk_bytes: 64 << 20, ..update };
-                let error = terms.check(&other, &routing).unwrap_err();
+                let other = UpdateRequest { chunk_bytes: 64 << 20, ..request };
+                let error = terms.check(&other, 0, &routing).unwrap_err();
                 assert!(matches!(error, TermsError::ChunkBytes { .. }) && !error.heals());
             }
         }
+        let request = update(ChainId(1), 0, ContentChange::Remove);
         let old = RoutingInfo::default();
-        let to = Address { chain: ChainId(1), chain_version: ChainVersion(1), target: TargetId(1) };
-        let update = UpdateRequest {
-            to,
-            chunk: ChunkId::new(InodeId(7), 0),
-            tag: RequestTag::default(),
-            change: ContentChange::Remove,
-            payload_checksum: Checksum::of(&[]),
-            chunk_bytes: 1 << 20,
-        };
-        assert!(terms.check(&update, &old).unwrap_err().heals(), "the table may be on its way");
-        assert_eq!(FileTerms::of(&layout, u64::MAX).chunks, 1 << 32);
-        assert_eq!(FileTerms::of(&layout, 0).chunks, 0);
+        assert!(terms.check(&request, 0, &old).unwrap_err().heals(), "the table may be on its way");
+    }
+
+    #[test]
+    fn the_last_byte_that_an_update_may_write_counts() {
+        let index = 5;
+        let start = u64::from(index) * MIB;
+        for (change, payload_bytes, end) in [
+            (ContentChange::Write { offset: 0 }, 1, start + 1),
+            (ContentChange::Write { offset: 4096 }, 4096, start + 8192),
+            (ContentChange::Write { offset: u32::MAX }, 7, start + u64::from(u32::MAX) + 7),
+            (ContentChange::Truncate { length: 300 }, 0, start + 300),
+            (ContentChange::Truncate { length: 0 }, 0, start + 1),
+            (ContentChange::Replace, 1 << 20, start + MIB),
+            (ContentChange::Remove, 0, start + 1),
+        ] {
+            let request = update(ChainId(1), index, change);
+            assert_eq!(end_of(&request, payload_bytes), end, "{change:?}");
+        }
+        let table =
+            ChainTable { id: TableId(1), version: TableVersion(1), chains: vec![ChainId(1); 4] };
+        let routing = RoutingInfo { tables: vec![table], ..RoutingInfo::default() };
+        let terms = FileTerms { layout: layout(), end: start + 100 };
+        let write = update(ChainId(1), index, ContentChange::Write { offset: 60 });
+        assert_eq!(terms.check(&write, 40, &routing), Ok(()));
+        let error = terms.check(&write, 41, &routing).unwrap_err();
+        assert!(matches!(error, TermsError::End { named, .. } if named == start + 101), "{error}");
+        let nothing = FileTerms { layout: layout(), end: 0 };
+        assert!(nothing.check(&update(ChainId(1), 0, ContentChange::Remove), 0, &routing).is_err());
     }
 }

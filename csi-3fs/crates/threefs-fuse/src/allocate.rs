@@ -1,6 +1,7 @@
 //! `fallocate`: space ahead, holes, zeros.
 
 use rustix::io::Errno;
+use threefs_client::ClientError;
 
 use crate::daemon::{Call, Daemon};
 use crate::data::now;
@@ -62,7 +63,13 @@ impl Daemon {
         }
         if mode.zeros && offset < known_length {
             let end = end.min(known_length);
-            let punched = self.client.punch_hole(&file, offset, end, call.deadline).await;
+            let mut punched = self.client.punch_hole(&file, offset, end, call.deadline).await;
+            if matches!(punched, Err(ClientError::NotReserved { .. })) {
+                // Another client cut the file meanwhile.
+                open.state().reserved = 0;
+                self.reserve(&open, end, call.deadline).await?;
+                punched = self.client.punch_hole(&file, offset, end, call.deadline).await;
+            }
             punched.map_err(|error| self.failed(&format!("punch {id}"), &error, true))?;
         }
         let (longer, changed) = {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use fabric::deadline::Deadline;
 use rustix::io::Errno;
 use threefs_client::{ClientError, FileHandle};
@@ -22,9 +23,10 @@ use crate::wire::{self, Body, Fields};
 const O_ACCMODE: u32 = 3;
 const O_WRONLY: u32 = 1;
 const O_RDWR: u32 = 2;
-/// Space that a growing file reserves ahead: as much as it has, between these.
-const RESERVE_MIN: u64 = 1 << 20;
-const RESERVE_MAX: u64 = 64 << 20;
+/// Space that a growing file reserves ahead: as much as it has up to the first of these, then an
+/// eighth of what it has up to the second. What it does not need counts for some minutes longer.
+const DOUBLED_MAX: u64 = 64 << 10;
+const AHEAD_MAX: u64 = 64 << 20;
 /// Truncations by others that a write follows before it gives up.
 const CUTS_MAX: usize = 16;
 /// Ranges of written chunks of a file that are not reported yet; a write that finds more reports
@@ -175,20 +177,14 @@ impl Daemon {
         let payload =
             call.request.body.slice_ref(call.request.body.get(40..40 + size).ok_or(Errno::INVAL)?);
         let end = offset.checked_add(size as u64).ok_or(Errno::FBIG)?;
+        let id = self.inode(call.request.node);
         let open = self.file_of(call, handle).await?;
         self.reserve(&open, end, call.deadline).await?;
-        let (file, unreported) = {
-            let state = open.state();
-            (state.file.clone(), state.unreported.ranges())
-        };
+        let unreported = open.state().unreported.ranges();
         if unreported >= UNREPORTED_MAX {
-            self.tell_length(file.inode, &open, false, call.deadline).await?;
+            self.tell_length(id, &open, false, call.deadline).await?;
         }
-        let written = self.client.write_range(&file, offset, payload, call.deadline).await;
-        written.map_err(|error| match &error {
-            ClientError::InvalidArgument { .. } => Errno::FBIG,
-            _ => self.failed(&format!("write {}", file.inode), &error, true),
-        })?;
+        let file = self.write_reserved(&open, offset, payload, call.deadline).await?;
         let mut chunks = Written::of_bytes(offset, end, file.layout.chunk_bytes);
         let noted = {
             let mut state = open.state();
@@ -210,6 +206,33 @@ impl Daemon {
         Ok(Body::default().u32(size as u32).u32(0))
     }
 
+    /// Writes what is reserved, and reserves it again where another client's cut, or a long silence of
+    /// this one, took the reservation. Gives the file as it was when it was written.
+    async fn write_reserved(
+        &self,
+        open: &OpenFile,
+        offset: u64,
+        payload: Bytes,
+        deadline: Deadline,
+    ) -> Result<FileHandle, Errno> {
+        let end = offset + payload.len() as u64;
+        for _ in 0..CUTS_MAX {
+            let file = open.state().file.clone();
+            match self.client.write_range(&file, offset, payload.clone(), deadline).await {
+                Ok(()) => return Ok(file),
+                Err(ClientError::NotReserved { .. }) => {
+                    open.state().reserved = 0;
+                    self.reserve(open, end, deadline).await?;
+                }
+                Err(ClientError::InvalidArgument { .. }) => return Err(Errno::FBIG),
+                Err(error) => {
+                    return Err(self.failed(&format!("write {}", file.inode), &error, true));
+                }
+            }
+        }
+        Err(Errno::IO)
+    }
+
     /// Has a quota charged before anything is written: ahead if that fits, else exactly.
     pub(crate) async fn reserve(
         &self,
@@ -219,7 +242,7 @@ impl Daemon {
     ) -> Result<(), Errno> {
         let enough = |open: &OpenFile| {
             let state = open.state();
-            !state.in_quota || (state.has_session && end <= state.reserved) || end <= state.length
+            !state.in_quota || end <= state.reserved
         };
         if enough(open) {
             return Ok(());
@@ -227,9 +250,8 @@ impl Daemon {
         let _one_at_a_time = open.telling.lock().await;
         let mut wanted = {
             let state = open.state();
-            let ahead = state.length.clamp(RESERVE_MIN, RESERVE_MAX);
             // No further than a file can be: meta refuses that.
-            end.saturating_add(ahead).min(state.file.layout.length_max()).max(end)
+            end.saturating_add(ahead(state.length)).min(state.file.layout.length_max()).max(end)
         };
         for _ in 0..CUTS_MAX {
             if enough(open) {
@@ -523,6 +545,11 @@ impl Drop for Telling<'_> {
     }
 }
 
+/// How much a file of this length reserves ahead.
+fn ahead(length: u64) -> u64 {
+    length.min(DOUBLED_MAX).max(length / 8).min(AHEAD_MAX)
+}
+
 /// Whether there is nothing left to report: all is known, or the file is gone. What is refused for
 /// another reason (no space, a quota) was acknowledged nevertheless.
 fn is_settled(told: &Result<(), ClientError>) -> bool {
@@ -544,6 +571,21 @@ pub(crate) fn now() -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_short_file_reserves_what_it_writes_and_a_long_one_an_eighth_more() {
+        const MIB: u64 = 1 << 20;
+        for (length, expected) in [
+            (0, 0),
+            (4096, 4096),
+            (100_000, 64 << 10),
+            (MIB, MIB / 8),
+            (800 * MIB, 64 * MIB),
+            (u64::MAX, 64 * MIB),
+        ] {
+            assert_eq!(ahead(length), expected, "{length}");
+        }
+    }
 
     #[test]
     fn what_is_refused_for_want_of_space_is_still_to_be_reported() {

@@ -13,6 +13,7 @@ pub(crate) fn errno(error: &ClientError, by_inode: bool) -> Errno {
         ClientError::Stale { .. } => Errno::STALE,
         ClientError::Lost { .. }
         | ClientError::Corrupt { .. }
+        | ClientError::NotReserved { .. }
         | ClientError::Protocol { .. }
         | ClientError::Fenced { .. } => Errno::IO,
         ClientError::Unavailable { .. } => Errno::TIMEDOUT,

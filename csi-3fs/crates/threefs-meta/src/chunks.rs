@@ -1,11 +1,13 @@
-//! What the metadata service needs of storage: that bytes beyond a length go away.
+//! What the metadata service needs of storage: that bytes beyond a length go away, and where they end.
+
+use std::ops::Range;
 
 use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use threefs_core::ids::InodeId;
 use threefs_core::layout::Layout;
 
-/// Takes chunks away. The service's binary injects one that is made of the storage client.
+/// Takes chunks away and finds them. The service's binary injects one that is made of the storage client.
 pub trait ChunkTrimmer: Send + Sync + 'static {
     /// Afterwards no chunk of the file holds a byte at or beyond `length`; 0 removes all its
     /// chunks. Chunks may exist beyond any length that was ever reported, so the chains of the
@@ -28,6 +30,18 @@ pub trait ChunkTrimmer: Send + Sync + 'static {
         files: &'a [DeadFile],
         deadline: Deadline,
     ) -> BoxFuture<'a, Vec<Result<(), String>>>;
+
+    /// The end of what the chunks of a file hold within a range of its bytes; its start if they hold
+    /// nothing there.
+    ///
+    /// The error's text says what failed where; the caller logs it and tries again later.
+    fn stored_end<'a>(
+        &'a self,
+        inode: InodeId,
+        layout: &'a Layout,
+        range: Range<u64>,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<u64, String>>;
 }
 
 /// A removed file that nobody can read any more.
@@ -62,5 +76,15 @@ impl ChunkTrimmer for NoChunks {
         _deadline: Deadline,
     ) -> BoxFuture<'a, Vec<Result<(), String>>> {
         Box::pin(std::future::ready(vec![Ok(()); files.len()]))
+    }
+
+    fn stored_end<'a>(
+        &'a self,
+        _inode: InodeId,
+        _layout: &'a Layout,
+        range: Range<u64>,
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Result<u64, String>> {
+        Box::pin(std::future::ready(Ok(range.start)))
     }
 }

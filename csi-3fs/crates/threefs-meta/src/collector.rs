@@ -4,7 +4,8 @@
 //! somebody has it open; then one transaction marks its inode dead. In the second it waits for
 //! `dead_grace_ms`, until updates of those who had it open have expired; then storage forgets it, a
 //! page of files in one request to each chain, and then its rows go. A chunk is never taken from a
-//! file whose inode can still be read.
+//! file whose inode can still be read. A file in a quota goes through a third queue: after the life of
+//! capabilities storage forgets it once more, should somebody have written to it meanwhile.
 //!
 //! All of it can be done twice and in any order; what fails is tried again in the next round, and
 //! keeps nothing else from being done. No duration depends on the wall clock.
@@ -41,6 +42,7 @@ const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct QueueAges {
     removed: Ages,
     dead: Ages,
+    late: Ages,
 }
 
 impl Tree {
@@ -72,8 +74,10 @@ impl Tree {
         if let Some(until) = self.due(rows::REMOVALS).await? {
             advanced += self.collect_removed(until).await?;
         }
-        if let Some(until) = self.due(rows::DEAD).await? {
-            advanced += self.collect_dead(until).await?;
+        for queue in [rows::DEAD, rows::LATE] {
+            if let Some(until) = self.due(queue).await? {
+                advanced += self.collect_dead(queue, until).await?;
+            }
         }
         Ok(advanced)
     }
@@ -84,6 +88,7 @@ impl Tree {
         let mut ages = self.ages.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (ages, wait_ms) = match queue {
             rows::DEAD => (&mut ages.dead, self.config.dead_grace_ms),
+            rows::LATE => (&mut ages.late, self.config.excess_wait_ms),
             _ => (&mut ages.removed, self.config.collect_delay_ms),
         };
         Ok(ages.due(Moment::now(), version, Duration::from_millis(wait_ms)))
@@ -107,7 +112,7 @@ impl Tree {
             }
             let rows: Vec<ListedRemoval> =
                 of_state(|state| *state == RemovalState::Rows).cloned().collect();
-            advanced += self.finish(&rows).await?;
+            advanced += self.finish(rows::REMOVALS, &rows).await?;
             for removal in page.iter().filter(|it| it.row.kind == EntryKind::Directory) {
                 let collect = ops::CollectDirectory { removal, holds: &self.holds, now: now() };
                 while !self.store.transact(transaction(), &collect).await? {}
@@ -120,13 +125,14 @@ impl Tree {
         }
     }
 
-    /// The second queue: has storage forget dead files, many at a time, then takes their rows.
-    async fn collect_dead(&self, until: u64) -> Result<u64, OpError> {
+    /// The second queue and the third: has storage forget dead files, many at a time, then takes their
+    /// rows.
+    async fn collect_dead(&self, queue: &'static [u8], until: u64) -> Result<u64, OpError> {
         let mut advanced = 0;
         let mut after = Vec::new();
         let mut tasks: JoinSet<Vec<ListedRemoval>> = JoinSet::new();
         loop {
-            let page = self.removals(rows::DEAD, until, &after).await?;
+            let page = self.removals(queue, until, &after).await?;
             let last = page.last().filter(|_| page.len() == PAGE).map(|it| it.key.clone());
             let (mut dead, mut files) = (Vec::new(), Vec::new());
             for removal in page {
@@ -134,7 +140,7 @@ impl Tree {
                     RemovalState::InUse => {
                         self.store.transact(transaction(), &ops::Revive(&removal)).await?;
                     }
-                    RemovalState::Rows => advanced += self.finish(&[removal]).await?,
+                    RemovalState::Rows => advanced += self.finish(queue, &[removal]).await?,
                     RemovalState::Chunks { layout, end } => {
                         files.push(DeadFile { inode: removal.row.inode, layout, end });
                         dead.push(removal);
@@ -142,7 +148,7 @@ impl Tree {
                 }
             }
             if tasks.len() >= PAGES_AT_ONCE {
-                advanced += self.finish(&next_done(&mut tasks).await).await?;
+                advanced += self.finish(queue, &next_done(&mut tasks).await).await?;
             }
             if !dead.is_empty() {
                 tasks.spawn(forget(Arc::clone(&self.trimmer), dead, files));
@@ -153,7 +159,7 @@ impl Tree {
             }
         }
         while !tasks.is_empty() {
-            advanced += self.finish(&next_done(&mut tasks).await).await?;
+            advanced += self.finish(queue, &next_done(&mut tasks).await).await?;
         }
         Ok(advanced)
     }
@@ -168,9 +174,15 @@ impl Tree {
         self.store.transact(transaction(), &list).await
     }
 
-    async fn finish(&self, removals: &[ListedRemoval]) -> Result<u64, OpError> {
-        if !removals.is_empty() {
-            self.store.transact(transaction(), &ops::FinishRemovals(removals)).await?;
+    async fn finish(
+        &self,
+        queue: &'static [u8],
+        removals: &[ListedRemoval],
+    ) -> Result<u64, OpError> {
+        match queue {
+            _ if removals.is_empty() => {}
+            rows::LATE => self.store.transact(transaction(), &ops::FinishLate(removals)).await?,
+            _ => self.store.transact(transaction(), &ops::FinishRemovals(removals)).await?,
         }
         Ok(removals.len() as u64)
     }
@@ -200,13 +212,25 @@ impl Tree {
             for (key, value) in &page {
                 let row = SessionRow::decode(key, value)?;
                 if !self.clients.heard_since(row.client, silent_since) {
-                    self.store.transact(transaction(), &ops::EndSession { key }).await?;
+                    self.end_session(key).await?;
                 }
             }
             match page.last() {
                 Some((last, _)) if page.len() == PAGE => after.clone_from(last),
                 _ => return Ok(()),
             }
+        }
+    }
+
+    async fn end_session(&self, key: &[u8]) -> Result<(), OpError> {
+        let giving = ops::GivingBack { now: self.uptime(), excess: true };
+        let end = ops::EndSession { key, giving };
+        match self.store.transact(transaction(), &end).await {
+            Err(error) if error.is_over_excess() => {
+                let giving = ops::GivingBack { excess: false, ..giving };
+                self.store.transact(transaction(), &ops::EndSession { key, giving }).await
+            }
+            ended => ended,
         }
     }
 

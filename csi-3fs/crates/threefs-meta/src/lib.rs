@@ -16,6 +16,7 @@ pub mod identity;
 mod layouts;
 mod ops;
 pub mod protocol;
+mod recount;
 mod registration;
 mod replies;
 mod restore;

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use threefs_core::ids::{ClientId, InodeId};
-use threefs_kv::{EmbeddedConfig, Store};
+use threefs_kv::{EmbeddedConfig, KeyRange, Store};
 
 use crate::protocol::{
     At, LayoutDefaults, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest,
     QuotaUse, RenameMode, RequestId, Reservation, SESSION_ROW_BYTES, SessionId, SetMode,
 };
+use crate::rows::InodeRow;
 use crate::testing::{Fixture, Yielding, check_tree, config, create, make_directory, rename, soon};
 use crate::{Identity, Inode, InodeKind};
 
@@ -88,6 +89,7 @@ async fn every_quota_above_holds_and_says_which_one_refused() {
     assert!(refused.to_string().contains(&inner.id.to_string()), "{refused}");
     let cut = MetaChange::SetLength { at: At::path("/v/inner/file"), length: 60 };
     fixture.change(cut).await.unwrap();
+    fixture.recount().await;
     assert_eq!(used(&fixture, "/v/inner").await, (60, 1));
     fixture.change(unlink("/v/inner/file")).await.unwrap();
     assert_eq!(used(&fixture, "/v").await, (0, 2));
@@ -170,6 +172,8 @@ async fn a_writer_is_stopped_before_he_writes_and_gives_back_what_he_did_not_nee
     let refused = refusal(&fixture, reserve(&second, 2, 21)).await;
     assert!(matches!(refused, MetaError::QuotaExceeded { .. }), "{refused}");
     fixture.change(report(&file, 30, &[1])).await.unwrap();
+    assert_eq!(used(&fixture, "/v").await, (68, 2), "he may still be able to write it");
+    fixture.recount().await;
     assert_eq!(used(&fixture, "/v").await, (30, 2));
     fixture.change(reserve(&second, 2, 70)).await.unwrap();
     // Of two writers of a file the last one gives back.
@@ -177,6 +181,7 @@ async fn a_writer_is_stopped_before_he_writes_and_gives_back_what_he_did_not_nee
     fixture.change(report(&second, 10, &[2])).await.unwrap();
     assert_eq!(used(&fixture, "/v").await, (100, 2));
     fixture.change(report(&second, 10, &[3])).await.unwrap();
+    fixture.recount().await;
     assert_eq!(used(&fixture, "/v").await, (40, 2));
     check_tree(&fixture.store).await;
 }
@@ -233,6 +238,7 @@ async fn a_removed_volume_frees_those_above_at_once() {
 enum Action {
     Change(Kind, usize, usize, u64),
     Collect,
+    Recount,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -291,6 +297,7 @@ fn action() -> impl Strategy<Value = Action> {
         12 => (kinds, places.clone(), places, 0u64..60)
             .prop_map(|(kind, one, two, number)| Action::Change(kind, one, two, number)),
         1 => Just(Action::Collect),
+        1 => Just(Action::Recount),
     ]
 }
 
@@ -342,6 +349,7 @@ async fn run(actions: Vec<Action>) {
             Action::Collect => {
                 let _ = fixture.tree.collect().await.unwrap();
             }
+            Action::Recount => fixture.recount().await,
             Action::Change(kind, one, two, number) => {
                 let (one, two) = (PLACES[*one], PLACES[*two]);
                 let Some(change) = change_of(&fixture, *kind, one, two, *number).await else {
@@ -355,6 +363,16 @@ async fn run(actions: Vec<Action>) {
             }
         }
         check_tree(&fixture.store).await;
+    }
+    // Nothing is stored of any file, so each counts for what it needs in the end.
+    fixture.recount().await;
+    check_tree(&fixture.store).await;
+    let mut txn = fixture.store.begin().await.unwrap();
+    for (key, value) in txn.range(&KeyRange::prefix(b"INOD"), usize::MAX).await.unwrap() {
+        let row = InodeRow::decode(&key, &value).unwrap();
+        if row.charged {
+            assert_eq!((row.reach, row.excess), (row.needed_end(), 0), "{}", row.inode.id);
+        }
     }
 }
 

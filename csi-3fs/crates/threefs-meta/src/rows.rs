@@ -8,12 +8,14 @@
 //! | `DSUB` inode | i64 | how many directories are in a directory; only added to, without a read |
 //! | `INOS` inode session | `SessionRow` | a write session |
 //! | `TRIM` inode | `TrimRow` | a truncation whose chunks are not cut yet |
+//! | `EXCS` inode | `ExcessRow` | a file that counts for more than its length and reservation need |
 //! | `GCQU` versionstamp inode | `RemovalRow` | something removed that may still be open |
 //! | `GCDE` versionstamp inode | `RemovalRow` | a dead file: nobody can read it, its chunks go next |
+//! | `GCLA` versionstamp inode | `RemovalRow` | a dead file without chunks, which a capability may still be good for |
 //! | `IDEM` client sequence | `AnswerRow` | an executed change and its answer |
 //! | `ABYT` directory | i64 | bytes of the answers that are kept for tickets of a directory; of directory 0 for all of them |
 //! | `QUOT` directory | `QuotaRow` | limits of a directory |
-//! | `QBYT`, `QINO`, `QMET` directory | i64 | what counts for them; only bounded additions write it |
+//! | `QBYT`, `QEXC`, `QINO`, `QMET` directory | i64 | what counts for them; only bounded additions write it |
 //! | `WRIT` inode level page | `Page` | chunks that were written and that the inode has no place for |
 //! | `XATT` inode name | bytes | an extended attribute |
 //! | `META` name | u64 | the next free inode, the version of this schema, how often the store was opened |
@@ -24,23 +26,26 @@
 
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClientId, InodeId};
-use threefs_kv::KvError;
 pub(crate) use threefs_kv::rows::{decode, read, write};
+use threefs_kv::{KvError, Transaction};
 
 use crate::ops::UNLIMITED_BYTES_MAX;
 use crate::protocol::{EntryKind, Inode, InodeKind, Nanoseconds, SessionId};
 
 pub(crate) const REMOVALS: &[u8] = b"GCQU";
 pub(crate) const DEAD: &[u8] = b"GCDE";
+pub(crate) const LATE: &[u8] = b"GCLA";
 pub(crate) const ANSWERS: &[u8] = b"IDEM";
 pub(crate) const SESSIONS: &[u8] = b"INOS";
 pub(crate) const TRIMS: &[u8] = b"TRIM";
+pub(crate) const EXCESS: &[u8] = b"EXCS";
 pub(crate) const NEXT_INODE: &[u8] = b"METAnext-inode";
 pub(crate) const TREE: &[u8] = b"METAtree";
 pub(crate) const GENERATION: &[u8] = b"METAgeneration";
 pub(crate) const CLUSTER: &[u8] = b"METAcluster";
 pub(crate) const CLAIM: &[u8] = b"METAclaim";
 pub(crate) const SCHEMA: &[u8] = b"METAschema";
+pub(crate) const QUOTA_EXCESS: &[u8] = b"QEXC";
 pub(crate) const QUOTA_INODES: &[u8] = b"QINO";
 pub(crate) const QUOTA_METADATA: &[u8] = b"QMET";
 /// Instead of a volume: all of them together.
@@ -49,7 +54,9 @@ pub(crate) const ANSWER_BYTES: &[u8] = b"ABYT";
 /// What an answer takes beside its bytes.
 const ANSWER_ROW_BYTES: usize = 128;
 /// The schema that this code reads and writes.
-pub(crate) const SCHEMA_VERSION: u64 = 5;
+pub(crate) const SCHEMA_VERSION: u64 = 6;
+/// The one before, whose rows this code reads: of inodes without `reach` and `excess`.
+pub(crate) const SCHEMA_BEFORE: u64 = 5;
 
 /// Parent of a directory that was removed and is being emptied.
 pub(crate) const REMOVED: InodeId = InodeId(0);
@@ -73,6 +80,27 @@ pub(crate) struct InodeRow {
     /// No chunk of a file exists at or beyond this many bytes; `u64::MAX` where writers need not
     /// reserve before they write.
     pub end_max: u64,
+    /// As many bytes of a file count for its quota: what its length or its reservation needs, and no
+    /// less than what a capability that may still be good reaches; see `ops::recount`.
+    pub reach: u64,
+    /// Those of them that count as excess and not as used.
+    pub excess: u64,
+}
+
+/// A file that counts for more than its length and reservation need, because capabilities from
+/// before may still be good. After their life it is counted again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ExcessRow {
+    /// When length or reservation became less the last time, in the life of the service in which
+    /// that was.
+    pub since: Uptime,
+}
+
+/// A moment in one life of the service. Moments of different lives cannot be compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Uptime {
+    pub life: u64,
+    pub ms: u64,
 }
 
 /// Limits of a directory.
@@ -164,7 +192,28 @@ impl InodeRow {
             _ => 0,
         };
         let (name, charged, dead, end_max) = (String::new(), true, false, 0);
-        Self { inode, name, charged, dead, metadata_bytes, end_max }
+        Self { inode, name, charged, dead, metadata_bytes, end_max, reach: 0, excess: 0 }
+    }
+
+    /// A row of this release or of an earlier one, which ends after `end_max`: there a file counted
+    /// for its length or its reservation.
+    pub(crate) fn decode(key: &[u8], value: &[u8]) -> Result<Self, KvError> {
+        decode(key, value).or_else(|_| {
+            let (inode, name, charged, dead, metadata_bytes, end_max) = decode(key, value)?;
+            let (reach, excess) = (0, 0);
+            let mut row =
+                Self { inode, name, charged, dead, metadata_bytes, end_max, reach, excess };
+            row.reach = row.needed_end();
+            Ok(row)
+        })
+    }
+
+    /// Bytes of a file that its length or its reservation needs, whichever is longer.
+    pub(crate) fn needed_end(&self) -> u64 {
+        match self.inode.kind {
+            InodeKind::File { length, reserved, .. } => length.max(reserved),
+            _ => 0,
+        }
     }
 
     pub(crate) fn kind(&self) -> EntryKind {
@@ -195,6 +244,15 @@ fn numbered(prefix: &[u8; 4], inode: InodeId, rest: &[u8]) -> Vec<u8> {
 
 pub(crate) fn inode(id: InodeId) -> Vec<u8> {
     numbered(b"INOD", id, &[])
+}
+
+pub(crate) async fn read_inode(
+    txn: &mut Transaction,
+    id: InodeId,
+) -> Result<Option<InodeRow>, KvError> {
+    let key = inode(id);
+    let value = txn.get(&key).await?;
+    value.map(|value| InodeRow::decode(&key, &value)).transpose()
 }
 
 pub(crate) fn dentry(parent: InodeId, name: &str) -> Vec<u8> {
@@ -229,6 +287,10 @@ pub(crate) fn quota(id: InodeId) -> Vec<u8> {
 
 pub(crate) fn quota_bytes(id: InodeId) -> Vec<u8> {
     numbered(b"QBYT", id, &[])
+}
+
+pub(crate) fn quota_excess(id: InodeId) -> Vec<u8> {
+    numbered(b"QEXC", id, &[])
 }
 
 pub(crate) fn quota_inodes(id: InodeId) -> Vec<u8> {
@@ -266,6 +328,10 @@ pub(crate) fn trim(id: InodeId) -> Vec<u8> {
 
 pub(crate) fn answer(client: ClientId, sequence: u64) -> Vec<u8> {
     [ANSWERS, &client.0.to_be_bytes(), &sequence.to_be_bytes()].concat()
+}
+
+pub(crate) fn excess(id: InodeId) -> Vec<u8> {
+    numbered(b"EXCS", id, &[])
 }
 
 /// The bytes of the answers that are kept for a volume.
@@ -306,6 +372,48 @@ mod tests {
             let row = AnswerRow { volume: Some(InodeId(u64::MAX)), batch: true, ..row };
             let now = postcard::to_allocvec(&row).unwrap();
             assert_eq!(AnswerRow::decode(b"IDEM", &now).unwrap(), row);
+        }
+    }
+
+    #[test]
+    fn inodes_of_earlier_releases_are_read_and_count_as_they_did() {
+        let layout = threefs_core::layout::Layout {
+            table: threefs_core::ids::TableId(1),
+            table_version: threefs_core::ids::TableVersion(1),
+            chunk_bytes: 1 << 20,
+            stripe: 1,
+            chains: threefs_core::layout::ChainChoice::Range { base: 0, seed: 0 },
+        };
+        for (length, reserved, counted) in [(0, 0, 0), (300, 0, 300), (300, u64::MAX, u64::MAX)] {
+            let time = Nanoseconds(-3);
+            let kind = InodeKind::File {
+                layout: layout.clone(),
+                length,
+                reserved,
+                truncate_version: 7,
+                content: 8,
+                written: crate::protocol::Written::default(),
+            };
+            let inode = Inode {
+                id: InodeId(9),
+                version: 1,
+                kind,
+                mode: 0o644,
+                uid: 0,
+                gid: 0,
+                links: 1,
+                accessed: time,
+                modified: time,
+                changed: time,
+                quota: None,
+            };
+            let row = InodeRow { end_max: u64::MAX, ..InodeRow::new(inode) };
+            let before = (&row.inode, &row.name, true, false, row.metadata_bytes, row.end_max);
+            let before = postcard::to_allocvec(&before).unwrap();
+            let row = InodeRow { reach: counted, ..row };
+            assert_eq!(InodeRow::decode(b"INOD", &before).unwrap(), row);
+            let now = postcard::to_allocvec(&row).unwrap();
+            assert_eq!(InodeRow::decode(b"INOD", &now).unwrap(), row);
         }
     }
 

@@ -21,8 +21,8 @@ use threefs_mgmtd::{MgmtdClient, MgmtdError, RoutingFollower};
 use crate::chunks::ChunkTrimmer;
 use crate::config::MetaConfig;
 use crate::protocol::{
-    CONTEXT, Inode, InodeKind, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest,
-    MetaResult, decode_request,
+    CONTEXT, Inode, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult,
+    decode_request,
 };
 use crate::registration::{RegistrationError, register};
 use crate::replies::reply_bytes;
@@ -124,7 +124,7 @@ impl Meta {
             if let Err(error) = self.tree.finish_all_trims().await {
                 tracing::warn!(%error, "truncations of a former life");
             }
-            self.tree.collect_for_ever().await;
+            tokio::join!(self.tree.collect_for_ever(), self.tree.recount_for_ever());
             Ok(())
         };
         tokio::select! {
@@ -157,8 +157,10 @@ impl Handler {
         ticket: &Ticket,
         inodes: &[InodeId],
         deadline: Deadline,
-    ) -> MetaResult {
+    ) -> Result<Vec<Option<Capability>>, MetaError> {
         check_batch("inodes", inodes.len())?;
+        // Before it is looked up what they are for: what becomes less later waits for their whole life.
+        let now_unix_s = now().0.unsigned_abs() / 1_000_000_000;
         let scope = InodeId(ticket.directory);
         let sides = self.tree.sides(scope, inodes, deadline).await?;
         if let Some(inode) = sides.outside.first() {
@@ -167,23 +169,26 @@ impl Handler {
         let terms = self.tree.terms(inodes, deadline).await?;
         let signed = inodes.iter().zip(terms).map(|(inode, terms)| {
             let terms = terms.filter(|_| sides.inside.contains(inode));
-            terms.map(|terms| self.sign(ticket, *inode, &terms)).transpose()
+            terms.map(|terms| self.sign(ticket, *inode, &terms, now_unix_s)).transpose()
         });
-        Ok(MetaReply::Capabilities(signed.collect::<Result<_, _>>()?))
+        signed.collect()
     }
 
     /// Adds capabilities to an answer about files that may be written further: they need not be
-    /// asked for.
-    fn with_capabilities(&self, ticket: &Ticket, reply: MetaReply) -> MetaResult {
+    /// asked for. They are for what the files are now: the answer may be that of an earlier attempt.
+    async fn with_capabilities(
+        &self,
+        ticket: &Ticket,
+        reply: MetaReply,
+        deadline: Deadline,
+    ) -> MetaResult {
         let MetaReply::Inodes(inodes) = reply else { return Ok(reply) };
-        let sign = |inode: &Result<Inode, MetaError>| match inode {
-            Ok(Inode { id, kind: InodeKind::File { layout, length, reserved, .. }, .. }) => {
-                let terms = FileTerms::of(layout, *length.max(reserved));
-                self.sign(ticket, *id, &terms).map(Some)
-            }
-            _ => Ok(None),
+        let files: Vec<InodeId> = inodes.iter().flatten().map(|inode| inode.id).collect();
+        let mut signed = self.capabilities(ticket, &files, deadline).await?.into_iter();
+        let of_file = |inode: &Result<Inode, MetaError>| {
+            inode.as_ref().ok().and_then(|_| signed.next().flatten())
         };
-        let capabilities = inodes.iter().map(sign).collect::<Result<_, _>>()?;
+        let capabilities = inodes.iter().map(of_file).collect();
         Ok(MetaReply::Reserved { inodes, capabilities })
     }
 
@@ -192,11 +197,11 @@ impl Handler {
         ticket: &Ticket,
         inode: InodeId,
         terms: &FileTerms,
+        now_unix_s: u64,
     ) -> Result<Capability, MetaError> {
         let damaged = |error: RpcError| MetaError::Damaged { detail: error.to_string() };
         let terms = encode(terms).map_err(damaged)?.into();
-        let now = now().0.unsigned_abs() / 1_000_000_000;
-        Ok(Capability::sign(&self.keys.current(), ticket, inode.0, terms, now))
+        Ok(Capability::sign(&self.keys.current(), ticket, inode.0, terms, now_unix_s))
     }
 }
 
@@ -217,10 +222,19 @@ impl Service for Handler {
             (
                 MetaRequest::Query { query: MetaQuery::Capabilities { inodes }, .. },
                 Some(ticket),
-            ) => self.capabilities(ticket, inodes, call.deadline).await,
+            ) => {
+                // Boxed, as what follows: thousands of calls may be in work, and few are of this kind.
+                let signed = Box::pin(self.capabilities(ticket, inodes, call.deadline)).await;
+                signed.map(MetaReply::Capabilities)
+            }
             (MetaRequest::Change { change: MetaChange::Reserve { .. }, .. }, Some(ticket)) => {
                 let reply = self.tree.answer_for(&call.grant, request, call.deadline).await;
-                reply.and_then(|reply| self.with_capabilities(ticket, reply))
+                match reply {
+                    Ok(reply) => {
+                        Box::pin(self.with_capabilities(ticket, reply, call.deadline)).await
+                    }
+                    refused => refused,
+                }
             }
             _ => self.tree.answer_for(&call.grant, request, call.deadline).await,
         };

@@ -2,6 +2,7 @@
 //! and a check that the rows of a store make a tree.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -31,7 +32,7 @@ pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// Remembers every trim; refuses while told so.
+/// Remembers every trim and question; refuses while told so.
 #[derive(Default)]
 pub(crate) struct Recorder {
     pub trims: Mutex<Vec<(InodeId, u64)>>,
@@ -40,6 +41,10 @@ pub(crate) struct Recorder {
     /// Of removals: the bound of where chunks may be.
     pub ends: Mutex<Vec<(InodeId, u64)>>,
     pub refuse: AtomicBool,
+    /// Where the chunks of files end that have some.
+    pub stored: Mutex<BTreeMap<InodeId, u64>>,
+    /// The ranges in which ends were asked for.
+    pub asked: Mutex<Vec<(InodeId, Range<u64>)>>,
 }
 
 impl ChunkTrimmer for Recorder {
@@ -74,6 +79,22 @@ impl ChunkTrimmer for Recorder {
             Ok(())
         };
         Box::pin(std::future::ready(files.iter().map(forget).collect()))
+    }
+
+    fn stored_end<'a>(
+        &'a self,
+        inode: InodeId,
+        _layout: &'a Layout,
+        range: Range<u64>,
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Result<u64, String>> {
+        self.asked.lock().unwrap().push((inode, range.clone()));
+        let stored = self.stored.lock().unwrap().get(&inode).copied().unwrap_or_default();
+        let end = match self.refuse.load(SeqCst) {
+            true => Err("storage is away".into()),
+            false => Ok(stored.clamp(range.start, range.end)),
+        };
+        Box::pin(std::future::ready(end))
     }
 }
 
@@ -140,6 +161,11 @@ impl Fixture {
         }
     }
 
+    /// Counts all files again that count for more than they need and have done so for long enough.
+    pub(crate) async fn recount(&self) {
+        self.tree.recount(&mut Vec::new()).await.unwrap();
+    }
+
     /// Collects until nothing is left to collect.
     pub(crate) async fn collect_all(&self) {
         while self.tree.collect().await.unwrap() > 0 {}
@@ -147,7 +173,7 @@ impl Fixture {
 }
 
 pub(crate) fn config() -> TreeConfig {
-    TreeConfig { collect_delay_ms: 0, dead_grace_ms: 0, ..TreeConfig::default() }
+    TreeConfig { collect_delay_ms: 0, dead_grace_ms: 0, excess_wait_ms: 0, ..TreeConfig::default() }
 }
 
 pub(crate) fn routing() -> watch::Receiver<Arc<RoutingInfo>> {
@@ -182,7 +208,9 @@ pub(crate) async fn check_tree(store: &Store) {
         .await
         .unwrap()
         .iter()
-        .map(|(key, value)| (rows::inode_of_key(key).unwrap(), rows::decode(key, value).unwrap()))
+        .map(|(key, value)| {
+            (rows::inode_of_key(key).unwrap(), InodeRow::decode(key, value).unwrap())
+        })
         .collect();
     let mut names: BTreeMap<InodeId, Vec<(InodeId, String)>> = BTreeMap::new();
     for (key, value) in txn.range(&all(b"DENT"), usize::MAX).await.unwrap() {
@@ -204,6 +232,7 @@ pub(crate) async fn check_tree(store: &Store) {
         .unwrap()
         .iter()
         .chain(txn.range(&all(b"GCDE"), usize::MAX).await.unwrap().iter())
+        .chain(txn.range(&all(b"GCLA"), usize::MAX).await.unwrap().iter())
         .map(|(key, value)| rows::decode::<RemovalRow>(key, value).unwrap().inode)
         .collect();
     for (id, row) in &inodes {
@@ -278,7 +307,7 @@ async fn check_quotas(txn: &mut Transaction, inodes: &BTreeMap<InodeId, InodeRow
         .iter()
         .map(|(key, value)| (rows::inode_of_key(key).unwrap(), rows::decode(key, value).unwrap()))
         .collect();
-    let mut expected: BTreeMap<InodeId, (i64, i64, i64)> = BTreeMap::new();
+    let mut expected: BTreeMap<InodeId, (i64, i64, i64, i64)> = BTreeMap::new();
     for (id, row) in inodes.iter().filter(|(_, row)| row.charged) {
         let mut next = match row.inode.quota {
             Some(quota) if quota == *id => quotas[id].above,
@@ -286,21 +315,25 @@ async fn check_quotas(txn: &mut Transaction, inodes: &BTreeMap<InodeId, InodeRow
         };
         while let Some((id, quota)) = next.and_then(|id| Some((id, quotas.get(&id)?))) {
             let counted = expected.entry(id).or_default();
-            if let crate::InodeKind::File { length, reserved, .. } = row.inode.kind {
-                counted.0 += length.max(reserved) as i64;
-            }
-            counted.1 += 1;
-            counted.2 += row.metadata_bytes as i64;
+            assert!(
+                row.reach >= row.needed_end() + row.excess,
+                "{id} counts for less than it needs"
+            );
+            counted.0 += (row.reach - row.excess) as i64;
+            counted.1 += row.excess as i64;
+            counted.2 += 1;
+            counted.3 += row.metadata_bytes as i64;
             next = quota.above;
         }
     }
     for id in quotas.keys() {
         let mut counted = async |key: Vec<u8>| {
-            let bytes = txn.get(&key).await.unwrap().unwrap();
-            i64::from_le_bytes(bytes.try_into().unwrap())
+            let bytes = txn.get(&key).await.unwrap();
+            bytes.map_or(0, |bytes| i64::from_le_bytes(bytes.try_into().unwrap()))
         };
         let counted = (
             counted(rows::quota_bytes(*id)).await,
+            counted(rows::quota_excess(*id)).await,
             counted(rows::quota_inodes(*id)).await,
             counted(rows::quota_metadata(*id)).await,
         );

@@ -28,7 +28,7 @@ use crate::protocol::{
     BATCH_MAX, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult,
     MetaStatus, Nanoseconds, REPORT_RANGES_MAX, RequestId, SessionId,
 };
-use crate::rows;
+use crate::rows::{self, Uptime};
 
 /// The longest that one request may take, whatever its caller would wait.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -115,6 +115,11 @@ impl Tree {
     pub(crate) fn uptime_ms(&self) -> u64 {
         let uptime = Moment::now().since(self.started);
         u64::try_from(uptime.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Now, for what is compared in this life of the service alone.
+    pub(crate) fn uptime(&self) -> Uptime {
+        Uptime { life: self.holds.life(), ms: self.uptime_ms() }
     }
 
     /// Answers one request.
@@ -281,7 +286,8 @@ impl Tree {
             _ => 0,
         };
         let first_inode = self.fresh_inodes(names, deadline).await?;
-        let given = Given { now: now(), first_inode, full };
+        let (uptime, excess) = (self.uptime(), true);
+        let given = Given { now: now(), uptime, excess, first_inode, full };
         let session = SessionId(rand::random());
         let (finished, room) = (client.take_finished(id), AnswerRoom::of(room));
         let ask = Ask { id, who, client: &client, finished, room, given, session, deadline };
@@ -297,9 +303,11 @@ impl Tree {
         ask: &Ask<'_>,
         change: &MetaChange,
     ) -> Result<MetaReply, OpError> {
+        let mut given = ask.given.clone();
         for _ in 0..TRIMS_MAX {
-            match self.apply(ask, change).await {
+            match self.apply(ask, change, given.clone()).await {
                 Err(OpError::TrimPending(inode)) => self.finish_trim(inode, ask.deadline).await?,
+                Err(error) if given.excess && error.is_over_excess() => given.excess = false,
                 result => return result,
             }
         }
@@ -307,8 +315,12 @@ impl Tree {
         Err(MetaError::Unavailable { detail }.into())
     }
 
-    async fn apply(&self, ask: &Ask<'_>, change: &MetaChange) -> Result<MetaReply, OpError> {
-        let given = ask.given.clone();
+    async fn apply(
+        &self,
+        ask: &Ask<'_>,
+        change: &MetaChange,
+        given: Given,
+    ) -> Result<MetaReply, OpError> {
         let (who, holds) = (ask.who, &self.holds);
         let wanted = |write: &bool| {
             write.then_some(ops::Wanted { session: ask.session, client: ask.id.client })

@@ -480,6 +480,20 @@ async fn each_directory_is_a_link_to_the_one_above_it() {
 }
 
 #[tokio::test]
+async fn a_store_of_the_schema_before_is_taken_over() {
+    let store = Store::memory();
+    Fixture::open(store.clone(), config()).await.create("/file").await;
+    let mut txn = store.begin().await.unwrap();
+    rows::write(&mut txn, rows::SCHEMA, &rows::SCHEMA_BEFORE).unwrap();
+    txn.commit().await.unwrap();
+    let fixture = Fixture::open(store.clone(), config()).await;
+    fixture.stat("/file").await.unwrap();
+    let mut txn = store.begin().await.unwrap();
+    let schema: Option<u64> = rows::read(&mut txn, rows::SCHEMA).await.unwrap();
+    assert_eq!(schema, Some(rows::SCHEMA_VERSION));
+}
+
+#[tokio::test]
 async fn a_store_of_another_schema_is_refused() {
     let store = Store::memory();
     let mut txn = store.begin().await.unwrap();

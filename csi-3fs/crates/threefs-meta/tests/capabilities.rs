@@ -1,5 +1,5 @@
-//! What the holder of a ticket gets for the storage services: as many chunks as it has reserved, with
-//! the reservation.
+//! What the holder of a ticket gets for the storage services: the bytes that it has reserved, with the
+//! reservation.
 // A test fails by panicking, also in its helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -16,8 +16,8 @@ use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{ClientId, Incarnation, InodeId, NodeId};
 use threefs_core::terms::FileTerms;
 use threefs_meta::{
-    At, Inode, InodeKind, Meta, MetaChange, MetaClient, MetaConfig, MetaQuery, MetaReply, NoChunks,
-    Reservation, SessionId, TreeConfig,
+    At, Identity, Inode, InodeKind, Meta, MetaChange, MetaClient, MetaConfig, MetaQuery, MetaReply,
+    NoChunks, RequestId, Reservation, SessionId, TreeConfig,
 };
 use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, Timers};
 
@@ -111,7 +111,7 @@ async fn a_reservation_comes_with_the_capability_to_use_it() {
         capability.check(&ring, ticket, file.id.0, true, now.as_secs()).unwrap();
         let terms: FileTerms = decode(capability.terms()).unwrap();
         assert_eq!(&terms.layout, layout);
-        terms.chunks
+        terms.end
     };
     let asked = async |client: &MetaClient| {
         let inodes = vec![file.id, volume.id, InodeId(1 << 40)];
@@ -134,32 +134,42 @@ async fn a_reservation_comes_with_the_capability_to_use_it() {
         }
     };
     assert_eq!(asked(&tenant).await, 0, "nothing is reserved");
-    assert_eq!(reserved(5 * MIB + 1, 0).await, 6);
-    assert_eq!(asked(&tenant).await, 6);
+    assert_eq!(reserved(5 * MIB + 1, 0).await, 5 * MIB + 1);
+    assert_eq!(asked(&tenant).await, 5 * MIB + 1);
     // Beyond the quota there is nothing.
     let refused = tenant.change(reserve(&file, 101 * MIB, 0), soon()).await;
     assert!(refused.is_err(), "{refused:?}");
-    assert_eq!(asked(&tenant).await, 6);
-    // What was reserved for an earlier truncation is reserved no more; writes may be in flight.
+    assert_eq!(asked(&tenant).await, 5 * MIB + 1);
+    // What was reserved for an earlier truncation is reserved no more.
     tenant.set_length(At::path("/file"), 0, soon()).await.unwrap();
     assert_eq!(reserved(9 * MIB, 0).await, 0);
-    assert_eq!(asked(&tenant).await, 6);
-    assert_eq!(reserved(2 * MIB, 1).await, 2);
+    assert_eq!(asked(&tenant).await, 0);
+    assert_eq!(reserved(2 * MIB, 1).await, 2 * MIB);
     tenant.set_length(At::path("/file"), 8 * MIB, soon()).await.unwrap();
-    assert_eq!(asked(&tenant).await, 8);
-    // The end of the last session gives the reservation back and leaves the terms: what was written
-    // may be reported later. A limit that decision 0131 describes.
+    assert_eq!(asked(&tenant).await, 8 * MIB);
+    // The end of the last session takes what was reserved from new capabilities. The quota has an
+    // eighth of its limit back at once, and the rest when those from before have ended.
     let used = async || match control.query(MetaQuery::Quotas { at: At::path("/v") }, soon()).await
     {
         Ok(MetaReply::Quotas(quotas)) => quotas[0].bytes_used,
         other => panic!("{other:?}"),
     };
-    assert_eq!((reserved(50 * MIB, 1).await, used().await), (50, 50 * MIB));
+    let id = RequestId { client: ClientId(3), sequence: 1, finished_below: 0 };
+    let attempt = async || {
+        let change = reserve(&file, 50 * MIB, 1);
+        match tenant.change_with(id, &Identity::ROOT, change, soon()).await.unwrap() {
+            MetaReply::Reserved { capabilities, .. } => terms_of(capabilities[0].as_ref().unwrap()),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!((attempt().await, used().await), (50 * MIB, 50 * MIB));
     let ends = vec![(file.id, SessionId(1)), (file.id, opened.unwrap())];
     let ended = MetaChange::ReportLengths { reports: Vec::new(), ends };
     tenant.change(ended, soon()).await.unwrap();
-    assert_eq!((asked(&tenant).await, used().await), (50, 8 * MIB));
-    // Writers outside all quotas do not reserve, so a file that comes from there has no bound.
+    assert_eq!((asked(&tenant).await, used().await), (8 * MIB, 50 * MIB - 100 * MIB / 8));
+    // The kept answer to the reservation, sent again, brings what is reserved now.
+    assert_eq!(attempt().await, 8 * MIB);
+    // A file that comes from outside all quotas, where writers do not reserve, has its length.
     let (outside, _) = control.create(At::path("/outside"), true, soon()).await.unwrap();
     control.rename(At::path("/outside"), At::path("/v/inside"), soon()).await.unwrap();
     let query = MetaQuery::Capabilities { inodes: vec![outside.id] };
@@ -167,7 +177,7 @@ async fn a_reservation_comes_with_the_capability_to_use_it() {
         panic!()
     };
     let terms: FileTerms = decode(signed[0].as_ref().unwrap().terms()).unwrap();
-    assert_eq!(terms.chunks, 1 << 32);
+    assert_eq!(terms.end, 0);
     // Clients with the cluster's key need none.
     let reply = control.change(reserve(&file, MIB, 1), soon()).await.unwrap();
     assert!(matches!(reply, MetaReply::Inodes(_)), "{reply:?}");

@@ -1,5 +1,5 @@
 //! Which requests a volume's credential may make: those of clients, for files that the metadata
-//! service gave it a capability for, and updates only of the chunks that its terms name. What replicas
+//! service gave it a capability for, and updates only of the bytes that its terms name. What replicas
 //! ask of each other needs the cluster's key.
 
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use threefs_core::terms::{FileTerms, TermsError};
 pub(crate) fn permit(
     grant: &Grant,
     request: &StorageRequest,
+    payload_bytes: usize,
     capability: Option<&Capability>,
     keys: &Keys,
     now_unix_s: u64,
@@ -36,7 +37,7 @@ pub(crate) fn permit(
     let StorageRequest::Update(update) = request else { return Ok(()) };
     let terms: FileTerms = decode(capability.terms())
         .map_err(|error| Fault::bad_request(format!("the terms of the capability: {error}")))?;
-    terms.check(update, &routing()).map_err(fault)
+    terms.check(update, payload_bytes, &routing()).map_err(fault)
 }
 
 fn fault(error: TermsError) -> Fault {

@@ -168,7 +168,8 @@ impl Service for Port {
         let (request, shown): (StorageRequest, Shown) = decode_request(&call)?;
         let (capability, now) = (shown.capability()?, unix_now_s());
         let routing = || self.node.shared.routing();
-        access::permit(&call.grant, &request, capability, &self.keys, now, routing)?;
+        let (grant, payload_bytes) = (&call.grant, call.payload.len());
+        access::permit(grant, &request, payload_bytes, capability, &self.keys, now, routing)?;
         if request.class() != call.class {
             let (said, class) = (call.class, request.class());
             // A caller of version 1 names none, and sends updates and reads only.

@@ -7,7 +7,7 @@ use super::remove::{clear_directory, detach_tree};
 use super::{OpError, answers, drop_link, load_named, queue, quota, store, written_rows};
 use crate::holds::Holds;
 use crate::protocol::{EntryKind, InodeKind, Nanoseconds};
-use crate::rows::{self, DentryRow, InodeRow, RemovalRow};
+use crate::rows::{self, DentryRow, RemovalRow};
 
 /// Names that one transaction takes out of a removed directory.
 const NAMES_PER_TRANSACTION: usize = 256;
@@ -53,7 +53,7 @@ impl Operation for ListRemovals<'_> {
         let mut listed = Vec::new();
         for (key, value) in txn.snapshot_range(&range, self.limit).await? {
             let row: RemovalRow = rows::decode(&key, &value)?;
-            let state = state_of(txn, &row, self.holds).await?;
+            let state = state_of(txn, self.queue, &row, self.holds).await?;
             listed.push(ListedRemoval { key, row, state });
         }
         Ok(listed)
@@ -62,14 +62,18 @@ impl Operation for ListRemovals<'_> {
 
 async fn state_of(
     txn: &mut Transaction,
+    queue: &[u8],
     removal: &RemovalRow,
     holds: &Holds,
 ) -> Result<RemovalState, OpError> {
     let id = removal.inode;
-    let Some(row) = rows::read::<InodeRow>(txn, &rows::inode(id)).await? else {
+    let Some(row) = rows::read_inode(txn, id).await? else {
         return Ok(RemovalState::Rows);
     };
     let InodeKind::File { layout, .. } = row.inode.kind else { return Ok(RemovalState::Rows) };
+    if queue == rows::LATE {
+        return Ok(RemovalState::Chunks { layout, end: row.end_max });
+    }
     if holds.is_held(id) || holds.may_be_held(removal) {
         return Ok(RemovalState::InUse);
     }
@@ -107,12 +111,12 @@ impl Operation for MarkDead<'_> {
     async fn run(&self, txn: &mut Transaction) -> Result<usize, OpError> {
         let mut marked = 0;
         for removal in self.removals {
-            let state = state_of(txn, &removal.row, self.holds).await?;
+            let state = state_of(txn, rows::REMOVALS, &removal.row, self.holds).await?;
             if !matches!(state, RemovalState::Chunks { .. }) {
                 continue;
             }
-            let key = rows::inode(removal.row.inode);
-            let Some(mut row) = rows::read::<InodeRow>(txn, &key).await? else { continue };
+            let id = removal.row.inode;
+            let Some(mut row) = rows::read_inode(txn, id).await? else { continue };
             row.dead = true;
             store(txn, &mut row)?;
             txn.clear(&removal.key);
@@ -131,9 +135,8 @@ impl Operation for Revive<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
-        let key = rows::inode(self.0.row.inode);
         txn.clear(&self.0.key);
-        if let Some(mut row) = rows::read::<InodeRow>(txn, &key).await? {
+        if let Some(mut row) = rows::read_inode(txn, self.0.row.inode).await? {
             row.dead = false;
             store(txn, &mut row)?;
             queue(txn, rows::REMOVALS, &self.0.row)?;
@@ -143,7 +146,9 @@ impl Operation for Revive<'_> {
 }
 
 /// The chunks are gone: takes the last rows of files, symbolic links and special files. No session
-/// can have begun since: what is dead or never was a file cannot be opened.
+/// can have begun since: what is dead or never was a file cannot be opened. A file in a quota keeps
+/// its inode: holders of tickets may have capabilities for it, and storage bounds how many forgotten
+/// files it remembers, so it is asked to forget the file once more after their life.
 pub(crate) struct FinishRemovals<'a>(pub &'a [ListedRemoval]);
 
 impl Operation for FinishRemovals<'_> {
@@ -152,16 +157,40 @@ impl Operation for FinishRemovals<'_> {
 
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
         for removal in self.0 {
-            let key = rows::inode(removal.row.inode);
-            if let Some(row) = rows::read::<InodeRow>(txn, &key).await?
-                && row.charged
-            {
-                quota::release(txn, &row).await?;
+            let id = removal.row.inode;
+            let row = rows::read_inode(txn, id).await?;
+            if let Some(row) = row.as_ref().filter(|row| row.charged) {
+                quota::release(txn, row).await?;
             }
-            txn.clear(&key);
-            txn.clear_range(KeyRange::prefix(&rows::attributes(removal.row.inode)));
-            txn.clear(&rows::trim(removal.row.inode));
-            written_rows::clear(txn, removal.row.inode);
+            match row.filter(|row| row.dead && row.inode.quota.is_some()) {
+                Some(mut row) => {
+                    row.charged = false;
+                    row.metadata_bytes = 0;
+                    store(txn, &mut row)?;
+                    queue(txn, rows::LATE, &removal.row)?;
+                }
+                None => txn.clear(&rows::inode(id)),
+            }
+            txn.clear_range(KeyRange::prefix(&rows::attributes(id)));
+            txn.clear(&rows::trim(id));
+            txn.clear(&rows::excess(id));
+            written_rows::clear(txn, id);
+            txn.clear(&removal.key);
+        }
+        Ok(())
+    }
+}
+
+/// Storage has forgotten files twice: takes their inodes.
+pub(crate) struct FinishLate<'a>(pub &'a [ListedRemoval]);
+
+impl Operation for FinishLate<'_> {
+    type Output = ();
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
+        for removal in self.0 {
+            txn.clear(&rows::inode(removal.row.inode));
             txn.clear(&removal.key);
         }
         Ok(())

@@ -9,9 +9,9 @@ use threefs_core::ids::{ClientId, InodeId};
 use threefs_core::layout::Layout;
 use threefs_kv::{KeyRange, Operation, Transaction};
 
-use super::quota::{self, Charge, bytes_of};
+use super::quota::{self, Charge};
 use super::walk::{Last, find};
-use super::{Given, OpError, load, store, written_rows};
+use super::{Given, GivingBack, OpError, load, recount, store, written_rows};
 use crate::identity::{Identity, WRITE};
 use crate::protocol::{
     At, InodeKind, LengthReport, MetaError, MetaReply, Reservation, SESSION_ROW_BYTES, SessionId,
@@ -47,7 +47,7 @@ impl Operation for ReportLengths<'_> {
             }
         }
         for (inode, session) in self.ends {
-            end_session(txn, *inode, *session).await?;
+            end_session(txn, *inode, *session, &self.given.giving_back()).await?;
         }
         Ok(MetaReply::Inodes(inodes))
     }
@@ -85,7 +85,6 @@ async fn reserve(
     full: Option<&MetaError>,
 ) -> Result<InodeRow, OpError> {
     let mut row = load(txn, wanted.inode, "").await?;
-    let before = bytes_of(&row);
     let InodeKind::File { truncate_version, layout, .. } = &row.inode.kind else {
         return Err(not_a_file(&row));
     };
@@ -102,7 +101,7 @@ async fn reserve(
         *reserved = wanted.end.max(*reserved);
     }
     row.end_max = row.end_max.max(wanted.end);
-    recharge(txn, &mut row, before).await?;
+    recharge(txn, &mut row).await?;
     store(txn, &mut row)?;
     Ok(row)
 }
@@ -128,16 +127,18 @@ pub(super) async fn begin_session(
     Ok(rows::write(txn, &key, &SessionRow { client, counted: true })?)
 }
 
-/// Charges what a file counts for more than before. A file that lost its last name while nobody
-/// had it open counts again.
-async fn recharge(txn: &mut Transaction, row: &mut InodeRow, before: i64) -> Result<(), OpError> {
-    let charge = if row.charged {
-        Charge { bytes: bytes_of(row) - before, ..Charge::default() }
-    } else {
-        Charge::of(row)
+/// Charges what a file needs more than before. A file that lost its last name while nobody had it
+/// open counts again. In a quota it never counts for less at once: see `recount`.
+async fn recharge(txn: &mut Transaction, row: &mut InodeRow) -> Result<(), OpError> {
+    let before = if row.charged { Charge::of(row) } else { Charge::default() };
+    let needed = row.needed_end();
+    row.reach = match row.inode.quota {
+        Some(_) => row.reach.max(needed),
+        None => needed,
     };
+    row.excess = row.excess.min(row.reach - needed);
     row.charged = true;
-    quota::charge(txn, row.inode.quota, charge).await
+    quota::charge(txn, row.inode.quota, Charge::of(row).since(before)).await
 }
 
 /// A session ends; the last one of a file takes what was reserved with it.
@@ -145,27 +146,28 @@ pub(super) async fn end_session(
     txn: &mut Transaction,
     inode: InodeId,
     session: SessionId,
+    giving: &GivingBack,
 ) -> Result<(), OpError> {
     let key = rows::session(inode, session);
     let stored = txn.get(&key).await?;
     let ended = stored.map(|value| SessionRow::decode(&key, &value)).transpose()?;
     txn.clear(&key);
     let is_last = txn.range(&KeyRange::prefix(&rows::sessions(inode)), 1).await?.is_empty();
-    let Some(mut row) = rows::read::<InodeRow>(txn, &rows::inode(inode)).await? else {
+    let Some(mut row) = rows::read_inode(txn, inode).await? else {
         return Ok(());
     };
     let counted = ended.is_some_and(|ended| ended.counted);
     if counted {
         quota::charge_metadata(txn, &mut row, -SESSION_BYTES).await?;
     }
-    let before = bytes_of(&row);
     let InodeKind::File { reserved, .. } = &mut row.inode.kind else { return Ok(()) };
     let gives_back = is_last && *reserved != 0;
     if gives_back {
         *reserved = 0;
         if row.charged {
-            recharge(txn, &mut row, before).await?;
+            recharge(txn, &mut row).await?;
         }
+        recount::give_back(txn, &mut row, giving).await?;
     }
     if counted || gives_back {
         store(txn, &mut row)?;
@@ -180,7 +182,6 @@ pub(super) async fn grow(
     given: &Given,
 ) -> Result<InodeRow, OpError> {
     let mut row = load(txn, report.inode, "").await?;
-    let before = bytes_of(&row);
     let InodeKind::File { length, truncate_version, content, written, layout, .. } =
         &mut row.inode.kind
     else {
@@ -209,7 +210,7 @@ pub(super) async fn grow(
     // Also when it did not grow: something was written.
     row.inode.modified = given.now;
     row.inode.changed = given.now;
-    recharge(txn, &mut row, before).await?;
+    recharge(txn, &mut row).await?;
     store(txn, &mut row)?;
     Ok(row)
 }
@@ -229,7 +230,6 @@ impl Operation for BeginTrim<'_> {
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
         let mut row = find(txn, self.who, self.at, Last::Follow).await?;
         let id = row.inode.id;
-        let before = bytes_of(&row);
         if !row.inode.is_directory() {
             self.who.check(&row.inode, WRITE, &self.at.path)?;
         }
@@ -245,7 +245,8 @@ impl Operation for BeginTrim<'_> {
         if txn.get(&rows::trim(id)).await?.is_some() {
             return Err(OpError::TrimPending(id));
         }
-        if self.length < *length || self.length < *reserved || self.length == 0 {
+        let cuts = self.length < *length || self.length < *reserved || self.length == 0;
+        if cuts {
             *truncate_version += 1;
             // Writers learn it with the version, and reserve again.
             *reserved = 0;
@@ -263,7 +264,10 @@ impl Operation for BeginTrim<'_> {
         row.inode.modified = self.given.now;
         row.inode.changed = self.given.now;
         if row.charged || self.length > 0 {
-            recharge(txn, &mut row, before).await?;
+            recharge(txn, &mut row).await?;
+        }
+        if cuts {
+            recount::give_back(txn, &mut row, &self.given.giving_back()).await?;
         }
         store(txn, &mut row)?;
         Ok(MetaReply::Inode(row.inode))

@@ -21,6 +21,7 @@ mod length;
 mod link;
 mod query;
 mod quota;
+mod recount;
 mod registration;
 mod remove;
 mod rename;
@@ -35,8 +36,8 @@ pub(crate) use answers::AnswerRoom;
 pub(crate) use attribute::{GetAttribute, ListAttributes, SetAttribute};
 pub(crate) use attributes::SetAttributes;
 pub(crate) use collect::{
-    CollectDirectory, FinishRemovals, ForgetAnswers, ListRemovals, ListRows, ListedRemoval,
-    MarkDead, NewestVersion, RemovalState, Revive,
+    CollectDirectory, FinishLate, FinishRemovals, ForgetAnswers, ListRemovals, ListRows,
+    ListedRemoval, MarkDead, NewestVersion, RemovalState, Revive,
 };
 pub(crate) use create::{Create, Layouts, Open, Symlink, Wanted};
 pub(crate) use directory::{MakeDirectory, names_of};
@@ -45,6 +46,7 @@ pub(crate) use length::{BeginTrim, FinishTrim, ReadTrim, ReportLengths, Reserve}
 pub(crate) use link::Link;
 pub(crate) use query::{CountRows, List, OpenInode, PathOf, Stat, StatChunks, StatMany};
 pub(crate) use quota::{Quotas, SetQuota, UNLIMITED_BYTES_MAX};
+pub(crate) use recount::{Excess, ListExcess, Recount, WaitAnew};
 pub(crate) use registration::{BeginRegistration, FinishRegistration, WriteClaim};
 pub(crate) use remove::{RemoveDirectory, RemoveTree, Unlink};
 pub(crate) use rename::Rename;
@@ -59,7 +61,7 @@ use threefs_kv::{KeyRange, KvError, Retry, Transaction};
 use crate::holds::Holds;
 use crate::identity::{Identity, SET_GROUP};
 use crate::protocol::{Inode, InodeKind, MetaError, Nanoseconds, Written};
-use crate::rows::{self, DentryRow, InodeRow, RemovalRow};
+use crate::rows::{self, DentryRow, InodeRow, RemovalRow, Uptime};
 
 /// Why an operation did not happen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -114,10 +116,36 @@ impl From<OpError> for MetaError {
 pub(crate) struct Given {
     /// The time.
     pub now: Nanoseconds,
+    /// The same by a clock that nobody sets.
+    pub uptime: Uptime,
+    /// Whether what is given back may become excess, if there is room.
+    pub excess: bool,
     /// Fresh inodes, from here on, as many as the operation can need.
     pub first_inode: InodeId,
     /// Why there may be no further rows of sessions and of written chunks, if so.
     pub full: Option<MetaError>,
+}
+
+/// What an operation needs by which a file needs less.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GivingBack {
+    pub now: Uptime,
+    /// Whether it may become excess, if there is room.
+    pub excess: bool,
+}
+
+impl Given {
+    pub(crate) fn giving_back(&self) -> GivingBack {
+        GivingBack { now: self.uptime, excess: self.excess }
+    }
+}
+
+impl OpError {
+    /// More became excess at the same moment than there is room for: run again without it.
+    pub(crate) fn is_over_excess(&self) -> bool {
+        matches!(self, Self::Kv(KvError::OverBound { key, .. })
+            if key.starts_with(rows::QUOTA_EXCESS))
+    }
 }
 
 /// The inode, or `NotFound` with the caller's name for it.
@@ -126,7 +154,7 @@ pub(crate) async fn load(
     id: InodeId,
     path: &str,
 ) -> Result<InodeRow, OpError> {
-    let row: Option<InodeRow> = rows::read(txn, &rows::inode(id)).await?;
+    let row = rows::read_inode(txn, id).await?;
     row.filter(|row| !row.dead).ok_or_else(|| not_found(path, id))
 }
 
@@ -136,7 +164,7 @@ pub(crate) async fn load_named(
     entry: DentryRow,
     path: &str,
 ) -> Result<InodeRow, OpError> {
-    let row: Option<InodeRow> = rows::read(txn, &rows::inode(entry.inode)).await?;
+    let row = rows::read_inode(txn, entry.inode).await?;
     row.ok_or_else(|| {
         let detail = format!("`{path}` names {}, which does not exist", entry.inode);
         MetaError::Damaged { detail }.into()

@@ -4,6 +4,10 @@
 //! names its owner, so charging needs no walk. Counters are bounded additions of the store: they
 //! are checked by the commit that makes the change, so no race passes a limit.
 //!
+//! What a file does not need any more counts for minutes longer (see `recount`). Of that an eighth of
+//! the limit counts as excess, beside the limit, so that what is given back can be used at once; what
+//! is beyond counts as used.
+//!
 //! A name is always in a directory of its inode's quota. What would break that for more inodes
 //! than one transaction can move is refused as a move between file systems is.
 
@@ -16,8 +20,8 @@ use super::walk::{Last, find, not_a_directory};
 use super::{Given, OpError, load, store};
 use crate::identity::Identity;
 use crate::protocol::{
-    At, InodeKind, METADATA_BYTES_MIN, METADATA_BYTES_PER_INODE, MetaError, MetaReply,
-    NAME_ROW_BYTES, QuotaUse, ROOT,
+    At, METADATA_BYTES_MIN, METADATA_BYTES_PER_INODE, MetaError, MetaReply, NAME_ROW_BYTES,
+    QuotaUse, ROOT,
 };
 use crate::rows::{self, DentryRow, InodeRow, QuotaRow, REMOVED};
 
@@ -29,40 +33,57 @@ pub(crate) const ADOPT_MAX: usize = 1000;
 /// sparse files have.
 pub(crate) const UNLIMITED_BYTES_MAX: u64 = 1 << 53;
 
+/// Of the limit in bytes of a quota so large a part may count as excess.
+const EXCESS_PART: i64 = 8;
+
 /// What something counts for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Charge {
     pub bytes: i64,
+    pub excess: i64,
     pub inodes: i64,
     pub metadata: i64,
 }
 
 impl Charge {
-    /// Of one inode. Length or reservation of a file, whichever is more.
+    /// Of one inode.
     pub(crate) fn of(row: &InodeRow) -> Self {
-        Self { bytes: bytes_of(row), inodes: 1, metadata: count(row.metadata_bytes) }
+        Self {
+            bytes: count(row.reach.saturating_sub(row.excess)),
+            excess: count(row.excess),
+            inodes: 1,
+            metadata: count(row.metadata_bytes),
+        }
     }
 
     /// Both together, if counters can hold that.
     fn plus(self, other: Self) -> Option<Self> {
         Some(Self {
             bytes: self.bytes.checked_add(other.bytes)?,
+            excess: self.excess.checked_add(other.excess)?,
             inodes: self.inodes.checked_add(other.inodes)?,
             metadata: self.metadata.checked_add(other.metadata)?,
         })
     }
 
     fn negated(self) -> Self {
-        Self { bytes: -self.bytes, inodes: -self.inodes, metadata: -self.metadata }
-    }
-}
-
-pub(crate) fn bytes_of(row: &InodeRow) -> i64 {
-    match row.inode.kind {
-        InodeKind::File { length, reserved, .. } => {
-            i64::try_from(length.max(reserved)).unwrap_or(i64::MAX)
+        Self {
+            bytes: -self.bytes,
+            excess: -self.excess,
+            inodes: -self.inodes,
+            metadata: -self.metadata,
         }
-        _ => 0,
+    }
+
+    /// What more there is of an inode than before.
+    pub(crate) fn since(self, before: Self) -> Self {
+        let Self { bytes, excess, inodes, metadata } = before;
+        Self {
+            bytes: self.bytes - bytes,
+            excess: self.excess - excess,
+            inodes: self.inodes - inodes,
+            metadata: self.metadata - metadata,
+        }
     }
 }
 
@@ -122,6 +143,10 @@ pub(crate) async fn charge(
         if charge.bytes != 0 {
             txn.bounded_add(&rows::quota_bytes(id), charge.bytes, limit(row.bytes()));
         }
+        if charge.excess != 0 {
+            // Bounded where it becomes excess.
+            txn.bounded_add(&rows::quota_excess(id), charge.excess, i64::MAX);
+        }
         if charge.inodes != 0 {
             txn.bounded_add(&rows::quota_inodes(id), charge.inodes, limit(row.inodes_max));
         }
@@ -129,6 +154,51 @@ pub(crate) async fn charge(
             let max = limit(metadata_max(row.inodes_max));
             txn.bounded_add(&rows::quota_metadata(id), charge.metadata, max);
         }
+        next = row.above;
+    }
+    Ok(())
+}
+
+/// Of so many used bytes, as many become excess as there is room for in the quota and in all above it.
+/// That is known from before: a commit beside others may be refused, and then none do.
+pub(crate) async fn make_excess(
+    txn: &mut Transaction,
+    quota: Option<InodeId>,
+    bytes: u64,
+) -> Result<u64, OpError> {
+    let (mut next, mut room) = (quota, count(bytes));
+    let mut quotas = Vec::new();
+    while let Some(id) = next {
+        let Some(row) = rows::read::<QuotaRow>(txn, &rows::quota(id)).await? else { break };
+        let key = rows::quota_excess(id);
+        let used = txn.snapshot_get(&key).await?;
+        let used = used.map_or(Ok(0), |bytes| counter(&key, bytes))?;
+        let max = limit(row.bytes()) / EXCESS_PART;
+        room = room.min(max.saturating_sub(used));
+        next = row.above;
+        quotas.push((id, max));
+    }
+    if room <= 0 {
+        return Ok(0);
+    }
+    for (id, max) in quotas {
+        txn.bounded_add(&rows::quota_bytes(id), -room, i64::MAX);
+        txn.bounded_add(&rows::quota_excess(id), room, max);
+    }
+    Ok(room.unsigned_abs())
+}
+
+/// Counts bytes more or less, whatever the limits are: it is known to be there.
+pub(crate) async fn recount(
+    txn: &mut Transaction,
+    quota: Option<InodeId>,
+    Charge { bytes, excess, .. }: Charge,
+) -> Result<(), OpError> {
+    let mut next = quota;
+    while let Some(id) = next {
+        let Some(row) = rows::read::<QuotaRow>(txn, &rows::quota(id)).await? else { break };
+        txn.bounded_add(&rows::quota_bytes(id), bytes, i64::MAX);
+        txn.bounded_add(&rows::quota_excess(id), excess, i64::MAX);
         next = row.above;
     }
     Ok(())
@@ -146,15 +216,21 @@ fn limit(max: Option<u64>) -> i64 {
 
 /// What is counted in a quota. Conflicts with everything that is charged meanwhile.
 async fn counted(txn: &mut Transaction, quota: InodeId) -> Result<Charge, OpError> {
-    let mut counter = async |key: Vec<u8>| -> Result<i64, KvError> {
-        let Some(bytes) = txn.get(&key).await? else { return Ok(0) };
-        let bytes = bytes.try_into().map_err(|_| KvError::bad_row(&key, "not a counter"))?;
-        Ok(i64::from_le_bytes(bytes))
+    let mut read = async |key: Vec<u8>| -> Result<i64, KvError> {
+        let bytes = txn.get(&key).await?;
+        bytes.map_or(Ok(0), |bytes| counter(&key, bytes))
     };
-    let bytes = counter(rows::quota_bytes(quota)).await?;
-    let inodes = counter(rows::quota_inodes(quota)).await?;
-    let metadata = counter(rows::quota_metadata(quota)).await?;
-    Ok(Charge { bytes, inodes, metadata })
+    Ok(Charge {
+        bytes: read(rows::quota_bytes(quota)).await?,
+        excess: read(rows::quota_excess(quota)).await?,
+        inodes: read(rows::quota_inodes(quota)).await?,
+        metadata: read(rows::quota_metadata(quota)).await?,
+    })
+}
+
+fn counter(key: &[u8], bytes: Vec<u8>) -> Result<i64, KvError> {
+    let bytes = bytes.try_into().map_err(|_| KvError::bad_row(key, "not a counter"))?;
+    Ok(i64::from_le_bytes(bytes))
 }
 
 /// Moves what an inode counts for to the quota of its new directory.
@@ -176,6 +252,7 @@ pub(crate) async fn move_to(
     if row.inode.quota == Some(row.inode.id) {
         let inside = counted(txn, row.inode.id).await?;
         moved.bytes += inside.bytes;
+        moved.excess += inside.excess;
         moved.inodes += inside.inodes;
         moved.metadata += inside.metadata;
         let key = rows::quota(row.inode.id);
@@ -224,6 +301,7 @@ pub(crate) async fn detach(txn: &mut Transaction, row: &InodeRow) -> Result<(), 
 pub(crate) fn clear(txn: &mut Transaction, directory: InodeId) {
     txn.clear(&rows::quota(directory));
     txn.clear(&rows::quota_bytes(directory));
+    txn.clear(&rows::quota_excess(directory));
     txn.clear(&rows::quota_inodes(directory));
     txn.clear(&rows::quota_metadata(directory));
 }
@@ -260,6 +338,7 @@ impl Operation for SetQuota<'_> {
                 row.inode.changed = self.given.now;
                 store(txn, &mut row)?;
                 txn.set(&rows::quota_bytes(id), below.bytes.to_le_bytes());
+                txn.set(&rows::quota_excess(id), below.excess.to_le_bytes());
                 txn.set(&rows::quota_inodes(id), below.inodes.to_le_bytes());
                 txn.set(&rows::quota_metadata(id), below.metadata.to_le_bytes());
                 above

@@ -38,7 +38,7 @@ pub(crate) async fn check(
 /// Whether the directory was removed, with everything in it, collected or not. Its row changes
 /// rarely, so those who read it do not conflict.
 async fn is_removed(txn: &mut Transaction, scope: InodeId) -> Result<bool, OpError> {
-    let row: Option<InodeRow> = rows::read(txn, &rows::inode(scope)).await?;
+    let row = rows::read_inode(txn, scope).await?;
     Ok(row.is_none_or(|row| row.inode.links == 0))
 }
 
@@ -79,7 +79,7 @@ impl Operation for CheckInside<'_> {
         let mut sides = Sides::default();
         let removed = is_removed(txn, self.scope).await?;
         for id in self.inodes {
-            let row: Option<InodeRow> = rows::read(txn, &rows::inode(*id)).await?;
+            let row = rows::read_inode(txn, *id).await?;
             let Some(row) = row else { continue };
             let inside = !removed && contains(txn, self.scope, &row).await?;
             if inside { &mut sides.inside } else { &mut sides.outside }.insert(*id);
@@ -88,7 +88,8 @@ impl Operation for CheckInside<'_> {
     }
 }
 
-/// `MetaQuery::Capabilities`: which chunks of files there may be.
+/// `MetaQuery::Capabilities`: up to where files may be written, which is no further than what counts
+/// for their quotas.
 pub(crate) struct Terms<'a>(pub &'a [InodeId]);
 
 impl Operation for Terms<'_> {
@@ -98,9 +99,11 @@ impl Operation for Terms<'_> {
     async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, OpError> {
         let mut terms = Vec::with_capacity(self.0.len());
         for id in self.0 {
-            let row: Option<InodeRow> = rows::read(txn, &rows::inode(*id)).await?;
+            let row = rows::read_inode(txn, *id).await?;
             terms.push(row.filter(|row| !row.dead).and_then(|row| match &row.inode.kind {
-                InodeKind::File { layout, .. } => Some(FileTerms::of(layout, row.end_max)),
+                InodeKind::File { layout, .. } => {
+                    Some(FileTerms { layout: layout.clone(), end: row.needed_end() })
+                }
                 _ => None,
             }));
         }

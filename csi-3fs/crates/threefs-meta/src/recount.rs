@@ -1,0 +1,112 @@
+//! Gives quotas back what files count for and do not need, once no capability for it is good any
+//! more; see `ops::recount`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric::deadline::Deadline;
+use tokio::task::JoinSet;
+
+use crate::chunks::ChunkTrimmer;
+use crate::ops::{self, Excess, OpError};
+use crate::rows::Uptime;
+use crate::tree::Tree;
+
+/// Files that one look takes.
+const PAGE: usize = 256;
+/// Files of which storage is asked side by side.
+const ASKED_AT_ONCE: usize = 16;
+/// How long storage may take to say where the chunks of a file end; what fails is tried again.
+const ASK_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long one round may take; the next one goes on where it ended.
+const ROUND_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long one transaction may take.
+const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Tree {
+    /// Works for ever; the caller drops it to end it.
+    pub(crate) async fn recount_for_ever(&self) {
+        let every = Duration::from_millis((self.config.excess_wait_ms / 16).clamp(100, 20_000));
+        let mut after = Vec::new();
+        loop {
+            tokio::time::sleep(every).await;
+            if let Err(error) = self.recount(&mut after).await {
+                tracing::warn!(%error, "counting files again");
+            }
+        }
+    }
+
+    /// One round through the files that count for more than they need, from where the last one ended.
+    pub(crate) async fn recount(&self, after: &mut Vec<u8>) -> Result<(), OpError> {
+        let round = Deadline::after(ROUND_TIMEOUT);
+        while !round.passed() {
+            let list = ops::ListExcess { after, limit: PAGE };
+            let (page, last) = self.store.transact(transaction(), &list).await?;
+            self.recount_page(page).await?;
+            match last {
+                Some(key) => *after = key,
+                None => {
+                    after.clear();
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn recount_page(&self, page: Vec<Excess>) -> Result<(), OpError> {
+        let now = self.uptime();
+        let (known, former): (Vec<_>, Vec<_>) =
+            page.into_iter().partition(|file| file.since.life == now.life);
+        if !former.is_empty() {
+            let anew = ops::WaitAnew { files: &former, now };
+            self.store.transact(transaction(), &anew).await?;
+        }
+        let mut tasks: JoinSet<(Excess, Result<u64, String>)> = JoinSet::new();
+        let is_due = |since: Uptime| now.ms.saturating_sub(since.ms) >= self.config.excess_wait_ms;
+        for file in known.into_iter().filter(|file| is_due(file.since)) {
+            if tasks.len() >= ASKED_AT_ONCE {
+                self.recount_next(&mut tasks).await?;
+            }
+            tasks.spawn(ask(Arc::clone(&self.trimmer), file));
+        }
+        while !tasks.is_empty() {
+            self.recount_next(&mut tasks).await?;
+        }
+        Ok(())
+    }
+
+    /// Counts the file again of which storage answers next.
+    async fn recount_next(
+        &self,
+        tasks: &mut JoinSet<(Excess, Result<u64, String>)>,
+    ) -> Result<(), OpError> {
+        // A task that panicked says nothing of its file: it is asked again.
+        let Some(Ok((file, asked))) = tasks.join_next().await else { return Ok(()) };
+        match asked {
+            Ok(stored_end) => {
+                let recount = ops::Recount { file: &file, stored_end };
+                self.store.transact(transaction(), &recount).await
+            }
+            Err(error) => {
+                tracing::info!(inode = %file.inode, error, "it counts for more than it needs for now");
+                Ok(())
+            }
+        }
+    }
+}
+
+async fn ask(trimmer: Arc<dyn ChunkTrimmer>, file: Excess) -> (Excess, Result<u64, String>) {
+    let Excess { inode, needed_end, reach, ref layout, .. } = file;
+    let range = needed_end..reach;
+    let end = trimmer.stored_end(inode, layout, range, Deadline::after(ASK_TIMEOUT)).await;
+    (file, end)
+}
+
+fn transaction() -> Deadline {
+    Deadline::after(TRANSACTION_TIMEOUT)
+}
+
+#[cfg(test)]
+#[path = "recount_test.rs"]
+mod tests;

@@ -1,0 +1,248 @@
+//! What a file counts for beyond its length and reservation, and for how long.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use fabric::deadline::Deadline;
+use threefs_core::ids::InodeId;
+use threefs_kv::Store;
+
+use crate::config::TreeConfig;
+use crate::ops;
+use crate::protocol::{
+    At, Inode, InodeKind, LengthReport, MetaChange, MetaQuery, MetaReply, Reservation, SessionId,
+    Written,
+};
+use crate::testing::{Fixture, check_tree, config, soon};
+
+/// A file in a directory with a quota of 100 bytes, of which 12 more may be excess.
+async fn volume(config: TreeConfig) -> (Fixture, Inode) {
+    let fixture = Fixture::open(Store::memory(), config).await;
+    fixture.make_directory("/v").await;
+    let (bytes_max, inodes_max) = (Some(100), None);
+    let quota = MetaChange::SetQuota { at: At::path("/v"), bytes_max, inodes_max };
+    fixture.change(quota).await.unwrap();
+    let file = fixture.create("/v/file").await;
+    (fixture, file)
+}
+
+async fn used(fixture: &Fixture) -> u64 {
+    match fixture.query(MetaQuery::Quotas { at: At::path("/v") }).await.unwrap() {
+        MetaReply::Quotas(quotas) => quotas[0].bytes_used,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn reserve(fixture: &Fixture, file: InodeId, end: u64) {
+    let InodeKind::File { truncate_version, .. } = fixture.stat("/v/file").await.unwrap().kind
+    else {
+        panic!()
+    };
+    let session = SessionId(1);
+    let reservation = Reservation { inode: file, session, end, truncate_version };
+    let change = MetaChange::Reserve { reservations: vec![reservation] };
+    let MetaReply::Inodes(inodes) = fixture.change(change).await.unwrap() else { panic!() };
+    inodes[0].as_ref().unwrap();
+}
+
+/// Ends the session without a word of what was written.
+async fn end(fixture: &Fixture, file: InodeId) {
+    let ends = vec![(file, SessionId(1))];
+    fixture.change(MetaChange::ReportLengths { reports: Vec::new(), ends }).await.unwrap();
+}
+
+async fn cut(fixture: &Fixture, length: u64) {
+    fixture.change(MetaChange::SetLength { at: At::path("/v/file"), length }).await.unwrap();
+}
+
+/// Up to where new capabilities let their holders write.
+async fn granted_end(fixture: &Fixture, file: InodeId) -> u64 {
+    fixture.tree.terms(&[file], soon()).await.unwrap()[0].as_ref().unwrap().end
+}
+
+#[tokio::test]
+async fn what_was_given_back_counts_until_no_capability_for_it_is_good() {
+    let (fixture, file) = volume(TreeConfig { excess_wait_ms: 3_600_000, ..config() }).await;
+    for step in ["end", "cut"] {
+        reserve(&fixture, file.id, 80).await;
+        assert_eq!((used(&fixture).await, granted_end(&fixture, file.id).await), (80, 80));
+        match step {
+            "end" => end(&fixture, file.id).await,
+            _ => cut(&fixture, 0).await,
+        }
+        fixture.recount().await;
+        assert_eq!((used(&fixture).await, granted_end(&fixture, file.id).await), (68, 0), "{step}");
+    }
+    assert!(fixture.recorder.asked.lock().unwrap().is_empty(), "it would be too early");
+    // Whoever writes the same file again takes no more than it needs.
+    reserve(&fixture, file.id, 70).await;
+    assert_eq!((used(&fixture).await, granted_end(&fixture, file.id).await), (70, 70));
+    // Removing it frees all of it at once.
+    end(&fixture, file.id).await;
+    fixture.change(MetaChange::Unlink { at: At::path("/v/file") }).await.unwrap();
+    assert_eq!(used(&fixture).await, 0);
+    fixture.collect_all().await;
+    check_tree(&fixture.store).await;
+    let mut txn = fixture.store.begin().await.unwrap();
+    assert_eq!(txn.get(&crate::rows::excess(file.id)).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn what_is_stored_and_was_never_reported_counts_on_and_is_not_cut() {
+    let (fixture, file) = volume(config()).await;
+    reserve(&fixture, file.id, 80).await;
+    fixture.recorder.stored.lock().unwrap().insert(file.id, 50);
+    end(&fixture, file.id).await;
+    fixture.recorder.refuse.store(true, SeqCst);
+    fixture.recount().await;
+    assert_eq!(used(&fixture).await, 68, "storage does not say what it has");
+    fixture.recorder.refuse.store(false, SeqCst);
+    fixture.recount().await;
+    assert_eq!((used(&fixture).await, granted_end(&fixture, file.id).await), (50, 0));
+    assert_eq!(fixture.stat("/v/file").await.unwrap().length(), 0, "nobody reported it");
+    assert!(fixture.recorder.trims.lock().unwrap().is_empty());
+    assert_eq!(fixture.recorder.asked.lock().unwrap()[..], [(file.id, 0..80), (file.id, 0..80)]);
+    fixture.recount().await;
+    assert_eq!(fixture.recorder.asked.lock().unwrap().len(), 2, "it is counted");
+    // A client that was cut off reports it now: that needs no room.
+    let written = Written::default();
+    let report = LengthReport { inode: file.id, length: 50, truncate_version: 0, written };
+    let change = MetaChange::ReportLengths { reports: vec![report], ends: Vec::new() };
+    fixture.change(change).await.unwrap();
+    assert_eq!(used(&fixture).await, 50);
+    check_tree(&fixture.store).await;
+    // Cut off, it is given back in its time, and not while storage has it still.
+    fixture.recorder.refuse.store(true, SeqCst);
+    let change = MetaChange::SetLength { at: At::path("/v/file"), length: 20 };
+    fixture.change(change).await.unwrap_err();
+    fixture.recorder.refuse.store(false, SeqCst);
+    fixture.recount().await;
+    assert_eq!((used(&fixture).await, fixture.recorder.asked.lock().unwrap().len()), (38, 2));
+    fixture.tree.finish_trim(file.id, soon()).await.unwrap();
+    fixture.recorder.stored.lock().unwrap().insert(file.id, 20);
+    fixture.recount().await;
+    assert_eq!(used(&fixture).await, 20);
+    check_tree(&fixture.store).await;
+}
+
+/// Between the question to storage and its answer the file is reserved further and given back again:
+/// capabilities from then are good for longer.
+#[tokio::test]
+async fn what_was_given_back_meanwhile_waits_for_its_own_time() {
+    let (fixture, file) = volume(config()).await;
+    reserve(&fixture, file.id, 40).await;
+    end(&fixture, file.id).await;
+    let list = ops::ListExcess { after: &[], limit: 10 };
+    let (listed, more) = fixture.store.transact(soon(), &list).await.unwrap();
+    assert!(matches!(&listed[..], [one] if one.reach == 40) && more.is_none(), "{listed:?}");
+    let listed_ms = fixture.tree.uptime_ms();
+    while fixture.tree.uptime_ms() == listed_ms {
+        tokio::task::yield_now().await;
+    }
+    reserve(&fixture, file.id, 90).await;
+    end(&fixture, file.id).await;
+    let recount = ops::Recount { file: &listed[0], stored_end: 0 };
+    fixture.store.transact(soon(), &recount).await.unwrap();
+    assert_eq!(used(&fixture).await, 78);
+    // What is reserved at that moment counts.
+    let (listed, _) = fixture.store.transact(soon(), &list).await.unwrap();
+    reserve(&fixture, file.id, 60).await;
+    let recount = ops::Recount { file: &listed[0], stored_end: 0 };
+    fixture.store.transact(soon(), &recount).await.unwrap();
+    assert_eq!(used(&fixture).await, 60);
+    check_tree(&fixture.store).await;
+}
+
+#[tokio::test]
+async fn after_a_restart_it_waits_anew() {
+    let (fixture, file) = volume(TreeConfig { excess_wait_ms: 200, ..config() }).await;
+    reserve(&fixture, file.id, 80).await;
+    end(&fixture, file.id).await;
+    let again = Fixture::open(fixture.store.clone(), fixture.tree.config).await;
+    again.recount().await;
+    assert!(again.recorder.asked.lock().unwrap().is_empty());
+    assert_eq!(used(&again).await, 68);
+    let until = Deadline::after(std::time::Duration::from_secs(60));
+    while used(&again).await != 0 {
+        assert!(!until.passed(), "it waits for ever");
+        again.recount().await;
+    }
+    check_tree(&again.store).await;
+}
+
+/// More files than one page has.
+#[tokio::test]
+async fn every_file_has_its_turn() {
+    let (fixture, _) = volume(config()).await;
+    let (bytes_max, inodes_max) = (Some(900), None);
+    let quota = MetaChange::SetQuota { at: At::path("/v"), bytes_max, inodes_max };
+    fixture.change(quota).await.unwrap();
+    for number in 0..300 {
+        let file = fixture.create(&format!("/v/{number}")).await;
+        let (session, truncate_version) = (SessionId(1), 0);
+        let reservation = Reservation { inode: file.id, session, end: 3, truncate_version };
+        fixture.change(MetaChange::Reserve { reservations: vec![reservation] }).await.unwrap();
+        end(&fixture, file.id).await;
+    }
+    assert_eq!(used(&fixture).await, 900 - 900 / 8);
+    fixture.recount().await;
+    assert_eq!(used(&fixture).await, 0);
+    check_tree(&fixture.store).await;
+}
+
+/// A holder that stores what it gave back: whatever it does, quota and excess together bound it.
+#[tokio::test]
+async fn an_eighth_more_than_the_limit_is_the_most_that_can_be_stored() {
+    let (fixture, file) = volume(config()).await;
+    reserve(&fixture, file.id, 100).await;
+    end(&fixture, file.id).await;
+    let second = fixture.create("/v/second").await;
+    let ask = async |end| {
+        let (session, truncate_version) = (SessionId(2), 0);
+        let reservation = Reservation { inode: second.id, session, end, truncate_version };
+        fixture.change(MetaChange::Reserve { reservations: vec![reservation] }).await
+    };
+    assert!(ask(13).await.is_err(), "what is beyond the excess counts on");
+    ask(12).await.unwrap();
+    fixture.recorder.stored.lock().unwrap().extend([(file.id, 100), (second.id, 12)]);
+    for _ in 0..3 {
+        fixture.recount().await;
+        assert_eq!(used(&fixture).await, 112, "all of it counts, also beyond the limit");
+        assert!(ask(13).await.is_err());
+        cut(&fixture, 0).await;
+        assert_eq!(used(&fixture).await, 100);
+        assert!(ask(13).await.is_err());
+    }
+    fixture.change(MetaChange::Unlink { at: At::path("/v/file") }).await.unwrap();
+    ask(100).await.unwrap();
+    check_tree(&fixture.store).await;
+}
+
+/// Each of them sees the whole room for excess, and one gets it.
+#[tokio::test]
+async fn sessions_that_end_side_by_side_share_the_room_for_excess() {
+    let fixture = Arc::new(Fixture::interleaving().await);
+    fixture.make_directory("/v").await;
+    let (bytes_max, inodes_max) = (Some(100), None);
+    let quota = MetaChange::SetQuota { at: At::path("/v"), bytes_max, inodes_max };
+    fixture.change(quota).await.unwrap();
+    let mut files = Vec::new();
+    for number in 0..8 {
+        let file = fixture.create(&format!("/v/{number}")).await;
+        let (session, truncate_version) = (SessionId(1), 0);
+        let reservation = Reservation { inode: file.id, session, end: 12, truncate_version };
+        fixture.change(MetaChange::Reserve { reservations: vec![reservation] }).await.unwrap();
+        files.push(file.id);
+    }
+    assert_eq!(used(&fixture).await, 96);
+    let mut tasks = tokio::task::JoinSet::new();
+    for file in files {
+        let fixture = Arc::clone(&fixture);
+        tasks.spawn(async move { end(&fixture, file).await });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+    assert_eq!(used(&fixture).await, 84);
+    check_tree(&fixture.store).await;
+}
