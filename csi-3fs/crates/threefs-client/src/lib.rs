@@ -132,3 +132,5 @@ impl Client {
 mod cluster_test;
 #[cfg(test)]
 mod credential_test;
+#[cfg(test)]
+mod recount_test;

@@ -102,11 +102,19 @@ def test_inodes_truncation_and_space(client: threefs.Client, mount: Callable[...
         os.truncate(tree / "one", 11 * MIB)
     os.truncate(tree / "one", 10 * MIB)
     assert settled(client, made.root, (10 * MIB, 3)) == (10 * MIB, 3)
+    # What is cut off is free at once, up to an eighth of the limit. The rest counts for minutes.
+    os.truncate(tree / "one", 9 * MIB)
+    assert settled(client, made.root, (9 * MIB, 3)) == (9 * MIB, 3)
     os.truncate(tree / "one", 5)
-    assert settled(client, made.root, (5, 3)) == (5, 3)
-    client.set_quota(made.root, 20 * MIB, None)
+    left = 10 * MIB - 10 * MIB // 8
+    assert settled(client, made.root, (left, 3)) == (left, 3)
+    client.set_quota(made.root, 30 * MIB, None)
     (tree / "four").write_bytes(b"4" * 15 * MIB)
-    assert settled(client, made.root, (15 * MIB + 5, 4)) == (15 * MIB + 5, 4)
+    assert settled(client, made.root, (15 * MIB + left, 4)) == (15 * MIB + left, 4)
+    # The same file again takes what it has still.
+    (tree / "one").write_bytes(b"1" * 9 * MIB)
+    wanted = (24 * MIB, 4)
+    assert settled(client, made.root, wanted) == wanted
 
 
 def test_moves_between_quotas(client: threefs.Client, mount: Callable[..., Any]) -> None:

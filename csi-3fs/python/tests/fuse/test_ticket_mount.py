@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import threefs
 
 USER = 0x7000_0001
+MIB = 1 << 20
 
 
 def test_a_mount_with_a_ticket_is_its_directory(
@@ -51,6 +53,35 @@ def test_a_mount_with_a_ticket_is_its_directory(
         claim = client.claim_of(f"{folder}/mine")
         assert claim is not None
         assert claim[0] == "node-1"
+    finally:
+        mount.close()
+
+
+def test_what_another_client_cut_is_reserved_again(
+    cluster: Any, client: threefs.Client, folder: str, tmp_path: Path
+) -> None:
+    """The mount believes that more is reserved than is; its capability from before has expired."""
+    client.make_directory(f"{folder}/mine", 0o755)
+    client.set_quota(f"{folder}/mine", bytes_max=1 << 30)
+    ticket, file = tmp_path / "ticket", tmp_path / "cluster.json"
+    issue(cluster.file, f"{folder}/mine", read_only=False, expires="8s", node="", to=ticket)
+    expired = time.time() + 8
+    file.write_text(json.dumps(json.loads(cluster.file.read_text()) | {"key_file": str(ticket)}))
+    mount = held(file, "/", tmp_path, 0)
+    try:
+        descriptor = os.open(mount.target / "file", os.O_WRONLY | os.O_CREAT)
+        os.write(descriptor, b"1" * MIB)
+        os.fsync(descriptor)
+        assert time.time() < expired, "the machine is too slow for a ticket of 8 s"
+        issue(cluster.file, f"{folder}/mine", read_only=False, expires="1h", node="", to=ticket)
+        with client.open(f"{folder}/mine/file", "r+b") as other:
+            other.truncate(0)
+        while time.time() < expired + 1:
+            time.sleep(0.1)
+        assert os.pwrite(descriptor, b"2" * 4096, MIB) == 4096
+        os.close(descriptor)
+        content = client.read_file(f"{folder}/mine/file")
+        assert content == bytes(MIB) + b"2" * 4096
     finally:
         mount.close()
 
