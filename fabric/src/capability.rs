@@ -12,9 +12,8 @@ use crate::keys::KeyRing;
 use crate::rpc::{Fault, FaultCode};
 use crate::ticket::Ticket;
 
-/// The longest life of a capability; that of its ticket bounds it too. What its holder may do cannot
-/// be taken back before, so the issuer waits for as long before it relies on that.
-pub const LIFE_S: u64 = 300;
+/// The longest life of a capability; that of its ticket bounds it too.
+pub const LIFE_S: u64 = 3600;
 
 /// A right to one object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

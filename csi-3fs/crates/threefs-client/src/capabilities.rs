@@ -1,7 +1,7 @@
 //! Capabilities that a client with a ticket shows the storage services, asked of the metadata
 //! service when a file's chunks are first used, and kept until they end. From half of their life on
 //! they are asked for again while the old ones are used, so that nothing waits for it and a metadata
-//! service that is away for a minute stops nobody.
+//! service that is away for two minutes stops nobody, and none who only reads for half an hour.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,14 +10,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use fabric::capability::{Capability, LIFE_S};
 use fabric::credentials::{Credential, Credentials};
 use fabric::rpc::decode;
-use fabric::ticket::Ticket;
 use threefs_core::ids::InodeId;
-use threefs_core::terms::FileTerms;
+use threefs_core::terms::{FileTerms, WRITE_LIFE_S};
 
 /// Files with a capability at once: 10 MiB. Beyond it all are asked for again.
 const KEPT_MAX: usize = 65_536;
-/// Asked for again so long before the end, if the ticket lasts longer.
-const RENEWED_S: u64 = LIFE_S / 2;
 /// Not used so shortly before the end: it has to arrive.
 const MARGIN_S: u64 = 5;
 
@@ -28,8 +25,9 @@ pub(crate) struct Capabilities {
 
 struct Kept {
     capability: Capability,
-    /// Bytes of the file below may be written.
+    /// Bytes of the file below `end` may be written, until then.
     end: u64,
+    until_unix_s: u64,
     /// A new one is being asked for.
     renewing: bool,
 }
@@ -52,31 +50,38 @@ impl Capabilities {
         matches!(self.credentials.current(), Credential::Ticket(_))
     }
 
-    /// One that is good for writing the bytes below `end`.
+    /// One that is good for writing the bytes below `end`; with 0 for reading.
     pub(crate) fn get(&self, inode: InodeId, end: u64) -> Option<Found> {
         let Credential::Ticket(sealed) = self.credentials.current() else { return None };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let mut kept = self.lock();
         let known = kept.get_mut(&inode).filter(|known| known.end >= end)?;
-        let left = known.capability.expires_unix_s().saturating_sub(now);
-        if !is_good(&known.capability, sealed.ticket(), left) {
+        let (ends, life_s) = match end {
+            0 => (known.capability.expires_unix_s(), LIFE_S),
+            _ => (known.until_unix_s, WRITE_LIFE_S),
+        };
+        let left_s = ends.saturating_sub(now);
+        // A new one would end no later.
+        let is_last = ends >= sealed.ticket().expires_unix_s;
+        if left_s == 0 || (left_s <= MARGIN_S && !is_last) {
             return None;
         }
-        let last = known.capability.expires_unix_s() >= sealed.ticket().expires_unix_s;
-        let renew = left <= RENEWED_S && !last && !known.renewing;
+        let renew = left_s <= life_s / 2 && !is_last && !known.renewing;
         known.renewing |= renew;
         Some(Found { capability: known.capability.clone(), renew })
     }
 
     /// Keeps one; tells up to where it lets its holder write.
     pub(crate) fn keep(&self, inode: InodeId, capability: Capability) -> u64 {
+        let ends = capability.expires_unix_s();
         // Storage says what is wrong with terms that cannot be read.
-        let end = decode(capability.terms()).map_or(u64::MAX, |terms: FileTerms| terms.end);
+        let (end, until_unix_s) = decode(capability.terms())
+            .map_or((u64::MAX, ends), |terms: FileTerms| (terms.end, terms.until_unix_s.min(ends)));
         let mut kept = self.lock();
         if kept.len() >= KEPT_MAX {
             kept.clear();
         }
-        kept.insert(inode, Kept { capability, end, renewing: false });
+        kept.insert(inode, Kept { capability, end, until_unix_s, renewing: false });
         end
     }
 
@@ -96,16 +101,12 @@ impl Capabilities {
     }
 }
 
-/// At its very end a capability is used only where a new one would end no later.
-fn is_good(capability: &Capability, ticket: &Ticket, left_s: u64) -> bool {
-    left_s > MARGIN_S || (left_s > 0 && capability.expires_unix_s() >= ticket.expires_unix_s)
-}
-
 #[cfg(test)]
 mod tests {
     use fabric::auth::Key;
     use fabric::keys::KeyRing;
     use fabric::rpc::encode;
+    use fabric::ticket::Ticket;
     use threefs_core::ids::{TableId, TableVersion};
     use threefs_core::layout::{ChainChoice, Layout};
 
@@ -142,7 +143,8 @@ mod tests {
             stripe: 1,
             chains: ChainChoice::Explicit(Vec::new()),
         };
-        let terms = encode(&FileTerms { layout, end }).unwrap();
+        let until_unix_s = signed_unix_s + WRITE_LIFE_S;
+        let terms = encode(&FileTerms { layout, end, until_unix_s }).unwrap();
         Capability::sign(&ring(), ticket, INODE.0, terms.into(), signed_unix_s)
     }
 
@@ -159,15 +161,21 @@ mod tests {
         assert_eq!(all.keep(INODE, capability(&ticket, 100, now())), 100);
         assert!(!all.get(INODE, 100).unwrap().renew);
         assert!(all.get(INODE, 101).is_none(), "it does not reach");
-        all.keep(INODE, capability(&ticket, 100, now() - RENEWED_S - 1));
+        all.keep(INODE, capability(&ticket, 100, now() - WRITE_LIFE_S / 2 - 1));
+        assert!(!all.get(INODE, 0).unwrap().renew, "for reading it is good for long");
         assert!(all.get(INODE, 100).unwrap().renew);
         assert!(!all.get(INODE, 100).unwrap().renew, "somebody asks already");
         all.not_renewed(INODE);
         assert!(all.get(INODE, 100).unwrap().renew);
         all.keep(INODE, capability(&ticket, 50, now()));
         assert!(!all.get(INODE, 50).unwrap().renew);
+        all.keep(INODE, capability(&ticket, 100, now() - WRITE_LIFE_S + MARGIN_S - 1));
+        assert!(all.get(INODE, 1).is_none(), "it would come too late");
+        assert!(!all.get(INODE, 0).unwrap().renew);
+        all.keep(INODE, capability(&ticket, 100, now() - LIFE_S / 2 - 1));
+        assert!(all.get(INODE, 0).unwrap().renew);
         all.keep(INODE, capability(&ticket, 100, now() - LIFE_S + MARGIN_S - 1));
-        assert!(all.get(INODE, 0).is_none(), "it would come too late");
+        assert!(all.get(INODE, 0).is_none());
     }
 
     #[test]

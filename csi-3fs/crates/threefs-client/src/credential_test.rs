@@ -71,6 +71,10 @@ fn layout() -> Layout {
     }
 }
 
+fn terms(end: u64, until_unix_s: u64) -> FileTerms {
+    FileTerms { layout: layout(), end, until_unix_s }
+}
+
 /// The code of the fault; `None` when the service took the request up.
 fn code(result: Result<Reply, RpcError>) -> Option<FaultCode> {
     match result {
@@ -147,7 +151,7 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
     let storage = open(&address, crate::config::STORAGE_CONTEXT, &sealed).await;
     let capability = |directory: u64, read_only: bool, inode: u64| {
         let sealed = ticket(directory, read_only);
-        let terms = encode(&FileTerms { layout: layout(), end: 1 << 20 }).unwrap().into();
+        let terms = encode(&terms(1 << 20, now() + 60)).unwrap().into();
         Some(Capability::sign(&ring(), sealed.ticket(), inode, terms, now()))
     };
     let ask = async |request: &StorageRequest, capability: Option<Capability>| {
@@ -197,8 +201,11 @@ async fn chunks_that_a_file_does_not_have_are_not_written() {
     let routing = manager.routing(RoutingVersion(0), Duration::ZERO, deadline).await;
     let routing = routing.unwrap().unwrap();
     let sealed = ticket(VOLUME, false);
-    let terms = encode(&FileTerms { layout: layout(), end: (2 << 20) + 1 }).unwrap();
-    let capability = Capability::sign(&ring(), sealed.ticket(), OWN, terms.into(), now());
+    let of_terms = |terms: &FileTerms| {
+        let terms = encode(terms).unwrap().into();
+        Capability::sign(&ring(), sealed.ticket(), OWN, terms, now())
+    };
+    let capability = of_terms(&terms((2 << 20) + 1, now() + 60));
     let write = async |chain: u32, index: u32, chunk_bytes: u32, capability: &Capability| {
         let known = routing.chain(ChainId(chain)).unwrap();
         let head = known.head().unwrap();
@@ -226,6 +233,8 @@ async fn chunks_that_a_file_does_not_have_are_not_written() {
     for index in [3, u32::MAX] {
         assert_eq!(write(1, index, 1 << 20, &capability).await, Some(FaultCode::Expired));
     }
+    let late = of_terms(&terms(2 << 20, now()));
+    assert_eq!(write(1, 0, 1 << 20, &late).await, Some(FaultCode::Expired));
     let none = Capability::sign(&ring(), sealed.ticket(), OWN, Vec::new(), now());
     assert_eq!(write(1, 0, 1 << 20, &none).await, Some(FaultCode::BadRequest));
 }

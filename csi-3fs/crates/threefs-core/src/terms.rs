@@ -14,6 +14,10 @@ use crate::layout::{Layout, LayoutError};
 use crate::message::UpdateRequest;
 use crate::routing::RoutingInfo;
 
+/// How long a file may be written with a capability, in seconds. Nobody can take that back before, so
+/// the metadata service waits for as long before it relies on what it has signed since.
+pub const WRITE_LIFE_S: u64 = 300;
+
 /// What a capability says of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileTerms {
@@ -21,6 +25,8 @@ pub struct FileTerms {
     pub layout: Layout,
     /// Bytes of the file below this one may be written.
     pub end: u64,
+    /// And until then, in seconds since 1970.
+    pub until_unix_s: u64,
 }
 
 /// Why an update is outside the terms.
@@ -59,6 +65,16 @@ pub enum TermsError {
         /// Up to where the holder may.
         end: u64,
     },
+    /// The file may be read with the capability, and written no longer.
+    #[error(
+        "{chunk}: with this capability its file could be written until {until_unix_s}; get a new one"
+    )]
+    Late {
+        /// Which.
+        chunk: ChunkId,
+        /// Until when, in seconds since 1970.
+        until_unix_s: u64,
+    },
     /// The layout does not fit the routing known here, which may be about to come.
     #[error(transparent)]
     Layout(#[from] LayoutError),
@@ -67,13 +83,16 @@ pub enum TermsError {
 impl TermsError {
     /// Whether a new capability, or newer routing here, may heal it.
     pub fn heals(&self) -> bool {
-        matches!(self, Self::End { .. } | Self::Layout(LayoutError::NoTable { .. }))
+        matches!(
+            self,
+            Self::End { .. } | Self::Late { .. } | Self::Layout(LayoutError::NoTable { .. })
+        )
     }
 }
 
 impl FileTerms {
     /// Whether an update with a payload of so many bytes is of a chunk that the file has, on its
-    /// chain, and of no byte beyond the end.
+    /// chain, of no byte beyond the end, and in time.
     ///
     /// # Errors
     /// [`TermsError`].
@@ -82,9 +101,11 @@ impl FileTerms {
         update: &UpdateRequest,
         payload_bytes: usize,
         routing: &RoutingInfo,
+        now_unix_s: u64,
     ) -> Result<(), TermsError> {
         let UpdateRequest { chunk, to, chunk_bytes: named, .. } = *update;
         let (chunk_bytes, end) = (self.layout.chunk_bytes, self.end);
+        let until_unix_s = self.until_unix_s;
         if named != chunk_bytes {
             return Err(TermsError::ChunkBytes { chunk, named, chunk_bytes });
         }
@@ -97,6 +118,7 @@ impl FileTerms {
         }
         match end_of(update, payload_bytes) {
             named if named > end => Err(TermsError::End { chunk, named, end }),
+            _ if now_unix_s >= until_unix_s => Err(TermsError::Late { chunk, until_unix_s }),
             _ => Ok(()),
         }
     }
@@ -157,11 +179,11 @@ mod tests {
         let routing = RoutingInfo { tables: vec![table], ..RoutingInfo::default() };
         let layout = layout();
         let resolved = layout.resolve(&routing).unwrap();
-        let terms = FileTerms { layout, end: 10 * MIB + 1 };
+        let terms = FileTerms { layout, end: 10 * MIB + 1, until_unix_s: 9 };
         for chain in 0..6 {
             for index in (0..20).chain([u32::MAX]) {
                 let request = update(ChainId(chain), index, ContentChange::Remove);
-                let result = terms.check(&request, 0, &routing);
+                let result = terms.check(&request, 0, &routing, 8);
                 match (resolved[index as usize % 3] == ChainId(chain), index < 11) {
                     (true, true) => assert_eq!(result, Ok(())),
                     (true, false) => assert!(result.unwrap_err().heals()),
@@ -171,13 +193,14 @@ mod tests {
                     }
                 }
                 let other = UpdateRequest { chunk_bytes: 64 << 20, ..request };
-                let error = terms.check(&other, 0, &routing).unwrap_err();
+                let error = terms.check(&other, 0, &routing, 8).unwrap_err();
                 assert!(matches!(error, TermsError::ChunkBytes { .. }) && !error.heals());
             }
         }
         let request = update(ChainId(1), 0, ContentChange::Remove);
         let old = RoutingInfo::default();
-        assert!(terms.check(&request, 0, &old).unwrap_err().heals(), "the table may be on its way");
+        let error = terms.check(&request, 0, &old, 8).unwrap_err();
+        assert!(error.heals(), "the table may be on its way");
     }
 
     #[test]
@@ -199,12 +222,15 @@ mod tests {
         let table =
             ChainTable { id: TableId(1), version: TableVersion(1), chains: vec![ChainId(1); 4] };
         let routing = RoutingInfo { tables: vec![table], ..RoutingInfo::default() };
-        let terms = FileTerms { layout: layout(), end: start + 100 };
+        let terms = FileTerms { layout: layout(), end: start + 100, until_unix_s: 9 };
         let write = update(ChainId(1), index, ContentChange::Write { offset: 60 });
-        assert_eq!(terms.check(&write, 40, &routing), Ok(()));
-        let error = terms.check(&write, 41, &routing).unwrap_err();
+        assert_eq!(terms.check(&write, 40, &routing, 8), Ok(()));
+        let error = terms.check(&write, 40, &routing, 9).unwrap_err();
+        assert!(matches!(error, TermsError::Late { until_unix_s: 9, .. }) && error.heals());
+        let error = terms.check(&write, 41, &routing, 8).unwrap_err();
         assert!(matches!(error, TermsError::End { named, .. } if named == start + 101), "{error}");
-        let nothing = FileTerms { layout: layout(), end: 0 };
-        assert!(nothing.check(&update(ChainId(1), 0, ContentChange::Remove), 0, &routing).is_err());
+        let nothing = FileTerms { layout: layout(), end: 0, until_unix_s: 9 };
+        let remove = update(ChainId(1), 0, ContentChange::Remove);
+        assert!(nothing.check(&remove, 0, &routing, 8).is_err());
     }
 }

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use fabric::capability;
 use fabric::keys::Keys;
 use fabric::tls::ServiceTls;
+use threefs_core::terms::WRITE_LIFE_S;
 
 use crate::protocol::LayoutDefaults;
 
@@ -45,7 +45,7 @@ pub struct TreeConfig {
     /// Write sessions of a client that has not been heard for so long end.
     pub session_timeout_ms: u64,
     /// How long a file counts for what it needed before its length or its reservation became less:
-    /// longer than a capability is good, by as much as clocks of the cluster may differ and a write
+    /// longer than it may be written with a capability, by as much as clocks of the cluster may differ and a write
     /// may take.
     pub excess_wait_ms: u64,
     /// Answers are kept so long for clients that never say that they got them.
@@ -60,7 +60,7 @@ impl Default for TreeConfig {
             dead_grace_ms: DEAD_GRACE_MS,
             collect_interval_ms: 500,
             session_timeout_ms: 20 * 60 * 1000,
-            excess_wait_ms: (capability::LIFE_S + 60) * 1000,
+            excess_wait_ms: (WRITE_LIFE_S + 60) * 1000,
             answer_keep_ms: 60 * 60 * 1000,
         }
     }

@@ -57,7 +57,7 @@ async fn cut(fixture: &Fixture, length: u64) {
 
 /// Up to where new capabilities let their holders write.
 async fn granted_end(fixture: &Fixture, file: InodeId) -> u64 {
-    fixture.tree.terms(&[file], soon()).await.unwrap()[0].as_ref().unwrap().end
+    fixture.tree.terms(&[file], 9, soon()).await.unwrap()[0].as_ref().unwrap().end
 }
 
 #[tokio::test]

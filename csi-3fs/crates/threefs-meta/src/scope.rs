@@ -131,9 +131,10 @@ impl Tree {
     pub(crate) async fn terms(
         &self,
         inodes: &[InodeId],
+        until_unix_s: u64,
         deadline: Deadline,
     ) -> Result<Vec<Option<FileTerms>>, MetaError> {
-        Ok(self.transact(deadline, &ops::Terms(inodes)).await?)
+        Ok(self.transact(deadline, &ops::Terms { inodes, until_unix_s }).await?)
     }
 
     /// Which inodes are within the directory.

@@ -37,7 +37,7 @@ pub(crate) fn permit(
     let StorageRequest::Update(update) = request else { return Ok(()) };
     let terms: FileTerms = decode(capability.terms())
         .map_err(|error| Fault::bad_request(format!("the terms of the capability: {error}")))?;
-    terms.check(update, payload_bytes, &routing()).map_err(fault)
+    terms.check(update, payload_bytes, &routing(), now_unix_s).map_err(fault)
 }
 
 fn fault(error: TermsError) -> Fault {

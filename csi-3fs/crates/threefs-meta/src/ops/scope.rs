@@ -90,19 +90,23 @@ impl Operation for CheckInside<'_> {
 
 /// `MetaQuery::Capabilities`: up to where files may be written, which is no further than what counts
 /// for their quotas.
-pub(crate) struct Terms<'a>(pub &'a [InodeId]);
+pub(crate) struct Terms<'a> {
+    pub inodes: &'a [InodeId],
+    pub until_unix_s: u64,
+}
 
 impl Operation for Terms<'_> {
     type Output = Vec<Option<FileTerms>>;
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, OpError> {
-        let mut terms = Vec::with_capacity(self.0.len());
-        for id in self.0 {
+        let mut terms = Vec::with_capacity(self.inodes.len());
+        for id in self.inodes {
             let row = rows::read_inode(txn, *id).await?;
             terms.push(row.filter(|row| !row.dead).and_then(|row| match &row.inode.kind {
                 InodeKind::File { layout, .. } => {
-                    Some(FileTerms { layout: layout.clone(), end: row.needed_end() })
+                    let (end, until_unix_s) = (row.needed_end(), self.until_unix_s);
+                    Some(FileTerms { layout: layout.clone(), end, until_unix_s })
                 }
                 _ => None,
             }));
