@@ -25,7 +25,7 @@ const O_WRONLY: u32 = 1;
 const O_RDWR: u32 = 2;
 /// Space that a growing file reserves ahead: as much as it has up to the first of these, then an
 /// eighth of what it has up to the second. What it does not need counts for some minutes longer.
-const DOUBLED_MAX: u64 = 64 << 10;
+const DOUBLED_MAX: u64 = 1 << 20;
 const AHEAD_MAX: u64 = 64 << 20;
 /// Truncations by others that a write follows before it gives up.
 const CUTS_MAX: usize = 16;
@@ -578,8 +578,8 @@ mod tests {
         for (length, expected) in [
             (0, 0),
             (4096, 4096),
-            (100_000, 64 << 10),
-            (MIB, MIB / 8),
+            (3 * MIB, MIB),
+            (16 * MIB, 2 * MIB),
             (800 * MIB, 64 * MIB),
             (u64::MAX, 64 * MIB),
         ] {
