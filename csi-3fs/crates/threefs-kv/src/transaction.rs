@@ -164,14 +164,14 @@ impl Transaction {
     }
 
     /// Adds to a counter row, without reading it, if the row then holds at most `max`; otherwise
-    /// `commit` fails with [`KvError::OverBound`]. Several additions to one row count as their sum.
-    /// What this adds cannot be read before the commit.
+    /// `commit` fails with [`KvError::OverBound`]. Several additions to one row count as their sum,
+    /// within the lowest of their bounds. What this adds cannot be read before the commit.
     pub fn bounded_add(&mut self, key: &[u8], delta: i64, max: i64) {
         self.account(key.len(), 8);
         match self.commit.bounded_adds.iter_mut().find(|addition| addition.key == key) {
             Some(addition) => {
                 addition.delta = addition.delta.saturating_add(delta);
-                addition.max = max;
+                addition.max = addition.max.min(max);
             }
             None => self.commit.bounded_adds.push(BoundedAdd { key: key.to_vec(), delta, max }),
         }

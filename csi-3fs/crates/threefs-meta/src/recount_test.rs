@@ -10,8 +10,8 @@ use threefs_kv::Store;
 use crate::config::TreeConfig;
 use crate::ops;
 use crate::protocol::{
-    At, Inode, InodeKind, LengthReport, MetaChange, MetaQuery, MetaReply, Reservation, SessionId,
-    Written,
+    At, Inode, InodeKind, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, Reservation,
+    SessionId, Written,
 };
 use crate::testing::{Fixture, check_tree, config, soon};
 
@@ -244,5 +244,21 @@ async fn sessions_that_end_side_by_side_share_the_room_for_excess() {
         ended.unwrap();
     }
     assert_eq!(used(&fixture).await, 84);
+    check_tree(&fixture.store).await;
+}
+
+/// What one file gives back does not lift the limit for what another one takes in the same change.
+#[tokio::test]
+async fn a_change_that_also_gives_back_stays_within_the_limit() {
+    let (fixture, file) = volume(config()).await;
+    let second = fixture.create("/v/second").await;
+    reserve(&fixture, file.id, 8).await;
+    let written = Written::default();
+    let report = LengthReport { inode: second.id, length: 1000, truncate_version: 0, written };
+    let ends = vec![(file.id, SessionId(1))];
+    let change = MetaChange::ReportLengths { reports: vec![report], ends };
+    let refused = fixture.change(change).await.unwrap_err();
+    assert!(matches!(refused, MetaError::QuotaExceeded { .. }), "{refused}");
+    assert_eq!(used(&fixture).await, 8);
     check_tree(&fixture.store).await;
 }
