@@ -13,7 +13,7 @@ use crate::protocol::{
     At, Inode, InodeKind, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, Reservation,
     SessionId, Written,
 };
-use crate::testing::{Fixture, check_tree, config, soon};
+use crate::testing::{Fixture, check_tree, config, rename, soon};
 
 /// A file in a directory with a quota of 100 bytes, of which 12 more may be excess.
 async fn volume(config: TreeConfig) -> (Fixture, Inode) {
@@ -260,5 +260,62 @@ async fn a_change_that_also_gives_back_stays_within_the_limit() {
     let refused = fixture.change(change).await.unwrap_err();
     assert!(matches!(refused, MetaError::QuotaExceeded { .. }), "{refused}");
     assert_eq!(used(&fixture).await, 8);
+    check_tree(&fixture.store).await;
+}
+
+/// A new file at a path of which `end` bytes count as excess.
+async fn excess(fixture: &Fixture, path: &str, end: u64) -> Inode {
+    let file = fixture.create(path).await;
+    let (session, truncate_version) = (SessionId(1), 0);
+    let reservation = Reservation { inode: file.id, session, end, truncate_version };
+    fixture.change(MetaChange::Reserve { reservations: vec![reservation] }).await.unwrap();
+    self::end(fixture, file.id).await;
+    file
+}
+
+/// Excess of a file that was removed is given back, and the next file takes its room.
+#[tokio::test]
+async fn a_removed_file_that_counts_again_counts_as_used() {
+    let (fixture, _) = volume(config()).await;
+    let mut removed = Vec::new();
+    for _ in 0..20 {
+        removed.push(excess(&fixture, "/v/one", 12).await.id);
+        assert_eq!(used(&fixture).await, 0);
+        fixture.change(MetaChange::Unlink { at: At::path("/v/one") }).await.unwrap();
+    }
+    let mut counted = 0;
+    for inode in removed {
+        let (session, truncate_version) = (SessionId(2), 0);
+        let reservation = Reservation { inode, session, end: 1, truncate_version };
+        let change = MetaChange::Reserve { reservations: vec![reservation] };
+        counted += u64::from(fixture.change(change).await.is_ok());
+    }
+    assert_eq!((counted, used(&fixture).await), (8, 96));
+    check_tree(&fixture.store).await;
+}
+
+/// Files that were excess of one quota and are moved to another, where the next one has room again.
+#[tokio::test]
+async fn a_file_that_is_moved_to_another_quota_counts_there_as_used() {
+    let (fixture, _) = volume(config()).await;
+    fixture.make_directory("/w").await;
+    let (bytes_max, inodes_max) = (Some(100), None);
+    let quota = MetaChange::SetQuota { at: At::path("/w"), bytes_max, inodes_max };
+    fixture.change(quota).await.unwrap();
+    let mut moved = 0;
+    for number in 0..20 {
+        let path = format!("/w/{number}");
+        excess(&fixture, &path, 12).await;
+        moved += u64::from(fixture.change(rename(&path, &format!("/v/{number}"))).await.is_ok());
+        fixture.recount().await;
+        check_tree(&fixture.store).await;
+    }
+    assert_eq!(moved, 20, "nothing is stored of them");
+    for number in 20..30 {
+        let path = format!("/w/{number}");
+        excess(&fixture, &path, 12).await;
+        moved += u64::from(fixture.change(rename(&path, &format!("/v/{number}"))).await.is_ok());
+    }
+    assert_eq!((moved, used(&fixture).await), (28, 96));
     check_tree(&fixture.store).await;
 }

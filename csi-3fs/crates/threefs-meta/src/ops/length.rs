@@ -136,7 +136,8 @@ async fn recharge(txn: &mut Transaction, row: &mut InodeRow) -> Result<(), OpErr
         Some(_) => row.reach.max(needed),
         None => needed,
     };
-    row.excess = row.excess.min(row.reach - needed);
+    // What counted for nothing meanwhile has no room among the excess any more.
+    row.excess = if row.charged { row.excess.min(row.reach - needed) } else { 0 };
     row.charged = true;
     quota::charge(txn, row.inode.quota, Charge::of(row).since(before)).await
 }

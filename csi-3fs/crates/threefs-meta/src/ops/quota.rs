@@ -144,7 +144,7 @@ pub(crate) async fn charge(
             txn.bounded_add(&rows::quota_bytes(id), charge.bytes, limit(row.bytes()));
         }
         if charge.excess != 0 {
-            // Bounded where it becomes excess.
+            // Bounded where it becomes excess, and a file that comes to a quota has none.
             txn.bounded_add(&rows::quota_excess(id), charge.excess, i64::MAX);
         }
         if charge.inodes != 0 {
@@ -244,17 +244,19 @@ pub(crate) async fn move_to(
     if old == new {
         return Ok(());
     }
-    let mut moved = Charge::of(row);
+    let mut left = Charge::of(row);
     let crosses = |reason: &str| {
         let (path, reason) = (path.to_owned(), reason.to_owned());
         Err(MetaError::CrossQuota { path, reason }.into())
     };
+    let mut moved = left;
     if row.inode.quota == Some(row.inode.id) {
         let inside = counted(txn, row.inode.id).await?;
         moved.bytes += inside.bytes;
         moved.excess += inside.excess;
         moved.inodes += inside.inodes;
         moved.metadata += inside.metadata;
+        left = moved;
         let key = rows::quota(row.inode.id);
         if let Some(mut own) = rows::read::<QuotaRow>(txn, &key).await? {
             own.above = new;
@@ -274,8 +276,11 @@ pub(crate) async fn move_to(
         if new.is_none() {
             row.end_max = u64::MAX;
         }
+        // The new quota may have no room for it.
+        row.excess = 0;
+        moved = Charge::of(row);
     }
-    charge(txn, old, moved.negated()).await?;
+    charge(txn, old, left.negated()).await?;
     charge(txn, new, moved).await
 }
 
