@@ -337,7 +337,9 @@ impl Daemon {
             };
             let cut = {
                 let mut state = open.state();
-                state.has_session &= !ends;
+                if ends {
+                    state.end_session();
+                }
                 let cut = inode
                     .as_ref()
                     .is_some_and(|inode| truncate_version_of(inode) != Some(truncate_version));

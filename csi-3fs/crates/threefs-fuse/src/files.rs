@@ -81,6 +81,12 @@ impl FileState {
         self.length = if self.dirty || self.telling { self.length.max(length) } else { length };
         self.reserved = if self.has_session { reserved.max(length) } else { length };
     }
+
+    /// The session has ended, and what was reserved beyond the length with it.
+    pub(crate) fn end_session(&mut self) {
+        self.has_session = false;
+        self.reserved = self.reserved.min(self.length);
+    }
 }
 
 impl FileState {
@@ -266,6 +272,23 @@ mod tests {
             changed: time,
             quota: None,
         }
+    }
+
+    /// Each close of a descriptor may be the last one; others that are copies of it may write on.
+    #[test]
+    fn what_was_reserved_ends_with_the_session() {
+        let mut inode = file(10, 1);
+        inode.quota = Some(InodeId(2));
+        if let InodeKind::File { reserved, .. } = &mut inode.kind {
+            *reserved = 100;
+        }
+        let open = OpenFile::new(FileHandle::of("file", &inode).unwrap());
+        let mut state = open.state();
+        state.has_session = true;
+        state.follow(&inode);
+        assert_eq!(state.reserved, 100);
+        state.end_session();
+        assert_eq!((state.has_session, state.reserved), (false, 10));
     }
 
     #[test]
