@@ -110,6 +110,11 @@ impl Tree {
                 let mark = ops::MarkDead { removals: &files, holds: &self.holds };
                 advanced += self.store.transact(transaction(), &mark).await? as u64;
             }
+            let held: Vec<&ListedRemoval> =
+                of_state(|state| *state == RemovalState::InUse { charged: false }).collect();
+            if !held.is_empty() {
+                self.store.transact(transaction(), &ops::ChargeHeld(&held)).await?;
+            }
             let rows: Vec<ListedRemoval> =
                 of_state(|state| *state == RemovalState::Rows).cloned().collect();
             advanced += self.finish(rows::REMOVALS, &rows).await?;
@@ -137,7 +142,7 @@ impl Tree {
             let (mut dead, mut files) = (Vec::new(), Vec::new());
             for removal in page {
                 match removal.state.clone() {
-                    RemovalState::InUse => {
+                    RemovalState::InUse { .. } => {
                         self.store.transact(transaction(), &ops::Revive(&removal)).await?;
                     }
                     RemovalState::Rows => advanced += self.finish(queue, &[removal]).await?,

@@ -319,3 +319,22 @@ async fn a_file_that_is_moved_to_another_quota_counts_there_as_used() {
     assert_eq!((moved, used(&fixture).await), (28, 96));
     check_tree(&fixture.store).await;
 }
+
+/// A holder may say after the removal of a file that it has it open: then the chunks stay.
+#[tokio::test]
+async fn a_removed_file_that_is_held_later_counts_again() {
+    let (fixture, file) = volume(config()).await;
+    cut(&fixture, 80).await;
+    fixture.change(MetaChange::Unlink { at: At::path("/v/file") }).await.unwrap();
+    assert_eq!(used(&fixture).await, 0);
+    let (client, add, release) = (fixture.client, vec![file.id], Vec::new());
+    fixture.query(MetaQuery::Hold { client, add, release, all: true }).await.unwrap();
+    fixture.collect_all().await;
+    assert_eq!(used(&fixture).await, 80);
+    check_tree(&fixture.store).await;
+    let (add, release) = (Vec::new(), vec![file.id]);
+    fixture.query(MetaQuery::Hold { client, add, release, all: false }).await.unwrap();
+    fixture.collect_all().await;
+    assert_eq!(used(&fixture).await, 0);
+    check_tree(&fixture.store).await;
+}

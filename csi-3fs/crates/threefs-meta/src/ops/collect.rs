@@ -3,6 +3,7 @@
 use threefs_core::layout::Layout;
 use threefs_kv::{KeyRange, Operation, Row, Transaction};
 
+use super::quota::Charge;
 use super::remove::{clear_directory, detach_tree};
 use super::{OpError, answers, drop_link, load_named, queue, quota, store, written_rows};
 use crate::holds::Holds;
@@ -25,8 +26,8 @@ pub(crate) struct ListedRemoval {
 pub(crate) enum RemovalState {
     /// The chunks of a file that nobody has open, none at or beyond `end`.
     Chunks { layout: Layout, end: u64 },
-    /// Somebody has it open.
-    InUse,
+    /// Somebody has it open; whether it counts for its quota.
+    InUse { charged: bool },
     /// Only rows.
     Rows,
 }
@@ -75,11 +76,11 @@ async fn state_of(
         return Ok(RemovalState::Chunks { layout, end: row.end_max });
     }
     if holds.is_held(id) || holds.may_be_held(removal) {
-        return Ok(RemovalState::InUse);
+        return Ok(RemovalState::InUse { charged: row.charged });
     }
     let sessions = txn.range(&KeyRange::prefix(&rows::sessions(id)), 1).await?;
     if !sessions.is_empty() {
-        return Ok(RemovalState::InUse);
+        return Ok(RemovalState::InUse { charged: row.charged });
     }
     Ok(RemovalState::Chunks { layout, end: row.end_max })
 }
@@ -124,6 +125,28 @@ impl Operation for MarkDead<'_> {
             marked += 1;
         }
         Ok(marked)
+    }
+}
+
+/// Counts removed files again that somebody has open who was not known to when their last names went.
+/// Whatever the limits are: their chunks are there, and stay.
+pub(crate) struct ChargeHeld<'a>(pub &'a [&'a ListedRemoval]);
+
+impl Operation for ChargeHeld<'_> {
+    type Output = ();
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
+        for removal in self.0 {
+            let row = rows::read_inode(txn, removal.row.inode).await?;
+            if let Some(mut row) = row.filter(|row| !row.charged && !row.dead) {
+                row.charged = true;
+                row.excess = 0;
+                quota::recount(txn, row.inode.quota, Charge::of(&row)).await?;
+                store(txn, &mut row)?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -36,8 +36,8 @@ pub(crate) use answers::AnswerRoom;
 pub(crate) use attribute::{GetAttribute, ListAttributes, SetAttribute};
 pub(crate) use attributes::SetAttributes;
 pub(crate) use collect::{
-    CollectDirectory, FinishLate, FinishRemovals, ForgetAnswers, ListRemovals, ListRows,
-    ListedRemoval, MarkDead, NewestVersion, RemovalState, Revive,
+    ChargeHeld, CollectDirectory, FinishLate, FinishRemovals, ForgetAnswers, ListRemovals,
+    ListRows, ListedRemoval, MarkDead, NewestVersion, RemovalState, Revive,
 };
 pub(crate) use create::{Create, Layouts, Open, Symlink, Wanted};
 pub(crate) use directory::{MakeDirectory, names_of};

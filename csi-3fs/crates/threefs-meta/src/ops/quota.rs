@@ -188,17 +188,19 @@ pub(crate) async fn make_excess(
     Ok(room.unsigned_abs())
 }
 
-/// Counts bytes more or less, whatever the limits are: it is known to be there.
+/// Counts more or less, whatever the limits are: it is known to be there.
 pub(crate) async fn recount(
     txn: &mut Transaction,
     quota: Option<InodeId>,
-    Charge { bytes, excess, .. }: Charge,
+    Charge { bytes, excess, inodes, metadata }: Charge,
 ) -> Result<(), OpError> {
     let mut next = quota;
     while let Some(id) = next {
         let Some(row) = rows::read::<QuotaRow>(txn, &rows::quota(id)).await? else { break };
         txn.bounded_add(&rows::quota_bytes(id), bytes, i64::MAX);
         txn.bounded_add(&rows::quota_excess(id), excess, i64::MAX);
+        txn.bounded_add(&rows::quota_inodes(id), inodes, i64::MAX);
+        txn.bounded_add(&rows::quota_metadata(id), metadata, i64::MAX);
         next = row.above;
     }
     Ok(())
