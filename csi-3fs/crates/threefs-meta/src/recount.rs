@@ -66,32 +66,31 @@ impl Tree {
         let is_due = |since: Uptime| now.ms.saturating_sub(since.ms) >= self.config.excess_wait_ms;
         for file in known.into_iter().filter(|file| is_due(file.since)) {
             if tasks.len() >= ASKED_AT_ONCE {
-                self.recount_next(&mut tasks).await?;
+                self.recount_next(&mut tasks).await;
             }
             tasks.spawn(ask(Arc::clone(&self.trimmer), file));
         }
         while !tasks.is_empty() {
-            self.recount_next(&mut tasks).await?;
+            self.recount_next(&mut tasks).await;
         }
         Ok(())
     }
 
-    /// Counts the file again of which storage answers next.
-    async fn recount_next(
-        &self,
-        tasks: &mut JoinSet<(Excess, Result<u64, String>)>,
-    ) -> Result<(), OpError> {
+    /// Counts the file again of which storage answers next. What fails is tried again in the next round
+    /// and holds no other file up: its holder may be changing it all the time.
+    async fn recount_next(&self, tasks: &mut JoinSet<(Excess, Result<u64, String>)>) {
         // A task that panicked says nothing of its file: it is asked again.
-        let Some(Ok((file, asked))) = tasks.join_next().await else { return Ok(()) };
-        match asked {
+        let Some(Ok((file, asked))) = tasks.join_next().await else { return };
+        let counted = match asked {
             Ok(stored_end) => {
                 let recount = ops::Recount { file: &file, stored_end };
-                self.store.transact(transaction(), &recount).await
+                let counted = self.store.transact(transaction(), &recount).await;
+                counted.map_err(|error| error.to_string())
             }
-            Err(error) => {
-                tracing::info!(inode = %file.inode, error, "it counts for more than it needs for now");
-                Ok(())
-            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = counted {
+            tracing::info!(inode = %file.inode, error, "it counts for more than it needs for now");
         }
     }
 }

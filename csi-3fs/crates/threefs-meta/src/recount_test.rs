@@ -338,3 +338,25 @@ async fn a_removed_file_that_is_held_later_counts_again() {
     assert_eq!(used(&fixture).await, 0);
     check_tree(&fixture.store).await;
 }
+
+#[tokio::test]
+async fn a_file_that_cannot_be_counted_holds_up_no_other() {
+    let (fixture, file) = volume(config()).await;
+    let quota = file.quota.unwrap();
+    reserve(&fixture, file.id, 80).await;
+    end(&fixture, file.id).await;
+    fixture.make_directory("/w").await;
+    let (bytes_max, inodes_max) = (Some(100), None);
+    let limits = MetaChange::SetQuota { at: At::path("/w"), bytes_max, inodes_max };
+    fixture.change(limits).await.unwrap();
+    let second = excess(&fixture, "/w/second", 80).await;
+    let mut txn = fixture.store.begin().await.unwrap();
+    txn.set(&crate::rows::quota_bytes(quota), *b"not a counter");
+    txn.commit().await.unwrap();
+    fixture.recount().await;
+    let mut txn = fixture.store.begin().await.unwrap();
+    for (inode, waits) in [(file.id, true), (second.id, false)] {
+        let row = txn.get(&crate::rows::excess(inode)).await.unwrap();
+        assert_eq!(row.is_some(), waits, "{inode}");
+    }
+}
