@@ -40,9 +40,10 @@ impl Tree {
     pub(crate) async fn recount(&self, after: &mut Vec<u8>) -> Result<(), OpError> {
         let round = Deadline::after(ROUND_TIMEOUT);
         while !round.passed() {
-            let list = ops::ListExcess { after, limit: PAGE };
+            let (now, wait_ms) = (self.uptime(), self.config.excess_wait_ms);
+            let list = ops::ListExcess { after, limit: PAGE, now, wait_ms };
             let (page, last) = self.store.transact(transaction(), &list).await?;
-            self.recount_page(page).await?;
+            self.recount_page(page, now).await?;
             match last {
                 Some(key) => *after = key,
                 None => {
@@ -54,17 +55,15 @@ impl Tree {
         Ok(())
     }
 
-    async fn recount_page(&self, page: Vec<Excess>) -> Result<(), OpError> {
-        let now = self.uptime();
-        let (known, former): (Vec<_>, Vec<_>) =
+    async fn recount_page(&self, page: Vec<Excess>, now: Uptime) -> Result<(), OpError> {
+        let (due, former): (Vec<_>, Vec<_>) =
             page.into_iter().partition(|file| file.since.life == now.life);
         if !former.is_empty() {
             let anew = ops::WaitAnew { files: &former, now };
             self.store.transact(transaction(), &anew).await?;
         }
         let mut tasks: JoinSet<(Excess, Result<u64, String>)> = JoinSet::new();
-        let is_due = |since: Uptime| now.ms.saturating_sub(since.ms) >= self.config.excess_wait_ms;
-        for file in known.into_iter().filter(|file| is_due(file.since)) {
+        for file in due {
             if tasks.len() >= ASKED_AT_ONCE {
                 self.recount_next(&mut tasks).await;
             }

@@ -1,7 +1,7 @@
 //! What a file counts for beyond its length and reservation, and for how long.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use fabric::deadline::Deadline;
 use threefs_core::ids::InodeId;
@@ -13,7 +13,7 @@ use crate::protocol::{
     At, Inode, InodeKind, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, Reservation,
     SessionId, Written,
 };
-use crate::testing::{Fixture, check_tree, config, rename, soon};
+use crate::testing::{Fixture, MostReads, check_tree, config, rename, soon};
 
 /// A file in a directory with a quota of 100 bytes, of which 12 more may be excess.
 async fn volume(config: TreeConfig) -> (Fixture, Inode) {
@@ -132,7 +132,8 @@ async fn what_was_given_back_meanwhile_waits_for_its_own_time() {
     let (fixture, file) = volume(config()).await;
     reserve(&fixture, file.id, 40).await;
     end(&fixture, file.id).await;
-    let list = ops::ListExcess { after: &[], limit: 10 };
+    let now = fixture.tree.uptime();
+    let list = ops::ListExcess { after: &[], limit: 10, now, wait_ms: 0 };
     let (listed, more) = fixture.store.transact(soon(), &list).await.unwrap();
     assert!(matches!(&listed[..], [one] if one.reach == 40) && more.is_none(), "{listed:?}");
     let listed_ms = fixture.tree.uptime_ms();
@@ -359,4 +360,23 @@ async fn a_file_that_cannot_be_counted_holds_up_no_other() {
         let row = txn.get(&crate::rows::excess(inode)).await.unwrap();
         assert_eq!(row.is_some(), waits, "{inode}");
     }
+}
+
+/// A holder may have as many files that wait as its quota has inodes.
+#[tokio::test]
+async fn of_files_that_wait_nothing_is_read_but_since_when() {
+    let most = Arc::new(AtomicU64::new(0));
+    let store = Store::new(MostReads(Store::memory(), Arc::clone(&most)));
+    let config = TreeConfig { excess_wait_ms: 3_600_000, ..config() };
+    let fixture = Fixture::open(store, config).await;
+    fixture.make_directory("/v").await;
+    let (bytes_max, inodes_max) = (Some(100), None);
+    let quota = MetaChange::SetQuota { at: At::path("/v"), bytes_max, inodes_max };
+    fixture.change(quota).await.unwrap();
+    for number in 0..20 {
+        excess(&fixture, &format!("/v/{number}"), 1).await;
+    }
+    most.store(0, SeqCst);
+    fixture.recount().await;
+    assert_eq!(most.load(SeqCst), 1);
 }

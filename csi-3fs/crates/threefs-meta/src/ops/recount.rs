@@ -44,10 +44,13 @@ pub(crate) struct Excess {
     pub reach: u64,
 }
 
-/// One page of them, and the key to go on after if there may be more.
+/// One page of those that have waited for long enough or waited in a former life, and the key to go on
+/// after if there may be more.
 pub(crate) struct ListExcess<'a> {
     pub after: &'a [u8],
     pub limit: usize,
+    pub now: Uptime,
+    pub wait_ms: u64,
 }
 
 impl Operation for ListExcess<'_> {
@@ -64,6 +67,11 @@ impl Operation for ListExcess<'_> {
         let mut listed = Vec::new();
         for (key, value) in page {
             let ExcessRow { since } = rows::decode(&key, &value)?;
+            // Most wait: nothing else is read of them.
+            let waited_ms = self.now.ms.saturating_sub(since.ms);
+            if since.life == self.now.life && waited_ms < self.wait_ms {
+                continue;
+            }
             let inode = rows::inode_of_key(&key)?;
             // Of a dead file the collector takes all rows.
             let row = rows::read_inode(txn, inode).await?.filter(|row| !row.dead);
