@@ -380,3 +380,30 @@ async fn of_files_that_wait_nothing_is_read_but_since_when() {
     fixture.recount().await;
     assert_eq!(most.load(SeqCst), 1);
 }
+
+/// It died after storage was asked, and somebody who has it open was heard before its chunks went.
+#[tokio::test]
+async fn a_file_that_is_revived_is_counted_again() {
+    let (fixture, file) = volume(config()).await;
+    let (now, client) = (fixture.tree.uptime(), fixture.client);
+    reserve(&fixture, file.id, 80).await;
+    end(&fixture, file.id).await;
+    let list = ops::ListExcess { after: &[], limit: 10, now, wait_ms: 0 };
+    let (listed, _) = fixture.store.transact(soon(), &list).await.unwrap();
+    fixture.change(MetaChange::Unlink { at: At::path("/v/file") }).await.unwrap();
+    fixture.recorder.refuse.store(true, SeqCst);
+    fixture.tree.collect().await.unwrap();
+    assert!(fixture.tree.terms(&[file.id], soon()).await.unwrap()[0].is_none(), "it is dead");
+    let recount = ops::Recount { file: &listed[0], stored_end: 0 };
+    fixture.store.transact(soon(), &recount).await.unwrap();
+    let (add, release) = (vec![file.id], Vec::new());
+    fixture.query(MetaQuery::Hold { client, add, release, all: true }).await.unwrap();
+    for _ in 0..2 {
+        fixture.tree.collect().await.unwrap();
+    }
+    assert_eq!(used(&fixture).await, 80);
+    fixture.recorder.refuse.store(false, SeqCst);
+    fixture.recount().await;
+    assert_eq!(used(&fixture).await, 0);
+    check_tree(&fixture.store).await;
+}

@@ -129,9 +129,10 @@ impl Operation for Recount<'_> {
         if noted.is_none_or(|noted| noted.since != self.file.since) {
             return Ok(());
         }
-        txn.clear(&key);
+        // A dead file may be revived, and waits on; the collector takes all its rows.
         let row = rows::read_inode(txn, self.file.inode).await?.filter(|row| !row.dead);
         let Some(mut row) = row else { return Ok(()) };
+        txn.clear(&key);
         let end = row.needed_end().max(self.stored_end).min(row.reach);
         let before = Charge::of(&row);
         (row.reach, row.excess) = (end, 0);
