@@ -393,7 +393,7 @@ async fn a_file_that_is_revived_is_counted_again() {
     fixture.change(MetaChange::Unlink { at: At::path("/v/file") }).await.unwrap();
     fixture.recorder.refuse.store(true, SeqCst);
     fixture.tree.collect().await.unwrap();
-    assert!(fixture.tree.terms(&[file.id], soon()).await.unwrap()[0].is_none(), "it is dead");
+    assert!(fixture.tree.terms(&[file.id], 9, soon()).await.unwrap()[0].is_none(), "it is dead");
     let recount = ops::Recount { file: &listed[0], stored_end: 0 };
     fixture.store.transact(soon(), &recount).await.unwrap();
     let (add, release) = (vec![file.id], Vec::new());
@@ -406,4 +406,14 @@ async fn a_file_that_is_revived_is_counted_again() {
     fixture.recount().await;
     assert_eq!(used(&fixture).await, 0);
     check_tree(&fixture.store).await;
+}
+
+/// A capability may be signed until the commit that gives back, which notes when it began.
+#[test]
+fn a_capability_and_a_write_with_it_end_before_it_is_counted() {
+    let life_ms = threefs_core::terms::WRITE_LIFE_S * 1000;
+    let change_ms = crate::tree::REQUEST_TIMEOUT.as_millis() as u64;
+    let clocks_ms = 20_000;
+    let needed_ms = life_ms + change_ms + crate::config::DEAD_GRACE_MS + clocks_ms;
+    assert!(TreeConfig::default().excess_wait_ms >= needed_ms);
 }

@@ -31,7 +31,7 @@ use crate::protocol::{
 use crate::rows::{self, Uptime};
 
 /// The longest that one request may take, whatever its caller would wait.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Inodes that are taken from the store at once.
 const INODES_PER_BLOCK: u64 = 4096;
 /// Truncations that one request waits for, one after the other.
