@@ -360,6 +360,7 @@ async fn a_file_that_a_capability_may_be_good_for_is_forgotten_once_more_after_i
     let quota = MetaChange::SetQuota { at: At::path("/v"), bytes_max, inodes_max };
     fixture.change(quota).await.unwrap();
     let file = fixture.create("/v/file").await;
+    fixture.change(report(&file, 0, 50)).await.unwrap();
     fixture.change(unlink("/v/file")).await.unwrap();
     // Outside all quotas no capability is good for anything.
     fixture.create("/outside").await;
@@ -380,4 +381,28 @@ async fn a_file_that_a_capability_may_be_good_for_is_forgotten_once_more_after_i
     let mut txn = store.begin().await.unwrap();
     assert_eq!(txn.get(&crate::rows::inode(file.id)).await.unwrap(), None);
     check_tree(&store).await;
+}
+
+/// They count for no quota any more, and a holder of a ticket may make and remove files all the time.
+#[tokio::test]
+async fn little_is_kept_of_files_that_are_forgotten_once_more() {
+    let slow = TreeConfig { excess_wait_ms: 3_600_000, ..config() };
+    let fixture = Fixture::open(Store::memory(), slow).await;
+    fixture.make_directory("/v").await;
+    let quota = MetaChange::SetQuota { at: At::path("/v"), bytes_max: None, inodes_max: None };
+    fixture.change(quota).await.unwrap();
+    let empty = fixture.create("/v/empty").await;
+    let file = fixture.create("/v/file").await;
+    for number in 0..200 {
+        let start = number * 2 * CHUNK;
+        fixture.change(report(&file, start, start + 1)).await.unwrap();
+    }
+    fixture.change(unlink("/v/empty")).await.unwrap();
+    fixture.change(unlink("/v/file")).await.unwrap();
+    fixture.collect_all().await;
+    let mut txn = fixture.store.begin().await.unwrap();
+    assert_eq!(txn.get(&crate::rows::inode(empty.id)).await.unwrap(), None);
+    let kept = txn.get(&crate::rows::inode(file.id)).await.unwrap().unwrap();
+    assert!(kept.len() < 200, "{} bytes", kept.len());
+    check_tree(&fixture.store).await;
 }

@@ -8,7 +8,8 @@ use super::remove::{clear_directory, detach_tree};
 use super::{OpError, answers, drop_link, load_named, queue, quota, store, written_rows};
 use crate::holds::Holds;
 use crate::protocol::{EntryKind, InodeKind, Nanoseconds};
-use crate::rows::{self, DentryRow, RemovalRow};
+use crate::rows::{self, DentryRow, InodeRow, RemovalRow};
+use crate::written::Written;
 
 /// Names that one transaction takes out of a removed directory.
 const NAMES_PER_TRANSACTION: usize = 256;
@@ -171,7 +172,8 @@ impl Operation for Revive<'_> {
 /// The chunks are gone: takes the last rows of files, symbolic links and special files. No session
 /// can have begun since: what is dead or never was a file cannot be opened. A file in a quota keeps
 /// its inode: holders of tickets may have capabilities for it, and storage bounds how many forgotten
-/// files it remembers, so it is asked to forget the file once more after their life.
+/// files it remembers, so it is asked to forget the file once more after their life. These rows count
+/// for nothing, so they are as few and as short as they can be.
 pub(crate) struct FinishRemovals<'a>(pub &'a [ListedRemoval]);
 
 impl Operation for FinishRemovals<'_> {
@@ -185,8 +187,13 @@ impl Operation for FinishRemovals<'_> {
             if let Some(row) = row.as_ref().filter(|row| row.charged) {
                 quota::release(txn, row).await?;
             }
-            match row.filter(|row| row.dead && row.inode.quota.is_some()) {
+            // No capability was ever good for a byte of a file that never had one.
+            let late = |row: &InodeRow| row.dead && row.inode.quota.is_some() && row.end_max > 0;
+            match row.filter(late) {
                 Some(mut row) => {
+                    if let InodeKind::File { written, .. } = &mut row.inode.kind {
+                        *written = Written::default();
+                    }
                     row.charged = false;
                     row.metadata_bytes = 0;
                     store(txn, &mut row)?;
