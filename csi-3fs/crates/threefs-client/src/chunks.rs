@@ -70,7 +70,7 @@ impl Client {
         let tag = self.0.channels.take();
         let result = self.update_tagged(what, place, change, payload, tag, &patience).await;
         // After an error a copy may still be on its way: the channel is given up.
-        if result.is_ok() {
+        if matches!(result, Ok(_) | Err(ClientError::NotReserved { .. })) {
             self.0.channels.answered(tag);
         }
         result
@@ -146,6 +146,7 @@ impl Client {
                 result = call => result,
                 // The head was replaced while we waited for it: the new one knows the tag.
                 () = other_head => {
+                    attempts.doubt();
                     attempts.failed(&who, "it was replaced while the answer was awaited");
                     continue;
                 }
@@ -153,6 +154,8 @@ impl Client {
             match attempts.call(result)? {
                 Ok((Ok(reply), _)) => return Ok(Some((who, reply))),
                 Ok((Err(error), _)) => {
+                    // The head may have it, and pass it on later.
+                    attempts.doubt();
                     self.after_refusal(&routing, &who, error, attempts, deadline).await?;
                 }
                 Err(error) if is_overloaded(&error) => {

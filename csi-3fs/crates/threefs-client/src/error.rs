@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use fabric::rpc::{FaultCode, RpcError};
+use fabric::rpc::{Executed, Fault, FaultCode, RpcError};
 use threefs_core::error::StorageError;
 use threefs_core::ids::{ChainId, ChunkId, TargetId};
 use threefs_core::layout::LayoutError;
@@ -88,7 +88,8 @@ pub enum ClientError {
         what: String,
     },
     /// Bytes that are not reserved, or not any more: another client cut the file, or the reservation
-    /// ended because this client was not heard for long. Nothing of them was written.
+    /// ended because this client was not heard for long. Some of them may have been written, and
+    /// nothing of it happens later.
     #[error("{what}: nothing is reserved there any more; reserve and write again")]
     NotReserved {
         /// The operation and its place.
@@ -131,12 +132,15 @@ pub(crate) struct Attempts {
     what: String,
     who: String,
     detail: String,
+    /// One of them may have had its effect, or may have it yet.
+    in_doubt: bool,
 }
 
 impl Attempts {
     /// None made yet.
     pub(crate) fn of(what: impl Into<String>) -> Self {
-        Self { what: what.into(), who: "mgmtd".into(), detail: "no attempt was made".into() }
+        let (who, detail) = ("mgmtd".into(), "no attempt was made".into());
+        Self { what: what.into(), who, detail, in_doubt: false }
     }
 
     /// One more has failed.
@@ -144,14 +148,30 @@ impl Attempts {
         (self.who, self.detail) = (who.into(), detail.to_string());
     }
 
-    /// The result of a call, unless it could not be made and must be prepared again.
+    /// One more was sent, and it is not known that it has no effect.
+    pub(crate) fn doubt(&mut self) {
+        self.in_doubt = true;
+    }
+
+    /// The result of a call, unless it could not be made and must be prepared again. Not where an
+    /// earlier attempt is in doubt: its copy could come after what is written instead, and undo what was
+    /// written later. None comes after the deadline.
     pub(crate) fn call<T>(
-        &self,
+        &mut self,
         result: Result<T, CallError>,
     ) -> Result<Result<T, RpcError>, ClientError> {
         match result {
             Ok(done) => Ok(Ok(done)),
-            Err(CallError::Rpc(error)) => Ok(Err(error)),
+            Err(CallError::Rpc(error)) => {
+                self.in_doubt |= error.executed() == Executed::Perhaps;
+                Ok(Err(error))
+            }
+            Err(CallError::NotReserved) if self.in_doubt => {
+                let (code, detail) = (FaultCode::Expired, CallError::NotReserved.to_string());
+                let (context, peer) = (threefs_meta::protocol::CONTEXT.into(), "meta".into());
+                let fault = Fault { code, detail };
+                Ok(Err(RpcError::Faulted { context, peer, fault }))
+            }
             Err(CallError::NotReserved) => {
                 Err(ClientError::NotReserved { what: self.what.clone() })
             }
@@ -200,5 +220,29 @@ impl Attempts {
     /// The deadline has passed.
     pub(crate) fn unavailable(self, deadline: Duration) -> ClientError {
         ClientError::Unavailable { what: self.what, who: self.who, deadline, detail: self.detail }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_reserved_is_not_prepared_again_while_an_attempt_is_in_doubt() {
+        let not_reserved = || Err::<(), _>(CallError::NotReserved);
+        let timed_out = |sent: bool| {
+            let (context, peer, waited_ms) = ("storage".into(), "here".into(), 1);
+            Err::<(), _>(CallError::Rpc(RpcError::TimedOut { context, peer, waited_ms, sent }))
+        };
+        let mut attempts = Attempts::of("write");
+        attempts.call(timed_out(false)).unwrap().unwrap_err();
+        let refused = attempts.call(not_reserved()).unwrap_err();
+        assert!(matches!(refused, ClientError::NotReserved { .. }), "{refused}");
+        attempts.call(timed_out(true)).unwrap().unwrap_err();
+        let error = attempts.call(not_reserved()).unwrap().unwrap_err();
+        assert_eq!(attempts.rpc("meta", &error), Ok(()), "it is tried until the deadline");
+        let mut attempts = Attempts::of("write");
+        attempts.doubt();
+        attempts.call(not_reserved()).unwrap().unwrap_err();
     }
 }

@@ -65,20 +65,25 @@ impl Client {
         let chains = self.chains(&what, &file.layout, deadline).await?;
         let spans = file.layout.spans(offset, length)?;
         let mut tasks: JoinSet<Result<(), ClientError>> = JoinSet::new();
+        let mut outcome = Ok(());
         for span in spans {
             if tasks.len() >= UPDATES_IN_FLIGHT_MAX
                 && let Some(ended) = tasks.join_next().await
             {
-                joined(ended)?;
+                outcome = outcome.and(joined(ended));
+            }
+            if outcome.is_err() {
+                break;
             }
             let (client, what, at) =
                 (self.clone(), Arc::clone(&what), place(file, &chains, span.index));
             tasks.spawn(async move { client.punch_chunk(&what, at, span, deadline).await });
         }
+        // All of them: a copy of one that is dropped could come after what is written next.
         while let Some(ended) = tasks.join_next().await {
-            joined(ended)?;
+            outcome = outcome.and(joined(ended));
         }
-        Ok(())
+        outcome
     }
 
     async fn punch_chunk(
