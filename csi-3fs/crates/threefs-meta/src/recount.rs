@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::deadline::Deadline;
+use threefs_kv::Store;
 use tokio::task::JoinSet;
 
 use crate::chunks::ChunkTrimmer;
@@ -14,8 +15,8 @@ use crate::tree::Tree;
 
 /// Files that one look takes.
 const PAGE: usize = 256;
-/// Files of which storage is asked side by side.
-const ASKED_AT_ONCE: usize = 16;
+/// Files that are counted side by side: they share the store's flushes.
+const COUNTED_AT_ONCE: usize = 16;
 /// How long storage may take to say where the chunks of a file end; what fails is tried again.
 const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long one round may take; the next one goes on where it ended.
@@ -62,43 +63,36 @@ impl Tree {
             let anew = ops::WaitAnew { files: &former, now };
             self.store.transact(transaction(), &anew).await?;
         }
-        let mut tasks: JoinSet<(Excess, Result<u64, String>)> = JoinSet::new();
+        let mut tasks: JoinSet<()> = JoinSet::new();
         for file in due {
-            if tasks.len() >= ASKED_AT_ONCE {
-                self.recount_next(&mut tasks).await;
+            if tasks.len() >= COUNTED_AT_ONCE {
+                // One that panicked says nothing of its file: it is counted in the next round.
+                let _ = tasks.join_next().await;
             }
-            tasks.spawn(ask(Arc::clone(&self.trimmer), file));
+            tasks.spawn(count(self.store.clone(), Arc::clone(&self.trimmer), file));
         }
-        while !tasks.is_empty() {
-            self.recount_next(&mut tasks).await;
-        }
+        while tasks.join_next().await.is_some() {}
         Ok(())
-    }
-
-    /// Counts the file again of which storage answers next. What fails is tried again in the next round
-    /// and holds no other file up: its holder may be changing it all the time.
-    async fn recount_next(&self, tasks: &mut JoinSet<(Excess, Result<u64, String>)>) {
-        // A task that panicked says nothing of its file: it is asked again.
-        let Some(Ok((file, asked))) = tasks.join_next().await else { return };
-        let counted = match asked {
-            Ok(stored_end) => {
-                let recount = ops::Recount { file: &file, stored_end };
-                let counted = self.store.transact(transaction(), &recount).await;
-                counted.map_err(|error| error.to_string())
-            }
-            Err(error) => Err(error),
-        };
-        if let Err(error) = counted {
-            tracing::info!(inode = %file.inode, error, "it counts for more than it needs for now");
-        }
     }
 }
 
-async fn ask(trimmer: Arc<dyn ChunkTrimmer>, file: Excess) -> (Excess, Result<u64, String>) {
+/// Asks storage and counts the file again. What fails is tried again in the next round and holds no
+/// other file up: its holder may be changing it all the time.
+async fn count(store: Store, trimmer: Arc<dyn ChunkTrimmer>, file: Excess) {
     let Excess { inode, needed_end, reach, ref layout, .. } = file;
     let range = needed_end..reach;
-    let end = trimmer.stored_end(inode, layout, range, Deadline::after(ASK_TIMEOUT)).await;
-    (file, end)
+    let asked = trimmer.stored_end(inode, layout, range, Deadline::after(ASK_TIMEOUT)).await;
+    let counted = match asked {
+        Ok(stored_end) => {
+            let recount = ops::Recount { file: &file, stored_end };
+            let counted = store.transact(transaction(), &recount).await;
+            counted.map_err(|error| error.to_string())
+        }
+        Err(error) => Err(error),
+    };
+    if let Err(error) = counted {
+        tracing::info!(%inode, error, "it counts for more than it needs for now");
+    }
 }
 
 fn transaction() -> Deadline {

@@ -1,11 +1,14 @@
 //! What a file counts for beyond its length and reservation, and for how long.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
 
+use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use threefs_core::ids::InodeId;
-use threefs_kv::Store;
+use threefs_kv::{Backend, Commit, KvError, Snapshot, Store, Versionstamp, Watch};
+use tokio::sync::Barrier;
 
 use crate::config::TreeConfig;
 use crate::ops;
@@ -163,7 +166,7 @@ async fn after_a_restart_it_waits_anew() {
     again.recount().await;
     assert!(again.recorder.asked.lock().unwrap().is_empty());
     assert_eq!(used(&again).await, 68);
-    let until = Deadline::after(std::time::Duration::from_secs(60));
+    let until = Deadline::after(Duration::from_secs(60));
     while used(&again).await != 0 {
         assert!(!until.passed(), "it waits for ever");
         again.recount().await;
@@ -416,4 +419,50 @@ fn a_capability_and_a_write_with_it_end_before_it_is_counted() {
     let clocks_ms = 20_000;
     let needed_ms = life_ms + change_ms + crate::config::DEAD_GRACE_MS + clocks_ms;
     assert!(TreeConfig::default().excess_wait_ms >= needed_ms);
+}
+
+/// A store in which, while told so, changes are only made four at a time.
+struct ByFours(Store, Arc<AtomicBool>, Barrier);
+
+impl Backend for ByFours {
+    fn snapshot(&self) -> BoxFuture<'_, Result<Box<dyn Snapshot>, KvError>> {
+        Backend::snapshot(&self.0)
+    }
+
+    fn commit(&self, commit: Commit) -> BoxFuture<'_, Result<Versionstamp, KvError>> {
+        Box::pin(async {
+            if self.1.load(SeqCst) {
+                self.2.wait().await;
+            }
+            self.0.commit(commit).await
+        })
+    }
+
+    fn watch(&self, key: &[u8]) -> Watch {
+        self.0.watch(key)
+    }
+
+    fn exclusive_opening(&self) -> Option<u128> {
+        self.0.exclusive_opening()
+    }
+}
+
+/// One volume may have many of them, and those of others come after them.
+#[tokio::test]
+async fn files_are_counted_side_by_side() {
+    let by_fours = Arc::new(AtomicBool::new(false));
+    let store = ByFours(Store::memory(), Arc::clone(&by_fours), Barrier::new(4));
+    let fixture = Fixture::open(Store::new(store), config()).await;
+    fixture.make_directory("/v").await;
+    let (bytes_max, inodes_max) = (Some(100), None);
+    let quota = MetaChange::SetQuota { at: At::path("/v"), bytes_max, inodes_max };
+    fixture.change(quota).await.unwrap();
+    for number in 0..8 {
+        excess(&fixture, &format!("/v/{number}"), 12).await;
+    }
+    assert_eq!(used(&fixture).await, 84);
+    by_fours.store(true, SeqCst);
+    let recount = tokio::time::timeout(Duration::from_secs(20), fixture.recount());
+    recount.await.expect("one after the other");
+    assert_eq!(used(&fixture).await, 0);
 }
