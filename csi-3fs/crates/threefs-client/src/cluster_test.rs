@@ -8,7 +8,9 @@ use fabric::auth::Key;
 use fabric::deadline::Deadline;
 use fabric::rpc::{Shutdown, ShutdownHandle};
 use threefs_core::chunk::ContentChange;
-use threefs_core::ids::{ChainId, ChunkId, InodeId};
+use threefs_core::ids::{ChainId, ChunkId, InodeId, TableId, TableVersion};
+use threefs_core::layout::{ChainChoice, Layout};
+use threefs_meta::ChunkTrimmer;
 use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdConfig, Timers};
 use threefs_storage::StorageConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -164,6 +166,30 @@ async fn chunks_survive_the_loss_and_return_of_a_storage_service() {
             assert_eq!(read.unwrap().unwrap(), content(index));
         }
     }
+}
+
+/// One volume's file with more chunks than are seen in time does not keep others from a chain.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chain_that_answers_is_asked_on_whatever_a_file_has_there() {
+    let cluster = Cluster::of_three(64 << 20).await;
+    let client = cluster.client();
+    whole(&client).await;
+    let (what, change): (What, _) = ("test".into(), ContentChange::Write { offset: 0 });
+    let (place, content) = (place(1, 3), Bytes::from_static(&[1; 100]));
+    client.update(&what, place, change, content, Deadline::after(LONG)).await.unwrap();
+    let layout = Layout {
+        table: TableId(1),
+        table_version: TableVersion(1),
+        chunk_bytes: CHUNK_BYTES,
+        stripe: 1,
+        chains: ChainChoice::Explicit(vec![ChainId(1)]),
+    };
+    let end = async |wait: Duration| {
+        let range = 0..u64::from(CHUNK_BYTES) * 9;
+        ChunkTrimmer::stored_end(&client, InodeId(42), &layout, range, Deadline::after(wait)).await
+    };
+    end(Duration::ZERO).await.unwrap_err();
+    assert_eq!(end(LONG).await, Ok(u64::from(CHUNK_BYTES) * 3 + 100));
 }
 
 /// A network that can hold back what was sent over the connections that it has, as a partition
