@@ -177,6 +177,12 @@ impl Transaction {
         }
     }
 
+    /// What [`Transaction::bounded_add`] adds to a row in all.
+    pub fn bounded_sum(&self, key: &[u8]) -> i64 {
+        let addition = self.commit.bounded_adds.iter().find(|addition| addition.key == key);
+        addition.map_or(0, |addition| addition.delta)
+    }
+
     /// Writes a row whose key is `prefix`, this commit's [`Versionstamp`], `suffix`. It cannot be
     /// read before the commit.
     pub fn set_stamped(&mut self, prefix: &[u8], suffix: &[u8], value: impl Into<Vec<u8>>) {

@@ -466,3 +466,19 @@ async fn files_are_counted_side_by_side() {
     recount.await.expect("one after the other");
     assert_eq!(used(&fixture).await, 0);
 }
+
+#[tokio::test]
+async fn sessions_that_end_in_one_change_share_the_room_for_excess() {
+    let (fixture, file) = volume(config()).await;
+    let second = fixture.create("/v/second").await;
+    let reservation = |inode: InodeId| {
+        let (session, truncate_version) = (SessionId(1), 0);
+        Reservation { inode, session, end: 10, truncate_version }
+    };
+    let reservations = vec![reservation(file.id), reservation(second.id)];
+    fixture.change(MetaChange::Reserve { reservations }).await.unwrap();
+    let ends = vec![(file.id, SessionId(1)), (second.id, SessionId(1))];
+    fixture.change(MetaChange::ReportLengths { reports: Vec::new(), ends }).await.unwrap();
+    assert_eq!(used(&fixture).await, 20 - 12);
+    check_tree(&fixture.store).await;
+}

@@ -173,6 +173,8 @@ pub(crate) async fn make_excess(
         let key = rows::quota_excess(id);
         let used = txn.snapshot_get(&key).await?;
         let used = used.map_or(Ok(0), |bytes| counter(&key, bytes))?;
+        // One change may end the sessions of many files.
+        let used = used.saturating_add(txn.bounded_sum(&key));
         let max = limit(row.bytes()) / EXCESS_PART;
         room = room.min(max.saturating_sub(used));
         next = row.above;
