@@ -5,10 +5,11 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use fabric::capability::{Capability, LIFE_S};
 use fabric::credentials::{Credential, Credentials};
+use fabric::moment::Moment;
 use fabric::rpc::decode;
 use threefs_core::ids::InodeId;
 use threefs_core::terms::{FileTerms, WRITE_LIFE_S};
@@ -16,7 +17,7 @@ use threefs_core::terms::{FileTerms, WRITE_LIFE_S};
 /// Files with a capability at once: 10 MiB. Beyond it all are asked for again.
 const KEPT_MAX: usize = 65_536;
 /// Not used so shortly before the end: it has to arrive.
-const MARGIN_S: u64 = 5;
+const MARGIN: Duration = Duration::from_secs(5);
 
 pub(crate) struct Capabilities {
     credentials: Credentials,
@@ -25,8 +26,11 @@ pub(crate) struct Capabilities {
 
 struct Kept {
     capability: Capability,
-    /// Bytes of the file below `end` may be written, until then.
+    /// Bytes of the file below may be written.
     end: u64,
+    /// When it came: the clock of the service that signed it may differ from this one's.
+    came: Moment,
+    /// It may be written until then, in seconds since 1970.
     until_unix_s: u64,
     /// A new one is being asked for.
     renewing: bool,
@@ -50,23 +54,28 @@ impl Capabilities {
         matches!(self.credentials.current(), Credential::Ticket(_))
     }
 
-    /// One that is good for writing the bytes below `end`; with 0 for reading.
+    /// One that is good for writing the bytes below `end`; with 0 for reading. A storage service that
+    /// does not take it says so, and it is forgotten.
     pub(crate) fn get(&self, inode: InodeId, end: u64) -> Option<Found> {
+        self.get_at(inode, end, Moment::now())
+    }
+
+    fn get_at(&self, inode: InodeId, end: u64, now: Moment) -> Option<Found> {
         let Credential::Ticket(sealed) = self.credentials.current() else { return None };
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let mut kept = self.lock();
         let known = kept.get_mut(&inode).filter(|known| known.end >= end)?;
-        let (ends, life_s) = match end {
+        let (ends_unix_s, life_s) = match end {
             0 => (known.capability.expires_unix_s(), LIFE_S),
             _ => (known.until_unix_s, WRITE_LIFE_S),
         };
-        let left_s = ends.saturating_sub(now);
+        let life = Duration::from_secs(life_s);
+        let left = life.saturating_sub(now.since(known.came));
         // A new one would end no later.
-        let is_last = ends >= sealed.ticket().expires_unix_s;
-        if left_s == 0 || (left_s <= MARGIN_S && !is_last) {
+        let is_last = ends_unix_s >= sealed.ticket().expires_unix_s;
+        if left.is_zero() || (left <= MARGIN && !is_last) {
             return None;
         }
-        let renew = left_s <= life_s / 2 && !is_last && !known.renewing;
+        let renew = left <= life / 2 && !is_last && !known.renewing;
         known.renewing |= renew;
         Some(Found { capability: known.capability.clone(), renew })
     }
@@ -81,7 +90,8 @@ impl Capabilities {
         if kept.len() >= KEPT_MAX {
             kept.clear();
         }
-        kept.insert(inode, Kept { capability, end, until_unix_s, renewing: false });
+        let came = Moment::now();
+        kept.insert(inode, Kept { capability, end, came, until_unix_s, renewing: false });
         end
     }
 
@@ -113,10 +123,8 @@ mod tests {
     use super::*;
 
     const INODE: InodeId = InodeId(7);
-
-    fn now() -> u64 {
-        SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
-    }
+    /// A clock that has nothing to do with this machine's.
+    const SIGNED_UNIX_S: u64 = 1_000;
 
     fn ring() -> KeyRing {
         KeyRing::of(Key::from_bytes(&[7; 32]).unwrap())
@@ -134,8 +142,8 @@ mod tests {
         }
     }
 
-    /// Up to where it lets write, and when it was signed.
-    fn capability(ticket: &Ticket, end: u64, signed_unix_s: u64) -> Capability {
+    /// Up to where it lets write.
+    fn capability(ticket: &Ticket, end: u64) -> Capability {
         let layout = Layout {
             table: TableId(1),
             table_version: TableVersion(1),
@@ -143,9 +151,9 @@ mod tests {
             stripe: 1,
             chains: ChainChoice::Explicit(Vec::new()),
         };
-        let until_unix_s = signed_unix_s + WRITE_LIFE_S;
+        let until_unix_s = SIGNED_UNIX_S + WRITE_LIFE_S;
         let terms = encode(&FileTerms { layout, end, until_unix_s }).unwrap();
-        Capability::sign(&ring(), ticket, INODE.0, terms.into(), signed_unix_s)
+        Capability::sign(&ring(), ticket, INODE.0, terms.into(), SIGNED_UNIX_S)
     }
 
     fn kept(ticket: &Ticket) -> Capabilities {
@@ -153,38 +161,42 @@ mod tests {
         Capabilities::new(&Credentials::from(sealed))
     }
 
+    /// Whether to renew it, if one is good, so long after it came.
+    fn found(all: &Capabilities, end: u64, age_s: u64) -> Option<bool> {
+        let now = Moment::now().after(Duration::from_secs(age_s));
+        all.get_at(INODE, end, now).map(|found| found.renew)
+    }
+
     #[test]
     fn one_finder_renews_it_from_half_of_its_life_on_and_all_use_it_meanwhile() {
         let ticket = ticket(u64::MAX);
         let all = kept(&ticket);
-        assert!(all.get(INODE, 0).is_none());
-        assert_eq!(all.keep(INODE, capability(&ticket, 100, now())), 100);
-        assert!(!all.get(INODE, 100).unwrap().renew);
-        assert!(all.get(INODE, 101).is_none(), "it does not reach");
-        all.keep(INODE, capability(&ticket, 100, now() - WRITE_LIFE_S / 2 - 1));
-        assert!(!all.get(INODE, 0).unwrap().renew, "for reading it is good for long");
-        assert!(all.get(INODE, 100).unwrap().renew);
-        assert!(!all.get(INODE, 100).unwrap().renew, "somebody asks already");
+        assert_eq!(found(&all, 0, 0), None);
+        assert_eq!(all.keep(INODE, capability(&ticket, 100)), 100);
+        assert_eq!(found(&all, 100, 0), Some(false));
+        assert_eq!(found(&all, 101, 0), None, "it does not reach");
+        let half_s = WRITE_LIFE_S / 2 + 1;
+        assert_eq!(found(&all, 0, half_s), Some(false), "for reading it is good for long");
+        assert_eq!(found(&all, 100, half_s), Some(true));
+        assert_eq!(found(&all, 100, half_s), Some(false), "somebody asks already");
         all.not_renewed(INODE);
-        assert!(all.get(INODE, 100).unwrap().renew);
-        all.keep(INODE, capability(&ticket, 50, now()));
-        assert!(!all.get(INODE, 50).unwrap().renew);
-        all.keep(INODE, capability(&ticket, 100, now() - WRITE_LIFE_S + MARGIN_S - 1));
-        assert!(all.get(INODE, 1).is_none(), "it would come too late");
-        assert!(!all.get(INODE, 0).unwrap().renew);
-        all.keep(INODE, capability(&ticket, 100, now() - LIFE_S / 2 - 1));
-        assert!(all.get(INODE, 0).unwrap().renew);
-        all.keep(INODE, capability(&ticket, 100, now() - LIFE_S + MARGIN_S - 1));
-        assert!(all.get(INODE, 0).is_none());
+        assert_eq!(found(&all, 100, half_s), Some(true));
+        assert_eq!(found(&all, 100, WRITE_LIFE_S - 4), None, "it would come too late");
+        all.keep(INODE, capability(&ticket, 50));
+        assert_eq!(found(&all, 50, half_s), Some(true));
+        all.keep(INODE, capability(&ticket, 50));
+        assert_eq!(found(&all, 0, LIFE_S / 2 + 1), Some(true));
+        assert_eq!(found(&all, 0, LIFE_S - 4), None);
     }
 
     #[test]
-    fn with_the_ticket_it_ends_and_is_not_renewed() {
-        let ticket = ticket(now() + 4);
+    fn one_that_ends_with_its_ticket_is_not_renewed() {
+        let ticket = ticket(SIGNED_UNIX_S + 200);
         let all = kept(&ticket);
-        all.keep(INODE, capability(&ticket, 100, now()));
-        let found = all.get(INODE, 100).unwrap();
-        assert!(!found.renew, "a new one would end no later");
-        assert_eq!(found.capability.expires_unix_s(), ticket.expires_unix_s);
+        all.keep(INODE, capability(&ticket, 100));
+        for age_s in [0, 200, WRITE_LIFE_S - 1] {
+            assert_eq!(found(&all, 100, age_s), Some(false), "a new one would end no later");
+        }
+        assert_eq!(found(&all, 100, WRITE_LIFE_S), None);
     }
 }

@@ -45,8 +45,8 @@ pub struct TreeConfig {
     /// Write sessions of a client that has not been heard for so long end.
     pub session_timeout_ms: u64,
     /// How long a file counts for what it needed before its length or its reservation became less:
-    /// longer than it may be written with a capability, by as much as the change may take that notes the moment
-    /// before it commits, as clocks of the cluster may differ and as a write may take.
+    /// longer than it may be written with a capability, by as much as the change may take that notes
+    /// the moment before it commits, as clocks of the cluster may differ and as a write may take.
     pub excess_wait_ms: u64,
     /// Answers are kept so long for clients that never say that they got them.
     pub answer_keep_ms: u64,
