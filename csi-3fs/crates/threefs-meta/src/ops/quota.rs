@@ -17,7 +17,7 @@ use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, KvError, Operation, Transaction};
 
 use super::walk::{Last, find, not_a_directory};
-use super::{Given, OpError, load, store};
+use super::{Given, GivingBack, OpError, load, store};
 use crate::identity::Identity;
 use crate::protocol::{
     At, METADATA_BYTES_MIN, METADATA_BYTES_PER_INODE, MetaError, MetaReply, NAME_ROW_BYTES,
@@ -243,6 +243,7 @@ pub(crate) async fn move_to(
     row: &mut InodeRow,
     new: Option<InodeId>,
     path: &str,
+    giving: &GivingBack,
 ) -> Result<(), OpError> {
     let old = owner(txn, row).await?;
     if old == new {
@@ -285,7 +286,12 @@ pub(crate) async fn move_to(
         moved = Charge::of(row);
     }
     charge(txn, old, left.negated()).await?;
-    charge(txn, new, moved).await
+    charge(txn, new, moved).await?;
+    let unneeded = row.reach.saturating_sub(row.needed_end());
+    if new.is_some() && unneeded > 0 && giving.excess {
+        row.excess = make_excess(txn, new, unneeded).await?;
+    }
+    Ok(())
 }
 
 /// A directory with a quota is taken out of the tree: those above are rid of all of it at once.
