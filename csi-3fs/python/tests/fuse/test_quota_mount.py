@@ -122,12 +122,12 @@ def test_moves_between_quotas(client: threefs.Client, mount: Callable[..., Any])
     tree = made.target
     for name in ("a", "b"):
         (tree / name).mkdir()
-        client.set_quota(f"{made.root}/{name}", 3 * MIB, 10)
-    (tree / "a" / "file").write_bytes(b"f" * 2 * MIB)
+        client.set_quota(f"{made.root}/{name}", 10 * MIB, 10)
+    (tree / "a" / "file").write_bytes(b"f" * 6 * MIB)
     os.rename(tree / "a" / "file", tree / "b" / "file")
     assert settled(client, f"{made.root}/a", (0, 0)) == (0, 0)
-    assert settled(client, f"{made.root}/b", (2 * MIB, 1)) == (2 * MIB, 1)
-    (tree / "a" / "file").write_bytes(b"f" * 2 * MIB)
+    assert settled(client, f"{made.root}/b", (6 * MIB, 1)) == (6 * MIB, 1)
+    (tree / "a" / "file").write_bytes(b"f" * 6 * MIB)
     with pytest.raises(OSError, match="quota"):
         os.rename(tree / "a" / "file", tree / "b" / "second")
     (tree / "a" / "d").mkdir()
