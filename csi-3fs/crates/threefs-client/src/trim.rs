@@ -35,14 +35,15 @@ impl ChunkTrimmer for Client {
         &'a self,
         inode: InodeId,
         layout: &'a Layout,
-        length: u64,
+        range: Range<u64>,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(async move {
-            let what: What = Arc::from(format!("cut {inode} at {length}"));
+            let what: What = Arc::from(format!("cut {inode} at {}", range.start));
             let chains = self.chains(&what, layout, deadline).await;
             let chains = chains.map_err(|error| error.to_string())?;
-            let cut = Cut { inode, chunk_bytes: layout.chunk_bytes, length };
+            let chains = chains_within(&chains, layout.chunk_bytes, &range);
+            let cut = Cut { inode, chunk_bytes: layout.chunk_bytes, length: range.start };
             self.cut_chains(&what, chains, cut, deadline).await
         })
     }
@@ -79,13 +80,10 @@ impl Client {
     async fn cut_chains(
         &self,
         what: &What,
-        mut chains: Vec<ChainId>,
+        chains: BTreeSet<ChainId>,
         cut: Cut,
         deadline: Deadline,
     ) -> Result<(), String> {
-        // An explicit layout may name a chain twice.
-        chains.sort_unstable();
-        chains.dedup();
         let mut tasks: JoinSet<Result<(), ClientError>> = JoinSet::new();
         let mut outcome = Ok(());
         for chain in chains {

@@ -9,16 +9,17 @@ use threefs_core::layout::Layout;
 
 /// Takes chunks away and finds them. The service's binary injects one that is made of the storage client.
 pub trait ChunkTrimmer: Send + Sync + 'static {
-    /// Afterwards no chunk of the file holds a byte at or beyond `length`; 0 removes all its
-    /// chunks. Chunks may exist beyond any length that was ever reported, so the chains of the
-    /// layout are asked what they hold of the inode. Idempotent: it is repeated after failures.
+    /// Afterwards no chunk of the file holds a byte at or beyond the start of the range; with 0 all
+    /// its chunks are gone. There never was one at or beyond its end. Chunks may exist beyond any
+    /// length that was ever reported, so the chains that can have some of the range are asked what
+    /// they hold of the inode. Idempotent: it is repeated after failures.
     ///
     /// The error's text says what failed where; the caller logs it and tries again later.
     fn trim<'a>(
         &'a self,
         inode: InodeId,
         layout: &'a Layout,
-        length: u64,
+        range: Range<u64>,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), String>>;
 
@@ -64,7 +65,7 @@ impl ChunkTrimmer for NoChunks {
         &'a self,
         _inode: InodeId,
         _layout: &'a Layout,
-        _length: u64,
+        _range: Range<u64>,
         _deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(std::future::ready(Ok(())))

@@ -38,7 +38,7 @@ pub(crate) struct Recorder {
     pub trims: Mutex<Vec<(InodeId, u64)>>,
     /// Files that cannot be forgotten now.
     pub unavailable: Mutex<Vec<InodeId>>,
-    /// Of removals: the bound of where chunks may be.
+    /// Of trims and removals: the bound of where chunks may be.
     pub ends: Mutex<Vec<(InodeId, u64)>>,
     pub refuse: AtomicBool,
     /// Where the chunks of files end that have some.
@@ -52,14 +52,15 @@ impl ChunkTrimmer for Recorder {
         &'a self,
         inode: InodeId,
         _layout: &'a Layout,
-        length: u64,
+        range: Range<u64>,
         _deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(async move {
             if self.refuse.load(SeqCst) {
                 return Err("storage is away".into());
             }
-            self.trims.lock().unwrap().push((inode, length));
+            self.trims.lock().unwrap().push((inode, range.start));
+            self.ends.lock().unwrap().push((inode, range.end));
             Ok(())
         })
     }

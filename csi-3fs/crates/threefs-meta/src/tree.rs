@@ -466,8 +466,9 @@ impl Tree {
 
     async fn trim_now(&self, inode: InodeId, deadline: Deadline) -> Result<(), OpError> {
         let pending = self.store.transact(deadline, &ops::ReadTrim(inode)).await?;
-        let Some((trim, layout)) = pending else { return Ok(()) };
-        self.trimmer.trim(inode, &layout, trim.length, deadline).await.map_err(|detail| {
+        let Some((trim, layout, end)) = pending else { return Ok(()) };
+        let range = trim.length..end;
+        self.trimmer.trim(inode, &layout, range, deadline).await.map_err(|detail| {
             let detail = format!("{inode} cannot be cut to {} bytes: {detail}", trim.length);
             MetaError::Unavailable { detail }
         })?;

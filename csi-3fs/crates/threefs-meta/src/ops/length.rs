@@ -275,17 +275,18 @@ impl Operation for BeginTrim<'_> {
     }
 }
 
-/// What a truncation still has to cut.
+/// What a truncation still has to cut, of which chunks, none at or beyond which byte.
 pub(crate) struct ReadTrim(pub InodeId);
 
 impl Operation for ReadTrim {
-    type Output = Option<(TrimRow, Layout)>;
+    type Output = Option<(TrimRow, Layout, u64)>;
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, OpError> {
         let Some(trim) = rows::read(txn, &rows::trim(self.0)).await? else { return Ok(None) };
-        match load(txn, self.0, "").await?.inode.kind {
-            InodeKind::File { layout, .. } => Ok(Some((trim, layout))),
+        let row = load(txn, self.0, "").await?;
+        match row.inode.kind {
+            InodeKind::File { layout, .. } => Ok(Some((trim, layout, row.end_max))),
             _ => Ok(None),
         }
     }
