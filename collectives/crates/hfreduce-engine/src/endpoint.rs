@@ -173,6 +173,7 @@ impl Endpoint {
             determinism: options.determinism,
             served: infos.iter().map(|info| info.served).collect(),
             priority: options.priority,
+            share: options.share.clone(),
             held_back: options.held_back,
             reached_at: self.info.reached_at(),
         };

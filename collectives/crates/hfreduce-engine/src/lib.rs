@@ -23,6 +23,7 @@ pub mod operation;
 pub mod pace;
 pub mod placement;
 mod process;
+mod share;
 mod work;
 
 pub use cause::{Cause, CauseKind, CollectiveError};
@@ -38,4 +39,5 @@ pub use fabric::arena::Block;
 pub use operation::{Buffer, DType, Kind, Operation, ReduceOp, fused_shape};
 pub use pace::Pace;
 pub use placement::Placement;
+pub use share::Share;
 pub use work::Callback;

@@ -5,10 +5,10 @@
 mod support;
 
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use hfreduce_engine::{Communicator, DType, Priority, ReduceOp, Work};
+use hfreduce_engine::{Communicator, DType, Priority, ReduceOp, Share, Work};
 use support::{TIMEOUT, buffer, placement, run};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -73,6 +73,30 @@ fn chunks_of_a_low_group_wait_for_a_high_one_and_those_of_its_own_level_do_not()
     }
     assert!(chunks(&low) > before);
     assert!(small.iter().chain(&large).flatten().all(|value| *value == 3.0));
+}
+
+#[test]
+fn chunks_do_not_wait_for_a_high_group_of_another_user() {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let high = group(Priority::High, FOR_EVER);
+    let other = Arc::new(Share::default());
+    let tune = |options: &mut hfreduce_engine::Options| {
+        (options.priority, options.held_back) = (Priority::Low, FOR_EVER);
+        options.share = other.clone();
+    };
+    let low = run(&placement(2, 1), tune, |comm| comm);
+    let mut small = [vec![1.0; 1024], vec![2.0; 1024]];
+    let mut large = [vec![1.0; 1 << 20], vec![2.0; 1 << 20]];
+    let ([a, b], [c, d]) = (&mut small, &mut large);
+    let first = start(&high[0], a);
+    wait_until("the high operation begins", || has_begun(&high[0]));
+    for work in [start(&low[0], c), start(&low[1], d)] {
+        work.wait(Some(Duration::from_secs(60))).unwrap();
+    }
+    assert!(!first.is_done());
+    for work in [first, start(&high[1], b)] {
+        work.wait(None).unwrap();
+    }
 }
 
 #[test]

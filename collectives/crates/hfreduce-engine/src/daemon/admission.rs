@@ -20,6 +20,7 @@ use crate::communicator::Communicator;
 use crate::endpoint::{Endpoint, Newcomer, Options, refused};
 use crate::flight::Folders;
 use crate::line::Line;
+use crate::share::Share;
 
 /// How long a rank may look for the others before it connects, and a newcomer before it joins.
 const MEETS_WITHIN: Duration = Duration::from_secs(3600);
@@ -33,6 +34,8 @@ const JOB_LOGGED: usize = 64;
 pub(super) struct Terms {
     /// Of the flight recorders and their dumps.
     pub folders: Folders,
+    /// What it shares with other ranks of its user.
+    pub share: Arc<Share>,
     /// Registered memory of a rank at most: ranks of other users need addresses, too.
     pub registered_max: usize,
 }
@@ -68,7 +71,7 @@ impl Opened {
 
 /// Serves whoever is at the other end, as long as he makes sense.
 pub(super) fn receive(stream: UnixStream, terms: Terms, stop: &AtomicBool) {
-    let Terms { folders, registered_max } = terms;
+    let Terms { folders, share, registered_max } = terms;
     if let Err(error) = stream.set_nonblocking(true) {
         tracing::warn!(%error, "a connection was dropped");
         return;
@@ -76,7 +79,7 @@ pub(super) fn receive(stream: UnixStream, terms: Terms, stop: &AtomicBool) {
     let mut client = Client::new(Line::over(stream, WORD_BYTES_MAX), stop);
     let open = match await_word(&mut client.line, Instant::now() + ANSWER) {
         Ok(Ask::Open(open)) => {
-            Open { options: Options { served: true, folders, ..open.options }, ..*open }
+            Open { options: Options { served: true, folders, share, ..open.options }, ..*open }
         }
         Ok(_) => return tracing::warn!("a connection was closed: it did not say who it is"),
         Err(why) => return tracing::warn!(why, "a connection was closed"),

@@ -143,7 +143,8 @@ impl Daemon {
             }
         };
         let registered_max = REGISTERED_BYTES_MAX.max(ADDRESSES / self.rules.ranks_max.max(1));
-        let terms = Terms { folders: self.rules.folders.clone(), registered_max };
+        let (folders, share) = (self.rules.folders.clone(), place.share.clone());
+        let terms = Terms { folders, share, registered_max };
         let stop = self.stop.clone();
         let run = move || {
             let _place = place;

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use crate::drivers::lock;
+use crate::share::Share;
 
 /// Places of all users together, in those of one. Each may take the addresses of its memory and a
 /// thread, so their number has an end.
@@ -14,13 +15,22 @@ const USERS: usize = 3;
 pub(super) struct Places {
     /// What one user may have.
     each: usize,
-    taken: Mutex<HashMap<u32, usize>>,
+    taken: Mutex<HashMap<u32, User>>,
+}
+
+/// One who has any.
+#[derive(Default)]
+struct User {
+    places: usize,
+    share: Arc<Share>,
 }
 
 /// One of them, given back when dropped.
 pub(super) struct Place {
     places: Arc<Places>,
     user: u32,
+    /// What all ranks of this user share.
+    pub share: Arc<Share>,
 }
 
 impl Places {
@@ -30,7 +40,7 @@ impl Places {
 
     /// How many are taken.
     pub fn taken(&self) -> usize {
-        lock(&self.taken).values().sum()
+        lock(&self.taken).values().map(|user| user.places).sum()
     }
 
     /// A place for a process of this user.
@@ -39,19 +49,20 @@ impl Places {
     /// There is none, in words.
     pub fn take(self: &Arc<Self>, user: u32) -> Result<Place, String> {
         let (each, mut taken) = (self.each, lock(&self.taken));
-        if taken.get(&user).is_some_and(|own| *own >= each) || each == 0 {
+        if taken.get(&user).is_some_and(|own| own.places >= each) || each == 0 {
             return Err(format!(
                 "all {each} places of hfreduced for user {user} are taken (--ranks-max)"
             ));
         }
         let all = each.saturating_mul(USERS);
-        if taken.values().sum::<usize>() >= all {
+        if taken.values().map(|user| user.places).sum::<usize>() >= all {
             return Err(format!(
                 "all {all} places of hfreduced are taken ({USERS} times --ranks-max)"
             ));
         }
-        *taken.entry(user).or_default() += 1;
-        Ok(Place { places: self.clone(), user })
+        let own = taken.entry(user).or_default();
+        own.places += 1;
+        Ok(Place { places: self.clone(), user, share: own.share.clone() })
     }
 }
 
@@ -59,8 +70,8 @@ impl Drop for Place {
     fn drop(&mut self) {
         let mut taken = lock(&self.places.taken);
         if let Some(own) = taken.get_mut(&self.user) {
-            *own -= 1;
-            if *own == 0 {
+            own.places -= 1;
+            if own.places == 0 {
                 taken.remove(&self.user);
             }
         }
@@ -77,7 +88,9 @@ mod tests {
         let one: Vec<Place> = (0..2).map(|_| places.take(7).ok().unwrap()).collect();
         let refused = places.take(7).err().unwrap();
         assert!(refused.contains("all 2 places of hfreduced for user 7"), "{refused}");
+        assert!(Arc::ptr_eq(&one[0].share, &one[1].share));
         let other = places.take(8).ok().unwrap();
+        assert!(!Arc::ptr_eq(&one[0].share, &other.share), "users wait for no level of another");
         drop(one);
         assert_eq!(places.taken(), 1);
         drop((places.take(7), other));

@@ -114,6 +114,7 @@ impl Seat {
             relays: false, // The daemon's part.
             served: Vec::new(),
             priority: options.priority,
+            share: options.share.clone(),
             held_back: options.held_back,
             reached_at: own.reached_at(),
         };

@@ -65,7 +65,7 @@ pub use shared::{Counters, Identity, Shared, Submission, lock};
 
 use mesh::Mesh;
 use poller::{Poller, Ready};
-use priority::{LEVELS, Turn, UnderWay};
+use priority::{Turn, UnderWay};
 use reduce::Scratch;
 use registered::Arenas;
 use trunk::Trunk;
@@ -100,7 +100,7 @@ pub(crate) struct Active {
     /// Who adds.
     pub(crate) way: Way,
     /// Others of this process see that it is.
-    pub(crate) _under_way: UnderWay<'static>,
+    pub(crate) _under_way: UnderWay,
 }
 
 /// Who of a node adds up an operation that combines values.
@@ -320,7 +320,7 @@ impl Driver {
     fn is_held(&mut self) -> bool {
         let before = self.held_until.is_some();
         self.held_until = match self.next_activate < self.next_chunk {
-            true => self.turn.held_until(&LEVELS, &self.shared),
+            true => self.turn.held_until(&self.shared.identity.share.levels, &self.shared),
             false => None,
         };
         if self.held_until.is_some() && !before {

@@ -1,6 +1,5 @@
 //! This rank's part inside its node: contribute chunks and deliver results.
 
-use super::priority::LEVELS;
 use super::{Active, Driver, Identity, Submission, Way};
 use crate::board::{FOR_INPUT, FOR_SLOT, REGISTERED_MAX, Registered};
 use crate::core::{Chunk, Geometry, Kind, Stage, Who};
@@ -71,7 +70,7 @@ impl Driver {
             registered,
             others,
             way,
-            _under_way: LEVELS.begin(self.shared.identity.priority),
+            _under_way: self.shared.identity.share.levels.begin(self.shared.identity.priority),
         });
         self.refuse_the_departed();
     }

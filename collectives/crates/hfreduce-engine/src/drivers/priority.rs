@@ -1,6 +1,7 @@
 //! Which communicator's chunks go first, where a process has several.
 //!
-//! Every operation along the trees is counted by the level of its communicator, for the whole process.
+//! Every operation along the trees is counted by the level of its communicator, for all communicators
+//! that one user has in the process (see [`Share`](crate::Share)).
 //! A driver that would begin a chunk while a higher level has something under way holds it back,
 //! until that has ended, and [`HELD`] at most: ranks whose operations wait for each other crosswise
 //! lose that once, not for each chunk, and a stream of short operations leaves the others a window of
@@ -67,7 +68,7 @@ impl FromStr for Priority {
     }
 }
 
-/// What the communicators of a process tell each other.
+/// What the communicators of a user tell each other.
 #[derive(Debug, Default)]
 pub struct Levels {
     /// Operations under way, by level.
@@ -78,22 +79,15 @@ pub struct Levels {
     waiting: Mutex<Vec<Weak<Shared>>>,
 }
 
-/// Those of this process.
-pub static LEVELS: Levels = Levels {
-    under_way: [const { AtomicUsize::new(0) }; 3],
-    ended: AtomicU64::new(0),
-    waiting: Mutex::new(Vec::new()),
-};
-
 /// An operation that is under way as long as this exists.
 #[derive(Debug)]
-pub struct UnderWay<'a>(&'a Levels, Priority);
+pub struct UnderWay(Arc<Levels>, Priority);
 
 impl Levels {
     /// An operation of this level begins.
-    pub fn begin(&self, level: Priority) -> UnderWay<'_> {
+    pub fn begin(self: &Arc<Self>, level: Priority) -> UnderWay {
         self.under_way[level as usize].fetch_add(1, Ordering::SeqCst);
-        UnderWay(self, level)
+        UnderWay(self.clone(), level)
     }
 
     fn is_one_above(&self, level: Priority) -> bool {
@@ -102,7 +96,7 @@ impl Levels {
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for UnderWay {
     fn drop(&mut self) {
         let Self(levels, level) = self;
         let last = levels.under_way[*level as usize].fetch_sub(1, Ordering::SeqCst) == 1;

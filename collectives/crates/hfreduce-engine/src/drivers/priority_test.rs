@@ -10,7 +10,7 @@ fn turn(level: Priority) -> Turn {
 
 #[test]
 fn whoever_has_something_above_is_held_back_until_it_ends() {
-    let (levels, now) = (Levels::default(), Instant::now());
+    let (levels, now) = (Arc::new(Levels::default()), Instant::now());
     let (mut low, mut normal, mut high) =
         (turn(Priority::Low), turn(Priority::Normal), turn(Priority::High));
     let operation = levels.begin(Priority::Normal);
@@ -27,7 +27,7 @@ fn whoever_has_something_above_is_held_back_until_it_ends() {
 
 #[test]
 fn what_waits_crosswise_is_held_back_once() {
-    let (levels, start) = (Levels::default(), Instant::now());
+    let (levels, start) = (Arc::new(Levels::default()), Instant::now());
     let mut low = turn(Priority::Low);
     let _stuck = levels.begin(Priority::High);
     assert!(low.look(&levels, start).is_some());
@@ -39,7 +39,7 @@ fn what_waits_crosswise_is_held_back_once() {
 
 #[test]
 fn a_stream_of_short_operations_leaves_a_window_each_time() {
-    let (levels, start) = (Levels::default(), Instant::now());
+    let (levels, start) = (Arc::new(Levels::default()), Instant::now());
     let (mut low, mut through) = (turn(Priority::Low), 0);
     for ms in 0..100 {
         // One begins before the other ends.

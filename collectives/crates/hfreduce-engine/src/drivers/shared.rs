@@ -15,6 +15,7 @@ use crate::core::{Determinism, Kind};
 use crate::flight::Recorder;
 use crate::operation::Operation;
 use crate::placement::Placement;
+use crate::share::Share;
 use crate::work::{WaitingRoom, WorkState};
 
 /// Who this rank is.
@@ -36,8 +37,10 @@ pub struct Identity {
     pub determinism: Determinism,
     /// By rank: a daemon runs its part.
     pub served: Vec<bool>,
-    /// Whose chunks go first, of the communicators of this process.
+    /// Whose chunks go first, of the communicators with the same share.
     pub priority: Priority,
+    /// What it shares with its user's other ranks here.
+    pub share: Arc<Share>,
     /// How long ours wait for others' at most.
     pub held_back: Duration,
     /// Interface and address that other nodes try first; empty if there are none.

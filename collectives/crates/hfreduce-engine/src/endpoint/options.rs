@@ -1,5 +1,6 @@
 //! What a rank is told when it starts, and what of it makes no sense.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::arena::Arena;
@@ -10,6 +11,7 @@ use crate::core::Determinism;
 use crate::drivers::priority::{HELD, Priority};
 use crate::flight::Folders;
 use crate::placement::Placement;
+use crate::share::Share;
 
 /// Ranks of one node at most: descriptors of all travel in one message.
 pub const LOCALS_MAX: usize = 120;
@@ -95,8 +97,11 @@ pub struct Options {
     pub streams: Option<usize>,
     /// What is promised about bits, beyond the default; the same on all ranks.
     pub determinism: Determinism,
-    /// Whose chunks go first, of the communicators of a process.
+    /// Whose chunks go first, of the communicators with the same share.
     pub priority: Priority,
+    /// What it shares with its user's other ranks in the process that has the connections.
+    #[serde(skip, default = "Share::of_process")]
+    pub share: Arc<Share>,
     /// How long chunks wait for those of a higher level at most.
     pub held_back: Duration,
     /// A daemon runs this rank's part: the process that ends is not the rank's own.
@@ -126,6 +131,7 @@ impl Options {
             streams: None,
             determinism: Determinism::DEFAULT,
             priority: Priority::Normal,
+            share: Share::of_process(),
             held_back: HELD,
             served: false,
         }
