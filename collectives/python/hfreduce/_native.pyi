@@ -467,7 +467,13 @@ class Endpoint:
 
 @final
 class Daemon:
-    def __new__(cls, path: str | PathLike[str], mode: int, ranks_max: int) -> Self: ...
+    def __new__(
+        cls,
+        path: str | PathLike[str],
+        mode: int,
+        ranks_max: int,
+        memory_max: int | None = None,
+    ) -> Self: ...
     def accept(self, seconds: float) -> None: ...
     @property
     def ranks(self) -> int: ...

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda told, _frame: stop.append(told))
     try:
-        daemon = _native.Daemon(given.socket, given.mode, given.ranks_max)
+        daemon = _native.Daemon(given.socket, given.mode, given.ranks_max, given.memory_max)
     except OSError as error:
         sys.stderr.write(f"hfreduced: {error}\n")
         return FAILED
@@ -86,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
         help="ranks of one user that are served at a time, and three times as many of all users; "
         f"more are refused (default: {RANKS_MAX})",
     )  # fmt: skip
+    parser.add_argument(
+        "--memory-max", type=_memory, metavar="MIB",
+        help="memory that ranks of all users may cause it to use, in MiB; those of one user may have "
+        "half of it, and a rank that wants more gets an error (default: all that this process may use)",
+    )  # fmt: skip
     return parser
 
 
@@ -99,6 +104,12 @@ def _ranks(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 4096):
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 4096")
     return int(text)
+
+
+def _memory(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1 << 30):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {1 << 30}")
+    return int(text) << 20
 
 
 if __name__ == "__main__":

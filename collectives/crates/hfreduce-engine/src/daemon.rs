@@ -41,6 +41,7 @@ mod outstanding;
 mod paced;
 mod places;
 mod regroup;
+mod room;
 mod seat;
 mod session;
 

@@ -279,6 +279,91 @@ fn what_it_cannot_do_is_refused_with_the_remedy() {
     assert!(little.to_string().contains("HFREDUCE_REGISTERED_BYTES"), "{little}");
 }
 
+/// What a rank of a group of two on one node may take besides registered memory is 10 MiB.
+const TWO_RANKS: usize = 20 << 20;
+
+#[test]
+fn a_group_that_wants_more_memory_than_its_user_may_have_ends_alone() {
+    let daemon = Served::with_memory(8, Some(2 * (2 * TWO_RANKS + (24 << 20))));
+    let at = |_| Some(daemon.path.clone());
+    let sums = |bytes: usize| {
+        run_at(
+            &placement(1, 2),
+            at,
+            |_| {},
+            |comm| {
+                let comm = comm.unwrap();
+                let mut data = vec![1.0; bytes / 4];
+                let made = comm.allreduce(buffer(&mut data), F32, ReduceOp::Sum, 0, TIMEOUT, true);
+                let ended = made.map_err(WaitError::Failed).and_then(|work| work.wait(None));
+                ended.map(|()| data[0]).map_err(|error| error.to_string())
+            },
+        )
+    };
+    run_at(
+        &placement(1, 2),
+        at,
+        |_| {},
+        |comm| {
+            let comm = comm.unwrap();
+            let mut data = [1.0];
+            allreduce(&comm, &mut data).wait(None).unwrap();
+            if comm.rank() == 0 {
+                // 8 MiB of each of its ranks are there for the other group, and 32 MiB are not.
+                assert_eq!(sums(8 << 20), [Ok(2.0), Ok(2.0)]);
+                for error in sums(32 << 20).into_iter().map(Result::unwrap_err) {
+                    let remedy = "HFREDUCE_REGISTERED_BYTES";
+                    assert!(error.contains("(io)") && error.contains(remedy), "{error}");
+                    assert!(error.contains("--memory-max"), "{error}");
+                }
+            }
+            allreduce(&comm, &mut data).wait(None).unwrap();
+            assert_eq!(data[0], 4.0);
+        },
+    );
+    daemon.eventually_empty();
+    assert_eq!(sums(8 << 20), [Ok(2.0), Ok(2.0)], "what ended has given its memory back");
+}
+
+#[test]
+fn a_board_that_is_larger_than_what_a_user_may_have_is_not_made() {
+    let daemon = Served::with_memory(8, Some(1 << 30));
+    let mut options = Options::new(0, placement(1, 2));
+    (options.slots, options.slot_bytes) = (Some(64), 64 << 20);
+    let refused = Entrance::open(options, &KEY, Some(&daemon.path)).map(drop).unwrap_err();
+    assert_eq!(refused.cause.kind, CauseKind::Io);
+    let text = refused.to_string();
+    assert!(text.contains("0 of 536870912 are taken") && text.contains("--memory-max"), "{text}");
+    // 64 slots of 64 MiB on both links of four of a large group.
+    let mut options = Options::new(1, placement(8, 1));
+    (options.slots, options.window, options.slot_bytes) = (Some(2), 64, 8 << 20);
+    let refused = Entrance::open(options, &KEY, Some(&daemon.path)).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("--memory-max"), "{refused}");
+}
+
+#[test]
+fn calls_that_are_under_way_count_as_memory_of_their_user() {
+    let daemon = Served::with_memory(2, Some(2 * (TWO_RANKS + (20 << 20))));
+    let at = |_| Some(daemon.path.clone());
+    run_at(
+        &placement(1, 2),
+        at,
+        |_| {},
+        |comm| {
+            let comm = comm.unwrap();
+            let block = comm.allocate(4096).unwrap();
+            let receive = || {
+                // SAFETY: the block outlives the works, which have ended when the group is broken.
+                let there = unsafe { Buffer::new([(block.base(), 4)]) };
+                comm.recv(there, F32, 1 - comm.rank(), 0, TIMEOUT)
+            };
+            let works: Vec<_> = (0..30_000).map_while(|_| receive().ok()).collect();
+            let error = works[0].wait(None).unwrap_err().to_string();
+            assert!(error.contains("--memory-max"), "{error}");
+        },
+    );
+}
+
 #[test]
 fn a_daemon_that_is_told_to_stop_says_so() {
     let daemon = std::sync::Mutex::new(Some(Served::new(4)));

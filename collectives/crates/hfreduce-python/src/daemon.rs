@@ -18,14 +18,20 @@ pub struct Daemon {
 #[pymethods]
 impl Daemon {
     #[new]
-    fn new(path: PathBuf, mode: u32, ranks_max: usize) -> PyResult<Self> {
+    #[pyo3(signature = (path, mode, ranks_max, memory_max=None))]
+    fn new(
+        path: PathBuf,
+        mode: u32,
+        ranks_max: usize,
+        memory_max: Option<usize>,
+    ) -> PyResult<Self> {
         // An error means that somebody has set one already, who then gets the lines.
         let _ = tracing_subscriber::fmt()
             .with_writer(std::io::stderr)
             .with_ansi(false)
             .with_max_level(LevelFilter::INFO)
             .try_init();
-        let rules = Rules { mode, ranks_max, folders: Folders::from_environment() };
+        let rules = Rules { mode, ranks_max, memory_max, folders: Folders::from_environment() };
         let engine = Engine::bind(&path, rules).map_err(|error| match error {
             ListenError::Taken { .. } => PyFileExistsError::new_err(error.to_string()),
             ListenError::Io { .. } => PyOSError::new_err(error.to_string()),

@@ -115,7 +115,7 @@ fn admit(mut client: Client<'_>, open: Open, registered_max: usize) -> Result<Se
         let error = refused(&options, CauseKind::Invalid, PHASE, detail);
         return Err(turn_away(client.line, error));
     }
-    let (liveness, own) = (options.liveness, options.clone());
+    let (liveness, own, memory) = (options.liveness, options.clone(), options.share.memory());
     let io = |error: io::Error| refused(&own, CauseKind::Io, PHASE, error.to_string());
     let opened = Opened::new(options, &key, newcomer)
         .and_then(|opened| Ok((opened.arena().map_err(io)?, opened)));
@@ -133,7 +133,7 @@ fn admit(mut client: Client<'_>, open: Open, registered_max: usize) -> Result<Se
     if let Err(error) = communicator.serve(client.line.stream()) {
         return Err(refuse(client.line, io(error)));
     }
-    Ok(Session::new(client, communicator, arena, liveness))
+    Ok(Session::new(client, communicator, arena, liveness, memory))
 }
 
 fn connect(client: &mut Client<'_>, endpoint: Endpoint) -> Result<Communicator, String> {

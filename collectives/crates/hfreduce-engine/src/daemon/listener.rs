@@ -13,6 +13,7 @@ use rustix::net::sockopt::socket_peercred;
 
 use super::admission::{Terms, full, receive};
 use super::places::Places;
+use super::room::memory_bytes;
 use super::sleep;
 use crate::endpoint::REGISTERED_BYTES_MAX;
 use crate::flight::Folders;
@@ -51,6 +52,9 @@ pub struct Rules {
     /// Ranks of one user that are served at a time; more are refused. All users together have
     /// three times as many places.
     pub ranks_max: usize,
+    /// Bytes of memory that the ranks of all users may cause it to use, and those of one user half
+    /// of. By default all that this process may use.
+    pub memory_max: Option<usize>,
     /// Where the flight recorders of its ranks and their dumps are.
     pub folders: Folders,
 }
@@ -94,7 +98,8 @@ impl Daemon {
             let _ = std::fs::remove_file(&new);
             wrong(error)
         })?;
-        let (places, path) = (Places::new(rules.ranks_max), path.to_owned());
+        let memory = rules.memory_max.unwrap_or_else(memory_bytes);
+        let (places, path) = (Places::new(rules.ranks_max, memory), path.to_owned());
         Ok(Self { path, listener, rules, places, stop: Arc::default(), short: false.into() })
     }
 

@@ -66,6 +66,7 @@ pub(super) struct Calls {
     calls: HashMap<u64, Served>,
     paced: BTreeSet<u64>,
     ended: Arc<Ended>,
+    kept: usize,
 }
 
 #[derive(Default)]
@@ -81,6 +82,11 @@ impl Calls {
 
     pub fn is_empty(&self) -> bool {
         self.calls.is_empty()
+    }
+
+    /// Memory that they take.
+    pub fn kept(&self) -> usize {
+        self.kept
     }
 
     pub fn contains(&self, ticket: u64) -> bool {
@@ -100,6 +106,7 @@ impl Calls {
         if call.paced.is_some() {
             self.paced.insert(ticket);
         }
+        self.kept += call.kept;
         self.calls.insert(ticket, call);
     }
 
@@ -132,7 +139,7 @@ impl Calls {
             let Some(call) = self.calls.get(&ticket) else { continue };
             if call.work.error().is_none() {
                 done.push(Done { ticket, source: call.work.source() });
-                self.calls.remove(&ticket);
+                self.kept -= self.calls.remove(&ticket).map_or(0, |call| call.kept);
                 self.paced.remove(&ticket);
             }
         }

@@ -49,6 +49,8 @@ pub(super) struct Served {
     pub ticket: u64,
     pub work: Work,
     pub paced: Option<Paced>,
+    /// Memory that it takes here.
+    pub kept: usize,
 }
 
 /// Its memory fills and empties meanwhile.

@@ -5,21 +5,25 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use crate::drivers::lock;
-use crate::share::Share;
+use crate::share::{Limit, Share};
 
 /// Places of all users together, in those of one. Each may take the addresses of its memory and a
 /// thread, so their number has an end.
 const USERS: usize = 3;
+/// For a rank whose user has too little memory here.
+const REMEDY: &str = "register less (HFREDUCE_REGISTERED_BYTES), have fewer ranks there, or start \
+                      hfreduced with a higher --memory-max";
 
 /// See the module's text.
 pub(super) struct Places {
     /// What one user may have.
     each: usize,
+    /// Memory for the ranks of all users.
+    memory: Arc<Limit>,
     taken: Mutex<HashMap<u32, User>>,
 }
 
 /// One who has any.
-#[derive(Default)]
 struct User {
     places: usize,
     share: Arc<Share>,
@@ -34,8 +38,9 @@ pub(super) struct Place {
 }
 
 impl Places {
-    pub fn new(each: usize) -> Arc<Self> {
-        Arc::new(Self { each, taken: Mutex::default() })
+    pub fn new(each: usize, memory: usize) -> Arc<Self> {
+        let memory = Limit::new("bytes of memory", memory, REMEDY);
+        Arc::new(Self { each, memory, taken: Mutex::default() })
     }
 
     /// How many are taken.
@@ -60,7 +65,8 @@ impl Places {
                 "all {all} places of hfreduced are taken ({USERS} times --ranks-max)"
             ));
         }
-        let own = taken.entry(user).or_default();
+        let new = || User { places: 0, share: Share::of_user(user, &self.memory) };
+        let own = taken.entry(user).or_insert_with(new);
         own.places += 1;
         Ok(Place { places: self.clone(), user, share: own.share.clone() })
     }
@@ -84,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_user_who_takes_all_its_places_takes_none_of_others() {
-        let places = Places::new(2);
+        let places = Places::new(2, 0);
         let one: Vec<Place> = (0..2).map(|_| places.take(7).ok().unwrap()).collect();
         let refused = places.take(7).err().unwrap();
         assert!(refused.contains("all 2 places of hfreduced for user 7"), "{refused}");
@@ -100,7 +106,7 @@ mod tests {
 
     #[test]
     fn all_users_together_have_a_limit() {
-        let places = Places::new(1);
+        let places = Places::new(1, 0);
         let held: Vec<Place> = (0..USERS as u32).map(|u| places.take(u).ok().unwrap()).collect();
         let refused = places.take(99).err().unwrap();
         assert!(refused.contains("3 times --ranks-max"), "{refused}");

@@ -39,6 +39,9 @@ impl Session<'_> {
             }
         };
         let began = tell_regrouped(&mut self.client, &next, &self.arena).and_then(|arena| {
+            if !Arc::ptr_eq(&self.arena, &arena) {
+                self.reached = 0;
+            }
             self.arena = arena;
             next.serve(self.client.line.stream()).map_err(|error| error.to_string())
         });

@@ -9,15 +9,20 @@ use fabric::arena::Arena;
 use super::client::{Client, ENDED, STOPPED};
 use super::outstanding::Calls;
 use super::paced::{Paced, Served};
-use super::{ANSWER, Ask, BEAT, CALLS_MAX, Call, Tell, check};
+use super::{ANSWER, Ask, BEAT, CALLS_MAX, Call, Region, Tell, check};
 use crate::cause::CauseKind;
 use crate::communicator::Communicator;
 use crate::drivers::TICK;
 use crate::operation::Operation;
 use crate::pace::Pace;
+use crate::share::Charge;
 
 /// Bytes that a rank may leave unread; it gets no more calls in before.
 const UNREAD_MAX: usize = 256 << 10;
+
+/// Memory of a call that is under way, in all tables that know it, and of each of its transfers.
+const CALL_BYTES: usize = 1 << 10;
+const TRANSFER_BYTES: usize = 128;
 
 /// See the module's text.
 pub struct Session<'a> {
@@ -26,6 +31,9 @@ pub struct Session<'a> {
     pub(super) arena: Arc<Arena>,
     liveness: Duration,
     pub(super) calls: Calls,
+    /// Memory that calls take, and that of the arena up to where they have reached.
+    memory: Charge,
+    pub(super) reached: usize,
     /// It knows that this epoch is over; it may leave, or go on with other members.
     pub(super) told: bool,
     pub(super) heard: Instant,
@@ -45,10 +53,12 @@ impl<'a> Session<'a> {
         communicator: Communicator,
         arena: Arc<Arena>,
         liveness: Duration,
+        memory: Charge,
     ) -> Self {
         let (calls, told, now) = (Calls::default(), false, Instant::now());
         let (heard, beat) = (now, now);
-        Self { client, communicator, arena, liveness, calls, told, heard, beat }
+        let reached = 0;
+        Self { client, communicator, arena, liveness, calls, memory, reached, told, heard, beat }
     }
 
     /// Serves it until it leaves or is gone.
@@ -119,6 +129,13 @@ impl<'a> Session<'a> {
             let detail = format!("its call cannot be: ticket {} is under way", call.ticket);
             return self.fail(CauseKind::Protocol, detail);
         }
+        let kept = CALL_BYTES + call.transfers.len() * TRANSFER_BYTES;
+        let end = |region: Region| usize::try_from(region.offset).unwrap_or(0) + region.bytes;
+        let reached = self.reached.max(end(call.input)).max(end(call.output));
+        if let Err(error) = self.memory.set_to(reached + self.calls.kept() + kept) {
+            return self.fail(CauseKind::Io, error.to_string());
+        }
+        self.reached = reached;
         let paced = call.paced.then(|| Paced { pace: Arc::new(Pace::default()), told: 0 });
         if let Some(Paced { pace, .. }) = &paced {
             (input, output) = (input.paced(pace.clone()), output.paced(pace.clone()));
@@ -126,7 +143,7 @@ impl<'a> Session<'a> {
         let timeout = Duration::from_millis(call.timeout_ms);
         // An error has broken the group, which it is told below.
         if let Ok(work) = self.communicator.submit(print, input, output, transfers, timeout, true) {
-            self.calls.insert(Served { ticket: call.ticket, work, paced });
+            self.calls.insert(Served { ticket: call.ticket, work, paced, kept });
         }
     }
 
@@ -135,6 +152,8 @@ impl<'a> Session<'a> {
         self.calls.tell_delivered(&mut self.client.line);
         let done = self.calls.take_done();
         if !done.is_empty() {
+            // Less than before, which is never refused.
+            let _ = self.memory.set_to(self.reached + self.calls.kept());
             self.client.line.say(&Tell::Done(done));
         }
         // All works of a broken group end, after which nobody touches their memory.

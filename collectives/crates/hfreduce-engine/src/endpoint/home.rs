@@ -13,10 +13,11 @@ use fabric::tcp::Port;
 use super::Options;
 use super::info::{Info, first_eight, refused, refused_on};
 use super::neighbours::{Inbox, open_port};
-use super::options::descriptors_needed;
+use super::options::{descriptors_needed, memory_needed};
 use crate::cause::{CauseKind, CollectiveError};
 use crate::drivers::lock;
 use crate::placement::Placement;
+use crate::share::Charge;
 
 /// A machine full of containers has hundreds of addresses, and what we tell stays small.
 const ADDRESSES_MAX: usize = 16;
@@ -32,8 +33,9 @@ pub struct Home {
     pub(super) inbox: Arc<Inbox>,
     /// How often it looked for another epoch.
     pub(super) attempts: AtomicU32,
-    /// What the connections of the present epoch may take.
+    /// What the connections and the memory of the present epoch may take.
     descriptors: Mutex<Reservation>,
+    memory: Mutex<Charge>,
     /// Registered memory outlives epochs, as tensors do that lie in it.
     arena: Mutex<Option<Arc<Arena>>>,
 }
@@ -80,6 +82,8 @@ impl Home {
         key: &[u8],
     ) -> Result<Self, CollectiveError> {
         let descriptors = Mutex::new(reserved(options, placement)?);
+        let mut memory = options.share.memory();
+        charge(&mut memory, options, placement)?;
         let refuse = |kind, phase, detail| refused(options, kind, phase, detail);
         let key = Key::from_bytes(key)
             .map_err(|error| refuse(CauseKind::Invalid, "being called", error.to_string()))?;
@@ -108,16 +112,18 @@ impl Home {
             inbox,
             attempts: AtomicU32::new(0),
             descriptors,
+            memory: Mutex::new(memory),
             arena: Mutex::default(),
         })
     }
 
-    /// Makes room for the connections of a later epoch, before the first of them.
+    /// Makes room for the connections and the memory of a later epoch, before the first of them.
     pub(super) fn reserve(
         &self,
         options: &Options,
         placement: &Placement,
     ) -> Result<(), CollectiveError> {
+        charge(&mut lock(&self.memory), options, placement)?;
         *lock(&self.descriptors) = reserved(options, placement)?;
         Ok(())
     }
@@ -151,6 +157,16 @@ fn reserved(options: &Options, placement: &Placement) -> Result<Reservation, Col
     let count = descriptors_needed(ranks, locals, options.streams);
     reserve(count, &format!("a group of {ranks} ranks"))
         .map_err(|error| refused(options, CauseKind::Io, "opening", error.to_string()))
+}
+
+/// Takes what a group's memory may need from what the rank's user may have.
+fn charge(
+    memory: &mut Charge,
+    options: &Options,
+    placement: &Placement,
+) -> Result<(), CollectiveError> {
+    let taken = memory.set_to(memory_needed(options, placement));
+    taken.map_err(|error| refused(options, CauseKind::Io, "opening", error.to_string()))
 }
 
 /// Raises the limit of descriptors for a group of `ranks` whose nodes are not known yet, as if every

@@ -7,7 +7,10 @@ use fabric::arena::Arena;
 use fabric::interfaces::Wanted;
 use serde::{Deserialize, Serialize};
 
+use super::CHANNELS_MAX;
+use crate::board::Shape;
 use crate::core::Determinism;
+use crate::core::credit::CLASSES;
 use crate::drivers::priority::{HELD, Priority};
 use crate::flight::Folders;
 use crate::placement::Placement;
@@ -32,6 +35,9 @@ pub const STREAMS_MAX: usize = 16;
 
 /// Descriptors of a rank besides its connections: port, bells, pollers, segments, flight record.
 const DESCRIPTORS: usize = 32;
+/// Memory of a rank besides boards and slots, and for each rank of its group.
+const RANK_BYTES: usize = 1 << 20;
+const MEMBER_BYTES: usize = 1 << 10;
 /// Tree neighbours of a node at most.
 const NEIGHBOURS_MAX: usize = 4;
 
@@ -160,6 +166,22 @@ pub fn default_slots(nodes: usize, channels: usize, slot_bytes: usize) -> usize 
 /// behind are seldom waited for, and no more than the last level of caches holds.
 pub(super) fn default_sums(slots: usize, slot_bytes: usize) -> usize {
     (ROUND_BYTES / slot_bytes.max(1)).clamp(slots, SLOTS_MAX.max(slots))
+}
+
+/// Memory of this process that a rank of a group may cause to be used, besides what it registers: its
+/// part of the node's board, the slots of its tree links, and what is kept for each rank.
+pub(super) fn memory_needed(options: &Options, placement: &Placement) -> usize {
+    let (nodes, slot_bytes) = (placement.nodes().len(), options.slot_bytes);
+    let locals = placement.members(placement.node_of(options.rank)).len();
+    // As many as there can be; how many there are is known once all have told what they have.
+    let channels = locals.min(CHANNELS_MAX);
+    let slots = options.slots.unwrap_or_else(|| default_slots(nodes, channels, slot_bytes));
+    let sums = if nodes == 1 { default_sums(slots, slot_bytes) } else { 0 };
+    let board = Shape { locals, slots, sums, slot_bytes }.bytes().div_ceil(locals.max(1));
+    let owns = placement.local_of(options.rank) < channels;
+    let links = if owns { NEIGHBOURS_MAX.min(nodes - 1) } else { 0 };
+    let pools = links * CLASSES * options.window as usize * slot_bytes;
+    RANK_BYTES + board + pools + placement.world_size() * MEMBER_BYTES
 }
 
 pub(super) fn check(options: &Options, placement: &Placement) -> Result<(), String> {

@@ -129,11 +129,17 @@ pub struct Served {
 
 impl Served {
     pub fn new(ranks_max: usize) -> Self {
+        Self::with_memory(ranks_max, None)
+    }
+
+    pub fn with_memory(ranks_max: usize, memory_max: Option<usize>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hfreduced.sock");
-        let daemon =
-            Daemon::bind(&path, Rules { mode: 0o600, ranks_max, folders: Folders::default() })
-                .unwrap();
+        let daemon = Daemon::bind(
+            &path,
+            Rules { mode: 0o600, ranks_max, memory_max, folders: Folders::default() },
+        )
+        .unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let ranks = Arc::new(AtomicUsize::new(0));
         let (told, count) = (stop.clone(), ranks.clone());
