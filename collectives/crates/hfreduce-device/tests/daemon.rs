@@ -34,8 +34,13 @@ impl Served {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hfreduced.sock");
-        let rules =
-            Rules { mode: 0o600, ranks_max: 8, memory_max: None, folders: Folders::default() };
+        let rules = Rules {
+            mode: 0o600,
+            ranks_max: 8,
+            memory_max: None,
+            descriptors_max: None,
+            folders: Folders::default(),
+        };
         let daemon = Daemon::bind(&path, rules).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let told = stop.clone();

@@ -14,6 +14,8 @@ pub struct Share {
     pub(crate) levels: Arc<Levels>,
     /// Memory of this process that a user's ranks may cause to be used.
     memory: Account,
+    /// Descriptors of this process.
+    descriptors: Account,
 }
 
 static OF_PROCESS: LazyLock<Arc<Share>> = LazyLock::new(Arc::default);
@@ -25,14 +27,29 @@ impl Share {
     }
 
     /// The share of a user of a daemon.
-    pub(crate) fn of_user(user: u32, memory: &Arc<Limit>) -> Arc<Self> {
-        let memory = Account { user, limit: Some(memory.clone()) };
-        Arc::new(Self { memory, ..Self::default() })
+    pub(crate) fn of_user(user: u32, memory: &Arc<Limit>, descriptors: &Arc<Limit>) -> Arc<Self> {
+        let account = |limit: &Arc<Limit>| Account { user, limit: Some(limit.clone()) };
+        let (memory, descriptors) = (account(memory), account(descriptors));
+        Arc::new(Self { memory, descriptors, ..Self::default() })
     }
 
     /// No memory yet.
     pub(crate) fn memory(&self) -> Charge {
         Charge { account: self.memory.clone(), amount: 0 }
+    }
+
+    /// No descriptor yet.
+    pub(crate) fn descriptors(&self) -> Charge {
+        Charge { account: self.descriptors.clone(), amount: 0 }
+    }
+
+    /// One descriptor.
+    ///
+    /// # Errors
+    /// [`OverLimit`].
+    pub(crate) fn descriptor(&self) -> Result<Charge, OverLimit> {
+        let mut one = self.descriptors();
+        one.set_to(1).map(|()| one)
     }
 }
 
@@ -95,7 +112,7 @@ struct Account {
 }
 
 /// What a rank has taken, given back when dropped.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Charge {
     account: Account,
     amount: usize,
@@ -132,7 +149,7 @@ mod tests {
     #[test]
     fn a_user_has_half_at_most_and_all_have_no_more_than_there_is() {
         let limit = Limit::new("bytes of memory", 100, "take less");
-        let share = |user| Share::of_user(user, &limit).memory();
+        let share = |user| Share::of_user(user, &limit, &limit).memory();
         let (mut one, mut same, mut two) = (share(1), share(1), share(2));
         one.set_to(30).unwrap();
         let refused = same.set_to(21).unwrap_err();

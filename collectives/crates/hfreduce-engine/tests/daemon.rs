@@ -284,7 +284,7 @@ const TWO_RANKS: usize = 20 << 20;
 
 #[test]
 fn a_group_that_wants_more_memory_than_its_user_may_have_ends_alone() {
-    let daemon = Served::with_memory(8, Some(2 * (2 * TWO_RANKS + (24 << 20))));
+    let daemon = Served::with_memory(8, 2 * (2 * TWO_RANKS + (24 << 20)));
     let at = |_| Some(daemon.path.clone());
     let sums = |bytes: usize| {
         run_at(
@@ -327,7 +327,7 @@ fn a_group_that_wants_more_memory_than_its_user_may_have_ends_alone() {
 
 #[test]
 fn a_board_that_is_larger_than_what_a_user_may_have_is_not_made() {
-    let daemon = Served::with_memory(8, Some(1 << 30));
+    let daemon = Served::with_memory(8, 1 << 30);
     let mut options = Options::new(0, placement(1, 2));
     (options.slots, options.slot_bytes) = (Some(64), 64 << 20);
     let refused = Entrance::open(options, &KEY, Some(&daemon.path)).map(drop).unwrap_err();
@@ -343,7 +343,7 @@ fn a_board_that_is_larger_than_what_a_user_may_have_is_not_made() {
 
 #[test]
 fn calls_that_are_under_way_count_as_memory_of_their_user() {
-    let daemon = Served::with_memory(2, Some(2 * (TWO_RANKS + (20 << 20))));
+    let daemon = Served::with_memory(2, 2 * (TWO_RANKS + (20 << 20)));
     let at = |_| Some(daemon.path.clone());
     run_at(
         &placement(1, 2),
@@ -362,6 +362,43 @@ fn calls_that_are_under_way_count_as_memory_of_their_user() {
             assert!(error.contains("--memory-max"), "{error}");
         },
     );
+}
+
+#[test]
+fn connections_that_are_more_than_a_user_may_have_end_their_own_group() {
+    // Without messages two ranks of a node may have 48 descriptors each.
+    let daemon = Served::with_descriptors(8, 2 * (2 * 48 + 3));
+    let at = |_| Some(daemon.path.clone());
+    let exchange = |messages: bool| {
+        run_at(
+            &placement(1, 2),
+            at,
+            |_| {},
+            |comm| {
+                let comm = comm.unwrap();
+                let mut data = [1.0];
+                allreduce(&comm, &mut data).wait(None).unwrap();
+                let (mut there, mut here) = ([1.0], [0.0]);
+                let mut swap = || {
+                    let peer = 1 - comm.rank();
+                    let sent = comm.send(buffer(&mut there), F32, peer, 1, TIMEOUT)?;
+                    let came = comm.recv(buffer(&mut here), F32, peer, 1, TIMEOUT)?;
+                    let failed = |error| match error {
+                        WaitError::Failed(error) => error,
+                        other => panic!("{other}"),
+                    };
+                    sent.wait(None).and_then(|()| came.wait(None)).map_err(failed)
+                };
+                messages.then(|| swap().map_err(|error| error.to_string()))
+            },
+        )
+    };
+    // A connection from and one to each other rank.
+    for error in exchange(true).into_iter().map(|ended| ended.unwrap().unwrap_err()) {
+        assert!(error.contains("99 of 99 are taken") && error.contains("LimitNOFILE"), "{error}");
+    }
+    daemon.eventually_empty();
+    assert_eq!(exchange(false), [None, None]);
 }
 
 #[test]

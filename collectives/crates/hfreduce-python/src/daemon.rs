@@ -31,7 +31,8 @@ impl Daemon {
             .with_ansi(false)
             .with_max_level(LevelFilter::INFO)
             .try_init();
-        let rules = Rules { mode, ranks_max, memory_max, folders: Folders::from_environment() };
+        let (folders, descriptors_max) = (Folders::from_environment(), None);
+        let rules = Rules { mode, ranks_max, memory_max, descriptors_max, folders };
         let engine = Engine::bind(&path, rules).map_err(|error| match error {
             ListenError::Taken { .. } => PyFileExistsError::new_err(error.to_string()),
             ListenError::Io { .. } => PyOSError::new_err(error.to_string()),

@@ -94,7 +94,13 @@ fn beside(act: impl FnOnce(&mut Line<UnixStream>)) -> CollectiveError {
     let path: PathBuf = folder.path().join("socket");
     let daemon = Daemon::bind(
         &path,
-        Rules { mode: 0o600, ranks_max: 8, memory_max: None, folders: Folders::default() },
+        Rules {
+            mode: 0o600,
+            ranks_max: 8,
+            memory_max: None,
+            descriptors_max: None,
+            folders: Folders::default(),
+        },
     )
     .unwrap();
     let stop = Arc::new(AtomicBool::new(false));
@@ -191,7 +197,13 @@ fn memory_that_a_rank_has_taken_back_is_another_one_in_the_next_epoch() {
 fn the_rank_asks_for_it_and_hands_out_its_blocks() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
-    let rules = Rules { mode: 0o600, ranks_max: 8, memory_max: None, folders: Folders::default() };
+    let rules = Rules {
+        mode: 0o600,
+        ranks_max: 8,
+        memory_max: None,
+        descriptors_max: None,
+        folders: Folders::default(),
+    };
     let daemon = Daemon::bind(&path, rules).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {

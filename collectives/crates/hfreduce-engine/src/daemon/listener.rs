@@ -13,7 +13,7 @@ use rustix::net::sockopt::socket_peercred;
 
 use super::admission::{Terms, full, receive};
 use super::places::Places;
-use super::room::memory_bytes;
+use super::room::{memory_bytes, most_descriptors};
 use super::sleep;
 use crate::endpoint::REGISTERED_BYTES_MAX;
 use crate::flight::Folders;
@@ -55,6 +55,8 @@ pub struct Rules {
     /// Bytes of memory that the ranks of all users may cause it to use, and those of one user half
     /// of. By default all that this process may use.
     pub memory_max: Option<usize>,
+    /// The same of descriptors. By default this process's hard limit.
+    pub descriptors_max: Option<usize>,
     /// Where the flight recorders of its ranks and their dumps are.
     pub folders: Folders,
 }
@@ -99,7 +101,9 @@ impl Daemon {
             wrong(error)
         })?;
         let memory = rules.memory_max.unwrap_or_else(memory_bytes);
-        let (places, path) = (Places::new(rules.ranks_max, memory), path.to_owned());
+        let descriptors = rules.descriptors_max.unwrap_or_else(most_descriptors);
+        let places = Places::new(rules.ranks_max, memory, descriptors);
+        let path = path.to_owned();
         Ok(Self { path, listener, rules, places, stop: Arc::default(), short: false.into() })
     }
 

@@ -10,6 +10,9 @@ use crate::share::{Limit, Share};
 /// Places of all users together, in those of one. Each may take the addresses of its memory and a
 /// thread, so their number has an end.
 const USERS: usize = 3;
+/// For a rank whose user has too few descriptors here.
+const MORE_DESCRIPTORS: &str = "have fewer or smaller groups there, or start hfreduced with a higher \
+                                limit (ulimit -Hn, LimitNOFILE)";
 /// For a rank whose user has too little memory here.
 const REMEDY: &str = "register less (HFREDUCE_REGISTERED_BYTES), have fewer ranks there, or start \
                       hfreduced with a higher --memory-max";
@@ -20,6 +23,8 @@ pub(super) struct Places {
     each: usize,
     /// Memory for the ranks of all users.
     memory: Arc<Limit>,
+    /// Descriptors for them.
+    descriptors: Arc<Limit>,
     taken: Mutex<HashMap<u32, User>>,
 }
 
@@ -38,9 +43,10 @@ pub(super) struct Place {
 }
 
 impl Places {
-    pub fn new(each: usize, memory: usize) -> Arc<Self> {
+    pub fn new(each: usize, memory: usize, descriptors: usize) -> Arc<Self> {
         let memory = Limit::new("bytes of memory", memory, REMEDY);
-        Arc::new(Self { each, memory, taken: Mutex::default() })
+        let descriptors = Limit::new("descriptors", descriptors, MORE_DESCRIPTORS);
+        Arc::new(Self { each, memory, descriptors, taken: Mutex::default() })
     }
 
     /// How many are taken.
@@ -65,7 +71,8 @@ impl Places {
                 "all {all} places of hfreduced are taken ({USERS} times --ranks-max)"
             ));
         }
-        let new = || User { places: 0, share: Share::of_user(user, &self.memory) };
+        let new =
+            || User { places: 0, share: Share::of_user(user, &self.memory, &self.descriptors) };
         let own = taken.entry(user).or_insert_with(new);
         own.places += 1;
         Ok(Place { places: self.clone(), user, share: own.share.clone() })
@@ -90,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_user_who_takes_all_its_places_takes_none_of_others() {
-        let places = Places::new(2, 0);
+        let places = Places::new(2, 0, 0);
         let one: Vec<Place> = (0..2).map(|_| places.take(7).ok().unwrap()).collect();
         let refused = places.take(7).err().unwrap();
         assert!(refused.contains("all 2 places of hfreduced for user 7"), "{refused}");
@@ -106,7 +113,7 @@ mod tests {
 
     #[test]
     fn all_users_together_have_a_limit() {
-        let places = Places::new(1, 0);
+        let places = Places::new(1, 0, 0);
         let held: Vec<Place> = (0..USERS as u32).map(|u| places.take(u).ok().unwrap()).collect();
         let refused = places.take(99).err().unwrap();
         assert!(refused.contains("3 times --ranks-max"), "{refused}");

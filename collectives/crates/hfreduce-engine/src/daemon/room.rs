@@ -1,6 +1,19 @@
-//! How much memory this process may use.
+//! How much memory and how many descriptors this process may use.
 
 use std::path::{Path, PathBuf};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Raises the soft limit of descriptors to the hard one, and tells that one: what strangers take
+/// for a moment at the port of one rank is not missing elsewhere.
+pub fn most_descriptors() -> usize {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::warn!(%error, "cannot raise the limit of open files");
+    }
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
+}
 
 /// Bytes: what the machine has, or what the control groups of this process allow if that is less.
 /// `usize::MAX` where neither is known.

@@ -29,6 +29,7 @@ use crate::core::Kind;
 use crate::core::pair::{ANY_RANK, Letter, PairAction, Pairs, Ticket};
 use crate::core::tree::Violation;
 use crate::operation::{Operation, Transfer};
+use crate::share::Charge;
 use crate::work::WorkState;
 
 /// How this rank reaches the others: gives a connection to a rank, before the deadline. Blocking;
@@ -51,6 +52,8 @@ struct Note {
 #[derive(Default)]
 struct Outgoing {
     connection: Option<Connection<Note>>,
+    /// It counts among its user's descriptors, as those that come do.
+    _place: Charge,
     dialling: bool,
     /// Frames that wait for the connection, and messages that wait for their turn.
     words: VecDeque<(Head, Vec<u8>)>,
@@ -63,6 +66,7 @@ struct Outgoing {
 
 struct Incoming {
     connection: Connection<Note>,
+    _place: Charge,
     receiving: Option<(u64, u64)>,
     /// The offer whose bytes are on their way.
     eager: Option<(u64, Letter)>,

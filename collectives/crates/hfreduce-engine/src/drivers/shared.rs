@@ -15,7 +15,7 @@ use crate::core::{Determinism, Kind};
 use crate::flight::Recorder;
 use crate::operation::Operation;
 use crate::placement::Placement;
-use crate::share::Share;
+use crate::share::{Charge, Share};
 use crate::work::{WaitingRoom, WorkState};
 
 /// Who this rank is.
@@ -134,7 +134,7 @@ pub struct Shared {
     /// Calls not yet seen by the driver.
     pub submissions: Mutex<VecDeque<Submission>>,
     /// Connections admitted by the port, not yet seen by the driver.
-    pub admitted: Mutex<Vec<(u32, TcpStream)>>,
+    pub admitted: Mutex<Vec<(u32, TcpStream, Charge)>>,
     /// Connections that this rank dialled, or why it could not.
     pub dialled: Mutex<Vec<(u32, Result<TcpStream, Cause>)>>,
     /// An abort asked for by the caller, or by whoever moves the memory of an operation.

@@ -13,7 +13,7 @@ use fabric::tcp::Port;
 use super::Options;
 use super::info::{Info, first_eight, refused, refused_on};
 use super::neighbours::{Inbox, open_port};
-use super::options::{descriptors_needed, memory_needed};
+use super::options::{descriptors_needed, descriptors_without_messages, memory_needed};
 use crate::cause::{CauseKind, CollectiveError};
 use crate::drivers::lock;
 use crate::placement::Placement;
@@ -36,6 +36,7 @@ pub struct Home {
     /// What the connections and the memory of the present epoch may take.
     descriptors: Mutex<Reservation>,
     memory: Mutex<Charge>,
+    counted: Mutex<Charge>,
     /// Registered memory outlives epochs, as tensors do that lie in it.
     arena: Mutex<Option<Arc<Arena>>>,
 }
@@ -82,8 +83,8 @@ impl Home {
         key: &[u8],
     ) -> Result<Self, CollectiveError> {
         let descriptors = Mutex::new(reserved(options, placement)?);
-        let mut memory = options.share.memory();
-        charge(&mut memory, options, placement)?;
+        let (mut memory, mut counted) = (options.share.memory(), options.share.descriptors());
+        charge(&mut memory, &mut counted, options, placement)?;
         let refuse = |kind, phase, detail| refused(options, kind, phase, detail);
         let key = Key::from_bytes(key)
             .map_err(|error| refuse(CauseKind::Invalid, "being called", error.to_string()))?;
@@ -91,7 +92,7 @@ impl Home {
             refuse(CauseKind::Io, "opening", format!("asking the system for chance: {error}"))
         })?;
         let id = u64::from_le_bytes(first_eight(&chance));
-        let inbox: Arc<Inbox> = Arc::default();
+        let inbox = Arc::new(Inbox::new(options.share.clone()));
         let route = source_towards(options.towards.as_deref());
         let mut reached_at = options.address.select(&interfaces(), route).map_err(|error| {
             refuse(
@@ -113,6 +114,7 @@ impl Home {
             attempts: AtomicU32::new(0),
             descriptors,
             memory: Mutex::new(memory),
+            counted: Mutex::new(counted),
             arena: Mutex::default(),
         })
     }
@@ -123,7 +125,7 @@ impl Home {
         options: &Options,
         placement: &Placement,
     ) -> Result<(), CollectiveError> {
-        charge(&mut lock(&self.memory), options, placement)?;
+        charge(&mut lock(&self.memory), &mut lock(&self.counted), options, placement)?;
         *lock(&self.descriptors) = reserved(options, placement)?;
         Ok(())
     }
@@ -159,13 +161,17 @@ fn reserved(options: &Options, placement: &Placement) -> Result<Reservation, Col
         .map_err(|error| refused(options, CauseKind::Io, "opening", error.to_string()))
 }
 
-/// Takes what a group's memory may need from what the rank's user may have.
+/// Takes what a group may need from the memory and the descriptors that the rank's user may have;
+/// connections for messages count when they are made.
 fn charge(
     memory: &mut Charge,
+    descriptors: &mut Charge,
     options: &Options,
     placement: &Placement,
 ) -> Result<(), CollectiveError> {
-    let taken = memory.set_to(memory_needed(options, placement));
+    let taken = memory
+        .set_to(memory_needed(options, placement))
+        .and_then(|()| descriptors.set_to(descriptors_without_messages(options, placement)));
     taken.map_err(|error| refused(options, CauseKind::Io, "opening", error.to_string()))
 }
 

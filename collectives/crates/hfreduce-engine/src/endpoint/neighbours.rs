@@ -25,6 +25,7 @@ use crate::drivers::transport::{self, Transport};
 use crate::drivers::trunk::Trunk;
 use crate::drivers::{Shared, lock};
 use crate::line::Line;
+use crate::share::{Charge, Share};
 
 const HELLO: [u8; 8] = *b"HFHELLO3";
 /// Length of a greeting: it is signed with the handshake.
@@ -42,9 +43,9 @@ const CONNECTIONS_MAX: usize = STREAMS_MAX + 1;
 const ARRIVED_MIN: usize = 1024;
 
 /// Where admitted connections go: to `connect` at first, to the driver afterwards.
-#[derive(Default)]
 pub(super) struct Inbox {
-    pub(super) arrived: Mutex<Vec<(Hello, TcpStream)>>,
+    /// Each counts among its user's descriptors.
+    pub(super) arrived: Mutex<Vec<(Hello, TcpStream, Charge)>>,
     pub(super) bell: Condvar,
     /// The group and its driver, once connected.
     pub(super) group: Mutex<Option<(u64, Arc<Shared>)>>,
@@ -52,9 +53,21 @@ pub(super) struct Inbox {
     pub(super) calls: Mutex<VecDeque<Call>>,
     /// Connections that may wait here.
     most: AtomicUsize,
+    share: Arc<Share>,
 }
 
 impl Inbox {
+    pub(super) fn new(share: Arc<Share>) -> Self {
+        Self {
+            arrived: Mutex::default(),
+            bell: Condvar::new(),
+            group: Mutex::default(),
+            calls: Mutex::default(),
+            most: AtomicUsize::new(0),
+            share,
+        }
+    }
+
     /// The epoch is over; members who are faster than we connect for the next one already.
     pub(super) fn between(&self, ranks: usize) {
         *lock(&self.group) = None;
@@ -65,7 +78,7 @@ impl Inbox {
     pub(super) fn begin(&self, group: u64, ranks: usize) {
         *lock(&self.group) = None;
         self.most.store(ranks * CONNECTIONS_MAX, Ordering::Relaxed);
-        lock(&self.arrived).retain(|(hello, _)| hello.group == group);
+        lock(&self.arrived).retain(|(hello, ..)| hello.group == group);
     }
 
     /// From now on its direct connections go to its driver.
@@ -79,9 +92,9 @@ impl Inbox {
         let Some((group, shared)) = lock(&self.group).clone() else { return };
         let mut arrived = lock(&self.arrived);
         let ranks = shared.identity.placement.world_size() as u32;
-        for (hello, stream) in arrived.drain(..) {
+        for (hello, stream, place) in arrived.drain(..) {
             if hello.group == group && hello.purpose == Purpose::Direct && hello.from < ranks {
-                lock(&shared.admitted).push((hello.from, stream));
+                lock(&shared.admitted).push((hello.from, stream, place));
             }
         }
         drop(arrived);
@@ -114,7 +127,13 @@ impl Inbox {
         if arrived.len() >= most {
             return false;
         }
-        arrived.push((hello, stream));
+        match self.share.descriptor() {
+            Ok(place) => arrived.push((hello, stream, place)),
+            Err(error) => {
+                tracing::warn!(%error, "a connection of another rank was closed");
+                return false;
+            }
+        }
         drop(arrived);
         self.bell.notify_all();
         self.pass_on();
@@ -273,7 +292,7 @@ impl Endpoint {
         self.says(phase, rank);
         let mut arrived = lock(&self.home.inbox.arrived);
         loop {
-            if let Some(at) = arrived.iter().position(|(hello, _)| *hello == wanted) {
+            if let Some(at) = arrived.iter().position(|(hello, ..)| *hello == wanted) {
                 return Ok(arrived.swap_remove(at).1);
             }
             let Some(left) = deadline.remaining() else {

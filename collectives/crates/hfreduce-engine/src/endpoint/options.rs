@@ -50,6 +50,12 @@ pub fn descriptors_needed(ranks: usize, locals: usize, streams: Option<usize>) -
     DESCRIPTORS + 4 * locals + trees + 2 * ranks.saturating_sub(1)
 }
 
+/// The same of a rank before it exchanges messages.
+pub(super) fn descriptors_without_messages(options: &Options, placement: &Placement) -> usize {
+    let locals = placement.members(placement.node_of(options.rank)).len();
+    descriptors_needed(1, locals, options.streams)
+}
+
 /// What carries frames along the trees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Carrier {

@@ -129,15 +129,29 @@ pub struct Served {
 
 impl Served {
     pub fn new(ranks_max: usize) -> Self {
-        Self::with_memory(ranks_max, None)
+        Self::with(ranks_max, None, None)
     }
 
-    pub fn with_memory(ranks_max: usize, memory_max: Option<usize>) -> Self {
+    pub fn with_memory(ranks_max: usize, memory_max: usize) -> Self {
+        Self::with(ranks_max, Some(memory_max), None)
+    }
+
+    pub fn with_descriptors(ranks_max: usize, descriptors_max: usize) -> Self {
+        Self::with(ranks_max, None, Some(descriptors_max))
+    }
+
+    fn with(ranks_max: usize, memory_max: Option<usize>, descriptors_max: Option<usize>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hfreduced.sock");
         let daemon = Daemon::bind(
             &path,
-            Rules { mode: 0o600, ranks_max, memory_max, folders: Folders::default() },
+            Rules {
+                mode: 0o600,
+                ranks_max,
+                memory_max,
+                descriptors_max,
+                folders: Folders::default(),
+            },
         )
         .unwrap();
         let stop = Arc::new(AtomicBool::new(false));

@@ -12,6 +12,7 @@ use crate::cause::{Cause, CauseKind};
 use crate::drivers::connection::Connection;
 use crate::drivers::wire::Head;
 use crate::drivers::{Driver, Shared, TOKEN_MESH_IN, TOKEN_MESH_OUT, lock};
+use crate::share::Charge;
 
 /// Ranks that are dialled at the same time: a first all-to-all of a large group needs no thread for each
 /// of them, and one rank that answers late does not keep all others waiting.
@@ -120,29 +121,30 @@ impl Driver {
             }
         }
         let admitted = std::mem::take(&mut *lock(&self.shared.admitted));
-        for (peer, stream) in admitted {
+        for (peer, stream, place) in admitted {
             // Whoever connects a second time lost the first connection: a new process it is not.
             if self.mesh.incoming.contains_key(&peer) {
                 continue;
             }
-            if let Err(error) = self.adopt_incoming(peer, stream) {
+            if let Err(error) = self.adopt_incoming(peer, stream, place) {
                 self.fail(self.own_trouble(format!("a socket: {error}")), None);
             }
         }
     }
 
     fn adopt_outgoing(&mut self, peer: u32, stream: TcpStream) -> io::Result<()> {
+        let place = self.shared.identity.share.descriptor().map_err(io::Error::other)?;
         let connection = self.adopted(stream, TOKEN_MESH_OUT | u64::from(peer))?;
         let outgoing = self.mesh.outgoing.entry(peer).or_default();
-        outgoing.connection = Some(connection);
+        (outgoing.connection, outgoing._place) = (Some(connection), place);
         outgoing.dialling = false;
         Ok(())
     }
 
-    fn adopt_incoming(&mut self, peer: u32, stream: TcpStream) -> io::Result<()> {
+    fn adopt_incoming(&mut self, peer: u32, stream: TcpStream, _place: Charge) -> io::Result<()> {
         let connection = self.adopted(stream, TOKEN_MESH_IN | u64::from(peer))?;
-        let incoming =
-            Incoming { connection, receiving: None, eager: None, wants_room: false, left: false };
+        let (receiving, eager, wants_room, left) = (None, None, false, false);
+        let incoming = Incoming { connection, _place, receiving, eager, wants_room, left };
         self.mesh.incoming.insert(peer, incoming);
         Ok(())
     }
