@@ -71,6 +71,11 @@ impl<S: Read + Write> Line<S> {
         Self { stream, bytes_max, came: Bytes::default(), going: Bytes::default(), ended: None }
     }
 
+    /// Words have at most so many bytes from now on.
+    pub fn take_words_up_to(&mut self, bytes_max: usize) {
+        self.bytes_max = bytes_max;
+    }
+
     /// The socket.
     pub fn stream(&self) -> &S {
         &self.stream

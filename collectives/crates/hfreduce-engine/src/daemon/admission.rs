@@ -27,8 +27,13 @@ const MEETS_WITHIN: Duration = Duration::from_secs(3600);
 /// How long connecting may take.
 pub const CONNECTS_WITHIN: Duration = Duration::from_secs(3600);
 
-/// Characters of a job's name in the log.
+/// Characters of a job's name, and of a reason, in the log.
 const JOB_LOGGED: usize = 64;
+const WHY_LOGGED: usize = 400;
+/// The longest name of a job, a node or a zone: it comes with every error of the group.
+const NAME_BYTES_MAX: usize = 1024;
+/// The longest word before a rank has said who it is: the places of ten thousand ranks.
+const OPEN_BYTES_MAX: usize = 4 << 20;
 
 /// What a connection is served on.
 pub(super) struct Terms {
@@ -76,18 +81,22 @@ pub(super) fn receive(stream: UnixStream, terms: Terms, stop: &AtomicBool) {
         tracing::warn!(%error, "a connection was dropped");
         return;
     }
-    let mut client = Client::new(Line::over(stream, WORD_BYTES_MAX), stop);
+    let mut client = Client::new(Line::over(stream, OPEN_BYTES_MAX), stop);
     let open = match await_word(&mut client.line, Instant::now() + ANSWER) {
         Ok(Ask::Open(open)) => {
             Open { options: Options { served: true, folders, share, ..open.options }, ..*open }
         }
         Ok(_) => return tracing::warn!("a connection was closed: it did not say who it is"),
-        Err(why) => return tracing::warn!(why, "a connection was closed"),
+        Err(why) => return tracing::warn!(why = cut(&why, WHY_LOGGED), "a connection was closed"),
     };
-    let job: String = open.options.job.chars().take(JOB_LOGGED).collect();
+    client.line.take_words_up_to(WORD_BYTES_MAX);
+    let job = cut(&open.options.job, JOB_LOGGED);
     let (rank, id) = (open.options.rank, open.process);
     match admit(client, open, registered_max) {
-        Err(why) => tracing::warn!(rank, job, process = id, why, "a rank was not taken in"),
+        Err(why) => {
+            let why = cut(&why, WHY_LOGGED);
+            tracing::warn!(rank, job, process = id, why, "a rank was not taken in");
+        }
         Ok(mut session) => {
             tracing::info!(rank, job, process = id, "a rank is served");
             session.run();
@@ -104,6 +113,15 @@ fn admit(mut client: Client<'_>, open: Open, registered_max: usize) -> Result<Se
             "hfreduced speaks version {VERSION} and this rank {version}: install one release"
         );
         let error = refused(&options, CauseKind::Mismatch, PHASE, detail);
+        return Err(turn_away(client.line, error));
+    }
+    if let Some(bytes) = longest_name(&options).filter(|bytes| *bytes > NAME_BYTES_MAX) {
+        let detail = format!(
+            "a name of {bytes} bytes (job, node or zone) is longer than the {NAME_BYTES_MAX} that \
+             hfreduced takes: give shorter names"
+        );
+        let nameless = Options { served: true, ..Options::new(0, Vec::new()) };
+        let error = refused(&nameless, CauseKind::Invalid, PHASE, detail);
         return Err(turn_away(client.line, error));
     }
     if options.registered_bytes > registered_max {
@@ -134,6 +152,17 @@ fn admit(mut client: Client<'_>, open: Open, registered_max: usize) -> Result<Se
         return Err(refuse(client.line, io(error)));
     }
     Ok(Session::new(client, communicator, arena, liveness, memory))
+}
+
+/// What a rank says, as far as the log takes it: a log is all users'.
+fn cut(text: &str, characters: usize) -> String {
+    text.chars().take(characters).collect()
+}
+
+fn longest_name(options: &Options) -> Option<usize> {
+    let places = options.placement.iter().chain(&options.bridge);
+    let names = places.flat_map(|(node, zone)| [node, zone]).chain([&options.job]);
+    names.map(String::len).max()
 }
 
 fn connect(client: &mut Client<'_>, endpoint: Endpoint) -> Result<Communicator, String> {

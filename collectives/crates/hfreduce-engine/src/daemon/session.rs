@@ -20,6 +20,8 @@ use crate::share::Charge;
 /// Bytes that a rank may leave unread; it gets no more calls in before.
 const UNREAD_MAX: usize = 256 << 10;
 
+/// Characters of a reason to abort: other ranks hear fewer, and the log gets all.
+const REASON_MAX: usize = 1024;
 /// Memory of a call that is under way, in all tables that know it, and of each of its transfers.
 const CALL_BYTES: usize = 1 << 10;
 const TRANSFER_BYTES: usize = 128;
@@ -82,7 +84,9 @@ impl<'a> Session<'a> {
                     self.calls.get(ticket).into_iter().for_each(|call| call.arrived(end));
                 }
                 Ask::Beat => {}
-                Ask::Abort { kind, reason } => self.fail(kind, reason),
+                Ask::Abort { kind, reason } => {
+                    self.fail(kind, reason.chars().take(REASON_MAX).collect());
+                }
                 Ask::Reconfigure(ask) => {
                     if let Next::End = self.reconfigure(&ask) {
                         return Next::End;
