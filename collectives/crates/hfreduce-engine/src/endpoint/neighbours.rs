@@ -25,7 +25,7 @@ use crate::drivers::transport::{self, Transport};
 use crate::drivers::trunk::Trunk;
 use crate::drivers::{Shared, lock};
 use crate::line::Line;
-use crate::share::{Charge, Share};
+use crate::share::{Charge, OverLimit, Share};
 
 const HELLO: [u8; 8] = *b"HFHELLO3";
 /// Length of a greeting: it is signed with the handshake.
@@ -129,6 +129,10 @@ impl Inbox {
         }
         match self.share.descriptor() {
             Ok(place) => arrived.push((hello, stream, place)),
+            // Closed, it would be the end of this rank to the other one, which would not learn why.
+            Err(error) if self.breaks(hello.group, &error) => {
+                arrived.push((hello, stream, Charge::default()));
+            }
             Err(error) => {
                 tracing::warn!(%error, "a connection of another rank was closed");
                 return false;
@@ -137,6 +141,21 @@ impl Inbox {
         drop(arrived);
         self.bell.notify_all();
         self.pass_on();
+        true
+    }
+}
+
+impl Inbox {
+    /// Ends the group for whose connection there is no room; false if it is not connected.
+    fn breaks(&self, group: u64, error: &OverLimit) -> bool {
+        let current = lock(&self.group).clone();
+        let Some((_, shared)) = current.filter(|(own, _)| *own == group) else { return false };
+        if shared.broken.get().is_some() {
+            return false;
+        }
+        let asked = (CauseKind::Io, error.to_string());
+        lock(&shared.abort_asked).get_or_insert(asked);
+        shared.ring();
         true
     }
 }

@@ -133,7 +133,11 @@ impl Driver {
     }
 
     fn adopt_outgoing(&mut self, peer: u32, stream: TcpStream) -> io::Result<()> {
-        let place = self.shared.identity.share.descriptor().map_err(io::Error::other)?;
+        let place = self.shared.identity.share.descriptor().unwrap_or_else(|error| {
+            // Closed now, it would be the end of this rank to the other one: it hears why first.
+            self.fail(self.own_trouble(error.to_string()), None);
+            Charge::default()
+        });
         let connection = self.adopted(stream, TOKEN_MESH_OUT | u64::from(peer))?;
         let outgoing = self.mesh.outgoing.entry(peer).or_default();
         (outgoing.connection, outgoing._place) = (Some(connection), place);
