@@ -113,6 +113,7 @@ impl Daemon {
     /// What the kernel says.
     pub fn accept_for(&self, time: Duration) -> io::Result<()> {
         let until = Instant::now() + time;
+        self.places.give_back();
         loop {
             match self.listener.accept() {
                 Ok((stream, _)) => {

@@ -54,6 +54,11 @@ impl Places {
         lock(&self.taken).values().map(|user| user.places).sum()
     }
 
+    /// Looks what of the memory that ranks kept is theirs no more.
+    pub fn give_back(&self) {
+        self.memory.give_back();
+    }
+
     /// A place for a process of this user.
     ///
     /// # Errors

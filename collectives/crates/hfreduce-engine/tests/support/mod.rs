@@ -122,6 +122,8 @@ pub fn digest(data: &[f32]) -> u64 {
 pub struct Served {
     pub path: PathBuf,
     ranks: Arc<AtomicUsize>,
+    /// How often they were counted.
+    counts: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     _folder: tempfile::TempDir,
@@ -156,20 +158,24 @@ impl Served {
         .unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let ranks = Arc::new(AtomicUsize::new(0));
-        let (told, count) = (stop.clone(), ranks.clone());
+        let counts = Arc::new(AtomicUsize::new(0));
+        let (told, count, counted) = (stop.clone(), ranks.clone(), counts.clone());
         let thread = std::thread::spawn(move || {
             while !told.load(Ordering::SeqCst) {
                 daemon.accept_for(Duration::from_millis(20)).unwrap();
                 count.store(daemon.ranks(), Ordering::SeqCst);
+                counted.fetch_add(1, Ordering::SeqCst);
             }
         });
-        Self { path, ranks, stop, thread: Some(thread), _folder: folder }
+        Self { path, ranks, counts, stop, thread: Some(thread), _folder: folder }
     }
 
     /// Nobody has a place any more, soon.
     pub fn eventually_empty(&self) {
-        let until = Instant::now() + TIMEOUT;
-        while self.ranks.load(Ordering::SeqCst) > 0 {
+        let (until, before) = (Instant::now() + TIMEOUT, self.counts.load(Ordering::SeqCst));
+        // The next count may have begun before this call.
+        let is_old = || self.counts.load(Ordering::SeqCst) < before + 2;
+        while is_old() || self.ranks.load(Ordering::SeqCst) > 0 {
             assert!(Instant::now() < until, "places are taken by nobody");
             std::thread::sleep(Duration::from_millis(5));
         }
