@@ -18,6 +18,8 @@ pub struct Share {
     memory: Account,
     /// Descriptors of this process.
     descriptors: Account,
+    /// Addresses of this process, for registered memory.
+    addresses: Account,
 }
 
 static OF_PROCESS: LazyLock<Arc<Share>> = LazyLock::new(Arc::default);
@@ -29,15 +31,22 @@ impl Share {
     }
 
     /// The share of a user of a daemon.
-    pub(crate) fn of_user(user: u32, memory: &Arc<Limit>, descriptors: &Arc<Limit>) -> Arc<Self> {
+    pub(crate) fn of_user(user: u32, limits: &Limits) -> Arc<Self> {
         let account = |limit: &Arc<Limit>| Account { user, limit: Some(limit.clone()) };
+        let Limits { memory, descriptors, addresses } = limits;
         let (memory, descriptors) = (account(memory), account(descriptors));
-        Arc::new(Self { memory, descriptors, ..Self::default() })
+        let addresses = account(addresses);
+        Arc::new(Self { memory, descriptors, addresses, ..Self::default() })
     }
 
     /// No memory yet.
     pub(crate) fn memory(&self) -> Charge {
         Charge { account: self.memory.clone(), amount: 0 }
+    }
+
+    /// No addresses yet.
+    pub(crate) fn addresses(&self) -> Charge {
+        Charge { account: self.addresses.clone(), amount: 0 }
     }
 
     /// No descriptor yet.
@@ -55,11 +64,21 @@ impl Share {
     }
 }
 
-/// Something that the users of a daemon have to share: one of them has at most half of it.
+/// What a daemon's users share.
+#[derive(Debug)]
+pub(crate) struct Limits {
+    pub memory: Arc<Limit>,
+    pub descriptors: Arc<Limit>,
+    pub addresses: Arc<Limit>,
+}
+
+/// Something that the users of a daemon have to share.
 #[derive(Debug)]
 pub(crate) struct Limit {
     what: &'static str,
     remedy: &'static str,
+    /// What one user may have, and all together.
+    each: usize,
     all: usize,
     taken: Mutex<Taken>,
 }
@@ -97,9 +116,9 @@ pub struct OverLimit {
 }
 
 impl Limit {
-    /// `all` of it for all users together.
-    pub fn new(what: &'static str, all: usize, remedy: &'static str) -> Arc<Self> {
-        Arc::new(Self { what, remedy, all, taken: Mutex::default() })
+    /// `each` of it for a user at most, and `all` for all users together.
+    pub fn new(what: &'static str, (each, all): (usize, usize), remedy: &'static str) -> Arc<Self> {
+        Arc::new(Self { what, remedy, each, all, taken: Mutex::default() })
     }
 
     /// Takes `to` in place of `from`.
@@ -121,7 +140,7 @@ impl Limit {
         let own = taken.get(&user).copied().unwrap_or(0);
         let all = taken.values().sum::<usize>();
         // Whoever gives back is never refused.
-        for (taken, most) in [(own, self.all / 2), (all, self.all)] {
+        for (taken, most) in [(own, self.each), (all, self.all)] {
             if wanted > 0 && taken.saturating_add(wanted) > most {
                 let Self { what, remedy, .. } = *self;
                 return Err(OverLimit { user, what, wanted, taken, most, remedy });
@@ -211,9 +230,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_has_half_at_most_and_all_have_no_more_than_there_is() {
-        let limit = Limit::new("bytes of memory", 100, "take less");
-        let share = |user| Share::of_user(user, &limit, &limit).memory();
+    fn a_user_has_its_part_at_most_and_all_have_no_more_than_there_is() {
+        let limit = Limit::new("bytes of memory", (50, 100), "take less");
+        let limits =
+            Limits { memory: limit.clone(), descriptors: limit.clone(), addresses: limit.clone() };
+        let share = |user| Share::of_user(user, &limits).memory();
         let (mut one, mut same, mut two) = (share(1), share(1), share(2));
         one.set_to(30).unwrap();
         let refused = same.set_to(21).unwrap_err();

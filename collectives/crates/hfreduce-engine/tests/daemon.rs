@@ -365,6 +365,35 @@ fn calls_that_are_under_way_count_as_memory_of_their_user() {
 }
 
 #[test]
+fn registered_memory_does_not_take_the_addresses_of_other_users() {
+    let daemon = Served::new(3);
+    let tune = |options: &mut Options| {
+        (options.registered_bytes, options.channels) = (10 << 40, Some(3));
+    };
+    let ended = run_at(
+        &placement(1, 3),
+        |_| Some(daemon.path.clone()),
+        tune,
+        |comm| {
+            let comm = comm?;
+            let block = comm.allocate(4 << 20).unwrap();
+            // SAFETY: the block outlives the operation, which is waited for.
+            let memory = unsafe { Buffer::new([(block.base(), 4 << 20)]) };
+            let work = comm.allreduce(memory, F32, ReduceOp::Sum, 0, TIMEOUT, true)?;
+            work.wait(None).map_err(|error| match error {
+                WaitError::Failed(error) => error,
+                other => panic!("{other}"),
+            })
+        },
+    );
+    // All map their own 10 TiB, and not each of them those of both others.
+    let errors: Vec<String> =
+        ended.into_iter().filter_map(|ended| ended.err()).map(|error| error.to_string()).collect();
+    let named = |error: &String| error.contains("of 87960930222080 are taken");
+    assert!(errors.iter().any(named), "{errors:?}");
+}
+
+#[test]
 fn memory_counts_as_long_as_its_rank_has_it() {
     // A rank that is alone takes 14 MiB besides what it registers.
     let daemon = Served::with_memory(8, 2 * ((14 + 32) << 20));

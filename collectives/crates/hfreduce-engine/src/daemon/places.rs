@@ -5,11 +5,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use crate::drivers::lock;
-use crate::share::{Limit, Share};
+use crate::share::{Limit, Limits, Share};
 
 /// Places of all users together, in those of one. Each may take the addresses of its memory and a
 /// thread, so their number has an end.
 const USERS: usize = 3;
+/// Addresses for registered memory, which is mapped for its rank and for those that share the work
+/// of its node: of one user and of all. A process has 128 TiB.
+const ADDRESSES: (usize, usize) = (80 << 40, 112 << 40);
+const FEWER_ADDRESSES: &str = "lower HFREDUCE_REGISTERED_BYTES, or have fewer ranks there";
 /// For a rank whose user has too few descriptors here.
 const MORE_DESCRIPTORS: &str = "have fewer or smaller groups there, or start hfreduced with a higher \
                                 limit (ulimit -Hn, LimitNOFILE)";
@@ -21,10 +25,8 @@ const REMEDY: &str = "register less (HFREDUCE_REGISTERED_BYTES), have fewer rank
 pub(super) struct Places {
     /// What one user may have.
     each: usize,
-    /// Memory for the ranks of all users.
-    memory: Arc<Limit>,
-    /// Descriptors for them.
-    descriptors: Arc<Limit>,
+    /// Of the ranks of all users.
+    limits: Limits,
     taken: Mutex<HashMap<u32, User>>,
 }
 
@@ -44,9 +46,12 @@ pub(super) struct Place {
 
 impl Places {
     pub fn new(each: usize, memory: usize, descriptors: usize) -> Arc<Self> {
-        let memory = Limit::new("bytes of memory", memory, REMEDY);
-        let descriptors = Limit::new("descriptors", descriptors, MORE_DESCRIPTORS);
-        Arc::new(Self { each, memory, descriptors, taken: Mutex::default() })
+        let memory = Limit::new("bytes of memory", (memory / 2, memory), REMEDY);
+        let descriptors =
+            Limit::new("descriptors", (descriptors / 2, descriptors), MORE_DESCRIPTORS);
+        let addresses = Limit::new("bytes of addresses", ADDRESSES, FEWER_ADDRESSES);
+        let limits = Limits { memory, descriptors, addresses };
+        Arc::new(Self { each, limits, taken: Mutex::default() })
     }
 
     /// How many are taken.
@@ -56,7 +61,7 @@ impl Places {
 
     /// Looks what of the memory that ranks kept is theirs no more.
     pub fn give_back(&self) {
-        self.memory.give_back();
+        self.limits.memory.give_back();
     }
 
     /// A place for a process of this user.
@@ -76,8 +81,7 @@ impl Places {
                 "all {all} places of hfreduced are taken ({USERS} times --ranks-max)"
             ));
         }
-        let new =
-            || User { places: 0, share: Share::of_user(user, &self.memory, &self.descriptors) };
+        let new = || User { places: 0, share: Share::of_user(user, &self.limits) };
         let own = taken.entry(user).or_insert_with(new);
         own.places += 1;
         Ok(Place { places: self.clone(), user, share: own.share.clone() })

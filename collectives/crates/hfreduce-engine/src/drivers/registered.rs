@@ -27,6 +27,7 @@ use crate::board::Registered;
 use crate::cause::CauseKind;
 use crate::core::{Fingerprint, Kind};
 use crate::operation::{Buffer, Operation};
+use crate::share::{Charge, Share};
 
 /// How long somebody who runs may take to finish one chunk, on a machine that is busy.
 const QUIET_WITHIN: Duration = Duration::from_millis(200);
@@ -47,7 +48,8 @@ pub struct Arenas {
 pub struct PeerArena {
     fd: OwnedFd,
     bytes: usize,
-    mapped: OnceCell<Result<Segment, String>>,
+    share: Arc<Share>,
+    mapped: OnceCell<Result<(Segment, Charge), String>>,
 }
 
 impl PeerArena {
@@ -56,15 +58,17 @@ impl PeerArena {
     ///
     /// # Errors
     /// Why it cannot be mapped, with the remedy.
-    pub fn new(fd: OwnedFd, bytes: usize) -> Result<Self, String> {
-        let peer = Self { fd, bytes, mapped: OnceCell::new() };
+    pub fn new(fd: OwnedFd, bytes: usize, share: Arc<Share>) -> Result<Self, String> {
+        let peer = Self { fd, bytes, share, mapped: OnceCell::new() };
         peer.map()?;
         Ok(peer)
     }
 
-    fn map(&self) -> Result<Segment, String> {
+    fn map(&self) -> Result<(Segment, Charge), String> {
+        let mut addresses = self.share.addresses();
+        addresses.set_to(self.bytes).map_err(|error| error.to_string())?;
         let mapped = self.fd.try_clone().and_then(|fd| Segment::open(fd, self.bytes));
-        mapped.map_err(|error| {
+        mapped.map(|segment| (segment, addresses)).map_err(|error| {
             format!(
                 "{} bytes: {error}; raise the limit of address space, or lower \
                  HFREDUCE_REGISTERED_BYTES",
@@ -74,7 +78,8 @@ impl PeerArena {
     }
 
     fn mapped(&self) -> Result<&Segment, &str> {
-        self.mapped.get_or_init(|| self.map()).as_ref().map_err(String::as_str)
+        let mapped = self.mapped.get_or_init(|| self.map()).as_ref();
+        mapped.map(|(segment, _)| segment).map_err(String::as_str)
     }
 
     fn at(&self, offset: u64, bytes: usize) -> Option<*mut u8> {

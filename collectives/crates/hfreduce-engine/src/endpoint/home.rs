@@ -37,6 +37,8 @@ pub struct Home {
     descriptors: Mutex<Reservation>,
     memory: Mutex<Charge>,
     counted: Mutex<Charge>,
+    /// Those of the registered memory, which may be mapped as long as this exists.
+    _addresses: Charge,
     /// Registered memory outlives epochs, as tensors do that lie in it.
     arena: Mutex<Option<Arc<Arena>>>,
 }
@@ -85,6 +87,9 @@ impl Home {
         let descriptors = Mutex::new(reserved(options, placement)?);
         let (mut memory, mut counted) = (options.share.memory(), options.share.descriptors());
         charge(&mut memory, &mut counted, options, placement)?;
+        let mut addresses = options.share.addresses();
+        let taken = addresses.set_to(options.registered_bytes);
+        taken.map_err(|error| refused(options, CauseKind::Io, "opening", error.to_string()))?;
         let refuse = |kind, phase, detail| refused(options, kind, phase, detail);
         let key = Key::from_bytes(key)
             .map_err(|error| refuse(CauseKind::Invalid, "being called", error.to_string()))?;
@@ -115,6 +120,7 @@ impl Home {
             descriptors,
             memory: Mutex::new(memory),
             counted: Mutex::new(counted),
+            _addresses: addresses,
             arena: Mutex::default(),
         })
     }

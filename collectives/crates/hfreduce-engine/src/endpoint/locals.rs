@@ -134,7 +134,8 @@ impl Endpoint {
             let fd = if bytes(*rank) > 0 { fds.next() } else { None };
             let size = usize::try_from(bytes(*rank)).unwrap_or(usize::MAX);
             let peer = fd.filter(|_| owner && *rank != self.options.rank);
-            let peer = peer.map(|fd| PeerArena::new(fd, size)).transpose();
+            let peer =
+                peer.map(|fd| PeerArena::new(fd, size, self.options.share.clone())).transpose();
             others.push(peer.map_err(|detail| self.blame(CauseKind::Io, *rank, phase, detail))?);
         }
         Ok(Arenas { own, others })
