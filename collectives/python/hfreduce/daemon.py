@@ -88,8 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--memory-max", type=_memory, metavar="MIB",
-        help="memory that ranks of all users may cause it to use, in MiB; those of one user may have "
-        "half of it, and a rank that wants more gets an error (default: all that this process may use)",
+        help="memory that ranks of all users may cause it to use, in MiB; those of one user may "
+        "have half of it, and a rank that wants more gets an error (default: all that this process "
+        "may use)",
     )  # fmt: skip
     return parser
 
