@@ -64,8 +64,8 @@ def test_what_another_client_cut_is_reserved_again(
     client.make_directory(f"{folder}/mine", 0o755)
     client.set_quota(f"{folder}/mine", bytes_max=1 << 30)
     ticket, file = tmp_path / "ticket", tmp_path / "cluster.json"
-    issue(cluster.file, f"{folder}/mine", read_only=False, expires="8s", node="", to=ticket)
-    expired = time.time() + 8
+    issue(cluster.file, f"{folder}/mine", read_only=False, expires="20s", node="", to=ticket)
+    expired = time.time() + 20
     file.write_text(json.dumps(json.loads(cluster.file.read_text()) | {"key_file": str(ticket)}))
     mount = held(file, "/", tmp_path, 0)
     try:
@@ -74,7 +74,7 @@ def test_what_another_client_cut_is_reserved_again(
         for _ in range(2):
             os.write(descriptor, b"1" * MIB)
             os.fsync(descriptor)
-        assert time.time() < expired, "the machine is too slow for a ticket of 8 s"
+        assert time.time() < expired, "a ticket of 20 s is too short here"
         issue(cluster.file, f"{folder}/mine", read_only=False, expires="1h", node="", to=ticket)
         with client.open(f"{folder}/mine/file", "r+b") as other:
             other.truncate(0)
