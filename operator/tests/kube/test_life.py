@@ -133,7 +133,7 @@ async def test_a_gang_one_of_whose_pods_is_evicted_saves_before_it_leaves(cluste
     assert "a-1-1" in status.eviction.message
     (past,) = status.history
     assert (past.attempt, past.reason, past.restored_step) == (1, "Requeued", None)
-    assert past.lost_steps is None
+    assert past.lost_steps == 0
     assert drained in [node.name for node in past.nodes]
     assert past.started_at < past.ended_at
     assert status.assignment.restored_step == 1

@@ -276,8 +276,8 @@ class PastAttempt(Model):
     )
     lost_steps: int | None = Field(
         default=None,
-        description="Steps reported after the last durable checkpoint. Absent: none, the job said "
-        "that it had saved, or nothing was reported",
+        description="Steps reported after the last durable checkpoint, 0 if the job said that it "
+        "had saved. Absent: nothing was reported",
     )
 
 

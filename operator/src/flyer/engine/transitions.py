@@ -436,7 +436,7 @@ def _with_attempt(
         restored_step=assignment.restored_step,
         same_split=assignment.same_split,
         # Who released its nodes said that it has saved, wherever that is.
-        lost_steps=None if status.suspend_code is SuspendCode.MAY_SUSPEND else lost,
+        lost_steps=0 if status.suspend_code is SuspendCode.MAY_SUSPEND else lost,
     )
     return (*status.history, ended)[-HISTORY_MAX:]
 
