@@ -4,7 +4,6 @@
 //! a segment is a memfd, sealed so that no peer can shrink it under our feet.
 
 mod mapping;
-mod watch;
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -23,7 +22,6 @@ use rustix::net::{
 
 use crate::deadline::Deadline;
 use mapping::{Mapped, map};
-pub use watch::Watch;
 
 /// Descriptors that travel in one message at most (the kernel allows 253).
 pub const DESCRIPTORS_MAX: usize = 250;

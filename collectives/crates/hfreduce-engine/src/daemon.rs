@@ -34,6 +34,7 @@ mod check;
 mod client;
 #[cfg(test)]
 mod daemon_test;
+mod descriptors;
 mod entrance;
 mod listener;
 mod memory;
@@ -41,7 +42,6 @@ mod outstanding;
 mod paced;
 mod places;
 mod regroup;
-mod room;
 mod seat;
 mod session;
 

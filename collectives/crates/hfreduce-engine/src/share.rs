@@ -4,8 +4,6 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
-use fabric::shm::Watch;
-
 use crate::drivers::lock;
 use crate::drivers::priority::Levels;
 
@@ -80,24 +78,7 @@ pub(crate) struct Limit {
     /// What one user may have, and all together.
     each: usize,
     all: usize,
-    taken: Mutex<Taken>,
-}
-
-#[derive(Debug, Default)]
-struct Taken {
-    /// By user, what is kept among it.
-    users: HashMap<u32, usize>,
-    kept: Vec<Kept>,
-}
-
-/// Memory that a rank has not given back though it is not served any more.
-#[derive(Debug)]
-struct Kept {
-    user: u32,
-    amount: usize,
-    watch: Watch,
-    /// The watch's descriptor.
-    _place: Charge,
+    taken: Mutex<HashMap<u32, usize>>,
 }
 
 /// A rank wants more of something than its user may have.
@@ -124,18 +105,6 @@ impl Limit {
     /// Takes `to` in place of `from`.
     fn change(&self, user: u32, from: usize, to: usize) -> Result<(), OverLimit> {
         let mut taken = lock(&self.taken);
-        let changed = self.try_change(&mut taken.users, (user, from, to));
-        changed.or_else(|error| match taken.give_back() {
-            true => self.try_change(&mut taken.users, (user, from, to)),
-            false => Err(error),
-        })
-    }
-
-    fn try_change(
-        &self,
-        taken: &mut HashMap<u32, usize>,
-        (user, from, to): (u32, usize, usize),
-    ) -> Result<(), OverLimit> {
         let wanted = to.saturating_sub(from);
         let own = taken.get(&user).copied().unwrap_or(0);
         let all = taken.values().sum::<usize>();
@@ -151,28 +120,6 @@ impl Limit {
             now => taken.insert(user, now),
         };
         Ok(())
-    }
-
-    /// Looks what of the memory that ranks kept is theirs no more.
-    pub fn give_back(&self) {
-        lock(&self.taken).give_back();
-    }
-}
-
-impl Taken {
-    /// True if anything was given back.
-    fn give_back(&mut self) -> bool {
-        let before = self.kept.len();
-        let Self { users, kept } = self;
-        kept.retain(|kept| {
-            let over = kept.watch.is_over();
-            if over && let Some(own) = users.get_mut(&kept.user) {
-                *own -= kept.amount;
-            }
-            !over
-        });
-        users.retain(|_, own| *own > 0);
-        self.kept.len() < before
     }
 }
 
@@ -204,17 +151,6 @@ impl Charge {
             self.amount = amount;
         }
         Ok(())
-    }
-
-    /// Leaves it until nobody has the watched memory any more: its rank is not served any more and
-    /// may have it as long as it likes.
-    pub fn keep(&mut self, watch: Watch, place: Charge) {
-        if let Account { user, limit: Some(limit) } = &self.account
-            && self.amount > 0
-        {
-            let amount = std::mem::take(&mut self.amount);
-            lock(&limit.taken).kept.push(Kept { user: *user, amount, watch, _place: place });
-        }
     }
 }
 
@@ -248,7 +184,7 @@ mod tests {
         same.set_to(10).unwrap();
         three.set_to(10).unwrap();
         drop((one, same, two, three));
-        assert!(lock(&limit.taken).users.is_empty());
+        assert!(lock(&limit.taken).is_empty());
     }
 
     #[test]

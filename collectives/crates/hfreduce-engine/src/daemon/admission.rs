@@ -100,7 +100,6 @@ pub(super) fn receive(stream: UnixStream, terms: Terms, stop: &AtomicBool) {
         Ok(mut session) => {
             tracing::info!(rank, job, process = id, "a rank is served");
             session.run();
-            session.keep_memory();
             tracing::info!(rank, job, process = id, "a rank has gone");
         }
     }
@@ -134,7 +133,7 @@ fn admit(mut client: Client<'_>, open: Open, registered_max: usize) -> Result<Se
         let error = refused(&options, CauseKind::Invalid, PHASE, detail);
         return Err(turn_away(client.line, error));
     }
-    let (liveness, own, share) = (options.liveness, options.clone(), options.share.clone());
+    let (liveness, own, memory) = (options.liveness, options.clone(), options.share.memory());
     let io = |error: io::Error| refused(&own, CauseKind::Io, PHASE, error.to_string());
     let opened = Opened::new(options, &key, newcomer)
         .and_then(|opened| Ok((opened.arena().map_err(io)?, opened)));
@@ -142,21 +141,17 @@ fn admit(mut client: Client<'_>, open: Open, registered_max: usize) -> Result<Se
         Ok(opened) => opened,
         Err(error) => return Err(turn_away(client.line, error)),
     };
-    let place = match share.descriptor() {
-        Ok(place) => place,
-        Err(error) => return Err(turn_away(client.line, io(io::Error::other(error)))),
-    };
-    client.entrust(&arena, place).map_err(|error| error.to_string())?;
+    client.entrust(&arena).map_err(|error| error.to_string())?;
     let info = String::from_utf8_lossy(&opened.info()).into_owned();
     client.line.say(&Tell::Opened { info, process: std::process::id() });
     let (communicator, arena) = match opened {
         Opened::Rank(endpoint) => (connect(&mut client, *endpoint)?, arena),
-        Opened::Newcomer(newcomer) => join(&mut client, &newcomer, (&arena, &share))?,
+        Opened::Newcomer(newcomer) => join(&mut client, &newcomer, &arena)?,
     };
     if let Err(error) = communicator.serve(client.line.stream()) {
         return Err(refuse(client.line, io(error)));
     }
-    Ok(Session::new(client, communicator, arena, liveness, share))
+    Ok(Session::new(client, communicator, arena, liveness, memory))
 }
 
 /// What a rank says, as far as the log takes it: a log is all users'.
@@ -191,7 +186,7 @@ fn connect(client: &mut Client<'_>, endpoint: Endpoint) -> Result<Communicator, 
 fn join(
     client: &mut Client<'_>,
     newcomer: &Newcomer,
-    (arena, share): (&Arc<Arena>, &Share),
+    arena: &Arc<Arena>,
 ) -> Result<(Communicator, Arc<Arena>), String> {
     loop {
         let timeout_ms = match await_word(&mut client.line, Instant::now() + MEETS_WITHIN)? {
@@ -201,7 +196,7 @@ fn join(
         let timeout = Duration::from_millis(timeout_ms).min(CONNECTS_WITHIN);
         match newcomer.join_for(timeout, &mut || client.is_over()) {
             Ok(communicator) => {
-                let arena = tell_regrouped(client, &communicator, arena, share)?;
+                let arena = tell_regrouped(client, &communicator, arena)?;
                 return Ok((communicator, arena));
             }
             Err(error) => client.line.say(&Tell::Refused(Box::new(error))),

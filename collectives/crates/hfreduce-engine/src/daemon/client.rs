@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use fabric::arena::Arena;
 use fabric::deadline::Deadline;
-use fabric::shm::{self, Watch};
+use fabric::shm;
 use rustix::event::{PollFd, PollFlags};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::OwnedFd;
 
 use super::{ANSWER, sleep};
 use crate::line::Line;
-use crate::share::Charge;
 
 pub const ENDED: &str = "its process ended";
 pub const STOPPED: &str = "hfreduced on this node was told to stop";
@@ -25,14 +24,12 @@ pub struct Client<'a> {
     process: Option<OwnedFd>,
     /// The daemon is to stop.
     stop: &'a AtomicBool,
-    /// Whether the rank has the memory that it was given last, and the watch's descriptor.
-    pub watch: Option<(Watch, Charge)>,
 }
 
 impl<'a> Client<'a> {
     pub fn new(line: Line<UnixStream>, stop: &'a AtomicBool) -> Self {
         let process = shm::peer_process(line.stream());
-        Self { line, process, stop, watch: None }
+        Self { line, process, stop }
     }
 
     /// True once its process or its line has ended; what it said before that is still to be heard.
@@ -74,19 +71,14 @@ impl<'a> Client<'a> {
         sleep(&mut at, most);
     }
 
-    /// Hands over memory whose blocks it hands out from now on; `place` is for the watch over it.
+    /// Hands over memory whose blocks it hands out from now on.
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn entrust(&mut self, arena: &Arc<Arena>, place: Charge) -> std::io::Result<()> {
+    pub fn entrust(&self, arena: &Arc<Arena>) -> std::io::Result<()> {
         arena.entrust();
         let (segment, soon) = (arena.segment(), Deadline::after(ANSWER));
         let size = (segment.bytes() as u64).to_le_bytes();
-        // Without /proc nobody knows how long it has it.
-        let watched = segment.watched_fd().ok();
-        let fd = watched.as_ref().map_or(segment.fd(), |(fd, _)| fd.as_fd());
-        shm::send_descriptors(self.line.stream(), &size, &[fd], soon)?;
-        self.watch = watched.map(|(_, watch)| (watch, place));
-        Ok(())
+        shm::send_descriptors(self.line.stream(), &size, &[segment.fd()], soon)
     }
 }

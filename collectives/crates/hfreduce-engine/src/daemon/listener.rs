@@ -13,7 +13,7 @@ use rustix::net::sockopt::socket_peercred;
 
 use super::admission::{Terms, full, receive};
 use super::places::Places;
-use super::room::{memory_bytes, most_descriptors};
+use super::descriptors::raise_descriptor_limit;
 use super::sleep;
 use crate::endpoint::REGISTERED_BYTES_MAX;
 use crate::flight::Folders;
@@ -52,10 +52,10 @@ pub struct Rules {
     /// Ranks of one user that are served at a time; more are refused. All users together have
     /// three times as many places.
     pub ranks_max: usize,
-    /// Bytes of memory that the ranks of all users may cause it to use, and those of one user half
-    /// of. By default all that this process may use.
+    /// Bytes of memory that the ranks of all users may cause it to use. With it, the ranks of one user
+    /// may use half of these, of the descriptors and of the addresses; without it, all of them.
     pub memory_max: Option<usize>,
-    /// The same of descriptors. By default this process's hard limit.
+    /// Descriptors that the ranks of all users may use. By default this process's hard limit.
     pub descriptors_max: Option<usize>,
     /// Where the flight recorders of its ranks and their dumps are.
     pub folders: Folders,
@@ -100,8 +100,8 @@ impl Daemon {
             let _ = std::fs::remove_file(&new);
             wrong(error)
         })?;
-        let memory = rules.memory_max.unwrap_or_else(memory_bytes);
-        let descriptors = rules.descriptors_max.unwrap_or_else(most_descriptors);
+        let memory = rules.memory_max;
+        let descriptors = rules.descriptors_max.unwrap_or_else(raise_descriptor_limit);
         let places = Places::new(rules.ranks_max, memory, descriptors);
         let path = path.to_owned();
         Ok(Self { path, listener, rules, places, stop: Arc::default(), short: false.into() })
@@ -113,7 +113,6 @@ impl Daemon {
     /// What the kernel says.
     pub fn accept_for(&self, time: Duration) -> io::Result<()> {
         let until = Instant::now() + time;
-        self.places.give_back();
         loop {
             match self.listener.accept() {
                 Ok((stream, _)) => {

@@ -11,8 +11,8 @@ use crate::share::{Limit, Limits, Share};
 /// thread, so their number has an end.
 const USERS: usize = 3;
 /// Addresses for registered memory, which is mapped for its rank and for those that share the work
-/// of its node: of one user and of all. A process has 128 TiB.
-const ADDRESSES: (usize, usize) = (80 << 40, 112 << 40);
+/// of its node. A process has 128 TiB.
+const ADDRESSES: usize = 112 << 40;
 const FEWER_ADDRESSES: &str = "lower HFREDUCE_REGISTERED_BYTES, or have fewer ranks there";
 /// For a rank whose user has too few descriptors here.
 const MORE_DESCRIPTORS: &str = "have fewer or smaller groups there, or start hfreduced with a higher \
@@ -45,11 +45,14 @@ pub(super) struct Place {
 }
 
 impl Places {
-    pub fn new(each: usize, memory: usize, descriptors: usize) -> Arc<Self> {
-        let memory = Limit::new("bytes of memory", (memory / 2, memory), REMEDY);
-        let descriptors =
-            Limit::new("descriptors", (descriptors / 2, descriptors), MORE_DESCRIPTORS);
-        let addresses = Limit::new("bytes of addresses", ADDRESSES, FEWER_ADDRESSES);
+    /// With a limit of memory, one user has half of it, of the descriptors and of the addresses. Without
+    /// one, users are not kept from each other's: a daemon of one user's ranks may give them all it has.
+    pub fn new(each: usize, memory: Option<usize>, descriptors: usize) -> Arc<Self> {
+        let part = |all: usize| (if memory.is_some() { all / 2 } else { all }, all);
+        let bytes = part(memory.unwrap_or(usize::MAX));
+        let memory = Limit::new("bytes of memory", bytes, REMEDY);
+        let descriptors = Limit::new("descriptors", part(descriptors), MORE_DESCRIPTORS);
+        let addresses = Limit::new("bytes of addresses", part(ADDRESSES), FEWER_ADDRESSES);
         let limits = Limits { memory, descriptors, addresses };
         Arc::new(Self { each, limits, taken: Mutex::default() })
     }
@@ -57,11 +60,6 @@ impl Places {
     /// How many are taken.
     pub fn taken(&self) -> usize {
         lock(&self.taken).values().map(|user| user.places).sum()
-    }
-
-    /// Looks what of the memory that ranks kept is theirs no more.
-    pub fn give_back(&self) {
-        self.limits.memory.give_back();
     }
 
     /// A place for a process of this user.
@@ -106,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_user_who_takes_all_its_places_takes_none_of_others() {
-        let places = Places::new(2, 0, 0);
+        let places = Places::new(2, None, 0);
         let one: Vec<Place> = (0..2).map(|_| places.take(7).ok().unwrap()).collect();
         let refused = places.take(7).err().unwrap();
         assert!(refused.contains("all 2 places of hfreduced for user 7"), "{refused}");
@@ -122,7 +120,7 @@ mod tests {
 
     #[test]
     fn all_users_together_have_a_limit() {
-        let places = Places::new(1, 0, 0);
+        let places = Places::new(1, None, 0);
         let held: Vec<Place> = (0..USERS as u32).map(|u| places.take(u).ok().unwrap()).collect();
         let refused = places.take(99).err().unwrap();
         assert!(refused.contains("3 times --ranks-max"), "{refused}");

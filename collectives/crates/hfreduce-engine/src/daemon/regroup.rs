@@ -11,7 +11,6 @@ use super::session::{Next, Session};
 use super::{ANSWER, Ask, Reconfigure, Regrouped, Tell, await_word};
 use crate::cause::CauseKind;
 use crate::communicator::{Communicator, Ground};
-use crate::share::Share;
 
 impl Session<'_> {
     /// From one epoch to the next, or to none yet: it may ask again.
@@ -39,11 +38,10 @@ impl Session<'_> {
                 return if self.client.is_stopped() { Next::End } else { Next::Wait };
             }
         };
-        if next.arena().is_ok_and(|arena| !Arc::ptr_eq(&arena, &self.arena)) {
-            self.keep_memory();
-        }
-        let told = tell_regrouped(&mut self.client, &next, &self.arena, &self.share);
-        let began = told.and_then(|arena| {
+        let began = tell_regrouped(&mut self.client, &next, &self.arena).and_then(|arena| {
+            if !Arc::ptr_eq(&self.arena, &arena) {
+                self.reached = 0;
+            }
             self.arena = arena;
             next.serve(self.client.line.stream()).map_err(|error| error.to_string())
         });
@@ -63,7 +61,6 @@ pub(super) fn tell_regrouped(
     client: &mut Client<'_>,
     communicator: &Communicator,
     before: &Arc<Arena>,
-    share: &Share,
 ) -> Result<Arc<Arena>, String> {
     let Ground::Own(origin) = communicator.ground()? else {
         return Err("a daemon is served by another one".to_owned());
@@ -79,10 +76,7 @@ pub(super) fn tell_regrouped(
     })));
     if other_memory {
         match await_word(&mut client.line, Instant::now() + ANSWER)? {
-            Ask::Memory => {
-                let place = share.descriptor().map_err(|error| error.to_string())?;
-                client.entrust(&arena, place).map_err(|error| error.to_string())?;
-            }
+            Ask::Memory => client.entrust(&arena).map_err(|error| error.to_string())?,
             _ => return Err("it did not ask for its memory when it was its turn".to_owned()),
         }
     }

@@ -15,7 +15,7 @@ use crate::communicator::Communicator;
 use crate::drivers::TICK;
 use crate::operation::Operation;
 use crate::pace::Pace;
-use crate::share::{Charge, Share};
+use crate::share::Charge;
 
 /// Bytes that a rank may leave unread; it gets no more calls in before.
 const UNREAD_MAX: usize = 256 << 10;
@@ -35,7 +35,6 @@ pub struct Session<'a> {
     pub(super) calls: Calls,
     /// Memory that calls take, and that of the arena up to where they have reached.
     memory: Charge,
-    pub(super) share: Arc<Share>,
     pub(super) reached: usize,
     /// It knows that this epoch is over; it may leave, or go on with other members.
     pub(super) told: bool,
@@ -56,40 +55,18 @@ impl<'a> Session<'a> {
         communicator: Communicator,
         arena: Arc<Arena>,
         liveness: Duration,
-        share: Arc<Share>,
+        memory: Charge,
     ) -> Self {
         let (calls, told, now) = (Calls::default(), false, Instant::now());
         let (heard, beat) = (now, now);
-        let (memory, reached) = (share.memory(), 0);
-        Self {
-            client,
-            communicator,
-            arena,
-            liveness,
-            calls,
-            memory,
-            share,
-            reached,
-            told,
-            heard,
-            beat,
-        }
+        let reached = 0;
+        Self { client, communicator, arena, liveness, calls, memory, reached, told, heard, beat }
     }
 
     /// Serves it until it leaves or is gone.
     pub(super) fn run(&mut self) {
         while let Next::Wait = self.step() {
             self.wait();
-        }
-    }
-
-    /// Its memory is not used here any more. What was used counts as long as the rank has it.
-    pub(super) fn keep_memory(&mut self) {
-        self.calls.clear();
-        // Less than before, which is never refused.
-        let _ = self.memory.set_to(std::mem::take(&mut self.reached));
-        if let Some((watch, place)) = self.client.watch.take() {
-            self.memory.keep(watch, place);
         }
     }
 

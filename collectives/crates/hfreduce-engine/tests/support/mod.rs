@@ -122,8 +122,6 @@ pub fn digest(data: &[f32]) -> u64 {
 pub struct Served {
     pub path: PathBuf,
     ranks: Arc<AtomicUsize>,
-    /// How often they were counted.
-    counts: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     _folder: tempfile::TempDir,
@@ -139,7 +137,8 @@ impl Served {
     }
 
     pub fn with_descriptors(ranks_max: usize, descriptors_max: usize) -> Self {
-        Self::with(ranks_max, None, Some(descriptors_max))
+        // A user has a part only where memory has a limit.
+        Self::with(ranks_max, Some(1 << 50), Some(descriptors_max))
     }
 
     fn with(ranks_max: usize, memory_max: Option<usize>, descriptors_max: Option<usize>) -> Self {
@@ -158,24 +157,20 @@ impl Served {
         .unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let ranks = Arc::new(AtomicUsize::new(0));
-        let counts = Arc::new(AtomicUsize::new(0));
-        let (told, count, counted) = (stop.clone(), ranks.clone(), counts.clone());
+        let (told, count) = (stop.clone(), ranks.clone());
         let thread = std::thread::spawn(move || {
             while !told.load(Ordering::SeqCst) {
                 daemon.accept_for(Duration::from_millis(20)).unwrap();
                 count.store(daemon.ranks(), Ordering::SeqCst);
-                counted.fetch_add(1, Ordering::SeqCst);
             }
         });
-        Self { path, ranks, counts, stop, thread: Some(thread), _folder: folder }
+        Self { path, ranks, stop, thread: Some(thread), _folder: folder }
     }
 
     /// Nobody has a place any more, soon.
     pub fn eventually_empty(&self) {
-        let (until, before) = (Instant::now() + TIMEOUT, self.counts.load(Ordering::SeqCst));
-        // The next count may have begun before this call.
-        let is_old = || self.counts.load(Ordering::SeqCst) < before + 2;
-        while is_old() || self.ranks.load(Ordering::SeqCst) > 0 {
+        let until = Instant::now() + TIMEOUT;
+        while self.ranks.load(Ordering::SeqCst) > 0 {
             assert!(Instant::now() < until, "places are taken by nobody");
             std::thread::sleep(Duration::from_millis(5));
         }
