@@ -251,7 +251,9 @@ class Eviction(Model):
         default=SuspendCode.NONE, description="How far it had answered"
     )
     lost_steps: int | None = Field(
-        default=None, description="Steps reported after the last durable checkpoint"
+        default=None,
+        description="Steps reported after the last durable checkpoint, 0 if the job said that it "
+        "had saved",
     )
 
 

@@ -394,7 +394,10 @@ def _requeue(draft: Draft, key: str, reason: str, by: str, message: str) -> None
     job = draft.jobs[key]
     status = job.status
     lost = None
-    if status.progress is not None:
+    if status.suspend_code is SuspendCode.MAY_SUSPEND:
+        # The job reported that it had saved before it released its nodes, wherever that is.
+        lost = 0
+    elif status.progress is not None:
         saved = status.checkpoint.step if status.checkpoint else 0
         lost = max(0, status.progress.step - saved)
     draft.update(
@@ -435,8 +438,7 @@ def _with_attempt(
         nodes=tuple(PreviousNode(name=name, zone=zone) for name, zone in names),
         restored_step=assignment.restored_step,
         same_split=assignment.same_split,
-        # Who released its nodes said that it has saved, wherever that is.
-        lost_steps=0 if status.suspend_code is SuspendCode.MAY_SUSPEND else lost,
+        lost_steps=lost,
     )
     return (*status.history, ended)[-HISTORY_MAX:]
 

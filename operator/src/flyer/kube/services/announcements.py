@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from flyer.api import FlyerJobStatus, Phase, SuspendCode
+from flyer.api import FlyerJobStatus, Phase
 from flyer.api.waiting import PENDING_EVALUATION, PODS_REFUSED, WAITING_REASONS
 from flyer.kube.client.errors import AlreadyExistsError, ApiError
 from flyer.kube.client.resources import JOB_EVENTS
@@ -78,8 +78,7 @@ def announcement(before: FlyerJobStatus | None, after: FlyerJobStatus) -> Announ
             return Announcement(STARTED, f"attempt {attempt} runs on {where}{resumed}")
     if after.eviction is not None and after.eviction != before.eviction:
         reason = _NOT_RESTARTED.get(after.eviction.reason, RESTARTED)
-        released = after.eviction.suspend_code is SuspendCode.MAY_SUSPEND  # it has saved
-        lost = 0 if released else after.eviction.lost_steps
+        lost = after.eviction.lost_steps
         detail = f"; {lost} steps are to be done again" if lost else ""
         return Announcement(reason, f"{after.eviction.message}{detail}", reason in _WARNINGS)
     never = after.pending is not None and after.pending.verdict == "Never"
