@@ -88,9 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--memory-max", type=_memory, metavar="MIB",
-        help="for a daemon that several users share: memory that ranks of all users may cause it to "
-        "use, in MiB; those of one user may have half of it and of the descriptors, and a group that "
-        "wants more gets an error (default: no limit, for a daemon of one user)",
+        help="for a daemon that several users share: memory that ranks of all users may cause it "
+        "to use, in MiB; those of one user may have half of it and of the descriptors, and a group "
+        "that wants more gets an error (default: no limit, for a daemon of one user)",
     )  # fmt: skip
     return parser
 

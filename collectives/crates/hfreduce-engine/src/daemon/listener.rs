@@ -12,8 +12,8 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::net::sockopt::socket_peercred;
 
 use super::admission::{Terms, full, receive};
-use super::places::Places;
 use super::descriptors::raise_descriptor_limit;
+use super::places::Places;
 use super::sleep;
 use crate::endpoint::REGISTERED_BYTES_MAX;
 use crate::flight::Folders;
