@@ -1,7 +1,7 @@
 //! Capabilities that a client with a ticket shows the storage services, asked of the metadata
-//! service when a file's chunks are first used, and kept until they end. From half of their life on
-//! they are asked for again while the old ones are used, so that nothing waits for it and a metadata
-//! service that is away for two minutes stops nobody, and none who only reads for half an hour.
+//! service when a file's chunks are first used, and kept until they expire. The first request in the
+//! second half of a capability's lifetime renews it in the background, while requests continue to use
+//! the old one. Files that are idle are not renewed.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use fabric::credentials::{Credential, Credentials};
 use fabric::moment::Moment;
 use fabric::rpc::decode;
 use threefs_core::ids::InodeId;
-use threefs_core::terms::{FileTerms, WRITE_LIFE_S};
+use threefs_core::terms::{FileTerms, WRITE_LIFETIME_S};
 
 /// Files with a capability at once: 10 MiB. Beyond it all are asked for again.
 const KEPT_MAX: usize = 65_536;
@@ -66,7 +66,7 @@ impl Capabilities {
         let known = kept.get_mut(&inode).filter(|known| known.end >= end)?;
         let (ends_unix_s, life_s) = match end {
             0 => (known.capability.expires_unix_s(), LIFE_S),
-            _ => (known.until_unix_s, WRITE_LIFE_S),
+            _ => (known.until_unix_s, WRITE_LIFETIME_S),
         };
         let life = Duration::from_secs(life_s);
         let left = life.saturating_sub(now.since(known.came));
@@ -80,7 +80,7 @@ impl Capabilities {
         Some(Found { capability: known.capability.clone(), renew })
     }
 
-    /// Keeps one; tells up to where it lets its holder write.
+    /// Keeps a capability; returns the end of the bytes that it allows to be written.
     pub(crate) fn keep(&self, inode: InodeId, capability: Capability) -> u64 {
         let ends = capability.expires_unix_s();
         // Storage says what is wrong with terms that cannot be read.
@@ -151,7 +151,7 @@ mod tests {
             stripe: 1,
             chains: ChainChoice::Explicit(Vec::new()),
         };
-        let until_unix_s = SIGNED_UNIX_S + WRITE_LIFE_S;
+        let until_unix_s = SIGNED_UNIX_S + WRITE_LIFETIME_S;
         let terms = encode(&FileTerms { layout, end, until_unix_s }).unwrap();
         Capability::sign(&ring(), ticket, INODE.0, terms.into(), SIGNED_UNIX_S)
     }
@@ -175,13 +175,13 @@ mod tests {
         assert_eq!(all.keep(INODE, capability(&ticket, 100)), 100);
         assert_eq!(found(&all, 100, 0), Some(false));
         assert_eq!(found(&all, 101, 0), None, "it does not reach");
-        let half_s = WRITE_LIFE_S / 2 + 1;
+        let half_s = WRITE_LIFETIME_S / 2 + 1;
         assert_eq!(found(&all, 0, half_s), Some(false), "for reading it is good for long");
         assert_eq!(found(&all, 100, half_s), Some(true));
         assert_eq!(found(&all, 100, half_s), Some(false), "somebody asks already");
         all.not_renewed(INODE);
         assert_eq!(found(&all, 100, half_s), Some(true));
-        assert_eq!(found(&all, 100, WRITE_LIFE_S - 4), None, "it would come too late");
+        assert_eq!(found(&all, 100, WRITE_LIFETIME_S - 4), None, "it would come too late");
         all.keep(INODE, capability(&ticket, 50));
         assert_eq!(found(&all, 50, half_s), Some(true));
         all.keep(INODE, capability(&ticket, 50));
@@ -194,9 +194,9 @@ mod tests {
         let ticket = ticket(SIGNED_UNIX_S + 200);
         let all = kept(&ticket);
         all.keep(INODE, capability(&ticket, 100));
-        for age_s in [0, 200, WRITE_LIFE_S - 1] {
+        for age_s in [0, 200, WRITE_LIFETIME_S - 1] {
             assert_eq!(found(&all, 100, age_s), Some(false), "a new one would end no later");
         }
-        assert_eq!(found(&all, 100, WRITE_LIFE_S), None);
+        assert_eq!(found(&all, 100, WRITE_LIFETIME_S), None);
     }
 }

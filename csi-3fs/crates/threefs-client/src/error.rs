@@ -90,7 +90,7 @@ pub enum ClientError {
     /// Bytes that are not reserved, or not any more: another client cut the file, or the reservation
     /// ended because this client was not heard for long. Some of them may have been written, and
     /// nothing of it happens later.
-    #[error("{what}: nothing is reserved there any more; reserve and write again")]
+    #[error("{what}: the range is not reserved; reserve it and write again")]
     NotReserved {
         /// The operation and its place.
         what: String,

@@ -114,7 +114,7 @@ impl Client {
         for (number, file) in files.iter().enumerate() {
             match self.chains(&what, &file.layout, deadline).await {
                 Ok(chains) => {
-                    for chain in chains_of(chains, file) {
+                    for chain in chains_within(&chains, file.layout.chunk_bytes, &(0..file.end)) {
                         of_chain.entry(chain).or_default().push(number);
                     }
                 }
@@ -268,14 +268,6 @@ impl Client {
     }
 }
 
-/// Those of a layout's chains that a file can have chunks on: chunk number i lies on chain i, so a
-/// short file has few.
-fn chains_of(mut chains: Vec<ChainId>, file: &DeadFile) -> BTreeSet<ChainId> {
-    let chunks = file.end.div_ceil(u64::from(file.layout.chunk_bytes.max(1)));
-    chains.truncate(usize::try_from(chunks).unwrap_or(usize::MAX));
-    chains.into_iter().collect()
-}
-
 /// Those of a layout's chains that can have chunks of a range of a file's bytes.
 fn chains_within(chains: &[ChainId], chunk_bytes: u32, range: &Range<u64>) -> BTreeSet<ChainId> {
     let size = u64::from(chunk_bytes.max(1));
@@ -299,9 +291,6 @@ fn ranges(inodes: &BTreeSet<InodeId>) -> Vec<InodeRange> {
 
 #[cfg(test)]
 mod tests {
-    use threefs_core::ids::{TableId, TableVersion};
-    use threefs_core::layout::ChainChoice;
-
     use super::*;
 
     #[test]
@@ -329,17 +318,7 @@ mod tests {
     #[test]
     fn a_short_file_lies_on_few_chains() {
         let chains: Vec<ChainId> = (0..16).map(ChainId).collect();
-        let layout = Layout {
-            table: TableId(1),
-            table_version: TableVersion(1),
-            chunk_bytes: 1 << 20,
-            stripe: 16,
-            chains: ChainChoice::Explicit(chains.clone()),
-        };
-        let count = |end| {
-            let file = DeadFile { inode: InodeId(3), layout: layout.clone(), end };
-            chains_of(chains.clone(), &file).len()
-        };
+        let count = |end| chains_within(&chains, 1 << 20, &(0..end)).len();
         assert_eq!([0, 1, 1 << 20, (1 << 20) + 1, u64::MAX].map(count), [0, 1, 1, 2, 16]);
     }
 }

@@ -14,9 +14,9 @@ use crate::layout::{Layout, LayoutError};
 use crate::message::UpdateRequest;
 use crate::routing::RoutingInfo;
 
-/// How long a file may be written with a capability, in seconds. Nobody can take that back before, so
-/// the metadata service waits for as long before it relies on what it has signed since.
-pub const WRITE_LIFE_S: u64 = 300;
+/// How long a capability allows writes after it was signed, in seconds. It cannot be revoked, so the
+/// metadata service counts the bytes that it allows for at least as long.
+pub const WRITE_LIFETIME_S: u64 = 300;
 
 /// What a capability says of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,10 +54,10 @@ pub enum TermsError {
     },
     /// Beyond what was reserved when the capability was signed.
     #[error(
-        "{chunk} up to byte {named} of its file: the capability ends at {end}; reserve, and get a \
-         new one"
+        "an update of {chunk} ends at byte {named} of its file, the capability allows bytes below \
+         {end}; reserve the range and get a new one"
     )]
-    End {
+    BeyondEnd {
         /// Which.
         chunk: ChunkId,
         /// Up to where the update may write.
@@ -65,11 +65,11 @@ pub enum TermsError {
         /// Up to where the holder may.
         end: u64,
     },
-    /// The file may be read with the capability, and written no longer.
+    /// The capability allows reads, and no longer writes.
     #[error(
         "{chunk}: with this capability its file could be written until {until_unix_s}; get a new one"
     )]
-    Late {
+    WriteExpired {
         /// Which.
         chunk: ChunkId,
         /// Until when, in seconds since 1970.
@@ -85,7 +85,9 @@ impl TermsError {
     pub fn heals(&self) -> bool {
         matches!(
             self,
-            Self::End { .. } | Self::Late { .. } | Self::Layout(LayoutError::NoTable { .. })
+            Self::BeyondEnd { .. }
+                | Self::WriteExpired { .. }
+                | Self::Layout(LayoutError::NoTable { .. })
         )
     }
 }
@@ -117,8 +119,10 @@ impl FileTerms {
             return Err(TermsError::Chain { chunk, named: to.chain, chain });
         }
         match end_of(update, payload_bytes) {
-            named if named > end => Err(TermsError::End { chunk, named, end }),
-            _ if now_unix_s >= until_unix_s => Err(TermsError::Late { chunk, until_unix_s }),
+            named if named > end => Err(TermsError::BeyondEnd { chunk, named, end }),
+            _ if now_unix_s >= until_unix_s => {
+                Err(TermsError::WriteExpired { chunk, until_unix_s })
+            }
             _ => Ok(()),
         }
     }
@@ -226,9 +230,12 @@ mod tests {
         let write = update(ChainId(1), index, ContentChange::Write { offset: 60 });
         assert_eq!(terms.check(&write, 40, &routing, 8), Ok(()));
         let error = terms.check(&write, 40, &routing, 9).unwrap_err();
-        assert!(matches!(error, TermsError::Late { until_unix_s: 9, .. }) && error.heals());
+        assert!(matches!(error, TermsError::WriteExpired { until_unix_s: 9, .. }) && error.heals());
         let error = terms.check(&write, 41, &routing, 8).unwrap_err();
-        assert!(matches!(error, TermsError::End { named, .. } if named == start + 101), "{error}");
+        assert!(
+            matches!(error, TermsError::BeyondEnd { named, .. } if named == start + 101),
+            "{error}"
+        );
         let nothing = FileTerms { layout: layout(), end: 0, until_unix_s: 9 };
         let remove = update(ChainId(1), 0, ContentChange::Remove);
         assert!(nothing.check(&remove, 0, &routing, 8).is_err());

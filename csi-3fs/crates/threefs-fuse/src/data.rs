@@ -23,8 +23,9 @@ use crate::wire::{self, Body, Fields};
 const O_ACCMODE: u32 = 3;
 const O_WRONLY: u32 = 1;
 const O_RDWR: u32 = 2;
-/// Space that a growing file reserves ahead: as much as it has up to the first of these, then an
-/// eighth of what it has up to the second. What it does not need counts for some minutes longer.
+/// Space that a growing file reserves ahead: its length up to the first of these, then an eighth of
+/// its length, at least the first and at most the second. What it does not need counts for some
+/// minutes longer.
 const DOUBLED_MAX: u64 = 1 << 20;
 const AHEAD_MAX: u64 = 64 << 20;
 /// Truncations by others that a write follows before it gives up.
@@ -216,11 +217,13 @@ impl Daemon {
         deadline: Deadline,
     ) -> Result<FileHandle, Errno> {
         let end = offset + payload.len() as u64;
-        for _ in 0..CUTS_MAX {
+        let mut cuts = 0;
+        loop {
             let file = open.state().file.clone();
             match self.client.write_range(&file, offset, payload.clone(), deadline).await {
                 Ok(()) => return Ok(file),
-                Err(ClientError::NotReserved { .. }) => {
+                Err(ClientError::NotReserved { .. }) if cuts < CUTS_MAX => {
+                    cuts += 1;
                     open.state().reserved = 0;
                     self.reserve(open, end, deadline).await?;
                 }
@@ -230,7 +233,6 @@ impl Daemon {
                 }
             }
         }
-        Err(Errno::IO)
     }
 
     /// Has a quota charged before anything is written: ahead if that fits, else exactly.
@@ -575,7 +577,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_short_file_reserves_what_it_writes_and_a_long_one_an_eighth_more() {
+    fn a_longer_file_reserves_more_ahead() {
         const MIB: u64 = 1 << 20;
         for (length, expected) in [
             (0, 0),

@@ -44,7 +44,7 @@ impl Client {
     }
 
     /// The change failed and has forgotten nothing.
-    pub(crate) fn give_back(&self, finished: &Range<u64>) {
+    pub(crate) fn queue_recount(&self, finished: &Range<u64>) {
         if !finished.is_empty() {
             self.forgotten.fetch_min(finished.start, SeqCst);
         }
@@ -146,7 +146,7 @@ mod tests {
         let taken = client.take_finished(id(2_000));
         assert_eq!(taken, 1_001..1_065);
         assert_eq!(client.take_finished(id(2_000)), 1_065..1_129);
-        client.give_back(&taken);
+        client.queue_recount(&taken);
         assert_eq!(client.take_finished(id(2_000)), taken);
         // A straggler says less than others before it.
         assert!(client.take_finished(id(5)).is_empty());

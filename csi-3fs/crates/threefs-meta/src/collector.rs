@@ -88,7 +88,7 @@ impl Tree {
         let mut ages = self.ages.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (ages, wait_ms) = match queue {
             rows::DEAD => (&mut ages.dead, self.config.dead_grace_ms),
-            rows::LATE => (&mut ages.late, self.config.excess_wait_ms),
+            rows::LATE => (&mut ages.late, self.config.recount_wait_ms),
             _ => (&mut ages.removed, self.config.collect_delay_ms),
         };
         Ok(ages.due(Moment::now(), version, Duration::from_millis(wait_ms)))
@@ -228,12 +228,12 @@ impl Tree {
     }
 
     async fn end_session(&self, key: &[u8]) -> Result<(), OpError> {
-        let giving = ops::GivingBack { now: self.uptime(), excess: true };
-        let end = ops::EndSession { key, giving };
+        let context = ops::RecountContext { now: self.uptime(), excess_allowed: true };
+        let end = ops::EndSession { key, context };
         match self.store.transact(transaction(), &end).await {
             Err(error) if error.is_over_excess() => {
-                let giving = ops::GivingBack { excess: false, ..giving };
-                self.store.transact(transaction(), &ops::EndSession { key, giving }).await
+                let context = ops::RecountContext { excess_allowed: false, ..context };
+                self.store.transact(transaction(), &ops::EndSession { key, context }).await
             }
             ended => ended,
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use fabric::keys::Keys;
 use fabric::tls::ServiceTls;
-use threefs_core::terms::WRITE_LIFE_S;
+use threefs_core::terms::WRITE_LIFETIME_S;
 
 use crate::protocol::LayoutDefaults;
 
@@ -44,10 +44,10 @@ pub struct TreeConfig {
     pub collect_interval_ms: u64,
     /// Write sessions of a client that has not been heard for so long end.
     pub session_timeout_ms: u64,
-    /// How long a file counts for what it needed before its length or its reservation became less:
-    /// longer than it may be written with a capability, by as much as the change may take that notes
-    /// the moment before it commits, as clocks of the cluster may differ and as a write may take.
-    pub excess_wait_ms: u64,
+    /// From when the length or the reservation of a file became less until the file is counted again:
+    /// at least as long as a capability allows writes, and the longest transaction (30 s), the longest
+    /// write (31 s) and the largest difference between clocks (20 s) together.
+    pub recount_wait_ms: u64,
     /// Answers are kept so long for clients that never say that they got them.
     pub answer_keep_ms: u64,
 }
@@ -60,7 +60,7 @@ impl Default for TreeConfig {
             dead_grace_ms: DEAD_GRACE_MS,
             collect_interval_ms: 500,
             session_timeout_ms: 20 * 60 * 1000,
-            excess_wait_ms: (WRITE_LIFE_S + 90) * 1000,
+            recount_wait_ms: (WRITE_LIFETIME_S + 90) * 1000,
             answer_keep_ms: 60 * 60 * 1000,
         }
     }

@@ -371,7 +371,7 @@ async fn run(actions: Vec<Action>) {
     for (key, value) in txn.range(&KeyRange::prefix(b"INOD"), usize::MAX).await.unwrap() {
         let row = InodeRow::decode(&key, &value).unwrap();
         if row.charged {
-            assert_eq!((row.reach, row.excess), (row.needed_end(), 0), "{}", row.inode.id);
+            assert_eq!((row.charged_end, row.excess), (row.needed_end(), 0), "{}", row.inode.id);
         }
     }
 }

@@ -9,7 +9,7 @@ use threefs_kv::Store;
 use tokio::task::JoinSet;
 
 use crate::chunks::ChunkTrimmer;
-use crate::ops::{self, Excess, OpError};
+use crate::ops::{self, OpError, RecountEntry};
 use crate::rows::Uptime;
 use crate::tree::Tree;
 
@@ -27,12 +27,12 @@ const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(5);
 impl Tree {
     /// Works for ever; the caller drops it to end it.
     pub(crate) async fn recount_for_ever(&self) {
-        let every = Duration::from_millis((self.config.excess_wait_ms / 16).clamp(100, 20_000));
+        let every = Duration::from_millis((self.config.recount_wait_ms / 16).clamp(100, 20_000));
         let mut after = Vec::new();
         loop {
             tokio::time::sleep(every).await;
             if let Err(error) = self.recount(&mut after).await {
-                tracing::warn!(%error, "counting files again");
+                tracing::warn!(%error, "a round of recounts failed");
             }
         }
     }
@@ -41,8 +41,8 @@ impl Tree {
     pub(crate) async fn recount(&self, after: &mut Vec<u8>) -> Result<(), OpError> {
         let round = Deadline::after(ROUND_TIMEOUT);
         while !round.passed() {
-            let (now, wait_ms) = (self.uptime(), self.config.excess_wait_ms);
-            let list = ops::ListExcess { after, limit: PAGE, now, wait_ms };
+            let (now, wait_ms) = (self.uptime(), self.config.recount_wait_ms);
+            let list = ops::ListRecounts { after, limit: PAGE, now, wait_ms };
             let (page, last) = self.store.transact(transaction(), &list).await?;
             self.recount_page(page, now).await?;
             match last {
@@ -56,7 +56,7 @@ impl Tree {
         Ok(())
     }
 
-    async fn recount_page(&self, page: Vec<Excess>, now: Uptime) -> Result<(), OpError> {
+    async fn recount_page(&self, page: Vec<RecountEntry>, now: Uptime) -> Result<(), OpError> {
         let (due, former): (Vec<_>, Vec<_>) =
             page.into_iter().partition(|file| file.since.life == now.life);
         if !former.is_empty() {
@@ -78,9 +78,9 @@ impl Tree {
 
 /// Asks storage and counts the file again. What fails is tried again in the next round and holds no
 /// other file up: its holder may be changing it all the time.
-async fn count(store: Store, trimmer: Arc<dyn ChunkTrimmer>, file: Excess) {
-    let Excess { inode, needed_end, reach, ref layout, .. } = file;
-    let range = needed_end..reach;
+async fn count(store: Store, trimmer: Arc<dyn ChunkTrimmer>, file: RecountEntry) {
+    let RecountEntry { inode, needed_end, charged_end, ref layout, .. } = file;
+    let range = needed_end..charged_end;
     let asked = trimmer.stored_end(inode, layout, range, Deadline::after(ASK_TIMEOUT)).await;
     let counted = match asked {
         Ok(stored_end) => {
@@ -91,7 +91,7 @@ async fn count(store: Store, trimmer: Arc<dyn ChunkTrimmer>, file: Excess) {
         Err(error) => Err(error),
     };
     if let Err(error) = counted {
-        tracing::info!(%inode, error, "it counts for more than it needs for now");
+        tracing::debug!(%inode, error, "its recount failed; it is tried again in the next round");
     }
 }
 

@@ -65,7 +65,7 @@ async fn granted_end(fixture: &Fixture, file: InodeId) -> u64 {
 
 #[tokio::test]
 async fn what_was_given_back_counts_until_no_capability_for_it_is_good() {
-    let (fixture, file) = volume(TreeConfig { excess_wait_ms: 3_600_000, ..config() }).await;
+    let (fixture, file) = volume(TreeConfig { recount_wait_ms: 3_600_000, ..config() }).await;
     for step in ["end", "cut"] {
         reserve(&fixture, file.id, 80).await;
         assert_eq!((used(&fixture).await, granted_end(&fixture, file.id).await), (80, 80));
@@ -87,7 +87,7 @@ async fn what_was_given_back_counts_until_no_capability_for_it_is_good() {
     fixture.collect_all().await;
     check_tree(&fixture.store).await;
     let mut txn = fixture.store.begin().await.unwrap();
-    assert_eq!(txn.get(&crate::rows::excess(file.id)).await.unwrap(), None);
+    assert_eq!(txn.get(&crate::rows::recount(file.id)).await.unwrap(), None);
 }
 
 #[tokio::test]
@@ -136,9 +136,9 @@ async fn what_was_given_back_meanwhile_waits_for_its_own_time() {
     reserve(&fixture, file.id, 40).await;
     end(&fixture, file.id).await;
     let now = fixture.tree.uptime();
-    let list = ops::ListExcess { after: &[], limit: 10, now, wait_ms: 0 };
+    let list = ops::ListRecounts { after: &[], limit: 10, now, wait_ms: 0 };
     let (listed, more) = fixture.store.transact(soon(), &list).await.unwrap();
-    assert!(matches!(&listed[..], [one] if one.reach == 40) && more.is_none(), "{listed:?}");
+    assert!(matches!(&listed[..], [one] if one.charged_end == 40) && more.is_none(), "{listed:?}");
     let listed_ms = fixture.tree.uptime_ms();
     while fixture.tree.uptime_ms() == listed_ms {
         tokio::task::yield_now().await;
@@ -159,7 +159,7 @@ async fn what_was_given_back_meanwhile_waits_for_its_own_time() {
 
 #[tokio::test]
 async fn after_a_restart_it_waits_anew() {
-    let (fixture, file) = volume(TreeConfig { excess_wait_ms: 200, ..config() }).await;
+    let (fixture, file) = volume(TreeConfig { recount_wait_ms: 200, ..config() }).await;
     reserve(&fixture, file.id, 80).await;
     end(&fixture, file.id).await;
     let again = Fixture::open(fixture.store.clone(), fixture.tree.config).await;
@@ -277,7 +277,7 @@ async fn excess(fixture: &Fixture, path: &str, end: u64) -> Inode {
     file
 }
 
-/// Excess of a file that was removed is given back, and the next file takes its room.
+/// RecountEntry of a file that was removed is given back, and the next file takes its room.
 #[tokio::test]
 async fn a_removed_file_that_counts_again_counts_as_used() {
     let (fixture, _) = volume(config()).await;
@@ -361,7 +361,7 @@ async fn a_file_that_cannot_be_counted_holds_up_no_other() {
     fixture.recount().await;
     let mut txn = fixture.store.begin().await.unwrap();
     for (inode, waits) in [(file.id, true), (second.id, false)] {
-        let row = txn.get(&crate::rows::excess(inode)).await.unwrap();
+        let row = txn.get(&crate::rows::recount(inode)).await.unwrap();
         assert_eq!(row.is_some(), waits, "{inode}");
     }
 }
@@ -371,7 +371,7 @@ async fn a_file_that_cannot_be_counted_holds_up_no_other() {
 async fn of_files_that_wait_nothing_is_read_but_since_when() {
     let most = Arc::new(AtomicU64::new(0));
     let store = Store::new(MostReads(Store::memory(), Arc::clone(&most)));
-    let config = TreeConfig { excess_wait_ms: 3_600_000, ..config() };
+    let config = TreeConfig { recount_wait_ms: 3_600_000, ..config() };
     let fixture = Fixture::open(store, config).await;
     fixture.make_directory("/v").await;
     let (bytes_max, inodes_max) = (Some(100), None);
@@ -392,7 +392,7 @@ async fn a_file_that_is_revived_is_counted_again() {
     let (now, client) = (fixture.tree.uptime(), fixture.client);
     reserve(&fixture, file.id, 80).await;
     end(&fixture, file.id).await;
-    let list = ops::ListExcess { after: &[], limit: 10, now, wait_ms: 0 };
+    let list = ops::ListRecounts { after: &[], limit: 10, now, wait_ms: 0 };
     let (listed, _) = fixture.store.transact(soon(), &list).await.unwrap();
     fixture.change(MetaChange::Unlink { at: At::path("/v/file") }).await.unwrap();
     fixture.recorder.refuse.store(true, SeqCst);
@@ -415,11 +415,11 @@ async fn a_file_that_is_revived_is_counted_again() {
 /// A capability may be signed until the commit that gives back, which notes when it began.
 #[test]
 fn a_capability_and_a_write_with_it_end_before_it_is_counted() {
-    let life_ms = threefs_core::terms::WRITE_LIFE_S * 1000;
+    let life_ms = threefs_core::terms::WRITE_LIFETIME_S * 1000;
     let change_ms = crate::tree::REQUEST_TIMEOUT.as_millis() as u64;
     let clocks_ms = 20_000;
     let needed_ms = life_ms + change_ms + crate::config::DEAD_GRACE_MS + clocks_ms;
-    assert!(TreeConfig::default().excess_wait_ms >= needed_ms);
+    assert!(TreeConfig::default().recount_wait_ms >= needed_ms);
 }
 
 /// A store in which, while told so, changes are only made four at a time.

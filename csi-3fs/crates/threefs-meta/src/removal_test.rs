@@ -360,7 +360,7 @@ async fn a_restored_tree_uses_no_inode_number_that_the_lost_one_may_have_used() 
 async fn a_file_that_a_capability_may_be_good_for_is_forgotten_once_more_after_its_life() {
     let forgotten = |fixture: &Fixture| fixture.recorder.trims.lock().unwrap().len();
     let store = Store::memory();
-    let slow = TreeConfig { excess_wait_ms: 3_600_000, ..config() };
+    let slow = TreeConfig { recount_wait_ms: 3_600_000, ..config() };
     let fixture = Fixture::open(store.clone(), slow).await;
     fixture.make_directory("/v").await;
     let (bytes_max, inodes_max) = (Some(100), Some(1));
@@ -393,7 +393,7 @@ async fn a_file_that_a_capability_may_be_good_for_is_forgotten_once_more_after_i
 /// They count for no quota any more, and a holder of a ticket may make and remove files all the time.
 #[tokio::test]
 async fn little_is_kept_of_files_that_are_forgotten_once_more() {
-    let slow = TreeConfig { excess_wait_ms: 3_600_000, ..config() };
+    let slow = TreeConfig { recount_wait_ms: 3_600_000, ..config() };
     let fixture = Fixture::open(Store::memory(), slow).await;
     fixture.make_directory("/v").await;
     let quota = MetaChange::SetQuota { at: At::path("/v"), bytes_max: None, inodes_max: None };

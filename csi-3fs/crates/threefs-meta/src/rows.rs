@@ -8,7 +8,7 @@
 //! | `DSUB` inode | i64 | how many directories are in a directory; only added to, without a read |
 //! | `INOS` inode session | `SessionRow` | a write session |
 //! | `TRIM` inode | `TrimRow` | a truncation whose chunks are not cut yet |
-//! | `EXCS` inode | `ExcessRow` | a file that counts for more than its length and reservation need |
+//! | `RCNT` inode | `RecountRow` | a file that counts for more than its length and reservation, to be counted again |
 //! | `GCQU` versionstamp inode | `RemovalRow` | something removed that may still be open |
 //! | `GCDE` versionstamp inode | `RemovalRow` | a dead file: nobody can read it, its chunks go next |
 //! | `GCLA` versionstamp inode | `RemovalRow` | a dead file without chunks, which a capability may still be good for |
@@ -38,7 +38,7 @@ pub(crate) const LATE: &[u8] = b"GCLA";
 pub(crate) const ANSWERS: &[u8] = b"IDEM";
 pub(crate) const SESSIONS: &[u8] = b"INOS";
 pub(crate) const TRIMS: &[u8] = b"TRIM";
-pub(crate) const EXCESS: &[u8] = b"EXCS";
+pub(crate) const RECOUNTS: &[u8] = b"RCNT";
 pub(crate) const NEXT_INODE: &[u8] = b"METAnext-inode";
 pub(crate) const TREE: &[u8] = b"METAtree";
 pub(crate) const GENERATION: &[u8] = b"METAgeneration";
@@ -55,8 +55,8 @@ pub(crate) const ANSWER_BYTES: &[u8] = b"ABYT";
 const ANSWER_ROW_BYTES: usize = 128;
 /// The schema that this code reads and writes.
 pub(crate) const SCHEMA_VERSION: u64 = 6;
-/// The one before, whose rows this code reads: of inodes without `reach` and `excess`.
-pub(crate) const SCHEMA_BEFORE: u64 = 5;
+/// The previous one, whose rows this code reads: of inodes without `charged_end` and `excess`.
+pub(crate) const SCHEMA_PREVIOUS: u64 = 5;
 
 /// Parent of a directory that was removed and is being emptied.
 pub(crate) const REMOVED: InodeId = InodeId(0);
@@ -80,23 +80,23 @@ pub(crate) struct InodeRow {
     /// No chunk of a file exists at or beyond this many bytes; `u64::MAX` where writers need not
     /// reserve before they write.
     pub end_max: u64,
-    /// As many bytes of a file count for its quota: what its length or its reservation needs, and no
-    /// less than what a capability that may still be good reaches; see `ops::recount`.
-    pub reach: u64,
+    /// The bytes of a file below this one count for its quota. At least `needed_end`, and at least the
+    /// end of every capability that may still be valid; see `ops::recount`.
+    pub charged_end: u64,
     /// Those of them that count as excess and not as used.
     pub excess: u64,
 }
 
-/// A file that counts for more than its length and reservation need, because capabilities from
-/// before may still be good. After their life it is counted again.
+/// A file that counts for more than its length and reservation, because older capabilities may still
+/// be valid. It is counted again when they have expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ExcessRow {
+pub(crate) struct RecountRow {
     /// When length or reservation became less the last time, in the life of the service in which
     /// that was.
     pub since: Uptime,
 }
 
-/// A moment in one life of the service. Moments of different lives cannot be compared.
+/// A time in one run of the service. Times of different runs cannot be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Uptime {
     pub life: u64,
@@ -192,7 +192,7 @@ impl InodeRow {
             _ => 0,
         };
         let (name, charged, dead, end_max) = (String::new(), true, false, 0);
-        Self { inode, name, charged, dead, metadata_bytes, end_max, reach: 0, excess: 0 }
+        Self { inode, name, charged, dead, metadata_bytes, end_max, charged_end: 0, excess: 0 }
     }
 
     /// A row of this release or of an earlier one, which ends after `end_max`: there a file counted
@@ -200,10 +200,10 @@ impl InodeRow {
     pub(crate) fn decode(key: &[u8], value: &[u8]) -> Result<Self, KvError> {
         decode(key, value).or_else(|_| {
             let (inode, name, charged, dead, metadata_bytes, end_max) = decode(key, value)?;
-            let (reach, excess) = (0, 0);
+            let (charged_end, excess) = (0, 0);
             let mut row =
-                Self { inode, name, charged, dead, metadata_bytes, end_max, reach, excess };
-            row.reach = row.needed_end();
+                Self { inode, name, charged, dead, metadata_bytes, end_max, charged_end, excess };
+            row.charged_end = row.needed_end();
             Ok(row)
         })
     }
@@ -330,8 +330,8 @@ pub(crate) fn answer(client: ClientId, sequence: u64) -> Vec<u8> {
     [ANSWERS, &client.0.to_be_bytes(), &sequence.to_be_bytes()].concat()
 }
 
-pub(crate) fn excess(id: InodeId) -> Vec<u8> {
-    numbered(b"EXCS", id, &[])
+pub(crate) fn recount(id: InodeId) -> Vec<u8> {
+    numbered(b"RCNT", id, &[])
 }
 
 /// The bytes of the answers that are kept for a volume.
@@ -410,7 +410,7 @@ mod tests {
             let row = InodeRow { end_max: u64::MAX, ..InodeRow::new(inode) };
             let before = (&row.inode, &row.name, true, false, row.metadata_bytes, row.end_max);
             let before = postcard::to_allocvec(&before).unwrap();
-            let row = InodeRow { reach: counted, ..row };
+            let row = InodeRow { charged_end: counted, ..row };
             assert_eq!(InodeRow::decode(b"INOD", &before).unwrap(), row);
             let now = postcard::to_allocvec(&row).unwrap();
             assert_eq!(InodeRow::decode(b"INOD", &now).unwrap(), row);

@@ -14,7 +14,7 @@ use fabric::rpc::{
 };
 use fabric::ticket::Ticket;
 use threefs_core::ids::InodeId;
-use threefs_core::terms::{FileTerms, WRITE_LIFE_S};
+use threefs_core::terms::{FileTerms, WRITE_LIFETIME_S};
 use threefs_kv::{EmbeddedConfig, KvError, Store};
 use threefs_mgmtd::{MgmtdClient, MgmtdError, RoutingFollower};
 
@@ -166,7 +166,7 @@ impl Handler {
         if let Some(inode) = sides.outside.first() {
             return Err(outside(*inode, scope));
         }
-        let until_unix_s = now_unix_s + WRITE_LIFE_S;
+        let until_unix_s = now_unix_s + WRITE_LIFETIME_S;
         let terms = self.tree.terms(inodes, until_unix_s, deadline).await?;
         let signed = inodes.iter().zip(terms).map(|(inode, terms)| {
             let terms = terms.filter(|_| sides.inside.contains(inode));

@@ -174,7 +174,12 @@ impl Fixture {
 }
 
 pub(crate) fn config() -> TreeConfig {
-    TreeConfig { collect_delay_ms: 0, dead_grace_ms: 0, excess_wait_ms: 0, ..TreeConfig::default() }
+    TreeConfig {
+        collect_delay_ms: 0,
+        dead_grace_ms: 0,
+        recount_wait_ms: 0,
+        ..TreeConfig::default()
+    }
 }
 
 pub(crate) fn routing() -> watch::Receiver<Arc<RoutingInfo>> {
@@ -317,10 +322,10 @@ async fn check_quotas(txn: &mut Transaction, inodes: &BTreeMap<InodeId, InodeRow
         while let Some((id, quota)) = next.and_then(|id| Some((id, quotas.get(&id)?))) {
             let counted = expected.entry(id).or_default();
             assert!(
-                row.reach >= row.needed_end() + row.excess,
+                row.charged_end >= row.needed_end() + row.excess,
                 "{id} counts for less than it needs"
             );
-            counted.0 += (row.reach - row.excess) as i64;
+            counted.0 += (row.charged_end - row.excess) as i64;
             counted.1 += row.excess as i64;
             counted.2 += 1;
             counted.3 += row.metadata_bytes as i64;

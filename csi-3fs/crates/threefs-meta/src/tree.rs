@@ -286,14 +286,14 @@ impl Tree {
             _ => 0,
         };
         let first_inode = self.fresh_inodes(names, deadline).await?;
-        let (uptime, excess) = (self.uptime(), true);
-        let given = Given { now: now(), uptime, excess, first_inode, full };
+        let (uptime, excess_allowed) = (self.uptime(), true);
+        let given = Given { now: now(), uptime, excess_allowed, first_inode, full };
         let session = SessionId(rand::random());
         let (finished, room) = (client.take_finished(id), AnswerRoom::of(room));
         let ask = Ask { id, who, client: &client, finished, room, given, session, deadline };
         let result = self.apply_after_trims(&ask, change).await;
         if result.is_err() {
-            client.give_back(&ask.finished);
+            client.queue_recount(&ask.finished);
         }
         result
     }
@@ -307,7 +307,9 @@ impl Tree {
         for _ in 0..TRIMS_MAX {
             match self.apply(ask, change, given.clone()).await {
                 Err(OpError::TrimPending(inode)) => self.finish_trim(inode, ask.deadline).await?,
-                Err(error) if given.excess && error.is_over_excess() => given.excess = false,
+                Err(error) if given.excess_allowed && error.is_over_excess() => {
+                    given.excess_allowed = false
+                }
                 result => return result,
             }
         }

@@ -484,7 +484,7 @@ async fn a_store_of_the_schema_before_is_taken_over() {
     let store = Store::memory();
     Fixture::open(store.clone(), config()).await.create("/file").await;
     let mut txn = store.begin().await.unwrap();
-    rows::write(&mut txn, rows::SCHEMA, &rows::SCHEMA_BEFORE).unwrap();
+    rows::write(&mut txn, rows::SCHEMA, &rows::SCHEMA_PREVIOUS).unwrap();
     txn.commit().await.unwrap();
     let fixture = Fixture::open(store.clone(), config()).await;
     fixture.stat("/file").await.unwrap();

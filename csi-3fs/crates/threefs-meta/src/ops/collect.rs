@@ -129,8 +129,8 @@ impl Operation for MarkDead<'_> {
     }
 }
 
-/// Counts removed files again that somebody has open who was not known to when their last names went.
-/// Whatever the limits are: their chunks are there, and stay.
+/// Charges removed files again that a client reported as open only after their last name was removed.
+/// Limits are not checked: the chunks exist.
 pub(crate) struct ChargeHeld<'a>(pub &'a [&'a ListedRemoval]);
 
 impl Operation for ChargeHeld<'_> {
@@ -143,7 +143,7 @@ impl Operation for ChargeHeld<'_> {
             if let Some(mut row) = row.filter(|row| !row.charged && !row.dead) {
                 row.charged = true;
                 row.excess = 0;
-                quota::recount(txn, row.inode.quota, Charge::of(&row)).await?;
+                quota::charge_unbounded(txn, row.inode.quota, Charge::of(&row)).await?;
                 store(txn, &mut row)?;
             }
         }
@@ -203,7 +203,7 @@ impl Operation for FinishRemovals<'_> {
             }
             txn.clear_range(KeyRange::prefix(&rows::attributes(id)));
             txn.clear(&rows::trim(id));
-            txn.clear(&rows::excess(id));
+            txn.clear(&rows::recount(id));
             written_rows::clear(txn, id);
             txn.clear(&removal.key);
         }

@@ -5,9 +5,9 @@ use threefs_kv::{KvError, Operation, Transaction};
 
 use super::{OpError, store};
 use crate::protocol::{Inode, InodeKind, LayoutDefaults, Nanoseconds, ROOT};
-use crate::rows::{self, InodeRow, NEXT_INODE, SCHEMA, SCHEMA_BEFORE, SCHEMA_VERSION};
+use crate::rows::{self, InodeRow, NEXT_INODE, SCHEMA, SCHEMA_PREVIOUS, SCHEMA_VERSION};
 
-/// Makes the root if there is none; refuses a store of another schema, but takes that before.
+/// Makes the root if there is none; upgrades a store of the previous schema and refuses any other.
 pub(crate) struct InitTree(pub Nanoseconds);
 
 impl Operation for InitTree {
@@ -17,7 +17,7 @@ impl Operation for InitTree {
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
         match rows::read::<u64>(txn, SCHEMA).await? {
             Some(SCHEMA_VERSION) => return Ok(()),
-            Some(SCHEMA_BEFORE) => return Ok(rows::write(txn, SCHEMA, &SCHEMA_VERSION)?),
+            Some(SCHEMA_PREVIOUS) => return Ok(rows::write(txn, SCHEMA, &SCHEMA_VERSION)?),
             None => {}
             Some(version) => {
                 let detail = format!(

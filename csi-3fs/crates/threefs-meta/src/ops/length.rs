@@ -11,7 +11,7 @@ use threefs_kv::{KeyRange, Operation, Transaction};
 
 use super::quota::{self, Charge};
 use super::walk::{Last, find};
-use super::{Given, GivingBack, OpError, load, recount, store, written_rows};
+use super::{Given, OpError, RecountContext, load, recount, store, written_rows};
 use crate::identity::{Identity, WRITE};
 use crate::protocol::{
     At, InodeKind, LengthReport, MetaError, MetaReply, Reservation, SESSION_ROW_BYTES, SessionId,
@@ -47,7 +47,7 @@ impl Operation for ReportLengths<'_> {
             }
         }
         for (inode, session) in self.ends {
-            end_session(txn, *inode, *session, &self.given.giving_back()).await?;
+            end_session(txn, *inode, *session, &self.given.recount_context()).await?;
         }
         Ok(MetaReply::Inodes(inodes))
     }
@@ -132,12 +132,12 @@ pub(super) async fn begin_session(
 async fn recharge(txn: &mut Transaction, row: &mut InodeRow) -> Result<(), OpError> {
     let before = if row.charged { Charge::of(row) } else { Charge::default() };
     let needed = row.needed_end();
-    row.reach = match row.inode.quota {
-        Some(_) => row.reach.max(needed),
+    row.charged_end = match row.inode.quota {
+        Some(_) => row.charged_end.max(needed),
         None => needed,
     };
     // What counted for nothing meanwhile has no room among the excess any more.
-    row.excess = if row.charged { row.excess.min(row.reach - needed) } else { 0 };
+    row.excess = if row.charged { row.excess.min(row.charged_end - needed) } else { 0 };
     row.charged = true;
     quota::charge(txn, row.inode.quota, Charge::of(row).since(before)).await
 }
@@ -147,7 +147,7 @@ pub(super) async fn end_session(
     txn: &mut Transaction,
     inode: InodeId,
     session: SessionId,
-    giving: &GivingBack,
+    context: &RecountContext,
 ) -> Result<(), OpError> {
     let key = rows::session(inode, session);
     let stored = txn.get(&key).await?;
@@ -168,7 +168,7 @@ pub(super) async fn end_session(
         if row.charged {
             recharge(txn, &mut row).await?;
         }
-        recount::give_back(txn, &mut row, giving).await?;
+        recount::queue_recount(txn, &mut row, context).await?;
     }
     if counted || gives_back {
         store(txn, &mut row)?;
@@ -268,7 +268,7 @@ impl Operation for BeginTrim<'_> {
             recharge(txn, &mut row).await?;
         }
         if cuts {
-            recount::give_back(txn, &mut row, &self.given.giving_back()).await?;
+            recount::queue_recount(txn, &mut row, &self.given.recount_context()).await?;
         }
         store(txn, &mut row)?;
         Ok(MetaReply::Inode(row.inode))

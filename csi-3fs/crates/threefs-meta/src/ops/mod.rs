@@ -46,7 +46,7 @@ pub(crate) use length::{BeginTrim, FinishTrim, ReadTrim, ReportLengths, Reserve}
 pub(crate) use link::Link;
 pub(crate) use query::{CountRows, List, OpenInode, PathOf, Stat, StatChunks, StatMany};
 pub(crate) use quota::{Quotas, SetQuota, UNLIMITED_BYTES_MAX};
-pub(crate) use recount::{Excess, ListExcess, Recount, WaitAnew};
+pub(crate) use recount::{ListRecounts, Recount, RecountEntry, WaitAnew};
 pub(crate) use registration::{BeginRegistration, FinishRegistration, WriteClaim};
 pub(crate) use remove::{RemoveDirectory, RemoveTree, Unlink};
 pub(crate) use rename::Rename;
@@ -116,32 +116,32 @@ impl From<OpError> for MetaError {
 pub(crate) struct Given {
     /// The time.
     pub now: Nanoseconds,
-    /// The same by a clock that nobody sets.
+    /// The same time on the boot-time clock.
     pub uptime: Uptime,
-    /// Whether what is given back may become excess, if there is room.
-    pub excess: bool,
+    /// Whether bytes that are not needed any more may become excess.
+    pub excess_allowed: bool,
     /// Fresh inodes, from here on, as many as the operation can need.
     pub first_inode: InodeId,
     /// Why there may be no further rows of sessions and of written chunks, if so.
     pub full: Option<MetaError>,
 }
 
-/// What an operation needs by which a file needs less.
+/// What an operation needs that queues files for a recount.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct GivingBack {
+pub(crate) struct RecountContext {
     pub now: Uptime,
-    /// Whether it may become excess, if there is room.
-    pub excess: bool,
+    /// Whether bytes that are not needed any more may become excess.
+    pub excess_allowed: bool,
 }
 
 impl Given {
-    pub(crate) fn giving_back(&self) -> GivingBack {
-        GivingBack { now: self.uptime, excess: self.excess }
+    pub(crate) fn recount_context(&self) -> RecountContext {
+        RecountContext { now: self.uptime, excess_allowed: self.excess_allowed }
     }
 }
 
 impl OpError {
-    /// More became excess at the same moment than there is room for: run again without it.
+    /// Concurrent changes took the room for excess: run again with `excess_allowed` = false.
     pub(crate) fn is_over_excess(&self) -> bool {
         matches!(self, Self::Kv(KvError::OverBound { key, .. })
             if key.starts_with(rows::QUOTA_EXCESS))

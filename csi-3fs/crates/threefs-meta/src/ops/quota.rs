@@ -17,7 +17,7 @@ use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, KvError, Operation, Transaction};
 
 use super::walk::{Last, find, not_a_directory};
-use super::{Given, GivingBack, OpError, load, store};
+use super::{Given, OpError, RecountContext, load, store};
 use crate::identity::Identity;
 use crate::protocol::{
     At, METADATA_BYTES_MIN, METADATA_BYTES_PER_INODE, MetaError, MetaReply, NAME_ROW_BYTES,
@@ -33,7 +33,7 @@ pub(crate) const ADOPT_MAX: usize = 1000;
 /// sparse files have.
 pub(crate) const UNLIMITED_BYTES_MAX: u64 = 1 << 53;
 
-/// Of the limit in bytes of a quota so large a part may count as excess.
+/// At most this part of a quota's limit in bytes may count as excess.
 const EXCESS_PART: i64 = 8;
 
 /// What something counts for.
@@ -49,7 +49,7 @@ impl Charge {
     /// Of one inode.
     pub(crate) fn of(row: &InodeRow) -> Self {
         Self {
-            bytes: count(row.reach.saturating_sub(row.excess)),
+            bytes: count(row.charged_end.saturating_sub(row.excess)),
             excess: count(row.excess),
             inodes: 1,
             metadata: count(row.metadata_bytes),
@@ -159,8 +159,9 @@ pub(crate) async fn charge(
     Ok(())
 }
 
-/// Of so many used bytes, as many become excess as there is room for in the quota and in all above it.
-/// That is known from before: a commit beside others may be refused, and then none do.
+/// Moves up to `bytes` used bytes to excess, as far as this quota and all above it have room, and
+/// returns how many. The room is read from a snapshot: where concurrent changes took it, the commit
+/// fails with `OverBound` and the change is run again without excess.
 pub(crate) async fn make_excess(
     txn: &mut Transaction,
     quota: Option<InodeId>,
@@ -190,8 +191,8 @@ pub(crate) async fn make_excess(
     Ok(room.unsigned_abs())
 }
 
-/// Counts more or less, whatever the limits are: it is known to be there.
-pub(crate) async fn recount(
+/// Adds a charge to a quota and all above it without a look at limits: the bytes are known to exist.
+pub(crate) async fn charge_unbounded(
     txn: &mut Transaction,
     quota: Option<InodeId>,
     Charge { bytes, excess, inodes, metadata }: Charge,
@@ -243,7 +244,7 @@ pub(crate) async fn move_to(
     row: &mut InodeRow,
     new: Option<InodeId>,
     path: &str,
-    giving: &GivingBack,
+    context: &RecountContext,
 ) -> Result<(), OpError> {
     let old = owner(txn, row).await?;
     if old == new {
@@ -287,8 +288,8 @@ pub(crate) async fn move_to(
     }
     charge(txn, old, left.negated()).await?;
     charge(txn, new, moved).await?;
-    let unneeded = row.reach.saturating_sub(row.needed_end());
-    if new.is_some() && unneeded > 0 && giving.excess {
+    let unneeded = row.charged_end.saturating_sub(row.needed_end());
+    if new.is_some() && unneeded > 0 && context.excess_allowed {
         row.excess = make_excess(txn, new, unneeded).await?;
     }
     Ok(())

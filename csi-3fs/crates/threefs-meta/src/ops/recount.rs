@@ -2,7 +2,7 @@
 //!
 //! A capability lets its holder write below an end until it expires, whatever became of the
 //! reservation that the end came from. So a file whose length or reservation becomes less counts for
-//! as much as before, and gets an `EXCS` row. New capabilities end at the lesser one. When all older
+//! as much as before, and gets an `RCNT` row. New capabilities end at the lesser one. When all older
 //! ones have expired, storage says where the chunks of the file end: what was written and never
 //! reported counts on, and the rest is given back. Nothing is cut: it may still be reported.
 
@@ -11,23 +11,24 @@ use threefs_core::layout::Layout;
 use threefs_kv::{KeyRange, Operation, Transaction};
 
 use super::quota::{self, Charge};
-use super::{GivingBack, OpError, store};
+use super::{OpError, RecountContext, store};
 use crate::protocol::InodeKind;
-use crate::rows::{self, ExcessRow, InodeRow, Uptime};
+use crate::rows::{self, InodeRow, RecountRow, Uptime};
 
-/// What a file needs, or has in storage, has become less. The caller stores the inode.
-pub(crate) async fn give_back(
+/// Queues a file for a recount if it counts for more than it needs, and moves as much of the difference
+/// to excess as there is room for. The caller stores the inode.
+pub(crate) async fn queue_recount(
     txn: &mut Transaction,
     row: &mut InodeRow,
-    giving: &GivingBack,
+    context: &RecountContext,
 ) -> Result<(), OpError> {
     let needed = row.needed_end();
-    if row.reach <= needed {
+    if row.charged_end <= needed {
         return Ok(());
     }
-    rows::write(txn, &rows::excess(row.inode.id), &ExcessRow { since: giving.now })?;
-    if giving.excess && row.charged {
-        let unneeded = row.reach - needed - row.excess;
+    rows::write(txn, &rows::recount(row.inode.id), &RecountRow { since: context.now })?;
+    if context.excess_allowed && row.charged {
+        let unneeded = row.charged_end - needed - row.excess;
         row.excess += quota::make_excess(txn, row.inode.quota, unneeded).await?;
     }
     Ok(())
@@ -35,30 +36,30 @@ pub(crate) async fn give_back(
 
 /// A file that counts for more than it needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Excess {
+pub(crate) struct RecountEntry {
     pub inode: InodeId,
     pub since: Uptime,
     pub layout: Layout,
-    /// It needs the bytes below, and counts for those below `reach`.
+    /// It needs the bytes below, and counts for those below `charged_end`.
     pub needed_end: u64,
-    pub reach: u64,
+    pub charged_end: u64,
 }
 
-/// One page of those that have waited for long enough or waited in a former life, and the key to go on
-/// after if there may be more.
-pub(crate) struct ListExcess<'a> {
+/// One page of queued files whose wait is over or that were queued in an earlier run of the service,
+/// and the key to continue after.
+pub(crate) struct ListRecounts<'a> {
     pub after: &'a [u8],
     pub limit: usize,
     pub now: Uptime,
     pub wait_ms: u64,
 }
 
-impl Operation for ListExcess<'_> {
-    type Output = (Vec<Excess>, Option<Vec<u8>>);
+impl Operation for ListRecounts<'_> {
+    type Output = (Vec<RecountEntry>, Option<Vec<u8>>);
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, OpError> {
-        let mut range = KeyRange::prefix(rows::EXCESS);
+        let mut range = KeyRange::prefix(rows::RECOUNTS);
         if !self.after.is_empty() {
             range = range.after(self.after);
         }
@@ -66,7 +67,7 @@ impl Operation for ListExcess<'_> {
         let last = page.last().filter(|_| page.len() == self.limit).map(|(key, _)| key.clone());
         let mut listed = Vec::new();
         for (key, value) in page {
-            let ExcessRow { since } = rows::decode(&key, &value)?;
+            let RecountRow { since } = rows::decode(&key, &value)?;
             // Most wait: nothing else is read of them.
             let waited_ms = self.now.ms.saturating_sub(since.ms);
             if since.life == self.now.life && waited_ms < self.wait_ms {
@@ -80,18 +81,19 @@ impl Operation for ListExcess<'_> {
                 // Storage still has what is being cut.
                 continue;
             }
-            let (needed_end, reach) = (row.needed_end(), row.reach);
+            let (needed_end, charged_end) = (row.needed_end(), row.charged_end);
             if let InodeKind::File { layout, .. } = row.inode.kind {
-                listed.push(Excess { inode, since, layout, needed_end, reach });
+                listed.push(RecountEntry { inode, since, layout, needed_end, charged_end });
             }
         }
         Ok((listed, last))
     }
 }
 
-/// Nobody knows how long ago a moment of a former life was: these files wait from now on.
+/// Restarts the wait of files that were queued in an earlier run of the service: how long ago that was
+/// is unknown.
 pub(crate) struct WaitAnew<'a> {
-    pub files: &'a [Excess],
+    pub files: &'a [RecountEntry],
     pub now: Uptime,
 }
 
@@ -101,10 +103,10 @@ impl Operation for WaitAnew<'_> {
 
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
         for file in self.files {
-            let key = rows::excess(file.inode);
-            let noted: Option<ExcessRow> = rows::read(txn, &key).await?;
+            let key = rows::recount(file.inode);
+            let noted: Option<RecountRow> = rows::read(txn, &key).await?;
             if noted.is_some_and(|noted| noted.since == file.since) {
-                rows::write(txn, &key, &ExcessRow { since: self.now })?;
+                rows::write(txn, &key, &RecountRow { since: self.now })?;
             }
         }
         Ok(())
@@ -114,7 +116,7 @@ impl Operation for WaitAnew<'_> {
 /// Counts a file again. Storage has no byte of it at or beyond `stored_end`, and nobody can have
 /// written there since it was asked, but by what is reserved now.
 pub(crate) struct Recount<'a> {
-    pub file: &'a Excess,
+    pub file: &'a RecountEntry,
     pub stored_end: u64,
 }
 
@@ -123,8 +125,8 @@ impl Operation for Recount<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
-        let key = rows::excess(self.file.inode);
-        let noted: Option<ExcessRow> = rows::read(txn, &key).await?;
+        let key = rows::recount(self.file.inode);
+        let noted: Option<RecountRow> = rows::read(txn, &key).await?;
         // It needs less since it was listed: capabilities that end later may be good.
         if noted.is_none_or(|noted| noted.since != self.file.since) {
             return Ok(());
@@ -133,11 +135,11 @@ impl Operation for Recount<'_> {
         let row = rows::read_inode(txn, self.file.inode).await?.filter(|row| !row.dead);
         let Some(mut row) = row else { return Ok(()) };
         txn.clear(&key);
-        let end = row.needed_end().max(self.stored_end).min(row.reach);
+        let end = row.needed_end().max(self.stored_end).min(row.charged_end);
         let before = Charge::of(&row);
-        (row.reach, row.excess) = (end, 0);
+        (row.charged_end, row.excess) = (end, 0);
         if row.charged {
-            quota::recount(txn, row.inode.quota, Charge::of(&row).since(before)).await?;
+            quota::charge_unbounded(txn, row.inode.quota, Charge::of(&row).since(before)).await?;
         }
         Ok(store(txn, &mut row)?)
     }

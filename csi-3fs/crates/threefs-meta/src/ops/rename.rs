@@ -102,8 +102,8 @@ impl Rename<'_> {
             count_subdirectories(txn, old_parent.id, -1);
             count_subdirectories(txn, new_parent.id, 1);
         }
-        let (path, giving) = (&destination.at.path, self.given.giving_back());
-        quota::move_to(txn, &mut row, new_parent.quota, path, &giving).await?;
+        let (path, context) = (&destination.at.path, self.given.recount_context());
+        quota::move_to(txn, &mut row, new_parent.quota, path, &context).await?;
         rows::write(txn, &rows::dentry(new_parent.id, &destination.slot.name), &entry)?;
         if let InodeKind::Directory { parent, .. } = &mut row.inode.kind {
             *parent = new_parent.id;

@@ -4,7 +4,7 @@ use threefs_core::ids::InodeId;
 use threefs_kv::{KvError, Operation, Transaction};
 
 use super::length::{end_session, grow};
-use super::{Given, GivingBack, OpError, load};
+use super::{Given, OpError, RecountContext, load};
 use crate::protocol::{LengthReport, MetaError, MetaReply, SessionId};
 use crate::rows;
 
@@ -33,7 +33,7 @@ impl Operation for Close<'_> {
                 .into());
             }
         };
-        end_session(txn, self.inode, self.session, &self.given.giving_back()).await?;
+        end_session(txn, self.inode, self.session, &self.given.recount_context()).await?;
         Ok(MetaReply::Inode(row.inode))
     }
 }
@@ -42,7 +42,7 @@ impl Operation for Close<'_> {
 pub(crate) struct EndSession<'a> {
     /// Key of the session's row.
     pub key: &'a [u8],
-    pub giving: GivingBack,
+    pub context: RecountContext,
 }
 
 impl Operation for EndSession<'_> {
@@ -53,6 +53,6 @@ impl Operation for EndSession<'_> {
         let inode = rows::inode_of_key(self.key)?;
         let id = self.key.get(12..28).and_then(|bytes| <[u8; 16]>::try_from(bytes).ok());
         let id = id.ok_or_else(|| KvError::bad_row(self.key, "the key holds no session"))?;
-        end_session(txn, inode, SessionId(u128::from_be_bytes(id)), &self.giving).await
+        end_session(txn, inode, SessionId(u128::from_be_bytes(id)), &self.context).await
     }
 }
