@@ -65,7 +65,11 @@ unsafe fn triad_avx512(b: &[u8], c: &[u8], a: &mut [u8], range: Range<usize>) {
             _mm512_stream_ps(target.add(at).cast(), sum);
         }
     }
-    _mm_sfence();
+    // SAFETY: every processor with x86-64 has it.
+    #[allow(unused_unsafe, reason = "unsafe in Rust 1.89, safe in later versions")]
+    unsafe {
+        _mm_sfence();
+    }
 }
 
 /// # Safety
@@ -84,5 +88,9 @@ unsafe fn triad_avx(b: &[u8], c: &[u8], a: &mut [u8], range: Range<usize>) {
             _mm256_stream_ps(target.add(at).cast(), sum);
         }
     }
-    _mm_sfence();
+    // SAFETY: every processor with x86-64 has it.
+    #[allow(unused_unsafe, reason = "unsafe in Rust 1.89, safe in later versions")]
+    unsafe {
+        _mm_sfence();
+    }
 }
