@@ -58,6 +58,7 @@ IMAGES = (
         "HFReduce and the launcher, copied into training pods",
         packages=("flyer", "hfreduce"),
         dependencies=False,
+        not_started=("flyer-operator", "flyer-sidecar", "flyer-webhook"),
     ),
     Image(
         "node-agent",
