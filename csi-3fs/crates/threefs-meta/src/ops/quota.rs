@@ -136,22 +136,40 @@ pub(crate) async fn charge(
     quota: Option<InodeId>,
     charge: Charge,
 ) -> Result<(), OpError> {
+    add(txn, quota, charge, limit).await
+}
+
+/// As [`charge`], whatever the limits are: what is counted is known to exist.
+pub(crate) async fn charge_unbounded(
+    txn: &mut Transaction,
+    quota: Option<InodeId>,
+    charge: Charge,
+) -> Result<(), OpError> {
+    add(txn, quota, charge, |_| i64::MAX).await
+}
+
+async fn add(
+    txn: &mut Transaction,
+    quota: Option<InodeId>,
+    charge: Charge,
+    bound: fn(Option<u64>) -> i64,
+) -> Result<(), OpError> {
     let mut next = quota;
     while let Some(id) = next {
         // A quota whose directory is gone counts nothing any more.
         let Some(row) = rows::read::<QuotaRow>(txn, &rows::quota(id)).await? else { break };
         if charge.bytes != 0 {
-            txn.bounded_add(&rows::quota_bytes(id), charge.bytes, limit(row.bytes()));
+            txn.bounded_add(&rows::quota_bytes(id), charge.bytes, bound(row.bytes()));
         }
         if charge.excess != 0 {
             // Bounded where it becomes excess, and a file that comes to a quota has none.
             txn.bounded_add(&rows::quota_excess(id), charge.excess, i64::MAX);
         }
         if charge.inodes != 0 {
-            txn.bounded_add(&rows::quota_inodes(id), charge.inodes, limit(row.inodes_max));
+            txn.bounded_add(&rows::quota_inodes(id), charge.inodes, bound(row.inodes_max));
         }
         if charge.metadata != 0 {
-            let max = limit(metadata_max(row.inodes_max));
+            let max = bound(metadata_max(row.inodes_max));
             txn.bounded_add(&rows::quota_metadata(id), charge.metadata, max);
         }
         next = row.above;
@@ -189,24 +207,6 @@ pub(crate) async fn make_excess(
         txn.bounded_add(&rows::quota_excess(id), room, max);
     }
     Ok(room.unsigned_abs())
-}
-
-/// Adds a charge to a quota and all above it without a look at limits: the bytes are known to exist.
-pub(crate) async fn charge_unbounded(
-    txn: &mut Transaction,
-    quota: Option<InodeId>,
-    Charge { bytes, excess, inodes, metadata }: Charge,
-) -> Result<(), OpError> {
-    let mut next = quota;
-    while let Some(id) = next {
-        let Some(row) = rows::read::<QuotaRow>(txn, &rows::quota(id)).await? else { break };
-        txn.bounded_add(&rows::quota_bytes(id), bytes, i64::MAX);
-        txn.bounded_add(&rows::quota_excess(id), excess, i64::MAX);
-        txn.bounded_add(&rows::quota_inodes(id), inodes, i64::MAX);
-        txn.bounded_add(&rows::quota_metadata(id), metadata, i64::MAX);
-        next = row.above;
-    }
-    Ok(())
 }
 
 /// Takes back what was counted for an inode.
