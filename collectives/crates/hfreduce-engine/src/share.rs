@@ -108,7 +108,7 @@ impl Limit {
         let wanted = to.saturating_sub(from);
         let own = taken.get(&user).copied().unwrap_or(0);
         let all = taken.values().sum::<usize>();
-        // Whoever gives back is never refused.
+        // A reduction is never refused.
         for (taken, most) in [(own, self.each), (all, self.all)] {
             if wanted > 0 && taken.saturating_add(wanted) > most {
                 let Self { what, remedy, .. } = *self;

@@ -178,7 +178,7 @@ mod tests {
         let half_s = WRITE_LIFETIME_S / 2 + 1;
         assert_eq!(found(&all, 0, half_s), Some(false), "for reading it is good for long");
         assert_eq!(found(&all, 100, half_s), Some(true));
-        assert_eq!(found(&all, 100, half_s), Some(false), "somebody asks already");
+        assert_eq!(found(&all, 100, half_s), Some(false), "a renewal is under way");
         all.not_renewed(INODE);
         assert_eq!(found(&all, 100, half_s), Some(true));
         assert_eq!(found(&all, 100, WRITE_LIFETIME_S - 4), None, "it would come too late");

@@ -106,7 +106,7 @@ async fn bytes_that_were_not_reported_count_and_stay() {
     end(&tenant, &file).await;
     until_used(&control, 4 * MIB + 5).await;
     assert_eq!(control.stat("/v/file", true).await.unwrap().length(), 0);
-    // Whoever asks for a capability now may write nothing; with a reservation he may.
+    // A new capability allows no write without a reservation.
     let second = client(ticket(volume).into());
     let refused = write(&second, &handle, 0, 1).await.unwrap_err();
     assert!(matches!(refused, ClientError::NotReserved { .. }), "{refused}");

@@ -5,7 +5,7 @@
 //! `dead_grace_ms`, until updates of those who had it open have expired; then storage forgets it, a
 //! page of files in one request to each chain, and then its rows go. A chunk is never taken from a
 //! file whose inode can still be read. A file in a quota goes through a third queue: after the life of
-//! capabilities storage forgets it once more, should somebody have written to it meanwhile.
+//! capabilities storage forgets it once more, in case it was written meanwhile.
 //!
 //! All of it can be done twice and in any order; what fails is tried again in the next round, and
 //! keeps nothing else from being done. No duration depends on the wall clock.
