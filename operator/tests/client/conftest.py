@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from flyer.client.kube import AsyncKubeClient, KubeClient
+from flyer.client.kubernetes import AsyncKubeClient, KubeClient
 from flyer.kube.client import Access, Api
 from flyer.sim import sample_job
 

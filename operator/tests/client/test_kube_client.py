@@ -14,14 +14,14 @@ from flyer.cli import act
 from flyer.cli.output import Output
 from flyer.cli.screens import why_screen
 from flyer.client import FlyerError
-from flyer.client.kube.loglines import PodLog
+from flyer.client.kubernetes.loglines import PodLog
 from flyer.kube.client.errors import ForbiddenError
 from ruamel.yaml import YAML
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flyer.client.kube import KubeClient
+    from flyer.client.kubernetes import KubeClient
 
     from .conftest import Cluster
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from flyer.cli import screens
-from flyer.local.views import AttemptView, CheckpointView, JobView, ProgressView, from_json
+from flyer.views import AttemptView, CheckpointView, JobView, ProgressView, from_json
 
 NOW = 1_000_000.0
 EMPTY: dict[str, Any] = {

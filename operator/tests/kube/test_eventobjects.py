@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from flyer.client.kube.views import event_view
+from flyer.client.kubernetes.views import event_view
 from flyer.kube.services import eventobjects
 from flyer.kube.services.announcements import Announcement, Announcer
 from flyer.kube.services.eventobjects import SERIES_MAX, SERIES_SECONDS, EventObjects

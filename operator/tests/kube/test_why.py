@@ -11,7 +11,7 @@ import pytest
 from flyer import engine
 from flyer.api import Phase
 from flyer.cli.screens import why_screen
-from flyer.client.kube.asynchronous import AsyncKubeClient
+from flyer.client.kubernetes.asynchronous import AsyncKubeClient
 from flyer.kube.client import Access, Api
 from flyer.kube.client.errors import ForbiddenError
 from flyer.kube.client.resources import FLYERJOBS

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 from flyer.client.channel import Channel
+from flyer.errors import FlyerError
 from flyer.local.control import REQUEST_BYTES_MAX, ControlServer, Subscription
-from flyer.local.errors import FlyerError
 
 
 class Echo:

@@ -10,7 +10,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from flyer.local import views
+from flyer import views
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[3]
@@ -102,8 +102,8 @@ def test_the_reference_page_names_every_published_field():
 
 def test_the_reference_page_names_every_event_reason():
     page = (ROOT / "docs" / "reference" / "cli.md").read_text()
-    source = ROOT / "operator" / "src" / "flyer" / "local"
-    text = "".join((source / name).read_text() for name in ("narration.py", "driver.py"))
+    source = ROOT / "operator" / "src" / "flyer"
+    text = "".join((source / name).read_text() for name in ("job_events.py", "local/driver.py"))
     reasons = set(re.findall(r'Told\(\s*"(\w+)"', text)) | {"NodeLost", "NodeReady"}
     assert len(reasons) > 12
     for reason in reasons:

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 from flyer.client.logs import LogLine, LogReader
+from flyer.errors import FlyerError
 from flyer.local import store as store_module
-from flyer.local.errors import FlyerError
 from flyer.local.statedir import StatePaths, driver_alive, find_state
 from flyer.local.store import Store, read_json_lines
 

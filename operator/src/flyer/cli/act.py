@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from flyer.cli.output import Output, colours, print_result, say
-from flyer.local.errors import FlyerError
+from flyer.errors import FlyerError
 
 if TYPE_CHECKING:
     from flyer.cli.target import Target

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from flyer.local.errors import FlyerError
+from flyer.errors import FlyerError
 
 __all__ = ["files", "script"]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flyer.cli.live import LiveScreen
     from flyer.client import Client
     from flyer.client.connection import WatchItem
-    from flyer.local.views import EventView, JobView
+    from flyer.views import EventView, JobView
 
 __all__ = ["Follower"]
 

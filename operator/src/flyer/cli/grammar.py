@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flyer.local.errors import FlyerError
+from flyer.errors import FlyerError
 
 if TYPE_CHECKING:
     import argparse

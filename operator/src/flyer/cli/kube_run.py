@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from flyer.cli.output import Output, print_result, say
 from flyer.cli.run import finish
 from flyer.cli.screens import event_line
-from flyer.local.errors import ExitStatus, FlyerError
+from flyer.errors import ExitStatus, FlyerError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from flyer.cli.target import Target
-    from flyer.client.kube import AsyncKubeClient
-    from flyer.local.views import JobView
+    from flyer.client.kubernetes import AsyncKubeClient
+    from flyer.views import JobView
 
 __all__ = ["run_on_kubernetes"]
 
@@ -35,7 +35,7 @@ def run_on_kubernetes(
         )
     if logs not in ("all", "none") and not logs.isdecimal():
         raise FlyerError.usage(f"--logs is `{logs}`", "give a rank number, all or none")
-    from flyer.client.kube import connect_kube
+    from flyer.client.kubernetes import connect_kube
 
     with connect_kube(
         kubeconfig=target.kubeconfig, context=target.context, namespace=target.namespace

@@ -16,7 +16,7 @@ from flyer.cli.screens import event_line, progress_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from flyer.local.views import EventView, JobView, NodeView
+    from flyer.views import EventView, JobView, NodeView
 
 __all__ = ["LiveScreen"]
 

@@ -8,7 +8,7 @@ from flyer.cli.grammar import find, read
 from flyer.cli.output import Output, print_error
 from flyer.cli.target import as_plugin, hang_up
 from flyer.cli.verbs import HELP, VERBS
-from flyer.local.errors import ExitStatus, FlyerError
+from flyer.errors import ExitStatus, FlyerError
 
 __all__ = ["kubectl", "main"]
 

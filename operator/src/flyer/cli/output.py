@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from flyer.local.errors import FlyerError
+    from flyer.errors import FlyerError
 
 __all__ = [
     "Output", "age", "clock", "colours", "paint", "print_error", "print_result", "say", "table",
@@ -64,7 +64,7 @@ def print_error(error: FlyerError, output: Output = Output.TABLE) -> None:
     if output is Output.JSON:
         import json
 
-        from flyer.local.errors import error_to_json
+        from flyer.errors import error_to_json
 
         print(json.dumps({"error": error_to_json(error)}), file=sys.stderr)
         return
@@ -76,7 +76,7 @@ def print_error(error: FlyerError, output: Output = Output.TABLE) -> None:
 
 def print_result(value: Any, output: Output) -> None:
     """A result in JSON or YAML."""
-    from flyer.local.views import to_json
+    from flyer.views import to_json
 
     document = to_json(value)
     if output is Output.YAML:

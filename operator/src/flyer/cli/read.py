@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from flyer.cli import screens
 from flyer.cli.output import Output, paint, print_result, say
-from flyer.local.errors import ExitStatus, FlyerError
-from flyer.local.views import to_json
+from flyer.errors import ExitStatus, FlyerError
+from flyer.views import to_json
 
 if TYPE_CHECKING:
     from flyer.cli.target import Target
     from flyer.client.logs import LogLine
     from flyer.client.protocol import FlyerClient
-    from flyer.local.views import JobView
+    from flyer.views import JobView
 
 __all__ = ["logs", "nodes", "ps", "queues", "quotas", "show", "top", "why"]
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from flyer.cli.output import Output, print_result, say
 from flyer.cli.screens import failure_lines
 from flyer.client.connection import Client
+from flyer.errors import ExitStatus, FlyerError
 from flyer.local.cluster import LocalCluster, load_cluster
-from flyer.local.errors import ExitStatus, FlyerError
 from flyer.local.statedir import STATES_FOLDER, StatePaths, driver_alive, find_state
 
 if TYPE_CHECKING:
     from flyer.local.driver import Driver
-    from flyer.local.views import JobView
+    from flyer.views import JobView
 
 __all__ = ["RunOptions", "finish", "run_command"]
 

@@ -10,7 +10,7 @@ from flyer.cli.output import age, clock, table
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from flyer.local.views import EventView, JobView, NodeView, QueueView, QuotaView, WhyView
+    from flyer.views import EventView, JobView, NodeView, QueueView, QuotaView, WhyView
 
 __all__ = [
     "JOB_COLUMNS", "JOB_COLUMNS_WIDE", "event_line", "job_row", "job_screen", "jobs_table",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from flyer.cli.grammar import flag, value
-from flyer.local.errors import FlyerError
+from flyer.errors import FlyerError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -92,7 +92,7 @@ class Target(NamedTuple):
 
     def _kube(self) -> FlyerClient:
         try:
-            from flyer.client.kube import connect_kube
+            from flyer.client.kubernetes import connect_kube
         except ModuleNotFoundError as error:
             raise FlyerError.usage(
                 f"this `flyer` cannot talk to Kubernetes: {error.name} is not installed",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flyer.cli.grammar import Verb, argument, flag, toggle, value
 from flyer.cli.output import Output
 from flyer.cli.target import OPTIONS, target_of
-from flyer.local.errors import FlyerError
+from flyer.errors import FlyerError
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -14,8 +14,8 @@ message, a hint and the exit status that `flyer` would end with.
 
 from flyer.client.connection import Client, WatchItem, connect
 from flyer.client.logs import LogLine
-from flyer.local.errors import ExitStatus, FlyerError
-from flyer.local.views import (
+from flyer.errors import ExitStatus, FlyerError
+from flyer.views import (
     AttemptView,
     CheckpointView,
     EventView,

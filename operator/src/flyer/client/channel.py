@@ -13,7 +13,7 @@ import socket
 import time
 from typing import Any, Self
 
-from flyer.local.errors import FlyerError, error_from_json
+from flyer.errors import FlyerError, error_from_json
 
 __all__ = ["PROTOCOL_VERSION", "REQUEST_BYTES_MAX", "Channel"]
 

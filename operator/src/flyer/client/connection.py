@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from flyer.client.channel import Channel
 from flyer.client.logs import LogLine, LogReader
-from flyer.local.errors import FlyerError
+from flyer.errors import FlyerError
 from flyer.local.statedir import StatePaths, driver_alive, find_state
-from flyer.local.views import (
+from flyer.views import (
     EventView,
     JobView,
     NodeView,

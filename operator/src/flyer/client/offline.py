@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flyer.client.connection import Client
-from flyer.local.errors import FlyerError
+from flyer.errors import FlyerError
 from flyer.local.statedir import StatePaths, driver_alive, find_state
-from flyer.local.views import EventView, JobView, from_json
+from flyer.views import EventView, JobView, from_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,9 +32,9 @@ class OfflineClient(Client):
     def __init__(self, paths: StatePaths) -> None:
         """Read the state directory once: nobody changes it while nobody drives it."""
         super().__init__(paths)
-        from flyer.local.history import History
-        from flyer.local.present import job_view
+        from flyer.attempt_history import History
         from flyer.local.store import read_jobs, read_json_lines
+        from flyer.presenter import job_view
 
         self._events = [from_json(EventView, record) for record in read_json_lines(paths.events)]
         history = History(self._events)

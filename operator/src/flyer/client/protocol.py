@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from flyer.client.connection import WatchItem
     from flyer.client.logs import LogLine
-    from flyer.local.views import EventView, JobView, NodeView, QueueView, QuotaView, WhyView
+    from flyer.views import EventView, JobView, NodeView, QueueView, QuotaView, WhyView
 
 __all__ = ["FlyerClient"]
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from flyer.engine import Signal, Start, Stop
     from flyer.local.pods import Pods
     from flyer.local.statedir import StatePaths
-    from flyer.local.views import ProgressView
+    from flyer.views import ProgressView
 
 __all__ = ["Attempt", "Attempts"]
 

@@ -18,7 +18,7 @@ from flyer.api.base import StrictModel
 from flyer.api.flyerquota import FlyerQuotaSpec
 from flyer.api.places import field_of, line_of
 from flyer.engine import Node, Quota
-from flyer.local.errors import FlyerError
+from flyer.errors import FlyerError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from flyer.local.errors import ExitStatus, FlyerError, error_to_json
+from flyer.errors import ExitStatus, FlyerError, error_to_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flyer import engine
 from flyer.api import FlyerJob, Phase
+from flyer.attempt_history import RANK_FAILED, History
 from flyer.engine import (
     Commit,
     Event,
@@ -33,18 +34,18 @@ from flyer.engine import (
     WakeAt,
 )
 from flyer.engine.log import step_line
+from flyer.errors import ExitStatus, FlyerError
+from flyer.job_events import narrate
 from flyer.local.attempts import Attempts
-from flyer.local.errors import ExitStatus, FlyerError
 from flyer.local.eventlog import EventLog
-from flyer.local.history import RANK_FAILED, History
 from flyer.local.leftovers import MARKER, clear_leftovers
-from flyer.local.narration import narrate
+from flyer.local.nodeview import node_view
 from flyer.local.pods import Pods
-from flyer.local.present import job_view, node_view
 from flyer.local.publish import Publisher
 from flyer.local.restart import rebuilt, vanished_pods
 from flyer.local.store import write_atomically
-from flyer.local.views import EventView, FailureView, JobView, NodeView, ProgressView, to_json
+from flyer.presenter import job_view
+from flyer.views import EventView, FailureView, JobView, NodeView, ProgressView, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

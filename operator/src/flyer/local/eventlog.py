@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer.local.store import read_json_lines
-from flyer.local.views import EventView, from_json, to_json
+from flyer.views import EventView, from_json, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

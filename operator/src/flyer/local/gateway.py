@@ -21,7 +21,7 @@ from flyer.engine import (
 )
 from flyer.job.protocol import Welcome
 from flyer.job.server import JobServer
-from flyer.local.views import ProgressView
+from flyer.views import ProgressView
 
 if TYPE_CHECKING:
     from collections.abc import Callable

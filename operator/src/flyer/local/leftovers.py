@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from flyer.local.errors import ExitStatus, FlyerError
+from flyer.errors import ExitStatus, FlyerError
 
 __all__ = ["MARKER", "clear_leftovers", "find_marked"]
 

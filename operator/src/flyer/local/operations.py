@@ -19,10 +19,10 @@ from flyer.engine import (
     StopRequested,
     SuspendRequested,
 )
-from flyer.local.errors import FlyerError
-from flyer.local.present import queue_views, quota_views, why_view
+from flyer.errors import FlyerError
 from flyer.local.submit import read_manifest, submit
-from flyer.local.views import to_json
+from flyer.presenter import queue_views, quota_views, why_view
+from flyer.views import to_json
 
 if TYPE_CHECKING:
     from flyer.local.control import Subscription

@@ -23,7 +23,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from flyer.local.errors import FlyerError
+from flyer.errors import FlyerError
 
 __all__ = ["STATE_ENVIRONMENT", "StatePaths", "driver_alive", "find_state"]
 

@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer.api import FlyerJob
-from flyer.local.errors import ExitStatus, FlyerError
+from flyer.errors import ExitStatus, FlyerError
 from flyer.local.runfolders import remove_dead, sign
 from flyer.local.statedir import StatePaths, owned_privately
 

@@ -21,9 +21,9 @@ from flyer.api import (
     load_manifest,
     quantize,
 )
+from flyer.attempt_history import SUBMITTED
 from flyer.engine import JobSubmitted
-from flyer.local.errors import FlyerError
-from flyer.local.history import SUBMITTED
+from flyer.errors import FlyerError
 from flyer.local.podspecs import FOLDER_ANNOTATION, refusals, with_folder
 
 if TYPE_CHECKING:

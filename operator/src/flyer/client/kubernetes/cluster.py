@@ -22,7 +22,7 @@ from flyer.api import (
     Phase,
     parse_timestamp,
 )
-from flyer.client.kube.views import job_of
+from flyer.client.kubernetes.views import job_of
 from flyer.engine import NodeState, Quota, Zones
 from flyer.engine.removals import judged
 from flyer.kube.client.errors import ApiError, NotFoundError
@@ -36,8 +36,8 @@ from flyer.kube.client.resources import (
     NODES,
 )
 from flyer.kube.services.views import shape_node
-from flyer.local.present import why_of
-from flyer.local.views import WhyReason, WhyView
+from flyer.presenter import why_of
+from flyer.views import WhyReason, WhyView
 
 if TYPE_CHECKING:
     from flyer.engine import EngineState

@@ -19,15 +19,15 @@ from flyer.api import (
     Priority,
     load_manifest,
 )
-from flyer.client.kube.cluster import Objects, explain_job, leaderless, observe
-from flyer.client.kube.errors import words_for
-from flyer.client.kube.logstream import stream_logs
-from flyer.client.kube.views import event_view, job_of, node_views, view_of
-from flyer.client.kube.watching import JobWatch
+from flyer.client.kubernetes.cluster import Objects, explain_job, leaderless, observe
+from flyer.client.kubernetes.errors import words_for
+from flyer.client.kubernetes.logstream import stream_logs
+from flyer.client.kubernetes.views import event_view, job_of, node_views, view_of
+from flyer.client.kubernetes.watching import JobWatch
+from flyer.errors import FlyerError
 from flyer.kube.client.errors import ApiError
 from flyer.kube.client.resources import EVENTS, FLYERJOBS
-from flyer.local.errors import FlyerError
-from flyer.local.present import queue_views, quota_views
+from flyer.presenter import queue_views, quota_views
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from flyer.client.connection import WatchItem
     from flyer.client.logs import LogLine
     from flyer.kube.client import Api
-    from flyer.local.views import EventView, JobView, NodeView, QueueView, QuotaView, WhyView
+    from flyer.views import EventView, JobView, NodeView, QueueView, QuotaView, WhyView
 
 __all__ = ["AsyncKubeClient"]
 

@@ -1,4 +1,4 @@
-"""From FlyerJob objects and what the driver knows to the views that clients get. Pure."""
+"""Presenter: builds the views that clients receive from FlyerJob objects. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from flyer.api import FlyerJob, FlyerJobStatus, Phase, format_timestamp
 from flyer.engine import quota_usage
 from flyer.engine.explanation import waiting_summary
 from flyer.engine.quotas import ANY
-from flyer.local.views import (
+from flyer.views import (
     CheckpointView,
     FailureView,
     JobView,
-    NodeView,
     PlacedNode,
     ProgressView,
     QueueView,
@@ -26,14 +25,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flyer.api import Pending
-    from flyer.engine import Blocker, EngineState, Explanation, NodeState
-    from flyer.local.history import JobHistory
-    from flyer.local.pods import Pod
+    from flyer.attempt_history import JobHistory
+    from flyer.engine import Blocker, EngineState, Explanation
 
 __all__ = [
     "job_exit_status",
     "job_view",
-    "node_view",
     "queue_views",
     "quota_views",
     "why_of",
@@ -133,46 +130,6 @@ def job_exit_status(status: FlyerJobStatus, failure: FailureView | None) -> int:
     if code is not None and (1 <= code <= 99 or 128 < code <= 192):
         return code
     return 100
-
-
-def node_view(
-    state: NodeState,
-    pod: Pod | None,
-    ranks_per_node: int | None,
-    holder: str,
-    holder_phase: str,
-    returns_at: float | None,
-    *,
-    with_pids: bool,
-) -> NodeView:
-    """One node: free, busy, or lost."""
-    node = state.node
-    if state.lost or not node.ready:
-        shown, reason = "Lost", state.lost or node.reason
-    elif pod is not None:
-        shown, reason = "Busy", holder_phase
-    elif holder:
-        shown, reason = "Reserved", holder_phase
-    else:
-        shown, reason = "Ready", ""
-    first = pod.spec.first_rank if pod else None
-    pids = pod.pids() if pod and with_pids else []
-    return NodeView(
-        name=node.name,
-        zone=node.zone,
-        leaf=node.leaf,
-        group=node.node_class,
-        slots=node.slots,
-        state=shown,
-        reason=reason,
-        job=pod.job if pod else holder,
-        attempt=pod.attempt if pod else None,
-        first_rank=first,
-        last_rank=first + (ranks_per_node or 1) - 1 if first is not None else None,
-        supervisor_pid=pod.process.pid if pod else None,
-        pids=pids,
-        returns_at=returns_at,
-    )
 
 
 def queue_views(jobs: Mapping[str, FlyerJob]) -> list[QueueView]:

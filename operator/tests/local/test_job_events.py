@@ -18,11 +18,11 @@ from flyer.api import (
     SuspendCode,
     Suspension,
 )
+from flyer.attempt_history import History
 from flyer.cli import screens
-from flyer.local.history import History
-from flyer.local.narration import narrate
-from flyer.local.present import job_exit_status
-from flyer.local.views import EventView, FailureView, JobView, WhyView, from_json, to_json
+from flyer.job_events import narrate
+from flyer.presenter import job_exit_status
+from flyer.views import EventView, FailureView, JobView, WhyView, from_json, to_json
 
 NODES = (
     AssignedNode(name="a0", zone="A", first_rank=0),

@@ -4,7 +4,7 @@ Nothing of ours stands between: suspend, resume, stop, requeue and priority are 
 FlyerJob; what is asked is answered from the objects that the caller may read.
 """
 
-from flyer.client.kube.asynchronous import AsyncKubeClient
-from flyer.client.kube.connection import KubeClient, connect_kube
+from flyer.client.kubernetes.asynchronous import AsyncKubeClient
+from flyer.client.kubernetes.connection import KubeClient, connect_kube
 
 __all__ = ["AsyncKubeClient", "KubeClient", "connect_kube"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flyer.errors import ExitStatus, FlyerError
 from flyer.kube.client import AccessError
 from flyer.kube.client.errors import (
     AlreadyExistsError,
@@ -10,7 +11,6 @@ from flyer.kube.client.errors import (
     InvalidError,
     NotFoundError,
 )
-from flyer.local.errors import ExitStatus, FlyerError
 
 __all__ = ["words_for"]
 

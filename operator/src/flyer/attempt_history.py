@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from flyer.local.narration import ENDS_ATTEMPT
-from flyer.local.views import AttemptView, EventView, FailureView, PlacedNode, from_json
+from flyer.job_events import ENDS_ATTEMPT
+from flyer.views import AttemptView, EventView, FailureView, PlacedNode, from_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

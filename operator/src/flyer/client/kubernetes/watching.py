@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from flyer.api import FlyerJobStatus
 from flyer.client.connection import WatchItem
-from flyer.client.kube.errors import words_for
-from flyer.client.kube.views import job_of, view_of
+from flyer.client.kubernetes.errors import words_for
+from flyer.client.kubernetes.views import job_of, view_of
+from flyer.job_events import narrate
 from flyer.kube.client.errors import ApiError, ForbiddenError, GoneError, NotFoundError
 from flyer.kube.client.resources import FLYERJOBS
-from flyer.local.narration import narrate
-from flyer.local.views import EventView
+from flyer.views import EventView
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

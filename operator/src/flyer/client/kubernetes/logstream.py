@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flyer.api import FlyerJobStatus, Phase
-from flyer.client.kube.loglines import PodLog
-from flyer.client.kube.views import job_of
+from flyer.client.kubernetes.loglines import PodLog
+from flyer.client.kubernetes.views import job_of
 from flyer.kube.client.errors import ApiError, InvalidError, NotFoundError
 from flyer.kube.client.resources import FLYERJOBS, PODS
 from flyer.kube.pods.names import (

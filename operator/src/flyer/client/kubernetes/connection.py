@@ -6,10 +6,10 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from flyer.client.kube.asynchronous import FINISHED_STATES, AsyncKubeClient
-from flyer.client.kube.errors import words_for
+from flyer.client.kubernetes.asynchronous import FINISHED_STATES, AsyncKubeClient
+from flyer.client.kubernetes.errors import words_for
+from flyer.errors import FlyerError
 from flyer.kube.client import AccessError, Api, find_access
-from flyer.local.errors import FlyerError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from flyer.client.connection import WatchItem
     from flyer.client.logs import LogLine
-    from flyer.local.views import EventView, JobView, NodeView, QueueView, QuotaView, WhyView
+    from flyer.views import EventView, JobView, NodeView, QueueView, QuotaView, WhyView
 
 __all__ = ["KubeClient", "connect_kube"]
 

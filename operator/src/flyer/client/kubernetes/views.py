@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from flyer.api import FlyerJob, FlyerJobStatus, Phase, parse_timestamp
-from flyer.local.history import JobHistory
-from flyer.local.present import job_view
-from flyer.local.views import AttemptView, EventView, FailureView, NodeView, PlacedNode
+from flyer.attempt_history import JobHistory
+from flyer.presenter import job_view
+from flyer.views import AttemptView, EventView, FailureView, NodeView, PlacedNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from flyer.engine import Node
-    from flyer.local.views import JobView
+    from flyer.views import JobView
 
 __all__ = ["event_view", "job_of", "node_views", "view_of"]
 
