@@ -22,16 +22,11 @@ demo: install ## run the main job on this machine, break things under it, compar
 	@$(PYTHON) -m demo
 
 .PHONY: check
-check: install check-static ## format, lint, types, import rules, unit tests: under two minutes
-	cargo test --workspace --exclude hfreduce-kernels --lib --locked --quiet
-	cargo test --package hfreduce-kernels --locked --quiet
-	$(PYTHON) -m pytest -q -n 2 --dist loadgroup -m 'not slow and not soak' $(UNIT_TESTS)
-
-# Tests that start no services: the rest of the tests runs real processes and takes longer.
-UNIT_TESTS := operator/tests/api operator/tests/engine operator/tests/sim deviceplugin/tests/test_allocate.py deviceplugin/tests/test_health.py tests
+check: install check-static test-unit ## format, lint, types, import rules, unit tests: under two minutes
 
 .PHONY: check-static
-check-static:
+check-static: ## format, lint, types, import rules, commit subjects
+	scripts/check-commits
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
@@ -39,12 +34,30 @@ check-static:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
-.PHONY: test
-test: install ## all tests: units, properties, simulators, real processes, the demo
+# The stages of `make test`: tests/stages.py divides the Python tests. Cargo always selects the
+# whole workspace and filters by the tests' names, so that features and builds are the same.
+SIMULATOR_CRATES := collectives/crates/hfreduce-sim csi-3fs/crates/threefs-sim
+CRATES := fabric $(patsubst %/Cargo.toml,%,$(wildcard */crates/*/Cargo.toml))
+rust_tests = $(addprefix --test ,$(sort $(basename $(notdir $(wildcard $(addsuffix /tests/*.rs,$(1))) \
+	$(patsubst %/main.rs,%,$(wildcard $(addsuffix /tests/*/main.rs,$(1))))))))
+
+.PHONY: test test-unit test-simulators test-services test-mounts
+test: install ## all tests: units, properties, simulators, real processes, mounts, the demo
+	@scripts/stages test-unit test-simulators test-services test-mounts
+test-unit: ## pure code
+	cargo test --workspace --lib --bins --locked --quiet
+	$(PYTHON) -m pytest -q -n 2 --dist loadgroup --stage unit
+test-simulators: ## seeded histories of the scheduler, the collectives and the file system
+	cargo test --workspace $(call rust_tests,$(SIMULATOR_CRATES)) --locked --quiet
+	$(PYTHON) -m pytest -q -n 2 --dist loadgroup --stage simulators
+test-services: ## services, ranks and operators as real processes; then those that run alone
 	@scripts/bootstrap prometheus=promtool
-	cargo test --workspace --locked --quiet
-	$(PYTHON) -m pytest -q -n 3 --dist loadgroup -m 'not alone and not soak'
-	$(PYTHON) -m pytest -q -n 2 --dist loadgroup -m 'alone and not soak'
+	cargo test --workspace $(call rust_tests,$(filter-out $(SIMULATOR_CRATES),$(CRATES))) --locked --quiet
+	cargo test --workspace --doc --locked --quiet
+	$(PYTHON) -m pytest -q -n 3 --dist loadgroup --stage services -m 'not alone'
+	$(PYTHON) -m pytest -q -n 2 --dist loadgroup --stage services -m alone
+test-mounts: ## FUSE mounts and the CSI driver
+	$(PYTHON) -m pytest -q -n 3 --dist loadgroup --stage mounts
 
 .PHONY: sanitize
 sanitize: ## the native tests of the collectives under the thread and the address sanitizer: long
@@ -118,12 +131,18 @@ images-check: install ## build every Containerfile without Docker and start what
 	@scripts/bootstrap mmdebstrap=mmdebstrap buildah=buildah
 	$(PYTHON) -m images.check $(IMAGE)
 
-# The parts' own tests of a real API server first: they need no nodes and are over in minutes.
-e2e: images images-check ## the stories on a real Kubernetes; JUnit files in build/e2e
-	FLYER_E2E_ENGINE=processes FLYER_E2E_REQUIRED=1 \
-		$(PYTHON) -m pytest -v --no-header -m real_server --junitxml=build/e2e/servers.xml
-	FLYER_E2E_ENGINE=processes FLYER_E2E_REQUIRED=1 \
-		$(PYTHON) -m pytest -v --no-header e2e/tests --junitxml=build/e2e/junit.xml
+# What of `make e2e` guards every change: the tests of a real API server, and a quarter of an hour of
+# scenarios on real kubelets. Programs and images are built once and kept in ~/.cache/fire-flyer.
+KUBERNETES_SCENARIOS := $(addprefix e2e/tests/,test_first_job.py test_suspend.py test_volumes.py test_device_plugin.py)
+E2E := FLYER_E2E_ENGINE=processes FLYER_E2E_REQUIRED=1 $(PYTHON) -m pytest -v --no-header
+
+.PHONY: test-servers test-kubernetes
+test-servers: cluster-tools ## the tests of all parts that need a real API server, without nodes
+	$(E2E) -m real_server --junitxml=build/e2e/servers.xml
+test-kubernetes: test-servers images ## those, and fifteen minutes of scenarios on real kubelets
+	$(E2E) $(KUBERNETES_SCENARIOS) --junitxml=build/e2e/kubernetes.xml
+e2e: test-servers images images-check ## all scenarios on a real Kubernetes; JUnit files in build/e2e
+	$(E2E) e2e/tests --junitxml=build/e2e/junit.xml
 
 .PHONY: clean
 clean: ## remove all that was built

@@ -3,7 +3,10 @@
 import operator
 import signal
 
-pytest_plugins = ["e2e.fixtures"]  # a real Kubernetes, for any part's tests
+pytest_plugins = [
+    "e2e.fixtures",  # a real Kubernetes, for the tests of any part
+    "tests.stages",  # --stage, of `make test`
+]
 
 # pytest's importlib mode names a test module after its path and creates the missing parents:
 # `operator`, of the standard library, counts as missing as long as it has no `__path__`.
