@@ -101,10 +101,10 @@ bench-storage-load: install ## 3FS with 4, 24 and 96 writers, services that are 
 	$(PYTHON) bench/storage_load.py
 .PHONY: bench-hostile
 bench-hostile: cluster-tools ## one tenant's requests while every port is flooded, and 3,000 large jobs (ROUNDS=2 JOBS=3000)
-	@$(PYTHON) -m e2e.cluster build --quiet kwok kube-scheduler
+	@$(PYTHON) -m testcluster build --quiet kwok kube-scheduler
 	$(PYTHON) -m bench.hostile $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(JOBS),--jobs $(JOBS))
 bench-sched: cluster-tools ## the operator beside kube-scheduler's gangs (ONLY=gang,small ROUNDS=1 MISSING=1)
-	@$(PYTHON) -m e2e.cluster build --quiet kwok kube-scheduler
+	@$(PYTHON) -m testcluster build --quiet kwok kube-scheduler
 	$(PYTHON) -m bench.scheduler $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MISSING),--missing)
 
 # Debian packages and a command of each.
@@ -114,14 +114,14 @@ CLUSTER_PACKAGES := etcd-server=etcd containerd=containerd runc=runc iptables=ip
 .PHONY: cluster-tools cluster-up cluster-down images e2e
 cluster-tools: install ## build what a test cluster needs: minutes once, then kept in ~/.cache
 	@scripts/bootstrap $(CLUSTER_PACKAGES)
-	@$(PYTHON) -m e2e.cluster build --quiet
-	@$(PYTHON) -m e2e.cluster prune --quiet
+	@$(PYTHON) -m testcluster build --quiet
+	@$(PYTHON) -m testcluster prune --quiet
 
 cluster-up: cluster-tools ## a real Kubernetes in build/cluster/default (LIGHT=1: no nodes, KWOK=512: fake ones)
-	$(PYTHON) -m e2e.cluster up $(if $(LIGHT),--light --controllers) $(if $(KWOK),--kwok=$(KWOK))
+	$(PYTHON) -m testcluster up $(if $(LIGHT),--light --controllers) $(if $(KWOK),--kwok=$(KWOK))
 
 cluster-down: ## remove it without a trace
-	$(PYTHON) -m e2e.cluster down
+	$(PYTHON) -m testcluster down
 
 images: cluster-tools ## the container images as archives, without a daemon
 	$(PYTHON) -m images.build

@@ -1,14 +1,14 @@
-"""What holds for every test of the repository."""
+"""pytest configuration of all parts."""
 
 import operator
 import signal
 
 pytest_plugins = [
-    "e2e.fixtures",  # a real Kubernetes, for the tests of any part
+    "testcluster.fixtures",  # a real Kubernetes, for the tests of any part
     "tests.stages",  # --stage, of `make test`
 ]
 
-# pytest's importlib mode names a test module after its path and creates the missing parents:
+# pytest's importlib mode names a test module after its path and creates missing parent modules:
 # `operator`, of the standard library, counts as missing as long as it has no `__path__`.
 operator.__path__ = []  # type: ignore[attr-defined]
 

@@ -1,1 +1,1 @@
-"""End to end: a real Kubernetes on one machine, and the stories that run on it."""
+"""End-to-end scenarios on a real Kubernetes."""

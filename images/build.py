@@ -17,11 +17,11 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from e2e.cluster import binaries
 from images import packages
 from images.base import ImageError, base_layer, python_version
 from images.contents import IMAGES, Image
 from images.oci import Config, Layer, write_archive
+from testcluster import binaries
 
 __all__ = ["archive", "main"]
 

@@ -8,11 +8,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from e2e.cluster import binaries
 from images.base import ImageError
 from images.containerfiles import Store, why_not
 from images.contents import IMAGES
 from images.packages import ROOT
+from testcluster import binaries
 
 __all__ = ["main"]
 

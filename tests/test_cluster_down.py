@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from e2e.cluster import down
-from e2e.cluster.state import State
+from testcluster import down
+from testcluster.state import State
 
 
 def test_an_interrupted_removal_can_be_asked_for_again(tmp_path, monkeypatch):

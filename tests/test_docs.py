@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 
 from charts import helm
 from charts.tests.conftest import BUILD_SECONDS, CHART, KUBERNETES, REGISTRY
-from e2e.cluster.handle import Cluster, wait_for
+from testcluster.handle import Cluster, wait_for
 from tests.doc_blocks import PAGES, ROOT, Block, blocks
 
 HOWS = {

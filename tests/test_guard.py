@@ -6,8 +6,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from e2e.cluster.processes import Process, pids_of_cluster
-from e2e.cluster.state import State
+from testcluster.processes import Process, pids_of_cluster
+from testcluster.state import State
 
 ROOT = Path(__file__).resolve().parents[1]
 GONE_DEADLINE_S = 60.0
@@ -15,9 +15,9 @@ GONE_DEADLINE_S = 60.0
 USER = """
 import os, signal, sys
 from pathlib import Path
-from e2e.cluster.guard import guarded
-from e2e.cluster.processes import Process
-from e2e.cluster.state import State
+from testcluster.guard import guarded
+from testcluster.processes import Process
+from testcluster.state import State
 
 state = State(Path(sys.argv[1]))
 with guarded(state.folder):

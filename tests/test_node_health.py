@@ -18,9 +18,9 @@ from flyer_node.report.client import NodeHealthClient
 from flyer_node.report.document import status_document
 from flyer_node.report.events import REASONS, Announcer, Bucket
 from flyer_node.report.reporter import Reporter
-from flyer_node.testing.stage import inventory_of
-from flyer_node.testing.sysfs import paper_node
 
+from deviceplugin.testing.harness import inventory_of
+from deviceplugin.testing.sysfs import paper_node
 from fakekube import ApiServer
 from fakekube.admission import AGENT, User
 

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from e2e.cluster.processes import wait_gone
+from testcluster.processes import wait_gone
 
 SECONDS = 60.0
 

@@ -8,9 +8,9 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from e2e.cluster import __main__ as command
-from e2e.cluster import binaries
-from e2e.cluster.prune import DAY_SECONDS, prune
+from testcluster import __main__ as command
+from testcluster import binaries
+from testcluster.prune import DAY_SECONDS, prune
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -58,4 +58,4 @@ def test_where_one_was_promised_and_is_not_built_they_fail(tmp_path: Path) -> No
     assert (skipped.returncode, "2 skipped" in skipped.stdout) == (0, True), skipped.stdout
     failed = run_pytest("-q", one, **{**nowhere, "FLYER_E2E_REQUIRED": "1"})
     assert failed.returncode == 1, failed.stdout
-    assert "is not built; run `python -m e2e.cluster build" in failed.stdout
+    assert "is not built; run `python -m testcluster build" in failed.stdout

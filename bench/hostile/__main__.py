@@ -35,9 +35,9 @@ from bench.sched.crew import Crew
 from bench.sched.lab import ROOT, Lab, LabError
 from bench.sched.loads import NAMESPACE, flyer_job
 from bench.storage_load import serving
-from e2e.cluster.handle import Cluster
-from e2e.cluster.processes import STATE_VARIABLE
-from e2e.cluster.state import free_ports
+from testcluster.handle import Cluster
+from testcluster.processes import STATE_VARIABLE
+from testcluster.state import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterator

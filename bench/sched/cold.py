@@ -27,7 +27,7 @@ from bench.sched.figures import Figure
 from bench.sched.lab import LabError
 from bench.sched.loads import NAMESPACE, flyer_job, peer_pod
 from bench.sched.starts import collect, is_binding
-from e2e.cluster import kwok
+from testcluster import kwok
 
 if TYPE_CHECKING:
     from bench.sched.lab import Lab

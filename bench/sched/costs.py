@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from e2e.cluster.control_plane import API_SERVER, CONTROLLER_MANAGER, ETCD
-from e2e.cluster.kwok import KWOK
-from e2e.cluster.processes import Process
+from testcluster.control_plane import API_SERVER, CONTROLLER_MANAGER, ETCD
+from testcluster.kwok import KWOK
+from testcluster.processes import Process
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Self
 
 from bench.sched.lab import ROOT, LabError
-from e2e.cluster.processes import STATE_VARIABLE
+from testcluster.processes import STATE_VARIABLE
 
 if TYPE_CHECKING:
     from bench.sched.lab import Lab

@@ -28,11 +28,11 @@ from bench.sched.audit import POLICY, AuditLog
 from bench.sched.costs import Costs
 from bench.sched.loads import NAMESPACE
 from charts import helm
-from e2e.cluster import binaries, control_plane, kwok
-from e2e.cluster.down import down, remove
-from e2e.cluster.handle import Cluster
-from e2e.cluster.processes import STATE_VARIABLE, Process
-from e2e.cluster.state import State, free_ports, locked
+from testcluster import binaries, control_plane, kwok
+from testcluster.down import down, remove
+from testcluster.handle import Cluster
+from testcluster.processes import STATE_VARIABLE, Process
+from testcluster.state import State, free_ports, locked
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

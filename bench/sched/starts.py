@@ -13,7 +13,7 @@ from bench.sched.audit import OPERATOR, PEER, Write, by_kind
 from bench.sched.figures import Figure
 from bench.sched.lab import PODGROUPS, LabError
 from bench.sched.loads import NAMESPACE, flyer_job, peer_gang, peer_pod
-from e2e.cluster import kwok
+from testcluster import kwok
 
 if TYPE_CHECKING:
     from bench.sched.crew import Crew

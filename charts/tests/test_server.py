@@ -22,9 +22,9 @@ import pytest
 
 from charts import helm
 from charts.tests.conftest import CHART, IMAGES, Rendered
-from e2e.cluster.handle import Cluster, KubectlError, wait_for
-from e2e.cluster.up import Options
-from e2e.fixtures import _started
+from testcluster.fixtures import started_cluster
+from testcluster.handle import Cluster, KubectlError, wait_for
+from testcluster.up import Options
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +74,7 @@ class Installation:
 @pytest.fixture(scope="module")
 def control_plane() -> Iterator[Cluster]:
     """One of our own: Helm owns what it installs, and others install the same definitions."""
-    yield from _started(Options(light=True, controllers=True))
+    yield from started_cluster(Options(light=True, controllers=True))
 
 
 @pytest.fixture

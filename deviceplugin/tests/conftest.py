@@ -14,9 +14,10 @@ from flyer_node.agent import Agent
 from flyer_node.hardware.client import Deadlines
 from flyer_node.plugin.resources import GPU, RESOURCES
 from flyer_node.settings import settings_from
-from flyer_node.testing.kubelet import FakeKubelet
-from flyer_node.testing.nvml import StubDriver, build_stub
-from flyer_node.testing.sysfs import FakeNode, paper_node, write_sysfs
+
+from deviceplugin.testing.kubelet import FakeKubelet
+from deviceplugin.testing.nvml import StubDriver, build_stub
+from deviceplugin.testing.sysfs import FakeNode, paper_node, write_sysfs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

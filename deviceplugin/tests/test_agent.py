@@ -18,7 +18,8 @@ from flyer_node.health.ledger import Subject
 from flyer_node.health.machine import State
 from flyer_node.inventory import FindingKind
 from flyer_node.plugin.resources import GPU
-from flyer_node.testing.sysfs import set_port
+
+from deviceplugin.testing.sysfs import set_port
 
 if TYPE_CHECKING:
     from conftest import Node

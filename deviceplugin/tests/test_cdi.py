@@ -10,8 +10,9 @@ import pytest
 from flyer_node.cdi import CdiFolder, nvidia_specifications
 from flyer_node.plugin.cdi import FILES, documents, nvidia_devices
 from flyer_node.plugin.resources import GPU, NodeView, resources_of
-from flyer_node.testing.stage import inventory_of
-from flyer_node.testing.sysfs import paper_node
+
+from deviceplugin.testing.harness import inventory_of
+from deviceplugin.testing.sysfs import paper_node
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,8 @@ from xml.etree import ElementTree as ET
 import pytest
 from flyer_node.errors import SettingError
 from flyer_node.settings import settings_from
-from flyer_node.testing.sysfs import set_port
+
+from deviceplugin.testing.sysfs import set_port
 
 if TYPE_CHECKING:
     from conftest import Node

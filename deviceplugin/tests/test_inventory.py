@@ -18,9 +18,10 @@ from flyer_node.inventory.nccl import nccl_topology
 from flyer_node.inventory.pci import normal_address, parse_cpus
 from flyer_node.inventory.tree import SysfsTree
 from flyer_node.serial import from_json, to_json
-from flyer_node.testing.sysfs import FakeHca, FakeNode, paper_node, write_sysfs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from deviceplugin.testing.sysfs import FakeHca, FakeNode, paper_node, write_sysfs
 
 
 def driver_facts(node: FakeNode) -> DriverFacts:

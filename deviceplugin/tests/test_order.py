@@ -16,9 +16,10 @@ from flyer_node.plugin.offers import Offers
 from flyer_node.plugin.resources import GPU, RESOURCES, NodeView
 from flyer_node.plugin.server import METHODS, ResourceServer
 from flyer_node.proto import deviceplugin_pb2 as pb
-from flyer_node.testing.kubelet import call
-from flyer_node.testing.stage import Stage, inventory_of, staged
-from flyer_node.testing.sysfs import paper_node
+
+from deviceplugin.testing.harness import Stage, inventory_of, staged
+from deviceplugin.testing.kubelet import call
+from deviceplugin.testing.sysfs import paper_node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

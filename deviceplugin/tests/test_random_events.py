@@ -15,7 +15,8 @@ import grpc
 import pytest
 from flyer_node.plugin import registrar
 from flyer_node.plugin.resources import GPU
-from flyer_node.testing.stage import Stage, staged
+
+from deviceplugin.testing.harness import Stage, staged
 
 STEPS = 50
 REFUSALS = (

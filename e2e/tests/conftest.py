@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e import chart
-from e2e.cluster.handle import wait_for
-from e2e.figures import figure, table
-from e2e.fixtures import unavailable
-from e2e.gateway import Control, controlled
-from e2e.hardware import FakeHardware, fake_hardware
-from e2e.operators import Stage, staged
+from e2e.lib import chart
+from e2e.lib.gateway import Control, controlled
+from e2e.lib.hardware import FakeHardware, fake_hardware
+from e2e.lib.operators import Stage, staged
+from testcluster.fixtures import unavailable
+from testcluster.handle import wait_for
+from testcluster.measurements import record, table
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from e2e.cluster.handle import Cluster
+    from testcluster.handle import Cluster
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -44,7 +44,7 @@ def release(cluster: Cluster, machines: dict[str, FakeHardware]) -> chart.Releas
     contents = cluster.load_images(*chart.IMAGES, "train")
     # All images have one tag: by a label, pods of a cluster that was there already are replaced.
     release = chart.Release(cluster, {"commonLabels": {"images": contents}})
-    figure("chart", "install_seconds", release.install(), most=60)
+    record("chart", "install_seconds", release.install(), most=60)
     return release
 
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from e2e import chart
-from e2e.cluster.handle import wait_for
-from e2e.figures import figure
-from e2e.pods import TRAIN_IMAGE
-from e2e.volumes import ENDS, WRITES, claim, pod_with, sh
+from e2e.lib import chart
+from e2e.lib.pods import TRAIN_IMAGE
+from e2e.lib.volumes import ENDS, WRITES, claim, pod_with, sh
 from images.build import archive
 from images.contents import IMAGES
+from testcluster.handle import wait_for
+from testcluster.measurements import record
 
 if TYPE_CHECKING:
-    from e2e.cluster.handle import Cluster
+    from testcluster.handle import Cluster
 
 pytestmark = [
     pytest.mark.slow,
@@ -65,7 +65,7 @@ def test_the_controllers_image_is_small() -> None:
     """As an archive, which is what a registry keeps and a node pulls."""
     (controller,) = [image for image in IMAGES if image.name == "controller"]
     size_bytes = archive(controller).stat().st_size
-    figure("images", "controller_megabytes", size_bytes / 1e6, most=150)
+    record("images", "controller_megabytes", size_bytes / 1e6, most=150)
 
 
 def test_nobody_lacks_a_right(release: chart.Release) -> None:
@@ -160,7 +160,7 @@ def test_an_upgrade_under_a_running_job_is_not_noticed(
 
     # Every pod of ours is replaced: the label is in every template.
     release.values = {"commonLabels": {"upgraded": namespace}}
-    figure("chart", "upgrade_seconds", release.install())
+    record("chart", "upgrade_seconds", release.install())
 
     after = pods(cluster, "app.kubernetes.io/component=operator")
     assert not operators & {one["metadata"]["uid"] for one in after}
@@ -199,5 +199,5 @@ def test_uninstalled_it_leaves_definitions_the_key_and_the_jobs(release: chart.R
     assert "flyerjobs.fireflyer.dev" in cluster.kubectl("get", "crds", "--output=name")
 
     # And it comes back to what it left.
-    figure("chart", "install_again_seconds", release.install())
+    record("chart", "install_again_seconds", release.install())
     test_every_component_is_ready(release)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ruamel.yaml import YAML
 
-from e2e import counting
-from e2e.cli import Flyer, status_of
-from e2e.cluster.handle import wait_for
-from e2e.jobs import END_SECONDS, job, wait_phase, wait_step
+from e2e.lib.cli import Flyer, status_of
+from e2e.lib.jobs import END_SECONDS, job, wait_phase, wait_step
+from e2e.workloads import counting
+from testcluster.handle import wait_for
 
 if TYPE_CHECKING:
-    from e2e import chart
+    from e2e.lib import chart
 
 # The first test of a session starts the cluster, loads images and installs the chart.
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e.cluster.control_plane import API_SERVER, wait_ready
-from e2e.cluster.down import down
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.handle import Cluster, KubectlError, wait_for
-from e2e.cluster.processes import pids_of_cluster
-from e2e.cluster.state import State
-from e2e.cluster.up import Options, up
+from testcluster.control_plane import API_SERVER, wait_ready
+from testcluster.down import down
+from testcluster.errors import ClusterError
+from testcluster.handle import Cluster, KubectlError, wait_for
+from testcluster.processes import pids_of_cluster
+from testcluster.state import State
+from testcluster.up import Options, up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

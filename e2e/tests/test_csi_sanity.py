@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from threefs.csi.testing import sanity
 
-from e2e.cluster import binaries
-from e2e.csi import Deployed, has_daemon
+from e2e.lib.csi import Deployed, has_daemon
+from testcluster import binaries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,12 +13,12 @@ import grpc
 import pytest
 from threefs.csi.proto import csi_pb2 as csi
 
-from e2e.csi import CALL_SECONDS, Deployed, has_daemon
+from e2e.lib.csi import CALL_SECONDS, Deployed, has_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from e2e.csi import NodeProcesses
+    from e2e.lib.csi import NodeProcesses
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="FUSE mounts need root"),

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from e2e.chart import NAMESPACE
-from e2e.cluster import handle
-from e2e.cluster.handle import Cluster, KubectlError
-from e2e.figures import figure
-from e2e.pods import sleeper
+from e2e.lib.chart import NAMESPACE
+from e2e.lib.pods import sleeper
+from testcluster import handle
+from testcluster.handle import Cluster, KubectlError
+from testcluster.measurements import record
 
 if TYPE_CHECKING:
-    from e2e import chart
-    from e2e.hardware import FakeHardware
+    from e2e.lib import chart
+    from e2e.lib.hardware import FakeHardware
 
 NODE = "node-a1"
 GPU = "fireflyer.dev/gpu"
@@ -141,8 +141,8 @@ def test_a_gpu_with_xid_79_leaves_is_reset_and_returns(
     assert "Xid79" in codes, "the cause is kept"
     pod = cluster.get("pod", agent, NAMESPACE)
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
-    figure("device_plugin", "xid_to_node_health_seconds", told)
-    figure("device_plugin", "xid_to_allocatable_seconds", left, most=2)
+    record("device_plugin", "xid_to_node_health_seconds", told)
+    record("device_plugin", "xid_to_allocatable_seconds", left, most=2)
 
 
 MEMORY = """
@@ -168,7 +168,7 @@ def test_the_agent_is_small(cluster: Cluster, hardware: FakeHardware, agent: str
         *(f"--namespace={NAMESPACE}", "exec", agent, "--", "python3", "-c"), MEMORY
     )
     mebibytes = int(text) / 1024
-    figure("device_plugin", "agent_and_worker_mebibytes", mebibytes, most=80)
+    record("device_plugin", "agent_and_worker_mebibytes", mebibytes, most=80)
     assert 10 < mebibytes < 80
 
 
@@ -227,7 +227,7 @@ def test_kubelet_restarts_are_survived_and_containers_keep_their_gpus(
     mine = set(environment(cluster, "later", namespace)["FLYER_GPUS"].split(","))
     assert not mine & set(before.split(",")), "nothing is given out twice"
     cluster.kubectl(f"--namespace={namespace}", "delete", "pod", "keeper", "later", "--wait=true")
-    figure("device_plugin", "registered_seconds_median", statistics.median(took))
-    figure("device_plugin", "registered_seconds_max", max(took), most=2)
+    record("device_plugin", "registered_seconds_median", statistics.median(took))
+    record("device_plugin", "registered_seconds_max", max(took), most=2)
     # The goal is 2 s; a loaded machine gets more before the test calls it broken.
     assert max(took) < 30

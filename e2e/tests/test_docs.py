@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e import counting
-from e2e.cluster import binaries
-from e2e.jobs import job, pods_of, wait_phase
-from e2e.pods import TRAIN_IMAGE
+from e2e.lib.jobs import job, pods_of, wait_phase
+from e2e.lib.pods import TRAIN_IMAGE
+from e2e.workloads import counting
+from testcluster import binaries
 from tests.doc_blocks import ROOT, Block, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from e2e import chart
-    from e2e.cluster.handle import Cluster
+    from e2e.lib import chart
+    from testcluster.handle import Cluster
 
 # The first test of a session starts the cluster, loads images and installs the chart.
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from e2e import counting
-from e2e.chart import NAMESPACE
-from e2e.cluster.control_plane import API_SERVER, wait_ready
-from e2e.cluster.handle import wait_for
-from e2e.figures import figure
-from e2e.jobs import END_SECONDS, job, pods_of, status, step, wait_phase, wait_step
+from e2e.lib.chart import NAMESPACE
+from e2e.lib.jobs import END_SECONDS, job, pods_of, status, step, wait_phase, wait_step
+from e2e.workloads import counting
+from testcluster.control_plane import API_SERVER, wait_ready
+from testcluster.handle import wait_for
+from testcluster.measurements import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from e2e.cluster.handle import Cluster
-    from e2e.hardware import FakeHardware
+    from e2e.lib.hardware import FakeHardware
+    from testcluster.handle import Cluster
 
 # The first test of a session starts the cluster, loads images and installs the chart.
 pytestmark = [
@@ -225,7 +225,7 @@ def test_a_machine_that_loses_power_costs_its_gang_the_time_to_notice(
     machine.power_off()
     try:
         found = wait_phase(cluster, "moves", namespace, "Running", attempt=2)
-        figure("faults", "power_cut_to_running_seconds", time.monotonic() - began, most=10)
+        record("faults", "power_cut_to_running_seconds", time.monotonic() - began, most=10)
         assert victim not in [one["name"] for one in found["assignment"]["nodes"]]
         seen = step(cluster, "moves", namespace)
         wait_step(cluster, "moves", namespace, seen + 10)

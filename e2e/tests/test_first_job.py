@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e.jobs import job, pods_of, wait_phase
+from e2e.lib.jobs import job, pods_of, wait_phase
 
 if TYPE_CHECKING:
-    from e2e import chart
-    from e2e.cluster.handle import Cluster
+    from e2e.lib import chart
+    from testcluster.handle import Cluster
 
 # The first test of a session starts the cluster, loads images and installs the chart.
 pytestmark = pytest.mark.timeout(900)

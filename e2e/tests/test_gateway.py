@@ -24,10 +24,10 @@ from flyer.engine import (
 from flyer.kube.client.resources import PODS
 from flyer.kube.gateway import outcome_of
 
-from e2e.gateway import NODES, SECONDS, STEPS, TOKEN
+from e2e.lib.gateway import NODES, SECONDS, STEPS, TOKEN
 
 if TYPE_CHECKING:
-    from e2e.gateway import Control
+    from e2e.lib.gateway import Control
 
 # Images are built and loaded first, which takes minutes on a busy machine.
 pytestmark = pytest.mark.timeout(600)

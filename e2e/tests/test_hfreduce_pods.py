@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e.jobs import job, logs, wait_phase
-from e2e.pods import mount_torch
+from e2e.lib.jobs import job, logs, wait_phase
+from e2e.lib.pods import mount_torch
 
 if TYPE_CHECKING:
-    from e2e import chart
-    from e2e.cluster.handle import Cluster
+    from e2e.lib import chart
+    from testcluster.handle import Cluster
 
 # Eight ranks import torch on a machine that does other things too.
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]

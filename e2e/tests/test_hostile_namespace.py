@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from e2e import volumes
-from e2e.attacks import (
+from e2e.lib import volumes
+from e2e.lib.attacks import (
     DEDICATED,
     JOB_LABELS,
     READ,
@@ -38,18 +38,18 @@ from e2e.attacks import (
     ports_of_the_release,
     with_claim,
 )
-from e2e.chart import NAMESPACE
-from e2e.cluster.handle import KubectlError, wait_for
-from e2e.jobs import END_SECONDS, job, wait_phase
-from e2e.pods import mount_torch, sleeper
-from e2e.tests import hostile
-from e2e.users import tenant
-from e2e.victim import NAME, Victim
+from e2e.lib.chart import NAMESPACE
+from e2e.lib.jobs import END_SECONDS, job, wait_phase
+from e2e.lib.pods import mount_torch, sleeper
+from e2e.lib.users import tenant
+from e2e.lib.victim import NAME, Victim
+from e2e.workloads import hostile
+from testcluster.handle import KubectlError, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from e2e import chart
+    from e2e.lib import chart
 
 # The first test of a session starts the cluster, loads images and installs the chart.
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]

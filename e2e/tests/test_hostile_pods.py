@@ -19,10 +19,10 @@ from flyer.engine import (
 )
 from flyer.kube.client.resources import PODS
 
-from e2e.gateway import SECONDS, STEPS
+from e2e.lib.gateway import SECONDS, STEPS
 
 if TYPE_CHECKING:
-    from e2e.gateway import Control
+    from e2e.lib.gateway import Control
 
 # Images are built and loaded first, which takes minutes on a busy machine.
 pytestmark = pytest.mark.timeout(600)

@@ -21,15 +21,15 @@ from flyer.kube.pods import PodSettings
 
 from charts import helm
 from charts.generate import CHART
-from e2e.chart import NAMESPACE
-from e2e.cluster.handle import wait_for
-from e2e.pods import TRAIN_IMAGE
+from e2e.lib.chart import NAMESPACE
+from e2e.lib.pods import TRAIN_IMAGE
+from testcluster.handle import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from e2e import chart
-    from e2e.cluster.handle import Cluster
+    from e2e.lib import chart
+    from testcluster.handle import Cluster
 
 LABEL = {"fireflyer.dev/inject": "true"}
 TOOLS = "flyer-tools"

@@ -13,7 +13,7 @@ import pytest
 from flyer.kube.client.resources import LEASES
 
 if TYPE_CHECKING:
-    from e2e.operators import Stage
+    from e2e.lib.operators import Stage
 
 # Some forty lives, each with a leader's death in it.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -20,16 +20,16 @@ from flyer.kube.client import Api, find_access
 from flyer.kube.client.errors import NotFoundError
 from flyer.kube.client.resources import FLYERJOBS, FLYERTOPOLOGIES, PODS
 
-from e2e.cluster.handle import wait_for
-from e2e.figures import figure
-from e2e.jobs import job
-from e2e.killing import Killed, behind_proxy
-from e2e.tests import lockstep
+from e2e.lib.jobs import job
+from e2e.lib.killing import Killed, behind_proxy
+from e2e.workloads import lockstep
+from testcluster.handle import wait_for
+from testcluster.measurements import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from e2e import chart
+    from e2e.lib import chart
     from fakekube.reaper import Key
 
 # Some fifty deaths, a Lease each; and the first test of a session installs the chart.
@@ -148,8 +148,8 @@ async def test_killed_with_every_write(
         deaths = len(killed.reaper.deaths)
         await asyncio.to_thread(wait_for, "replicas", lambda: all_back(release, deaths), 120.0)
     print(f"{deaths} deaths in {seconds:.0f} s: {dict(killed.kinds)}\n{life.story()}")
-    figure("killed_replicas", "deaths", deaths)
-    figure("killed_replicas", "life_seconds", seconds, most=300)
+    record("killed_replicas", "deaths", deaths)
+    record("killed_replicas", "life_seconds", seconds, most=300)
 
     assert killed.failure is None
     assert set(killed.kinds) >= KINDS

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import network
-from e2e.cluster.down import down
-from e2e.cluster.processes import pids_of_cluster
-from e2e.cluster.state import State
+from testcluster import network
+from testcluster.down import down
+from testcluster.processes import pids_of_cluster
+from testcluster.state import State
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ def test_down_after_up_was_killed(tmp_path: Path, moment_s: float) -> None:
         pytest.skip("needs root")
     folder = tmp_path / "cluster"
     before = _machine()
-    command = [sys.executable, "-m", "e2e.cluster", "up", f"--state={folder}"]
+    command = [sys.executable, "-m", "testcluster", "up", f"--state={folder}"]
     up = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
     try:
         time.sleep(moment_s + random.uniform(0, 0.5))  # any moment is as good as another

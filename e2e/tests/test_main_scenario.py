@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from e2e.chart import NAMESPACE
-from e2e.cluster.handle import wait_for
-from e2e.figures import figure
-from e2e.jobs import END_SECONDS, job, logs, pods_of, status, wait_phase, wait_step
-from e2e.pods import mount_torch
-from e2e.tests import training
-from e2e.volumes import claim, pod_with, sh
+from e2e.lib.chart import NAMESPACE
+from e2e.lib.jobs import END_SECONDS, job, logs, pods_of, status, wait_phase, wait_step
+from e2e.lib.pods import mount_torch
+from e2e.lib.volumes import claim, pod_with, sh
+from e2e.workloads import training
+from testcluster.handle import wait_for
+from testcluster.measurements import record
 
 if TYPE_CHECKING:
-    from e2e import chart
-    from e2e.cluster.handle import Cluster
+    from e2e.lib import chart
+    from testcluster.handle import Cluster
 
 # Four ranks import torch four times, on a machine that does other things too.
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
@@ -89,7 +89,7 @@ def test_a_run_over_two_zones_survives_everything(release: chart.Release, namesp
     patient_job = gang("patient", "normal", collectives={"daemon": True})
     cluster.apply(patient_job, namespace=namespace)
     wait_step(cluster, "patient", namespace, 5)
-    figure("main_scenario", "apply_to_steps_seconds", time.monotonic() - began)
+    record("main_scenario", "apply_to_steps_seconds", time.monotonic() - began)
     running = status(cluster, "patient", namespace)
     assert running["zones"] == "A+B"
     assert len(running["assignment"]["bridge"]) == 2
@@ -142,7 +142,7 @@ def gives_way(volume: Volume) -> None:
     first = status(cluster, "patient", namespace)["chain"]["attempt"]
     cluster.apply(gang("urgent", "high"), namespace=namespace)
     wait_phase(cluster, "urgent", namespace, "Running", "Succeeded")
-    figure("main_scenario", "urgent_apply_to_running_seconds", time.monotonic() - began)
+    record("main_scenario", "urgent_apply_to_running_seconds", time.monotonic() - began)
     wait_for("the eviction", lambda: evicted_in(cluster, namespace, first), END_SECONDS)
     evicted = status(cluster, "patient", namespace)
     saved = int(evicted["checkpoint"]["step"])
@@ -171,7 +171,7 @@ def daemon_dies(volume: Volume) -> None:
     assert "hfreduced" in eviction["message"], eviction
     assert node in eviction["message"], eviction
     found = wait_phase(cluster, "patient", namespace, "Running", attempt=attempt + 1)
-    figure("main_scenario", "hfreduced_killed_to_running_seconds", time.monotonic() - began)
+    record("main_scenario", "hfreduced_killed_to_running_seconds", time.monotonic() - began)
     wait_step(cluster, "patient", namespace, 65)
     resumed = logs(cluster, "patient", namespace, attempt=attempt + 1)
     assert f"attempt {attempt + 1} from step {found['checkpoint']['step']}" in resumed
@@ -249,7 +249,7 @@ def operator_dies(volume: Volume) -> None:
         lambda: status(cluster, "patient", namespace)["epoch"] > epoch or leader() not in ("", old),
         END_SECONDS,
     )
-    figure("main_scenario", "leader_killed_to_next_seconds", time.monotonic() - began)
+    record("main_scenario", "leader_killed_to_next_seconds", time.monotonic() - began)
     volume.hold("patient", 105)
     wait_step(cluster, "patient", namespace, 105)
     assert status(cluster, "patient", namespace)["epoch"] > epoch

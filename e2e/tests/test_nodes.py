@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.cluster.handle import Cluster, wait_for
-from e2e.pods import sleeper, train_pod
+from e2e.lib.pods import sleeper, train_pod
+from testcluster.handle import Cluster, wait_for
 
 FETCH = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=10).read().decode())"
 

@@ -17,13 +17,13 @@ import pytest
 from flyer.kube.client import Api, find_access
 from flyer.kube.client.resources import FLYERJOBS
 
-from e2e.figures import figure
-from e2e.jobs import END_SECONDS, job, logs
+from e2e.lib.jobs import END_SECONDS, job, logs
+from testcluster.measurements import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from e2e import chart
+    from e2e.lib import chart
 
 # The first test of a session starts the cluster, loads images and installs the chart.
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
@@ -86,9 +86,9 @@ async def test_a_rank_knows_of_a_suspension_at_once(release: chart.Release, name
                 assert knew, said
                 seconds.append(float(knew[1]) - asked[name])
                 await suspend(name, False)
-    figure("suspend", "samples", len(seconds))
-    figure("suspend", "asked_to_known_seconds_median", statistics.median(seconds))
-    figure("suspend", "asked_to_known_seconds_max", max(seconds))
+    record("suspend", "samples", len(seconds))
+    record("suspend", "asked_to_known_seconds_median", statistics.median(seconds))
+    record("suspend", "asked_to_known_seconds_max", max(seconds))
     if len(seconds) >= 100:
         worst = statistics.quantiles(seconds, n=100, method="inclusive")[98]
-        figure("suspend", "asked_to_known_seconds_p99", worst, most=0.2)
+        record("suspend", "asked_to_known_seconds_p99", worst, most=0.2)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e.chart import NAMESPACE
-from e2e.cluster.handle import KubectlError, wait_for
-from e2e.volumes import ENDS, WRITES, claim, pod_with, sh
+from e2e.lib.chart import NAMESPACE
+from e2e.lib.volumes import ENDS, WRITES, claim, pod_with, sh
+from testcluster.handle import KubectlError, wait_for
 
 if TYPE_CHECKING:
-    from e2e import chart
+    from e2e.lib import chart
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
 

@@ -14,7 +14,7 @@ from flyer.kube.client.resources import LEASES
 from fakekube.faults import Fault, WatchFaults
 
 if TYPE_CHECKING:
-    from e2e.operators import Stage
+    from e2e.lib.operators import Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from threefs.csi.volume_id import directory_name
 
-from e2e import volumes
-from e2e.cluster.handle import wait_for
-from e2e.volumes import DRIVER, claim, directories, inline_pod, pod_with, wait_event
+from e2e.lib import volumes
+from e2e.lib.volumes import DRIVER, claim, directories, inline_pod, pod_with, wait_event
+from testcluster.handle import wait_for
 
 if TYPE_CHECKING:
-    from e2e import chart
-    from e2e.cluster.handle import Cluster
+    from e2e.lib import chart
+    from testcluster.handle import Cluster
 
 # The first test of a session starts the cluster, loads images and installs the chart.
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]

@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 
-from e2e import chart, volumes
-from e2e.cluster.handle import wait_for
-from e2e.figures import figure
-from e2e.volumes import claim, directories, pod_with, wait_event
+from e2e.lib import chart, volumes
+from e2e.lib.volumes import claim, directories, pod_with, wait_event
+from testcluster.handle import wait_for
+from testcluster.measurements import record
 
 # Images are built the first time.
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
@@ -40,7 +40,7 @@ def test_a_claim_is_shared_by_nodes_grows_and_leaves_nothing(
     )
     cluster.wait_ready("writer", namespace=namespace, deadline_s=SECONDS)
     sh("writer", "echo first > /volume/byte")
-    figure("volumes", "claim_to_first_byte_seconds", time.monotonic() - began, most=3)
+    record("volumes", "claim_to_first_byte_seconds", time.monotonic() - began, most=3)
     cluster.wait_ready("reader", namespace=namespace, deadline_s=SECONDS)
     assert sh("reader", "cat /volume/byte") == "first\n"
     sh("reader", "echo second >> /volume/byte && mkdir /volume/sub && mv /volume/byte /volume/sub/")

@@ -108,12 +108,12 @@ def test_the_same_content_makes_the_same_archive_layer(tmp_path: Path) -> None:
 
 
 def test_kind_has_the_same_nodes() -> None:
-    """What e2e/cluster/kind.yaml says and what `nodes.py` says are one cluster."""
+    """What testcluster/kind.yaml says and what `nodes.py` says are one cluster."""
     import yaml
 
-    from e2e.cluster.nodes import NODES
+    from testcluster.nodes import NODES
 
-    config = yaml.safe_load((FOLDER.parent / "e2e" / "cluster" / "kind.yaml").read_text())
+    config = yaml.safe_load((FOLDER.parent / "testcluster" / "kind.yaml").read_text())
     workers = [node for node in config["nodes"] if node["role"] == "worker"]
     assert [worker["labels"] for worker in workers] == [node.labels for node in NODES]
     for worker, node in zip(workers, NODES, strict=True):

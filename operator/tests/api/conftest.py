@@ -14,7 +14,7 @@ from .real_api import CRDS
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from e2e.cluster.handle import Cluster
+    from testcluster.handle import Cluster
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MemoryCluster:
-    """Stands for `e2e.cluster.handle.Cluster` in tests of policies."""
+    """Stands for `testcluster.handle.Cluster` in tests of policies."""
 
     def __init__(self, server: ApiServer) -> None:
         self.server = server

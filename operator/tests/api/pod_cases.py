@@ -18,7 +18,7 @@ from .rule_cases import job
 if TYPE_CHECKING:
     from flyer.kube.client import Api
 
-    from e2e.cluster.handle import Cluster
+    from testcluster.handle import Cluster
 
     from .policy_words import Reader
 

@@ -14,7 +14,7 @@ from flyer.kube.client.errors import NotFoundError
 from .memory_server import MemoryCluster
 
 if TYPE_CHECKING:
-    from e2e.cluster.handle import Cluster
+    from testcluster.handle import Cluster
 
     from .rule_cases import Case
 

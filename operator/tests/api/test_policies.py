@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from flyer.kube.client import Api
 
-    from e2e.cluster.handle import Cluster
+    from testcluster.handle import Cluster
 
 
 def test_every_validation_has_words_that_are_read() -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from flyer.kube.client import Api
 
-    from e2e.cluster.handle import Cluster
+    from testcluster.handle import Cluster
 
 
 def schemas(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,0 +1,185 @@
+"""The chart on a cluster of ours: installed with the images of the tests, upgraded, taken away."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from charts import helm
+from charts.generate import CHART
+from e2e.lib.hardware import AGENT_VALUES
+from images.contents import TAG
+
+if TYPE_CHECKING:
+    from testcluster.handle import Cluster
+
+__all__ = ["IMAGES", "NAMESPACE", "RELEASE", "VALUES", "Release"]
+
+RELEASE, NAMESPACE = "fire-flyer", "fireflyer-system"
+INSTALL_SECONDS = 300.0  # a loaded machine; a minute is the aim
+
+IMAGES = (
+    "controller",
+    "collectives",
+    "node-agent",
+    "storage",
+    "csi-provisioner",
+    "csi-resizer",
+    "csi-node-driver-registrar",
+    "livenessprobe",
+)
+"""What the chart's pods run, and pods of jobs with them: `cluster.load_images(*IMAGES)`."""
+
+
+def _image(repository: str) -> dict[str, str]:
+    name = f"fireflyer/{repository}"
+    return {"registry": "docker.io", "repository": name, "tag": TAG, "pullPolicy": "Never"}
+
+
+EVERYWHERE = [{"operator": "Exists"}]
+FOLDER = "/var/lib/fire-flyer/3fs"
+DISKS, DISK = "local-disks", "/var/lib/fire-flyer/disk"
+
+VALUES: dict[str, Any] = {
+    "images": {
+        # Loaded onto the nodes, from no registry.
+        "allowTags": True,
+        "controller": _image("controller"),
+        "collectives": _image("collectives"),
+        "nodeAgent": _image("node-agent"),
+        "storage": _image("storage"),
+        "csiProvisioner": _image("csi-provisioner"),
+        "csiResizer": _image("csi-resizer"),
+        "csiNodeDriverRegistrar": _image("csi-node-driver-registrar"),
+        "csiLivenessProbe": _image("livenessprobe"),
+    },
+    "operator": {
+        "extraEnv": [
+            # What a story reads of a job's progress is a second old at most.
+            {"name": "FLYER_PROGRESS_COMMIT_SECONDS", "value": "1"},
+        ],
+        "resources": {"requests": {"cpu": "300m", "memory": "192Mi"}},
+    },
+    "nodeAgent": AGENT_VALUES,
+    "csi": {
+        "node": {"maxUnavailable": "100%"},
+        "holder": {"maxSurge": "100%"},
+        "inline": {"enabled": True},
+    },
+    "threefs": {
+        "nodeFailureMs": 3000,
+        "mgmtd": {"volume": {"hostPath": FOLDER}},
+        "meta": {"volume": {"hostPath": FOLDER}},
+        # Three services on three machines; those of the test belong to jobs.
+        "storage": {"tolerations": EVERYWHERE, "volume": {"storageClass": DISKS, "size": "8Gi"}},
+    },
+}
+
+
+def _disk(node: str) -> dict[str, Any]:
+    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": f"disk-{node}"},
+        "spec": {
+            "storageClassName": DISKS,
+            "capacity": {"storage": "8Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "local": {"path": DISK},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
+        },
+    }
+
+
+@dataclass
+class Release:
+    """The one release of a cluster."""
+
+    cluster: Cluster
+    values: dict[str, Any] = field(default_factory=dict)
+    """Further values, with dots: {"operator.replicas": 1}."""
+
+    def install(self) -> float:
+        """Installs or upgrades and waits until all is ready; the seconds that it took."""
+        self._prepare_disks()
+        began = time.monotonic()
+        sets = [
+            word
+            for key, value in self.values.items()
+            for word in ("--set-json", f"{key}={json.dumps(value)}")
+        ]
+        self.helm(
+            "upgrade", "--install", RELEASE, str(CHART), "--create-namespace", "--values=-", *sets,
+            "--wait", f"--timeout={INSTALL_SECONDS:.0f}s",
+            stdin=json.dumps(VALUES), deadline_s=INSTALL_SECONDS + 60,
+        )  # fmt: skip
+        return time.monotonic() - began
+
+    def _prepare_disks(self) -> None:
+        """What an administrator does with local disks: a service goes where its chunks are."""
+        for node in self.cluster.state.nodes:
+            self.cluster.run_on(node, "mkdir", "-p", DISK)
+        self.cluster.apply(
+            {
+                "apiVersion": "storage.k8s.io/v1",
+                "kind": "StorageClass",
+                "metadata": {"name": DISKS},
+                "provisioner": "kubernetes.io/no-provisioner",
+                "volumeBindingMode": "WaitForFirstConsumer",
+            },
+            *(_disk(node) for node in self.cluster.state.nodes),
+        )
+
+    def uninstall(self) -> None:
+        """Takes it away; definitions, the key and claims stay."""
+        self.helm("uninstall", RELEASE, "--ignore-not-found", "--wait", "--timeout=180s")
+
+    def helm(self, *arguments: str, stdin: str = "", deadline_s: float = INSTALL_SECONDS) -> str:
+        """What Helm prints; an AssertionError with what it complained of, and the pods' state."""
+        done = subprocess.run(
+            [helm.find(), f"--namespace={NAMESPACE}", *arguments],
+            env={**os.environ, "KUBECONFIG": self.cluster.kubeconfig},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise AssertionError(f"helm {arguments[0]}: {done.stderr}\n{self.diagnosis()}")
+        return done.stdout
+
+    def pods(self, component: str, node: str = "") -> list[dict[str, Any]]:
+        """The living pods of a component, on one node or on all."""
+        found = self.cluster.get(
+            "pods", namespace=NAMESPACE, selector=f"app.kubernetes.io/component={component}"
+        )
+        return [
+            one
+            for one in found
+            if node in ("", one["spec"].get("nodeName"))
+            and "deletionTimestamp" not in one["metadata"]
+        ]
+
+    def table(self) -> str:
+        """The pods of the release, for people."""
+        return self.cluster.kubectl("get", "pods", f"--namespace={NAMESPACE}", "--output=wide")
+
+    def diagnosis(self, lines: int = 15) -> str:
+        """What a person would look at first when something of ours does not come up.
+
+        `lines`: the last ones of each container's log.
+        """
+        namespaced = f"--namespace={NAMESPACE}"
+        events = self.cluster.kubectl("events", namespaced).splitlines()[-30:]
+        logs = self.cluster.kubectl(
+            *("logs", namespaced, "--selector=app.kubernetes.io/name=fire-flyer"),
+            *("--all-containers", "--prefix", f"--tail={lines}", "--ignore-errors"),
+        )
+        return "\n".join([self.table(), *events, logs])

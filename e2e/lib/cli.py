@@ -1,0 +1,84 @@
+"""`flyer` as a person runs it, against a cluster of tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from testcluster import binaries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from testcluster.handle import Cluster
+
+__all__ = ["Flyer", "status_of"]
+
+SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Flyer:
+    """Its verbs in one namespace: `flyer("ps")` is what `flyer ps -o json` prints, parsed."""
+
+    cluster: Cluster
+    namespace: str
+    plugin: bool = False
+    """By way of kubectl, which finds `kubectl-flyer` on its PATH."""
+
+    def __call__(self, verb: str, *words: str, status: int = 0) -> Any:
+        """One verb; an AssertionError with what it said unless it ends with this status."""
+        done = self.run(verb, *words, "--output=json", status=status)
+        return json.loads(done.stdout)
+
+    def run(self, verb: str, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        """One verb, for people."""
+        done = subprocess.run(
+            self._command(verb, *words),
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert done.returncode == status, (verb, words, done.returncode, done.stdout, done.stderr)
+        return done
+
+    @contextmanager
+    def running(self, verb: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """One that goes on while the test does something else; `status_of` waits for its end."""
+        process = subprocess.Popen(
+            self._command(verb, *words),
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def _command(self, verb: str, *words: str) -> list[str]:
+        target = [f"--kubeconfig={self.cluster.kubeconfig}", f"--namespace={self.namespace}"]
+        if self.plugin:
+            return [str(binaries.find("kubectl")), "flyer", verb, *target, *words]
+        return [sys.executable, "-m", "flyer.cli", verb, *target, *words]
+
+    def _environment(self) -> dict[str, str]:
+        own = {name: value for name, value in os.environ.items() if name != "FLYER_STATE"}
+        programs = Path(sys.executable).parent  # where the package's programs are installed
+        return {**own, "PATH": f"{programs}{os.pathsep}{own['PATH']}"}
+
+
+def status_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit status of one that was `running`, once it has ended, and all that it said."""
+    said, _ = process.communicate(timeout=SECONDS)
+    return process.returncode, said

@@ -1,0 +1,98 @@
+"""Nodes of the test cluster with the paper's hardware: stand-in driver, sysfs and device nodes.
+
+Everything lies below /var/lib/flyer-fake of a node, which is a folder of this machine too, so a
+test breaks the hardware by writing a file. The chart's own agent finds it there (`AGENT_VALUES`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from deviceplugin.testing.nvml import StubDriver, build_stub
+from deviceplugin.testing.sysfs import paper_node, write_sysfs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from testcluster.handle import Cluster
+
+__all__ = ["AGENT_VALUES", "FakeHardware", "fake_hardware"]
+
+FOLDER = "/var/lib/flyer-fake"
+POLICY = """
+version = "e2e"
+[timers]
+gpu_hold = 1.0
+gpu_probation = 1.0
+[[xid]]
+code = 79
+class = "uncorrectable"
+action = "unhealthy"
+reset = true
+remedy = "node reboot"
+source = "paper: uncorrectable"
+"""
+
+AGENT_VALUES: dict[str, Any] = {
+    "maxUnavailable": "100%",
+    "deviceMode": "nodes",  # the test cluster's containerd 1.6 has no CDI
+    "extraArgs": [
+        f"--sysfs-root={FOLDER}/sys",
+        f"--device-root={FOLDER}/dev",
+        f"--device-view={FOLDER}/dev",
+        f"--policy={FOLDER}/policy.toml",
+    ],
+    "extraEnv": [
+        {"name": "LD_LIBRARY_PATH", "value": f"{FOLDER}/lib"},
+        {"name": "FLYER_STUB_NVML", "value": f"{FOLDER}/driver"},
+    ],
+    "extraVolumes": [{"name": "fake", "hostPath": {"path": FOLDER, "type": "Directory"}}],
+    "extraVolumeMounts": [{"name": "fake", "mountPath": FOLDER, "readOnly": True}],
+}
+"""The chart's `nodeAgent`: the agent as it is, but for where it looks."""
+
+
+@dataclass(frozen=True)
+class FakeHardware:
+    """One node's hardware in the hands of a test."""
+
+    node: str
+    folder: Path
+    """On this machine."""
+    driver: StubDriver
+
+    @property
+    def kubelet_socket(self) -> Path:
+        """The kubelet's registration socket, as this machine sees it."""
+        return self.folder.parent / "kubelet/device-plugins/kubelet.sock"
+
+
+def fake_hardware(cluster: Cluster, node: str) -> FakeHardware:
+    """Puts the paper's machine under a node of the cluster, in order; one that is there is mended.
+
+    The folder is never made anew: the agent has it mounted.
+    """
+    folder = cluster.state.folder / "nodes" / node / "var-lib" / "flyer-fake"
+    machine = paper_node(seed=1 + cluster.state.nodes.index(node))
+    driver = StubDriver(folder / "driver", machine)
+    if not folder.exists():
+        scratch = folder.with_name(f".{folder.name}.new")
+        shutil.rmtree(scratch, ignore_errors=True)
+        write_sysfs(machine, scratch / "sys")
+        build_stub(scratch / "lib")
+        (scratch / "policy.toml").write_text(POLICY)
+        _make_devices(scratch / "dev")
+        scratch.rename(folder)
+    driver.write()
+    return FakeHardware(node, folder, driver)
+
+
+def _make_devices(folder: Path) -> None:
+    (folder / "infiniband").mkdir(parents=True)
+    names = [f"nvidia{index}" for index in range(8)]
+    for name in (*names, "nvidiactl", "nvidia-uvm", "infiniband/uverbs0", "infiniband/rdma_cm"):
+        os.mknod(folder / name, 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # as /dev/null

@@ -1,0 +1,100 @@
+"""FlyerJobs in tests: manifests, and what their objects say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from e2e.lib.pods import TRAIN_IMAGE
+from testcluster.handle import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from testcluster.handle import Cluster
+
+__all__ = ["END_SECONDS", "job", "logs", "pods_of", "status", "step", "wait_phase", "wait_step"]
+
+T = TypeVar("T")
+
+END_SECONDS = 300.0
+
+
+def job(name: str, nodes: int, script: str, *arguments: str, **spec: Any) -> dict[str, Any]:
+    """A FlyerJob that runs this Python on every rank."""
+    command = ["python3", "-c", script, *arguments]
+    # Without a request a container's share of the processor is next to nothing.
+    requests = {"requests": {"cpu": "250m"}}
+    container = {"name": "train", "image": TRAIN_IMAGE, "command": command, "resources": requests}
+    return {
+        "apiVersion": "fireflyer.dev/v1alpha1",
+        "kind": "FlyerJob",
+        "metadata": {"name": name},
+        "spec": {
+            "nodes": nodes,
+            "ranksPerNode": 1,
+            "preemption": {"grace": "60s", "maxGrace": "2m", "minRuntime": "0s"},
+            **spec,
+            "template": {"spec": {"containers": [container]}},
+        },
+    }
+
+
+def status(cluster: Cluster, name: str, namespace: str) -> dict[str, Any]:
+    """What its object says."""
+    return dict(cluster.get("flyerjob", name, namespace).get("status") or {})
+
+
+def step(cluster: Cluster, name: str, namespace: str) -> int:
+    """The last one that was reported."""
+    return int((status(cluster, name, namespace).get("progress") or {}).get("step") or 0)
+
+
+def wait_step(cluster: Cluster, name: str, namespace: str, least: int) -> int:
+    """Waits until the job has come so far; its step then."""
+
+    def probe() -> int | None:
+        found = step(cluster, name, namespace)
+        return found if found >= least else None
+
+    return _waited(cluster, name, namespace, f"step {least}", probe)
+
+
+def wait_phase(
+    cluster: Cluster, name: str, namespace: str, *phases: str, attempt: int = 1
+) -> dict[str, Any]:
+    """Waits for one of these phases in this attempt or a later one; the status then."""
+
+    def probe() -> dict[str, Any] | None:
+        found = status(cluster, name, namespace)
+        late = (found.get("chain") or {}).get("attempt", 0) >= attempt
+        return found if late and found.get("phase") in phases else None
+
+    return _waited(cluster, name, namespace, " or ".join(phases), probe)
+
+
+def pods_of(cluster: Cluster, name: str, namespace: str, **labels: int) -> list[dict[str, Any]]:
+    """Its pods; `attempt` and `node_rank` choose."""
+    words = [f"fireflyer.dev/{key.replace('_', '-')}={value}" for key, value in labels.items()]
+    selector = ",".join([f"fireflyer.dev/job={name}", *words])
+    found: list[dict[str, Any]] = cluster.get("pods", namespace=namespace, selector=selector)
+    return found
+
+
+def logs(cluster: Cluster, name: str, namespace: str, **labels: int) -> str:
+    """What these pods wrote."""
+    return "".join(
+        cluster.kubectl("logs", pod["metadata"]["name"], f"--namespace={namespace}")
+        for pod in pods_of(cluster, name, namespace, **labels)
+    )
+
+
+def _waited(
+    cluster: Cluster, name: str, namespace: str, what: str, probe: Callable[[], T | None]
+) -> T:
+    try:
+        return wait_for(f"{name}: {what}", probe, END_SECONDS)
+    except AssertionError as error:
+        found = status(cluster, name, namespace)
+        events = cluster.kubectl("events", f"--namespace={namespace}")
+        pods = cluster.kubectl("get", "pods", f"--namespace={namespace}", "--output=wide")
+        raise AssertionError(f"{error}\n{found}\n{pods}\n{events}") from None

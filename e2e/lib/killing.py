@@ -1,0 +1,178 @@
+"""The chart's own operator behind a proxy that kills it with every write of a life.
+
+Its pods are told another address of the API server: this machine's on the cluster's bridge, where
+the proxy has a certificate of the cluster's authority. They prove themselves with their own tokens,
+which the proxy passes on. kopf asks the API server by its DNS name, past the proxy: what the
+handlers write about quotas and topologies, when those change, is no part of a job's life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import ssl
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flyer.kube.client import Access
+
+from e2e.lib.chart import NAMESPACE
+from fakekube.proxy import Proxy
+from fakekube.reaper import Reaper
+from testcluster.handle import wait_for
+from testcluster.pki import Authority
+from testcluster.processes import wait_gone
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from fakekube.faults import Call
+    from fakekube.reaper import Key
+    from testcluster.handle import Cluster
+
+__all__ = ["Killed", "behind_proxy", "write_key"]
+
+AGENT = "flyer-operator/"
+DEPLOYMENT = "flyer-operator"
+START_SECONDS = 120.0
+DEATH_SECONDS = 20.0
+# Most of such a life is waiting for the Lease of the dead: the chart's own default, not what the
+# other stories have.
+LEASE_SECONDS = "3"
+
+
+class Killed:
+    """The deaths so far. What is `spared` kills nobody."""
+
+    def __init__(self, spared: Callable[[Key], bool]) -> None:
+        def key_of(call: Call, body: bytes) -> Key | None:
+            key = write_key(call, body)
+            return None if key is None or spared(key) else key
+
+        self.reaper = Reaper(AGENT, key_of, self._kill)
+        self.failure: Exception | None = None
+
+    async def _kill(self, agent: str) -> None:
+        """SIGKILL for the process that calls itself so: its pod's name and a number."""
+        pod = agent.removeprefix(AGENT).rpartition("-")[0]
+        try:
+            await asyncio.to_thread(_kill_process_of, pod)
+        except (AssertionError, OSError) as error:  # for the test: nobody else hears it
+            self.failure = error
+
+    @property
+    def kinds(self) -> Counter[str]:
+        """How many deaths for each kind of write."""
+        return Counter(" ".join(key[:2]) for key in self.reaper.deaths)
+
+
+def write_key(call: Call, body: bytes) -> Key | None:
+    """What a write of the operator does: the same for a successor that does it again.
+
+    Epochs, times, versions and numbers for people are left out. The Lease is how leaders are made,
+    and counted by nobody.
+    """
+    if call.resource == "leases":
+        return None
+    value = json.loads(body) if body else {}
+    kind, name = (call.verb, call.resource), call.name
+    match kind:
+        case ("create", "events"):
+            return (*kind, value["regarding"]["name"], value["reason"])
+        case ("patch", "events"):  # of a series, whose name ends with when it began
+            return (*kind, name.rpartition(".")[0])
+        case ("create", "pods"):
+            return (*kind, str(value["metadata"]["name"]))
+        case ("update", "flyerjobs/status"):
+            return (*kind, name, *_status_words(value["status"]))
+        case ("patch", "flyertopologies/status" | "flyerjobs/status"):
+            return (*kind, *sorted(value["status"]))
+        case ("patch", "pods"):  # which pod leads
+            return (*kind, str(value["metadata"]["labels"]))
+    return (*kind, name)
+
+
+def _status_words(status: dict[str, Any]) -> tuple[str, ...]:
+    """What the scheduler goes on from."""
+    chain, checkpoint = status.get("chain") or {}, status.get("checkpoint") or {}
+    words = {
+        "phase": status.get("phase"),
+        "attempt": chain.get("attempt", 0),
+        "code": status.get("suspendCode", 0),
+        "occupied": len(status.get("occupied") or ()),
+        "saved": checkpoint.get("step"),
+    }
+    return tuple(f"{name} {word}" for name, word in words.items())
+
+
+def _kill_process_of(pod: str) -> None:
+    pids = list(_processes_of(pod))
+    if len(pids) != 1:
+        raise AssertionError(f"{pod} has the processes {pids}, not one that could be killed")
+    os.kill(pids[0], signal.SIGKILL)
+    if wait_gone(pids, DEATH_SECONDS):
+        raise AssertionError(f"process {pids[0]} of {pod} lives {DEATH_SECONDS:g} s after SIGKILL")
+
+
+def _processes_of(pod: str) -> Iterator[int]:
+    """Nodes are namespaces: every process of theirs is one of this machine's too."""
+    mark = f"FLYER_POD_NAME={pod}".encode()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):  # it has ended
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    yield int(folder.name)
+
+
+@contextlib.asynccontextmanager
+async def behind_proxy(cluster: Cluster) -> AsyncIterator[Proxy]:
+    """The operator goes through the proxy. Afterwards its Deployment is as it was."""
+    pki = cluster.state.folder / "pki"
+    host = str(cluster.state.gateway)
+    ours = Authority(pki).issue("proxy", "proxy", hosts=[host])
+    serves = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serves.load_cert_chain(ours.certificate, ours.key)
+    asks = ssl.create_default_context(cafile=str(pki / "ca.crt"))
+    access = Access(cluster.state.server, asks)
+    found = await asyncio.to_thread(cluster.get, "deployment", DEPLOYMENT, NAMESPACE)
+    replicas = int(found["spec"]["replicas"])
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    before = list(container["env"])
+    async with Proxy(access, host, serves) as proxy:
+        env = {
+            "KUBERNETES_SERVICE_HOST": host,
+            "KUBERNETES_SERVICE_PORT": str(proxy.port),
+            "FLYER_LEASE_SECONDS": LEASE_SECONDS,
+        }
+        others = [one for one in before if one["name"] not in env]
+        added = [{"name": name, "value": value} for name, value in env.items()]
+        try:
+            await asyncio.to_thread(_restart_with, cluster, [*others, *added], replicas)
+            yield proxy
+        finally:
+            proxy.reaper = None
+            await asyncio.to_thread(_restart_with, cluster, before, replicas)
+
+
+def _restart_with(cluster: Cluster, env: list[dict[str, Any]], replicas: int) -> None:
+    """All replicas at once, with this environment: a rollout would be one by one."""
+    space = f"--namespace={NAMESPACE}"
+    path = "/spec/template/spec/containers/0/env"
+    patch = [{"op": "replace", "path": path, "value": env}]
+    scale = ("scale", "deployment", DEPLOYMENT, space)
+    cluster.kubectl(*scale, "--replicas=0")
+    wait_for("the operator's end", lambda: not _pods(cluster), START_SECONDS)
+    change = ("patch", "deployment", DEPLOYMENT, space, "--type=json")
+    cluster.kubectl(*change, f"--patch={json.dumps(patch)}")
+    cluster.kubectl(*scale, f"--replicas={replicas}")
+    rollout = ("rollout", "status", f"deployment/{DEPLOYMENT}", space)
+    cluster.kubectl(*rollout, f"--timeout={START_SECONDS:g}s", deadline_s=START_SECONDS + 10)
+
+
+def _pods(cluster: Cluster) -> list[dict[str, Any]]:
+    selector = "app.kubernetes.io/component=operator"
+    return list(cluster.get("pods", namespace=NAMESPACE, selector=selector))

@@ -1,0 +1,201 @@
+"""The long-running processes of a cluster: started, found, restarted and killed by name.
+
+A process is recognised by two variables in its environment (its cluster's state folder and its
+name), never by a stored process id: nothing goes stale, and what a killed `up` left is found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from testcluster.errors import ClusterError, tail
+
+if TYPE_CHECKING:
+    from testcluster.state import State
+
+__all__ = ["Process", "enter", "kill_all", "pids_of_cluster", "wait_gone"]
+
+STATE_VARIABLE = "FLYER_E2E_STATE"
+NAME_VARIABLE = "FLYER_E2E_PROCESS"
+LOAD_DEADLINE_S = 60.0
+THREADS_FIELD = 17  # of /proc/PID/stat behind the name: how many threads there are
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of a cluster; `start` writes down how, so that others can restart it."""
+
+    state: State
+    name: str
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    node: str | None = None  # the node whose namespaces it runs in
+    unshare: tuple[str, ...] = ()  # the new namespaces that it runs in, as flags of unshare(1)
+
+    @property
+    def log(self) -> Path:
+        """Where its standard output and error go."""
+        return self.state.log(self.name)
+
+    @classmethod
+    def load(cls, state: State, name: str) -> Process:
+        """A process that was started before, by its name."""
+        path = state.folder / "processes" / f"{name}.json"
+        try:
+            values = json.loads(path.read_text())
+        except FileNotFoundError:
+            known = sorted(file.stem for file in path.parent.glob("*.json"))
+            raise ClusterError(f"no process {name} in {state.folder}; there are {known}") from None
+        return cls(
+            state,
+            name,
+            tuple(values["argv"]),
+            values["environment"],
+            values["node"],
+            tuple(values["unshare"]),
+        )
+
+    def start(self) -> None:
+        """Starts it in the background, away from this process's terminal and signals.
+
+        On return it can be found, or has ended.
+        """
+        record = self.state.folder / "processes" / f"{self.name}.json"
+        record.parent.mkdir(exist_ok=True)
+        self.log.parent.mkdir(exist_ok=True)
+        fields = ("argv", "environment", "node", "unshare")
+        record.write_text(json.dumps({name: getattr(self, name) for name in fields}))
+        environment = _clean_environment() | self.environment
+        environment |= {STATE_VARIABLE: str(self.state.folder), NAME_VARIABLE: self.name}
+        with self.log.open("a") as log:
+            started = subprocess.Popen(
+                [*self._wrapper(), *self.argv],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        # Until the kernel has loaded a program it carries no mark: seconds, from a cold disk.
+        deadline = time.monotonic() + LOAD_DEADLINE_S
+        while started.poll() is None and not self.pids():
+            if time.monotonic() > deadline:
+                raise self.failure(f"not loaded within {LOAD_DEADLINE_S:g} s")
+            time.sleep(0.01)
+
+    def pids(self) -> list[int]:
+        """Its process ids on this machine (its helpers that run another program not counted)."""
+        program = Path(self.argv[0]).name
+        return [
+            pid
+            for pid in pids_of_cluster(self.state, self.name)
+            if _program(pid).removesuffix(" (deleted)") == program
+        ]
+
+    def kill(self, number: signal.Signals = signal.SIGKILL, deadline_s: float = 20) -> None:
+        """Signals it and waits until it is gone."""
+        pids = self.pids()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        left = wait_gone(pids, deadline_s)
+        if left:
+            raise ClusterError(
+                f"{self.name} (process {left}) still runs {deadline_s:g} s after {number.name}"
+            )
+
+    def restart(self) -> None:
+        """Kills it and starts it as it was."""
+        self.kill()
+        self.start()
+
+    def failure(self, what: str) -> ClusterError:
+        """An error about this process, with the end of its log."""
+        return ClusterError(f"{self.name}: {what}; {self.log} ends with:\n{tail(self.log)}")
+
+    def _wrapper(self) -> list[str]:
+        if self.unshare:
+            return ["unshare", *self.unshare, "--"]
+        return [] if self.node is None else enter(self.state, self.node)
+
+
+def enter(state: State, node: str) -> list[str]:
+    """What to put before a command so that it runs in a node's namespaces."""
+    inits = Process.load(state, f"{node}-init").pids()
+    if not inits:
+        raise ClusterError(f"node {node} does not run; its log is {state.log(f'{node}-init')}")
+    flags = ["--mount", "--net", "--uts", "--ipc", "--pid"]
+    return ["nsenter", "--target", str(min(inits)), *flags, "--"]
+
+
+def pids_of_cluster(state: State, name: str | None = None) -> list[int]:
+    """The live processes that carry this cluster's mark (and this name, where one is given)."""
+    marks = {f"{STATE_VARIABLE}={state.folder}".encode()}
+    if name is not None:
+        marks.add(f"{NAME_VARIABLE}={name}".encode())
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal() or int(folder.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if marks <= set((folder / "environ").read_bytes().split(b"\0")):
+                found.append(int(folder.name))
+    return found
+
+
+def kill_all(state: State, deadline_s: float = 30) -> None:
+    """Kills every process of the cluster; on return none is left."""
+    deadline = time.monotonic() + deadline_s
+    empty_scans = 0
+    # Twice nobody: between fork and exec, a process of a killed `up` carries no mark yet.
+    while empty_scans < 2:
+        pids = pids_of_cluster(state)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if wait_gone(pids, deadline - time.monotonic()):
+            raise ClusterError(f"processes {pids} of {state.folder} do not die")
+        empty_scans = 0 if pids else empty_scans + 1
+        time.sleep(0.05)
+
+
+def wait_gone(pids: list[int], deadline_s: float) -> list[int]:
+    """Waits for the end of these processes; returns those that are left at the deadline."""
+    deadline = time.monotonic() + deadline_s
+    while left := [pid for pid in pids if _alive(pid)]:
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(0.01)
+    return []
+
+
+def _alive(pid: int) -> bool:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)  # ours: take its exit status, or it stays a zombie
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    fields = status.rpartition(")")[2].split()
+    # A first thread that has ended while others still do: all files, ports too, are open yet.
+    return fields[0] not in "ZX" or int(fields[THREADS_FIELD]) > 1
+
+
+def _program(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/exe").readlink().name
+    except OSError:
+        return ""
+
+
+def _clean_environment() -> dict[str, str]:
+    """What every process needs and nothing of the caller's (proxies, credentials, Python)."""
+    return {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}

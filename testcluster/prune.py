@@ -1,0 +1,86 @@
+"""Removes what the cache keeps for other versions: programs, images and wheels that nobody used.
+
+Each clone and branch has builds of its own under a hash, so nothing in the cache is wrong, only
+old. A build that is used is touched; one that nobody touched for long goes, and is made anew if
+somebody needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from testcluster import binaries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["Pruned", "prune"]
+
+DAY_SECONDS = 86_400.0
+FOLDERS = ("bin", "images", "wheels")
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """One build that was removed, or would be."""
+
+    path: Path
+    bytes: int
+
+
+def prune(days_unused: float, now: float, *, dry_run: bool = False) -> list[Pruned]:
+    """Remove what was not used for so many days and is not of this version, the largest first."""
+    cache = binaries.cache()
+    current = binaries.folders()
+    found = []
+    for folder in FOLDERS:
+        for path in sorted((cache / folder).glob("*")):
+            if path in current or path.is_symlink() or (folder == "images" and path.is_dir()):
+                continue
+            if now - _used_at(path) < days_unused * DAY_SECONDS:
+                continue
+            with _unused(path) as free:
+                if free:
+                    found.append(Pruned(path, _size(path)))
+                    if not dry_run:
+                        _remove(path)
+    return sorted(found, key=lambda one: -one.bytes)
+
+
+def _used_at(path: Path) -> float:
+    """The last use: the newest of its own times."""
+    times = [path, *path.glob("*")] if path.is_dir() else [path]
+    return max(one.lstat().st_mtime for one in times)
+
+
+def _size(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(one.lstat().st_size for one in files if not one.is_dir())
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _unused(path: Path) -> Iterator[bool]:
+    """Whether nobody builds in it now."""
+    lock = path / ".lock"
+    if not lock.exists():
+        yield True
+        return
+    with lock.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True

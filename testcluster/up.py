@@ -1,0 +1,134 @@
+"""Starts a cluster."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from images.pause import PAUSE_IMAGE, pause_archive
+from testcluster import binaries, control_plane, dns, kind, kwok, network, pki
+from testcluster.down import remove
+from testcluster.handle import Cluster, wait_for
+from testcluster.node import Node, load_image
+from testcluster.nodes import NODES, NodeSpec
+from testcluster.state import State, free_ports, locked
+
+__all__ = ["Options", "programs", "up"]
+
+PORTS = (
+    "etcd",
+    "etcd-peer",
+    control_plane.API_SERVER,
+    control_plane.CONTROLLER_MANAGER,
+    control_plane.SCHEDULER,
+)
+INOTIFY_INSTANCES = 8192
+POD_SHARES = 10_240  # of processor time; a process has 1024
+READY_DEADLINE_S = 180.0  # a loaded machine; usually 15 s
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the cluster is made of."""
+
+    light: bool = False  # the control plane alone
+    controllers: bool = False  # in a light cluster: the controller manager too
+    nodes: tuple[NodeSpec, ...] = NODES  # in a whole cluster
+    kwok: int = 0  # nodes without machines on top
+
+
+def programs(options: Options) -> tuple[str, ...]:
+    """The programs of our Go modules that such a cluster runs."""
+    names = [control_plane.API_SERVER, "kubectl"]
+    if options.controllers or not options.light:
+        names.append(control_plane.CONTROLLER_MANAGER)
+    if not options.light:
+        names += [control_plane.SCHEDULER, "kubelet", "kube-proxy", dns.DNS]
+    if options.kwok:
+        names.append(kwok.KWOK)
+    return tuple(names)
+
+
+def up(folder: Path, options: Options) -> State:
+    """Starts a cluster in this folder, in place of any that is there; ready on return."""
+    folder = folder.resolve()
+    binaries.require(*programs(options))
+    with locked(folder):
+        remove(folder)
+        started = time.monotonic()
+        state = State(folder, light=options.light, ports=free_ports(PORTS))
+        if not options.light and kind.usable():
+            state.kind = True
+            state.save()
+            kind.create(state)
+        elif options.light:
+            state.save()
+            control_plane.start(state, controllers=options.controllers, scheduler=False)
+        else:
+            state.nodes = [node.name for node in options.nodes]
+            _start_whole(state, options)
+        if options.kwok:
+            kwok.add(Cluster(state), options.kwok)
+        print(f"cluster: ready in {time.monotonic() - started:.1f} s", flush=True)
+    return state
+
+
+def _allow_watches() -> None:
+    """Every kubelet takes some twenty inotify instances; Linux gives a user 128.
+
+    The one setting of the machine that outlives a cluster: others may count on it by then.
+    """
+    limit = Path("/proc/sys/fs/inotify/max_user_instances")
+    if int(limit.read_text()) < INOTIFY_INSTANCES:
+        limit.write_text(str(INOTIFY_INSTANCES))
+        print(f"cluster: raised fs.inotify.max_user_instances to {INOTIFY_INSTANCES}", flush=True)
+
+
+def _give_time() -> None:
+    """The containers of all nodes are one control group, which else counts as one process does.
+
+    Without it pods starve beside a compiler: ten processes outside get ten times what five nodes
+    get. Version 1 of control groups alone.
+    """
+    folder = Path("/sys/fs/cgroup/cpu/k8s.io")
+    if folder.parent.is_dir():
+        folder.mkdir(exist_ok=True)
+        (folder / "cpu.shares").write_text(str(POD_SHARES))
+
+
+def _start_whole(state: State, options: Options) -> None:
+    _allow_watches()
+    _give_time()
+    network.create(state)
+    pause = pause_archive(binaries.cache() / "images")
+    nodes = [Node(state, spec, index, PAUSE_IMAGE) for index, spec in enumerate(options.nodes)]
+
+    def start_machine(node: Node) -> None:
+        node.start_machine()
+        load_image(state, node.spec.name, pause)
+
+    with ThreadPoolExecutor(len(nodes)) as threads:
+        machines = [threads.submit(start_machine, node) for node in nodes]
+        control_plane.start(state, controllers=True, scheduler=True)
+        authority = pki.Authority(state.folder / "pki")
+        dns.start(state, authority)
+        for node, machine in zip(nodes, machines, strict=True):
+            machine.result()
+            node.start_kubelet(authority)
+
+    cluster = Cluster(state)
+    cluster.apply(*dns.objects(state), namespace="kube-system")
+    wait_for(
+        f"registration of all {len(nodes)} nodes",
+        lambda: len(cluster.get("nodes")) == len(nodes),
+        READY_DEADLINE_S,
+    )
+    cluster.kubectl(
+        "wait",
+        "--for=condition=Ready",
+        *(f"node/{name}" for name in state.nodes),
+        f"--timeout={READY_DEADLINE_S:g}s",
+        deadline_s=READY_DEADLINE_S + 10,
+    )
