@@ -1,6 +1,6 @@
-"""What a job's events tell about its past: attempts, and who failed first. Pure.
+"""Attempt history: folds a job's events into its attempts and its first failure. Pure.
 
-The FlyerJob's status knows the present; this folds the event log, so it survives the driver too.
+The FlyerJob's status has the present alone; the event log outlives the driver.
 """
 
 from __future__ import annotations
@@ -8,30 +8,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from flyer.job_events import ENDS_ATTEMPT
+from flyer.job_events import ENDS_ATTEMPT, RANK_FAILED, STARTING, SUBMITTED
 from flyer.views import AttemptView, EventView, FailureView, PlacedNode, from_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["RANK_FAILED", "SUBMITTED", "History", "JobHistory"]
+__all__ = ["History", "JobHistory"]
 
-# The first event of a chain; a job of the same name that is submitted again starts anew.
-SUBMITTED: Final = "Submitted"
-RANK_FAILED: Final = "RankFailed"
 ATTEMPTS_KEPT_MAX: Final = 200
 
 
 @dataclass(slots=True)
 class JobHistory:
-    """One job's past."""
+    """The attempts of one job."""
 
     attempts: list[AttemptView] = field(default_factory=list)
     failure: FailureView | None = None
 
 
 class History:
-    """The past of all jobs, kept up to date with `add`."""
+    """The histories of all jobs, updated by `add`."""
 
     def __init__(self, events: Iterable[EventView] = ()) -> None:
         self._jobs: dict[str, JobHistory] = {}
@@ -39,17 +36,17 @@ class History:
             self.add(event)
 
     def of(self, job: str) -> JobHistory:
-        """One job's past; empty when nothing happened yet."""
+        """The history of one job; empty for an unknown job."""
         return self._jobs.get(job) or JobHistory()
 
     def add(self, event: EventView) -> None:
-        """Take in one event."""
+        """Apply one event."""
         if not event.job:
             return
-        if event.reason == SUBMITTED:
+        if event.reason == SUBMITTED:  # a job of the same name submitted again has a new history
             self._jobs[event.job] = JobHistory()
         history = self._jobs.setdefault(event.job, JobHistory())
-        if event.reason == "Starting":
+        if event.reason == STARTING:
             history.attempts.append(_attempt(event))
             del history.attempts[:-ATTEMPTS_KEPT_MAX]
         elif event.reason == RANK_FAILED:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from flyer.client.kubernetes.views import event_view
+from flyer.job_events import JobEvent
 from flyer.kube.services import eventobjects
-from flyer.kube.services.announcements import Announcement, Announcer
+from flyer.kube.services.announcements import Announcer
 from flyer.kube.services.eventobjects import SERIES_MAX, SERIES_SECONDS, EventObjects
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from fakekube import ApiServer
 
-DROPPED = Announcement("EventDropped", "the scheduler failed at it", warning=True)
+DROPPED = JobEvent("EventDropped", "the scheduler failed at it", warning=True)
 NOW = 1_790_000_000.25
 
 
@@ -96,13 +97,11 @@ async def test_the_announcer_writes_the_last_count(
     ("job", "uid", "what"),
     [
         ("lab/gpt", "uid-2", DROPPED),
-        ("lab/gpt", "uid-1", Announcement("EventDropped", "another", warning=True)),
-        ("lab/gpt", "uid-1", Announcement("LeftAlone", DROPPED.message, warning=True)),
+        ("lab/gpt", "uid-1", JobEvent("EventDropped", "another", warning=True)),
+        ("lab/gpt", "uid-1", JobEvent("Quarantined", DROPPED.message, warning=True)),
     ],
 )
-def test_another_job_reason_or_message_is_another_event(
-    job: str, uid: str, what: Announcement
-) -> None:
+def test_another_job_reason_or_message_is_another_event(job: str, uid: str, what: JobEvent) -> None:
     objects = EventObjects("a")
     first = objects.record("lab/gpt", "uid-1", DROPPED, NOW)
     other = objects.record(job, uid, what, NOW)
@@ -138,7 +137,7 @@ def test_only_so_many_series_are_remembered_and_the_oldest_is_forgotten() -> Non
 
 
 def test_a_long_message_is_cut_where_the_api_server_has_its_limit() -> None:
-    write = EventObjects("x" * 300).record("a/b", "u", Announcement("Started", "x" * 5000), NOW)
+    write = EventObjects("x" * 300).record("a/b", "u", JobEvent("Started", "x" * 5000), NOW)
     assert write is not None
     assert len(write.body["note"]) == 1024
     assert len(write.body["reportingInstance"]) == 128
@@ -150,7 +149,7 @@ async def test_a_long_message_that_is_not_ascii_is_stored(
     """The limit is in bytes; the last character is left out whole."""
     announcer = Announcer(connect(), "flyer-operator-7")
     running = asyncio.create_task(announcer.run())
-    announcer.tell("default/gpt", "uid-1", Announcement("Failed", "x" + "é" * 1000, warning=True))
+    announcer.tell("default/gpt", "uid-1", JobEvent("Failed", "x" + "é" * 1000, warning=True))
     await until(lambda: api_server.store.all("events") or not announcer._objects._recorded)
     running.cancel()
     assert [one["message"] for one in api_server.store.all("events")] == ["x" + "é" * 511]
@@ -158,7 +157,7 @@ async def test_a_long_message_that_is_not_ascii_is_stored(
 
 def test_series_remember_no_more_of_a_message_than_is_stored() -> None:
     objects = EventObjects("a")
-    objects.record("lab/gpt", "uid-1", Announcement("Failed", "x" * 100_000), NOW)
+    objects.record("lab/gpt", "uid-1", JobEvent("Failed", "x" * 100_000), NOW)
     [(_, _, message, _)] = objects._recorded
     assert len(message) == 1024
 

@@ -345,7 +345,7 @@ async def test_a_reason_that_is_not_taken_for_long_leaves_its_job_alone(cluster,
     await until(lambda: all(cluster.status(name).pending is not None for name in "xy"))
     await until(lambda: failing.seen)
     count = 0
-    while not [one for one in cluster.store.all("events") if one["reason"] == "LeftAlone"]:
+    while not [one for one in cluster.store.all("events") if one["reason"] == "Quarantined"]:
         cluster.submit(f"z{count}")
         await until(lambda name=f"z{count}": cluster.status(name).pending is not None)
         count += 1

@@ -96,7 +96,7 @@ async def test_an_exception_about_one_job_quarantines_it(cluster, until, monkeyp
     told = condition(cluster, "bad", "Quarantined")
     assert told["status"] == "True"
     assert "spec.colour: 7" in told["message"]
-    await until(lambda: events(cluster, "bad", "LeftAlone"))
+    await until(lambda: events(cluster, "bad", "Quarantined"))
     await up(cluster, until, "next")
     assert operator.leader.term is term
     monkeypatch.setattr(gangs.Gangs, place, whole)

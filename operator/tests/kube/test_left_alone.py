@@ -83,7 +83,7 @@ async def test_a_job_that_cannot_be_judged_is_left_alone_and_tried_again(
 
     monkeypatch.setattr(engine.transitions, "begin_suspension", fails)
     cluster.edit("a", suspend=True)
-    await until(lambda: told(cluster, "a", "LeftAlone"))
+    await until(lambda: told(cluster, "a", "Quarantined"))
     cluster.submit("c", 2)  # one node is free, and that of `a` is kept
     cluster.submit("d")
     cluster.edit("b", suspend=True)
@@ -113,7 +113,7 @@ async def test_a_status_that_is_not_taken_stops_nobody_else(cluster, until, code
     cluster.submit("d")
     # The node that `b` gives back goes to one of them; that of `a` to nobody.
     await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
-    await until(lambda: told(cluster, "a", "LeftAlone"))
+    await until(lambda: told(cluster, "a", "Quarantined"))
     await until(lambda: Phase.RUNNING in (cluster.phase("c"), cluster.phase("d")))
     running = next(name for name in "cd" if cluster.phase(name) is Phase.RUNNING)
     cluster.finish(running)
@@ -126,7 +126,7 @@ async def test_a_status_that_is_not_taken_stops_nobody_else(cluster, until, code
     await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
     await until(lambda: all(cluster.phase(one) in (Phase.RUNNING, Phase.SUCCEEDED) for one in "cd"))
     assert operator.leader.term is term
-    assert len(told(cluster, "a", "LeftAlone")) == 1
+    assert len(told(cluster, "a", "Quarantined")) == 1
 
 
 @pytest.mark.parametrize("code", [403, 500])
@@ -140,7 +140,7 @@ async def test_what_is_told_once_of_a_job_that_is_left_alone_is_not_lost(cluster
     cluster.server.faults.add(guarded)
     cluster.finish("a")
     cluster.edit("b", suspend=True)
-    await until(lambda: told(cluster, "a", "LeftAlone"))
+    await until(lambda: told(cluster, "a", "Quarantined"))
     await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
     guarded.times = 0
     await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
@@ -190,8 +190,8 @@ async def test_a_status_that_conflicts_again_and_again_stops_nobody_else(
     monkeypatch.setattr(cluster.server, "_call", call)
     for name in "ab":
         cluster.edit(name, suspend=True)
-    await until(lambda: told(cluster, "a", "LeftAlone"))
-    assert "changed 20 times" in told(cluster, "a", "LeftAlone")[0]["message"]
+    await until(lambda: told(cluster, "a", "Quarantined"))
+    assert "changed 20 times" in told(cluster, "a", "Quarantined")[0]["message"]
     await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
     cluster.submit("c")
     await until(lambda: cluster.phase("c") is Phase.RUNNING)
@@ -210,7 +210,7 @@ async def test_who_is_left_alone_and_deleted_keeps_its_finalizer_while_its_pods_
     guarded = Fault("refuse", resource="flyerjobs/status", name="a", code=403, times=10**6)
     cluster.server.faults.add(guarded)
     cluster.edit("a", suspend=True)
-    await until(lambda: told(cluster, "a", "LeftAlone"))
+    await until(lambda: told(cluster, "a", "Quarantined"))
     cluster.store.delete("flyerjobs", "a", "default")
     seen = guarded.seen
     cluster.submit("b")
@@ -237,7 +237,7 @@ async def test_what_a_job_that_is_left_alone_holds_counts_against_its_quota(clus
     guarded = Fault("refuse", resource="flyerjobs/status", name="a", code=403, times=10**6)
     cluster.server.faults.add(guarded)
     cluster.edit("a", suspend=True)
-    await until(lambda: told(cluster, "a", "LeftAlone"))
+    await until(lambda: told(cluster, "a", "Quarantined"))
     cluster.submit("b")
     await until(lambda: cluster.phase("b") is Phase.RUNNING)
     cluster.submit("c")
@@ -260,7 +260,7 @@ async def test_the_nodes_of_a_job_that_was_left_alone_and_is_gone_are_given_out(
     guarded = Fault("refuse", resource="flyerjobs/status", name="a", code=403, times=10**6)
     cluster.server.faults.add(guarded)
     cluster.edit("a", suspend=True)
-    await until(lambda: told(cluster, "a", "LeftAlone"))
+    await until(lambda: told(cluster, "a", "Quarantined"))
     cluster.submit("b")
     await until(lambda: cluster.status("b").pending is not None)
     cluster.store.delete("flyerjobs", "a", "default")
@@ -342,7 +342,7 @@ async def test_jobs_in_quarantine_cost_no_rebuild_before_they_are_tried_again(
         cluster.submit(name)
     cluster.submit("good")
     await until(lambda: cluster.phase("good") is Phase.RUNNING)
-    await until(lambda: all(told(cluster, name, "LeftAlone") for name in bad))
+    await until(lambda: all(told(cluster, name, "Quarantined") for name in bad))
     assert rebuilds(operator) == 0
 
 
@@ -358,7 +358,7 @@ async def test_reasons_that_are_not_taken_cost_no_rebuild(cluster, until, monkey
         )
         cluster.submit(name)
     cluster.submit("waits")
-    await until(lambda: all(told(cluster, name, "LeftAlone") for name in bad))
+    await until(lambda: all(told(cluster, name, "Quarantined") for name in bad))
     await until(lambda: cluster.status("waits").pending is not None)
     assert rebuilds(operator) == 0
     assert set(operator.leader.term.state.jobs) == {"default/runs", "default/waits"}

@@ -27,7 +27,7 @@ async def test_a_gang_starts_runs_and_succeeds(cluster, until):
     await until(lambda: not cluster.status("a").occupied)
     await until(lambda: len(cluster.store.all("events")) == 2)
     reasons = {event["reason"] for event in cluster.store.all("events")}
-    assert reasons == {"Started", "Completed"}
+    assert reasons == {"Started", "Succeeded"}
     assert len(cluster.pods("a", living=False)) == 4  # their logs can be read
 
 

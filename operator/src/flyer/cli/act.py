@@ -65,10 +65,11 @@ class _SuspendLine:
         }.get(event.reason)
         if words is not None:
             self._parts.append(f"{words} {max(0.0, event.time - self._began):.1f} s")
-        if event.reason == "Evicted":
+        evicted = "lostSteps" in fields
+        if evicted:
             lost = fields.get("lostSteps")
             self._parts.append("lost 0 steps" if not lost else f"lost {lost} steps")
-        if self._live and (words or event.reason == "Evicted"):
+        if self._live and (words or evicted):
             print(f"\r\x1b[2K{self.text()}", end="", file=sys.stderr, flush=True)
 
     def text(self) -> str:

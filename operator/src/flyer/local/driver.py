@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flyer import engine
 from flyer.api import FlyerJob, Phase
-from flyer.attempt_history import RANK_FAILED, History
+from flyer.attempt_history import History
 from flyer.engine import (
     Commit,
     Event,
@@ -35,7 +35,7 @@ from flyer.engine import (
 )
 from flyer.engine.log import step_line
 from flyer.errors import ExitStatus, FlyerError
-from flyer.job_events import narrate
+from flyer.job_events import EVENT_DROPPED, NODE_LOST, NODE_READY, RANK_FAILED, job_events
 from flyer.local.attempts import Attempts
 from flyer.local.eventlog import EventLog
 from flyer.local.leftovers import MARKER, clear_leftovers
@@ -211,7 +211,7 @@ class Driver:
         seconds = self.cluster.node_return_seconds
         self.events.tell(
             time.time(),
-            "NodeLost",
+            NODE_LOST,
             f"{event.node}: {event.evidence}; it returns in {seconds:g} s",
             job=pod.job if pod else "",
             attempt=pod.attempt if pod else None,
@@ -224,7 +224,7 @@ class Driver:
 
     def _node_returned(self, name: str) -> None:
         self.returns_at.pop(name, None)
-        self.events.tell(time.time(), "NodeReady", f"{name} is ready again", node=name)
+        self.events.tell(time.time(), NODE_READY, f"{name} is ready again", node=name)
         for node in self.cluster.engine_nodes():
             if node.name == name:
                 self.tell(NodeObserved(node))
@@ -308,7 +308,7 @@ class Driver:
                     raise
                 log.exception("a bug, please report it")
                 why = f"{fault}: {fault.__cause__!r:.400}"
-                self.events.tell(now, "EventDropped", why, job=fault.job, warning=True)
+                self.events.tell(now, EVENT_DROPPED, why, job=fault.job, warning=True)
                 events = [one for one in events if one is not fault.event]
             else:
                 return actions, events
@@ -321,7 +321,7 @@ class Driver:
         job = job.replace(status=action.status)
         self.store.commit(action.job, job.to_object())
         self.jobs[action.job] = job
-        for told in narrate(before, action.status):
+        for told in job_events(before, action.status):
             self.events.tell(
                 now, told.reason, told.message, job=action.job, attempt=told.attempt,
                 node=told.node, warning=told.warning, fields=told.fields,

@@ -15,6 +15,7 @@ from flyer import engine
 from flyer.api import FlyerJobStatus
 from flyer.engine import Killed, NodeEmptied, PodExited, Policy
 from flyer.engine.log import rebuild_line
+from flyer.job_events import DRIVER_RESTARTED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,7 +62,7 @@ def vanished_pods(jobs: Mapping[str, FlyerJob], told: EventLog) -> list[Event]:
         if status.occupied:
             told.tell(
                 time.time(),
-                "DriverRestarted",
+                DRIVER_RESTARTED,
                 f"the driver before ended with the job {status.phase}; "
                 f"process {os.getpid()} goes on",
                 job=key,

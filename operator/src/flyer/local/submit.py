@@ -21,9 +21,9 @@ from flyer.api import (
     load_manifest,
     quantize,
 )
-from flyer.attempt_history import SUBMITTED
 from flyer.engine import JobSubmitted
 from flyer.errors import FlyerError
+from flyer.job_events import SUBMITTED
 from flyer.local.podspecs import FOLDER_ANNOTATION, refusals, with_folder
 
 if TYPE_CHECKING:

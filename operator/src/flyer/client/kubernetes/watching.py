@@ -10,7 +10,7 @@ from flyer.api import FlyerJobStatus
 from flyer.client.connection import WatchItem
 from flyer.client.kubernetes.errors import words_for
 from flyer.client.kubernetes.views import job_of, view_of
-from flyer.job_events import narrate
+from flyer.job_events import REMOVED, job_events
 from flyer.kube.client.errors import ApiError, ForbiddenError, GoneError, NotFoundError
 from flyer.kube.client.resources import FLYERJOBS
 from flyer.views import EventView
@@ -121,7 +121,7 @@ class JobWatch:
         before = self._before.get(key)
         self._before[key] = after
         if before is not None or (not first and kind != "LISTED"):
-            for told in narrate(before, after):
+            for told in job_events(before, after):
                 event = EventView(
                     sequence=int(version) if version.isdigit() else 0,
                     time=time.time(),
@@ -139,7 +139,7 @@ class JobWatch:
     async def _gone(self, key: str, queue: asyncio.Queue[WatchItem | Exception]) -> None:
         self._versions.pop(key, None)
         self._before.pop(key, None)
-        event = EventView(0, time.time(), "Warning", "Removed", "the job was deleted", key)
+        event = EventView(0, time.time(), "Warning", REMOVED, "the job was deleted", key)
         await queue.put(WatchItem(event=event))
 
 

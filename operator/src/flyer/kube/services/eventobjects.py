@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flyer.api.names import API_VERSION, KIND_JOB
 
 if TYPE_CHECKING:
-    from flyer.kube.services.announcements import Announcement
+    from flyer.job_events import JobEvent
 
 __all__ = ["CONTROLLER", "EventObjects", "EventWrite"]
 
@@ -63,7 +63,7 @@ class EventObjects:
         self._recorded: OrderedDict[_Key, _Recorded] = OrderedDict()
         self._numbers = itertools.count()
 
-    def record(self, job: str, uid: str, what: Announcement, now: float) -> EventWrite | None:
+    def record(self, job: str, uid: str, what: JobEvent, now: float) -> EventWrite | None:
         """The write for this announcement; None: a later one of its series has it."""
         note = _note(what.message)
         key = (uid, what.reason, note, what.warning)
@@ -109,7 +109,7 @@ class EventObjects:
         return EventWrite(known.namespace, known.name, {"series": series}, True)
 
     def _event(
-        self, known: _Recorded, name: str, uid: str, what: Announcement, note: str, now: float
+        self, known: _Recorded, name: str, uid: str, what: JobEvent, note: str, now: float
     ) -> dict[str, Any]:
         return {
             "apiVersion": "events.k8s.io/v1",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from flyer import engine
 from flyer.engine import JobFault, JobQuarantined, JobSubmitted
-from flyer.kube.services.announcements import EVENT_DROPPED, Announcement
+from flyer.job_events import EVENT_DROPPED, JobEvent
 from flyer.kube.services.errors import StaleStateError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Steps:
         left: LeftAlone,
         quarantine: Quarantine,
         metrics: Metrics,
-        announce: Callable[[str, Announcement], None],
+        announce: Callable[[str, JobEvent], None],
     ) -> None:
         self._left = left
         self._quarantine = quarantine
@@ -75,5 +75,5 @@ class Steps:
             self._left.leave(fault.job, why)
             return self._quarantine.aside(events)
         self._metrics.faults.labels("event").inc()
-        self._announce(fault.job, Announcement(EVENT_DROPPED, why, warning=True))
+        self._announce(fault.job, JobEvent(EVENT_DROPPED, why, warning=True))
         return [one for one in events if one is not fault.event]

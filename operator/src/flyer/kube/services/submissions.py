@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from flyer.api import Phase
 from flyer.engine import JobRemoved, JobSubmitted, Tick
+from flyer.job_events import INVALID, JobEvent
 from flyer.kube.client.errors import ApiError, NotFoundError
 from flyer.kube.client.resources import FLYERJOBS
-from flyer.kube.services.announcements import INVALID, Announcement
 from flyer.kube.services.views import RELEASE_FINALIZER
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Submissions:
         if view.problem and self._invalid.get(view.key) != view.uid:
             self._invalid[view.key] = view.uid
             log.error("%s cannot be read and is left alone: %s", view.key, view.problem)
-            self._announcer.tell(view.key, view.uid, Announcement(INVALID, view.problem, True))
+            self._announcer.tell(view.key, view.uid, JobEvent(INVALID, view.problem, warning=True))
 
     def _submit(self, key: str, view: JobView) -> None:
         if view.job is None or not self.wanted(view) or not self.passed(view):

@@ -30,16 +30,11 @@ from flyer.engine import (
     Tick,
     WakeAt,
 )
+from flyer.job_events import NEVER_FITS, QUARANTINED, JobEvent, recorded_event
 from flyer.kube.client.errors import ApiError
 from flyer.kube.client.resources import PODS
 from flyer.kube.pods.names import LABEL_JOB
-from flyer.kube.services.announcements import (
-    LEFT_ALONE,
-    NEVER_FITS,
-    Announcement,
-    Announcer,
-    announcement,
-)
+from flyer.kube.services.announcements import Announcer
 from flyer.kube.services.apart import LeftAlone
 from flyer.kube.services.commits import Commits, refused_status
 from flyer.kube.services.counts import Counts
@@ -406,11 +401,11 @@ class Term:
     def _committed(self, key: str, before: FlyerJobStatus | None, after: FlyerJobStatus) -> None:
         with self._left.guard(key, "announcing"):
             self._metrics.committed(before, after)
-            told = announcement(before, after)
+            told = recorded_event(before, after)
             if told is not None:
                 self._announce(key, told)
 
-    def _announce(self, key: str, told: Announcement) -> None:
+    def _announce(self, key: str, told: JobEvent) -> None:
         view = self._world.job(key)
         if view is not None and not view.deleting:
             told = replace(told, message=self._privacy.words(told.message, key))
@@ -418,7 +413,7 @@ class Term:
 
     def _left_alone(self, key: str, kind: str, why: str) -> None:
         self._metrics.faults.labels(kind).inc()
-        self._announce(key, Announcement(LEFT_ALONE, why, warning=True))
+        self._announce(key, JobEvent(QUARANTINED, why, warning=True))
         if kind != "status":  # else no status of it is taken
             self._quarantine.mark(key, why)
 
@@ -431,7 +426,7 @@ class Term:
             return  # known since before its template was changed: its start will say so
         status = refused_status(view.job, why, self.epoch, time.time())
         if await self._commits.write(view, status):
-            self._announce(view.key, Announcement(NEVER_FITS, why, warning=True))
+            self._announce(view.key, JobEvent(NEVER_FITS, why, warning=True))
 
     def _zones(self) -> Zones:
         """No second job crosses zones while one that is left alone may."""
