@@ -218,8 +218,8 @@ CROSS_ZONE = FlyerJobStatus.model_validate(
         ),
         (evicted("Suspended", "by anna"), "Suspended", "by anna", False),
         (evicted("Requeued", "by anna"), "Requeued", "by anna", False),
-        (evicted("Yielded", "the job released them"), "Requeued", "the job released them", False),
-        (evicted("NodeFailures", "lost a0"), "Restarted", "lost a0", True),
+        (evicted("Yielded", "released"), "Requeued", "Yielded: released", False),
+        (evicted("NodeFailures", "lost a0"), "Restarted", "NodeFailures: lost a0", True),
         (evicted("PodsRefused", "it is full"), "PodsRefused", "it is full", True),
     ],
 )  # fmt: skip

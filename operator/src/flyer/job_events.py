@@ -190,11 +190,13 @@ def _evicted(before: FlyerJobStatus, after: FlyerJobStatus) -> Iterator[JobEvent
     if eviction is None or eviction == before.eviction:
         return
     reason = _EVICTIONS.get(eviction.reason, RESTARTED)
-    by = f" by {eviction.by}" if eviction.by else ""
+    message = eviction.message or (f"by {eviction.by}" if eviction.by else "")
+    if reason != eviction.reason:
+        message = ": ".join(filter(None, (eviction.reason, message)))
     lost = f"; {eviction.lost_steps} steps lost" if eviction.lost_steps else ""
     yield JobEvent(
         reason,
-        f"{eviction.message or eviction.reason + by}{lost}",
+        f"{message}{lost}",
         warning=reason in _WARNINGS,
         attempt=eviction.attempt,
         fields=_ends(
