@@ -10,7 +10,7 @@
 //! descriptor a process is enough for ever.
 //!
 //! Who maps it, how offsets travel and when somebody may touch a block is its users' protocol. One
-//! thing is offered for its failures: [`Arena::take_back`] exchanges the pages under a range, so that
+//! thing is offered for its failures: [`Arena::revoke`] exchanges the pages under a range, so that
 //! whoever may still write to it, stopped in the middle perhaps, writes to pages of nobody's.
 
 use std::collections::BTreeMap;
@@ -46,7 +46,7 @@ pub enum ArenaError {
         /// Size of the arena.
         limit: usize,
     },
-    /// After [`Arena::take_back`] nothing more is handed out.
+    /// After [`Arena::revoke`] nothing more is handed out.
     #[error("this shared memory was taken back from a peer that stands still: begin a new one")]
     Retired,
 }
@@ -58,7 +58,7 @@ pub struct Arena {
     blocks: Mutex<Blocks>,
     retired: AtomicBool,
     /// A peer hands out the blocks.
-    entrusted: AtomicBool,
+    delegated: AtomicBool,
     /// A forked child has the same memory and no right to give any of it back.
     process: u32,
 }
@@ -81,7 +81,7 @@ pub struct Block {
 
 /// Where a range lies in its arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Found {
+pub struct Location {
     /// From the beginning of the segment.
     pub offset: u64,
     /// No page of it holds a byte of anybody else's, so that it can be taken back.
@@ -103,22 +103,22 @@ impl Arena {
         Ok(Self::of(segment))
     }
 
-    /// Blocks of memory that a peer created and entrusted to us ([`Arena::entrust`]).
+    /// Blocks of memory that a peer created and delegated to us ([`Arena::delegate`]).
     pub fn of(segment: Segment) -> Self {
         let blocks = Blocks { free: [(0, segment.bytes())].into(), ..Blocks::default() };
         Self {
             segment,
             blocks: Mutex::new(blocks),
             retired: false.into(),
-            entrusted: false.into(),
+            delegated: false.into(),
             process: std::process::id(),
         }
     }
 
     /// Leaves it to a peer, who maps the segment, to hand out its blocks: whole pages each. To us all
     /// of it is one block from now on.
-    pub fn entrust(&self) {
-        self.entrusted.store(true, Ordering::Release);
+    pub fn delegate(&self) {
+        self.delegated.store(true, Ordering::Release);
     }
 
     /// A size that is no limit where memory is one: what the machine has, or nothing where this
@@ -144,7 +144,7 @@ impl Arena {
         self.blocks().used
     }
 
-    /// True after [`Arena::take_back`]: no range is found any more.
+    /// True after [`Arena::revoke`]: no range is found any more.
     pub fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire)
     }
@@ -159,7 +159,7 @@ impl Arena {
     /// # Errors
     /// [`ArenaError`].
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Block, ArenaError> {
-        if self.is_retired() || self.entrusted.load(Ordering::Acquire) {
+        if self.is_retired() || self.delegated.load(Ordering::Acquire) {
             return Err(ArenaError::Retired);
         }
         let mut blocks = self.blocks();
@@ -173,15 +173,15 @@ impl Arena {
     }
 
     /// Where `bytes` bytes from `address` on lie, if they are part of one block.
-    pub fn find(&self, address: *const u8, bytes: usize) -> Option<Found> {
+    pub fn find(&self, address: *const u8, bytes: usize) -> Option<Location> {
         let offset = address.addr().checked_sub(self.segment.base().addr())?;
         if offset >= self.segment.bytes() || self.is_retired() {
             return None;
         }
         let end = offset.checked_add(bytes)?;
-        if self.entrusted.load(Ordering::Acquire) {
+        if self.delegated.load(Ordering::Acquire) {
             let whole_pages = offset.is_multiple_of(PAGE_BYTES);
-            let found = Found { offset: offset as u64, whole_pages };
+            let found = Location { offset: offset as u64, whole_pages };
             return (end <= self.segment.bytes()).then_some(found);
         }
         let blocks = self.blocks();
@@ -189,7 +189,7 @@ impl Arena {
         let block_end = start + length;
         let whole_pages = offset.is_multiple_of(PAGE_BYTES)
             && (end == block_end || end.is_multiple_of(PAGE_BYTES));
-        (end <= block_end).then_some(Found { offset: offset as u64, whole_pages })
+        (end <= block_end).then_some(Location { offset: offset as u64, whole_pages })
     }
 
     /// Gives the owner pages of its own under a range: same address, same bytes, and what a peer still
@@ -198,7 +198,7 @@ impl Arena {
     ///
     /// # Errors
     /// What the kernel says: too little memory for the copy.
-    pub fn take_back(&self, offset: u64, bytes: usize) -> io::Result<()> {
+    pub fn revoke(&self, offset: u64, bytes: usize) -> io::Result<()> {
         self.retire();
         let bytes =
             bytes.checked_next_multiple_of(PAGE_BYTES).ok_or(io::ErrorKind::InvalidInput)?;

@@ -90,7 +90,7 @@ fn what_is_taken_back_is_out_of_the_peers_reach() {
     unsafe {
         block.base().write(1);
         peer.at(found.offset, 1).unwrap().write(2);
-        arena.take_back(found.offset, block.bytes()).unwrap();
+        arena.revoke(found.offset, block.bytes()).unwrap();
         assert_eq!(block.base().read(), 2);
         peer.at(found.offset, 1).unwrap().write(3);
         peer.at(found.offset + 2 * PAGE_BYTES as u64, 100).unwrap().write_bytes(3, 100);
@@ -103,13 +103,13 @@ fn what_is_taken_back_is_out_of_the_peers_reach() {
     assert_eq!(arena.allocate(1).unwrap_err(), ArenaError::Retired);
     drop((block, other));
     assert_eq!(arena.used(), 0);
-    assert!(arena.take_back(1, 1).is_err() && arena.take_back(4 * MIB as u64, 1).is_err());
+    assert!(arena.revoke(1, 1).is_err() && arena.revoke(4 * MIB as u64, 1).is_err());
 }
 
 #[test]
 fn what_is_entrusted_to_a_peer_is_handed_out_by_it() {
     let arena = arena(MIB);
-    arena.entrust();
+    arena.delegate();
     assert_eq!(arena.allocate(10).unwrap_err(), ArenaError::Retired);
     let peer = Arc::new(Arena::of(peer_of(&arena)));
     let _first = peer.allocate(10).unwrap();

@@ -1,7 +1,7 @@
 //! At which of its addresses other machines shall reach this one: those that somebody named, else
 //! the one that the kernel routes from, then the others.
 //!
-//! [`Wanted::select`] is pure: it sorts a list of interfaces. [`interfaces`] and [`source_towards`]
+//! [`AddressSelector::select`] is pure: it sorts a list of interfaces. [`interfaces`] and [`source_towards`]
 //! ask the kernel.
 
 use std::fmt;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 const NAME_BYTES_MAX: usize = 15;
 /// How interfaces of a machine's own making begin (bridges, tunnels). Other machines may have the same
 /// address there, so these come last, unless the route goes there.
-pub const INWARD: [&str; 14] = [
+pub const VIRTUAL_PREFIXES: [&str; 14] = [
     "docker", "br-", "cni", "flannel", "cali", "cilium", "lxc", "veth", "virbr", "ifb", "tunl",
     "dummy", "kube", "podman",
 ];
@@ -40,7 +40,7 @@ impl fmt::Display for Interface {
 /// commas between them, best first. Without anything: all but loopback, best first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Wanted(Vec<Term>);
+pub struct AddressSelector(Vec<Term>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Term {
@@ -60,45 +60,45 @@ enum Of {
 #[error(
     "`{0}` is no address (10.0.0.5), network (10.0.0.0/8), interface (eth0, ib*) or exclusion (!docker0)"
 )]
-pub struct Unreadable(String);
+pub struct InvalidSelector(String);
 
 /// Nothing that is wanted is there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{wanted}` fits no interface that is up; there are: {there}")]
-pub struct Nowhere {
+pub struct NoMatchingInterface {
     wanted: String,
     there: String,
 }
 
-impl FromStr for Wanted {
-    type Err = Unreadable;
+impl FromStr for AddressSelector {
+    type Err = InvalidSelector;
 
-    fn from_str(text: &str) -> Result<Self, Unreadable> {
+    fn from_str(text: &str) -> Result<Self, InvalidSelector> {
         text.split(',').map(Term::read).collect::<Result<_, _>>().map(Self)
     }
 }
 
-impl TryFrom<String> for Wanted {
-    type Error = Unreadable;
+impl TryFrom<String> for AddressSelector {
+    type Error = InvalidSelector;
 
-    fn try_from(text: String) -> Result<Self, Unreadable> {
+    fn try_from(text: String) -> Result<Self, InvalidSelector> {
         if text.is_empty() { Ok(Self::default()) } else { text.parse() }
     }
 }
 
-impl From<Wanted> for String {
-    fn from(wanted: Wanted) -> Self {
+impl From<AddressSelector> for String {
+    fn from(wanted: AddressSelector) -> Self {
         wanted.to_string()
     }
 }
 
-impl From<IpAddr> for Wanted {
+impl From<IpAddr> for AddressSelector {
     fn from(address: IpAddr) -> Self {
         Self(vec![Term { excluded: false, of: Of::Address(address) }])
     }
 }
 
-impl fmt::Display for Wanted {
+impl fmt::Display for AddressSelector {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, term) in self.0.iter().enumerate() {
             let comma = if at > 0 { "," } else { "" };
@@ -114,13 +114,13 @@ impl fmt::Display for Wanted {
 }
 
 impl Term {
-    fn read(text: &str) -> Result<Self, Unreadable> {
+    fn read(text: &str) -> Result<Self, InvalidSelector> {
         let text = text.trim();
         let (excluded, rest) = match text.strip_prefix('!') {
             Some(rest) => (true, rest.trim()),
             None => (false, text),
         };
-        let of = Of::read(rest).ok_or_else(|| Unreadable(text.to_owned()))?;
+        let of = Of::read(rest).ok_or_else(|| InvalidSelector(text.to_owned()))?;
         Ok(Self { excluded, of })
     }
 }
@@ -161,7 +161,7 @@ impl Of {
     }
 }
 
-impl Wanted {
+impl AddressSelector {
     /// True if nobody asked for anything.
     pub fn is_default(&self) -> bool {
         self.0.is_empty()
@@ -176,7 +176,7 @@ impl Wanted {
         &self,
         interfaces: &[Interface],
         route: Option<IpAddr>,
-    ) -> Result<Vec<Interface>, Nowhere> {
+    ) -> Result<Vec<Interface>, NoMatchingInterface> {
         let mut all = interfaces.to_vec();
         all.sort_by_key(|one| one.rank(route));
         let mut chosen: Vec<Interface> = Vec::new();
@@ -197,7 +197,7 @@ impl Wanted {
         if chosen.is_empty() && !self.is_default() {
             let there: Vec<String> = all.iter().map(ToString::to_string).collect();
             let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
-            return Err(Nowhere { wanted: self.to_string(), there });
+            return Err(NoMatchingInterface { wanted: self.to_string(), there });
         }
         Ok(chosen)
     }
@@ -206,7 +206,7 @@ impl Wanted {
 impl Interface {
     /// Less is better.
     fn rank(&self, route: Option<IpAddr>) -> (bool, bool, bool, bool) {
-        let inward = INWARD.iter().any(|prefix| self.name.starts_with(prefix));
+        let inward = VIRTUAL_PREFIXES.iter().any(|prefix| self.name.starts_with(prefix));
         (self.loopback, route != Some(self.address), inward, self.address.is_ipv6())
     }
 }

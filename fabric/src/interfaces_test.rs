@@ -21,7 +21,7 @@ fn machine() -> Vec<Interface> {
 }
 
 fn names(wanted: &str, route: Option<&str>) -> Vec<String> {
-    let wanted = Wanted::try_from(wanted.to_owned()).unwrap();
+    let wanted = AddressSelector::try_from(wanted.to_owned()).unwrap();
     let route = route.map(|route| route.parse().unwrap());
     let chosen = wanted.select(&machine(), route).unwrap();
     chosen.into_iter().map(|one| one.name).collect()
@@ -60,14 +60,14 @@ fn what_is_named_is_taken_in_the_order_of_the_names() {
 #[test]
 fn an_address_of_loopback_is_taken_as_it_is() {
     assert_eq!(names("lo,!::1", None), ["lo"]);
-    let wanted: Wanted = "127.0.0.7".parse().unwrap();
+    let wanted: AddressSelector = "127.0.0.7".parse().unwrap();
     let chosen = wanted.select(&machine(), None).unwrap();
     assert_eq!(chosen[0].to_string(), "lo 127.0.0.7");
 }
 
 #[test]
 fn a_machine_of_loopback_alone_is_reached_there() {
-    let wanted = Wanted::default();
+    let wanted = AddressSelector::default();
     assert_eq!(wanted.select(&machine()[..1], None).unwrap(), machine()[..1]);
     assert_eq!(wanted.select(&[], None).unwrap(), []);
 }
@@ -75,7 +75,8 @@ fn a_machine_of_loopback_alone_is_reached_there() {
 #[test]
 fn what_fits_nothing_is_an_error_that_lists_what_there_is() {
     for wanted in ["ib9", "192.168.0.0/16", "10.0.0.6", "ib0,!ib*", "!*"] {
-        let error = wanted.parse::<Wanted>().unwrap().select(&machine(), None).unwrap_err();
+        let error =
+            wanted.parse::<AddressSelector>().unwrap().select(&machine(), None).unwrap_err();
         let text = error.to_string();
         assert!(text.contains(&format!("`{wanted}`")) && text.contains("ib1 10.100.1.5"), "{text}");
     }
@@ -94,7 +95,7 @@ fn what_cannot_be_read_is_refused() {
         "!!eth0",
         "a234567890123456",
     ] {
-        assert!(text.parse::<Wanted>().is_err(), "{text}");
+        assert!(text.parse::<AddressSelector>().is_err(), "{text}");
     }
 }
 
@@ -118,8 +119,8 @@ fn this_machine_has_interfaces_and_routes_end_at_one_of_them() {
 proptest! {
     #[test]
     fn any_text_is_read_or_refused_and_comes_back_the_same(text in "[!a-z0-9*?./:, ]{0,24}") {
-        if let Ok(wanted) = text.parse::<Wanted>() {
-            prop_assert_eq!(wanted.to_string().parse::<Wanted>().unwrap(), wanted.clone());
+        if let Ok(wanted) = text.parse::<AddressSelector>() {
+            prop_assert_eq!(wanted.to_string().parse::<AddressSelector>().unwrap(), wanted.clone());
             let _ = wanted.select(&machine(), None);
         }
     }

@@ -7,26 +7,19 @@
 
 use std::pin::Pin;
 
-mod admission;
 pub mod arena;
 pub mod auth;
-pub mod capability;
+pub mod boot_instant;
 pub mod class;
-pub mod credentials;
 pub mod deadline;
 pub mod descriptors;
-mod door;
+mod fault;
 pub mod fork;
-pub mod handshake;
 pub mod interfaces;
-pub mod keys;
-pub mod moment;
 pub mod rpc;
 pub mod shm;
 pub mod tcp;
-pub mod ticket;
 pub mod tls;
-mod watched;
 
 /// A future that is compiled in the crate that makes it. What an `async fn` does is compiled anew
 /// in every crate that waits for it; the services' entry points are boxed for that reason.

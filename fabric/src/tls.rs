@@ -1,7 +1,7 @@
 //! TLS 1.3 below remote calls: contexts, the channel binding, and named mismatches.
 //!
 //! The server's key is made when it binds its port, is a raw public key (RFC 7250) and vouches for
-//! nothing: the client accepts any. Both sides are authenticated by `crate::handshake`, which runs
+//! nothing: the client accepts any. Both sides are authenticated by `crate::auth::handshake`, which runs
 //! inside TLS and covers the channel binding (`tls-exporter`, RFC 9266). Whatever terminates TLS
 //! between the two has two channels with different bindings, so neither proof fits the other.
 //!
@@ -26,8 +26,8 @@ use rustls::{
     SignatureScheme,
 };
 
-use crate::credentials::Credentials;
-use crate::keys::Keys;
+use crate::auth::credentials::Credentials;
+use crate::auth::keys::Keys;
 
 /// Length of a channel binding.
 const BINDING_BYTES: usize = 32;
@@ -40,37 +40,7 @@ pub(crate) const HANDSHAKE_RECORD: u8 = 0x16;
 pub(crate) const MISMATCH: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 70];
 /// Bytes that are read of a peer before it has authenticated. A client hello, a finished message,
 /// the first message of our handshake with the longest ticket and a proof are 2 KiB.
-pub(crate) const STRANGER_BYTES_MAX: usize = 8 << 10;
-
-/// Why a connection does not have the TLS that one side asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TlsError {
-    /// At the service: it requires TLS, the peer uses none.
-    #[error(
-        "the peer connects without TLS, which this service requires; set `tls: true` in the peer's cluster.json or service configuration"
-    )]
-    PlainPeer,
-    /// At the service: it has no TLS, the peer requires it.
-    #[error(
-        "the peer connects with TLS, and this service runs without; set `tls: true` in this service's configuration, or `tls: false` in the peer's"
-    )]
-    UnexpectedTls,
-    /// At the client: the service requires TLS.
-    #[error(
-        "the service requires TLS; set `tls: true` in the cluster.json or service configuration of this side"
-    )]
-    Required,
-    /// At the client: the service has no TLS.
-    #[error(
-        "the service runs without TLS, which this side requires; set `tls: true` in the service's configuration"
-    )]
-    NotServed,
-    /// The proof of the peer belongs to another TLS connection, or to another key.
-    #[error(
-        "the peer's proof does not belong to this TLS connection: the peer holds another key, is another service, or a proxy between the two terminates TLS; check that both sides read the same key file and that nothing relays the connection"
-    )]
-    NotBound,
-}
+pub(crate) const UNAUTHENTICATED_BYTES_MAX: usize = 8 << 10;
 
 /// Connections that a service accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -10,16 +10,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
-use super::handshake::{self, broken, within};
-use super::serving::Proved;
+use super::handshake::{self, PeerAuth, broken, within};
 use super::stream::{Metered, Stream};
-use crate::auth::AuthError;
-use crate::credentials::Credential;
+use crate::auth::credentials::Credential;
+use crate::auth::handshake::{Hello, MAGIC_BYTES};
+use crate::auth::keys::KeyRing;
+use crate::auth::{AuthError, TlsError};
 use crate::deadline::Deadline;
-use crate::handshake::{Hello, MAGIC_BYTES};
-use crate::keys::KeyRing;
 use crate::tls::{
-    Accepts, HANDSHAKE_RECORD, MISMATCH, STRANGER_BYTES_MAX, TlsError, binding, client_context,
+    Accepts, HANDSHAKE_RECORD, MISMATCH, UNAUTHENTICATED_BYTES_MAX, binding, client_context,
     is_mismatch, server_context,
 };
 
@@ -37,7 +36,7 @@ pub(super) async fn dial(
     }
     let connect = async {
         let (config, name) = client_context().map_err(failed(context))?;
-        let metered = Metered::new(stream, STRANGER_BYTES_MAX);
+        let metered = Metered::new(stream, UNAUTHENTICATED_BYTES_MAX);
         match TlsConnector::from(config).connect(name, metered).await {
             Ok(stream) => Ok(Box::new(TlsStream::Client(stream))),
             Err(error) if is_mismatch(&error) => {
@@ -55,19 +54,19 @@ pub(super) async fn dial(
 
 /// What became of a connection that we accepted.
 pub(super) enum Accepted {
-    /// The other side has proved a key or a ticket.
-    Authenticated(Stream, Proved),
+    /// The other side has peer_auth a key or a ticket.
+    Authenticated(Stream, PeerAuth),
     /// It left before its first byte: a probe that only asks whether the port is open.
     Silent,
 }
 
 /// Which connections a service accepts, and with what.
-pub(super) struct Door {
+pub(super) struct Acceptor {
     accepts: Accepts,
     tls: Option<TlsAcceptor>,
 }
 
-impl Door {
+impl Acceptor {
     pub(super) fn new(accepts: Accepts) -> Result<Self, rustls::Error> {
         let context = accepts.tls().then(server_context).transpose()?;
         Ok(Self { accepts, tls: context.map(TlsAcceptor::from) })
@@ -92,16 +91,16 @@ impl Door {
         let tls_error = |source| AuthError::Tls { context: context.into(), source };
         match (is_tls, &self.tls) {
             (true, Some(acceptor)) => {
-                let metered = Metered::new(stream, STRANGER_BYTES_MAX);
+                let metered = Metered::new(stream, UNAUTHENTICATED_BYTES_MAX);
                 let accept = async { acceptor.accept(metered).await.map_err(broken(context)) };
                 let stream = within(context, deadline, accept).await?;
                 let mut stream = Box::new(TlsStream::Server(stream));
                 let binding = binding(&stream).map_err(failed(context))?;
                 let accepted =
                     handshake::accept(&mut stream, ring, cluster, context, &binding, deadline);
-                let Some(proved) = accepted.await? else { return Ok(Accepted::Silent) };
+                let Some(peer_auth) = accepted.await? else { return Ok(Accepted::Silent) };
                 stream.get_mut().0.authenticated();
-                Ok(Accepted::Authenticated(Stream::Tls(stream), proved))
+                Ok(Accepted::Authenticated(Stream::Tls(stream), peer_auth))
             }
             (true, None) => {
                 refuse(&mut stream, deadline).await;
@@ -110,8 +109,8 @@ impl Door {
             (false, _) if self.accepts.plain() => {
                 let accepted =
                     handshake::accept(&mut stream, ring, cluster, context, &[], deadline);
-                let Some(proved) = accepted.await? else { return Ok(Accepted::Silent) };
-                Ok(Accepted::Authenticated(Stream::Plain(stream), proved))
+                let Some(peer_auth) = accepted.await? else { return Ok(Accepted::Silent) };
+                Ok(Accepted::Authenticated(Stream::Plain(stream), peer_auth))
             }
             (false, _) => {
                 let mut first = [0; MAGIC_BYTES];
@@ -133,7 +132,7 @@ async fn refuse(stream: &mut TcpStream, deadline: Deadline) {
     let refuse = async {
         stream.write_all(&MISMATCH).await?;
         stream.shutdown().await?;
-        let mut rest = stream.take(STRANGER_BYTES_MAX as u64);
+        let mut rest = stream.take(UNAUTHENTICATED_BYTES_MAX as u64);
         tokio::io::copy(&mut rest, &mut tokio::io::sink()).await
     };
     // A peer that does not take it has none.

@@ -2,9 +2,8 @@
 
 use std::io;
 
-use serde::{Deserialize, Serialize};
-
 use crate::auth::AuthError;
+use crate::fault::{Fault, FaultCode};
 
 /// Whether a failed call can have had its effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,56 +12,6 @@ pub enum Executed {
     No,
     /// The request may have been executed, or may still be: only an idempotent call may be repeated.
     Perhaps,
-}
-
-/// Why the server could not serve a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum FaultCode {
-    /// The message is not one of this service.
-    BadRequest,
-    /// More calls or bytes are in flight than the server takes; it was not executed. Back off.
-    Overloaded,
-    /// The server is going down; it was not executed.
-    ShuttingDown,
-    /// The handler broke; it may have been executed in part.
-    Internal,
-    /// The call was guarded and came too late; it was not executed.
-    Expired,
-    /// The caller's credential does not allow it; it was not executed.
-    Forbidden,
-}
-
-/// A refusal by the server itself, below the meaning of any message.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[error("{code:?}: {detail}")]
-pub struct Fault {
-    /// What kind.
-    pub code: FaultCode,
-    /// For a person.
-    pub detail: String,
-}
-
-impl Fault {
-    /// A guarded call that came too late.
-    pub fn expired() -> Self {
-        let detail = "it came after the moment until which its caller may have it begun";
-        Self { code: FaultCode::Expired, detail: detail.into() }
-    }
-
-    /// The caller's credential does not allow the call.
-    pub fn forbidden(detail: impl Into<String>) -> Self {
-        Self { code: FaultCode::Forbidden, detail: detail.into() }
-    }
-
-    /// A message that is not one of this service.
-    pub fn bad_request(detail: impl Into<String>) -> Self {
-        Self { code: FaultCode::BadRequest, detail: detail.into() }
-    }
-
-    /// A handler that broke.
-    pub fn internal(detail: impl Into<String>) -> Self {
-        Self { code: FaultCode::Internal, detail: detail.into() }
-    }
 }
 
 /// Why a call has no reply.
@@ -134,9 +83,9 @@ pub enum RpcError {
         /// The bound.
         bytes_max: usize,
     },
-    /// The right that the call needs was lost (see [`super::Fence`]); nothing was sent.
+    /// The right that the call needs was lost (see [`super::Lease`]); nothing was sent.
     #[error("`{context}` at {peer}: the right to ask for this was lost to somebody else")]
-    Fenced {
+    LeaseLost {
         /// The service.
         context: String,
         /// Its address.
@@ -159,7 +108,7 @@ impl RpcError {
             Self::Unreachable { .. }
             | Self::Refused { .. }
             | Self::TooLarge { .. }
-            | Self::Fenced { .. } => Executed::No,
+            | Self::LeaseLost { .. } => Executed::No,
             Self::TimedOut { sent: false, .. } => Executed::No,
             Self::Faulted { fault, .. } if fault.code != FaultCode::Internal => Executed::No,
             Self::Codec { what: "encoding", .. } => Executed::No,
@@ -181,7 +130,7 @@ impl RpcError {
             Self::Refused { source: AuthError::Expired { .. }, .. } => true,
             Self::Refused { .. }
             | Self::TooLarge { .. }
-            | Self::Fenced { .. }
+            | Self::LeaseLost { .. }
             | Self::Codec { .. } => false,
         }
     }

@@ -43,7 +43,7 @@ pub(super) enum Kind {
     /// An encoded `Fault` instead of an answer. Its time: as of a reply.
     Fault = 3,
     /// A call that must be begun before the server's clock of this connection shows its time.
-    Guarded = 4,
+    NotAfter = 4,
     /// Request-to-send: announces the lengths of a request that is too large to be sent unasked.
     /// Header only. Its time: as of a request.
     Offer = 5,
@@ -127,7 +127,7 @@ impl Header {
             1 => Kind::Request,
             2 => Kind::Reply,
             3 => Kind::Fault,
-            4 => Kind::Guarded,
+            4 => Kind::NotAfter,
             5 => Kind::Offer,
             6 => Kind::Grant,
             7 => Kind::Decline,

@@ -1,18 +1,26 @@
-//! `crate::handshake` moved over a tokio stream.
+//! `crate::auth::handshake` moved over a tokio stream.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::serving::Proved;
-use crate::auth::{AuthError, nonce};
-use crate::credentials::Credential;
-use crate::deadline::Deadline;
-use crate::handshake::{
+use crate::auth::credentials::Credential;
+use crate::auth::handshake::{
     Acceptor, CHALLENGE_BYTES, Dialer, HELLO_BYTES, Hello, MAGIC_BYTES, PROOF_BYTES,
 };
-use crate::keys::KeyRing;
-use crate::tls::{MISMATCH, TlsError};
+use crate::auth::keys::KeyRing;
+use crate::auth::ticket::Grant;
+use crate::auth::{AuthError, Key, TlsError, nonce};
+use crate::deadline::Deadline;
+use crate::tls::MISMATCH;
+
+/// What the handshake of a connection has shown.
+pub(super) struct PeerAuth {
+    pub grant: Grant,
+    /// The key of the ring that it rests on, and its id.
+    pub key_id: u32,
+    pub key: Key,
+}
 
 /// Authenticates a connection that we opened. `binding` identifies its TLS; empty without.
 pub(super) async fn dial(
@@ -58,7 +66,7 @@ pub(super) async fn accept(
     context: &str,
     binding: &[u8],
     deadline: Deadline,
-) -> Result<Option<Proved>, AuthError> {
+) -> Result<Option<PeerAuth>, AuthError> {
     within(context, deadline, async {
         let mut hello = [0; HELLO_BYTES];
         // A probe may also reset the connection instead of closing it.
@@ -91,7 +99,7 @@ pub(super) async fn accept(
         }
         let unknown = AuthError::UnknownKey { context: context.into(), id: key_id };
         let (grant, key) = (grant?, held.ok_or(unknown)?);
-        Ok(Some(Proved { grant, key_id, key }))
+        Ok(Some(PeerAuth { grant, key_id, key }))
     })
     .await
 }

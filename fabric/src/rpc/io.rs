@@ -8,8 +8,8 @@ use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
-use super::Payload;
 use super::frame::{FrameError, HEADER_BYTES, Header, Kind, Limits};
+use super::message::Payload;
 
 /// What the reader keeps before it is parsed; large payloads bypass it.
 pub(super) const READ_BUFFER_BYTES: usize = 64 << 10;

@@ -3,11 +3,18 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio_rustls::TlsStream;
+
+use crate::class::TrafficClass;
+
+/// A peer that has not acknowledged what it was sent for so long is gone: without this the kernel
+/// tries for a quarter of an hour, ever more seldom, and calls wait behind what it tries.
+const UNHEARD_MAX: Duration = Duration::from_secs(30);
 
 /// What is read at once below TLS, which by itself asks for 4 KiB.
 const RECEIVE_BYTES: usize = 64 << 10;
@@ -112,8 +119,8 @@ pub(super) struct Metered {
 
 enum State {
     /// Bytes that may still be read.
-    Stranger(usize),
-    Member {
+    Unauthenticated(usize),
+    Authenticated {
         buffer: Box<[u8]>,
         from: usize,
         to: usize,
@@ -122,13 +129,13 @@ enum State {
 
 impl Metered {
     pub(super) fn new(socket: TcpStream, bytes_max: usize) -> Self {
-        Self { socket, state: State::Stranger(bytes_max) }
+        Self { socket, state: State::Unauthenticated(bytes_max) }
     }
 
     /// Ends the bound.
     pub(super) fn authenticated(&mut self) {
         let buffer = vec![0; RECEIVE_BYTES].into();
-        self.state = State::Member { buffer, from: 0, to: 0 };
+        self.state = State::Authenticated { buffer, from: 0, to: 0 };
     }
 }
 
@@ -140,7 +147,7 @@ impl AsyncRead for Metered {
     ) -> Poll<io::Result<()>> {
         let Self { socket, state } = self.get_mut();
         match state {
-            State::Stranger(left) => {
+            State::Unauthenticated(left) => {
                 if *left == 0 {
                     let detail = "too many bytes before it authenticated";
                     return Poll::Ready(Err(io::Error::other(detail)));
@@ -153,7 +160,7 @@ impl AsyncRead for Metered {
                 *left -= read;
                 out.advance(read);
             }
-            State::Member { buffer, from, to } => {
+            State::Authenticated { buffer, from, to } => {
                 if from == to {
                     let mut fresh = ReadBuf::new(buffer);
                     ready!(Pin::new(socket).poll_read(context, &mut fresh))?;
@@ -196,4 +203,17 @@ impl AsyncWrite for Metered {
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().socket).poll_shutdown(context)
     }
+}
+
+/// Small frames leave at once, dead peers are noticed by the kernel too, and the class is marked.
+pub(super) fn prepare(stream: &TcpStream, class: TrafficClass) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let keepalive = socket2::TcpKeepalive::new()
+        .with_time(Duration::from_secs(10))
+        .with_interval(Duration::from_secs(5))
+        .with_retries(3);
+    let socket = socket2::SockRef::from(stream);
+    socket.set_tcp_keepalive(&keepalive)?;
+    socket.set_tcp_user_timeout(Some(UNHEARD_MAX))?;
+    Ok(class.apply(stream)?)
 }

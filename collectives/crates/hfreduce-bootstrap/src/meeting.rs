@@ -294,7 +294,7 @@ impl Meeting {
                     ) {
                         Ok(stream) => return Ok(stream),
                         // A door that closes may only be busy, or belong to the one before.
-                        Err(error) => match (error.broken_off(), error.stranger()) {
+                        Err(error) => match (error.interrupted(), error.rejection()) {
                             (Some(source), _) => {
                                 let what = if is_late(source) {
                                     "who listens there says nothing".to_owned()

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use fabric::interfaces::Wanted;
+use fabric::interfaces::AddressSelector;
 use hfreduce_engine::{Determinism, Priority, STREAMS_MAX};
 
 const KEY_BYTES_MIN: usize = 16;
@@ -31,7 +31,7 @@ pub struct Settings {
     /// Its network zone.
     pub zone: String,
     /// At which of its addresses other machines reach this one; by default all, best first.
-    pub address: Wanted,
+    pub address: AddressSelector,
     /// The file with machines, zones and bridges; node and zone come from it then.
     pub topology: Option<PathBuf>,
     /// Bytes of one reduce chunk; otherwise the engine's.
@@ -75,7 +75,7 @@ impl Settings {
             key: key.to_vec(),
             node: host_name(),
             zone: "default".to_owned(),
-            address: Wanted::default(),
+            address: AddressSelector::default(),
             topology: None,
             chunk_bytes: None,
             connect: Duration::from_secs(120),
@@ -169,7 +169,7 @@ impl Settings {
     ///
     /// # Errors
     /// [`SettingError`].
-    pub fn wanted(name: &'static str, value: &str) -> Result<Wanted, SettingError> {
+    pub fn wanted(name: &'static str, value: &str) -> Result<AddressSelector, SettingError> {
         let expected = "addresses (10.0.0.5), networks (10.0.0.0/8), interfaces (eth0, ib*) and \
                         exclusions (!docker0) with commas between them";
         value.parse().map_err(|_| wrong(name, value, expected))

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use fabric::interfaces::Wanted;
+use fabric::interfaces::AddressSelector;
 use hfreduce_bootstrap::Settings;
 use hfreduce_engine::daemon::{Arrival, Entrance};
 use hfreduce_engine::{Determinism, Options, Priority};
@@ -187,7 +187,7 @@ fn modes(text: &str) -> PyResult<Determinism> {
         .map_err(|expected| PyValueError::new_err(format!("determinism={text:?}: give {expected}")))
 }
 
-pub(crate) fn wanted(text: Option<&str>) -> PyResult<Wanted> {
+pub(crate) fn wanted(text: Option<&str>) -> PyResult<AddressSelector> {
     let wanted = text.map(|text| Settings::wanted("HFREDUCE_ADDRESS", text)).transpose();
     Ok(wanted.map_err(|error| PyValueError::new_err(error.to_string()))?.unwrap_or_default())
 }

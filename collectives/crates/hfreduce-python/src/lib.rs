@@ -16,7 +16,7 @@ mod probe;
 mod rendezvous;
 mod work;
 
-use fabric::interfaces::INWARD;
+use fabric::interfaces::VIRTUAL_PREFIXES;
 use hfreduce_engine::{DType, ReduceOp};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -51,7 +51,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(probe::instruction_set, module)?)?;
     module.add_function(wrap_pyfunction!(probe::descriptors_needed, module)?)?;
     module.add_function(wrap_pyfunction!(probe::reached_at, module)?)?;
-    module.add("INWARD", PyTuple::new(module.py(), INWARD)?)?;
+    module.add("INWARD", PyTuple::new(module.py(), VIRTUAL_PREFIXES)?)?;
     module.add_function(wrap_pyfunction!(probe::best_instruction_set, module)?)?;
     module.add_function(wrap_pyfunction!(gpu::without_gdrcopy, module)?)?;
     Ok(())

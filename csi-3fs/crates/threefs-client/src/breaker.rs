@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use fabric::moment::Moment;
+use fabric::boot_instant::BootInstant;
 use threefs_core::ids::ChainId;
 
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -18,13 +18,13 @@ pub(crate) struct Breakers(HashMap<ChainId, Open>);
 #[derive(Debug)]
 struct Open {
     pause: Duration,
-    until: Moment,
+    until: BootInstant,
 }
 
 impl Breakers {
     /// Whether a chain may be asked; if not, for how long not. One caller at a time tries a chain
     /// that failed: the next one may after another pause, should this one never come back.
-    pub(crate) fn admit(&mut self, chain: ChainId, now: Moment) -> Result<(), Duration> {
+    pub(crate) fn admit(&mut self, chain: ChainId, now: BootInstant) -> Result<(), Duration> {
         match self.0.get_mut(&chain) {
             Some(open) if now < open.until => Err(open.until.since(now)),
             Some(open) => {
@@ -36,7 +36,7 @@ impl Breakers {
     }
 
     /// What came of asking it.
-    pub(crate) fn asked(&mut self, chain: ChainId, answered: bool, now: Moment) {
+    pub(crate) fn asked(&mut self, chain: ChainId, answered: bool, now: BootInstant) {
         if answered {
             self.0.remove(&chain);
             return;
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn a_chain_that_fails_is_tried_by_one_caller_after_ever_longer_pauses() {
-        let (mut breakers, start) = (Breakers::default(), Moment::now());
+        let (mut breakers, start) = (Breakers::default(), BootInstant::now());
         let at = |ms: u64| start.after(Duration::from_millis(ms));
         let (bad, good) = (ChainId(1), ChainId(2));
         for _ in 0..50 {
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn the_pause_is_bounded() {
-        let (mut breakers, start) = (Breakers::default(), Moment::now());
+        let (mut breakers, start) = (Breakers::default(), BootInstant::now());
         let mut now = start;
         for _ in 0..20 {
             breakers.asked(ChainId(1), false, now);

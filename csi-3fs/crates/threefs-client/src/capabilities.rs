@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use fabric::capability::{Capability, LIFE_S};
-use fabric::credentials::{Credential, Credentials};
-use fabric::moment::Moment;
+use fabric::auth::capability::{Capability, LIFE_S};
+use fabric::auth::credentials::{Credential, Credentials};
+use fabric::boot_instant::BootInstant;
 use fabric::rpc::decode;
 use threefs_core::ids::InodeId;
 use threefs_core::terms::{FileTerms, WRITE_LIFETIME_S};
@@ -29,7 +29,7 @@ struct Kept {
     /// Bytes of the file below may be written.
     end: u64,
     /// When it came: the clock of the service that signed it may differ from this one's.
-    came: Moment,
+    came: BootInstant,
     /// It may be written until then, in seconds since 1970.
     until_unix_s: u64,
     /// A new one is being asked for.
@@ -57,10 +57,10 @@ impl Capabilities {
     /// One that is good for writing the bytes below `end`; with 0 for reading. A storage service that
     /// does not take it says so, and it is forgotten.
     pub(crate) fn get(&self, inode: InodeId, end: u64) -> Option<Found> {
-        self.get_at(inode, end, Moment::now())
+        self.get_at(inode, end, BootInstant::now())
     }
 
-    fn get_at(&self, inode: InodeId, end: u64, now: Moment) -> Option<Found> {
+    fn get_at(&self, inode: InodeId, end: u64, now: BootInstant) -> Option<Found> {
         let Credential::Ticket(sealed) = self.credentials.current() else { return None };
         let mut kept = self.lock();
         let known = kept.get_mut(&inode).filter(|known| known.end >= end)?;
@@ -90,7 +90,7 @@ impl Capabilities {
         if kept.len() >= KEPT_MAX {
             kept.clear();
         }
-        let came = Moment::now();
+        let came = BootInstant::now();
         kept.insert(inode, Kept { capability, end, came, until_unix_s, renewing: false });
         end
     }
@@ -114,9 +114,9 @@ impl Capabilities {
 #[cfg(test)]
 mod tests {
     use fabric::auth::Key;
-    use fabric::keys::KeyRing;
+    use fabric::auth::keys::KeyRing;
+    use fabric::auth::ticket::Ticket;
     use fabric::rpc::encode;
-    use fabric::ticket::Ticket;
     use threefs_core::ids::{TableId, TableVersion};
     use threefs_core::layout::{ChainChoice, Layout};
 
@@ -163,7 +163,7 @@ mod tests {
 
     /// Whether to renew it, if one is good, so long after it came.
     fn found(all: &Capabilities, end: u64, age_s: u64) -> Option<bool> {
-        let now = Moment::now().after(Duration::from_secs(age_s));
+        let now = BootInstant::now().after(Duration::from_secs(age_s));
         all.get_at(INODE, end, now).map(|found| found.renew)
     }
 

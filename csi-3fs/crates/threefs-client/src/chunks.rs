@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fabric::BoxFuture;
 use fabric::deadline::Deadline;
-use fabric::rpc::{CallOptions, FaultCode, Guard, Payload, RpcError, decode, encode};
+use fabric::rpc::{CallOptions, FaultCode, NotAfter, Payload, RpcError, decode, encode};
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::ContentChange;
 use threefs_core::error::{Remedy, StorageError};
@@ -120,7 +120,7 @@ impl Client {
             // Later attempts may have a later end, never an earlier one: nothing that was sent may
             // begin once the operation has failed.
             let deadline = patience.deadline();
-            let guard = Guard { fence: self.0.fence.clone(), end: deadline };
+            let not_after = NotAfter { lease: self.0.lease.clone(), end: deadline };
             let Some(routing) = self.0.routing.newest(attempts, deadline).await? else {
                 break;
             };
@@ -130,7 +130,7 @@ impl Client {
             };
             let request = ask(to);
             let options = CallOptions {
-                guard: matches!(request, StorageRequest::Update(_)).then_some(&guard),
+                not_after: matches!(request, StorageRequest::Update(_)).then_some(&not_after),
                 class: request.class(),
                 idle_timeout: Some(self.0.config.update_attempt_timeout),
             };
@@ -232,8 +232,11 @@ impl Client {
             let who = who(&routing, &replica);
             let request =
                 StorageRequest::Read(ReadRequest { to, chunk: place.chunk, offset, length });
-            let options =
-                CallOptions { guard: None, class: request.class(), idle_timeout: Some(timeout) };
+            let options = CallOptions {
+                not_after: None,
+                class: request.class(),
+                idle_timeout: Some(timeout),
+            };
             let attempt = deadline.within(timeout * BUSY_PATIENCE);
             let payload = Payload::empty();
             let call = self.call(&routing, replica.node, &request, payload, attempt, options);

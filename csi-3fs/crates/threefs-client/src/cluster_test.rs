@@ -247,14 +247,14 @@ async fn what_a_partition_held_back_does_not_undo_what_the_next_holder_wrote() {
     };
     let former = cluster.client();
     whole(&former).await;
-    former.fence().hold_until(Moment::now().after(Duration::from_secs(60)));
+    former.lease().renew_until(BootInstant::now().after(Duration::from_secs(60)));
     // Over each of its connections.
     for _ in 0..2 {
         write(&former, b"first").await.unwrap();
     }
     network.held.send_replace(u64::MAX);
-    let end = Moment::now().after(Duration::from_millis(500));
-    former.fence().hold_until(end);
+    let end = BootInstant::now().after(Duration::from_millis(500));
+    former.lease().renew_until(end);
     let lost = tokio::time::timeout(Duration::from_millis(250), write(&former, b"FORMER")).await;
     assert!(lost.is_err(), "it was held back");
     // So long at least does whoever wants the claim wait.

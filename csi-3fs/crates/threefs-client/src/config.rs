@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use fabric::auth::credentials::Credentials;
 use fabric::class::TrafficClass;
-use fabric::credentials::Credentials;
 use fabric::rpc::{ConnectionConfig, PoolConfig};
 use rand::TryRngCore;
 use threefs_core::ids::ClientId;

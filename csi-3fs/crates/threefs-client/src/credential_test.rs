@@ -5,13 +5,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use fabric::auth::Key;
-use fabric::capability::{Capability, Shown};
+use fabric::auth::capability::{Capability, Presented};
+use fabric::auth::keys::KeyRing;
+use fabric::auth::ticket::{SealedTicket, Ticket};
 use fabric::deadline::Deadline;
-use fabric::keys::KeyRing;
 use fabric::rpc::{
     CallOptions, Connection, ConnectionConfig, FaultCode, Payload, Reply, RpcError, encode,
 };
-use fabric::ticket::{SealedTicket, Ticket};
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::ContentChange;
 use threefs_core::heartbeat::{DataFolder, Heartbeat};
@@ -155,7 +155,7 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
         Some(Capability::sign(&ring(), sealed.ticket(), inode, terms, now()))
     };
     let ask = async |request: &StorageRequest, capability: Option<Capability>| {
-        let shown = capability.map_or(Shown::Nothing, Shown::Capability);
+        let shown = capability.map_or(Presented::Nothing, Presented::Capability);
         let message = encode(&(request, shown)).unwrap();
         code(call(&storage, message, request.class()).await)
     };
@@ -186,7 +186,7 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
     // A read-only ticket with a capability that allows writes, which no service would sign for it.
     let reader = open(&address, crate::config::STORAGE_CONTEXT, &ticket(VOLUME, true)).await;
     let update = requests(OWN).pop().unwrap();
-    let own = capability(VOLUME, false, OWN).map_or(Shown::Nothing, Shown::Capability);
+    let own = capability(VOLUME, false, OWN).map_or(Presented::Nothing, Presented::Capability);
     let message = encode(&(&update, own)).unwrap();
     let refused = code(call(&reader, message, update.class()).await);
     assert_eq!(refused, Some(FaultCode::Forbidden));
@@ -223,7 +223,7 @@ async fn chunks_that_a_file_does_not_have_are_not_written() {
             chunk_bytes,
         };
         let request = StorageRequest::Update(update);
-        let message = encode(&(&request, Shown::Capability(capability.clone()))).unwrap();
+        let message = encode(&(&request, Presented::Capability(capability.clone()))).unwrap();
         code(call(&storage, message, request.class()).await)
     };
     let other = routing.chains.keys().find(|chain| **chain != ChainId(1)).unwrap().0;

@@ -191,7 +191,7 @@ impl Attempts {
             RpcError::TooLarge { .. } => {
                 Err(ClientError::InvalidArgument { detail: error.to_string() })
             }
-            RpcError::Fenced { .. } => Err(ClientError::Fenced { what: self.what.clone() }),
+            RpcError::LeaseLost { .. } => Err(ClientError::Fenced { what: self.what.clone() }),
             RpcError::Codec { .. } => {
                 Err(ClientError::Protocol { who: who.into(), detail: error.to_string() })
             }

@@ -48,9 +48,9 @@ mod volumes;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
+pub use fabric::boot_instant::BootInstant;
 use fabric::deadline::Deadline;
-pub use fabric::moment::Moment;
-pub use fabric::rpc::Fence;
+pub use fabric::rpc::Lease;
 use threefs_core::ids::ClientId;
 use threefs_meta::Identity;
 
@@ -76,7 +76,7 @@ struct Inner {
     config: ClientConfig,
     routing: Routing,
     /// What every change and update needs.
-    fence: Fence,
+    lease: Lease,
     metadata: Arc<Metadata>,
     /// For claims: they are what gives the right.
     claims: Metadata,
@@ -93,20 +93,20 @@ impl Client {
     /// Nothing is sent yet but the first question for routing, in the background.
     pub fn start(config: ClientConfig) -> Self {
         let id = config::draw_client_id();
-        let fence = Fence::default();
+        let lease = Lease::default();
         let identity = if config.control_plane { Identity::CONTROL_PLANE } else { Identity::ROOT };
         Self(Arc::new(Inner {
             id,
             routing: Routing::follow(&config),
-            metadata: Arc::new(Metadata::new(&config, id, fence.clone(), identity)),
+            metadata: Arc::new(Metadata::new(&config, id, lease.clone(), identity)),
             // Under an id of its own: each counts its changes by itself.
             claims: Metadata::new(
                 &config,
                 config::draw_client_id(),
-                Fence::default(),
+                Lease::default(),
                 Identity::CONTROL_PLANE,
             ),
-            fence,
+            lease,
             channels: Channels::new(id),
             peers: Peers::new(&config),
             window: Window::new(config.operations_in_flight_max, config.bytes_in_flight_max),
@@ -118,8 +118,8 @@ impl Client {
 
     /// The right that all changes and updates of this client need, but claims. Open until somebody
     /// says something else.
-    pub fn fence(&self) -> &Fence {
-        &self.0.fence
+    pub fn lease(&self) -> &Lease {
+        &self.0.lease
     }
 
     /// The deadline of an operation that begins now.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric::capability::{Capability, Shown};
+use fabric::auth::capability::{Capability, Presented};
 use fabric::deadline::Deadline;
-use fabric::rpc::{Fault, Fence, RpcError};
+use fabric::rpc::{Fault, Lease, RpcError};
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_meta::{
     Identity, MetaChange, MetaClient, MetaClientError, MetaQuery, MetaReply, RequestId,
@@ -40,12 +40,12 @@ impl Metadata {
     pub(crate) fn new(
         config: &ClientConfig,
         id: ClientId,
-        fence: Fence,
+        lease: Lease,
         identity: Identity,
     ) -> Self {
         Self {
             identity,
-            client: MetaClient::fenced(&config.meta, &config.credentials, id, fence),
+            client: MetaClient::with_lease(&config.meta, &config.credentials, id, lease),
             capabilities: Capabilities::new(&config.credentials),
             who: format!("meta at {}", config.meta),
             timeout: config.timeout,
@@ -110,10 +110,10 @@ impl Metadata {
         self: &Arc<Self>,
         file: Option<(InodeId, u64)>,
         deadline: Deadline,
-    ) -> Result<Shown, CallError> {
+    ) -> Result<Presented, CallError> {
         // Holders of the key need nothing.
         let needed = file.filter(|_| self.capabilities.needed());
-        let Some((inode, end)) = needed else { return Ok(Shown::Nothing) };
+        let Some((inode, end)) = needed else { return Ok(Presented::Nothing) };
         if let Some(found) = self.capabilities.get(inode, end) {
             if found.renew {
                 let metadata = Arc::clone(self);
@@ -125,10 +125,10 @@ impl Metadata {
                     }
                 });
             }
-            return Ok(Shown::Capability(found.capability));
+            return Ok(Presented::Capability(found.capability));
         }
         match self.ask(inode, deadline).await? {
-            (capability, known) if known >= end => Ok(Shown::Capability(capability)),
+            (capability, known) if known >= end => Ok(Presented::Capability(capability)),
             _ => Err(CallError::NotReserved),
         }
     }

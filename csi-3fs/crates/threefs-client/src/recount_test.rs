@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fabric::auth::Key;
+use fabric::auth::keys::KeyRing;
+use fabric::auth::ticket::{SealedTicket, Ticket};
 use fabric::deadline::Deadline;
-use fabric::keys::KeyRing;
 use fabric::rpc::Shutdown;
-use fabric::ticket::{SealedTicket, Ticket};
 use threefs_core::ids::InodeId;
 use threefs_meta::{
     At, Inode, Meta, MetaChange, MetaConfig, MetaQuery, MetaReply, Reservation, SessionId,
@@ -81,7 +81,7 @@ async fn bytes_that_were_not_reported_count_and_stay() {
     let address = meta.address().to_string();
     let (_handle, shutdown) = Shutdown::new();
     tokio::spawn(meta.serve(shutdown));
-    let client = |credentials: fabric::credentials::Credentials| {
+    let client = |credentials: fabric::auth::credentials::Credentials| {
         let config = ClientConfig::new(vec![cluster.mgmtd.clone()], address.clone(), credentials);
         Client::start(ClientConfig { timeout: LONG, ..config })
     };

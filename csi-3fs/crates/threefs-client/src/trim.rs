@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fabric::BoxFuture;
+use fabric::boot_instant::BootInstant;
 use fabric::deadline::Deadline;
-use fabric::moment::Moment;
 use threefs_core::chunk::ContentChange;
 use threefs_core::forgotten::{FORGET_INODES_MAX, InodeRange};
 use threefs_core::ids::{ChainId, ChunkId, InodeId};
@@ -128,7 +128,7 @@ impl Client {
             }
         };
         for (chain, numbers) in of_chain {
-            if let Err(pause) = self.breakers().admit(chain, Moment::now()) {
+            if let Err(pause) = self.breakers().admit(chain, BootInstant::now()) {
                 let detail = format!("{chain} did not answer; next attempt in {pause:.1?}");
                 fail((numbers, Err(detail)));
                 continue;
@@ -144,7 +144,7 @@ impl Client {
             tasks.spawn(async move {
                 let forgotten = client.forget_on(&what, chain, inodes, deadline).await;
                 let answered = !matches!(forgotten, Err(ClientError::Unavailable { .. }));
-                client.breakers().asked(chain, answered, Moment::now());
+                client.breakers().asked(chain, answered, BootInstant::now());
                 (numbers, forgotten.map_err(|error| error.to_string()))
             });
         }
@@ -175,7 +175,7 @@ impl Client {
         let chains = self.chains(&what, layout, deadline).await.map_err(|it| it.to_string())?;
         let mut end = range.start;
         for chain in chains_within(&chains, layout.chunk_bytes, &range) {
-            if let Err(pause) = self.breakers().admit(chain, Moment::now()) {
+            if let Err(pause) = self.breakers().admit(chain, BootInstant::now()) {
                 return Err(format!("{chain} did not answer; next attempt in {pause:.1?}"));
             }
             // Judged by a short question: that a file has too many chunks to see them all in time does
@@ -185,7 +185,7 @@ impl Client {
             let soon = Deadline::after(CHAIN_TIMEOUT);
             let found = self.first_chunks_after(&what, chain, inode, after, 1, soon).await;
             let answered = !matches!(found, Err(ClientError::Unavailable { .. }));
-            self.breakers().asked(chain, answered, Moment::now());
+            self.breakers().asked(chain, answered, BootInstant::now());
             let (chunks, _) = found.map_err(|error| error.to_string())?;
             if chunks.is_empty() {
                 continue;

@@ -1,7 +1,7 @@
 //! The claim of a mount that only one node may have: renewed while the mount is served; without a
 //! renewal that is young enough nothing is served. See `threefs_client::Claim`.
 //!
-//! What the daemon has asked for meanwhile is fenced where it arrives: the client's `Fence` lets
+//! What the daemon has asked for meanwhile is fenced where it arrives: the client's `Lease` lets
 //! changes and updates pass while the claim is held, and each says until when it may be begun. So
 //! an operation lasts as long as its own time, over any number of renewals, and nothing of it
 //! happens once another node may have the claim.
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use fabric::deadline::Deadline;
 use rustix::io::Errno;
-use threefs_client::{Claim, Client, ClientError, Fence, Moment, Renewal};
+use threefs_client::{BootInstant, Claim, Client, ClientError, Lease, Renewal};
 use tokio::sync::watch;
 
 /// Renewals in the time for which one is trusted.
@@ -31,7 +31,7 @@ pub struct ClaimConfig {
 
 #[derive(Clone, Debug)]
 enum State {
-    Held { until: Moment },
+    Held { until: BootInstant },
     Lost,
 }
 
@@ -49,13 +49,13 @@ impl Gate {
         config: ClaimConfig,
         resume: bool,
     ) -> Result<Result<Self, String>, ClientError> {
-        let (asked, fence) = (Moment::now(), client.fence().clone());
+        let (asked, lease) = (BootInstant::now(), client.lease().clone());
         let claim = if resume {
             let known = Claim { holder: config.holder.clone(), beat: 0 };
             match client.renew_claim(&config.path, &known).await? {
                 Renewal::Held(claim) => claim,
                 Renewal::Lost(found) => {
-                    fence.close();
+                    lease.revoke();
                     return Ok(Err(named(found)));
                 }
             }
@@ -66,9 +66,9 @@ impl Gate {
             return Ok(Err(claim.holder));
         }
         let until = asked.after(config.valid);
-        fence.hold_until(until);
+        lease.renew_until(until);
         let (sender, state) = watch::channel(State::Held { until });
-        tokio::spawn(renew(client.clone(), config, claim, sender, fence));
+        tokio::spawn(renew(client.clone(), config, claim, sender, lease));
         Ok(Ok(Self { state }))
     }
 
@@ -79,7 +79,7 @@ impl Gate {
 
     /// Whether the claim is certainly held now.
     pub(crate) fn is_open(&self) -> bool {
-        matches!(*self.state.borrow(), State::Held { until } if Moment::now() < until)
+        matches!(*self.state.borrow(), State::Held { until } if BootInstant::now() < until)
     }
 
     /// Waits until the claim is certainly held; EIO when it is lost or that cannot be known in time.
@@ -87,7 +87,7 @@ impl Gate {
         let mut state = self.state.clone();
         loop {
             match *state.borrow_and_update() {
-                State::Held { until } if Moment::now() < until => return Ok(()),
+                State::Held { until } if BootInstant::now() < until => return Ok(()),
                 State::Held { .. } => {}
                 State::Lost => return Err(Errno::IO),
             }
@@ -117,7 +117,7 @@ async fn renew(
     config: ClaimConfig,
     mut claim: Claim,
     state: watch::Sender<State>,
-    fence: Fence,
+    lease: Lease,
 ) {
     let ClaimConfig { path, valid, .. } = &config;
     let mut pause = *valid / RENEWALS;
@@ -126,19 +126,19 @@ async fn renew(
             () = tokio::time::sleep(pause) => {}
             () = state.closed() => return,
         }
-        let asked = Moment::now();
+        let asked = BootInstant::now();
         match client.renew_claim(path, &claim).await {
             Ok(Renewal::Held(renewed)) => {
                 claim = renewed;
                 let until = asked.after(*valid);
-                fence.hold_until(until);
+                lease.renew_until(until);
                 state.send_replace(State::Held { until });
                 // Counted from when it was asked: an answer may have taken longer than a pause.
-                pause = (*valid / RENEWALS).saturating_sub(Moment::now().since(asked));
+                pause = (*valid / RENEWALS).saturating_sub(BootInstant::now().since(asked));
             }
             Ok(Renewal::Lost(found)) => {
                 tracing::error!(path, by = named(found), "the claim on this volume is lost");
-                fence.close();
+                lease.revoke();
                 state.send_replace(State::Lost);
                 return;
             }

@@ -7,23 +7,23 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use fabric::moment::Moment;
+use fabric::boot_instant::BootInstant;
 
 /// Notes that are kept; they are at least a part of the wait apart, so that this many always span
 /// it.
 const NOTES_MAX: u32 = 64;
 
 #[derive(Debug, Default)]
-pub(crate) struct Ages(VecDeque<(Moment, u64)>);
+pub(crate) struct Ages(VecDeque<(BootInstant, u64)>);
 
 impl Ages {
     /// Notes the newest version, and returns the newest one that was noted at least `wait` ago.
-    pub(crate) fn due(&mut self, now: Moment, newest: u64, wait: Duration) -> Option<u64> {
+    pub(crate) fn due(&mut self, now: BootInstant, newest: u64, wait: Duration) -> Option<u64> {
         let apart = wait / (NOTES_MAX - 2);
         if self.0.back().is_none_or(|(noted, _)| now.since(*noted) >= apart) {
             self.0.push_back((now, newest));
         }
-        let old = |(noted, _): &(Moment, u64)| now.since(*noted) >= wait;
+        let old = |(noted, _): &(BootInstant, u64)| now.since(*noted) >= wait;
         while self.0.len() > 1 && self.0.get(1).is_some_and(old) {
             self.0.pop_front();
         }
@@ -37,7 +37,7 @@ mod tests {
 
     #[test]
     fn what_was_queued_is_due_after_the_wait_and_notes_are_bounded() {
-        let start = Moment::now();
+        let start = BootInstant::now();
         let at = |ms: u64| start.after(Duration::from_millis(ms));
         let wait = Duration::from_millis(1000);
         let mut ages = Ages::default();

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use fabric::ticket::{Grant, Ticket};
+use fabric::auth::ticket::{Grant, Ticket};
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_kv::{EmbeddedConfig, Store};
 

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fabric::BoxFuture;
-use fabric::credentials::Credentials;
+use fabric::auth::credentials::Credentials;
 use fabric::deadline::Deadline;
-use fabric::rpc::{ConnectionConfig, Executed, Fence, Guard, Pool, PoolConfig, RpcError};
+use fabric::rpc::{ConnectionConfig, Executed, Lease, NotAfter, Pool, PoolConfig, RpcError};
 use threefs_core::ids::{ClientId, InodeId};
 
 use crate::identity::Identity;
@@ -62,7 +62,7 @@ pub struct MetaClient(Arc<Inner>);
 struct Inner {
     pool: Pool,
     /// What changes need.
-    fence: Fence,
+    lease: Lease,
     client: ClientId,
     next: AtomicU64,
     unfinished: Mutex<BTreeSet<u64>>,
@@ -76,20 +76,20 @@ impl MetaClient {
         credentials: &C,
         client: ClientId,
     ) -> Self {
-        Self::fenced(address, credentials, client, Fence::default())
+        Self::with_lease(address, credentials, client, Lease::default())
     }
 
     /// As [`MetaClient::new`], with a right that changes need: none is begun once it has ended.
-    pub fn fenced<C: Clone + Into<Credentials>>(
+    pub fn with_lease<C: Clone + Into<Credentials>>(
         address: impl Into<String>,
         credentials: &C,
         client: ClientId,
-        fence: Fence,
+        lease: Lease,
     ) -> Self {
         let connection = ConnectionConfig::new(CONTEXT, credentials.clone());
         let pool = Pool::new(address, PoolConfig::new(connection));
         let (next, unfinished) = (AtomicU64::new(1), Mutex::default());
-        Self(Arc::new(Inner { pool, fence, client, next, unfinished }))
+        Self(Arc::new(Inner { pool, lease, client, next, unfinished }))
     }
 
     /// Asks a question.
@@ -172,12 +172,12 @@ impl MetaClient {
         deadline: Deadline,
     ) -> Result<MetaReply, MetaClientError> {
         let changes = matches!(request, MetaRequest::Change { .. });
-        let guard = changes.then(|| Guard { fence: self.0.fence.clone(), end: deadline });
+        let not_after = changes.then(|| NotAfter { lease: self.0.lease.clone(), end: deadline });
         // Why the service has refused it so far: more useful at the deadline than "no reply".
         let mut refused: Option<MetaError> = None;
         loop {
             let message = Versioned::of(request);
-            let asked = self.0.pool.ask(&message, ATTEMPT_TIMEOUT, deadline, guard.as_ref());
+            let asked = self.0.pool.ask(&message, ATTEMPT_TIMEOUT, deadline, not_after.as_ref());
             let answer = match (asked.await, refused.take()) {
                 (Ok(answer), _) => answer,
                 (Err(last), Some(refused))

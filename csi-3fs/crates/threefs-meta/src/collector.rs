@@ -13,8 +13,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use fabric::boot_instant::BootInstant;
 use fabric::deadline::Deadline;
-use fabric::moment::Moment;
 use threefs_core::ids::ClientId;
 use tokio::task::JoinSet;
 
@@ -91,7 +91,7 @@ impl Tree {
             rows::LATE => (&mut ages.late, self.config.recount_wait_ms),
             _ => (&mut ages.removed, self.config.collect_delay_ms),
         };
-        Ok(ages.due(Moment::now(), version, Duration::from_millis(wait_ms)))
+        Ok(ages.due(BootInstant::now(), version, Duration::from_millis(wait_ms)))
     }
 
     /// The first queue: marks files dead, empties directories, takes what has no chunks.

@@ -7,7 +7,7 @@
 //! same transaction, so a retry after a lost answer, even over a restart of the service, gets the
 //! answer of the first execution and changes nothing.
 
-use fabric::capability::Capability;
+use fabric::auth::capability::Capability;
 use fabric::rpc::{Fault, decode};
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClientId, InodeId};

@@ -4,8 +4,8 @@
 //! before it runs, and what belongs to the control plane is refused.
 
 use fabric::BoxFuture;
+use fabric::auth::ticket::{Grant, Ticket};
 use fabric::deadline::Deadline;
-use fabric::ticket::{Grant, Ticket};
 use threefs_core::ids::InodeId;
 use threefs_core::terms::FileTerms;
 

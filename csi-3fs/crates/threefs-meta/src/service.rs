@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use fabric::BoxFuture;
-use fabric::capability::Capability;
+use fabric::auth::capability::Capability;
+use fabric::auth::keys::Keys;
+use fabric::auth::ticket::Ticket;
 use fabric::deadline::Deadline;
-use fabric::keys::Keys;
 use fabric::rpc::{
     Budget, Call, Fault, Reply, RpcError, Server, ServerConfig, ServerError, Service, Shutdown,
     encode,
 };
-use fabric::ticket::Ticket;
 use threefs_core::ids::InodeId;
 use threefs_core::terms::{FileTerms, WRITE_LIFETIME_S};
 use threefs_kv::{EmbeddedConfig, KvError, Store};
@@ -217,7 +217,7 @@ impl Service for Handler {
         // Before it is made: a client that takes no replies must not fill the memory.
         match reply_bytes(&request) {
             0 => {}
-            bytes => call.room.reserve(bytes).await?,
+            bytes => call.reply_memory.reserve(bytes).await?,
         }
         let result = match (&request, call.grant.ticket()) {
             (

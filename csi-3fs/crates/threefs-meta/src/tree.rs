@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fabric::BoxFuture;
+use fabric::boot_instant::BootInstant;
 use fabric::deadline::Deadline;
-use fabric::moment::Moment;
 use threefs_core::ids::InodeId;
 use threefs_core::routing::RoutingInfo;
 use threefs_kv::{KvError, Operation, Room, Store};
@@ -48,7 +48,7 @@ pub struct Tree {
     pub(crate) holds: Holds,
     /// How long the collector's queues have waited.
     pub(crate) ages: Mutex<QueueAges>,
-    started: Moment,
+    started: BootInstant,
     layouts: RoundRobin,
     inodes: tokio::sync::Mutex<Range<u64>>,
     /// Set when the store fails in a way from which only a restart recovers.
@@ -103,7 +103,7 @@ impl Tree {
             clients: Clients::default(),
             holds: Holds::new(rand::random()),
             ages: Mutex::default(),
-            started: Moment::now(),
+            started: BootInstant::now(),
             layouts: RoundRobin::new(routing, config.layout, rand::random()),
             inodes: tokio::sync::Mutex::new(0..0),
             failed: watch::channel(None).0,
@@ -113,7 +113,7 @@ impl Tree {
 
     /// Milliseconds since the service began, suspended time included.
     pub(crate) fn uptime_ms(&self) -> u64 {
-        let uptime = Moment::now().since(self.started);
+        let uptime = BootInstant::now().since(self.started);
         u64::try_from(uptime.as_millis()).unwrap_or(u64::MAX)
     }
 

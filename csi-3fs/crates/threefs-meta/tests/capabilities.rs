@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::auth::Key;
-use fabric::capability::Capability;
+use fabric::auth::capability::Capability;
+use fabric::auth::keys::KeyRing;
+use fabric::auth::ticket::{SealedTicket, Ticket};
 use fabric::deadline::Deadline;
-use fabric::keys::KeyRing;
 use fabric::rpc::{Shutdown, decode};
-use fabric::ticket::{SealedTicket, Ticket};
 use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{ClientId, Incarnation, InodeId, NodeId};
 use threefs_core::terms::FileTerms;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use fabric::credentials::Credentials;
+use fabric::auth::credentials::Credentials;
 use fabric::deadline::Deadline;
 use fabric::rpc::{ConnectionConfig, Pool, PoolConfig, RpcError};
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};

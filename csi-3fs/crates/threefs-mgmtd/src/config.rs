@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use fabric::keys::Keys;
+use fabric::auth::keys::Keys;
 use fabric::tls::ServiceTls;
 use threefs_core::ids::TableId;
 

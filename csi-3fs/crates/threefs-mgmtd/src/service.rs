@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fabric::BoxFuture;
+use fabric::auth::ticket::Grant;
 use fabric::rpc::{
     Budget, Call, Fault, Payload, Reply, Server, ServerConfig, ServerError, Service, Shutdown,
     decode_request,
 };
-use fabric::ticket::Grant;
 use threefs_core::ids::RoutingVersion;
 use threefs_core::routing::RoutingInfo;
 use threefs_core::time::Millis;
@@ -73,7 +73,7 @@ impl Mgmtd {
         let mut server = ServerConfig::new(CONTEXT, config.key.clone());
         server.tls = config.tls.accepts();
         server.budgets = vec![Budget { calls_max: CALLS_MAX, ..Budget::default() }];
-        server.calls_of_connection_max = CALLS_OF_CONNECTION_MAX;
+        server.calls_per_connection_max = CALLS_OF_CONNECTION_MAX;
         let server = Server::bind(&config.listen, server).await?;
         let store = Store::embedded(EmbeddedConfig::new(config.store_path))?;
         let address = config.advertise.unwrap_or_else(|| server.address().to_string());
@@ -259,8 +259,8 @@ impl Service for Handler {
 mod tests {
     use std::time::Duration;
 
+    use fabric::auth::ticket::Ticket;
     use fabric::rpc::{ShutdownHandle, decode};
-    use fabric::ticket::Ticket;
     use threefs_core::heartbeat::{DataFolder, Heartbeat};
     use threefs_core::ids::{Incarnation, NodeId};
 

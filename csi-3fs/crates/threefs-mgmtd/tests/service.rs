@@ -6,12 +6,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use fabric::auth::Key;
+use fabric::auth::keys::KeyRing;
+use fabric::auth::ticket::{SealedTicket, Ticket};
 use fabric::deadline::Deadline;
-use fabric::keys::KeyRing;
 use fabric::rpc::{
     Connection, ConnectionConfig, DEFAULT_CLUSTER, Payload, Shutdown, ShutdownHandle, encode,
 };
-use fabric::ticket::{SealedTicket, Ticket};
 use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{Incarnation, NodeId, RoutingVersion};
 use threefs_mgmtd::protocol::{CONTEXT, MgmtdRequest, WAIT_MS_MAX};

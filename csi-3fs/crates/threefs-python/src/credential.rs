@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use fabric::keys::Keys;
-use fabric::ticket::{SealedTicket, Ticket};
+use fabric::auth::keys::Keys;
+use fabric::auth::ticket::{SealedTicket, Ticket};
 use pyo3::prelude::*;
 
 use crate::errors;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use fabric::keys::Keys;
+use fabric::auth::keys::Keys;
 use fabric::rpc::Shutdown;
 use fabric::tls::ServiceTls;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};

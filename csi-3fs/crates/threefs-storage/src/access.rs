@@ -4,10 +4,10 @@
 
 use std::sync::Arc;
 
-use fabric::capability::Capability;
-use fabric::keys::Keys;
+use fabric::auth::capability::Capability;
+use fabric::auth::keys::Keys;
+use fabric::auth::ticket::Grant;
 use fabric::rpc::{Fault, FaultCode, decode};
-use fabric::ticket::Grant;
 use threefs_core::ids::InodeId;
 use threefs_core::message::StorageRequest;
 use threefs_core::routing::RoutingInfo;

@@ -5,9 +5,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use fabric::capability::Shown;
+use fabric::auth::capability::Presented;
+use fabric::auth::credentials::Credentials;
 use fabric::class::TrafficClass;
-use fabric::credentials::Credentials;
 use fabric::deadline::Deadline;
 use fabric::rpc::{CallOptions, ConnectionConfig, Pool, PoolConfig, decode, encode};
 use threefs_core::message::{StorageReply, StorageRequest, StorageResult};
@@ -52,12 +52,12 @@ impl Peers {
             tracing::debug!(address, %error, "a call to another replica failed");
             (Err(PeerFailure::Unreachable), Bytes::new())
         };
-        let message = match encode(&(request, Shown::Nothing)) {
+        let message = match encode(&(request, Presented::Nothing)) {
             Ok(message) => message,
             Err(error) => return unreachable(&error),
         };
         let options = CallOptions {
-            guard: None,
+            not_after: None,
             class: request.class(),
             idle_timeout: Some(self.idle_timeout),
         };

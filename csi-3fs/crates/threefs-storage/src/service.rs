@@ -6,10 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use fabric::BoxFuture;
 use fabric::auth::AuthError;
-use fabric::capability::Shown;
+use fabric::auth::capability::Presented;
+use fabric::auth::keys::Keys;
+use fabric::boot_instant::BootInstant;
 use fabric::class::TrafficClass;
-use fabric::keys::Keys;
-use fabric::moment::Moment;
 use fabric::rpc::{
     Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown, decode_request,
 };
@@ -92,7 +92,7 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
     server_config.tls = tls.accepts();
     server_config.class = TrafficClass::Storage;
     server_config.budgets = admission::budgets(config.memory_bytes);
-    server_config.calls_of_connection_max = admission::CALLS_OF_CONNECTION_MAX;
+    server_config.calls_per_connection_max = admission::CALLS_OF_CONNECTION_MAX;
     let server = Server::bind(&config.listen, server_config).await?;
     let address = config.advertise.clone().unwrap_or_else(|| server.address().to_string());
     let mgmtd = MgmtdClient::new(&config.mgmtd, &credentials);
@@ -165,7 +165,7 @@ struct Port {
 
 impl Service for Port {
     async fn handle(&self, call: Call) -> Result<Reply, Fault> {
-        let (request, shown): (StorageRequest, Shown) = decode_request(&call)?;
+        let (request, shown): (StorageRequest, Presented) = decode_request(&call)?;
         let (capability, now) = (shown.capability()?, unix_now_s());
         let routing = || self.node.shared.routing();
         let (grant, payload_bytes) = (&call.grant, call.payload.len());
@@ -179,7 +179,7 @@ impl Service for Port {
         }
         // Before anything is read from a disk: what cannot be sent soon is not read yet.
         if let Some(bytes) = reply_bytes(&request) {
-            call.room.reserve(bytes).await?;
+            call.reply_memory.reserve(bytes).await?;
         }
         let (result, payload) = self.answer(request, call.payload, call.expires).await;
         Reply::with_payload(&result, payload.into())
@@ -191,7 +191,7 @@ impl Port {
         &self,
         request: StorageRequest,
         payload: Bytes,
-        expires: Option<Moment>,
+        expires: Option<BootInstant>,
     ) -> crate::target::Answer {
         let id = request.to().target;
         let Some(target) = self.node.target(id) else {

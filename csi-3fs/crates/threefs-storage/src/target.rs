@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use fabric::boot_instant::BootInstant;
 use fabric::deadline::Deadline;
-use fabric::moment::Moment;
 use threefs_chunkstore::ChunkStore;
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::Which;
@@ -196,7 +196,7 @@ impl Target {
         self: &Arc<Self>,
         request: StorageRequest,
         payload: Bytes,
-        expires: Option<Moment>,
+        expires: Option<BootInstant>,
     ) -> Answer {
         let expires = expires.map(|at| self.shared.clock.at(at));
         let (answer, answered) = oneshot::channel();
@@ -549,18 +549,18 @@ fn answer(state: &mut State, token: Token, answer: Answer) {
 
 /// The clock of this process, as the core counts time. It goes on while the machine is suspended:
 /// the lease to serve must end then.
-pub(crate) struct Clock(Moment);
+pub(crate) struct Clock(BootInstant);
 
 impl Clock {
     pub(crate) fn start() -> Self {
-        Self(Moment::now())
+        Self(BootInstant::now())
     }
 
     pub(crate) fn now(&self) -> Millis {
-        self.at(Moment::now())
+        self.at(BootInstant::now())
     }
 
-    fn at(&self, moment: Moment) -> Millis {
+    fn at(&self, moment: BootInstant) -> Millis {
         Millis(moment.since(self.0).as_millis() as u64)
     }
 }

@@ -141,7 +141,7 @@ fn admit(mut client: Client<'_>, open: Open, registered_max: usize) -> Result<Se
         Ok(opened) => opened,
         Err(error) => return Err(turn_away(client.line, error)),
     };
-    client.entrust(&arena).map_err(|error| error.to_string())?;
+    client.delegate(&arena).map_err(|error| error.to_string())?;
     let info = String::from_utf8_lossy(&opened.info()).into_owned();
     client.line.say(&Tell::Opened { info, process: std::process::id() });
     let (communicator, arena) = match opened {

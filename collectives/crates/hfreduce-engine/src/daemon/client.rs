@@ -75,8 +75,8 @@ impl<'a> Client<'a> {
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn entrust(&self, arena: &Arc<Arena>) -> std::io::Result<()> {
-        arena.entrust();
+    pub fn delegate(&self, arena: &Arc<Arena>) -> std::io::Result<()> {
+        arena.delegate();
         let (segment, soon) = (arena.segment(), Deadline::after(ANSWER));
         let size = (segment.bytes() as u64).to_le_bytes();
         shm::send_descriptors(self.line.stream(), &size, &[segment.fd()], soon)

@@ -89,7 +89,7 @@ impl Memory {
         });
         // The first retires the arena: no block of it is anybody's again.
         for region in std::iter::once(Region::default()).chain(registered) {
-            if let Err(error) = self.arena.take_back(region.offset, region.bytes) {
+            if let Err(error) = self.arena.revoke(region.offset, region.bytes) {
                 tracing::error!(%error, "memory could not be taken back from hfreduced");
             }
         }

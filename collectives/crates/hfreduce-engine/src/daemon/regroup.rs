@@ -76,7 +76,7 @@ pub(super) fn tell_regrouped(
     })));
     if other_memory {
         match await_word(&mut client.line, Instant::now() + ANSWER)? {
-            Ask::Memory => client.entrust(&arena).map_err(|error| error.to_string())?,
+            Ask::Memory => client.delegate(&arena).map_err(|error| error.to_string())?,
             _ => return Err("it did not ask for its memory when it was its turn".to_owned()),
         }
     }

@@ -10,7 +10,7 @@
 //! aborted? then touching = 0, stop      touching = 0? it reads and writes nothing more
 //! read, write                           its process has ended? neither (its leader says so)
 //! touching = 0                          still 1 after a while: it stands still in the middle of it;
-//!                                       take_back: our memory gets pages of its own
+//!                                       revoke: our memory gets pages of its own
 //! ```
 
 use std::cell::OnceCell;
@@ -162,7 +162,7 @@ impl Driver {
         let Some(arena) = &self.arenas.own else { return };
         for active in self.active.iter().filter(registered) {
             let Some(offset) = active.registered.output else { continue };
-            if let Err(error) = arena.take_back(offset, active.operation.output.bytes()) {
+            if let Err(error) = arena.revoke(offset, active.operation.output.bytes()) {
                 let sequence = active.work.sequence;
                 tracing::error!(%error, sequence, "memory could not be taken back from a peer");
             }

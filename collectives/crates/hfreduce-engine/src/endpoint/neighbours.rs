@@ -361,8 +361,8 @@ pub(super) fn dial(
         }
         // A connection that is closed in the middle of the handshake gave way to newer ones: all ranks
         // may connect to one at once. A wrong key stays wrong.
-        let busy = error.broken_off().is_some();
-        if !busy && (!error.is_silent() || silent.passed()) {
+        let busy = error.interrupted().is_some();
+        if !busy && (!error.timed_out() || silent.passed()) {
             return Err((CauseKind::PeerDied, error.to_string()));
         }
         if given_up() || deadline.remaining().is_none_or(|left| left < pause) {
@@ -377,7 +377,7 @@ pub(super) fn dial(
 /// Why no socket can be made, with the remedy.
 fn out_of_descriptors(error: &tcp::DialError) -> Option<String> {
     error.attempts.iter().find_map(|attempt| match &attempt.why {
-        tcp::Unmet::Unreachable(why)
+        tcp::AttemptError::Unreachable(why)
             if matches!(why.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) =>
         {
             let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
@@ -458,7 +458,7 @@ mod tests {
     fn a_process_without_descriptors_learns_its_limit_and_the_remedy() {
         let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 1);
         let tried = |number| {
-            let why = tcp::Unmet::Unreachable(io::Error::from_raw_os_error(number));
+            let why = tcp::AttemptError::Unreachable(io::Error::from_raw_os_error(number));
             tcp::DialError { attempts: vec![tcp::Attempt { address, why }] }
         };
         for number in [libc::EMFILE, libc::ENFILE] {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::arena::Arena;
-use fabric::interfaces::Wanted;
+use fabric::interfaces::AddressSelector;
 use serde::{Deserialize, Serialize};
 
 use super::CHANNELS_MAX;
@@ -78,7 +78,7 @@ pub struct Options {
     /// The pair of nodes over which two zones are joined, where the scheduler chose one.
     pub bridge: Option<(String, String)>,
     /// At which of its addresses other nodes reach this one; by default all, best first.
-    pub address: Wanted,
+    pub address: AddressSelector,
     /// A host of the group, rank 0's say: the address that the route to it begins at is the best.
     pub towards: Option<String>,
     /// The largest chunk, in bytes; a multiple of 4096.
@@ -128,7 +128,7 @@ impl Options {
             rank,
             placement,
             bridge: None,
-            address: Wanted::default(),
+            address: AddressSelector::default(),
             towards: None,
             slot_bytes: 256 << 10,
             slots: None,

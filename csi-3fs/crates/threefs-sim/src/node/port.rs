@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use fabric::rpc::{Budget, Credits, Ticket};
+use fabric::rpc::{Budget, CreditRequest, Credits};
 use threefs_core::message::{StorageRequest, class};
 use threefs_core::time::Millis;
 
@@ -66,8 +66,8 @@ struct Gate {
     calls: usize,
     requests: Credits<usize>,
     replies: Credits<usize>,
-    tickets: BTreeMap<Ticket, u64>,
-    reservations: BTreeMap<Ticket, u64>,
+    tickets: BTreeMap<CreditRequest, u64>,
+    reservations: BTreeMap<CreditRequest, u64>,
 }
 
 impl Gate {
@@ -83,10 +83,10 @@ impl Gate {
         }
     }
 
-    fn give_back(&mut self, held: Held) {
+    fn release(&mut self, held: Held) {
         self.calls -= 1;
-        self.requests.give_back(held.connection, held.request_bytes);
-        self.replies.give_back(held.connection, held.reply_bytes);
+        self.requests.release(held.connection, held.request_bytes);
+        self.replies.release(held.connection, held.reply_bytes);
     }
 
     /// What a request holds once it is let in.
@@ -142,7 +142,7 @@ impl Port {
             Step::Granted
         } else {
             let Caller { endpoint, volume, .. } = incoming.caller;
-            let ticket = gate.requests.ask(endpoint, volume, incoming.payload.len());
+            let ticket = gate.requests.request(endpoint, volume, incoming.payload.len());
             gate.tickets.insert(ticket, id);
             Step::Offered
         };
@@ -181,23 +181,23 @@ impl Port {
             let expired = |id: &u64| {
                 self.waiting.get(id).is_none_or(|(incoming, _)| incoming.deadline <= now)
             };
-            let offers: Vec<Ticket> =
+            let offers: Vec<CreditRequest> =
                 gate.tickets.iter().filter(|(_, id)| expired(id)).map(|(it, _)| *it).collect();
-            let reservations: Vec<Ticket> =
+            let reservations: Vec<CreditRequest> =
                 gate.reservations.iter().filter(|(_, id)| expired(id)).map(|(it, _)| *it).collect();
             for ticket in offers {
                 let id = gate.tickets.remove(&ticket).unwrap_or_default();
                 if let Some((incoming, _)) = self.waiting.remove(&id) {
-                    gate.requests.forget(incoming.caller.endpoint, ticket);
+                    gate.requests.cancel(incoming.caller.endpoint, ticket);
                 }
             }
             for ticket in reservations {
                 let id = gate.reservations.remove(&ticket).unwrap_or_default();
                 if let Some((incoming, _)) = self.waiting.remove(&id) {
-                    gate.replies.forget(incoming.caller.endpoint, ticket);
+                    gate.replies.cancel(incoming.caller.endpoint, ticket);
                     let mut held = gate.held(&incoming);
                     held.reply_bytes = 0;
-                    gate.give_back(held);
+                    gate.release(held);
                 }
             }
         }
@@ -213,14 +213,15 @@ impl Port {
         }
         let declined = held.request_bytes > 0 && incoming.deadline <= now;
         if declined || gate.calls == gate.budget.calls_max {
-            gate.requests.give_back(held.connection, held.request_bytes);
+            gate.requests.release(held.connection, held.request_bytes);
             return if declined { Entered::Nothing } else { Entered::Overloaded(incoming.caller) };
         }
         gate.calls += 1;
         if held.reply_bytes == 0 {
             return Entered::Admitted(Box::new(incoming), held);
         }
-        let ticket = gate.replies.ask(held.connection, incoming.caller.volume, held.reply_bytes);
+        let ticket =
+            gate.replies.request(held.connection, incoming.caller.volume, held.reply_bytes);
         gate.reservations.insert(ticket, id);
         self.waiting.insert(id, (incoming, Step::Reserving));
         Entered::Nothing
@@ -228,6 +229,6 @@ impl Port {
 
     /// A request is answered.
     pub(crate) fn give_back(&mut self, held: Held) {
-        self.gates[usize::from(held.class)].give_back(held);
+        self.gates[usize::from(held.class)].release(held);
     }
 }

@@ -1,0 +1,225 @@
+//! Capabilities: what one service lets a ticket's holder do with one object at another service.
+//!
+//! The service that knows which objects a ticket reaches signs a capability; the service that has
+//! the objects verifies it with the same key ring, offline. It is worth nothing with another
+//! ticket's directory. It carries the issuer's terms: bytes for the service that has the object, which
+//! say what of it the holder may use.
+
+use hmac::Mac;
+use serde::{Deserialize, Serialize};
+
+use super::keys::KeyRing;
+use super::ticket::Ticket;
+use crate::fault::{Fault, FaultCode};
+
+/// The longest life of a capability; that of its ticket bounds it too.
+pub const LIFE_S: u64 = 3600;
+
+/// A right to one object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capability {
+    /// The key of the ring that signed it.
+    key_id: u32,
+    /// The object.
+    object: u64,
+    /// Whether it may be changed.
+    write: bool,
+    /// When it ends, in seconds since 1970.
+    expires_unix_s: u64,
+    /// What of the object may be used; see [`Capability::terms`].
+    terms: Vec<u8>,
+    mac: [u8; 32],
+}
+
+/// What a request shows of its sender's rights. Requests of services show nothing, and are the same
+/// bytes in all releases.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Presented {
+    /// The key of the cluster is enough.
+    Nothing,
+    /// What earlier releases sent, without terms. It gives no right.
+    Unversioned {
+        /// The key of the ring that signed it.
+        key_id: u32,
+        /// The object.
+        object: u64,
+        /// Whether it might be changed.
+        write: bool,
+        /// When it would end.
+        expires_unix_s: u64,
+        /// Over all of it.
+        mac: [u8; 32],
+    },
+    /// A capability.
+    Capability(Capability),
+}
+
+impl Presented {
+    /// The capability, if there is one.
+    ///
+    /// # Errors
+    /// A fault that names what to upgrade when it is of an earlier release.
+    pub fn capability(&self) -> Result<Option<&Capability>, Fault> {
+        match self {
+            Self::Nothing => Ok(None),
+            Self::Capability(capability) => Ok(Some(capability)),
+            Self::Unversioned { .. } => Err(Fault::bad_request(
+                "the client shows a capability without terms, this service takes version 3 of \
+                 capabilities; upgrade the client and the metadata service to one release with it",
+            )),
+        }
+    }
+}
+
+impl Capability {
+    /// A capability for whoever holds this ticket.
+    pub fn sign(
+        ring: &KeyRing,
+        ticket: &Ticket,
+        object: u64,
+        terms: Vec<u8>,
+        now_unix_s: u64,
+    ) -> Self {
+        let (key_id, _) = ring.signing();
+        let expires_unix_s = ticket.expires_unix_s.min(now_unix_s + LIFE_S);
+        let write = !ticket.read_only;
+        let mut signed = Self { key_id, object, write, expires_unix_s, terms, mac: [0; 32] };
+        if let Some(mac) = signed.expected(ring, ticket.directory) {
+            signed.mac.copy_from_slice(&mac.finalize().into_bytes());
+        }
+        signed
+    }
+
+    /// Whether it is genuine, still good, and for this object and change.
+    ///
+    /// # Errors
+    /// A fault that names what is wrong. One that a new capability heals is retryable.
+    pub fn check(
+        &self,
+        ring: &KeyRing,
+        ticket: &Ticket,
+        object: u64,
+        write: bool,
+        now_unix_s: u64,
+    ) -> Result<(), Fault> {
+        if self.object != object {
+            let other = self.object;
+            return Err(Fault::forbidden(format!("a capability for {other}, not for {object}")));
+        }
+        let Some(mac) = self.expected(ring, ticket.directory) else {
+            let id = self.key_id;
+            return Err(outdated(format!("the capability's key {id} is not held here")));
+        };
+        if mac.verify_slice(&self.mac).is_err() {
+            return Err(Fault::forbidden("the capability is not genuine, or another volume's"));
+        }
+        if write && !self.write {
+            return Err(Fault::forbidden("the capability is for reading only"));
+        }
+        if self.expires_unix_s <= now_unix_s {
+            return Err(outdated("the capability has expired".into()));
+        }
+        Ok(())
+    }
+
+    /// When it ends, in seconds since 1970.
+    pub fn expires_unix_s(&self) -> u64 {
+        self.expires_unix_s
+    }
+
+    /// What the issuer says of the object. Genuine only where [`Capability::check`] went well.
+    pub fn terms(&self) -> &[u8] {
+        &self.terms
+    }
+
+    fn expected(&self, ring: &KeyRing, directory: u64) -> Option<impl Mac + use<>> {
+        let key = ring.get(self.key_id)?.derive("capability 3", b"");
+        Some(key.mac(&[
+            &directory.to_le_bytes(),
+            &self.object.to_le_bytes(),
+            &[u8::from(self.write)],
+            &self.expires_unix_s.to_le_bytes(),
+            // The only one of no fixed length.
+            &self.terms,
+        ]))
+    }
+}
+
+fn outdated(detail: String) -> Fault {
+    Fault { code: FaultCode::Expired, detail }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::rpc::{decode, encode};
+
+    const NOW: u64 = 1_800_000_000;
+
+    fn ring(text: &str) -> KeyRing {
+        KeyRing::parse(Path::new("ring"), text.as_bytes()).unwrap()
+    }
+
+    fn ticket(directory: u64, read_only: bool) -> Ticket {
+        Ticket {
+            cluster: "default".into(),
+            key_id: 0,
+            directory,
+            path: "/volumes/pvc-1".into(),
+            read_only,
+            node: String::new(),
+            expires_unix_s: NOW + 100,
+        }
+    }
+
+    #[test]
+    fn a_capability_is_for_one_object_one_volume_one_right_and_one_time() {
+        let (ours, volume) = (ring("1:0123456789abcdef0123456789abcdef"), ticket(7, false));
+        let signed = Capability::sign(&ours, &volume, 42, vec![1, 2, 3], NOW);
+        assert!(signed.check(&ours, &volume, 42, true, NOW).is_ok());
+        let code = |result: Result<(), Fault>| result.unwrap_err().code;
+        let forbidden = FaultCode::Forbidden;
+        assert_eq!(code(signed.check(&ours, &volume, 43, false, NOW)), forbidden);
+        assert_eq!(code(signed.check(&ours, &ticket(8, false), 42, false, NOW)), forbidden);
+        for forged in [
+            Capability { object: 43, ..signed.clone() },
+            Capability { expires_unix_s: NOW + 9999, ..signed.clone() },
+            Capability { mac: [0; 32], ..signed.clone() },
+            Capability { terms: vec![1, 2, 4], ..signed.clone() },
+            Capability { terms: vec![1, 2], ..signed.clone() },
+            Capability { terms: Vec::new(), ..signed.clone() },
+        ] {
+            assert_eq!(code(forged.check(&ours, &volume, forged.object, false, NOW)), forbidden);
+        }
+        let expired = signed.check(&ours, &volume, 42, false, NOW + 100);
+        assert_eq!(code(expired), FaultCode::Expired);
+        let rotated = ring("2:ffffffffffffffffffffffffffffffff");
+        assert_eq!(code(signed.check(&rotated, &volume, 42, false, NOW)), FaultCode::Expired);
+        let other = ring("1:ffffffffffffffffffffffffffffffff");
+        assert_eq!(code(signed.check(&other, &volume, 42, false, NOW)), forbidden);
+    }
+
+    #[test]
+    fn what_services_send_is_the_same_in_all_releases_and_former_capabilities_are_refused_by_name()
+    {
+        let nothing = encode(&("request", Presented::Nothing)).unwrap();
+        assert_eq!(nothing, encode(&("request", None::<u8>)).unwrap());
+        let former = encode(&Some((1u32, 42u64, true, NOW, [7u8; 32]))).unwrap();
+        let shown: Presented = decode(&former).unwrap();
+        let refused = shown.capability().unwrap_err();
+        assert_eq!(refused.code, FaultCode::BadRequest);
+        assert!(refused.detail.contains("upgrade the client"), "{refused}");
+    }
+
+    #[test]
+    fn a_read_only_ticket_gets_capabilities_for_reading() {
+        let (ring, volume) = (ring("1:0123456789abcdef0123456789abcdef"), ticket(7, true));
+        let signed = Capability::sign(&ring, &volume, 42, Vec::new(), NOW);
+        assert!(signed.check(&ring, &volume, 42, false, NOW).is_ok());
+        assert!(signed.check(&ring, &volume, 42, true, NOW).is_err());
+        let raised = Capability { write: true, ..signed };
+        assert!(raised.check(&ring, &volume, 42, true, NOW).is_err());
+    }
+}

@@ -1,0 +1,152 @@
+//! What a process proves when it connects: the cluster's key, or a ticket.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::error::AuthError;
+use super::key::Key;
+use super::keys::{KeyRing, Keys};
+use super::ticket::SealedTicket;
+use super::watched_file::WatchedFile;
+
+/// A credential as it is now, and whether it needs TLS. Clones share what was read.
+#[derive(Clone)]
+pub struct Credentials {
+    source: Source,
+    over_tls: bool,
+}
+
+#[derive(Clone)]
+enum Source {
+    Keys(Keys),
+    Fixed(Arc<Credential>),
+    File(Arc<WatchedFile<Credential>>),
+}
+
+/// One credential.
+#[derive(Clone, Debug)]
+pub enum Credential {
+    /// The cluster's keys; the first one is used.
+    Keys(Arc<KeyRing>),
+    /// A ticket and its secret.
+    Ticket(Arc<SealedTicket>),
+}
+
+impl Credential {
+    fn parse(path: &Path, content: &[u8]) -> Result<Self, AuthError> {
+        if SealedTicket::is_text(content) {
+            return Ok(Self::Ticket(Arc::new(SealedTicket::parse(path, content)?)));
+        }
+        Ok(Self::Keys(Arc::new(KeyRing::parse(path, content)?)))
+    }
+
+    /// Whether a connection that was opened with `self` would be opened in the same way now.
+    pub(crate) fn is_equivalent(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Keys(one), Self::Keys(other)) => {
+                Arc::ptr_eq(one, other)
+                    || (one.signing().0 == other.signing().0
+                        && one.signing().1.bytes() == other.signing().1.bytes())
+            }
+            (Self::Ticket(one), Self::Ticket(other)) => {
+                Arc::ptr_eq(one, other) || one.bytes() == other.bytes()
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Credentials {
+    fn of(source: Source) -> Self {
+        Self { source, over_tls: false }
+    }
+
+    /// What a file holds: a ticket, or keys. Both are read again when the file changes.
+    ///
+    /// # Errors
+    /// [`AuthError::BadKey`] when the file cannot be read or holds neither.
+    pub fn read(path: &Path) -> Result<Self, AuthError> {
+        let watched = WatchedFile::open(path, Credential::parse)?;
+        Ok(Self::of(Source::File(Arc::new(watched))))
+    }
+
+    /// The credential now; at most a second older than its file.
+    pub fn current(&self) -> Credential {
+        match &self.source {
+            Source::Keys(keys) => Credential::Keys(keys.current()),
+            Source::Fixed(credential) => (**credential).clone(),
+            Source::File(watched) => (*watched.current()).clone(),
+        }
+    }
+
+    /// Whether it is proved over connections with TLS alone. By default it is proved over
+    /// connections without TLS alone.
+    #[must_use]
+    pub fn over_tls(self, over_tls: bool) -> Self {
+        Self { over_tls, ..self }
+    }
+
+    pub(crate) fn is_over_tls(&self) -> bool {
+        self.over_tls
+    }
+
+    /// Where it was read from, for messages.
+    pub fn origin(&self) -> String {
+        match &self.source {
+            Source::File(watched) => watched.path().display().to_string(),
+            _ => "(in memory)".into(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn read_now(&self) {
+        match &self.source {
+            Source::Keys(keys) => keys.read_now(),
+            Source::Fixed(_) => {}
+            Source::File(watched) => drop(watched.read_now()),
+        }
+    }
+}
+
+impl From<Keys> for Credentials {
+    fn from(keys: Keys) -> Self {
+        Self::of(Source::Keys(keys))
+    }
+}
+
+impl From<&Keys> for Credentials {
+    fn from(keys: &Keys) -> Self {
+        keys.clone().into()
+    }
+}
+
+impl From<Key> for Credentials {
+    fn from(key: Key) -> Self {
+        Keys::from(key).into()
+    }
+}
+
+impl From<&Key> for Credentials {
+    fn from(key: &Key) -> Self {
+        Keys::from(key).into()
+    }
+}
+
+impl From<&Credentials> for Credentials {
+    fn from(credentials: &Credentials) -> Self {
+        credentials.clone()
+    }
+}
+
+impl From<SealedTicket> for Credentials {
+    fn from(ticket: SealedTicket) -> Self {
+        Self::of(Source::Fixed(Arc::new(Credential::Ticket(Arc::new(ticket)))))
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.current().fmt(formatter)
+    }
+}

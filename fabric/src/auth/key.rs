@@ -1,0 +1,101 @@
+//! Shared secrets: key files, message authentication codes and derived keys.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+use hmac::{Hmac, Mac};
+use rand::TryRngCore;
+use rand::rngs::OsRng;
+use sha2::Sha256;
+
+use super::error::AuthError;
+
+/// The shortest key that is taken, in bytes.
+pub const KEY_BYTES_MIN: usize = 16;
+
+/// A shared secret. Its bytes never reach a log.
+#[derive(Clone)]
+pub struct Key(Vec<u8>);
+
+impl fmt::Debug for Key {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Key(…)")
+    }
+}
+
+impl Key {
+    /// A key from raw bytes.
+    ///
+    /// # Errors
+    /// [`AuthError::BadKey`] when it has fewer than [`KEY_BYTES_MIN`] bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, AuthError> {
+        if bytes.len() < KEY_BYTES_MIN {
+            return Err(AuthError::BadKey {
+                path: "(in memory)".into(),
+                reason: format!("{} bytes; at least {KEY_BYTES_MIN} are needed", bytes.len()),
+            });
+        }
+        Ok(Self(bytes.to_vec()))
+    }
+
+    /// A key from a file; white space around it does not count.
+    ///
+    /// # Errors
+    /// [`AuthError::BadKey`] when the file cannot be read or holds too little.
+    pub fn read(path: &Path) -> Result<Self, AuthError> {
+        let bad = |reason: String| AuthError::BadKey { path: path.display().to_string(), reason };
+        let bytes = std::fs::read(path).map_err(|error| bad(error.to_string()))?;
+        Self::from_bytes(bytes.trim_ascii()).map_err(|error| match error {
+            AuthError::BadKey { reason, .. } => bad(reason),
+            other => other,
+        })
+    }
+
+    /// HMAC-SHA256 over parts, each preceded by its length, so that no two lists of parts agree.
+    pub(crate) fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
+        // HMAC takes keys of every length, so this cannot fail; an empty key would only fail to match.
+        let mut mac = <Hmac<Sha256> as Mac>::new_from_slice(&self.0)
+            .unwrap_or_else(|_| <Hmac<Sha256> as Mac>::new(&Default::default()));
+        for part in parts {
+            mac.update(&(part.len() as u64).to_be_bytes());
+            mac.update(part);
+        }
+        mac
+    }
+
+    /// A key for one purpose, derived from this one. Neither it nor keys of other purposes can be
+    /// computed from it.
+    pub fn derive(&self, purpose: &str, info: &[u8]) -> Self {
+        let derived = self.mac(&[b"derive", purpose.as_bytes(), info]).finalize();
+        Self(derived.into_bytes().to_vec())
+    }
+
+    /// Whether `derived` is what `derive` gives for this purpose; in constant time.
+    pub(crate) fn has_derived(&self, purpose: &str, info: &[u8], derived: &Self) -> bool {
+        let mac = self.mac(&[b"derive", purpose.as_bytes(), info]);
+        mac.verify_slice(&derived.0).is_ok()
+    }
+
+    /// Whether it is the same secret.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+
+    /// The secret itself, for the file of a credential.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A fresh nonce from the system's generator.
+///
+/// Not from a generator of this process: forked siblings would share its state.
+///
+/// # Errors
+/// What the system says when it has no randomness to give.
+pub fn nonce() -> io::Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    OsRng.try_fill_bytes(&mut bytes).map_err(io::Error::other)?;
+    Ok(bytes)
+}

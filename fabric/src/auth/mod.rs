@@ -1,0 +1,19 @@
+//! Authentication of peers, before the first operation of a connection.
+//!
+//! Collective ports use a shared key (`challenge`, blocking). Remote calls use the key ring of the
+//! cluster or a ticket (`handshake`, `keys`, `ticket`, `credentials`); `capability` grants a ticket's
+//! holder access to single objects at another service.
+
+pub mod capability;
+mod challenge;
+pub mod credentials;
+mod error;
+pub mod handshake;
+mod key;
+pub mod keys;
+pub mod ticket;
+mod watched_file;
+
+pub use challenge::{Acceptor, CHALLENGE_BYTES, Dialer, HELLO_BYTES, PROOF_BYTES, WELCOME, dial};
+pub use error::{AuthError, TlsError};
+pub use key::{KEY_BYTES_MIN, Key, nonce};

@@ -1,0 +1,79 @@
+//! Moments of the clock that also counts while the machine is suspended.
+//!
+//! `Instant` stands still then: a right that somebody has for some seconds would last for as long
+//! as the machine sleeps. Whatever ends by itself for the sake of others is measured with this one.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// A moment of CLOCK_BOOTTIME. Only moments of one machine can be compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BootInstant(Duration);
+
+impl BootInstant {
+    /// Now.
+    pub fn now() -> Self {
+        let time = clock_gettime(ClockId::Boottime);
+        // Neither is negative: the clock counts from the machine's start.
+        let (seconds, nanoseconds) = (time.tv_sec as u64, time.tv_nsec as u32);
+        Self(Duration::new(seconds, nanoseconds))
+    }
+
+    /// This moment and `duration` more, as far as that can be counted.
+    #[must_use]
+    pub fn after(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(duration))
+    }
+
+    /// What has passed since `earlier`; nothing if that lies in the future.
+    pub fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    /// How long until it comes; nothing once it has passed.
+    pub fn remaining(self) -> Duration {
+        self.since(Self::now())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_goes_forward_and_saturates() {
+        let first = BootInstant::now();
+        let later = first.after(Duration::from_secs(60));
+        assert_eq!(later.since(first), Duration::from_secs(60));
+        assert_eq!(first.since(later), Duration::ZERO);
+        assert!(later.remaining() > Duration::from_secs(1));
+        assert!(BootInstant::now() >= first);
+        assert!(first.after(Duration::MAX) > later);
+    }
+
+    /// A time namespace moves the clock that counts sleep, and no other, as a suspended machine does.
+    #[test]
+    fn it_goes_on_while_the_machine_is_suspended() {
+        let here = BootInstant::now().0.as_secs();
+        let shown = std::process::Command::new("unshare")
+            .args(["--time", "--boottime", "100000", "--fork"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "boot_instant::tests::prints_the_clock", "--ignored", "--nocapture"])
+            .output();
+        let said = shown.map(|it| String::from_utf8_lossy(&it.stdout).into_owned());
+        let said = said.unwrap_or_default();
+        let Some((_, shown)) = said.split_once("it shows ") else {
+            eprintln!("no time namespaces here (they need root)");
+            return;
+        };
+        let there: u64 = shown.split_whitespace().next().unwrap().parse().unwrap();
+        assert!(there >= here + 100_000, "here {here} s, there {there} s");
+    }
+
+    #[test]
+    #[ignore = "run by the test above, in a time namespace"]
+    fn prints_the_clock() {
+        println!("it shows {} s", BootInstant::now().0.as_secs());
+    }
+}

@@ -1,0 +1,607 @@
+//! The calling side of one connection.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::io::{AsyncRead, BufReader};
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+use crate::BoxFuture;
+use crate::auth::AuthError;
+use crate::auth::credentials::{Credential, Credentials};
+use crate::class::TrafficClass;
+use crate::deadline::Deadline;
+use crate::fault::{Fault, FaultCode};
+use crate::rpc::channel;
+use crate::rpc::error::RpcError;
+use crate::rpc::frame::{Kind, Limits};
+use crate::rpc::io::{
+    Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, write_frames,
+};
+use crate::rpc::lease::LeaseError;
+use crate::rpc::message::{DIRECT_BYTES_MAX, Payload, Reply, decode};
+use crate::rpc::not_after::{NotAfter, PeerClock};
+use crate::rpc::stream::{Stream, prepare};
+
+/// Requests up to this size are sent without an offer, one at a time on a connection, as long as the
+/// server takes them: the round trip of an offer would be about as long as their transfer.
+const UNOFFERED_BYTES_MAX: usize = 256 << 10;
+/// After a refusal all large requests are offered for so long.
+const OFFER_PERIOD: Duration = Duration::from_secs(5);
+
+/// CallSlots for calls are counted for each class; higher classes share those of lower ones.
+const CLASSES: usize = 16;
+
+/// Bounds and timers of a connection.
+#[derive(Clone, Debug)]
+pub struct ConnectionConfig {
+    /// The service's name; both sides sign it (`crate::auth`).
+    pub context: String,
+    /// What is proved: the cluster's key, or a ticket. It also says whether TLS is required.
+    pub credentials: Credentials,
+    /// Marks the socket.
+    pub class: TrafficClass,
+    /// Largest frame sent or taken.
+    pub limits: Limits,
+    /// Calls of each class in flight; further ones wait for a place until their deadline.
+    pub calls_in_flight_max: usize,
+    /// How long connecting and authenticating may take.
+    pub connect_timeout: Duration,
+    /// How long a start reply may take to arrive, and the peer may refuse to take a byte.
+    pub stall_timeout: Duration,
+}
+
+impl ConnectionConfig {
+    /// Usual bounds for a service of this name.
+    pub fn new(context: impl Into<String>, credentials: impl Into<Credentials>) -> Self {
+        Self {
+            context: context.into(),
+            credentials: credentials.into(),
+            class: TrafficClass::Other,
+            limits: Limits::default(),
+            calls_in_flight_max: 1024,
+            connect_timeout: Duration::from_secs(3),
+            stall_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// One authenticated connection. Dropping it closes it and fails what waits.
+pub struct Connection {
+    shared: Arc<Shared>,
+    /// What was proved when it was opened.
+    credential: Credential,
+    outbox: mpsc::Sender<Outgoing<()>>,
+    call_slots: [Semaphore; CLASSES],
+    driver: JoinHandle<()>,
+}
+
+struct Shared {
+    config: ConnectionConfig,
+    peer: String,
+    next_request_id: AtomicU64,
+    waiting: Mutex<Waiting>,
+    peer_clock: Mutex<PeerClock>,
+    started: Instant,
+    /// When the last frame came, in milliseconds since `started`.
+    alive_ms: AtomicU64,
+    /// Held by who asks what the server's clock shows.
+    clock_refresh: tokio::sync::Mutex<()>,
+    /// Held by the one large request that is under way without an offer.
+    unoffered: Semaphore,
+    /// Until then large requests are offered, in milliseconds since `started`.
+    offer_until_ms: AtomicU64,
+}
+
+/// What calls wait for; `ended` once nothing can come any more.
+#[derive(Default)]
+struct Waiting {
+    calls: HashMap<u64, Awaited>,
+    ended: Option<String>,
+}
+
+enum Awaited {
+    /// An offer waits for its grant.
+    Grant(oneshot::Sender<Result<(), Fault>>),
+    Reply(oneshot::Sender<Result<Reply, Fault>>),
+}
+
+/// What a call may carry besides its bytes and its deadline.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CallOptions<'a> {
+    /// No server begins the call once this has ended, wherever its frame is then.
+    pub not_after: Option<&'a NotAfter>,
+    /// Which budget of the server it counts against.
+    pub class: u8,
+    /// Gives up before the deadline when the connection has brought nothing at all for so long. A
+    /// server that is busy with other calls of this connection is waited for.
+    pub idle_timeout: Option<Duration>,
+}
+
+impl Connection {
+    /// Connects and authenticates.
+    ///
+    /// # Errors
+    /// [`RpcError::Unreachable`], or [`RpcError::Refused`] when the peer is somebody else.
+    pub fn open(
+        address: &str,
+        config: ConnectionConfig,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Self, RpcError>> {
+        Box::pin(Self::open_now(address, config, deadline))
+    }
+
+    async fn open_now(
+        address: &str,
+        config: ConnectionConfig,
+        deadline: Deadline,
+    ) -> Result<Self, RpcError> {
+        let deadline = deadline.within(config.connect_timeout);
+        let unreachable = |detail: String| RpcError::Unreachable {
+            context: config.context.clone(),
+            peer: address.into(),
+            detail,
+        };
+        let connect = TcpStream::connect(address);
+        let stream = tokio::time::timeout_at(deadline.instant().into(), connect)
+            .await
+            .map_err(|_| unreachable("connecting took too long".into()))?
+            .map_err(|error| unreachable(error.to_string()))?;
+        prepare(&stream, config.class).map_err(|error| unreachable(error.to_string()))?;
+        let credential = config.credentials.current();
+        let over_tls = config.credentials.is_over_tls();
+        match channel::dial(stream, over_tls, &credential, &config.context, deadline).await {
+            Ok(stream) => Ok(Self::start(stream, address, config, credential)),
+            Err(error @ AuthError::Broken { .. }) => Err(unreachable(error.to_string())),
+            Err(source) => {
+                let context = config.context.clone();
+                Err(RpcError::Refused { context, peer: address.into(), source })
+            }
+        }
+    }
+
+    fn start(
+        stream: Stream,
+        address: &str,
+        config: ConnectionConfig,
+        credential: Credential,
+    ) -> Self {
+        let (read_half, mut write_half) = stream.split();
+        let (outbox, mut queue) = mpsc::channel(config.calls_in_flight_max.clamp(1, 1024));
+        let call_slots = std::array::from_fn(|_| Semaphore::new(config.calls_in_flight_max));
+        let shared = Arc::new(Shared {
+            config,
+            peer: address.into(),
+            next_request_id: AtomicU64::new(1),
+            waiting: Mutex::default(),
+            peer_clock: Mutex::default(),
+            started: Instant::now(),
+            alive_ms: AtomicU64::new(0),
+            clock_refresh: tokio::sync::Mutex::default(),
+            unoffered: Semaphore::new(1),
+            offer_until_ms: AtomicU64::new(0),
+        });
+        let driven = Arc::clone(&shared);
+        // Weak: the queue ends with the connection.
+        let answers = outbox.downgrade();
+        let driver = tokio::spawn(async move {
+            let stalled = |idle| idle >= driven.config.stall_timeout;
+            let ended = tokio::select! {
+                ended = driven.read(read_half, &answers) => ended.to_string(),
+                written = write_frames(&mut write_half, &mut queue, stalled) => match written {
+                    Ok(()) => "closed by this side".into(),
+                    Err(error) => error.to_string(),
+                },
+            };
+            driven.end(ended);
+        });
+        Self { shared, credential, outbox, call_slots, driver }
+    }
+
+    /// True once the credential has changed since it was opened: calls that are under way end on
+    /// it, new ones use another one.
+    pub fn is_outdated(&self) -> bool {
+        !self.credential.is_equivalent(&self.shared.config.credentials.current())
+    }
+
+    /// True once no call can succeed on it any more.
+    pub fn is_closed(&self) -> bool {
+        self.shared.lock().ended.is_some()
+    }
+
+    /// Sends a request and waits for its reply.
+    ///
+    /// # Errors
+    /// Any [`RpcError`]; [`RpcError::executed`] says whether it can have had its effect.
+    pub fn call(
+        &self,
+        message: Bytes,
+        payload: Payload,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<Reply, RpcError>> {
+        Box::pin(self.call_now(message, payload, deadline, CallOptions::default()))
+    }
+
+    /// [`Connection::call`] with options.
+    ///
+    /// # Errors
+    /// As [`Connection::call`]; [`RpcError::LeaseLost`] when the right of the not_after is lost.
+    pub fn call_with<'a>(
+        &'a self,
+        message: Bytes,
+        payload: Payload,
+        deadline: Deadline,
+        options: CallOptions<'a>,
+    ) -> BoxFuture<'a, Result<Reply, RpcError>> {
+        Box::pin(self.call_now(message, payload, deadline, options))
+    }
+
+    async fn call_now(
+        &self,
+        message: Bytes,
+        payload: Payload,
+        deadline: Deadline,
+        options: CallOptions<'_>,
+    ) -> Result<Reply, RpcError> {
+        let start = Instant::now();
+        let timed_out = |sent| self.shared.timed_out(start, sent);
+        self.check_size(&message, &payload)?;
+        let expiry = match options.not_after {
+            Some(not_after) => match not_after.end(deadline).await {
+                Ok(end) => {
+                    self.refresh_peer_clock(deadline).await?;
+                    self.shared.peer_clock().reading_before(end)
+                }
+                Err(LeaseError::TimedOut) => return Err(timed_out(false)),
+                Err(LeaseError::Lost) => return Err(self.shared.lease_lost()),
+            },
+            None => None,
+        };
+        let at = deadline.instant().into();
+        let call_slots = &self.call_slots[usize::from(options.class) % CLASSES];
+        let Ok(_slot) = tokio::time::timeout_at(at, call_slots.acquire()).await else {
+            return Err(timed_out(false));
+        };
+        let request = Outgoing {
+            class: options.class,
+            message,
+            payload,
+            ..Outgoing::bare(Kind::Request, 0, ())
+        };
+        let bytes = request.message.len() + request.payload.len();
+        if bytes > DIRECT_BYTES_MAX
+            && bytes <= UNOFFERED_BYTES_MAX
+            && let Some(_permit) = self.shared.unoffered()
+        {
+            let unoffered = Outgoing {
+                class: request.class,
+                message: request.message.clone(),
+                payload: request.payload.clone(),
+                ..Outgoing::bare(Kind::Request, 0, ())
+            };
+            match self.attempt(unoffered, expiry, false, deadline, options, start).await {
+                // Nothing was start: the server has no memory to spare.
+                Err(RpcError::Faulted { fault, .. }) if fault.code == FaultCode::Overloaded => {
+                    self.shared.offer_for_a_while();
+                }
+                ended => return ended,
+            }
+        }
+        self.attempt(request, expiry, bytes > DIRECT_BYTES_MAX, deadline, options, start).await
+    }
+
+    /// Sends a request, after an offer if `offers`, and waits for its reply.
+    async fn attempt(
+        &self,
+        request: Outgoing<()>,
+        expiry: Option<u32>,
+        offers: bool,
+        deadline: Deadline,
+        options: CallOptions<'_>,
+        start: Instant,
+    ) -> Result<Reply, RpcError> {
+        let timed_out = |sent| self.shared.timed_out(start, sent);
+        let at = deadline.instant().into();
+        let request_id = self.shared.next_request_id.fetch_add(1, Relaxed);
+        // Forgets the call however it ends, also when the caller's future is dropped.
+        let mut pending = PendingCall { connection: self, request_id, granted: false };
+        if offers {
+            let announces = (request.message.len(), request.payload.len());
+            self.offer(&mut pending, announces, deadline, options, start).await?;
+        }
+        // A process that was stopped for a while continues an operation whose time is over: what
+        // it may do now may belong to another process.
+        if deadline.passed() {
+            return Err(timed_out(false));
+        }
+        let (kind, time_ms) = match expiry {
+            Some(reading) => (Kind::NotAfter, reading),
+            None => (Kind::Request, remaining_ms(deadline)),
+        };
+        let (sender, reply) = oneshot::channel();
+        self.shared.expect(request_id, Awaited::Reply(sender))?;
+        let frame = Outgoing { kind, request_id, time_ms, ..request };
+        match tokio::time::timeout_at(at, self.outbox.send(frame)).await {
+            Err(_) => return Err(timed_out(false)),
+            Ok(Err(_)) => return Err(self.shared.lost()),
+            Ok(Ok(())) => pending.granted = false,
+        }
+        match self.shared.wait(reply, start, deadline, options.idle_timeout).await {
+            None => Err(timed_out(true)),
+            Some(Err(_)) => Err(self.shared.lost()),
+            Some(Ok(Ok(reply))) => Ok(reply),
+            Some(Ok(Err(fault))) => Err(self.shared.faulted(fault)),
+        }
+    }
+
+    /// Announces a large request and waits until the server has memory for it.
+    async fn offer(
+        &self,
+        pending: &mut PendingCall<'_>,
+        announces: (usize, usize),
+        deadline: Deadline,
+        options: CallOptions<'_>,
+        start: Instant,
+    ) -> Result<(), RpcError> {
+        let request_id = pending.request_id;
+        let (sender, granted) = oneshot::channel();
+        self.shared.expect(request_id, Awaited::Grant(sender))?;
+        let bare = Outgoing::bare(Kind::Offer, request_id, ());
+        let (class, time_ms) = (options.class, remaining_ms(deadline));
+        let frame = Outgoing { class, time_ms, announces, ..bare };
+        let not_sent = || self.shared.timed_out(start, false);
+        match tokio::time::timeout_at(deadline.instant().into(), self.outbox.send(frame)).await {
+            Err(_) => return Err(not_sent()),
+            // Nothing of the request itself has been sent.
+            Ok(Err(_)) => return Err(self.shared.unreachable()),
+            Ok(Ok(())) => {}
+        }
+        match self.shared.wait(granted, start, deadline, options.idle_timeout).await {
+            None => Err(not_sent()),
+            Some(Err(_)) => Err(self.shared.unreachable()),
+            Some(Ok(Err(fault))) => Err(self.shared.faulted(fault)),
+            Some(Ok(Ok(()))) => {
+                pending.granted = true;
+                Ok(())
+            }
+        }
+    }
+
+    /// Asks what the server's clock shows, if that is not known well enough.
+    async fn refresh_peer_clock(&self, deadline: Deadline) -> Result<(), RpcError> {
+        if !self.shared.peer_clock().is_old() {
+            return Ok(());
+        }
+        let refresh =
+            tokio::time::timeout_at(deadline.instant().into(), self.shared.clock_refresh.lock());
+        let _refresh = refresh.await;
+        if !self.shared.peer_clock().is_old() {
+            return Ok(());
+        }
+        // Any answer tells it: an older server calls this a bad request.
+        match self.call(Bytes::new(), Payload::empty(), deadline).await {
+            Ok(_) | Err(RpcError::Faulted { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn check_size(&self, message: &Bytes, payload: &Payload) -> Result<(), RpcError> {
+        let limits = &self.shared.config.limits;
+        for (part, bytes, bytes_max) in [
+            ("message", message.len(), limits.message_bytes_max),
+            ("payload", payload.len(), limits.payload_bytes_max),
+        ] {
+            if bytes > bytes_max {
+                let context = self.shared.config.context.clone();
+                return Err(RpcError::TooLarge { context, part, bytes, bytes_max });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.driver.abort();
+        self.shared.end("closed by this side".into());
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
+        // Nothing panics while it holds the lock, and the map stays whole if something did.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers what a call waits for. An error means that nothing can come any more.
+    fn expect(&self, request_id: u64, awaited: Awaited) -> Result<(), RpcError> {
+        let mut waiting = self.lock();
+        if waiting.ended.is_some() {
+            drop(waiting);
+            return Err(self.unreachable());
+        }
+        waiting.calls.insert(request_id, awaited);
+        Ok(())
+    }
+
+    /// Waits for an answer to the deadline, or until the connection has been silent for too long.
+    async fn wait<T>(
+        &self,
+        mut answer: oneshot::Receiver<T>,
+        start: Instant,
+        deadline: Deadline,
+        idle_timeout: Option<Duration>,
+    ) -> Option<Result<T, oneshot::error::RecvError>> {
+        loop {
+            let until = match idle_timeout {
+                Some(idle) => deadline.instant().min(self.alive_at().max(start) + idle),
+                None => deadline.instant(),
+            };
+            match tokio::time::timeout_at(until.into(), &mut answer).await {
+                Ok(answered) => return Some(answered),
+                Err(_) if deadline.passed() => return None,
+                Err(_) => {
+                    let idle = idle_timeout.unwrap_or_default();
+                    if self.alive_at().max(start).elapsed() >= idle {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The right to send one large request without an offer.
+    fn unoffered(&self) -> Option<SemaphorePermit<'_>> {
+        let now_ms = self.started.elapsed().as_millis() as u64;
+        let offers = now_ms < self.offer_until_ms.load(Relaxed);
+        if offers { None } else { self.unoffered.try_acquire().ok() }
+    }
+
+    fn offer_for_a_while(&self) {
+        let until = self.started.elapsed() + OFFER_PERIOD;
+        self.offer_until_ms.store(until.as_millis() as u64, Relaxed);
+    }
+
+    fn alive_at(&self) -> Instant {
+        self.started + Duration::from_millis(self.alive_ms.load(Relaxed))
+    }
+
+    fn timed_out(&self, start: Instant, sent: bool) -> RpcError {
+        RpcError::TimedOut {
+            context: self.config.context.clone(),
+            peer: self.peer.clone(),
+            waited_ms: start.elapsed().as_millis() as u64,
+            sent,
+        }
+    }
+
+    fn unreachable(&self) -> RpcError {
+        RpcError::Unreachable {
+            context: self.config.context.clone(),
+            peer: self.peer.clone(),
+            detail: self.lock().ended.clone().unwrap_or_else(|| "closed".into()),
+        }
+    }
+
+    fn faulted(&self, fault: Fault) -> RpcError {
+        RpcError::Faulted { context: self.config.context.clone(), peer: self.peer.clone(), fault }
+    }
+
+    fn peer_clock(&self) -> PeerClock {
+        *self.peer_clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lease_lost(&self) -> RpcError {
+        RpcError::LeaseLost { context: self.config.context.clone(), peer: self.peer.clone() }
+    }
+
+    fn lost(&self) -> RpcError {
+        RpcError::Lost {
+            context: self.config.context.clone(),
+            peer: self.peer.clone(),
+            detail: self.lock().ended.clone().unwrap_or_else(|| "closed".into()),
+        }
+    }
+
+    fn end(&self, detail: String) {
+        let mut waiting = self.lock();
+        waiting.ended.get_or_insert(detail);
+        // Dropping the senders wakes everybody who waits.
+        waiting.calls.clear();
+    }
+
+    async fn read(&self, read_half: impl AsyncRead + Unpin, answers: &WeakOutbox) -> ReadError {
+        let mut reader = BufReader::with_capacity(READ_BUFFER_BYTES, read_half);
+        loop {
+            if let Err(error) = self.read_one(&mut reader, answers).await {
+                return error;
+            }
+        }
+    }
+
+    async fn read_one(
+        &self,
+        reader: &mut (impl AsyncRead + Unpin),
+        answers: &WeakOutbox,
+    ) -> Result<(), ReadError> {
+        let stall_timeout = self.config.stall_timeout;
+        let header = read_header(reader, &self.config.limits, stall_timeout).await?;
+        self.alive_ms.store(self.started.elapsed().as_millis() as u64, Relaxed);
+        if header.kind == Kind::Grant {
+            self.granted(header.request_id, answers);
+            return Ok(());
+        }
+        if !matches!(header.kind, Kind::Reply | Kind::Fault) {
+            return Err(ReadError::Direction(header.kind));
+        }
+        let (message, payload) = read_body(reader, &header, stall_timeout).await?;
+        self.alive_ms.store(self.started.elapsed().as_millis() as u64, Relaxed);
+        *self.peer_clock.lock().unwrap_or_else(PoisonError::into_inner) =
+            PeerClock::now(header.time_ms);
+        let fault = || {
+            decode(&message)
+                .unwrap_or_else(|error| Fault::internal(format!("unreadable fault: {error}")))
+        };
+        // A reply that nothing waits for belongs to a call that gave up.
+        let awaited = self.lock().calls.remove(&header.request_id);
+        match (awaited, header.kind) {
+            (Some(Awaited::Reply(caller)), Kind::Reply) => {
+                let _ = caller.send(Ok(Reply { message, payload: payload.into() }));
+            }
+            (Some(Awaited::Reply(caller)), _) => {
+                let _ = caller.send(Err(fault()));
+            }
+            (Some(Awaited::Grant(caller)), Kind::Fault) => {
+                let _ = caller.send(Err(fault()));
+            }
+            (Some(Awaited::Grant(_)), _) | (None, _) => {}
+        }
+        Ok(())
+    }
+
+    /// The server has reserved memory; a call that gave up meanwhile gives it back.
+    fn granted(&self, request_id: u64, answers: &WeakOutbox) {
+        let mut waiting = self.lock();
+        let used = match waiting.calls.remove(&request_id) {
+            Some(Awaited::Grant(caller)) => caller.send(Ok(())).is_ok(),
+            Some(other) => {
+                waiting.calls.insert(request_id, other);
+                true
+            }
+            None => false,
+        };
+        drop(waiting);
+        if !used && let Some(outbox) = answers.upgrade() {
+            // With a full queue the server takes it back by itself, after a while.
+            let _ = outbox.try_send(Outgoing::bare(Kind::Decline, request_id, ()));
+        }
+    }
+}
+
+type WeakOutbox = mpsc::WeakSender<Outgoing<()>>;
+
+struct PendingCall<'a> {
+    connection: &'a Connection,
+    request_id: u64,
+    /// The server has reserved memory that was not used yet.
+    granted: bool,
+}
+
+impl Drop for PendingCall<'_> {
+    fn drop(&mut self) {
+        self.connection.shared.lock().calls.remove(&self.request_id);
+        if self.granted {
+            let decline = Outgoing::bare(Kind::Decline, self.request_id, ());
+            let _ = self.connection.outbox.try_send(decline);
+        }
+    }
+}
+
+fn remaining_ms(deadline: Deadline) -> u32 {
+    deadline.remaining().unwrap_or_default().as_millis() as u32
+}

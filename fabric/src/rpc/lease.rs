@@ -1,0 +1,102 @@
+//! Leases: rights that requests need and that end unless they are renewed.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::boot_instant::BootInstant;
+use crate::deadline::Deadline;
+
+/// Who has lost the right that a lease stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LeaseError {
+    /// For good.
+    Lost,
+    /// It was not held before the deadline.
+    TimedOut,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Open,
+    Until(BootInstant),
+    Lost,
+}
+
+/// A right that requests need and that ends by itself unless it is prolonged. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Lease(Arc<watch::Sender<State>>);
+
+impl Default for Lease {
+    /// A lease that lets everything pass.
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(State::Open)))
+    }
+}
+
+impl Lease {
+    /// From now on the right is held until this moment: nothing that is sent before may be begun
+    /// after it, and what comes later waits. A closed lease stays closed.
+    pub fn renew_until(&self, end: BootInstant) {
+        self.0.send_if_modified(|state| match state {
+            State::Lost => false,
+            _ => {
+                *state = State::Until(end);
+                true
+            }
+        });
+    }
+
+    /// The right is lost for good.
+    pub fn revoke(&self) {
+        self.0.send_replace(State::Lost);
+    }
+
+    /// Waits until the right is held; until when, if it ends.
+    pub(super) async fn wait_valid(
+        &self,
+        deadline: Deadline,
+    ) -> Result<Option<BootInstant>, LeaseError> {
+        let mut state = self.0.subscribe();
+        loop {
+            match *state.borrow_and_update() {
+                State::Open => return Ok(None),
+                State::Until(end) if end > BootInstant::now() => return Ok(Some(end)),
+                State::Until(_) => {}
+                State::Lost => return Err(LeaseError::Lost),
+            }
+            match tokio::time::timeout_at(deadline.instant().into(), state.changed()).await {
+                Ok(Ok(())) => {}
+                _ => return Err(LeaseError::TimedOut),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_fence_lets_pass_what_comes_while_the_right_is_held() {
+        let soon = || Deadline::after(Duration::from_millis(20));
+        let lease = Lease::default();
+        assert_eq!(lease.wait_valid(soon()).await, Ok(None));
+        let end = BootInstant::now().after(Duration::from_secs(60));
+        lease.renew_until(end);
+        assert_eq!(lease.wait_valid(soon()).await, Ok(Some(end)));
+        lease.renew_until(BootInstant::now());
+        assert_eq!(lease.wait_valid(soon()).await, Err(LeaseError::TimedOut));
+        let waits = tokio::spawn({
+            let lease = lease.clone();
+            async move { lease.wait_valid(Deadline::after(Duration::from_secs(60))).await }
+        });
+        lease.renew_until(end);
+        assert_eq!(waits.await.unwrap(), Ok(Some(end)));
+        lease.revoke();
+        lease.renew_until(end);
+        assert_eq!(lease.wait_valid(soon()).await, Err(LeaseError::Lost));
+    }
+}

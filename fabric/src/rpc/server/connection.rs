@@ -1,0 +1,332 @@
+//! An authenticated connection: reads requests, runs their handlers, writes the replies.
+//!
+//! Small requests are taken as they come. One with a larger body is offered first (`Kind::Offer`)
+//! and sent when the server has reserved memory for it (`Kind::Grant`), so nothing is sent only to
+//! be thrown away and the server never holds more than its budgets. What an offer costs while it
+//! waits is a task and a few words; a connection may have as many of them as calls.
+//!
+//! A reserved byte is given back when the reply is written, when the connection ends, when the
+//! caller declines, and when it does not use its grant in time.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::io::{AsyncRead, BufReader};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+
+use super::budget::{Budgets, Credit, Owner};
+use super::call_slots::CallSlot;
+use super::config::{ServerConfig, ServerStats};
+use super::reply_memory::ReplyMemory;
+use super::service::{Call, Peer, Service};
+use crate::auth::ticket::Grant;
+use crate::deadline::Deadline;
+use crate::fault::{Fault, FaultCode};
+use crate::rpc::frame::{Header, Kind};
+use crate::rpc::handshake::{PeerAuth, unix_now};
+use crate::rpc::io::{
+    Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, skip_body, write_frames,
+};
+use crate::rpc::message::{DIRECT_BYTES_MAX, Payload, Reply, encode};
+use crate::rpc::not_after::ConnectionClock;
+use crate::rpc::stream::Stream;
+
+/// Replies that wait for their connection. A full queue stops its connection's reader alone.
+const OUTBOX_MAX: usize = 1024;
+
+pub(super) struct Shared<S> {
+    pub service: S,
+    pub config: Arc<ServerConfig>,
+    pub stats: Arc<ServerStats>,
+    pub budgets: Budgets,
+}
+
+/// Held by a call until its reply is written.
+pub(super) struct InFlight {
+    _class: CallSlot,
+    _connection: OwnedSemaphorePermit,
+    _bytes: Option<Credit>,
+    _reply_memory: Option<ReplyMemory>,
+}
+
+type Outbox = mpsc::Sender<Outgoing<Option<InFlight>>>;
+
+/// What the calls of one connection share.
+struct ConnectionState {
+    peer: Peer,
+    grant: Grant,
+    outbox: Outbox,
+    clock: ConnectionClock,
+    /// CallSlots for calls and for offers, for each class: one that is full delays no other.
+    calls: Vec<Arc<Semaphore>>,
+    offers: Vec<Arc<Semaphore>>,
+    granted: Mutex<HashMap<u64, Granted>>,
+    closed: watch::Receiver<bool>,
+}
+
+/// Memory that is reserved for a request that has not come yet.
+struct Granted {
+    credit: Credit,
+    /// Dropped with the entry: ends the timer of the grant.
+    _used: oneshot::Sender<()>,
+}
+
+impl ConnectionState {
+    fn granted(&self) -> MutexGuard<'_, HashMap<u64, Granted>> {
+        self.granted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The volume whose ticket the peer holds; `None` for a service.
+    fn volume(&self) -> Option<u64> {
+        self.grant.ticket().map(|ticket| ticket.directory)
+    }
+
+    fn owner(&self) -> Owner {
+        Owner { connection: self.peer.connection, volume: self.volume() }
+    }
+
+    async fn ended(&self) {
+        let mut closed = self.closed.clone();
+        // An error means that the connection's task has gone.
+        let _ = closed.wait_for(|closed| *closed).await;
+    }
+}
+
+impl<S: Service> Shared<S> {
+    pub(super) async fn serve(self: &Arc<Self>, stream: Stream, peer: Peer, peer_auth: PeerAuth) {
+        let context = &self.config.context;
+        let (read_half, mut write_half) = stream.split();
+        let (outbox, mut queue) = mpsc::channel(OUTBOX_MAX);
+        let (close, closed) = watch::channel(false);
+        let state = Arc::new(ConnectionState {
+            peer,
+            grant: peer_auth.grant.clone(),
+            outbox,
+            clock: ConnectionClock::start(),
+            calls: self.budgets.each_class(self.config.calls_per_connection_max),
+            offers: self.budgets.each_class(self.config.calls_per_connection_max),
+            granted: Mutex::default(),
+            closed,
+        });
+        let stalled = |idle: Duration| {
+            idle >= self.config.stall_timeout
+                || idle >= self.config.reply_stall_timeout
+                    && self.budgets.replies_are_short(state.volume())
+        };
+        let ended = tokio::select! {
+            ended = self.read(read_half, &state) => ended,
+            written = write_frames(&mut write_half, &mut queue, stalled) => {
+                written.map_err(ReadError::from)
+            }
+            ended = self.revoked(&peer_auth) => Err(ended),
+        };
+        // Calls that wait for memory on behalf of this connection end now.
+        close.send_replace(true);
+        state.granted().clear();
+        match ended {
+            Ok(()) | Err(ReadError::Closed) => {}
+            Err(error) => {
+                self.stats.broken.fetch_add(1, Relaxed);
+                tracing::warn!(context, address = %peer.address, %error, "connection closed");
+            }
+        }
+    }
+
+    /// Ends when what the connection rests on has ended: its ticket's time, or its key.
+    async fn revoked(&self, peer_auth: &PeerAuth) -> ReadError {
+        loop {
+            let left = match peer_auth.grant.ticket() {
+                // Not in whole seconds: the connection would outlive its ticket by up to one.
+                Some(ticket) => {
+                    Duration::from_secs(ticket.expires_unix_s).saturating_sub(unix_now())
+                }
+                None => self.config.key_poll,
+            };
+            if left.is_zero() {
+                return ReadError::Expired;
+            }
+            tokio::time::sleep(left.min(self.config.key_poll)).await;
+            // Another key under the same id does not stand for this one.
+            let ring = self.config.keys.current();
+            if ring.get(peer_auth.key_id).is_none_or(|key| !key.is(&peer_auth.key)) {
+                return ReadError::KeyRemoved(peer_auth.key_id);
+            }
+        }
+    }
+
+    async fn read(
+        self: &Arc<Self>,
+        read_half: impl AsyncRead + Unpin,
+        state: &Arc<ConnectionState>,
+    ) -> Result<(), ReadError> {
+        let mut reader = BufReader::with_capacity(READ_BUFFER_BYTES, read_half);
+        loop {
+            let limits = &self.config.limits;
+            let header = read_header(&mut reader, limits, self.config.stall_timeout).await?;
+            match header.kind {
+                Kind::Request | Kind::NotAfter => {
+                    self.read_call(&mut reader, header, state).await?
+                }
+                Kind::Offer => self.reserve_for_offer(&header, state).await,
+                Kind::Decline => drop(state.granted().remove(&header.request_id)),
+                kind @ (Kind::Reply | Kind::Fault | Kind::Grant) => {
+                    return Err(ReadError::Direction(kind));
+                }
+            }
+        }
+    }
+
+    async fn read_call(
+        self: &Arc<Self>,
+        reader: &mut (impl AsyncRead + Unpin),
+        header: Header,
+        state: &Arc<ConnectionState>,
+    ) -> Result<(), ReadError> {
+        let id = header.request_id;
+        let Some(in_flight) = self.admit(&header, state) else {
+            skip_body(reader, &header, self.config.stall_timeout).await?;
+            self.reply(state, id, Err(self.overloaded(header.class)), None).await;
+            return Ok(());
+        };
+        // A begun body holds memory that others may be waiting for.
+        let stall_timeout = self.config.stall_timeout.min(self.config.grant_timeout);
+        let (message, payload) = read_body(reader, &header, stall_timeout).await?;
+        if header.kind == Kind::Request && message.is_empty() && payload.is_empty() {
+            // Asks only what the clock shows.
+            self.reply(state, id, Ok(Reply::default()), None).await;
+            return Ok(());
+        }
+        let (deadline, expires) = match header.kind {
+            Kind::NotAfter => {
+                let expires = state.clock.instant_of(header.time_ms);
+                (Deadline::after(expires.remaining()), Some(expires))
+            }
+            _ => (Deadline::after(Duration::from_millis(u64::from(header.time_ms))), None),
+        };
+        if expires.is_some_and(|at| at.remaining().is_zero()) {
+            self.stats.expired.fetch_add(1, Relaxed);
+            self.reply(state, id, Err(Fault::expired()), None).await;
+            return Ok(());
+        }
+        let replies = Arc::clone(self.budgets.replies(header.class));
+        let reply_memory = ReplyMemory::new(replies, state.owner(), deadline, state.closed.clone());
+        let in_flight = InFlight { _reply_memory: Some(reply_memory.clone()), ..in_flight };
+        let (class, peer, grant) = (header.class, state.peer, state.grant.clone());
+        let call = Call { message, payload, deadline, expires, peer, grant, class, reply_memory };
+        self.stats.calls.fetch_add(1, Relaxed);
+        tokio::spawn(Arc::clone(self).call(call, id, in_flight, Arc::clone(state)));
+        Ok(())
+    }
+
+    /// A place for a call whose body comes next: reserved before, small, or free by chance.
+    fn admit(&self, header: &Header, state: &ConnectionState) -> Option<InFlight> {
+        let bytes = header.message_bytes + header.payload_bytes;
+        let granted = state.granted().remove(&header.request_id).map(|it| it.credit);
+        let credit = match granted {
+            Some(credit) if credit.covers(bytes) => Some(credit),
+            _ if bytes <= DIRECT_BYTES_MAX => None,
+            _ => {
+                let requests = self.budgets.requests(header.class);
+                Some(requests.try_acquire(state.owner(), bytes)?)
+            }
+        };
+        Some(InFlight {
+            _class: self.budgets.call(header.class, state.volume())?,
+            _connection: call_slot(&state.calls, header.class)?,
+            _bytes: credit,
+            _reply_memory: None,
+        })
+    }
+
+    /// Reserves memory for an announced request, in turn, and says when it may come.
+    async fn reserve_for_offer(self: &Arc<Self>, header: &Header, state: &Arc<ConnectionState>) {
+        let id = header.request_id;
+        let Some(slot) = call_slot(&state.offers, header.class) else {
+            return self.reply(state, id, Err(self.overloaded(header.class)), None).await;
+        };
+        let bytes = header.message_bytes + header.payload_bytes;
+        let deadline = Deadline::after(Duration::from_millis(u64::from(header.time_ms)));
+        let requests = Arc::clone(self.budgets.requests(header.class));
+        let (state, grant_timeout) = (Arc::clone(state), self.config.grant_timeout);
+        tokio::spawn(async move {
+            let _slot = slot;
+            let credit = tokio::select! {
+                credit = requests.acquire(state.owner(), bytes, deadline) => credit,
+                () = state.ended() => None,
+            };
+            // Without one the caller has given up by its own clock.
+            let Some(credit) = credit else { return };
+            let (used, unused) = oneshot::channel();
+            state.granted().insert(id, Granted { credit, _used: used });
+            if state.outbox.send(Outgoing::bare(Kind::Grant, id, None)).await.is_ok() {
+                // Ends at once when the request comes, or the connection ends.
+                let _ = tokio::time::timeout(grant_timeout, unused).await;
+            }
+            state.granted().remove(&id);
+        });
+    }
+
+    fn overloaded(&self, class: u8) -> Fault {
+        self.stats.overloaded.fetch_add(1, Relaxed);
+        let detail = format!("too many calls or bytes of class {class} are in flight");
+        Fault { code: FaultCode::Overloaded, detail }
+    }
+
+    async fn call(
+        self: Arc<Self>,
+        call: Call,
+        id: u64,
+        held: InFlight,
+        state: Arc<ConnectionState>,
+    ) {
+        // A separate task, so that a handler that panics still gets its caller an answer.
+        let shared = Arc::clone(&self);
+        let handler = tokio::spawn(async move { shared.service.handle(call).await });
+        let result = handler.await.unwrap_or_else(|error| {
+            tracing::error!(context = self.config.context, %error, "a handler broke");
+            Err(Fault::internal("the handler broke; see the server's log"))
+        });
+        self.reply(&state, id, result, Some(held)).await;
+    }
+
+    async fn reply(
+        &self,
+        state: &ConnectionState,
+        request_id: u64,
+        result: Result<Reply, Fault>,
+        hold: Option<InFlight>,
+    ) {
+        let limits = &self.config.limits;
+        let fits = |reply: &Reply| {
+            reply.message.len() <= limits.message_bytes_max
+                && reply.payload.len() <= limits.payload_bytes_max
+        };
+        let result = result.and_then(|reply| {
+            if fits(&reply) {
+                return Ok(reply);
+            }
+            Err(Fault::internal("the reply is larger than a frame may be; ask for less at once"))
+        });
+        let (kind, message, payload) = match result {
+            Ok(reply) => (Kind::Reply, reply.message, reply.payload),
+            Err(fault) => (Kind::Fault, encode(&fault).unwrap_or(Bytes::new()), Payload::empty()),
+        };
+        if let Some(reply_memory) = hold.as_ref().and_then(|held| held._reply_memory.as_ref()) {
+            reply_memory.shrink(message.len() + payload.len());
+        }
+        let time_ms = state.clock.reading();
+        let bare = Outgoing::bare(kind, request_id, hold);
+        let reply = Outgoing { time_ms, message, payload, ..bare };
+        // An error means that the connection has ended: nothing waits for this answer any more.
+        let _ = state.outbox.send(reply).await;
+    }
+}
+
+/// A place of a class; an unknown class counts as the first one.
+fn call_slot(classes: &[Arc<Semaphore>], class: u8) -> Option<OwnedSemaphorePermit> {
+    let slots = classes.get(usize::from(class)).or(classes.first())?;
+    Arc::clone(slots).try_acquire_owned().ok()
+}

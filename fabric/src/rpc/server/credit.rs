@@ -1,0 +1,487 @@
+//! Credits for the bytes of one class of calls, pure: who may send now, in which order.
+//!
+//! The holders of the cluster's key take turns by connection, those of tickets by volume, and within
+//! a volume again by connection. So one connection with a thousand requests does not delay another
+//! one with a single request by more than one request, and a volume has no more turns for having
+//! more connections. Within a connection the order is first in, first out.
+//!
+//! No connection holds more than its share while it has something. Nor does a volume over all its
+//! connections, unless at least as much stays free as it then holds: alone it may have half. All
+//! volumes together leave a part to services. Who waits for a share does not delay others; a request
+//! that waits for free bytes is never overtaken: a large one cannot be starved by small ones.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
+
+use super::call_slots::volume_limit;
+
+/// Names a request for credits until it is granted or forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CreditRequest(pub u64);
+
+/// Whose turn it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Holder<K> {
+    Service(K),
+    Volume(u64),
+}
+
+/// Credits of one class, in bytes.
+#[derive(Debug)]
+pub struct Credits<K> {
+    free: usize,
+    bytes_max: usize,
+    share: usize,
+    /// What volumes hold together.
+    held_by_volumes: usize,
+    next_request: u64,
+    peers: HashMap<K, Peer<K>>,
+    holders: HashMap<Holder<K>, HolderQueue<K>>,
+    /// Holders whose connections have turns, the next one to be served first.
+    ready: VecDeque<Holder<K>>,
+}
+
+#[derive(Debug)]
+struct Peer<K> {
+    holder: Holder<K>,
+    held: usize,
+    waiting: VecDeque<(CreditRequest, usize)>,
+    /// It waits for its own share, and has no turn until it gives something back.
+    parked: bool,
+}
+
+/// The connections of a holder.
+#[derive(Debug)]
+struct HolderQueue<K> {
+    held: usize,
+    /// Connections with waiting requests that are not parked, the next one to be served first.
+    ready: VecDeque<K>,
+}
+
+/// What stands in the way of a holder's next request.
+enum Next<K> {
+    Grant(K, usize),
+    /// None of its connections has a turn.
+    NoneReady,
+    /// What its connections hold, each of its own share.
+    ConnectionShare,
+    /// What it holds itself, as a volume.
+    VolumeShare,
+    /// What volumes hold.
+    AllVolumes,
+    /// What all hold.
+    FreeBytes,
+}
+
+impl<K> Peer<K> {
+    /// Whether its next request is within its share, or it holds nothing.
+    fn fits(&self, share: usize) -> bool {
+        self.waiting.front().is_some_and(|(_, bytes)| self.held == 0 || self.held + bytes <= share)
+    }
+}
+
+impl<K: Copy + Eq + Hash> Credits<K> {
+    /// `share`: what one connection or volume may hold at once; a single larger request may exceed
+    /// it.
+    #[must_use]
+    pub fn new(bytes_max: usize, share: usize) -> Self {
+        let bytes_max = bytes_max.max(1);
+        Self {
+            free: bytes_max,
+            bytes_max,
+            share: share.clamp(1, bytes_max),
+            held_by_volumes: 0,
+            next_request: 0,
+            peers: HashMap::new(),
+            holders: HashMap::new(),
+            ready: VecDeque::new(),
+        }
+    }
+
+    /// What a request of `bytes` is counted as: one that is larger than everything takes all, and
+    /// one of nothing takes a byte, so that it has something to give back.
+    #[must_use]
+    pub fn counted(&self, bytes: usize) -> usize {
+        bytes.clamp(1, self.bytes_max)
+    }
+
+    /// Queues a request of a connection, which is one with a request of `volume`, or of a service;
+    /// [`Credits::grant`] says when it may go ahead.
+    #[must_use]
+    pub fn request(&mut self, peer: K, volume: Option<u64>, bytes: usize) -> CreditRequest {
+        self.next_request += 1;
+        let (request, bytes) = (CreditRequest(self.next_request), self.counted(bytes));
+        let holder = volume.map_or(Holder::Service(peer), Holder::Volume);
+        let new = || Peer { holder, held: 0, waiting: VecDeque::new(), parked: false };
+        let entry = self.peers.entry(peer).or_insert_with(new);
+        let first = entry.waiting.is_empty();
+        entry.waiting.push_back((request, bytes));
+        if first {
+            self.enqueue(peer, holder);
+        }
+        request
+    }
+
+    /// A connection gets a turn, behind the others of its holder.
+    fn enqueue(&mut self, peer: K, holder: Holder<K>) {
+        let queue = self.holders.entry(holder);
+        let queue = queue.or_insert_with(|| HolderQueue { held: 0, ready: VecDeque::new() });
+        if queue.ready.is_empty() {
+            self.ready.push_back(holder);
+        }
+        queue.ready.push_back(peer);
+    }
+
+    /// Takes the turns of connections away, from the first on, whose own share has no room.
+    fn park(&mut self, holder: Holder<K>) {
+        let Some(queue) = self.holders.get_mut(&holder) else { return };
+        while let Some(peer) = queue.ready.front() {
+            match self.peers.get_mut(peer) {
+                Some(entry) if entry.fits(self.share) => return,
+                Some(entry) => entry.parked = true,
+                None => {}
+            }
+            queue.ready.pop_front();
+        }
+    }
+
+    /// A parked connection gets a turn again: its share has more room, or it wants something else.
+    fn unpark(&mut self, peer: K) {
+        let Some(entry) = self.peers.get_mut(&peer) else { return };
+        if std::mem::take(&mut entry.parked) && !entry.waiting.is_empty() {
+            let holder = entry.holder;
+            self.enqueue(peer, holder);
+        }
+    }
+
+    /// The requests that may go ahead now, each with what it holds from now on.
+    #[must_use]
+    pub fn grant(&mut self) -> Vec<CreditRequest> {
+        let mut granted = Vec::new();
+        let mut at = 0;
+        let mut volumes_wait = false;
+        while let Some(&holder) = self.ready.get(at) {
+            self.park(holder);
+            match self.next_of(holder) {
+                Next::NoneReady => drop(self.ready.remove(at)),
+                // A volume that waits for others is not overtaken by volumes.
+                _ if volumes_wait && matches!(holder, Holder::Volume(_)) => at += 1,
+                // The next holder is at this place then.
+                Next::Grant(peer, bytes) => granted.extend(self.take(at, holder, peer, bytes)),
+                Next::FreeBytes => break,
+                // No reason for others to wait.
+                Next::ConnectionShare | Next::VolumeShare => at += 1,
+                Next::AllVolumes => {
+                    volumes_wait = true;
+                    at += 1;
+                }
+            }
+        }
+        granted
+    }
+
+    /// The next request of a holder, or what stands in its way.
+    fn next_of(&self, holder: Holder<K>) -> Next<K> {
+        let Some(queue) = self.holders.get(&holder) else { return Next::NoneReady };
+        let Some(&peer) = queue.ready.front() else { return Next::NoneReady };
+        let entry = self.peers.get(&peer).filter(|entry| entry.fits(self.share));
+        let Some(&(_, bytes)) = entry.and_then(|entry| entry.waiting.front()) else {
+            return Next::ConnectionShare;
+        };
+        if matches!(holder, Holder::Volume(_)) {
+            let share = self.share.max(self.free.saturating_sub(bytes));
+            if queue.held > 0 && queue.held + bytes > share {
+                return Next::VolumeShare;
+            }
+            if self.held_by_volumes > 0
+                && self.held_by_volumes + bytes > volume_limit(self.bytes_max)
+            {
+                return Next::AllVolumes;
+            }
+        }
+        if bytes > self.free { Next::FreeBytes } else { Next::Grant(peer, bytes) }
+    }
+
+    /// Gives a holder's connection what its next request needs; `at` is the holder's place.
+    fn take(
+        &mut self,
+        at: usize,
+        holder: Holder<K>,
+        peer: K,
+        bytes: usize,
+    ) -> Option<CreditRequest> {
+        let (entry, queue) = (self.peers.get_mut(&peer)?, self.holders.get_mut(&holder)?);
+        let (request, _) = entry.waiting.pop_front()?;
+        entry.held += bytes;
+        queue.held += bytes;
+        self.free -= bytes;
+        if matches!(holder, Holder::Volume(_)) {
+            self.held_by_volumes += bytes;
+        }
+        queue.ready.pop_front();
+        if !entry.waiting.is_empty() {
+            queue.ready.push_back(peer);
+        }
+        self.ready.remove(at);
+        if !queue.ready.is_empty() {
+            self.ready.push_back(holder);
+        }
+        Some(request)
+    }
+
+    /// Takes a request back that was not granted yet.
+    pub fn cancel(&mut self, peer: K, request: CreditRequest) {
+        let Some(entry) = self.peers.get_mut(&peer) else { return };
+        entry.waiting.retain(|(waiting, _)| *waiting != request);
+        let holder = entry.holder;
+        if entry.parked {
+            // Behind what it waited for there may be less.
+            self.unpark(peer);
+        } else if entry.waiting.is_empty()
+            && let Some(queue) = self.holders.get_mut(&holder)
+        {
+            queue.ready.retain(|it| *it != peer);
+            if queue.ready.is_empty() {
+                self.ready.retain(|it| *it != holder);
+            }
+        }
+        self.drop_if_idle(peer);
+    }
+
+    /// Gives back what a granted request holds, or a part of it.
+    pub fn release(&mut self, peer: K, bytes: usize) {
+        self.free += bytes;
+        if let Some(entry) = self.peers.get_mut(&peer) {
+            entry.held = entry.held.saturating_sub(bytes);
+            if let Some(queue) = self.holders.get_mut(&entry.holder) {
+                queue.held = queue.held.saturating_sub(bytes);
+            }
+            if matches!(entry.holder, Holder::Volume(_)) {
+                self.held_by_volumes = self.held_by_volumes.saturating_sub(bytes);
+            }
+        }
+        self.unpark(peer);
+        self.drop_if_idle(peer);
+    }
+
+    /// Whether a request waits for memory that a connection of a service, or of this volume, may
+    /// hold: not because of its own share, nor of that of another volume.
+    #[must_use]
+    pub fn is_short(&self, volume: Option<u64>) -> bool {
+        let short = |holder: &Holder<K>| match self.next_of(*holder) {
+            Next::FreeBytes | Next::AllVolumes => true,
+            Next::VolumeShare => volume.is_some_and(|volume| *holder == Holder::Volume(volume)),
+            Next::Grant(..) | Next::ConnectionShare | Next::NoneReady => false,
+        };
+        self.ready.iter().any(short)
+    }
+
+    /// Nothing is held and nothing waits.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.free == self.bytes_max && self.peers.is_empty() && self.holders.is_empty()
+    }
+
+    fn drop_if_idle(&mut self, peer: K) {
+        let Some(entry) = self.peers.get(&peer) else { return };
+        if entry.held > 0 || !entry.waiting.is_empty() {
+            return;
+        }
+        let holder = entry.holder;
+        self.peers.remove(&peer);
+        if self.holders.get(&holder).is_some_and(|it| it.held == 0 && it.ready.is_empty()) {
+            self.holders.remove(&holder);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn connections_take_turns() {
+        let mut credits = Credits::new(2, 2);
+        let greedy: Vec<CreditRequest> = (0..100).map(|_| credits.request('a', None, 1)).collect();
+        assert_eq!(credits.grant(), greedy[..2]);
+        let modest = credits.request('b', None, 1);
+        credits.release('a', 1);
+        assert_eq!(credits.grant(), [modest], "whose own share is used up has no turn");
+        credits.release('a', 1);
+        assert_eq!(credits.grant(), [greedy[2]]);
+    }
+
+    #[test]
+    fn a_connection_keeps_to_its_share_and_a_large_request_to_all() {
+        let mut credits = Credits::new(100, 25);
+        let first = credits.request('a', None, 20);
+        let second = credits.request('a', None, 20);
+        let other = credits.request('b', None, 60);
+        assert_eq!(credits.grant(), [first, other], "60 is over the share of b, which has nothing");
+        assert!(!credits.is_short(None), "what waits, waits for its own share");
+        credits.release('a', 20);
+        assert_eq!(credits.grant(), [second]);
+        let whole = credits.request('c', None, 1_000);
+        assert_eq!(credits.grant(), []);
+        assert!(credits.is_short(None));
+        credits.release('a', 20);
+        credits.release('b', 60);
+        assert_eq!(credits.grant(), [whole]);
+        credits.release('c', credits.counted(1_000));
+        assert!(credits.is_idle() && credits.ready.is_empty());
+    }
+
+    #[test]
+    fn a_large_request_is_not_starved_by_small_ones() {
+        let mut credits = Credits::new(10, 10);
+        let held = credits.request('a', None, 4);
+        let large = credits.request('b', None, 8);
+        let small = credits.request('c', None, 1);
+        assert_eq!(credits.grant(), [held]);
+        credits.release('a', 4);
+        assert_eq!(credits.grant(), [large, small]);
+    }
+
+    /// All that the requests of `of` hold when each of them asks for as much as it may.
+    fn taken(credits: &mut Credits<(u64, u8)>, of: u64, connections: u8) -> Vec<(u64, u8)> {
+        let mut asked = HashMap::new();
+        for connection in 0..connections {
+            let peer = (of, connection);
+            for _ in 0..100 {
+                asked.insert(credits.request(peer, (of > 0).then_some(of), 1), peer);
+            }
+        }
+        let granted: Vec<_> = credits.grant().iter().map(|it| asked.remove(it).unwrap()).collect();
+        for (request, peer) in asked {
+            credits.cancel(peer, request);
+        }
+        granted
+    }
+
+    /// However many connections wait for their own share, a grant looks at none of them.
+    #[test]
+    fn connections_that_wait_for_their_share_have_no_turn_until_they_give_something_back() {
+        let mut credits = Credits::new(1_000, 10);
+        for peer in 0..50 {
+            let _ = (credits.request(peer, Some(1), 1), credits.request(peer, Some(1), 100));
+        }
+        assert_eq!(credits.grant().len(), 50);
+        assert!(credits.ready.is_empty() && credits.holders[&Holder::Volume(1)].ready.is_empty());
+        credits.release(7, 1);
+        assert_eq!(credits.grant(), [CreditRequest(16)], "it holds nothing");
+        let small = credits.request(8, Some(1), 1);
+        assert_eq!(credits.grant(), [], "behind the large one of its connection");
+        credits.cancel(8, CreditRequest(18));
+        assert_eq!(credits.grant(), [small]);
+    }
+
+    #[test]
+    fn a_volume_has_no_more_for_having_more_connections() {
+        let mut credits = Credits::new(64, 8);
+        let alone = taken(&mut credits, 1, 50);
+        assert_eq!(alone.len(), 32, "as much stays free");
+        let one = taken(&mut credits, 2, 1);
+        assert_eq!(one.len(), 8, "a connection has its share");
+        let many = taken(&mut credits, 3, 50);
+        assert_eq!(many.len(), 8, "all volumes leave a quarter to services");
+        let services = taken(&mut credits, 0, 50);
+        assert_eq!(services.len(), 16);
+        for peer in [alone, one, many, services].concat() {
+            credits.release(peer, 1);
+        }
+        assert!(credits.is_idle() && credits.ready.is_empty());
+    }
+
+    #[test]
+    fn a_volume_whose_share_is_taken_is_short_of_memory_that_its_own_connections_hold() {
+        let mut credits = Credits::new(64, 8);
+        let _ = (
+            credits.request(0, None, 48),
+            credits.request(1, Some(1), 8),
+            credits.request(2, Some(1), 1),
+        );
+        assert_eq!(credits.grant().len(), 2);
+        assert!(credits.is_short(Some(1)));
+        assert!(!credits.is_short(Some(2)) && !credits.is_short(None), "others have no part in it");
+    }
+
+    #[test]
+    fn volumes_take_turns_however_many_connections_they_have() {
+        let mut credits = Credits::new(4, 4);
+        let all: Vec<CreditRequest> = (0..4).map(|_| credits.request(0, None, 1)).collect();
+        assert_eq!(credits.grant(), all);
+        let many: Vec<CreditRequest> =
+            (1..=50).map(|peer| credits.request(peer, Some(1), 1)).collect();
+        let one: Vec<CreditRequest> = (0..2).map(|_| credits.request(99, Some(2), 1)).collect();
+        let mut granted = Vec::new();
+        for _ in 0..3 {
+            credits.release(0, 1);
+            granted.extend(credits.grant());
+        }
+        assert_eq!(granted, [many[0], one[0], many[1]]);
+        credits.release(1, 1);
+        assert_eq!(credits.grant(), [one[1]]);
+    }
+
+    #[test]
+    fn a_volume_that_waits_for_others_is_not_overtaken_by_volumes_and_by_services_it_is() {
+        let mut credits = Credits::new(16, 8);
+        let held = credits.request(1, Some(1), 8);
+        assert_eq!(credits.grant(), [held]);
+        let large = credits.request(2, Some(2), 6);
+        let small = credits.request(3, Some(3), 1);
+        let service = credits.request(4, None, 4);
+        assert_eq!(credits.grant(), [service]);
+        assert!(credits.is_short(None));
+        credits.release(1, 8);
+        assert_eq!(credits.grant(), [large, small]);
+    }
+
+    proptest! {
+        /// Whatever happens, nothing is lost, and everything is granted once others give back.
+        #[test]
+        fn all_are_served_in_the_end(steps in prop::collection::vec((0_u8..5, 0_usize..40, 0_u8..3), 1..200)) {
+            let mut credits = Credits::new(32, 8);
+            // Two services, and two volumes, one with two connections.
+            let volume = |peer: u8| (peer > 1).then_some(u64::from(peer / 2));
+            let mut waiting: Vec<(CreditRequest, u8, usize)> = Vec::new();
+            let mut held: Vec<(CreditRequest, u8, usize)> = Vec::new();
+            let settle = |credits: &mut Credits<u8>, waiting: &mut Vec<(CreditRequest, u8, usize)>, held: &mut Vec<_>| {
+                for request in credits.grant() {
+                    let at = waiting.iter().position(|it| it.0 == request).unwrap();
+                    held.push(waiting.remove(at));
+                }
+            };
+            for (peer, bytes, what) in steps {
+                match what {
+                    0 => {
+                        let request = credits.request(peer, volume(peer), bytes);
+                        waiting.push((request, peer, credits.counted(bytes)));
+                    }
+                    1 if !held.is_empty() => {
+                        let (_, peer, bytes) = held.remove(bytes % held.len());
+                        credits.release(peer, bytes);
+                    }
+                    2 if !waiting.is_empty() => {
+                        let (request, peer, _) = waiting.remove(bytes % waiting.len());
+                        credits.cancel(peer, request);
+                    }
+                    _ => {}
+                }
+                settle(&mut credits, &mut waiting, &mut held);
+                let sum: usize = held.iter().map(|it| it.2).sum();
+                prop_assert_eq!(credits.free + sum, 32);
+            }
+            while !(held.is_empty() && waiting.is_empty()) {
+                let before = held.len() + waiting.len();
+                if let Some((_, peer, bytes)) = held.pop() {
+                    credits.release(peer, bytes);
+                }
+                settle(&mut credits, &mut waiting, &mut held);
+                prop_assert!(held.len() + waiting.len() < before, "nothing moves any more");
+            }
+            prop_assert!(credits.is_idle());
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! The listening side: accepts connections, authenticates them, and ends with shutdown. What
+//! happens on an authenticated connection is in `serving`.
+//!
+//! Connections that have not authenticated are in a separate small pool (`unauthenticated`): however
+//! many there are, they take no place of a member, and a newcomer is always heard.
+
+mod budget;
+mod call_slots;
+mod config;
+mod connection;
+mod credit;
+mod poll_mutex;
+mod reply_memory;
+mod service;
+mod unauthenticated;
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+use self::budget::Budgets;
+use self::call_slots::volume_limit;
+use self::connection::Shared;
+use self::poll_mutex::{PollMutex, poll_exclusive};
+use self::unauthenticated::Unauthenticated;
+use super::channel::{Accepted, Acceptor};
+use super::error::ServerError;
+use super::shutdown::Shutdown;
+use super::stream::prepare;
+use crate::deadline::Deadline;
+
+pub use self::budget::Budget;
+pub use self::config::{DEFAULT_CLUSTER, ServerConfig, ServerStats};
+pub use self::credit::{CreditRequest, Credits};
+pub use self::reply_memory::ReplyMemory;
+pub use self::service::{Call, Peer, Service, decode_request};
+
+/// A bound port.
+pub struct Server {
+    config: Arc<ServerConfig>,
+    listener: TcpListener,
+    address: SocketAddr,
+    acceptor: Acceptor,
+    stats: Arc<ServerStats>,
+}
+
+impl Server {
+    /// Takes the port. Nobody is served before [`Server::serve`].
+    ///
+    /// # Errors
+    /// [`ServerError`].
+    pub async fn bind(address: &str, config: ServerConfig) -> Result<Self, ServerError> {
+        let bind = |source| ServerError::Bind {
+            context: config.context.clone(),
+            address: address.into(),
+            source,
+        };
+        let acceptor = Acceptor::new(config.tls).map_err(|error| ServerError::Tls {
+            context: config.context.clone(),
+            reason: error.to_string(),
+        })?;
+        let listener = TcpListener::bind(address).await.map_err(bind)?;
+        let address = listener.local_addr().map_err(bind)?;
+        Ok(Self { config: Arc::new(config), listener, address, acceptor, stats: Arc::default() })
+    }
+
+    /// Where it listens; the port is the real one when 0 was asked for.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Counters that stay readable while it serves.
+    pub fn stats(&self) -> Arc<ServerStats> {
+        Arc::clone(&self.stats)
+    }
+
+    /// Serves until shutdown, then lets running handlers end for `drain_timeout`.
+    pub async fn serve<S: Service>(self, service: S, shutdown: Shutdown) {
+        let table = Arc::new(ConnectionTable::new(&self.config, self.acceptor));
+        let shared = Arc::new(Shared {
+            service,
+            budgets: Budgets::new(&self.config.budgets),
+            config: self.config,
+            stats: self.stats,
+        });
+        let mut connections = JoinSet::new();
+        let mut number = 0;
+        loop {
+            let accepted = tokio::select! {
+                () = shutdown.requested() => break,
+                Some(_) = connections.join_next() => continue,
+                accepted = self.listener.accept() => accepted,
+            };
+            match accepted {
+                Ok((stream, address)) => {
+                    number += 1;
+                    let peer = Peer { address, connection: number };
+                    let (end, evicted) = oneshot::channel();
+                    let loser = table.unauthenticated().insert(address.ip(), number, end);
+                    shared.stats.evicted.fetch_add(u64::from(loser.is_some()), Relaxed);
+                    // Dropping the loser's sender is what ends it.
+                    drop(loser);
+                    let (shared, table) = (Arc::clone(&shared), Arc::clone(&table));
+                    connections.spawn(connection(shared, table, stream, peer, evicted));
+                }
+                // Out of descriptors, most likely: wait for some to be given back.
+                Err(error) => {
+                    tracing::warn!(context = shared.config.context, %error, "accept");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        }
+        drop(self.listener);
+        let drained = shared.budgets.drained();
+        if tokio::time::timeout(shared.config.drain_timeout, drained).await.is_err() {
+            tracing::warn!(context = shared.config.context, "calls were cut off by shutdown");
+        }
+        connections.shutdown().await;
+    }
+}
+
+/// Who is connected.
+struct ConnectionTable {
+    acceptor: Acceptor,
+    /// Handshakes are computed one at a time: unauthenticated occupy at most one thread.
+    handshakes: PollMutex,
+    unauthenticated: Mutex<Unauthenticated<oneshot::Sender<()>>>,
+    authenticated: Mutex<Authenticated>,
+    connections_max: usize,
+    connections_per_address_max: usize,
+}
+
+/// A volume has few connections below one part in so many of those of tickets.
+const FEW_PARTS: usize = 8;
+
+#[derive(Default)]
+struct Authenticated {
+    total: usize,
+    held_by_volumes: usize,
+    by_volume: HashMap<u64, usize>,
+    by_address: HashMap<IpAddr, usize>,
+}
+
+impl ConnectionTable {
+    fn new(config: &ServerConfig, acceptor: Acceptor) -> Self {
+        let unauthenticated = Unauthenticated::new(
+            config.unauthenticated_max,
+            config.unauthenticated_per_address_max,
+        );
+        Self {
+            acceptor,
+            handshakes: PollMutex::default(),
+            unauthenticated: Mutex::new(unauthenticated),
+            authenticated: Mutex::default(),
+            connections_max: config.connections_max,
+            connections_per_address_max: config.connections_per_address_max,
+        }
+    }
+
+    fn unauthenticated(&self) -> MutexGuard<'_, Unauthenticated<oneshot::Sender<()>>> {
+        self.unauthenticated.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn authenticated(&self) -> MutexGuard<'_, Authenticated> {
+        self.authenticated.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for an authenticated connection, of a service or with a ticket of a volume, or `None`
+    /// when its address or all places are full.
+    fn admit(self: &Arc<Self>, address: IpAddr, volume: Option<u64>) -> Option<ConnectionSlot> {
+        let mut authenticated = self.authenticated();
+        let of_address = authenticated.by_address.get(&address).copied().unwrap_or(0);
+        if authenticated.total >= self.connections_max
+            || of_address >= self.connections_per_address_max
+            || volume.is_some_and(|volume| !self.admits(&authenticated, volume))
+        {
+            return None;
+        }
+        authenticated.total += 1;
+        if let Some(volume) = volume {
+            authenticated.held_by_volumes += 1;
+            *authenticated.by_volume.entry(volume).or_default() += 1;
+        }
+        *authenticated.by_address.entry(address).or_default() += 1;
+        Some(ConnectionSlot { table: Arc::clone(self), address, volume })
+    }
+
+    /// The last places of tickets are for volumes that have few: one with many clients leaves some.
+    fn admits(&self, authenticated: &Authenticated, volume: u64) -> bool {
+        let all = volume_limit(self.connections_max);
+        let few = (all / FEW_PARTS).max(1);
+        let held = authenticated.by_volume.get(&volume).copied().unwrap_or(0);
+        authenticated.held_by_volumes < volume_limit(all)
+            || authenticated.held_by_volumes < all && held < few
+    }
+}
+
+/// A place of an authenticated connection, given back when it is dropped.
+struct ConnectionSlot {
+    table: Arc<ConnectionTable>,
+    address: IpAddr,
+    volume: Option<u64>,
+}
+
+impl Drop for ConnectionSlot {
+    fn drop(&mut self) {
+        let mut authenticated = self.table.authenticated();
+        authenticated.total -= 1;
+        if let Some(volume) = self.volume {
+            authenticated.held_by_volumes -= 1;
+            if let Some(of_volume) = authenticated.by_volume.get_mut(&volume) {
+                *of_volume -= 1;
+                if *of_volume == 0 {
+                    authenticated.by_volume.remove(&volume);
+                }
+            }
+        }
+        if let Some(of_address) = authenticated.by_address.get_mut(&self.address) {
+            *of_address -= 1;
+            if *of_address == 0 {
+                authenticated.by_address.remove(&self.address);
+            }
+        }
+    }
+}
+
+/// One connection from its first byte to its last.
+async fn connection<S: Service>(
+    shared: Arc<Shared<S>>,
+    table: Arc<ConnectionTable>,
+    stream: TcpStream,
+    peer: Peer,
+    evicted: oneshot::Receiver<()>,
+) {
+    let (stats, config) = (&shared.stats, &shared.config);
+    let context = &config.context;
+    let deadline = Deadline::after(config.handshake_timeout);
+    if let Err(error) = prepare(&stream, config.class) {
+        tracing::debug!(context, address = %peer.address, %error, "socket options");
+    }
+    let ring = config.keys.current();
+    let handshake = table.acceptor.accept(stream, &ring, &config.cluster, context, deadline);
+    let accepted = tokio::select! {
+        accepted = poll_exclusive(&table.handshakes, handshake) => accepted,
+        // The sender is dropped when another connection takes this one's place.
+        _ = evicted => return,
+    };
+    table.unauthenticated().remove(peer.address.ip(), peer.connection);
+    let (stream, peer_auth) = match accepted {
+        Ok(Accepted::Authenticated(stream, peer_auth)) => (stream, peer_auth),
+        Ok(Accepted::Silent) => {
+            stats.silent.fetch_add(1, Relaxed);
+            tracing::debug!(context, address = %peer.address, "connection closed unused");
+            return;
+        }
+        Err(error) => {
+            // One line for a wrong key is useful; a flood of them would fill the log.
+            let refused = stats.refused.fetch_add(1, Relaxed);
+            if refused < 100 || refused.is_multiple_of(1000) {
+                tracing::warn!(address = %peer.address, refused, %error, "connection refused");
+            }
+            return;
+        }
+    };
+    let volume = peer_auth.grant.ticket().map(|ticket| ticket.directory);
+    let Some(_slot) = table.admit(peer.address.ip(), volume) else {
+        stats.refused.fetch_add(1, Relaxed);
+        tracing::warn!(
+            context,
+            address = %peer.address,
+            "too many connections: at most {}, three quarters of them with tickets, and {} of one \
+             address",
+            config.connections_max,
+            config.connections_per_address_max
+        );
+        return;
+    };
+    stats.connections.fetch_add(1, Relaxed);
+    shared.serve(stream, peer, peer_auth).await;
+}

@@ -1,0 +1,5 @@
+mod identity_test;
+mod load_test;
+mod not_after_test;
+mod rpc_test;
+mod tls_test;

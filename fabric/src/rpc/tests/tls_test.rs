@@ -1,0 +1,519 @@
+//! TLS below remote calls, and attackers on the path: they read, relay, change and mix up.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufWriter};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use super::rpc_test::{CONTEXT, Running, credential, key, ring, serve, soon};
+use crate::auth::credentials::Credentials;
+use crate::auth::keys::{KeyRing, Keys};
+use crate::auth::ticket::Ticket;
+use crate::auth::{AuthError, TlsError};
+use crate::rpc::frame::{Header, Kind};
+use crate::rpc::handshake::unix_now;
+use crate::rpc::io::{Outgoing, write_frames};
+use crate::rpc::stream::Metered;
+use crate::rpc::*;
+use crate::tls::{Accepts, BINDING_LABEL, client_context, server_context};
+
+const SECRET: &[u8] = b"the plaintext that nobody on the path may see";
+
+async fn serving(accepts: Accepts) -> Running {
+    serve("127.0.0.1:0", |config| config.tls = accepts).await
+}
+
+async fn open(address: &str, tls: bool) -> Result<Connection, RpcError> {
+    let credentials = Credentials::from(key()).over_tls(tls);
+    Connection::open(address, ConnectionConfig::new(CONTEXT, credentials), soon()).await
+}
+
+async fn echo(connection: &Connection, payload: Bytes) -> Result<Bytes, RpcError> {
+    let message = Bytes::from_static(b"hello");
+    let reply = connection.call(message, payload.into(), soon()).await?;
+    Ok(reply.payload.into_bytes())
+}
+
+fn pattern(length: usize, seed: usize) -> Bytes {
+    (0..length).map(|at| (at.wrapping_mul(31) ^ (at >> 9) ^ seed) as u8).collect()
+}
+
+fn refused_with(error: RpcError) -> TlsError {
+    match error {
+        RpcError::Refused { source: AuthError::Tls { source, .. }, .. } => source,
+        other => panic!("{other}"),
+    }
+}
+
+/// Passes bytes on between clients and the service at `target`, after `change` of each piece. Its
+/// argument also says whether the piece comes from the client.
+async fn proxy(
+    target: &str,
+    change: impl Fn(bool, &mut Vec<u8>) + Clone + Send + 'static,
+) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, target) = (listener.local_addr().unwrap().to_string(), target.to_owned());
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let server = TcpStream::connect(&target).await.unwrap();
+            let (client_reads, client_writes) = client.into_split();
+            let (server_reads, server_writes) = server.into_split();
+            for (from_client, mut reads, mut writes) in
+                [(true, client_reads, server_writes), (false, server_reads, client_writes)]
+            {
+                let change = change.clone();
+                tokio::spawn(async move {
+                    let mut buffer = vec![0; 16 << 10];
+                    while let Ok(read) = reads.read(&mut buffer).await {
+                        let mut piece = buffer[..read].to_vec();
+                        change(from_client, &mut piece);
+                        if read == 0 || writes.write_all(&piece).await.is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        }
+    });
+    address
+}
+
+async fn recorded(tls: bool) -> Vec<u8> {
+    let running = serving(if tls { Accepts::Tls } else { Accepts::Plain }).await;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let record = Arc::clone(&seen);
+    let change = move |_, piece: &mut Vec<u8>| record.lock().unwrap().extend_from_slice(piece);
+    let address = proxy(&running.address, change).await;
+    let connection = open(&address, tls).await.unwrap();
+    assert_eq!(echo(&connection, Bytes::from_static(SECRET)).await.unwrap(), SECRET);
+    let seen = seen.lock().unwrap();
+    assert!(seen.len() > 2 * SECRET.len(), "both directions went through the proxy");
+    seen.clone()
+}
+
+#[tokio::test]
+async fn nothing_of_a_call_or_of_the_handshake_is_readable_on_the_path() {
+    let contains = |bytes: &[u8], part: &[u8]| bytes.windows(part.len()).any(|it| it == part);
+    let (plain, tls) = (recorded(false).await, recorded(true).await);
+    for part in [SECRET, b"FFAUTH02"] {
+        assert!(contains(&plain, part), "the proxy sees what is there to be seen");
+        assert!(!contains(&tls, part));
+    }
+}
+
+#[tokio::test]
+async fn large_frames_and_many_calls_at_once_arrive_unchanged() {
+    let running = serving(Accepts::Tls).await;
+    let connection = Arc::new(open(&running.address, true).await.unwrap());
+    let calls: Vec<_> = (0..256)
+        .map(|number| {
+            let connection = Arc::clone(&connection);
+            tokio::spawn(async move {
+                // Around the sizes of a direct request, a record, a buffer, and a chunk.
+                let length = [0, 1, 4 << 10, (8 << 10) + 1, 16 << 10, 65 << 10, 4 << 20]
+                    [if number < 6 { 6 } else { number % 6 }];
+                let sent = pattern(length, number);
+                assert!(echo(&connection, sent.clone()).await.unwrap() == sent, "call {number}");
+            })
+        })
+        .collect();
+    for call in calls {
+        call.await.unwrap();
+    }
+    assert!(!connection.is_closed());
+    assert_eq!(running.stats.connections.load(Relaxed), 1);
+}
+
+/// Copies plaintext between two streams whose TLS ends here.
+async fn relay(address: String, client_tls: bool, server_tls: bool) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    trait Io: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send {}
+    impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send> Io for T {}
+    tokio::spawn(async move {
+        let (client, _) = listener.accept().await.unwrap();
+        let mut client: Box<dyn Io> = if client_tls {
+            Box::new(TlsAcceptor::from(server_context().unwrap()).accept(client).await.unwrap())
+        } else {
+            Box::new(client)
+        };
+        let server = TcpStream::connect(address).await.unwrap();
+        let mut server: Box<dyn Io> = if server_tls {
+            let (context, name) = client_context().unwrap();
+            Box::new(TlsConnector::from(context).connect(name, server).await.unwrap())
+        } else {
+            Box::new(server)
+        };
+        let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+    });
+    at
+}
+
+#[tokio::test]
+async fn a_relay_that_terminates_tls_is_refused_by_name() {
+    // Also where the service accepts what the relay makes of it.
+    for (accepts, server_tls) in
+        [(Accepts::Tls, true), (Accepts::Both, true), (Accepts::Both, false)]
+    {
+        let running = serving(accepts).await;
+        let relay = relay(running.address.clone(), true, server_tls).await;
+        let error = open(&relay, true).await.err().unwrap();
+        assert!(error.to_string().contains("a proxy between the two terminates TLS"), "{error}");
+        assert_eq!(refused_with(error), TlsError::NotBound);
+        assert_eq!(running.stats.connections.load(Relaxed), 0);
+        open(&running.address, true).await.unwrap();
+    }
+    // TLS added on the path of a client that has none.
+    let running = serving(Accepts::Tls).await;
+    let relay = relay(running.address.clone(), false, true).await;
+    assert!(open(&relay, false).await.is_err());
+    assert_eq!(running.stats.connections.load(Relaxed), 0);
+}
+
+#[tokio::test]
+async fn a_wrong_key_is_refused_over_tls_too() {
+    let running = serving(Accepts::Tls).await;
+    let other = crate::auth::Key::from_bytes(b"another key of sixteen bytes").unwrap();
+    let credentials = Credentials::from(other).over_tls(true);
+    let config = ConnectionConfig::new(CONTEXT, credentials);
+    let error = Connection::open(&running.address, config, soon()).await.err().unwrap();
+    assert_eq!(refused_with(error), TlsError::NotBound);
+    assert_eq!(running.stats.connections.load(Relaxed), 0);
+}
+
+#[tokio::test]
+async fn the_binding_is_part_of_every_proof() {
+    // Inside a genuine TLS connection, with the genuine key, but a binding that is not its own.
+    let running = serving(Accepts::Tls).await;
+    for binding in [&[][..], &[0; 32]] {
+        let (context, name) = client_context().unwrap();
+        let stream = TcpStream::connect(&running.address).await.unwrap();
+        let mut stream = TlsConnector::from(context).connect(name, stream).await.unwrap();
+        let dialed = handshake::dial(&mut stream, &credential(), CONTEXT, binding, soon()).await;
+        assert!(dialed.is_err());
+    }
+    assert_eq!(running.stats.connections.load(Relaxed), 0);
+}
+
+/// One byte is flipped in the `nth` piece after the connection was opened.
+async fn flipped(from_client: bool, nth: usize, payload: usize) {
+    let running = serving(Accepts::Tls).await;
+    let (armed, pieces) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let arm = Arc::clone(&armed);
+    let change = move |client: bool, piece: &mut Vec<u8>| {
+        if arm.load(Relaxed) && client == from_client && !piece.is_empty() {
+            let number = pieces.fetch_add(1, Relaxed);
+            if number == nth {
+                let at = (number * 7919 + piece.len() / 2) % piece.len();
+                piece[at] ^= 1;
+            }
+        }
+    };
+    let address = proxy(&running.address, change).await;
+    let connection = open(&address, true).await.unwrap();
+    armed.store(true, Relaxed);
+    let sent = pattern(payload, nth);
+    // Later calls meet what earlier ones were too short for.
+    let mut failed = false;
+    for _ in 0..8 {
+        match echo(&connection, sent.clone()).await {
+            Ok(received) => assert!(received == sent, "changed bytes were taken for data"),
+            Err(error) => {
+                failed = true;
+                assert!(matches!(error, RpcError::Lost { .. } | RpcError::Unreachable { .. }));
+                break;
+            }
+        }
+    }
+    assert!(failed && connection.is_closed());
+}
+
+#[tokio::test]
+async fn a_changed_byte_ends_the_connection_and_is_never_data() {
+    for from_client in [true, false] {
+        for nth in [0, 1, 5] {
+            flipped(from_client, nth, 1 << 20).await;
+            flipped(from_client, nth, 100).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn sides_that_differ_are_refused_by_name_with_the_remedy() {
+    let cases = [
+        (Accepts::Tls, false, TlsError::Required, "set `tls: true` in the cluster.json"),
+        (Accepts::Plain, true, TlsError::NotServed, "set `tls: true` in the service's"),
+    ];
+    for (accepts, tls, expected, remedy) in cases {
+        let running = serving(accepts).await;
+        let error = open(&running.address, tls).await.err().unwrap();
+        assert!(error.to_string().contains(remedy), "{error}");
+        assert!(!error.retryable());
+        assert_eq!(error.executed(), Executed::No);
+        assert_eq!(refused_with(error), expected);
+        assert_eq!(running.stats.connections.load(Relaxed), 0);
+        let deadline = soon();
+        while running.stats.refused.load(Relaxed) == 0 {
+            assert!(deadline.remaining().is_some());
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        echo(&open(&running.address, !tls).await.unwrap(), Bytes::new()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_service_in_transition_accepts_both() {
+    let running = serving(Accepts::Both).await;
+    for tls in [false, true] {
+        let sent = pattern(100 << 10, 3);
+        let connection = open(&running.address, tls).await.unwrap();
+        assert!(echo(&connection, sent.clone()).await.unwrap() == sent);
+    }
+    assert_eq!(running.stats.connections.load(Relaxed), 2);
+}
+
+/// Reads until the server has closed; gives the number of bytes.
+async fn until_closed(mut stream: impl tokio::io::AsyncRead + Unpin) -> usize {
+    let mut answer = Vec::new();
+    let read = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut answer));
+    let _ = read.await.expect("closed");
+    answer.len()
+}
+
+#[tokio::test]
+async fn strangers_with_tls_are_refused_whatever_they_send() {
+    let running = serving(Accepts::Tls).await;
+    // A hello that never ends, in records of 16 KiB: the bound ends it.
+    let endless = [vec![0x16, 3, 1, 0x40, 0, 1, 0, 0xea, 0x60], vec![0; 64 << 10]].concat();
+    let cases: [&[u8]; 5] = [
+        &endless,
+        b"\x16\x03\x01\x00\x05hello",
+        b"\x16\x03\x01\xff\xff",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"FFAUTH01 and then nothing",
+    ];
+    for (number, case) in cases.iter().enumerate() {
+        let mut stream = TcpStream::connect(&running.address).await.unwrap();
+        // It may close before it has read all.
+        let _ = stream.write_all(case).await;
+        let _ = stream.shutdown().await;
+        let answered = until_closed(stream).await;
+        assert!(answered <= 64, "case {number}: {answered} bytes");
+    }
+    let deadline = soon();
+    while running.stats.refused.load(Relaxed) < cases.len() as u64 {
+        assert!(deadline.remaining().is_some(), "{:?}", running.stats);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(running.stats.connections.load(Relaxed), 0);
+    echo(&open(&running.address, true).await.unwrap(), Bytes::new()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_bounded_number_of_bytes_is_read_of_a_peer_before_it_authenticates() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (accepted, _) = listener.accept().await.unwrap();
+    let mut metered = Metered::new(accepted, 1000);
+    peer.write_all(&pattern(100_000, 0)).await.unwrap();
+    let mut read = vec![0; 2000];
+    let mut length = 0;
+    let error = loop {
+        match metered.read(&mut read[length..]).await {
+            Ok(more) => length += more,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((length, &read[..1000]), (1000, &pattern(1000, 0)[..]));
+    assert!(error.to_string().contains("before it authenticated"), "{error}");
+    metered.authenticated();
+    let mut rest = vec![0; 99_000];
+    metered.read_exact(&mut rest).await.unwrap();
+    assert!(rest == pattern(100_000, 0)[1000..]);
+}
+
+#[tokio::test]
+async fn a_hello_that_never_ends_is_closed_by_its_length() {
+    let change = |config: &mut ServerConfig| {
+        config.tls = Accepts::Tls;
+        config.handshake_timeout = Duration::from_secs(600);
+    };
+    let running = serve("127.0.0.1:0", change).await;
+    let mut stream = TcpStream::connect(&running.address).await.unwrap();
+    // A handshake message of 60,000 bytes, of which 9,000 come.
+    let hello = [&[0x16, 3, 1, 0x40, 0, 1, 0, 0xea, 0x60][..], &[0; 9000]].concat();
+    stream.write_all(&hello).await.unwrap();
+    until_closed(stream).await;
+}
+
+#[tokio::test]
+async fn strangers_that_are_silent_at_any_step_have_few_places_and_little_time() {
+    let running = serve("127.0.0.1:0", |config| {
+        config.tls = Accepts::Tls;
+        (config.unauthenticated_max, config.unauthenticated_per_address_max) = (8, 8);
+        config.handshake_timeout = Duration::from_millis(300);
+    })
+    .await;
+    let mut silent = Vec::new();
+    for number in 0..24 {
+        let mut stream = TcpStream::connect(&running.address).await.unwrap();
+        match number % 3 {
+            // Before TLS, in the middle of its hello, and after it.
+            0 => {}
+            1 => stream.write_all(&[0x16, 3, 1]).await.unwrap(),
+            _ => {
+                let (context, name) = client_context().unwrap();
+                let connect = TlsConnector::from(context).connect(name, stream).await;
+                // Newer ones may have taken its place already.
+                if let Ok(stream) = connect {
+                    silent.push(tokio::spawn(until_closed(stream)));
+                }
+                continue;
+            }
+        }
+        silent.push(tokio::spawn(until_closed(stream)));
+    }
+    // A member is heard while all places are taken.
+    echo(&open(&running.address, true).await.unwrap(), Bytes::new()).await.unwrap();
+    for stream in silent {
+        stream.await.unwrap();
+    }
+    assert!(running.stats.evicted.load(Relaxed) >= 8, "{:?}", running.stats);
+    assert_eq!(running.stats.connections.load(Relaxed), 1);
+}
+
+/// An authenticated stream whose kernel keeps little of what comes.
+async fn slow_reader(running: &Running) -> TlsStream<TcpStream> {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(16 << 10).unwrap();
+    let stream = socket.connect(running.address.parse().unwrap()).await.unwrap();
+    let (context, name) = client_context().unwrap();
+    let mut stream = TlsConnector::from(context).connect(name, stream).await.unwrap();
+    let binding = stream.get_ref().1.export_keying_material([0; 32], BINDING_LABEL, Some(&[]));
+    let binding = binding.unwrap();
+    handshake::dial(&mut stream, &credential(), CONTEXT, &binding, soon()).await.unwrap();
+    stream
+}
+
+fn request(request_id: u64, payload_bytes: usize) -> Vec<u8> {
+    let message = b"x";
+    let header = Header {
+        kind: Kind::Request,
+        class: 0,
+        request_id,
+        message_bytes: message.len(),
+        payload_bytes,
+        time_ms: 60_000,
+        message_crc: crc32c::crc32c(message),
+    };
+    [&header.encode()[..], message, &pattern(payload_bytes, 0)].concat()
+}
+
+#[tokio::test]
+async fn frames_leave_a_stream_that_keeps_them_until_it_is_flushed() {
+    let (ours, mut theirs) = tokio::io::duplex(1 << 16);
+    let (outbox, mut queue) = tokio::sync::mpsc::channel(1);
+    tokio::spawn(
+        async move { write_frames(&mut BufWriter::new(ours), &mut queue, |_| false).await },
+    );
+    outbox.send(Outgoing::bare(Kind::Grant, 1, ())).await.unwrap();
+    let mut frame = [0; HEADER_BYTES];
+    let read = tokio::time::timeout(Duration::from_secs(30), theirs.read_exact(&mut frame));
+    read.await.expect("the frame").unwrap();
+}
+
+#[tokio::test]
+async fn a_peer_that_takes_no_replies_is_closed() {
+    let running = serve("127.0.0.1:0", |config| {
+        config.tls = Accepts::Tls;
+        config.stall_timeout = Duration::from_millis(300);
+    })
+    .await;
+    let mut stream = slow_reader(&running).await;
+    for request_id in 0..64 {
+        let request = request(request_id, 1 << 20);
+        // Until the service closes; a TLS stream that is only written to reads nothing.
+        if stream.write_all(&request).await.is_err() {
+            break;
+        }
+    }
+    let deadline = soon();
+    while running.stats.broken.load(Relaxed) == 0 {
+        assert!(deadline.remaining().is_some(), "{:?}", running.stats);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+const OLD: &str = "0:00112233445566778899aabbccddeeff";
+const NEW: &str = "1:ffeeddccbbaa99887766554433221100";
+
+#[tokio::test]
+async fn keys_are_rotated_under_tls_and_a_removed_one_closes_its_connections() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("key");
+    std::fs::write(&file, OLD).unwrap();
+    let (keys, credentials) = (Keys::read(&file).unwrap(), Credentials::read(&file).unwrap());
+    let credentials = credentials.over_tls(true);
+    let served = keys.clone();
+    let running = serve("127.0.0.1:0", move |config| {
+        (config.keys, config.tls) = (served, Accepts::Tls);
+        config.key_poll = Duration::from_millis(10);
+    })
+    .await;
+    let pool =
+        Pool::new(&running.address, PoolConfig::new(ConnectionConfig::new(CONTEXT, &credentials)));
+    let call = || async {
+        pool.call(Bytes::from_static(b"hello"), Payload::empty(), soon()).await.unwrap();
+    };
+    call().await;
+    let old = KeyRing::parse(Path::new("old"), OLD.as_bytes()).unwrap();
+    let old = Credentials::from(Keys::from(old)).over_tls(true);
+    let config = ConnectionConfig::new(CONTEXT, old);
+    let with_old = Connection::open(&running.address, config.clone(), soon()).await.unwrap();
+    for content in [format!("{OLD}\n{NEW}"), format!("{NEW}\n{OLD}"), NEW.to_owned()] {
+        std::fs::write(&file, content).unwrap();
+        keys.read_now();
+        credentials.read_now();
+        call().await;
+    }
+    let deadline = soon();
+    while !with_old.is_closed() {
+        assert!(deadline.remaining().is_some(), "still open");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(Connection::open(&running.address, config, soon()).await.is_err());
+    call().await;
+}
+
+#[tokio::test]
+async fn a_ticket_opens_over_tls_and_its_end_closes_the_connection() {
+    let running = serving(Accepts::Tls).await;
+    let ticket = Ticket {
+        cluster: DEFAULT_CLUSTER.into(),
+        key_id: 0,
+        directory: 77,
+        path: "/volumes/pvc-1".into(),
+        read_only: false,
+        node: String::new(),
+        expires_unix_s: unix_now().as_secs() + 2,
+    };
+    let sealed = ticket.clone().seal(&ring()).unwrap();
+    let config = ConnectionConfig::new(CONTEXT, Credentials::from(sealed).over_tls(true));
+    let connection = Connection::open(&running.address, config, soon()).await.unwrap();
+    echo(&connection, Bytes::new()).await.unwrap();
+    let deadline = soon();
+    while !connection.is_closed() {
+        assert!(deadline.remaining().is_some(), "still open");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let sealed = Ticket { expires_unix_s: 1, ..ticket }.seal(&ring()).unwrap();
+    let config = ConnectionConfig::new(CONTEXT, Credentials::from(sealed).over_tls(true));
+    let error = Connection::open(&running.address, config, soon()).await.err().unwrap();
+    assert!(error.to_string().contains("has expired"), "{error}");
+}

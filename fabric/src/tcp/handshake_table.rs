@@ -1,0 +1,115 @@
+//! Which handshake gives way when a port has as many under way as it may have. Pure.
+//!
+//! An honest handshake takes a few round trips; one that stays is most likely from a stranger who says
+//! nothing. When the table is full, the source address with the most handshakes loses its oldest one, so
+//! that one source cannot displace others, and many sources displace only what is already old.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+/// Handshakes under way at once. Each is a descriptor and about 200 bytes, and no thread.
+pub(crate) const HANDSHAKES_MAX: usize = 128;
+
+/// The table of handshakes under way, oldest first, with what each caller keeps of it.
+#[derive(Debug)]
+pub(crate) struct HandshakeTable<T> {
+    most: usize,
+    entries: Vec<(IpAddr, T)>,
+}
+
+impl<T> HandshakeTable<T> {
+    pub(crate) fn new(most: usize) -> Self {
+        Self { most: most.max(1), entries: Vec::new() }
+    }
+
+    /// Adds a handshake; the one that had to give way, if any.
+    pub(crate) fn add(&mut self, source: IpAddr, handshake: T) -> Option<T> {
+        self.entries.push((source_of(source), handshake));
+        (self.entries.len() > self.most).then(|| self.evict()).flatten()
+    }
+
+    /// Removes the oldest handshake of the source that has the most of them.
+    pub(crate) fn evict(&mut self) -> Option<T> {
+        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+        for (source, _) in &self.entries {
+            *counts.entry(*source).or_default() += 1;
+        }
+        let most = counts.values().copied().max()?;
+        let at = self.entries.iter().position(|(source, _)| counts.get(source) == Some(&most))?;
+        Some(self.entries.remove(at).1)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.entries.iter().map(|(_, handshake)| handshake)
+    }
+
+    /// Takes out every handshake for which `ends` holds.
+    pub(crate) fn take_if(&mut self, mut ends: impl FnMut(&mut T) -> bool) -> Vec<T> {
+        self.entries.extract_if(.., |(_, handshake)| ends(handshake)).map(|(_, h)| h).collect()
+    }
+}
+
+/// An IPv6 host usually has a network of 64 bits to itself.
+fn source_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) >> 64 << 64).into()),
+        v4 => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn v4(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    #[test]
+    fn nobody_gives_way_while_there_is_room() {
+        let mut table = HandshakeTable::new(3);
+        assert!((0..3).all(|at| table.add(v4(1), at).is_none()));
+        assert_eq!(table.iter().copied().collect::<Vec<_>>(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn the_busiest_source_loses_its_oldest() {
+        let mut table = HandshakeTable::new(4);
+        table.add(v4(1), "honest");
+        for flood in ["a", "b", "c"] {
+            table.add(v4(2), flood);
+        }
+        assert_eq!(table.add(v4(2), "d"), Some("a"));
+        assert_eq!(table.add(v4(3), "another"), Some("b"));
+        assert_eq!(table.add(v4(2), "e"), Some("c"));
+        assert!(table.iter().any(|one| *one == "honest"));
+    }
+
+    #[test]
+    fn among_equal_sources_the_oldest_gives_way() {
+        let mut table = HandshakeTable::new(2);
+        table.add(v4(1), 1);
+        table.add(v4(2), 2);
+        assert_eq!(table.add(v4(3), 3), Some(1));
+    }
+
+    #[test]
+    fn one_network_of_ipv6_is_one_source() {
+        let mut table = HandshakeTable::new(2);
+        table.add(v4(1), 0);
+        table.add("2001:db8::1".parse().unwrap(), 1);
+        assert_eq!(table.add("2001:db8::2".parse().unwrap(), 2), Some(1));
+        let mapped: IpAddr = "::ffff:10.0.0.1".parse().unwrap();
+        assert_eq!(source_of(mapped), v4(1));
+    }
+
+    #[test]
+    fn a_flood_never_displaces_the_newest() {
+        let mut table = HandshakeTable::new(HANDSHAKES_MAX);
+        for at in 0..10_000_u32 {
+            let source = IpAddr::from((0x7f00_0000 + at % 250).to_be_bytes());
+            assert_ne!(table.add(source, at), Some(at));
+        }
+        assert_eq!(table.iter().count(), HANDSHAKES_MAX);
+    }
+}

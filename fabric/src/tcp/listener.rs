@@ -1,0 +1,211 @@
+//! The accepting thread of a port: handshakes without a thread each.
+//!
+//! One thread polls the listener and every connection that is still in its handshake. A stranger costs
+//! a place in a bounded table ([`HandshakeTable`]) for at most [`HANDSHAKE_TIMEOUT`]; whoever has proved that
+//! it holds the key is handed over on a thread of its own.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::handshake_table::{HANDSHAKES_MAX, HandshakeTable};
+use super::{PortCounters, prepare};
+use crate::auth::{self, Acceptor, HELLO_BYTES, Key, PROOF_BYTES, WELCOME};
+use crate::class::TrafficClass;
+use crate::fork::close_in_children;
+
+/// How long a stranger may take to prove who it is.
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest greeting of a service.
+pub(crate) const GREETING_BYTES_MAX: usize = 64;
+/// Pause after an `accept` that failed for lack of descriptors and no handshake that could give way.
+const PAUSE: Duration = Duration::from_millis(10);
+
+type Admit = dyn Fn(TcpStream, SocketAddr, &[u8]) + Send + Sync;
+
+/// What a port needs to admit connections.
+pub(crate) struct Listener {
+    pub(crate) key: Key,
+    pub(crate) context: String,
+    pub(crate) class: TrafficClass,
+    pub(crate) greeting_bytes: usize,
+    pub(crate) counters: Arc<PortCounters>,
+    pub(crate) admit: Box<Admit>,
+}
+
+/// One connection that has not proved yet who it is.
+struct Handshake {
+    stream: TcpStream,
+    from: SocketAddr,
+    until: Instant,
+    acceptor: Option<Acceptor>,
+    received: [u8; GREETING_BYTES_MAX + PROOF_BYTES],
+    length: usize,
+}
+
+/// What became of a handshake.
+enum Progress {
+    Pending,
+    Admitted,
+    Refused(String),
+}
+
+impl Listener {
+    /// Accepts until `stop` is set and `wakeup` rung.
+    pub(crate) fn run(
+        self: Arc<Self>,
+        listener: &TcpListener,
+        wakeup: &OwnedFd,
+        stop: &AtomicBool,
+    ) {
+        // A child that is forked off this process does not take connections for it.
+        let _closed_in_children = close_in_children(listener);
+        let mut handshakes = HandshakeTable::new(HANDSHAKES_MAX);
+        while !stop.load(Ordering::Acquire) {
+            self.wait(listener, wakeup, &handshakes);
+            self.accept(listener, &mut handshakes);
+            self.advance(&mut handshakes);
+        }
+    }
+
+    /// Until a socket is readable, the wakeup rings or the oldest handshake is late.
+    fn wait(
+        &self,
+        listener: &TcpListener,
+        wakeup: &OwnedFd,
+        handshakes: &HandshakeTable<Handshake>,
+    ) {
+        let mut sockets =
+            vec![PollFd::new(listener, PollFlags::IN), PollFd::new(wakeup, PollFlags::IN)];
+        sockets.extend(handshakes.iter().map(|h| PollFd::new(&h.stream, PollFlags::IN)));
+        let until = handshakes.iter().map(|handshake| handshake.until).min();
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        if poll(&mut sockets, left.as_ref()).is_err() {
+            std::thread::sleep(PAUSE); // Interrupted, or out of memory.
+        }
+    }
+
+    /// Takes what waits at the listener, as many as the table holds.
+    fn accept(&self, listener: &TcpListener, handshakes: &mut HandshakeTable<Handshake>) {
+        for _ in 0..HANDSHAKES_MAX {
+            match listener.accept() {
+                Ok((stream, from)) => {
+                    let prepared =
+                        prepare(&stream, self.class).and_then(|()| stream.set_nonblocking(true));
+                    if let Err(error) = prepared {
+                        self.refuse(from, &error.to_string());
+                        continue;
+                    }
+                    let until = Instant::now() + HANDSHAKE_TIMEOUT;
+                    let received = [0; GREETING_BYTES_MAX + PROOF_BYTES];
+                    let new =
+                        Handshake { stream, from, until, acceptor: None, received, length: 0 };
+                    if let Some(old) = handshakes.add(from.ip(), new) {
+                        self.refuse(old.from, "too many handshakes at once");
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // Out of descriptors: an old handshake has one. Or a connection that was gone at once.
+                Err(_) => match handshakes.evict() {
+                    Some(old) => self.refuse(old.from, "out of descriptors"),
+                    None => return std::thread::sleep(PAUSE),
+                },
+            }
+        }
+    }
+
+    /// Reads what has come and ends the handshakes that are complete, wrong or late.
+    fn advance(self: &Arc<Self>, handshakes: &mut HandshakeTable<Handshake>) {
+        let now = Instant::now();
+        let mut ends = Vec::new();
+        let ended = handshakes.take_if(|handshake| match self.step(handshake, now) {
+            Progress::Pending => false,
+            end => {
+                ends.push(end);
+                true
+            }
+        });
+        for (handshake, end) in ended.into_iter().zip(ends) {
+            match end {
+                Progress::Refused(why) => self.refuse(handshake.from, &why),
+                _ => self.hand_over(handshake),
+            }
+        }
+    }
+
+    fn step(&self, handshake: &mut Handshake, now: Instant) -> Progress {
+        match self.try_step(handshake) {
+            Ok(true) => Progress::Admitted,
+            Ok(false) if now < handshake.until => Progress::Pending,
+            Ok(false) => Progress::Refused("the handshake took too long".to_owned()),
+            Err(why) => Progress::Refused(why),
+        }
+    }
+
+    /// True once the other side has proved that it holds the key.
+    fn try_step(&self, handshake: &mut Handshake) -> Result<bool, String> {
+        let broken = |error: io::Error| format!("the handshake broke off: {error}");
+        loop {
+            let wanted = match handshake.acceptor {
+                None => HELLO_BYTES,
+                Some(_) => self.greeting_bytes + PROOF_BYTES,
+            };
+            while handshake.length < wanted {
+                let room = &mut handshake.received[handshake.length..wanted];
+                match (&handshake.stream).read(room) {
+                    Ok(0) => return Err(broken(io::ErrorKind::UnexpectedEof.into())),
+                    Ok(bytes) => handshake.length += bytes,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(broken(error)),
+                }
+            }
+            handshake.length = 0;
+            // The buffer of a fresh connection has room for what we send: it is never full.
+            match &handshake.acceptor {
+                None => {
+                    let mut hello = [0; HELLO_BYTES];
+                    hello.copy_from_slice(&handshake.received[..HELLO_BYTES]);
+                    let nonce = auth::nonce().map_err(broken)?;
+                    let (acceptor, challenge) =
+                        Acceptor::new(&self.key, &self.context, &hello, nonce)
+                            .map_err(|error| error.to_string())?;
+                    (&handshake.stream).write_all(&challenge).map_err(broken)?;
+                    handshake.acceptor = Some(acceptor);
+                }
+                Some(acceptor) => {
+                    let (greeting, rest) = handshake.received.split_at(self.greeting_bytes);
+                    let mut proof = [0; PROOF_BYTES];
+                    proof.copy_from_slice(&rest[..PROOF_BYTES]);
+                    acceptor.check_greeting(greeting, &proof).map_err(|error| error.to_string())?;
+                    handshake.stream.set_nonblocking(false).map_err(broken)?;
+                    (&handshake.stream).write_all(&[WELCOME]).map_err(broken)?;
+                    return Ok(true);
+                }
+            }
+        }
+    }
+
+    fn hand_over(self: &Arc<Self>, handshake: Handshake) {
+        self.counters.admitted.fetch_add(1, Ordering::Relaxed);
+        let (listener, from) = (self.clone(), handshake.from);
+        let Handshake { stream, received, .. } = handshake;
+        let spawned = std::thread::Builder::new().name("fabric-admit".into()).spawn(move || {
+            (listener.admit)(stream, from, &received[..listener.greeting_bytes]);
+        });
+        if let Err(error) = spawned {
+            self.refuse(from, &format!("no thread for the connection: {error}"));
+        }
+    }
+
+    fn refuse(&self, from: SocketAddr, why: &str) {
+        self.counters.refused.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!(%from, context = %self.context, why, "connection refused");
+    }
+}

@@ -1,0 +1,242 @@
+//! TCP between our processes: dialled and accepted with authentication and a traffic class.
+//!
+//! A listener has one thread, which runs all handshakes without waiting for any ([`super::listener`]): a
+//! stranger who connects and says nothing delays nobody. What fails the handshake is closed and
+//! counted; the service never sees it.
+
+mod handshake_table;
+mod listener;
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use self::listener::{GREETING_BYTES_MAX, HANDSHAKE_TIMEOUT, Listener};
+use crate::auth::{self, AuthError, Key};
+use crate::class::TrafficClass;
+use crate::deadline::Deadline;
+
+/// Connections that the kernel may hold for us: a group of this size may arrive at once.
+const CONNECTIONS_WAITING: i32 = 1024;
+/// How long one address is tried before the next one.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Why there is no connection: every address that was tried.
+#[derive(Debug, thiserror::Error)]
+pub struct DialError {
+    /// In the order of trying; at least one, unless no address was given.
+    pub attempts: Vec<Attempt>,
+}
+
+/// One address that was tried.
+#[derive(Debug, thiserror::Error)]
+#[error("{address}: {why}")]
+pub struct Attempt {
+    /// Where.
+    pub address: SocketAddr,
+    /// What came of it.
+    #[source]
+    pub why: AttemptError,
+}
+
+/// Why an address did not do.
+#[derive(Debug, thiserror::Error)]
+pub enum AttemptError {
+    /// It did not answer.
+    #[error("{0}; check that this address is routed and the process lives")]
+    Unreachable(io::Error),
+    /// It answered and one of us refused the other.
+    #[error(transparent)]
+    Refused(#[from] AuthError),
+}
+
+impl fmt::Display for DialError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.attempts.is_empty() {
+            return formatter.write_str("no connection: the peer told no address");
+        }
+        formatter.write_str("no connection to ")?;
+        for (at, attempt) in self.attempts.iter().enumerate() {
+            write!(formatter, "{}{attempt}", if at > 0 { "; to " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+impl DialError {
+    /// Somebody broke off in the middle of the handshake: it may only be busy.
+    pub fn interrupted(&self) -> Option<&io::Error> {
+        self.refusals().find_map(|error| match error {
+            AuthError::Broken { source, .. } => Some(source),
+            _ => None,
+        })
+    }
+
+    /// An address answered nothing at all, not even with a refusal: a host that is gone, or a listener
+    /// with more connections than it takes.
+    pub fn timed_out(&self) -> bool {
+        self.attempts.iter().any(|attempt| match &attempt.why {
+            AttemptError::Unreachable(error) => error.kind() == io::ErrorKind::TimedOut,
+            AttemptError::Refused(_) => false,
+        })
+    }
+
+    /// Somebody answered who is not whom we want.
+    pub fn rejection(&self) -> Option<&AuthError> {
+        self.refusals().find(|error| !matches!(error, AuthError::Broken { .. }))
+    }
+
+    fn refusals(&self) -> impl Iterator<Item = &AuthError> {
+        self.attempts.iter().filter_map(|attempt| match &attempt.why {
+            AttemptError::Refused(error) => Some(error),
+            AttemptError::Unreachable(_) => None,
+        })
+    }
+}
+
+/// What happened at a port.
+#[derive(Debug, Default)]
+pub struct PortCounters {
+    /// Connections that proved who they are.
+    pub admitted: AtomicU64,
+    /// Connections that did not, or that gave way to newer ones.
+    pub refused: AtomicU64,
+}
+
+/// A port that admits only those who hold the key.
+#[derive(Debug)]
+pub struct Port {
+    address: SocketAddr,
+    counters: Arc<PortCounters>,
+    stop: Arc<AtomicBool>,
+    wakeup: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Port {
+    /// Listens on `address` (port 0: a free one; `::`: IPv4 too) and hands every admitted connection to
+    /// `admit` with its greeting of `greeting_bytes` bytes (at most 64, as dialers of this service send), on
+    /// a thread of its own; `admit` must end soon.
+    ///
+    /// # Errors
+    /// `AddrInUse` and its like, or no thread.
+    pub fn open(
+        address: SocketAddr,
+        key: Key,
+        context: String,
+        class: TrafficClass,
+        greeting_bytes: usize,
+        admit: impl Fn(TcpStream, SocketAddr, &[u8]) + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        let greeting_bytes = greeting_bytes.min(GREETING_BYTES_MAX);
+        let listener = listen(address)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let counters = Arc::new(PortCounters::default());
+        let stop = Arc::new(AtomicBool::new(false));
+        let wakeup = Arc::new(rustix::event::eventfd(
+            0,
+            rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
+        )?);
+        let admit = Box::new(admit);
+        let handler =
+            Listener { key, context, class, greeting_bytes, counters: counters.clone(), admit };
+        let (handler, stopped, notified) = (Arc::new(handler), stop.clone(), wakeup.clone());
+        let thread = std::thread::Builder::new()
+            .name("fabric-port".into())
+            .spawn(move || handler.run(&listener, &notified, &stopped))?;
+        Ok(Self { address, counters, stop, wakeup, thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &PortCounters {
+        &self.counters
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        let notified = rustix::io::write(&*self.wakeup, &1_u64.to_ne_bytes()).is_ok();
+        if let (true, Some(thread)) = (notified, self.thread.take()) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    if address.ip() == IpAddr::from(Ipv6Addr::UNSPECIFIED) {
+        socket.set_only_v6(false)?;
+    }
+    // As the standard library does: a port that was closed just now can be opened again.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(CONNECTIONS_WAITING)?;
+    Ok(socket.into())
+}
+
+/// Connects to the first of `addresses` at which somebody answers who holds the key for `context`.
+/// Unauthenticated are passed by: two machines may have one address in networks of their own. `greeting`
+/// says what the connection is for, in as many bytes as the service expects.
+///
+/// # Errors
+/// [`DialError`].
+pub fn dial(
+    addresses: &[SocketAddr],
+    key: &Key,
+    context: &str,
+    class: TrafficClass,
+    greeting: &[u8],
+    deadline: Deadline,
+) -> Result<TcpStream, DialError> {
+    let mut attempts = Vec::new();
+    for &address in addresses {
+        match try_one(address, key, context, class, greeting, deadline) {
+            Ok(stream) => return Ok(stream),
+            Err(why) => attempts.push(Attempt { address, why }),
+        }
+    }
+    Err(DialError { attempts })
+}
+
+fn try_one(
+    address: SocketAddr,
+    key: &Key,
+    context: &str,
+    class: TrafficClass,
+    greeting: &[u8],
+    deadline: Deadline,
+) -> Result<TcpStream, AttemptError> {
+    let left = deadline.remaining().ok_or(io::ErrorKind::TimedOut);
+    let stream = left
+        .map_err(io::Error::from)
+        .and_then(|left| TcpStream::connect_timeout(&address, left.min(ATTEMPT_TIMEOUT)))
+        .and_then(|stream| prepare(&stream, class).map(|()| stream))
+        .map_err(AttemptError::Unreachable)?;
+    // A stranger may say nothing for ever.
+    auth::dial(&stream, key, context, greeting, deadline.within(HANDSHAKE_TIMEOUT))?;
+    Ok(stream)
+}
+
+pub(crate) fn prepare(stream: &TcpStream, class: TrafficClass) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    class.apply(stream)?;
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "tcp_test.rs"]
+mod tests;

@@ -1,0 +1,172 @@
+//! Ports, strangers at them, and who is dialled.
+
+use super::*;
+use std::io::{Read, Write};
+use std::net::Ipv4Addr;
+use std::sync::mpsc;
+
+fn key(byte: u8) -> Key {
+    Key::from_bytes(&[byte; 32]).unwrap()
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+fn echo_port() -> (Port, mpsc::Receiver<()>) {
+    let (told, heard) = mpsc::channel();
+    let here = SocketAddr::from(([127, 0, 0, 1], 0));
+    let told = std::sync::Mutex::new(told);
+    let port =
+        Port::open(here, key(1), "test".into(), TrafficClass::Hfreduce, 0, move |mut s, _, _| {
+            let mut byte = [0];
+            s.read_exact(&mut byte).unwrap();
+            s.write_all(&byte).unwrap();
+            told.lock().unwrap().send(()).unwrap();
+        })
+        .unwrap();
+    (port, heard)
+}
+
+#[test]
+fn who_holds_the_key_is_admitted_with_the_class() {
+    let (port, heard) = echo_port();
+    let mut stream =
+        dial(&[port.address()], &key(1), "test", TrafficClass::Hfreduce, &[], soon()).unwrap();
+    assert_eq!(rustix::net::sockopt::ip_tos(&stream).unwrap(), 34 << 2);
+    stream.write_all(b"x").unwrap();
+    let mut byte = [0];
+    stream.read_exact(&mut byte).unwrap();
+    heard.recv().unwrap();
+    assert_eq!(port.counters().admitted.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_port_of_both_families_takes_ipv4_and_marks_it() {
+    let (told, heard) = mpsc::channel();
+    let told = std::sync::Mutex::new(told);
+    let all = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
+    let class = TrafficClass::Hfreduce;
+    // Where the machine has no IPv6 there is nothing to try.
+    let Ok(port) = Port::open(all, key(1), "test".into(), class, 0, move |s, _, _| {
+        told.lock().unwrap().send(rustix::net::sockopt::ip_tos(&s).unwrap()).unwrap();
+    }) else {
+        return;
+    };
+    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, port.address().port()));
+    let _stream = dial(&[at], &key(1), "test", class, &[], soon()).unwrap();
+    assert_eq!(heard.recv().unwrap(), 34 << 2);
+}
+
+#[test]
+fn strangers_are_closed_and_counted_and_disturb_nobody() {
+    let (port, heard) = echo_port();
+    let mut silent = TcpStream::connect(port.address()).unwrap();
+    let mut garbage = TcpStream::connect(port.address()).unwrap();
+    garbage.write_all(&[0xff; 4096]).unwrap();
+    let wrong = dial(&[port.address()], &key(2), "test", TrafficClass::Other, &[], soon());
+    assert!(matches!(wrong.unwrap_err().rejection(), Some(AuthError::WrongKey { .. })));
+    let mut stream =
+        dial(&[port.address()], &key(1), "test", TrafficClass::Other, &[], soon()).unwrap();
+    stream.write_all(b"x").unwrap();
+    heard.recv().unwrap();
+    let mut rest = Vec::new();
+    let _ = garbage.read_to_end(&mut rest);
+    assert!(rest.is_empty());
+    // The silent one is still in its handshake: it cost nobody anything.
+    silent.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+    assert!(silent.read(&mut [0]).is_err());
+    assert!(port.counters().refused.load(Ordering::Relaxed) >= 1);
+}
+
+#[test]
+fn strangers_at_the_first_addresses_are_passed_by() {
+    let (port, heard) = echo_port();
+    let here = SocketAddr::from(([127, 0, 0, 1], 0));
+    let other =
+        Port::open(here, key(2), "test".into(), TrafficClass::Other, 0, |_, _, _| {}).unwrap();
+    // It takes a connection and closes it.
+    let rude = TcpListener::bind(here).unwrap();
+    let rude_at = rude.local_addr().unwrap();
+    let hung_up = std::thread::spawn(move || drop(rude.accept().unwrap()));
+    let closed = TcpListener::bind(here).unwrap().local_addr().unwrap();
+    let all = [closed, other.address(), rude_at, port.address()];
+    let mut stream = dial(&all, &key(1), "test", TrafficClass::Hfreduce, &[], soon()).unwrap();
+    assert_eq!(stream.peer_addr().unwrap(), port.address());
+    stream.write_all(b"x").unwrap();
+    heard.recv().unwrap();
+    hung_up.join().unwrap();
+    // Where there is nobody else, everything is told.
+    let error = dial(&all[..2], &key(1), "test", TrafficClass::Hfreduce, &[], soon()).unwrap_err();
+    assert!(error.rejection().is_some() && error.interrupted().is_none());
+    let text = error.to_string();
+    assert!(text.contains(&closed.to_string()) && text.contains("another key"), "{text}");
+}
+
+#[test]
+fn a_closed_port_says_what_was_tried() {
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let deadline = Deadline::after(Duration::from_millis(100));
+    let error = dial(&[nobody], &key(1), "test", TrafficClass::Other, &[], deadline).unwrap_err();
+    assert!(error.to_string().contains(&nobody.to_string()), "{error}");
+}
+
+/// Connections that never say anything, from many addresses.
+fn strangers(port: SocketAddr, count: usize) -> Vec<TcpStream> {
+    let from = |at: usize| SocketAddr::from(([127, 0, 0, 2 + (at % 250) as u8], 0));
+    let connect = |at: usize| {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
+        socket.bind(&from(at).into()).unwrap();
+        socket.connect_timeout(&port.into(), Duration::from_secs(60)).unwrap();
+        TcpStream::from(socket)
+    };
+    (0..count).map(connect).collect()
+}
+
+#[test]
+fn many_silent_strangers_keep_nobody_out() {
+    let (port, heard) = echo_port();
+    for count in [1, 160, 1000] {
+        let silent = strangers(port.address(), count);
+        for _ in 0..3 {
+            let here = [port.address()];
+            let mut stream =
+                dial(&here, &key(1), "test", TrafficClass::Hfreduce, &[], soon()).unwrap();
+            stream.write_all(b"x").unwrap();
+            heard.recv().unwrap();
+        }
+        drop(silent);
+    }
+}
+
+#[test]
+fn strangers_that_begin_a_handshake_keep_nobody_out_either() {
+    let (port, heard) = echo_port();
+    let mut half = strangers(port.address(), 300);
+    for stream in &mut half {
+        // One that gave way is closed already.
+        let _ = stream.write_all(&[&b"FFAUTH01"[..], &[7; 32]].concat());
+    }
+    let here = [port.address()];
+    let mut stream = dial(&here, &key(1), "test", TrafficClass::Hfreduce, &[], soon()).unwrap();
+    stream.write_all(b"x").unwrap();
+    heard.recv().unwrap();
+}
+
+#[test]
+fn a_greeting_arrives_with_the_connection() {
+    let (told, heard) = mpsc::channel();
+    let told = std::sync::Mutex::new(told);
+    let here = SocketAddr::from(([127, 0, 0, 1], 0));
+    let port =
+        Port::open(here, key(1), "test".into(), TrafficClass::Other, 6, move |_, _, said| {
+            told.lock().unwrap().send(said.to_vec()).unwrap();
+        })
+        .unwrap();
+    let at = [port.address()];
+    let _stream = dial(&at, &key(1), "test", TrafficClass::Other, b"rank 7", soon()).unwrap();
+    assert_eq!(heard.recv().unwrap(), b"rank 7");
+    // A dialer without a greeting speaks another protocol.
+    let brief = Deadline::after(Duration::from_millis(200));
+    assert!(dial(&at, &key(1), "test", TrafficClass::Other, &[], brief).is_err());
+}
