@@ -81,7 +81,7 @@ pub(crate) fn draw_client_id() -> ClientId {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let nanoseconds = now.map_or(0, |elapsed| elapsed.as_nanos());
         let random = nanoseconds << 64 | u128::from(std::process::id()) << 32;
-        return ClientId::of_life(random, 0);
+        return ClientId::with_incarnation(random, 0);
     }
-    ClientId::of_life(u128::from_le_bytes(bytes), 0)
+    ClientId::with_incarnation(u128::from_le_bytes(bytes), 0)
 }

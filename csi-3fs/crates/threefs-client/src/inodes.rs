@@ -57,7 +57,7 @@ impl Client {
     /// killed daemon cannot overwrite what its successor has written since.
     pub fn tag_as_mount(&self, mount: ClientId, life: u64) {
         let life = u32::try_from(life).unwrap_or(u32::MAX);
-        self.0.channels.rename(ClientId::of_life(mount.0, life));
+        self.0.channels.rename(ClientId::with_incarnation(mount.0, life));
     }
 
     /// Reads a range that ends before the file does; holes are zeros.

@@ -163,7 +163,7 @@ impl Cluster {
             to,
             chunk: ChunkId::new(InodeId(1), client as u32 % 24),
             tag: RequestTag {
-                client: ClientId::of_life(u128::from(client) << 32, 0),
+                client: ClientId::with_incarnation(u128::from(client) << 32, 0),
                 channel: ChannelId(1),
                 sequence: 1,
             },

@@ -89,24 +89,24 @@ impl ChunkVersion {
 pub struct ClientId(pub u128);
 
 impl ClientId {
-    const LIFE_BITS: u32 = 32;
+    const INCARNATION_BITS: u32 = 32;
 
     /// Life number `life` of the client whose upper 96 bits are those of `random`.
     #[must_use]
-    pub fn of_life(random: u128, life: u32) -> Self {
-        Self(random >> Self::LIFE_BITS << Self::LIFE_BITS | u128::from(life))
+    pub fn with_incarnation(random: u128, life: u32) -> Self {
+        Self(random >> Self::INCARNATION_BITS << Self::INCARNATION_BITS | u128::from(life))
     }
 
     /// What all lives of the client have in common.
     #[must_use]
-    pub fn lineage(self) -> u128 {
-        self.0 >> Self::LIFE_BITS
+    pub fn base(self) -> u128 {
+        self.0 >> Self::INCARNATION_BITS
     }
 
     /// Whether this is a later life of the same client than `other`.
     #[must_use]
     pub fn supersedes(self, other: Self) -> bool {
-        self.lineage() == other.lineage() && self.0 > other.0
+        self.base() == other.base() && self.0 > other.0
     }
 }
 
@@ -276,11 +276,12 @@ mod tests {
     #[test]
     fn a_later_life_supersedes_an_earlier_one_of_the_same_client_only() {
         let random = 0x1234_5678_9abc_def0_1234_5678_9abc_def0;
-        let (first, second) = (ClientId::of_life(random, 1), ClientId::of_life(random, 2));
+        let (first, second) =
+            (ClientId::with_incarnation(random, 1), ClientId::with_incarnation(random, 2));
         assert!(second.supersedes(first));
         assert!(!first.supersedes(second));
         assert!(!first.supersedes(first));
-        let other = ClientId::of_life(random + (1 << 32), 9);
+        let other = ClientId::with_incarnation(random + (1 << 32), 9);
         assert!(!other.supersedes(first) && !first.supersedes(other));
     }
 

@@ -1,7 +1,7 @@
 //! Moving a replica of a chain to another node. Pure.
 //!
 //! The order keeps the number of replicas that serve from ever falling below what it was:
-//! 1. [`begin`]: the new target joins at the chain's end and is synced like any other.
+//! 1. [`start`]: the new target joins at the chain's end and is synced like any other.
 //! 2. Once every other target serves, the new one among them, the old one [`retires`]: its node
 //!    makes it stop serving and says so, as for a replica that distrusts its data.
 //! 3. mgmtd, which has heard that, leaves it out: [`finish`]. So nobody is ever answered by a
@@ -11,50 +11,12 @@
 //! that is being synced gives way to one that waits for its own sync ([`follow`]): that one needs
 //! less, and may have the only good copy of a chunk that is damaged where it serves.
 
-use std::fmt;
-
-use serde::{Deserialize, Serialize};
-
-use crate::ids::{ChainId, NodeId, TargetId};
-use crate::routing::{Chain, ChainTarget, PublicState};
-
-/// One replica of one chain on its way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Move {
-    /// The chain; at most one move a chain at a time.
-    pub chain: ChainId,
-    /// The target that leaves.
-    pub source: TargetId,
-    /// The target that takes its place.
-    pub destination: TargetId,
-}
-
-impl fmt::Display for Move {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} moves to {}", self.chain, self.source, self.destination)
-    }
-}
-
-impl Move {
-    /// Every target but the source serves, so that it is not needed any more.
-    fn replaced(&self, chain: &Chain) -> bool {
-        chain.place(self.destination).is_some()
-            && chain
-                .targets
-                .iter()
-                .all(|place| place.target == self.source || place.state == PublicState::Serving)
-    }
-
-    /// Whether `target` is to stop serving.
-    #[must_use]
-    pub fn retires(&self, chain: &Chain, target: TargetId) -> bool {
-        target == self.source && self.replaced(chain)
-    }
-}
+use crate::ids::{NodeId, TargetId};
+use crate::routing::{Chain, ChainTarget, Move, PublicState};
 
 /// The chain with one target more, which has to be synced.
 #[must_use]
-pub fn begin(chain: &Chain, destination: TargetId, node: NodeId) -> Chain {
+pub fn start(chain: &Chain, destination: TargetId, node: NodeId) -> Chain {
     let mut targets = chain.targets.clone();
     targets.push(ChainTarget { target: destination, node, state: PublicState::Offline });
     Chain { id: chain.id, version: chain.version.next(), targets }
@@ -110,7 +72,7 @@ fn finish(chain: &Chain, this: &Move) -> Option<Vec<ChainTarget>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::ChainVersion;
+    use crate::ids::{ChainId, ChainVersion};
     use PublicState::{LastSrv, Offline, Serving, Syncing, Waiting};
 
     const MOVE: Move = Move { chain: ChainId(1), source: TargetId(1), destination: TargetId(4) };
@@ -191,7 +153,7 @@ mod tests {
     #[test]
     fn a_move_begins_with_a_target_that_has_nothing_yet() {
         let chain = chain([Serving, Serving, Serving, Serving]);
-        let begun = begin(&chain, TargetId(9), NodeId(9));
+        let begun = start(&chain, TargetId(9), NodeId(9));
         assert_eq!(begun.version, ChainVersion(6));
         assert_eq!(begun.state_of(TargetId(9)), Some(Offline));
         assert_eq!(begun.targets[..4], chain.targets[..]);

@@ -270,12 +270,13 @@ fn a_retry_gets_the_first_answer_and_an_older_request_none() {
 /// or has just become head.
 #[test]
 fn a_new_head_refuses_a_late_write_of_an_earlier_life_by_the_tags_of_the_chunk() {
-    let of_life = |life| RequestTag { client: ClientId::of_life(9 << 32, life), ..TAG };
+    let with_incarnation =
+        |life| RequestTag { client: ClientId::with_incarnation(9 << 32, life), ..TAG };
     let mut bench = Bench::serving(1, 3, &[(1, Serving)]);
-    bench.set(state(6, TagWindow::default().with(of_life(2), ChunkVersion(6))), None);
-    let error = error_of(&bench.update(1, of_life(1)));
+    bench.set(state(6, TagWindow::default().with(with_incarnation(2), ChunkVersion(6))), None);
+    let error = error_of(&bench.update(1, with_incarnation(1)));
     assert!(matches!(error, StorageError::Superseded { .. }), "{error}");
-    apply_op(&bench.update(1, of_life(3)));
+    apply_op(&bench.update(1, with_incarnation(3)));
 }
 
 /// Otherwise a client could make one that no replica can be sent, and for whose overwrite every disk

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{
     ChainId, ChainVersion, ClusterId, NodeId, RoutingVersion, TableId, TableVersion, TargetId,
 };
-use crate::moves::Move;
 
 /// State of a target in its chain, decided by mgmtd alone and published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -137,6 +136,40 @@ impl Chain {
         self.targets
             .iter()
             .filter(|place| matches!(place.state, PublicState::Serving | PublicState::Syncing))
+    }
+}
+
+/// One replica of one chain on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Move {
+    /// The chain; at most one move a chain at a time.
+    pub chain: ChainId,
+    /// The target that leaves.
+    pub source: TargetId,
+    /// The target that takes its place.
+    pub destination: TargetId,
+}
+
+impl fmt::Display for Move {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} moves to {}", self.chain, self.source, self.destination)
+    }
+}
+
+impl Move {
+    /// Every target but the source serves, so that it is not needed any more.
+    pub(crate) fn replaced(&self, chain: &Chain) -> bool {
+        chain.place(self.destination).is_some()
+            && chain
+                .targets
+                .iter()
+                .all(|place| place.target == self.source || place.state == PublicState::Serving)
+    }
+
+    /// Whether `target` is to stop serving.
+    #[must_use]
+    pub fn retires(&self, chain: &Chain, target: TargetId) -> bool {
+        target == self.source && self.replaced(chain)
     }
 }
 

@@ -82,7 +82,7 @@ pub enum TermsError {
 
 impl TermsError {
     /// Whether a new capability, or newer routing here, may heal it.
-    pub fn heals(&self) -> bool {
+    pub fn is_recoverable(&self) -> bool {
         matches!(
             self,
             Self::BeyondEnd { .. }
@@ -190,21 +190,23 @@ mod tests {
                 let result = terms.check(&request, 0, &routing, 8);
                 match (resolved[index as usize % 3] == ChainId(chain), index < 11) {
                     (true, true) => assert_eq!(result, Ok(())),
-                    (true, false) => assert!(result.unwrap_err().heals()),
+                    (true, false) => assert!(result.unwrap_err().is_recoverable()),
                     (false, _) => {
                         let error = result.unwrap_err();
-                        assert!(matches!(error, TermsError::Chain { .. }) && !error.heals());
+                        assert!(
+                            matches!(error, TermsError::Chain { .. }) && !error.is_recoverable()
+                        );
                     }
                 }
                 let other = UpdateRequest { chunk_bytes: 64 << 20, ..request };
                 let error = terms.check(&other, 0, &routing, 8).unwrap_err();
-                assert!(matches!(error, TermsError::ChunkBytes { .. }) && !error.heals());
+                assert!(matches!(error, TermsError::ChunkBytes { .. }) && !error.is_recoverable());
             }
         }
         let request = update(ChainId(1), 0, ContentChange::Remove);
         let old = RoutingInfo::default();
         let error = terms.check(&request, 0, &old, 8).unwrap_err();
-        assert!(error.heals(), "the table may be on its way");
+        assert!(error.is_recoverable(), "the table may be on its way");
     }
 
     #[test]
@@ -230,7 +232,10 @@ mod tests {
         let write = update(ChainId(1), index, ContentChange::Write { offset: 60 });
         assert_eq!(terms.check(&write, 40, &routing, 8), Ok(()));
         let error = terms.check(&write, 40, &routing, 9).unwrap_err();
-        assert!(matches!(error, TermsError::WriteExpired { until_unix_s: 9, .. }) && error.heals());
+        assert!(
+            matches!(error, TermsError::WriteExpired { until_unix_s: 9, .. })
+                && error.is_recoverable()
+        );
         let error = terms.check(&write, 41, &routing, 8).unwrap_err();
         assert!(
             matches!(error, TermsError::BeyondEnd { named, .. } if named == start + 101),

@@ -41,7 +41,7 @@ pub(crate) fn permit(
 }
 
 fn fault(error: TermsError) -> Fault {
-    let code = if error.heals() { FaultCode::Expired } else { FaultCode::Forbidden };
+    let code = if error.is_recoverable() { FaultCode::Expired } else { FaultCode::Forbidden };
     Fault { code, detail: error.to_string() }
 }
 

@@ -30,7 +30,7 @@ pub(super) struct Channels {
 
 /// What is known of a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Known {
+pub(super) enum TagStatus {
     /// Nothing speaks against it.
     New,
     /// It was done and made this version.
@@ -42,29 +42,29 @@ pub(super) enum Known {
 }
 
 impl Channels {
-    pub(super) fn look(&self, tag: RequestTag, chunk: ChunkId) -> Known {
+    pub(super) fn status(&self, tag: RequestTag, chunk: ChunkId) -> TagStatus {
         if let Some(successor) = self.successor(tag.client) {
-            return Known::Superseded(successor);
+            return TagStatus::Superseded(successor);
         }
         match self.newest.get(&(tag.client, tag.channel)) {
-            Some(newest) if newest.sequence > tag.sequence => Known::Outdated,
+            Some(newest) if newest.sequence > tag.sequence => TagStatus::Outdated,
             Some(Newest { sequence, done: Some((done_chunk, version)), .. })
                 if *sequence == tag.sequence && *done_chunk == chunk =>
             {
-                Known::Done(*version)
+                TagStatus::Done(*version)
             }
-            _ => Known::New,
+            _ => TagStatus::New,
         }
     }
 
     /// The newest of the later lives of a client that are remembered.
     fn successor(&self, client: ClientId) -> Option<ClientId> {
-        let last_life = ClientId::of_life(client.0, u32::MAX);
+        let last_life = ClientId::with_incarnation(client.0, u32::MAX);
         let newest = self.of_client.range(client..=last_life).next_back().map(|(id, _)| *id);
         newest.filter(|newest| newest.supersedes(client))
     }
 
-    pub(super) fn begun(&mut self, tag: RequestTag) {
+    pub(super) fn started(&mut self, tag: RequestTag) {
         self.set(tag, None);
     }
 
@@ -122,7 +122,7 @@ mod tests {
 
     fn tag(client: u128, channel: u32, sequence: u64) -> RequestTag {
         RequestTag {
-            client: ClientId::of_life(client << 32, 0),
+            client: ClientId::with_incarnation(client << 32, 0),
             channel: ChannelId(channel),
             sequence,
         }
@@ -136,24 +136,25 @@ mod tests {
         for channel in 1..=CHANNELS_MAX as u32 * 2 {
             channels.done(tag(2, channel, 1), CHUNK, ChunkVersion(9));
             // Used again and again: it is kept.
-            channels.begun(tag(2, 1, u64::from(channel)));
+            channels.started(tag(2, 1, u64::from(channel)));
         }
-        assert_eq!(channels.look(tag(1, 0, 1), CHUNK), Known::Done(ChunkVersion(7)));
-        assert_eq!(channels.look(tag(2, 0, 1), CHUNK), Known::New, "long ago, and its own");
-        assert_eq!(channels.look(tag(2, 1, 1), CHUNK), Known::Outdated);
+        assert_eq!(channels.status(tag(1, 0, 1), CHUNK), TagStatus::Done(ChunkVersion(7)));
+        assert_eq!(channels.status(tag(2, 0, 1), CHUNK), TagStatus::New, "long ago, and its own");
+        assert_eq!(channels.status(tag(2, 1, 1), CHUNK), TagStatus::Outdated);
         assert_eq!(channels.newest.len(), CHANNELS_OF_CLIENT_MAX + 1);
         assert_eq!(channels.by_use.len(), channels.newest.len());
     }
 
     #[test]
     fn updates_of_an_earlier_life_are_refused_while_a_later_one_is_remembered() {
-        let lives = |life| RequestTag { client: ClientId::of_life(5 << 32, life), ..tag(0, 0, 1) };
+        let lives =
+            |life| RequestTag { client: ClientId::with_incarnation(5 << 32, life), ..tag(0, 0, 1) };
         let mut channels = Channels::default();
         channels.done(lives(2), CHUNK, ChunkVersion(7));
-        assert_eq!(channels.look(lives(1), CHUNK), Known::Superseded(lives(2).client));
-        assert_eq!(channels.look(lives(2), CHUNK), Known::Done(ChunkVersion(7)));
-        assert_eq!(channels.look(lives(3), CHUNK), Known::New);
-        assert_eq!(channels.look(tag(4, 0, 1), CHUNK), Known::New, "another client");
+        assert_eq!(channels.status(lives(1), CHUNK), TagStatus::Superseded(lives(2).client));
+        assert_eq!(channels.status(lives(2), CHUNK), TagStatus::Done(ChunkVersion(7)));
+        assert_eq!(channels.status(lives(3), CHUNK), TagStatus::New);
+        assert_eq!(channels.status(tag(4, 0, 1), CHUNK), TagStatus::New, "another client");
     }
 
     #[test]
@@ -164,7 +165,7 @@ mod tests {
         }
         assert_eq!(channels.newest.len(), CHANNELS_MAX);
         assert_eq!(channels.of_client.len(), CHANNELS_MAX);
-        assert_eq!(channels.look(tag(0, 0, 1), CHUNK), Known::New);
-        assert_eq!(channels.look(tag(1, 0, 1), CHUNK), Known::Done(ChunkVersion(7)));
+        assert_eq!(channels.status(tag(0, 0, 1), CHUNK), TagStatus::New);
+        assert_eq!(channels.status(tag(1, 0, 1), CHUNK), TagStatus::Done(ChunkVersion(7)));
     }
 }

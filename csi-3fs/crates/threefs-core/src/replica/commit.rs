@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::lanes::{Begin, Op, Step, Work};
+use super::queue::{Op, Started, Step, Work};
 use super::{
-    Action, Alert, CallId, Check, Context, OpId, PeerFailure, Replica, Role, Standing, Timer, Token,
+    Action, Alert, CallId, Check, Context, DataState, OpId, PeerFailure, Replica, Role, Timer,
+    Token,
 };
 use crate::checksum::Checksum;
 use crate::chunk::{ChunkState, ContentChange, Which};
@@ -16,14 +17,14 @@ use crate::message::{ForwardRequest, ReplaceRequest, StorageReply, StorageReques
 use crate::routing::{ChainTarget, PublicState};
 
 impl Replica {
-    /// Takes up a pending state that nobody works on: after a restart, a change of role.
-    pub(super) fn begin_resolve(
+    /// Takes up a pending state that no_waiters works on: after a restart, a change of role.
+    pub(super) fn start_resolve(
         &mut self,
         ctx: &mut Context<'_>,
         chunk: ChunkId,
         waiters: VecDeque<Token>,
         hop: u8,
-    ) -> Begin {
+    ) -> Started {
         let meta = ctx.meta(chunk);
         let Some(pending) = meta.pending.filter(|_| self.role() == Role::Serving) else {
             return super::request::answer(ctx, waiters, Err(self.not_serving()));
@@ -36,7 +37,7 @@ impl Replica {
         let op = self.add_op(Op {
             chunk,
             work: Work::Resolve,
-            step: Step::Resting,
+            step: Step::BackingOff,
             version: pending.version,
             tag: pending.tags.newest().map(|newest| newest.tag),
             pending: Some(pending),
@@ -47,7 +48,7 @@ impl Replica {
             aborted: false,
         });
         self.proceed(ctx, op);
-        Begin::Op(op)
+        Started::Op(op)
     }
 
     pub(super) fn on_applied(
@@ -57,7 +58,7 @@ impl Replica {
         result: Result<ChunkState, StoreError>,
     ) {
         let Some(state) = self.store_done(ctx, op, result.as_ref().err()) else { return };
-        state.step = Step::Resting;
+        state.step = Step::BackingOff;
         let chunk = state.chunk;
         let expected = match &state.work {
             Work::Forward { request, .. } => Some(request.chunk_checksum),
@@ -72,7 +73,7 @@ impl Replica {
                     Some(expected) if expected != got => {
                         let target = self.config.target;
                         let reason = StorageError::ChecksumMismatch { chunk, expected, got };
-                        self.distrust(ctx, Alert::Disagreement { target, chunk, reason });
+                        self.demote(ctx, Alert::Disagreement { target, chunk, reason });
                     }
                     _ if matches!(state.work, Work::Repair) => self.commit(ctx, op),
                     _ => self.proceed(ctx, op),
@@ -90,7 +91,7 @@ impl Replica {
             StoreError::Io { .. } | StoreError::Damaged { .. } => {
                 let reason = error.to_string();
                 self.finish(ctx, op, Err(error.at(self.config.target)));
-                self.give_up(ctx, reason);
+                self.fail(ctx, reason);
             }
             StoreError::Corrupt { .. } => {
                 // Whoever asked will ask again; by then the old content may be back.
@@ -104,7 +105,7 @@ impl Replica {
                     // of its data before.
                     self.full_until = Some(ctx.now.after(self.config.full_wait_ms));
                     if self.config.makes(Check::Room) {
-                        self.standing = Standing::Online;
+                        self.data_state = DataState::Online;
                     }
                     self.receiving = None;
                 }
@@ -136,7 +137,7 @@ impl Replica {
         if let Step::Calling(call) = state.step {
             self.calls.remove(&call);
         }
-        state.step = Step::Resting;
+        state.step = Step::BackingOff;
         if let Some(at) = state.wake.take() {
             self.timers.remove(&(at, Timer::Op(op)));
         }
@@ -275,19 +276,19 @@ impl Replica {
         result: Result<(ChunkState, Bytes), StoreError>,
     ) {
         let Some(state) = self.store_done(ctx, op, result.as_ref().err()) else { return };
-        state.step = Step::Resting;
+        state.step = Step::BackingOff;
         let chunk = state.chunk;
         if matches!(state.work, Work::Send) {
             return self.send_content(ctx, op, result);
         }
         let (content, payload) = match result {
             Ok(read) => read,
-            Err(error @ StoreError::Io { .. }) => return self.give_up(ctx, error.to_string()),
+            Err(error @ StoreError::Io { .. }) => return self.fail(ctx, error.to_string()),
             Err(_) if self.ends_forgotten(ctx, op) => return,
             Err(_) => {
                 let target = self.config.target;
                 ctx.out.push(Action::Alert(Alert::NotRepaired { target, chunk }));
-                return self.rest(ctx, op);
+                return self.back_off(ctx, op);
             }
         };
         match self.successor() {
@@ -315,7 +316,7 @@ impl Replica {
         if state.step != Step::Calling(call) {
             return;
         }
-        state.step = Step::Resting;
+        state.step = Step::BackingOff;
         if matches!(state.work, Work::Repair) {
             return self.on_repair_answer(ctx, op, result, payload);
         }
@@ -331,7 +332,7 @@ impl Replica {
                 }
             }
             Err(PeerFailure::Refused(StorageError::SyncSessionMismatch { .. })) => {
-                self.rest(ctx, op);
+                self.back_off(ctx, op);
                 self.restart_sending(ctx);
             }
             Err(PeerFailure::Refused(StorageError::InodeForgotten { .. })) => {
@@ -340,12 +341,12 @@ impl Replica {
             Err(PeerFailure::Refused(error @ StorageError::NoSpace { .. })) => {
                 self.successor_is_full(ctx, op, &error);
             }
-            _ => self.rest(ctx, op),
+            _ => self.back_off(ctx, op),
         }
     }
 
     /// The update stays pending and is tried again: it must not be dropped, since a late copy of
-    /// the call may still be carried out. But nobody has to wait for it, and no other update that
+    /// the call may still be carried out. But no_waiters has to wait for it, and no other update that
     /// needs room gets this far.
     fn successor_is_full(&mut self, ctx: &mut Context<'_>, op: OpId, error: &StorageError) {
         self.answer_waiters(ctx, op, error);
@@ -357,13 +358,13 @@ impl Replica {
             let until = ctx.now.after(self.config.retry_wait_ms_max.saturating_mul(2));
             self.successor_full_until = Some(until);
         }
-        self.rest(ctx, op);
+        self.back_off(ctx, op);
     }
 
     /// The call failed: it is repeated after a while, to whoever is the successor then.
-    pub(super) fn rest(&mut self, ctx: &mut Context<'_>, op: OpId) {
+    pub(super) fn back_off(&mut self, ctx: &mut Context<'_>, op: OpId) {
         let Some(state) = self.ops.get_mut(&op) else { return };
-        state.step = Step::Resting;
+        state.step = Step::BackingOff;
         let attempt = state.attempt;
         self.wake_op(op, ctx.now.after(self.retry_wait_ms(attempt)));
     }
@@ -384,7 +385,7 @@ impl Replica {
         // An aborted operation's commit is as good as any: the successors had committed.
         self.store_since.remove(&op);
         let Some(state) = self.ops.get_mut(&op) else { return };
-        state.step = Step::Resting;
+        state.step = Step::BackingOff;
         if matches!(result, Err(StoreError::NotFound { .. })) && self.ends_forgotten(ctx, op) {
             return;
         }
@@ -412,7 +413,7 @@ impl Replica {
             Err(error) => {
                 let reason = error.to_string();
                 self.finish(ctx, op, Err(error.at(self.config.target)));
-                self.give_up(ctx, reason);
+                self.fail(ctx, reason);
             }
         }
     }
@@ -433,7 +434,7 @@ impl Replica {
             Err(error) => {
                 let reason = error.to_string();
                 self.finish(ctx, op, Err(error.at(self.config.target)));
-                self.give_up(ctx, reason);
+                self.fail(ctx, reason);
             }
         }
     }
@@ -448,6 +449,6 @@ impl Op {
 }
 
 /// Nobody waits for operations that the replica starts by itself.
-pub(super) fn nobody() -> VecDeque<Token> {
+pub(super) fn no_waiters() -> VecDeque<Token> {
     VecDeque::new()
 }

@@ -8,7 +8,7 @@
 
 use bytes::Bytes;
 
-use super::lanes::Work;
+use super::queue::Work;
 use super::{
     Action, CallId, Caller, Check, Context, OpId, PeerFailure, Replica, Role, Timer, Token,
 };
@@ -63,7 +63,7 @@ impl Replica {
         // What is under way ends first; no update is begun any more that would start another.
         let in_use = |range: &InodeRange| {
             let chunks = ChunkId::first_of(range.first)..=ChunkId::last_of(range.last);
-            self.lanes.range(chunks).next().is_some()
+            self.queues.range(chunks).next().is_some()
         };
         if self.forgets.len() >= FORGETS_MAX || request.inodes.iter().any(in_use) {
             return Err(self.busy());
@@ -129,7 +129,7 @@ impl Replica {
             Err(error) => {
                 let reason = error.to_string();
                 self.end_forget(ctx, op, Err(error.at(self.config.target)));
-                self.give_up(ctx, reason);
+                self.fail(ctx, reason);
             }
         }
     }

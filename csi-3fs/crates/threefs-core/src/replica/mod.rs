@@ -23,8 +23,8 @@ mod channels;
 mod check;
 mod commit;
 mod forget;
-mod lanes;
 mod purge;
+mod queue;
 mod receive;
 mod repair;
 mod request;
@@ -47,8 +47,8 @@ use crate::routing::{Chain, ChainTarget, PublicState};
 use crate::time::Millis;
 use channels::Channels;
 use forget::Forgetting;
-use lanes::{Lane, Op};
 use purge::Purges;
+use queue::{ChunkQueue, Op};
 use receive::Receiving;
 use resync::Sending;
 
@@ -76,7 +76,7 @@ pub struct Config {
     /// update a chunk.
     pub purge_after_ms: u64,
     /// Requests that may wait for one chunk.
-    pub lane_queue_max: usize,
+    pub chunk_queue_max: usize,
     /// Operations that may be under way at once.
     pub ops_max: usize,
     /// Chunks that a sync sends at once. Each holds one chunk in memory.
@@ -102,7 +102,7 @@ impl Config {
             store_stall_ms: 10_000,
             full_wait_ms: 5_000,
             purge_after_ms: 60_000,
-            lane_queue_max: 64,
+            chunk_queue_max: 64,
             ops_max: 4_096,
             sync_window: 8,
             sync_page: 256,
@@ -114,7 +114,7 @@ impl Config {
 
 /// What this replica thinks of its own data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+enum DataState {
     /// May have missed something.
     Online,
     /// Has everything that its chain has.
@@ -135,7 +135,7 @@ enum Role {
 pub struct Replica {
     config: Config,
     chain: Option<Chain>,
-    standing: Standing,
+    data_state: DataState,
     // The service ends on purpose; nothing makes it serve again.
     leaving: bool,
     serve_until: Option<Millis>,
@@ -143,7 +143,7 @@ pub struct Replica {
     full_until: Option<Millis>,
     // While set, the successor is full: updates that need room are refused at the door.
     successor_full_until: Option<Millis>,
-    lanes: BTreeMap<ChunkId, Lane>,
+    queues: BTreeMap<ChunkId, ChunkQueue>,
     ops: BTreeMap<OpId, Op>,
     next_op: u64,
     calls: BTreeMap<CallId, Caller>,
@@ -201,12 +201,12 @@ impl Replica {
         Self {
             config,
             chain: None,
-            standing: Standing::Online,
+            data_state: DataState::Online,
             leaving: false,
             serve_until: None,
             full_until: None,
             successor_full_until: None,
-            lanes: BTreeMap::new(),
+            queues: BTreeMap::new(),
             ops: BTreeMap::new(),
             next_op: 0,
             calls: BTreeMap::new(),
@@ -236,8 +236,8 @@ impl Replica {
         // Before the event, which may end the stall: what a report may have said by now must be
         // true before anything else is done. Who says "do not use me" must not serve any more.
         let stalled = self.is_stalled(now) && self.config.makes(Check::Stall);
-        if self.standing == Standing::UpToDate && stalled {
-            self.distrust(ctx, Alert::StoreStalled { target: self.config.target });
+        if self.data_state == DataState::UpToDate && stalled {
+            self.demote(ctx, Alert::StoreStalled { target: self.config.target });
         }
         match event {
             Event::Routing(chain) => self.on_routing(ctx, chain),
@@ -258,12 +258,12 @@ impl Replica {
             Event::InodesForgotten { op, result } => self.on_inodes_forgotten(ctx, op, result),
             Event::Content { op, result } => self.on_content(ctx, op, result),
             Event::DamageFound { chunk } => self.repair(ctx, chunk),
-            Event::Retire if self.standing == Standing::UpToDate => {
-                self.distrust(ctx, Alert::Retired { target: self.config.target });
+            Event::Retire if self.data_state == DataState::UpToDate => {
+                self.demote(ctx, Alert::Retired { target: self.config.target });
             }
             Event::Leave if !self.leaving => {
                 self.leaving = true;
-                self.distrust(ctx, Alert::Left { target: self.config.target });
+                self.demote(ctx, Alert::Left { target: self.config.target });
             }
             Event::Retire | Event::Leave | Event::Tick => {}
         }
@@ -279,12 +279,12 @@ impl Replica {
     /// This target's line of the next heartbeat.
     #[must_use]
     pub fn report(&self, now: Millis) -> LocalReport {
-        let state = match self.standing {
-            Standing::Broken => LocalState::Offline,
+        let state = match self.data_state {
+            DataState::Broken => LocalState::Offline,
             _ if self.leaving => LocalState::Offline,
             _ if self.is_full(now) || self.is_stalled(now) => LocalState::Offline,
-            Standing::UpToDate => LocalState::UpToDate,
-            Standing::Online => LocalState::Online,
+            DataState::UpToDate => LocalState::UpToDate,
+            DataState::Online => LocalState::Online,
         };
         LocalReport { state, chain_version: self.chain_version() }
     }
@@ -298,13 +298,13 @@ impl Replica {
     /// Nothing under way and nothing waiting.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.ops.is_empty() && self.lanes.is_empty() && self.forgets.is_empty()
+        self.ops.is_empty() && self.queues.is_empty() && self.forgets.is_empty()
     }
 
     /// Has its store failed? Then it serves no more, whatever comes.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.standing == Standing::Broken
+        self.data_state == DataState::Broken
     }
 
     /// Does this replica answer reads and take writes now?
@@ -331,9 +331,9 @@ impl Replica {
         if self.leaving {
             return Role::Idle(state);
         }
-        match (state, self.standing) {
-            (PublicState::Serving, Standing::UpToDate) => Role::Serving,
-            (PublicState::Syncing, Standing::UpToDate | Standing::Online) => Role::Syncing,
+        match (state, self.data_state) {
+            (PublicState::Serving, DataState::UpToDate) => Role::Serving,
+            (PublicState::Syncing, DataState::UpToDate | DataState::Online) => Role::Syncing,
             _ => Role::Idle(state),
         }
     }
@@ -369,14 +369,14 @@ impl Replica {
         self.chain = Some(chain);
         self.receiving = None;
         self.successor_full_until = None;
-        if self.standing != Standing::Broken {
+        if self.data_state != DataState::Broken {
             match self.public_state() {
                 // Only mgmtd's word makes a restarted target whole: it was the last to serve.
-                PublicState::LastSrv => self.standing = Standing::UpToDate,
+                PublicState::LastSrv => self.data_state = DataState::UpToDate,
                 PublicState::Serving => {}
                 PublicState::Syncing | PublicState::Waiting | PublicState::Offline => {
                     if self.config.makes(Check::Demotion) {
-                        self.standing = Standing::Online;
+                        self.data_state = DataState::Online;
                     }
                 }
             }
@@ -399,10 +399,10 @@ impl Replica {
     }
 
     /// This replica has found that it cannot vouch for its data any more.
-    fn distrust(&mut self, ctx: &mut Context<'_>, alert: Alert) {
+    fn demote(&mut self, ctx: &mut Context<'_>, alert: Alert) {
         ctx.out.push(Action::Alert(alert));
-        if self.standing == Standing::UpToDate {
-            self.standing = Standing::Online;
+        if self.data_state == DataState::UpToDate {
+            self.data_state = DataState::Online;
         }
         self.receiving = None;
         self.stop_sending(ctx);
@@ -411,9 +411,9 @@ impl Replica {
     }
 
     /// The store failed: nothing can be promised until it was opened again, from the disk.
-    fn give_up(&mut self, ctx: &mut Context<'_>, reason: String) {
+    fn fail(&mut self, ctx: &mut Context<'_>, reason: String) {
         ctx.out.push(Action::Alert(Alert::StoreFailed { target: self.config.target, reason }));
-        self.standing = Standing::Broken;
+        self.data_state = DataState::Broken;
         self.receiving = None;
         self.stop_sending(ctx);
         self.abort_forgets(ctx);

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 
-use super::lanes::{Begin, Op, Step, Work};
+use super::queue::{Op, Started, Step, Work};
 use super::request::answer;
 use super::{Action, Check, Context, OpId, PeerFailure, Replica, Role, Timer, Token};
 use crate::error::StorageError;
@@ -35,14 +35,14 @@ const PAGE: usize = 1_024;
 /// Between two pages.
 const PAGE_WAIT_MS: u64 = 50;
 /// Purges of the predecessor whose chunks are remembered.
-const HEARD_MAX: usize = 1 << 12;
+const PREDECESSOR_PURGES_MAX: usize = 1 << 12;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Purges {
     /// As the head: since when, in order, which chunk was removed by which version.
     due: VecDeque<(Millis, ChunkId, ChunkVersion)>,
-    look: Look,
+    scan: StoreScan,
     /// Did `due` have no room for a removed chunk?
     missed: bool,
     under_way: usize,
@@ -50,15 +50,15 @@ pub(super) struct Purges {
     /// What this replica has asked its successor to purge.
     number: u64,
     /// The predecessor's last purges, under this version of the chain, by chunk and in order.
-    heard: BTreeMap<ChunkId, u64>,
+    predecessor_purges: BTreeMap<ChunkId, u64>,
     in_order: VecDeque<(u64, ChunkId)>,
     /// The number of the last purge that is not in `heard` any more.
-    heard_before: u64,
+    forgotten_number: u64,
 }
 
 /// Where the look through the store is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Look {
+enum StoreScan {
     #[default]
     Done,
     /// The chunks after this one are still to be looked at, from this moment on.
@@ -73,19 +73,20 @@ impl Purges {
 
     /// Was this forward sent before the predecessor purged the chunk?
     pub(super) fn is_from_before(&self, request: &ForwardRequest) -> bool {
-        request.purges < *self.heard.get(&request.chunk).unwrap_or(&self.heard_before)
+        request.purges
+            < *self.predecessor_purges.get(&request.chunk).unwrap_or(&self.forgotten_number)
     }
 
-    fn hear(&mut self, request: &PurgeRequest) {
-        let known = self.heard.entry(request.chunk).or_insert(0);
+    fn record(&mut self, request: &PurgeRequest) {
+        let known = self.predecessor_purges.entry(request.chunk).or_insert(0);
         *known = request.number.max(*known);
         self.in_order.push_back((request.number, request.chunk));
-        if self.in_order.len() > HEARD_MAX
+        if self.in_order.len() > PREDECESSOR_PURGES_MAX
             && let Some((number, chunk)) = self.in_order.pop_front()
         {
-            self.heard_before = self.heard_before.max(number);
-            if self.heard.get(&chunk) == Some(&number) {
-                self.heard.remove(&chunk);
+            self.forgotten_number = self.forgotten_number.max(number);
+            if self.predecessor_purges.get(&chunk) == Some(&number) {
+                self.predecessor_purges.remove(&chunk);
             }
         }
     }
@@ -113,7 +114,7 @@ impl Replica {
         }
         self.purges = Purges { number, under_way, ..Purges::default() };
         if self.is_head() {
-            self.purges.look = Look::At(None, ctx.now);
+            self.purges.scan = StoreScan::At(None, ctx.now);
             self.schedule_purges(ctx.now);
         }
     }
@@ -141,8 +142,8 @@ impl Replica {
         let purges = &mut self.purges;
         let oldest = purges.due.front().filter(|_| purges.under_way < WINDOW);
         let oldest = oldest.map(|(since, ..)| since.after(wait_ms));
-        let page = match purges.look {
-            Look::At(_, at) if purges.due.len() + PAGE <= DUE_MAX => Some(at),
+        let page = match purges.scan {
+            StoreScan::At(_, at) if purges.due.len() + PAGE <= DUE_MAX => Some(at),
             _ => None,
         };
         let next = oldest.into_iter().chain(page).min().map(|at| at.max(now));
@@ -163,19 +164,19 @@ impl Replica {
         if !self.is_head() {
             return;
         }
-        self.look_for_removed(ctx);
-        self.purge_what_is_due(ctx);
+        self.scan_for_removed(ctx);
+        self.purge_due(ctx);
         let now = ctx.now;
         self.schedule_purges(now.after(1));
     }
 
     /// The next page of the store, if its time has come and there is room.
-    fn look_for_removed(&mut self, ctx: &Context<'_>) {
+    fn scan_for_removed(&mut self, ctx: &Context<'_>) {
         let purges = &mut self.purges;
-        if purges.missed && purges.look == Look::Done && purges.due.len() < DUE_MAX / 2 {
-            (purges.missed, purges.look) = (false, Look::At(None, ctx.now));
+        if purges.missed && purges.scan == StoreScan::Done && purges.due.len() < DUE_MAX / 2 {
+            (purges.missed, purges.scan) = (false, StoreScan::At(None, ctx.now));
         }
-        let Look::At(after, at) = purges.look else { return };
+        let StoreScan::At(after, at) = purges.scan else { return };
         if at > ctx.now || purges.due.len() + PAGE > DUE_MAX {
             return;
         }
@@ -183,15 +184,15 @@ impl Replica {
         for meta in page.iter().filter(|meta| meta.committed.removed && meta.pending.is_none()) {
             purges.push(ctx.now, meta.chunk, meta.committed.version);
         }
-        purges.look = match page.last() {
+        purges.scan = match page.last() {
             Some(last) if page.len() == PAGE => {
-                Look::At(Some(last.chunk), ctx.now.after(PAGE_WAIT_MS))
+                StoreScan::At(Some(last.chunk), ctx.now.after(PAGE_WAIT_MS))
             }
-            _ => Look::Done,
+            _ => StoreScan::Done,
         };
     }
 
-    fn purge_what_is_due(&mut self, ctx: &mut Context<'_>) {
+    fn purge_due(&mut self, ctx: &mut Context<'_>) {
         let wait_ms = self.purge_wait_ms();
         let syncs = self.successor().is_some_and(|next| next.state == PublicState::Syncing);
         for _ in 0..self.purges.due.len() {
@@ -200,7 +201,7 @@ impl Replica {
                 return;
             }
             self.purges.due.pop_front();
-            if syncs || self.lanes.contains_key(&chunk) || !self.has_lease(ctx.now) {
+            if syncs || self.queues.contains_key(&chunk) || !self.has_lease(ctx.now) {
                 self.purges.push(ctx.now, chunk, version);
             } else {
                 self.enqueue(ctx, chunk, Work::Purge { version, request: None }, None);
@@ -209,21 +210,21 @@ impl Replica {
     }
 
     /// With the lane of the chunk.
-    pub(super) fn begin_purge(
+    pub(super) fn start_purge(
         &mut self,
         ctx: &mut Context<'_>,
         chunk: ChunkId,
         version: ChunkVersion,
         request: Option<PurgeRequest>,
         waiters: VecDeque<Token>,
-    ) -> Begin {
+    ) -> Started {
         if let Some(request) = &request {
             if let Err(error) = self.check_sender(request.to, request.from, Role::Serving) {
                 return answer(ctx, waiters, Err(error));
             }
-            self.purges.hear(request);
+            self.purges.record(request);
         } else if !self.is_head() {
-            return Begin::Done;
+            return Started::Done;
         }
         let meta = ctx.meta(chunk);
         let is_removed = !meta.committed.exists() && meta.committed.version <= version;
@@ -239,7 +240,7 @@ impl Replica {
             chunk,
             hop: request.map_or(0, |request| request.hop),
             work: Work::Purge { version, request },
-            step: Step::Resting,
+            step: Step::BackingOff,
             version,
             tag: None,
             pending: None,
@@ -250,7 +251,7 @@ impl Replica {
         });
         let Some(next) = successor.filter(|_| self.config.makes(Check::PurgeDownChain)) else {
             self.store(ctx, op, Step::Forgetting, Action::Purge { op, chunk, version });
-            return Begin::Op(op);
+            return Started::Op(op);
         };
         self.purges.number += 1;
         let request = PurgeRequest {
@@ -262,7 +263,7 @@ impl Replica {
             hop: self.next_hop(op),
         };
         self.op_call(ctx, op, next, StorageRequest::Purge(request), Bytes::new());
-        Begin::Op(op)
+        Started::Op(op)
     }
 
     pub(super) fn on_purge_answer(

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 
-use super::lanes::{Begin, Op, Step, Work};
+use super::queue::{Op, Started, Step, Work};
 use super::request::answer;
-use super::{Action, Check, Context, Replica, Role, Standing, Token};
+use super::{Action, Check, Context, DataState, Replica, Role, Token};
 use crate::chunk::{ContentChange, StoreUpdate};
 use crate::error::StorageError;
 use crate::ids::{ChunkId, ChunkVersion, TargetId};
@@ -52,7 +52,7 @@ impl Replica {
             }
             _ => {
                 // What was up to date is no longer known to be: the predecessor starts over.
-                self.standing = Standing::Online;
+                self.data_state = DataState::Online;
                 self.sessions += 1;
                 let incarnation = self.config.incarnation;
                 let session = SyncSession { incarnation, number: self.sessions };
@@ -100,7 +100,7 @@ impl Replica {
             return Err(self.not_serving());
         }
         self.check_session(request.session)?;
-        self.standing = Standing::UpToDate;
+        self.data_state = DataState::UpToDate;
         ctx.reply(token, Ok(StorageReply::SyncEnded));
         Ok(())
     }
@@ -112,8 +112,8 @@ impl Replica {
     pub(super) fn release_received(&mut self, ctx: &mut Context<'_>) {
         let busy = self.busy();
         let mut released: Vec<Token> = Vec::new();
-        for lane in self.lanes.values_mut() {
-            lane.queue.retain_mut(|queued| {
+        for queue in self.queues.values_mut() {
+            queue.waiting.retain_mut(|queued| {
                 let received = matches!(queued.work, Work::Receive { .. });
                 if received {
                     released.extend(queued.waiters.drain(..));
@@ -129,13 +129,13 @@ impl Replica {
         }
     }
 
-    pub(super) fn begin_receive(
+    pub(super) fn start_receive(
         &mut self,
         ctx: &mut Context<'_>,
         request: ReplaceRequest,
         payload: Bytes,
         waiters: VecDeque<Token>,
-    ) -> Begin {
+    ) -> Started {
         if let Err(error) = self
             .check_sender(request.to, request.from, Role::Syncing)
             .and_then(|()| self.check_session(request.session))
@@ -157,7 +157,7 @@ impl Replica {
             *newest = request.sequence;
         }
         if request.version == ChunkVersion(0) {
-            return self.begin_forget(ctx, request, waiters);
+            return self.start_forget(ctx, request, waiters);
         }
         let update = StoreUpdate {
             chunk,
@@ -173,12 +173,12 @@ impl Replica {
 
     /// The predecessor knows no such chunk: it was purged, or never acknowledged to anybody. What
     /// this target has of it must not come back with a loss of power after the sync.
-    fn begin_forget(
+    fn start_forget(
         &mut self,
         ctx: &mut Context<'_>,
         request: ReplaceRequest,
         waiters: VecDeque<Token>,
-    ) -> Begin {
+    ) -> Started {
         let chunk = request.chunk;
         let op = self.add_op(Op {
             chunk,
@@ -194,6 +194,6 @@ impl Replica {
             aborted: false,
         });
         self.store(ctx, op, Step::Forgetting, Action::Forget { op, chunk });
-        Begin::Op(op)
+        Started::Op(op)
     }
 }

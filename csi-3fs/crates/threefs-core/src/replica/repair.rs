@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 
-use super::commit::nobody;
-use super::lanes::{Begin, Op, Step, Work};
+use super::commit::no_waiters;
+use super::queue::{Op, Started, Step, Work};
 use super::{Action, Alert, Context, OpId, PeerFailure, Replica, Role};
 use crate::checksum::Checksum;
 use crate::chunk::{ContentChange, StoreUpdate};
@@ -19,33 +19,33 @@ impl Replica {
         }
     }
 
-    pub(super) fn begin_repair(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) -> Begin {
+    pub(super) fn start_repair(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) -> Started {
         let meta = ctx.meta(chunk);
         let repairable = meta.pending.is_none() && meta.committed.exists();
         if !repairable || self.role() != Role::Serving {
-            return Begin::Done;
+            return Started::Done;
         }
         let target = self.config.target;
         ctx.out.push(Action::Alert(Alert::Damaged { target, chunk }));
         if self.repair_source(0).is_none() {
             ctx.out.push(Action::Alert(Alert::NotRepaired { target, chunk }));
-            return Begin::Done;
+            return Started::Done;
         }
         let op = self.add_op(Op {
             chunk,
             work: Work::Repair,
-            step: Step::Resting,
+            step: Step::BackingOff,
             version: meta.committed.version,
             tag: None,
             pending: None,
-            waiters: nobody(),
+            waiters: no_waiters(),
             attempt: 0,
             hop: 0,
             wake: None,
             aborted: false,
         });
         self.proceed_repair(ctx, op);
-        Begin::Op(op)
+        Started::Op(op)
     }
 
     /// The replica to ask at attempt `attempt` (from 0): each other one once, in chain order.

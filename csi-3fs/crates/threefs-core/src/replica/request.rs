@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::channels::Known;
-use super::lanes::{Begin, Op, Queued, Step, Work};
+use super::channels::TagStatus;
+use super::queue::{Op, QueuedWork, Started, Step, Work};
 use super::{Action, Alert, Check, Context, Replica, Role, Token};
 use crate::checksum::Checksum;
 use crate::chunk::{ChunkMeta, ContentChange, StoreUpdate, Which};
@@ -233,14 +233,14 @@ impl Replica {
         Ok(())
     }
 
-    pub(super) fn begin_update(
+    pub(super) fn start_update(
         &mut self,
         ctx: &mut Context<'_>,
         request: UpdateRequest,
         payload: Bytes,
         expires: Option<Millis>,
         waiters: VecDeque<Token>,
-    ) -> Begin {
+    ) -> Started {
         if let Err(error) = self.check_head(ctx, request.to) {
             return answer(ctx, waiters, Err(error));
         }
@@ -251,8 +251,8 @@ impl Replica {
                 // The pending state goes with its inode and is not resolved any more.
                 return answer(ctx, waiters, Err(StorageError::InodeForgotten { inode }));
             }
-            let queued = Queued { work: Work::Update { request, payload, expires }, waiters };
-            return Begin::After(Work::Resolve, Box::new(queued));
+            let queued = QueuedWork { work: Work::Update { request, payload, expires }, waiters };
+            return Started::After(Work::Resolve, Box::new(queued));
         }
         match self.admit_update(ctx, &request, &payload, &meta) {
             Err(error) => answer(ctx, waiters, Err(error)),
@@ -264,7 +264,7 @@ impl Replica {
                 answer(ctx, waiters, Err(StorageError::Expired { target: self.config.target }))
             }
             Ok(None) => {
-                self.channels.begun(request.tag);
+                self.channels.started(request.tag);
                 let before = match meta.committed.version {
                     // It may have been purged.
                     ChunkVersion(0) => ctx.metas.version_floor(),
@@ -312,11 +312,11 @@ impl Replica {
                 return Err(StorageError::DuplicateUpdate { tag });
             }
         }
-        match self.channels.look(tag, request.chunk) {
-            Known::New => {}
-            Known::Done(version) => return Ok(Some(self.updated(meta, version))),
-            Known::Outdated => return Err(StorageError::DuplicateUpdate { tag }),
-            Known::Superseded(successor) => {
+        match self.channels.status(tag, request.chunk) {
+            TagStatus::New => {}
+            TagStatus::Done(version) => return Ok(Some(self.updated(meta, version))),
+            TagStatus::Outdated => return Err(StorageError::DuplicateUpdate { tag }),
+            TagStatus::Superseded(successor) => {
                 return Err(StorageError::Superseded { tag, successor });
             }
         }
@@ -356,13 +356,13 @@ impl Replica {
         }
     }
 
-    pub(super) fn begin_forward(
+    pub(super) fn start_forward(
         &mut self,
         ctx: &mut Context<'_>,
         request: ForwardRequest,
         payload: Bytes,
         waiters: VecDeque<Token>,
-    ) -> Begin {
+    ) -> Started {
         if let Err(error) = self.check_sender(request.to, request.from, Role::Serving) {
             return answer(ctx, waiters, Err(error));
         }
@@ -379,7 +379,7 @@ impl Replica {
         if let Some(pending) = &meta.pending {
             let same_tag = pending.tags.newest().is_some_and(|newest| newest.tag == request.tag);
             if pending.version == update && same_tag {
-                return self.begin_resolve(ctx, chunk, waiters, request.hop);
+                return self.start_resolve(ctx, chunk, waiters, request.hop);
             }
             let reason = StorageError::ChunkConflict { chunk, version: pending.version };
             return self.disagree(ctx, chunk, waiters, reason);
@@ -403,7 +403,7 @@ impl Replica {
             let reason = StorageError::ChunkMissingUpdate { chunk, have, update };
             return self.disagree(ctx, chunk, waiters, reason);
         }
-        self.channels.begun(request.tag);
+        self.channels.started(request.tag);
         let update = StoreUpdate {
             chunk,
             version: update,
@@ -422,9 +422,9 @@ impl Replica {
         chunk: ChunkId,
         waiters: VecDeque<Token>,
         reason: StorageError,
-    ) -> Begin {
+    ) -> Started {
         let target = self.config.target;
-        self.distrust(ctx, Alert::Disagreement { target, chunk, reason: reason.clone() });
+        self.demote(ctx, Alert::Disagreement { target, chunk, reason: reason.clone() });
         answer(ctx, waiters, Err(reason))
     }
 
@@ -437,7 +437,7 @@ impl Replica {
         payload: Bytes,
         tag: Option<RequestTag>,
         waiters: VecDeque<Token>,
-    ) -> Begin {
+    ) -> Started {
         // What waits for room holds up the requests behind it as well: their class counts.
         let hop = match &work {
             Work::Update { .. } => Some(class::UPDATE),
@@ -462,7 +462,7 @@ impl Replica {
             None => class::REPLACE,
         };
         self.store(ctx, op, Step::Applying, Action::Apply { op, update, payload, class });
-        Begin::Op(op)
+        Started::Op(op)
     }
 }
 
@@ -471,9 +471,9 @@ pub(super) fn answer(
     ctx: &mut Context<'_>,
     waiters: VecDeque<Token>,
     result: Result<Updated, StorageError>,
-) -> Begin {
+) -> Started {
     for token in waiters {
         ctx.reply(token, result.clone().map(StorageReply::Updated));
     }
-    Begin::Done
+    Started::Done
 }

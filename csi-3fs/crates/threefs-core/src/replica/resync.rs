@@ -9,8 +9,8 @@ use std::ops::Bound;
 
 use bytes::Bytes;
 
-use super::commit::nobody;
-use super::lanes::{Begin, Op, Step, Work};
+use super::commit::no_waiters;
+use super::queue::{Op, Started, Step, Work};
 use super::{Action, Alert, CallId, Caller, Context, OpId, PeerFailure, Replica, Role, Timer};
 use crate::chunk::{ChunkMeta, ChunkState, Which};
 use crate::error::{StorageError, StoreError};
@@ -103,8 +103,8 @@ impl Replica {
             self.calls.remove(&call);
         }
         let error = StorageError::SyncSessionMismatch { target: sending.successor.target };
-        for lane in self.lanes.values_mut() {
-            lane.queue.retain(|queued| !matches!(queued.work, Work::Send));
+        for queue in self.queues.values_mut() {
+            queue.waiting.retain(|queued| !matches!(queued.work, Work::Send));
         }
         let sends: Vec<OpId> = self
             .ops
@@ -300,7 +300,7 @@ impl Replica {
         // is no more, or in a former life of this replica, whose commit the disk has lost. So the
         // sync waits for it: a chunk in line is sent when those before it are through.
         let after = sending.cursor.map_or(Bound::Unbounded, Bound::Excluded);
-        let under_way = self.lanes.range((after, Bound::Included(end)));
+        let under_way = self.queues.range((after, Bound::Included(end)));
         unlike.extend(under_way.map(|(chunk, _)| *chunk));
         sending.queue = unlike.into_iter().collect();
         sending.page_end = (end < ChunkId::MAX).then_some(end);
@@ -345,36 +345,38 @@ impl Replica {
     }
 
     fn enqueue_send(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) {
-        let lane = self.lanes.entry(chunk).or_default();
-        lane.queue.push_back(super::lanes::Queued { work: Work::Send, waiters: nobody() });
-        self.run_lane(ctx, chunk);
+        let queue = self.queues.entry(chunk).or_default();
+        queue
+            .waiting
+            .push_back(super::queue::QueuedWork { work: Work::Send, waiters: no_waiters() });
+        self.run_queue(ctx, chunk);
     }
 
-    pub(super) fn begin_send(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) -> Begin {
+    pub(super) fn start_send(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) -> Started {
         if self.session().is_none() || self.role() != Role::Serving {
-            return Begin::Done;
+            return Started::Done;
         }
         let meta = ctx.meta(chunk);
         if meta.pending.is_some() && !self.is_forgotten(ctx, chunk.inode) {
             // Left behind by an operation that was aborted: first it is rolled forward.
-            let queued = super::lanes::Queued { work: Work::Send, waiters: nobody() };
-            return Begin::After(Work::Resolve, Box::new(queued));
+            let queued = super::queue::QueuedWork { work: Work::Send, waiters: no_waiters() };
+            return Started::After(Work::Resolve, Box::new(queued));
         }
         let op = self.add_op(Op {
             chunk,
             work: Work::Send,
-            step: Step::Resting,
+            step: Step::BackingOff,
             version: meta.committed.version,
             tag: None,
             pending: Some(meta.committed),
-            waiters: nobody(),
+            waiters: no_waiters(),
             attempt: 0,
             hop: 0,
             wake: None,
             aborted: false,
         });
         self.proceed_send(ctx, op);
-        Begin::Op(op)
+        Started::Op(op)
     }
 
     pub(super) fn proceed_send(&mut self, ctx: &mut Context<'_>, op: OpId) {
@@ -406,7 +408,7 @@ impl Replica {
         };
         match result {
             Ok((content, payload)) => self.call_replace(ctx, op, successor, &content, payload),
-            Err(error @ StoreError::Io { .. }) => self.give_up(ctx, error.to_string()),
+            Err(error @ StoreError::Io { .. }) => self.fail(ctx, error.to_string()),
             Err(_) if self.is_forgotten(ctx, chunk.inode) => {
                 self.finish(ctx, op, Ok(Updated::nothing()));
             }

@@ -26,7 +26,7 @@ pub(super) enum Work {
     Forward { request: ForwardRequest, payload: Bytes },
     /// The predecessor's whole chunk, while this target is SYNCING.
     Receive { request: ReplaceRequest, payload: Bytes },
-    /// A pending state that nobody works on: roll it forward.
+    /// A pending state that no_waiters works on: roll it forward.
     Resolve,
     /// Bring the SYNCING successor's copy up to date.
     Send,
@@ -58,7 +58,7 @@ pub(super) enum Step {
     /// Another replica has been asked.
     Calling(CallId),
     /// A failed call will be repeated.
-    Resting,
+    BackingOff,
     /// The sync with the successor has no session yet.
     AwaitingSession,
     /// The store flips the pending state.
@@ -95,26 +95,26 @@ pub(super) struct Op {
 
 /// Work in line.
 #[derive(Debug)]
-pub(super) struct Queued {
+pub(super) struct QueuedWork {
     pub(super) work: Work,
     pub(super) waiters: VecDeque<Token>,
 }
 
 /// One chunk's line.
 #[derive(Debug, Default)]
-pub(super) struct Lane {
+pub(super) struct ChunkQueue {
     pub(super) active: Option<OpId>,
-    pub(super) queue: VecDeque<Queued>,
+    pub(super) waiting: VecDeque<QueuedWork>,
 }
 
 /// What became of work that reached the front of its line.
-pub(super) enum Begin {
+pub(super) enum Started {
     /// An operation holds the lane now.
     Op(OpId),
     /// It is already answered.
     Done,
     /// Something else must be done first.
-    After(Work, Box<Queued>),
+    After(Work, Box<QueuedWork>),
 }
 
 impl Replica {
@@ -129,8 +129,8 @@ impl Replica {
         if self.ops.len() >= self.config.ops_max && !matches!(work, Work::Send | Work::Resolve) {
             return self.refuse_busy(ctx, token);
         }
-        let lane = self.lanes.entry(chunk).or_default();
-        if let Some(op) = lane.active.and_then(|id| self.ops.get_mut(&id)) {
+        let queue = self.queues.entry(chunk).or_default();
+        if let Some(op) = queue.active.and_then(|id| self.ops.get_mut(&id)) {
             if op.is_same(&work) && !op.aborted {
                 op.hop = op.hop.max(work.hop());
                 op.waiters.extend(token);
@@ -142,12 +142,12 @@ impl Replica {
                 }
                 return;
             }
-            if lane.queue.len() >= self.config.lane_queue_max {
+            if queue.waiting.len() >= self.config.chunk_queue_max {
                 return self.refuse_busy(ctx, token);
             }
         }
-        lane.queue.push_back(Queued { work, waiters: token.into_iter().collect() });
-        self.run_lane(ctx, chunk);
+        queue.waiting.push_back(QueuedWork { work, waiters: token.into_iter().collect() });
+        self.run_queue(ctx, chunk);
     }
 
     fn refuse_busy(&self, ctx: &mut Context<'_>, token: Option<Token>) {
@@ -157,48 +157,48 @@ impl Replica {
     }
 
     /// Begins the next work in line, if the lane is free.
-    pub(super) fn run_lane(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) {
+    pub(super) fn run_queue(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) {
         loop {
-            let Some(lane) = self.lanes.get_mut(&chunk) else { return };
-            if lane.active.is_some() {
+            let Some(queue) = self.queues.get_mut(&chunk) else { return };
+            if queue.active.is_some() {
                 return;
             }
-            let Some(queued) = lane.queue.pop_front() else {
-                self.lanes.remove(&chunk);
+            let Some(queued) = queue.waiting.pop_front() else {
+                self.queues.remove(&chunk);
                 return;
             };
-            match self.begin(ctx, chunk, queued) {
-                Begin::Done => {}
-                Begin::Op(op) => {
-                    self.lanes.entry(chunk).or_default().active = Some(op);
+            match self.start(ctx, chunk, queued) {
+                Started::Done => {}
+                Started::Op(op) => {
+                    self.queues.entry(chunk).or_default().active = Some(op);
                     return;
                 }
-                Begin::After(first, queued) => {
-                    let queue = &mut self.lanes.entry(chunk).or_default().queue;
-                    queue.push_front(*queued);
-                    queue.push_front(Queued { work: first, waiters: VecDeque::new() });
+                Started::After(first, queued) => {
+                    let waiting = &mut self.queues.entry(chunk).or_default().waiting;
+                    waiting.push_front(*queued);
+                    waiting.push_front(QueuedWork { work: first, waiters: VecDeque::new() });
                 }
             }
         }
     }
 
-    fn begin(&mut self, ctx: &mut Context<'_>, chunk: ChunkId, queued: Queued) -> Begin {
-        let Queued { work, waiters } = queued;
+    fn start(&mut self, ctx: &mut Context<'_>, chunk: ChunkId, queued: QueuedWork) -> Started {
+        let QueuedWork { work, waiters } = queued;
         match work {
             Work::Update { request, payload, expires } => {
-                self.begin_update(ctx, request, payload, expires, waiters)
+                self.start_update(ctx, request, payload, expires, waiters)
             }
             Work::Forward { request, payload } => {
-                self.begin_forward(ctx, request, payload, waiters)
+                self.start_forward(ctx, request, payload, waiters)
             }
             Work::Receive { request, payload } => {
-                self.begin_receive(ctx, request, payload, waiters)
+                self.start_receive(ctx, request, payload, waiters)
             }
-            Work::Resolve => self.begin_resolve(ctx, chunk, waiters, 0),
-            Work::Send => self.begin_send(ctx, chunk),
-            Work::Repair => self.begin_repair(ctx, chunk),
+            Work::Resolve => self.start_resolve(ctx, chunk, waiters, 0),
+            Work::Send => self.start_send(ctx, chunk),
+            Work::Repair => self.start_repair(ctx, chunk),
             Work::Purge { version, request } => {
-                self.begin_purge(ctx, chunk, version, request, waiters)
+                self.start_purge(ctx, chunk, version, request, waiters)
             }
         }
     }
@@ -208,7 +208,7 @@ impl Replica {
     /// for must be of a higher class (`message::class`).
     pub(super) fn next_hop(&self, op: OpId) -> u8 {
         let Some(state) = self.ops.get(&op) else { return 1 };
-        let behind = self.lanes.get(&state.chunk).into_iter().flat_map(|lane| &lane.queue);
+        let behind = self.queues.get(&state.chunk).into_iter().flat_map(|queue| &queue.waiting);
         let highest = behind.map(|queued| queued.work.hop()).fold(state.hop, u8::max);
         highest.saturating_add(1)
     }
@@ -252,7 +252,7 @@ impl Replica {
         if self.ops.get(&op)?.aborted {
             // First, so that nothing is begun on it.
             if let Some(error @ (StoreError::Io { .. } | StoreError::Damaged { .. })) = error {
-                self.give_up(ctx, error.to_string());
+                self.fail(ctx, error.to_string());
             }
             self.finish(ctx, op, Err(self.not_serving()));
             return None;
@@ -304,11 +304,11 @@ impl Replica {
         for token in ended.waiters {
             ctx.reply(token, result.clone().map(StorageReply::Updated));
         }
-        if let Some(lane) = self.lanes.get_mut(&ended.chunk) {
-            lane.active = None;
+        if let Some(queue) = self.queues.get_mut(&ended.chunk) {
+            queue.active = None;
         }
         let sent = matches!(ended.work, Work::Send) && !ended.aborted;
-        self.run_lane(ctx, ended.chunk);
+        self.run_queue(ctx, ended.chunk);
         if let Work::Purge { version, request: None } = ended.work {
             self.purge_ended(ctx, ended.chunk, version, result.is_ok());
         }
@@ -328,8 +328,8 @@ impl Replica {
     /// This replica is out of the chain: nothing goes on, everybody is told.
     pub(super) fn abort_all(&mut self, ctx: &mut Context<'_>, state: PublicState) {
         let error = StorageError::NotServing { target: self.config.target, state };
-        for lane in self.lanes.values_mut() {
-            for queued in lane.queue.drain(..) {
+        for queue in self.queues.values_mut() {
+            for queued in queue.waiting.drain(..) {
                 for token in queued.waiters {
                     ctx.reply(token, Err(error.clone()));
                 }
@@ -359,7 +359,7 @@ impl Replica {
         StorageError::NotServing { target: self.config.target, state: self.public_state() }
     }
 
-    /// Everything pending that nobody works on is rolled forward. Called whenever the chain
+    /// Everything pending that no_waiters works on is rolled forward. Called whenever the chain
     /// changed and this replica serves.
     pub(super) fn resolve_orphans(&mut self, ctx: &mut Context<'_>) {
         if self.role() != Role::Serving {
@@ -376,7 +376,7 @@ impl Replica {
             let page = ctx.metas.pending(after, self.config.sync_page);
             let Some(last) = page.last().copied() else { return };
             for chunk in page {
-                if self.lanes.get(&chunk).is_none_or(|lane| lane.active.is_none()) {
+                if self.queues.get(&chunk).is_none_or(|queue| queue.active.is_none()) {
                     self.enqueue(ctx, chunk, Work::Resolve, None);
                 }
             }
