@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use heed::types::Bytes;
 use heed::{CommitOrAbort, Env, EnvOpenOptions, WithoutTls};
 
-use crate::embedded::{OWN_KEYS_END, Rows, open_rows, sync_folder, take_ownership};
+use crate::embedded::{RESERVED_KEYS_END, Rows, open_rows, sync_folder, take_ownership};
 use crate::{EmbeddedConfig, KEY_BYTES_MAX, KvError, VALUE_BYTES_MAX};
 
 const MAGIC: &[u8; 8] = b"3FSDUMP1";
@@ -84,10 +84,10 @@ pub fn dump(store: &EmbeddedConfig, kind: &str, file: &Path) -> Result<Dumped, D
     let txn = env.read_txn().map_err(|error| broken(error.to_string()))?;
     let draft = file.with_extension("partial");
     let failed = |source| DumpError::File { path: draft.clone(), source };
-    let mut out = Summed::new(BufWriter::new(File::create(&draft).map_err(failed)?));
+    let mut out = Checksummed::new(BufWriter::new(File::create(&draft).map_err(failed)?));
     let mut dumped = Dumped::default();
     write_head(&mut out, kind).map_err(failed)?;
-    let bounds = (Bound::Included(OWN_KEYS_END), Bound::Unbounded);
+    let bounds = (Bound::Included(RESERVED_KEYS_END), Bound::Unbounded);
     for row in rows.range(&txn, &bounds).map_err(|error| broken(error.to_string()))? {
         let (key, value) = row.map_err(|error| broken(error.to_string()))?;
         // Both are far below 4 GiB: the store refuses longer ones.
@@ -209,7 +209,7 @@ fn read_rows(
     };
     let opened =
         File::open(file).map_err(|source| DumpError::File { path: file.into(), source })?;
-    let mut input = Summed::new(BufReader::new(opened));
+    let mut input = Checksummed::new(BufReader::new(opened));
     let cut = |_| damaged("it is cut off");
     let mut head = vec![0; MAGIC.len() + 1 + kind.len()];
     input.read_exact(&mut head).map_err(cut)?;
@@ -234,7 +234,7 @@ fn read_rows(
         let mut row = vec![0; key_bytes + value_bytes];
         input.read_exact(&mut row).map_err(cut)?;
         let (key, value) = row.split_at(key_bytes);
-        if key <= last.as_slice() || key < OWN_KEYS_END {
+        if key <= last.as_slice() || key < RESERVED_KEYS_END {
             return Err(damaged("its rows are not in order"));
         }
         take(key, value)?;
@@ -256,18 +256,18 @@ fn read_rows(
 }
 
 /// Sums up what passes.
-struct Summed<T> {
+struct Checksummed<T> {
     inner: T,
     crc: u32,
 }
 
-impl<T> Summed<T> {
+impl<T> Checksummed<T> {
     fn new(inner: T) -> Self {
         Self { inner, crc: 0 }
     }
 }
 
-impl<T: Read> Summed<T> {
+impl<T: Read> Checksummed<T> {
     fn u32(&mut self) -> std::io::Result<u32> {
         let mut bytes = [0; 4];
         self.read_exact(&mut bytes)?;
@@ -275,7 +275,7 @@ impl<T: Read> Summed<T> {
     }
 }
 
-impl<T: Read> Read for Summed<T> {
+impl<T: Read> Read for Checksummed<T> {
     fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
         let count = self.inner.read(out)?;
         self.crc = crc32c::crc32c_append(self.crc, out.get(..count).unwrap_or_default());
@@ -283,7 +283,7 @@ impl<T: Read> Read for Summed<T> {
     }
 }
 
-impl<T: Write> Write for Summed<T> {
+impl<T: Write> Write for Checksummed<T> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let count = self.inner.write(bytes)?;
         self.crc = crc32c::crc32c_append(self.crc, bytes.get(..count).unwrap_or_default());

@@ -27,7 +27,7 @@ use crate::{
 use fabric::BoxFuture;
 
 /// Keys below are the store's own.
-pub(crate) const OWN_KEYS_END: &[u8] = &[1];
+pub(crate) const RESERVED_KEYS_END: &[u8] = &[1];
 /// Written by every batch, because LMDB does not number a transaction that changes nothing.
 const VERSION_KEY: &[u8] = b"\0version";
 /// Transactions of one disk write.
@@ -252,7 +252,7 @@ impl EmbeddedSnapshot {
     }
 
     fn read(&self, key: &[u8]) -> Result<Option<Vec<u8>>, KvError> {
-        if key < OWN_KEYS_END {
+        if key < RESERVED_KEYS_END {
             return Ok(None);
         }
         let value = self.rows.get(&*self.txn()?, key).map(|value| value.map(<[u8]>::to_vec));
@@ -260,7 +260,7 @@ impl EmbeddedSnapshot {
     }
 
     fn read_range(&self, range: &KeyRange, limit: usize) -> Result<Vec<Row>, KvError> {
-        let start = range.start.as_slice().max(OWN_KEYS_END);
+        let start = range.start.as_slice().max(RESERVED_KEYS_END);
         let end = range.end.as_slice();
         if start >= end {
             return Ok(Vec::new());
@@ -469,7 +469,7 @@ impl Committer {
         range: &KeyRange,
         keys: &mut Vec<Vec<u8>>,
     ) -> Result<(), heed::Error> {
-        let start = range.start.as_slice().max(OWN_KEYS_END);
+        let start = range.start.as_slice().max(RESERVED_KEYS_END);
         let end = range.end.as_slice();
         if start >= end {
             return Ok(());

@@ -17,7 +17,7 @@ pub struct Transaction {
     backend: Arc<dyn Backend>,
     snapshot: Box<dyn Snapshot>,
     commit: Commit,
-    written: BTreeMap<Vec<u8>, Own>,
+    written: BTreeMap<Vec<u8>, OwnWrite>,
     cleared: Vec<KeyRange>,
     bytes: usize,
     /// The first write that was over a bound; reported by `commit`, so that writes need no `?`.
@@ -26,7 +26,7 @@ pub struct Transaction {
 
 /// What this transaction did to a row.
 #[derive(Clone)]
-enum Own {
+enum OwnWrite {
     Value(Option<Vec<u8>>),
     /// Added to a row that it had not written.
     Added(i64),
@@ -34,7 +34,7 @@ enum Own {
 
 /// Whether others that write what is read may commit before us.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Guard {
+enum Isolation {
     Conflict,
     Snapshot,
 }
@@ -64,7 +64,7 @@ impl Transaction {
     /// # Errors
     /// [`KvError::TooOld`], or what the store says.
     pub async fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, KvError> {
-        self.read(key, Guard::Conflict).await
+        self.read(key, Isolation::Conflict).await
     }
 
     /// A row's value, without conflicting with whoever writes it.
@@ -72,7 +72,7 @@ impl Transaction {
     /// # Errors
     /// As [`Transaction::get`].
     pub async fn snapshot_get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, KvError> {
-        self.read(key, Guard::Snapshot).await
+        self.read(key, Isolation::Snapshot).await
     }
 
     /// At most `limit` rows of a range in the order of their keys. Rows that others add to or
@@ -119,14 +119,14 @@ impl Transaction {
     pub fn set(&mut self, key: &[u8], value: impl Into<Vec<u8>>) {
         let value = value.into();
         self.account(key.len(), value.len());
-        self.written.insert(key.to_vec(), Own::Value(Some(value.clone())));
+        self.written.insert(key.to_vec(), OwnWrite::Value(Some(value.clone())));
         self.commit.mutations.push(Mutation::Set { key: key.to_vec(), value });
     }
 
     /// Removes a row, if there is one.
     pub fn clear(&mut self, key: &[u8]) {
         self.account(key.len(), 0);
-        self.written.insert(key.to_vec(), Own::Value(None));
+        self.written.insert(key.to_vec(), OwnWrite::Value(None));
         self.commit.mutations.push(Mutation::Clear { key: key.to_vec() });
     }
 
@@ -146,18 +146,18 @@ impl Transaction {
     pub fn atomic_add(&mut self, key: &[u8], delta: i64) {
         self.account(key.len(), 8);
         let own = match self.written.get(key) {
-            Some(Own::Added(before)) => Own::Added(before.wrapping_add(delta)),
-            Some(Own::Value(value)) => match add(key, value.as_deref(), delta) {
-                Ok(sum) => Own::Value(Some(sum.to_le_bytes().to_vec())),
+            Some(OwnWrite::Added(before)) => OwnWrite::Added(before.wrapping_add(delta)),
+            Some(OwnWrite::Value(value)) => match add(key, value.as_deref(), delta) {
+                Ok(sum) => OwnWrite::Value(Some(sum.to_le_bytes().to_vec())),
                 Err(error) => {
                     self.refused.get_or_insert(error);
                     return;
                 }
             },
             None if self.cleared.iter().any(|range| range.contains(key)) => {
-                Own::Value(Some(delta.to_le_bytes().to_vec()))
+                OwnWrite::Value(Some(delta.to_le_bytes().to_vec()))
             }
-            None => Own::Added(delta),
+            None => OwnWrite::Added(delta),
         };
         self.written.insert(key.to_vec(), own);
         self.commit.mutations.push(Mutation::Add { key: key.to_vec(), delta });
@@ -178,7 +178,7 @@ impl Transaction {
     }
 
     /// What [`Transaction::bounded_add`] adds to a row in all.
-    pub fn bounded_sum(&self, key: &[u8]) -> i64 {
+    pub fn pending_bounded_add(&self, key: &[u8]) -> i64 {
         let addition = self.commit.bounded_adds.iter().find(|addition| addition.key == key);
         addition.map_or(0, |addition| addition.delta)
     }
@@ -234,8 +234,8 @@ impl Transaction {
         }
     }
 
-    async fn read(&mut self, key: &[u8], guard: Guard) -> Result<Option<Vec<u8>>, KvError> {
-        if let Some(Own::Value(value)) = self.written.get(key) {
+    async fn read(&mut self, key: &[u8], guard: Isolation) -> Result<Option<Vec<u8>>, KvError> {
+        if let Some(OwnWrite::Value(value)) = self.written.get(key) {
             return Ok(value.clone());
         }
         if key.len() > KEY_BYTES_MAX {
@@ -246,12 +246,12 @@ impl Transaction {
         if own.is_none() && self.cleared.iter().any(|range| range.contains(key)) {
             return Ok(None);
         }
-        if guard == Guard::Conflict {
+        if guard == Isolation::Conflict {
             self.commit.read_keys.push(key.to_vec());
         }
         let stored = self.snapshot.get(key).await?;
         match own {
-            Some(Own::Added(delta)) => {
+            Some(OwnWrite::Added(delta)) => {
                 Ok(Some(add(key, stored.as_deref(), delta)?.to_le_bytes().to_vec()))
             }
             _ => Ok(stored),
@@ -278,13 +278,13 @@ impl Transaction {
                 .collect();
             for (key, own) in self.written.range(known.start.clone()..known.end.clone()) {
                 match own {
-                    Own::Value(Some(value)) => {
+                    OwnWrite::Value(Some(value)) => {
                         merged.insert(key.clone(), value.clone());
                     }
-                    Own::Value(None) => {
+                    OwnWrite::Value(None) => {
                         merged.remove(key);
                     }
-                    Own::Added(delta) => {
+                    OwnWrite::Added(delta) => {
                         let sum = add(key, merged.get(key).map(Vec::as_slice), *delta)?;
                         merged.insert(key.clone(), sum.to_le_bytes().to_vec());
                     }
