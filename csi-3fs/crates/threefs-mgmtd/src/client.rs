@@ -255,10 +255,10 @@ impl RoutingFollower {
     pub async fn wait_for(
         &self,
         deadline: Deadline,
-        mut wanted: impl FnMut(&RoutingInfo) -> bool,
+        mut goal: impl FnMut(&RoutingInfo) -> bool,
     ) -> Option<Arc<RoutingInfo>> {
         let mut receiver = self.receiver.clone();
-        let arrived = receiver.wait_for(|routing| wanted(routing));
+        let arrived = receiver.wait_for(|routing| goal(routing));
         match tokio::time::timeout_at(deadline.instant().into(), arrived).await {
             Ok(Ok(routing)) => Some(Arc::clone(&routing)),
             _ => None,

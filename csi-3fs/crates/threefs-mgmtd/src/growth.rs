@@ -4,16 +4,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use threefs_core::ids::{ChainId, NodeId};
-use threefs_core::moves::{Move, abandon};
+use threefs_core::moves::abandon;
+use threefs_core::routing::Move;
 use threefs_core::routing::{Chain, ChainTarget, PublicState};
 use threefs_core::time::Millis;
 
 use crate::config::FIRST_TABLE;
 use crate::manager::{Manager, Refusal, deadline};
-use crate::ops::{AbandonMoves, AddChains, DropChains, ExtendTable, OpError, StartMoves, Want};
+use crate::ops::{
+    AbandonMoves, AddChains, DropChains, ExtendTable, OpError, SetPlacementGoal, StartMoves,
+};
 use crate::protocol::{MgmtdError, RebalancePlan};
-use crate::rebalance::{Placed, PlannedMove};
-use crate::rows::Wanted;
+use crate::rebalance::{Placement, PlannedMove};
+use crate::rows::PlacementGoal;
 use crate::view::View;
 
 /// Replicas that are copied at the same time in the whole cluster: programs come first.
@@ -22,22 +25,22 @@ const MOVES_AT_ONCE: usize = 2;
 impl Manager {
     /// Adds chains and begins moves, if that is wanted and there is room for more.
     pub(crate) async fn grow(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
-        let asked = view.wanted.once || !view.wanted.leaving.is_empty();
+        let asked = view.goal.once || !view.goal.leaving.is_empty();
         if view.routing.chains.is_empty() || !(self.automatic || asked) {
             return Ok(());
         }
-        let situation = view.situation(&self.timers, now);
-        if view.quiet.as_ref() == Some(&situation) {
+        let growth_inputs = view.growth_inputs(&self.timers, now);
+        if view.settled_inputs.as_ref() == Some(&growth_inputs) {
             return Ok(());
         }
-        self.grow_now(view, now).await?;
+        self.grow_inner(view, now).await?;
         // Only what changed nothing would change nothing again.
-        let after = view.situation(&self.timers, now);
-        view.quiet = (after == situation).then_some(situation);
+        let after = view.growth_inputs(&self.timers, now);
+        view.settled_inputs = (after == growth_inputs).then_some(growth_inputs);
         Ok(())
     }
 
-    async fn grow_now(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
+    async fn grow_inner(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
         self.abandon_moves(view, now).await?;
         self.drop_chains(view).await?;
         self.add_chains(view, now).await?;
@@ -45,9 +48,9 @@ impl Manager {
         if room == 0 {
             return Ok(());
         }
-        let planned = self.placed(view, now, &view.wanted.leaving).moves();
-        if planned.is_empty() && view.routing.moves.is_empty() && view.wanted.once {
-            return self.want(view, Wanted { once: false, ..view.wanted.clone() }).await;
+        let planned = self.placement(view, now, &view.goal.leaving).moves();
+        if planned.is_empty() && view.routing.moves.is_empty() && view.goal.once {
+            return self.set_goal(view, PlacementGoal { once: false, ..view.goal.clone() }).await;
         }
         let mut chosen: Vec<PlannedMove> = Vec::new();
         for planned in planned {
@@ -65,7 +68,7 @@ impl Manager {
         if chosen.is_empty() {
             return Ok(());
         }
-        let start = StartMoves { own: view.fence, moves: &chosen };
+        let start = StartMoves { fence: view.fence, moves: &chosen };
         let (version, begun) = self.store.transact(deadline(), &start).await?;
         let mut chains = Vec::with_capacity(begun.len());
         for (this, chain) in begun {
@@ -83,11 +86,11 @@ impl Manager {
             let chain = view.routing.chains.get(&this.chain);
             chain.is_some_and(|chain| abandon(chain, this).is_some())
         };
-        let moves: Vec<Move> = view.hopeless().filter(can_be).copied().collect();
+        let moves: Vec<Move> = view.doomed_moves().filter(can_be).copied().collect();
         if moves.is_empty() {
             return Ok(());
         }
-        let give_up = AbandonMoves { own: view.fence, moves: &moves };
+        let give_up = AbandonMoves { fence: view.fence, moves: &moves };
         let (version, given_up) = self.store.transact(deadline(), &give_up).await?;
         let mut chains = Vec::with_capacity(given_up.len());
         for (this, chain) in given_up {
@@ -95,7 +98,7 @@ impl Manager {
             let place =
                 view.routing.chains.get(&this.chain).and_then(|it| it.place(this.destination));
             if let Some(node) = place.map(|place| place.node) {
-                view.refuse(node, this.destination, now);
+                view.refuse_moves(node, this.destination, now);
             }
             view.routing.moves.remove(&this.chain);
             view.routing.retired.insert(this.destination);
@@ -107,23 +110,23 @@ impl Manager {
 
     /// Chains for new nodes; new files use them once none of them gets better by waiting.
     async fn add_chains(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
-        let placed = self.placed(view, now, &view.wanted.leaving);
-        let nodes = placed.new_chains(self.bootstrap.replicas, self.bootstrap.chains_per_node);
+        let placement = self.placement(view, now, &view.goal.leaving);
+        let nodes = placement.new_chains(self.bootstrap.replicas, self.bootstrap.chains_per_node);
         if !nodes.is_empty() {
-            let add = AddChains { own: view.fence, nodes: &nodes };
+            let add = AddChains { fence: view.fence, nodes: &nodes };
             let (version, chains) = self.store.transact(deadline(), &add).await?;
             tracing::info!(chains = chains.len(), "chains added for new nodes");
             self.apply(view, version, chains);
         }
         // All of them at once, if that is possible; but who waits for a node that is away, or has no
         // room, holds up nobody.
-        let helpless = self.helpless(view, now);
+        let unavailable = self.unavailable(view, now);
         let needless = |place: &ChainTarget| {
-            place.state == PublicState::Serving || helpless.contains(&place.node)
+            place.state == PublicState::Serving || unavailable.contains(&place.node)
         };
         let settled = |chain: &Chain| {
             chain.targets.iter().all(needless)
-                || (chain.head().is_none() && waits(chain, &helpless))
+                || (chain.head().is_none() && waits(chain, &unavailable))
         };
         if unused(view).all(settled) {
             let most_serve = |chain: &&Chain| chain.serving().count() * 2 > chain.targets.len();
@@ -132,7 +135,7 @@ impl Manager {
             if chains.is_empty() {
                 return Ok(());
             }
-            let extend = ExtendTable { own: view.fence, chains: &chains };
+            let extend = ExtendTable { fence: view.fence, chains: &chains };
             let (version, table) = self.store.transact(deadline(), &extend).await?;
             tracing::info!(chains = table.chains.len(), "new files use the added chains");
             view.routing.tables.push(table);
@@ -145,16 +148,16 @@ impl Manager {
     /// begin them and shall hold nothing now: nobody else could. Others are made for the nodes that
     /// stay.
     async fn drop_chains(&self, view: &mut View) -> Result<(), OpError> {
-        let hopeless = |chain: &&Chain| {
+        let doomed_moves = |chain: &&Chain| {
             chain.head().is_none()
                 && !view.routing.moves.contains_key(&chain.id)
-                && chain.targets.iter().any(|place| view.wanted.leaving.contains(&place.node))
+                && chain.targets.iter().any(|place| view.goal.leaving.contains(&place.node))
         };
-        let chains: Vec<Chain> = unused(view).filter(hopeless).cloned().collect();
+        let chains: Vec<Chain> = unused(view).filter(doomed_moves).cloned().collect();
         if chains.is_empty() {
             return Ok(());
         }
-        let drop = DropChains { own: view.fence, chains: &chains };
+        let drop = DropChains { fence: view.fence, chains: &chains };
         let version = self.store.transact(deadline(), &drop).await?;
         for chain in &chains {
             tracing::info!(routing = version.0, chain = %chain.id, "never begun, taken away");
@@ -173,46 +176,46 @@ impl Manager {
         apply: bool,
         leaving: Option<BTreeSet<NodeId>>,
     ) -> Result<RebalancePlan, Refusal> {
-        let leaving = leaving.unwrap_or_else(|| view.wanted.leaving.clone());
+        let leaving = leaving.unwrap_or_else(|| view.goal.leaving.clone());
         if let Some(node) = leaving.iter().find(|node| !view.nodes.contains_key(node)) {
             return Err(MgmtdError::UnknownNode { node: *node }.into());
         }
-        let mut placed = self.placed(view, now, &leaving);
+        let mut placement = self.placement(view, now, &leaving);
         let replicas = self.bootstrap.replicas;
-        let staying = placed.staying.len() as u32;
+        let staying = placement.staying.len() as u32;
         if !leaving.is_empty() && staying < replicas {
             return Err(MgmtdError::TooFewNodes { staying, replicas }.into());
         }
-        let new = placed.new_chains(replicas, self.bootstrap.chains_per_node);
+        let new = placement.new_chains(replicas, self.bootstrap.chains_per_node);
         let last = view.routing.chains.last_key_value().map_or(0, |(id, _)| id.0);
         for (nodes, id) in new.iter().zip(last + 1..) {
-            placed.chains.insert(ChainId(id), nodes.iter().copied().collect());
+            placement.chains.insert(ChainId(id), nodes.iter().copied().collect());
         }
-        let moves = placed.clone().moves();
+        let moves = placement.clone().moves();
         let plan = RebalancePlan {
             automatic: self.automatic,
             leaving: leaving.iter().copied().collect(),
             new_chains: new.len() as u32,
-            stuck: placed.stuck(&moves) as u32,
+            stuck: placement.stuck(&moves) as u32,
             moves,
             under_way: view.routing.moves.values().copied().collect(),
         };
         if apply {
-            self.want(view, Wanted { once: true, leaving }).await?;
+            self.set_goal(view, PlacementGoal { once: true, leaving }).await?;
             self.grow(view, now).await?;
         }
         Ok(plan)
     }
 
-    async fn want(&self, view: &mut View, wanted: Wanted) -> Result<(), OpError> {
-        let want = Want { own: view.fence, wanted: &wanted };
+    async fn set_goal(&self, view: &mut View, goal: PlacementGoal) -> Result<(), OpError> {
+        let want = SetPlacementGoal { fence: view.fence, goal: &goal };
         self.store.transact(deadline(), &want).await?;
-        view.wanted = wanted;
+        view.goal = goal;
         Ok(())
     }
 
     /// Where everything is once the moves under way have ended.
-    fn placed(&self, view: &View, now: Millis, leaving: &BTreeSet<NodeId>) -> Placed {
+    fn placement(&self, view: &View, now: Millis, leaving: &BTreeSet<NodeId>) -> Placement {
         let nodes_of = |chain: &Chain| -> BTreeSet<NodeId> {
             let source = view.routing.moves.get(&chain.id).map(|this| this.source);
             let stays = chain.targets.iter().filter(|place| Some(place.target) != source);
@@ -222,22 +225,22 @@ impl Manager {
             view.routing.chains.values().map(|chain| (chain.id, nodes_of(chain))).collect();
         let alive = view.nodes.keys().filter(|node| view.is_alive(**node, &self.timers, now));
         let staying = alive.filter(|node| !leaving.contains(node)).copied().collect();
-        let helpless = self.helpless(view, now);
-        let begins = |chain: &&Chain| chain.head().is_none() && waits(chain, &helpless);
+        let unavailable = self.unavailable(view, now);
+        let begins = |chain: &&Chain| chain.head().is_none() && waits(chain, &unavailable);
         let waiting = unused(view).filter(begins).count();
-        Placed { chains, staying, leaving: leaving.clone(), full: view.full(now), waiting }
+        Placement { chains, staying, leaving: leaving.clone(), full: view.full(now), waiting }
     }
 
     /// Nodes that are away, have no room, or cannot open one of their targets.
-    fn helpless(&self, view: &View, now: Millis) -> BTreeSet<NodeId> {
+    fn unavailable(&self, view: &View, now: Millis) -> BTreeSet<NodeId> {
         let away = view.nodes.keys().filter(|node| !view.is_alive(**node, &self.timers, now));
         away.copied().chain(view.full(now)).chain(view.broken()).collect()
     }
 }
 
 /// Whether a chain has one of these nodes.
-fn waits(chain: &Chain, helpless: &BTreeSet<NodeId>) -> bool {
-    chain.targets.iter().any(|place| helpless.contains(&place.node))
+fn waits(chain: &Chain, unavailable: &BTreeSet<NodeId>) -> bool {
+    chain.targets.iter().any(|place| unavailable.contains(&place.node))
 }
 
 /// Chains that no version of the table names, so that no file has them.

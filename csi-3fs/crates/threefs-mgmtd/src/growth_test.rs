@@ -34,7 +34,7 @@ async fn steps_until(
     cluster: &mut Cluster,
     what: &str,
     serving_min: usize,
-    wanted: impl Fn(&RoutingInfo) -> bool,
+    goal: impl Fn(&RoutingInfo) -> bool,
 ) {
     let mut whole = BTreeSet::new();
     for _ in 0..2000 {
@@ -48,7 +48,7 @@ async fn steps_until(
             let enough = serving >= serving_min || !whole.contains(&chain.id);
             assert!(enough, "{} has {serving} replicas that serve", chain.id);
         }
-        if wanted(&routing) {
+        if goal(&routing) {
             return;
         }
         cluster.step().await;

@@ -7,8 +7,8 @@
 
 mod client;
 mod config;
-mod course;
 mod growth;
+mod heartbeat;
 mod manager;
 mod model;
 mod ops;

@@ -16,7 +16,7 @@ use threefs_kv::{KvError, Store};
 use tokio::sync::{Mutex, MutexGuard, watch};
 
 use crate::config::{Bootstrap, Timers};
-use crate::course::{Course, Step};
+use crate::heartbeat::{HeartbeatStage, Step};
 use crate::ops::{
     AcquireLease, Fence, InspectLease, LeaseRow, MakeChains, OpError, RegisterMeta, RegisterNode,
     RenewLease, UpdateChains,
@@ -95,7 +95,7 @@ impl Manager {
             other => other.map(drop),
         };
         if renewed.is_err() {
-            return broken(self.settle(&mut role, renewed));
+            return broken(self.step_down_on_error(&mut role, renewed));
         }
         let result = match &mut *role {
             Role::Contender { .. } => self.contend(&mut role, now).await,
@@ -108,7 +108,7 @@ impl Manager {
                 result
             }
         };
-        broken(self.settle(&mut role, result))
+        broken(self.step_down_on_error(&mut role, result))
     }
 
     /// Renews a lease that is due. The role is not locked meanwhile: a commit waits for a disk, and
@@ -146,7 +146,7 @@ impl Manager {
             Err(Refusal::Answer(error)) => Err(error),
             Err(Refusal::Op(error)) => {
                 let detail = error.to_string();
-                drop(self.settle(role, Err(error)));
+                drop(self.step_down_on_error(role, Err(error)));
                 Err(MgmtdError::Store { detail })
             }
         }
@@ -185,7 +185,7 @@ impl Manager {
         let mut role = self.role.lock().await;
         let leaving = leaving.map(|nodes| nodes.into_iter().collect());
         let view = self.view(&mut role, now)?;
-        if let Some(remaining_ms) = view.settles_in_ms(&self.timers, now) {
+        if let Some(remaining_ms) = view.startup_remaining_ms(&self.timers, now) {
             return Err(MgmtdError::Starting { remaining_ms });
         }
         let result = self.plan(view, now, apply, leaving).await;
@@ -204,7 +204,7 @@ impl Manager {
     ) -> Result<Promotion, MgmtdError> {
         let mut role = self.role.lock().await;
         let view = self.view(&mut role, now)?;
-        if let Some(remaining_ms) = view.settles_in_ms(&self.timers, now) {
+        if let Some(remaining_ms) = view.startup_remaining_ms(&self.timers, now) {
             return Err(MgmtdError::Starting { remaining_ms });
         }
         let (promotion, transition, store) = view.promotion(&self.timers, now, target)?;
@@ -226,8 +226,8 @@ impl Manager {
     ) -> Result<MetaRegistered, MgmtdError> {
         let mut role = self.role.lock().await;
         let view = self.view(&mut role, now)?;
-        let (own, cluster) = (view.fence, view.routing.cluster);
-        let register = RegisterMeta { own, cluster, registration };
+        let (fence, cluster) = (view.fence, view.routing.cluster);
+        let register = RegisterMeta { fence, cluster, registration };
         let result = self.store.transact(deadline(), &register).await;
         let result = self.answered(&mut role, result.map_err(Refusal::Op))?;
         if let Err(refusal) = &result {
@@ -245,7 +245,8 @@ impl Manager {
     ) -> Result<(), OpError> {
         let chains = vec![transition.chain];
         let stores = [(target, store)];
-        let update = UpdateChains { own: view.fence, chains: &chains, ended: &[], stores: &stores };
+        let update =
+            UpdateChains { fence: view.fence, chains: &chains, ended: &[], stores: &stores };
         let version = self.store.transact(deadline(), &update).await?;
         for reason in &transition.reasons {
             tracing::warn!(routing = version.0, "{reason}");
@@ -272,7 +273,11 @@ impl Manager {
     }
 
     /// After a failed write nothing in memory can be trusted to be what is stored.
-    fn settle(&self, role: &mut Role, result: Result<(), OpError>) -> Result<(), OpError> {
+    fn step_down_on_error(
+        &self,
+        role: &mut Role,
+        result: Result<(), OpError>,
+    ) -> Result<(), OpError> {
         if let (Err(error), Role::Primary(view)) = (&result, &*role) {
             tracing::warn!(%error, epoch = view.fence.epoch, "mgmtd steps down");
             *role = Role::Contender { seen: None };
@@ -316,7 +321,7 @@ impl Manager {
 
     async fn lead(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
         view.tick(&self.timers, now);
-        if view.settles_in_ms(&self.timers, now).is_none() {
+        if view.startup_remaining_ms(&self.timers, now).is_none() {
             self.make_chains(view, now).await?;
             self.scan(view, now).await?;
             self.grow(view, now).await?;
@@ -330,9 +335,9 @@ impl Manager {
         heartbeat: Heartbeat,
         now: Millis,
     ) -> Result<HeartbeatReply, Refusal> {
-        let mut course = Course::default();
+        let mut stage = HeartbeatStage::default();
         loop {
-            match view.next_step(&self.timers, &heartbeat, &mut course, now)? {
+            match view.next_step(&self.timers, &heartbeat, &mut stage, now)? {
                 Step::Demote => self.scan(view, now).await?,
                 Step::Register => self.register(view, &heartbeat).await?,
                 Step::Decide => {
@@ -357,7 +362,7 @@ impl Manager {
             zone: zone.unwrap_or_default(),
         };
         let register = RegisterNode {
-            own: view.fence,
+            fence: view.fence,
             info: info.clone(),
             incarnation: heartbeat.incarnation,
         };
@@ -378,7 +383,7 @@ impl Manager {
         if nodes.len() < self.bootstrap.nodes as usize || !alive || !allowed {
             return Ok(());
         }
-        let make = MakeChains { own: view.fence, nodes: &nodes, bootstrap: self.bootstrap };
+        let make = MakeChains { fence: view.fence, nodes: &nodes, bootstrap: self.bootstrap };
         let made = self.store.transact(deadline(), &make).await?;
         let Some((version, chains, table)) = made else { return Ok(()) };
         tracing::info!(chains = chains.len(), nodes = nodes.len(), "chains made");
@@ -393,8 +398,8 @@ impl Manager {
             return Ok(());
         }
         let Changes { chains, reasons, ended, stores } = &changes;
-        view.note_setbacks(&self.timers, now, chains);
-        let update = UpdateChains { own: view.fence, chains, ended, stores };
+        view.count_failed_syncs(&self.timers, now, chains);
+        let update = UpdateChains { fence: view.fence, chains, ended, stores };
         let version = self.store.transact(deadline(), &update).await?;
         for reason in reasons {
             tracing::info!(routing = version.0, "{reason}");

@@ -117,9 +117,9 @@ impl Cluster {
         }
     }
 
-    pub async fn steps_until(&mut self, what: &str, wanted: impl Fn(&RoutingInfo) -> bool) {
+    pub async fn steps_until(&mut self, what: &str, goal: impl Fn(&RoutingInfo) -> bool) {
         for _ in 0..200 {
-            if wanted(&self.routing()) {
+            if goal(&self.routing()) {
                 return;
             }
             self.step().await;

@@ -10,7 +10,7 @@ use threefs_core::routing::{NodeInfo, RoutingInfo};
 use threefs_core::time::Millis;
 
 use crate::config::Timers;
-use crate::course::{Course, Step};
+use crate::heartbeat::{HeartbeatStage, Step};
 use crate::ops::{Fence, Loaded};
 use crate::protocol::{MgmtdError, Promotion};
 use crate::rows::NodeRow;
@@ -33,9 +33,9 @@ impl Model {
 
     /// Another primary takes over: it knows what was written and nothing that was heard.
     pub fn restart(&mut self, now: Millis) {
-        let View { fence, routing, nodes, wanted, stores, .. } = self.view.clone();
+        let View { fence, routing, nodes, goal, stores, .. } = self.view.clone();
         let fence = Fence { epoch: fence.epoch + 1, ..fence };
-        self.view = View::new(fence, Loaded { routing, nodes, wanted, stores }, now);
+        self.view = View::new(fence, Loaded { routing, nodes, goal, stores }, now);
     }
 
     /// What is published.
@@ -65,9 +65,9 @@ impl Model {
         heartbeat: &Heartbeat,
         now: Millis,
     ) -> Result<HeartbeatReply, MgmtdError> {
-        let mut course = Course::default();
+        let mut stage = HeartbeatStage::default();
         loop {
-            match self.view.next_step(&self.timers, heartbeat, &mut course, now)? {
+            match self.view.next_step(&self.timers, heartbeat, &mut stage, now)? {
                 Step::Demote | Step::Decide => self.scan(now),
                 Step::Register => {
                     let before = self.view.nodes.get(&heartbeat.node).cloned();
@@ -93,7 +93,7 @@ impl Model {
     /// # Errors
     /// [`MgmtdError::Starting`], [`MgmtdError::CannotPromote`].
     pub fn promote(&mut self, target: TargetId, now: Millis) -> Result<Promotion, MgmtdError> {
-        if let Some(remaining_ms) = self.view.settles_in_ms(&self.timers, now) {
+        if let Some(remaining_ms) = self.view.startup_remaining_ms(&self.timers, now) {
             return Err(MgmtdError::Starting { remaining_ms });
         }
         let (promotion, transition, store) = self.view.promotion(&self.timers, now, target)?;
@@ -106,7 +106,7 @@ impl Model {
     /// Looks at all chains.
     pub fn tick(&mut self, now: Millis) {
         self.view.tick(&self.timers, now);
-        if self.view.settles_in_ms(&self.timers, now).is_none() {
+        if self.view.startup_remaining_ms(&self.timers, now).is_none() {
             self.scan(now);
         }
     }
@@ -114,7 +114,7 @@ impl Model {
     fn scan(&mut self, now: Millis) {
         let changes = self.view.scan(&self.timers, now);
         if !changes.is_empty() {
-            self.view.note_setbacks(&self.timers, now, &changes.chains);
+            self.view.count_failed_syncs(&self.timers, now, &changes.chains);
             self.view.decided(self.next_version(), changes);
         }
     }

@@ -20,7 +20,7 @@
 use serde::{Deserialize, Serialize};
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
 use threefs_core::ids::{ChainId, ClusterId, NodeId, RoutingVersion, StoreId, TargetId, TreeId};
-use threefs_core::moves::Move;
+use threefs_core::routing::Move;
 use threefs_core::routing::RoutingInfo;
 
 use crate::rebalance::PlannedMove;

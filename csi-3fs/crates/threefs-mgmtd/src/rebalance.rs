@@ -23,7 +23,7 @@ pub struct PlannedMove {
 
 /// Which nodes hold which chains, and which of them take part.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Placed {
+pub(crate) struct Placement {
     /// The nodes of each chain.
     pub chains: BTreeMap<ChainId, BTreeSet<NodeId>>,
     /// Alive, and meant to hold targets. Others keep what they have.
@@ -36,7 +36,7 @@ pub(crate) struct Placed {
     pub waiting: usize,
 }
 
-impl Placed {
+impl Placement {
     /// The moves that reach the goal, in the order in which they may be made.
     pub(crate) fn moves(mut self) -> Vec<PlannedMove> {
         let mut moves = Vec::new();
@@ -87,8 +87,8 @@ impl Placed {
     /// The nodes of further chains, so many that each staying node could be first of
     /// `chains_per_node`, beside those that wait for others; empty while there are fewer staying nodes than replicas.
     pub(crate) fn new_chains(&self, replicas: u32, chains_per_node: u32) -> Vec<Vec<NodeId>> {
-        let wanted = self.staying.len() * chains_per_node as usize;
-        let missing = wanted.saturating_sub(self.chains.len() - self.waiting);
+        let goal = self.staying.len() * chains_per_node as usize;
+        let missing = goal.saturating_sub(self.chains.len() - self.waiting);
         let mut loads = self.loads();
         loads.retain(|node, _| !self.full.contains(node));
         if loads.len() < replicas as usize {
@@ -141,7 +141,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// A cluster that began with some nodes, of which some have died or leave, and which grew.
-    fn placed() -> impl Strategy<Value = (Placed, u32)> {
+    fn placement() -> impl Strategy<Value = (Placement, u32)> {
         (1u32..9, 1u32..5, 0u32..9, any::<u16>(), any::<u16>())
             .prop_flat_map(|(nodes, chains, grown, dead, leaving)| {
                 (Just((nodes, chains, grown, dead, leaving)), 1..=nodes.min(4))
@@ -157,13 +157,13 @@ mod tests {
                 let staying = all().filter(|node| !of(leaving, *node)).map(NodeId).collect();
                 let leaving = (0..nodes + grown).filter(|node| of(leaving, *node)).map(NodeId);
                 let leaving = leaving.collect();
-                (Placed { chains, staying, leaving, ..Placed::default() }, replicas)
+                (Placement { chains, staying, leaving, ..Placement::default() }, replicas)
             })
     }
 
     proptest! {
         #[test]
-        fn after_the_moves_all_is_balanced_and_no_node_has_two_replicas((before, replicas) in placed()) {
+        fn after_the_moves_all_is_balanced_and_no_node_has_two_replicas((before, replicas) in placement()) {
             let moves = before.clone().moves();
             let mut after = before.clone();
             for step in &moves {
@@ -186,7 +186,7 @@ mod tests {
         }
 
         #[test]
-        fn a_node_gives_no_more_than_it_has_too_much((before, _) in placed()) {
+        fn a_node_gives_no_more_than_it_has_too_much((before, _) in placement()) {
             let mut before = before;
             before.leaving.clear();
             let loads = before.loads();
@@ -196,11 +196,11 @@ mod tests {
         }
 
         #[test]
-        fn new_chains_go_where_there_is_least((before, replicas) in placed(), per_node in 1u32..4) {
+        fn new_chains_go_where_there_is_least((before, replicas) in placement(), per_node in 1u32..4) {
             let made = before.new_chains(replicas, per_node);
             let enough = before.staying.len() >= replicas as usize;
-            let wanted = before.staying.len() * per_node as usize;
-            let missing = if enough { wanted.saturating_sub(before.chains.len()) } else { 0 };
+            let goal = before.staying.len() * per_node as usize;
+            let missing = if enough { goal.saturating_sub(before.chains.len()) } else { 0 };
             prop_assert_eq!(made.len(), missing);
             for nodes in &made {
                 let different: BTreeSet<&NodeId> = nodes.iter().collect();
@@ -215,15 +215,19 @@ mod tests {
         let on = |nodes: &[u32]| nodes.iter().copied().map(NodeId).collect::<BTreeSet<_>>();
         let chains: BTreeMap<ChainId, BTreeSet<NodeId>> =
             (1..=6).map(|id| (ChainId(id), on(&[2, 3]))).collect();
-        let placed =
-            Placed { chains, staying: on(&[1, 2, 3, 4]), full: on(&[1, 2]), ..Placed::default() };
-        let moves = placed.clone().moves();
+        let placement = Placement {
+            chains,
+            staying: on(&[1, 2, 3, 4]),
+            full: on(&[1, 2]),
+            ..Placement::default()
+        };
+        let moves = placement.clone().moves();
         assert!(!moves.is_empty() && moves.iter().all(|it| it.to == NodeId(4)), "{moves:?}");
         assert!(moves.iter().any(|it| it.from == NodeId(2)), "{moves:?}");
-        let made = placed.new_chains(2, 2);
+        let made = placement.new_chains(2, 2);
         assert_eq!(made.len(), 2);
-        assert!(made.iter().flatten().all(|node| !placed.full.contains(node)), "{made:?}");
-        assert!(placed.new_chains(3, 2).is_empty(), "only two have room");
+        assert!(made.iter().flatten().all(|node| !placement.full.contains(node)), "{made:?}");
+        assert!(placement.new_chains(3, 2).is_empty(), "only two have room");
     }
 
     #[test]
@@ -234,8 +238,9 @@ mod tests {
             .iter()
             .map(|chain| (chain.id, chain.targets.iter().map(|place| place.node).collect()))
             .collect();
-        let placed = Placed { chains, staying: nodes.into_iter().collect(), ..Placed::default() };
-        assert!(placed.new_chains(3, 2).is_empty());
-        assert!(placed.moves().is_empty());
+        let placement =
+            Placement { chains, staying: nodes.into_iter().collect(), ..Placement::default() };
+        assert!(placement.new_chains(3, 2).is_empty());
+        assert!(placement.moves().is_empty());
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | key | value |
 //! |---|---|
-//! | `MSNG` holder | `Holder`: who is primary, with the fencing epoch |
+//! | `MSNG` holder | `LeaseHolder`: who is primary, with the fencing epoch |
 //! | `MSNG` cluster | `ClusterId`, written once |
 //! | `MSNG` meta | `MetaRow`: the store of the metadata service |
 //! | `MSNG` renewal | u64, written by each renewal |
@@ -13,7 +13,7 @@
 //! | `MMOV` chain (u32) | `Move`: a replica of it is moving |
 //! | `MRET` target (u64) | its former chain; the target was moved away |
 //! | `MSTO` target (u64) | `StoreId`: the store with which the target has served |
-//! | `MSNG` rebalance | `Wanted`: what an operator asked for |
+//! | `MSNG` rebalance | `PlacementGoal`: what an operator asked for |
 //!
 //! Numbers in keys are big endian. Values are postcard; a field is only ever added by a new prefix.
 
@@ -24,7 +24,7 @@ use threefs_core::ids::{ChainId, Incarnation, NodeId, TableId, TableVersion, Tar
 use threefs_core::routing::NodeInfo;
 pub(crate) use threefs_kv::rows::{decode, read, write};
 
-pub(crate) const HOLDER: &[u8] = b"MSNGholder";
+pub(crate) const LEASE_HOLDER: &[u8] = b"MSNGholder";
 pub(crate) const CLUSTER: &[u8] = b"MSNGcluster";
 pub(crate) const META: &[u8] = b"MSNGmeta";
 pub(crate) const RENEWAL: &[u8] = b"MSNGrenewal";
@@ -39,11 +39,11 @@ pub(crate) const STORES: &[u8] = b"MSTO";
 pub(crate) const REBALANCE: &[u8] = b"MSNGrebalance";
 
 /// Former lives of a node that are remembered, so that a straggler is told apart from a restart.
-pub(crate) const FORMER_LIVES_MAX: usize = 16;
+pub(crate) const FORMER_INCARNATIONS_MAX: usize = 16;
 
 /// Who is primary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Holder {
+pub(crate) struct LeaseHolder {
     /// Grows with every change of hands; what fences a former primary.
     pub epoch: u64,
     /// The mgmtd's own number, drawn at its start.
@@ -60,22 +60,22 @@ pub(crate) struct Holder {
 pub(crate) struct NodeRow {
     pub info: NodeInfo,
     pub incarnation: Incarnation,
-    pub former_lives: Vec<Incarnation>,
+    pub former_incarnations: Vec<Incarnation>,
 }
 
 impl NodeRow {
     /// The row of a node in the life `incarnation`; the life before joins the former ones.
     pub(crate) fn next(before: Option<Self>, info: NodeInfo, incarnation: Incarnation) -> Self {
-        let mut former_lives = Vec::new();
+        let mut former_incarnations = Vec::new();
         if let Some(before) = before {
-            former_lives = before.former_lives;
+            former_incarnations = before.former_incarnations;
             if before.incarnation != incarnation {
-                former_lives.push(before.incarnation);
+                former_incarnations.push(before.incarnation);
             }
-            let surplus = former_lives.len().saturating_sub(FORMER_LIVES_MAX);
-            former_lives.drain(..surplus);
+            let surplus = former_incarnations.len().saturating_sub(FORMER_INCARNATIONS_MAX);
+            former_incarnations.drain(..surplus);
         }
-        Self { info, incarnation, former_lives }
+        Self { info, incarnation, former_incarnations }
     }
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn table(id: TableId, version: TableVersion) -> Vec<u8> {
 
 /// What an operator wants of the placement.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Wanted {
+pub(crate) struct PlacementGoal {
     /// Balance once, where mgmtd does not do it by itself.
     pub once: bool,
     /// Nodes that are to hold nothing.

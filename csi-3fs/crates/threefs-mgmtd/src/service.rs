@@ -96,10 +96,10 @@ impl Mgmtd {
     /// # Errors
     /// [`MgmtdRunError::Store`] when the store needs a restart.
     pub fn serve(self, shutdown: Shutdown) -> BoxFuture<'static, Result<(), MgmtdRunError>> {
-        Box::pin(self.serve_now(shutdown))
+        Box::pin(self.serve_inner(shutdown))
     }
 
-    async fn serve_now(self, shutdown: Shutdown) -> Result<(), MgmtdRunError> {
+    async fn serve_inner(self, shutdown: Shutdown) -> Result<(), MgmtdRunError> {
         let clock = Clock(Instant::now());
         let manager = Arc::clone(&self.manager);
         let handler = Handler::new(manager, clock, shutdown.clone());

@@ -1,7 +1,8 @@
 //! Chains that come later, and moves of replicas.
 
 use threefs_core::ids::{ChainId, NodeId, RoutingVersion, TableVersion, TargetId};
-use threefs_core::moves::{Move, abandon, begin};
+use threefs_core::moves::{abandon, start};
+use threefs_core::routing::Move;
 use threefs_core::routing::{Chain, ChainTable};
 use threefs_kv::{KvError, Operation, Transaction};
 
@@ -10,12 +11,12 @@ use super::{Fence, Loaded, OpError, fence, next_routing_version};
 use crate::config::FIRST_TABLE;
 use crate::placement::TARGETS_PER_NODE;
 use crate::rebalance::PlannedMove;
-use crate::rows::{self, REBALANCE, Wanted};
+use crate::rows::{self, PlacementGoal, REBALANCE};
 
 /// Adds chains, empty of data, over the nodes named for each. No file uses them before they are in
 /// a version of the table.
 pub(crate) struct AddChains<'a> {
-    pub own: Fence,
+    pub fence: Fence,
     pub nodes: &'a [Vec<NodeId>],
 }
 
@@ -24,13 +25,13 @@ impl Operation for AddChains<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<(RoutingVersion, Vec<Chain>), OpError> {
-        fence(txn, self.own).await?;
+        fence(txn, self.fence).await?;
         let mut known = load(txn).await?;
         let mut made = Vec::with_capacity(self.nodes.len());
         for nodes in self.nodes {
             let last = known.routing.chains.last_key_value().map_or(0, |(id, _)| id.0);
             let targets: Vec<(TargetId, NodeId)> =
-                nodes.iter().map(|node| (unused_target(&known, *node), *node)).collect();
+                nodes.iter().map(|node| (next_target_id(&known, *node), *node)).collect();
             let chain = Chain::create(ChainId(last + 1), &targets);
             rows::write(txn, &rows::chain(chain.id), &chain)?;
             known.routing.chains.insert(chain.id, chain.clone());
@@ -42,7 +43,7 @@ impl Operation for AddChains<'_> {
 
 /// Makes a version of the table with some chains more, for new files. Files made before keep theirs.
 pub(crate) struct ExtendTable<'a> {
-    pub own: Fence,
+    pub fence: Fence,
     pub chains: &'a [ChainId],
 }
 
@@ -51,7 +52,7 @@ impl Operation for ExtendTable<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<(RoutingVersion, ChainTable), OpError> {
-        fence(txn, self.own).await?;
+        fence(txn, self.fence).await?;
         let known = load(txn).await?;
         let before = known.routing.newest_table(FIRST_TABLE);
         let version = before.map_or(0, |table| table.version.0) + 1;
@@ -66,7 +67,7 @@ impl Operation for ExtendTable<'_> {
 /// Takes away chains that are in no table: nothing is on them. Their targets' numbers are not used
 /// again.
 pub(crate) struct DropChains<'a> {
-    pub own: Fence,
+    pub fence: Fence,
     pub chains: &'a [Chain],
 }
 
@@ -75,7 +76,7 @@ impl Operation for DropChains<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<RoutingVersion, OpError> {
-        fence(txn, self.own).await?;
+        fence(txn, self.fence).await?;
         for chain in self.chains {
             txn.clear(&rows::chain(chain.id));
             for place in &chain.targets {
@@ -88,7 +89,7 @@ impl Operation for DropChains<'_> {
 
 /// Begins moves. A chain that does not have the source any more, or moves already, is left alone.
 pub(crate) struct StartMoves<'a> {
-    pub own: Fence,
+    pub fence: Fence,
     pub moves: &'a [PlannedMove],
 }
 
@@ -100,7 +101,7 @@ impl Operation for StartMoves<'_> {
         &self,
         txn: &mut Transaction,
     ) -> Result<(RoutingVersion, Vec<(Move, Chain)>), OpError> {
-        fence(txn, self.own).await?;
+        fence(txn, self.fence).await?;
         let mut known = load(txn).await?;
         let mut begun = Vec::with_capacity(self.moves.len());
         for planned in self.moves {
@@ -110,9 +111,9 @@ impl Operation for StartMoves<'_> {
             if known.routing.moves.contains_key(&chain.id) {
                 continue;
             }
-            let destination = unused_target(&known, planned.to);
+            let destination = next_target_id(&known, planned.to);
             let this = Move { chain: chain.id, source: source.target, destination };
-            let chain = begin(chain, destination, planned.to);
+            let chain = start(chain, destination, planned.to);
             rows::write(txn, &rows::chain(chain.id), &chain)?;
             rows::write(txn, &rows::moving(chain.id), &this)?;
             known.routing.chains.insert(chain.id, chain.clone());
@@ -126,7 +127,7 @@ impl Operation for StartMoves<'_> {
 /// Gives up moves whose destinations are away. Their numbers are not used again: should the node
 /// come back after all, it removes what it has of them.
 pub(crate) struct AbandonMoves<'a> {
-    pub own: Fence,
+    pub fence: Fence,
     pub moves: &'a [Move],
 }
 
@@ -138,7 +139,7 @@ impl Operation for AbandonMoves<'_> {
         &self,
         txn: &mut Transaction,
     ) -> Result<(RoutingVersion, Vec<(Move, Chain)>), OpError> {
-        fence(txn, self.own).await?;
+        fence(txn, self.fence).await?;
         let known = load(txn).await?;
         let mut given_up = Vec::with_capacity(self.moves.len());
         for this in self.moves {
@@ -156,18 +157,18 @@ impl Operation for AbandonMoves<'_> {
 }
 
 /// Remembers what an operator asked for.
-pub(crate) struct Want<'a> {
-    pub own: Fence,
-    pub wanted: &'a Wanted,
+pub(crate) struct SetPlacementGoal<'a> {
+    pub fence: Fence,
+    pub goal: &'a PlacementGoal,
 }
 
-impl Operation for Want<'_> {
+impl Operation for SetPlacementGoal<'_> {
     type Output = ();
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
-        fence(txn, self.own).await?;
-        rows::write(txn, REBALANCE, self.wanted)?;
+        fence(txn, self.fence).await?;
+        rows::write(txn, REBALANCE, self.goal)?;
         Ok(())
     }
 }
@@ -183,7 +184,7 @@ pub(super) fn end_moves(txn: &mut Transaction, moves: &[Move]) -> Result<(), KvE
 }
 
 /// The next number on a node. Those of targets that were retired count: a number is used once.
-fn unused_target(known: &Loaded, node: NodeId) -> TargetId {
+fn next_target_id(known: &Loaded, node: NodeId) -> TargetId {
     let first = u64::from(node.0) * TARGETS_PER_NODE;
     let in_chains = known.routing.chains.values().flat_map(|chain| &chain.targets);
     let used = in_chains.map(|place| place.target).chain(known.routing.retired.iter().copied());

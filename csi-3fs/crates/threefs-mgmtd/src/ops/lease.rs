@@ -9,12 +9,12 @@ use threefs_kv::{Operation, Transaction};
 
 use super::load::{Loaded, load};
 use super::{Fence, OpError, fence};
-use crate::rows::{self, CLUSTER, HOLDER, Holder, RENEWAL};
+use crate::rows::{self, CLUSTER, LEASE_HOLDER, LeaseHolder, RENEWAL};
 
 /// What a contender sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LeaseRow {
-    pub holder: Option<Holder>,
+    pub holder: Option<LeaseHolder>,
     pub renewal: u64,
 }
 
@@ -26,7 +26,7 @@ impl Operation for InspectLease {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<LeaseRow, OpError> {
-        let holder = rows::read(txn, HOLDER).await?;
+        let holder = rows::read(txn, LEASE_HOLDER).await?;
         let renewal = rows::read(txn, RENEWAL).await?.unwrap_or(0);
         Ok(LeaseRow { holder, renewal })
     }
@@ -52,7 +52,11 @@ impl Operation for AcquireLease<'_> {
         }
         let Self { manager, address, opening, .. } = *self;
         let epoch = now.holder.map_or(0, |holder| holder.epoch) + 1;
-        rows::write(txn, HOLDER, &Holder { epoch, manager, address: address.into(), opening })?;
+        rows::write(
+            txn,
+            LEASE_HOLDER,
+            &LeaseHolder { epoch, manager, address: address.into(), opening },
+        )?;
         rows::write(txn, RENEWAL, &(now.renewal + 1))?;
         if rows::read::<ClusterId>(txn, CLUSTER).await?.is_none() {
             // Random and drawn once by the first primary of this store: it names the cluster.

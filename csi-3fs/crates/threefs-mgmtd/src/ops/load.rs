@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use threefs_core::ids::{NodeId, StoreId, TargetId};
-use threefs_core::moves::Move;
+use threefs_core::routing::Move;
 use threefs_core::routing::{Chain, ChainTable, RoutingInfo};
 use threefs_kv::{KeyRange, KvError, Transaction};
 
 use crate::rows::{
-    self, CHAINS, CLUSTER, MOVES, NODES, NodeRow, REBALANCE, RETIRED, ROUTING, STORES, TABLES,
-    Wanted,
+    self, CHAINS, CLUSTER, MOVES, NODES, NodeRow, PlacementGoal, REBALANCE, RETIRED, ROUTING,
+    STORES, TABLES,
 };
 
 /// More rows than any cluster has; a bound all the same.
@@ -20,7 +20,7 @@ const ROWS_MAX: usize = 1_000_000;
 pub(crate) struct Loaded {
     pub routing: RoutingInfo,
     pub nodes: BTreeMap<NodeId, NodeRow>,
-    pub wanted: Wanted,
+    pub goal: PlacementGoal,
     pub stores: BTreeMap<TargetId, StoreId>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) async fn load(txn: &mut Transaction) -> Result<Loaded, KvError> {
     for (key, value) in txn.range(&KeyRange::prefix(STORES), ROWS_MAX).await? {
         loaded.stores.insert(target_in(&key, STORES)?, rows::decode(&key, &value)?);
     }
-    loaded.wanted = rows::read(txn, REBALANCE).await?.unwrap_or_default();
+    loaded.goal = rows::read(txn, REBALANCE).await?.unwrap_or_default();
     Ok(loaded)
 }
 

@@ -11,7 +11,7 @@ use crate::rows::{self, CHAINS};
 
 /// The chains over `nodes`; `None` when there are chains already.
 pub(crate) struct MakeChains<'a> {
-    pub own: Fence,
+    pub fence: Fence,
     pub nodes: &'a [NodeId],
     pub bootstrap: Bootstrap,
 }
@@ -24,7 +24,7 @@ impl Operation for MakeChains<'_> {
         &self,
         txn: &mut Transaction,
     ) -> Result<Option<(RoutingVersion, Vec<Chain>, ChainTable)>, OpError> {
-        fence(txn, self.own).await?;
+        fence(txn, self.fence).await?;
         if !txn.range(&KeyRange::prefix(CHAINS), 1).await?.is_empty() {
             return Ok(None);
         }

@@ -9,7 +9,9 @@ mod register_meta;
 mod register_node;
 mod update_chains;
 
-pub(crate) use grow::{AbandonMoves, AddChains, DropChains, ExtendTable, StartMoves, Want};
+pub(crate) use grow::{
+    AbandonMoves, AddChains, DropChains, ExtendTable, SetPlacementGoal, StartMoves,
+};
 pub(crate) use lease::{AcquireLease, InspectLease, LeaseRow, RenewLease};
 pub(crate) use load::Loaded;
 pub(crate) use make_chains::MakeChains;
@@ -20,7 +22,7 @@ pub(crate) use update_chains::UpdateChains;
 use threefs_core::ids::RoutingVersion;
 use threefs_kv::{KvError, Retry, Transaction};
 
-use crate::rows::{self, HOLDER, Holder};
+use crate::rows::{self, LEASE_HOLDER, LeaseHolder};
 
 /// Why an operation did not happen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -52,7 +54,7 @@ pub(crate) struct Fence {
 /// Fails unless this manager still holds the lease, and conflicts with whoever takes it before
 /// this transaction commits.
 pub(crate) async fn fence(txn: &mut Transaction, fence: Fence) -> Result<(), OpError> {
-    let holder: Option<Holder> = rows::read(txn, HOLDER).await?;
+    let holder: Option<LeaseHolder> = rows::read(txn, LEASE_HOLDER).await?;
     match holder {
         Some(holder) if holder.manager == fence.manager && holder.epoch == fence.epoch => Ok(()),
         Some(holder) => Err(OpError::Fenced { holder: holder.address }),

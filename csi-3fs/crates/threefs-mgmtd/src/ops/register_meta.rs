@@ -10,7 +10,7 @@ use crate::rows::{self, META};
 
 /// Registers a store, or says why it does not belong to this cluster.
 pub(crate) struct RegisterMeta<'a> {
-    pub own: Fence,
+    pub fence: Fence,
     pub cluster: ClusterId,
     pub registration: &'a MetaRegistration,
 }
@@ -23,7 +23,7 @@ impl Operation for RegisterMeta<'_> {
         &self,
         txn: &mut Transaction,
     ) -> Result<Result<MetaRegistered, MgmtdError>, OpError> {
-        fence(txn, self.own).await?;
+        fence(txn, self.fence).await?;
         let known = rows::read(txn, META).await?;
         let row = match register(known.as_ref(), self.cluster, self.registration) {
             Ok(row) => row,

@@ -9,7 +9,7 @@ use crate::rows::{self, NodeRow};
 
 /// Writes the node with `incarnation` as its present life; the life before joins the former ones.
 pub(crate) struct RegisterNode {
-    pub own: Fence,
+    pub fence: Fence,
     pub info: NodeInfo,
     pub incarnation: Incarnation,
 }
@@ -19,7 +19,7 @@ impl Operation for RegisterNode {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<(RoutingVersion, NodeRow), OpError> {
-        fence(txn, self.own).await?;
+        fence(txn, self.fence).await?;
         let key = rows::node(self.info.id);
         let before: Option<NodeRow> = rows::read(txn, &key).await?;
         let row = NodeRow::next(before, self.info.clone(), self.incarnation);

@@ -1,8 +1,8 @@
 //! Persists what a scan decided.
 
 use threefs_core::ids::{RoutingVersion, StoreId, TargetId};
-use threefs_core::moves::Move;
 use threefs_core::routing::Chain;
+use threefs_core::routing::Move;
 use threefs_kv::{KvError, Operation, Transaction};
 
 use super::grow::end_moves;
@@ -12,7 +12,7 @@ use crate::rows;
 /// Writes changed chains. Each must be the direct successor of what is stored: a primary that
 /// decided from something else than the newest state must not write it.
 pub(crate) struct UpdateChains<'a> {
-    pub own: Fence,
+    pub fence: Fence,
     pub chains: &'a [Chain],
     /// Moves that end with it.
     pub ended: &'a [Move],
@@ -25,7 +25,7 @@ impl Operation for UpdateChains<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<RoutingVersion, OpError> {
-        fence(txn, self.own).await?;
+        fence(txn, self.fence).await?;
         for chain in self.chains {
             let key = rows::chain(chain.id);
             let stored: Option<Chain> = rows::read(txn, &key).await?;

@@ -1,4 +1,4 @@
-//! The course of one heartbeat: what has to be written, in which order, before it is answered.
+//! The stage of one heartbeat: what has to be written, in which order, before it is answered.
 //! Pure: whoever drives it writes, and comes back for the next step.
 
 use threefs_core::heartbeat::Heartbeat;
@@ -25,7 +25,7 @@ pub(crate) enum Step {
 
 /// How far a heartbeat has come.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) enum Course {
+pub(crate) enum HeartbeatStage {
     #[default]
     New,
     /// Its data is of this cluster.
@@ -42,25 +42,25 @@ impl View {
         &mut self,
         timers: &Timers,
         heartbeat: &Heartbeat,
-        course: &mut Course,
+        stage: &mut HeartbeatStage,
         now: Millis,
     ) -> Result<Step, MgmtdError> {
         let node = heartbeat.node;
         loop {
-            match *course {
-                Course::New => {
+            match *stage {
+                HeartbeatStage::New => {
                     self.check_data(node, heartbeat.data, now)?;
-                    *course = Course::Checked;
+                    *stage = HeartbeatStage::Checked;
                 }
-                Course::Checked => match self.admit(heartbeat)? {
-                    Admission::Known => *course = Course::Admitted,
+                HeartbeatStage::Checked => match self.admit(heartbeat)? {
+                    Admission::Known => *stage = HeartbeatStage::Admitted,
                     Admission::Repeated => return Ok(Step::Answer),
                     Admission::Register => {
-                        *course = Course::Admitted;
+                        *stage = HeartbeatStage::Admitted;
                         return Ok(Step::Register);
                     }
                     Admission::Restarted => {
-                        if let Some(remaining_ms) = self.settles_in_ms(timers, now)
+                        if let Some(remaining_ms) = self.startup_remaining_ms(timers, now)
                             && self.routing.targets_of_node(node).next().is_some()
                         {
                             return Err(MgmtdError::Starting { remaining_ms });
@@ -68,30 +68,30 @@ impl View {
                         // Demote before remembering the new life: a crash in between repeats the
                         // demotion, the other order would lose it.
                         self.restarts(node, now);
-                        *course = Course::Demoted;
+                        *stage = HeartbeatStage::Demoted;
                         return Ok(Step::Demote);
                     }
                 },
-                Course::Demoted => {
-                    if self.takes_part(node) {
+                HeartbeatStage::Demoted => {
+                    if self.is_in_chains(node) {
                         let remaining_ms = timers.node_failure_ms;
                         return Err(MgmtdError::Starting { remaining_ms });
                     }
-                    *course = Course::Renewed;
+                    *stage = HeartbeatStage::Renewed;
                     return Ok(Step::Register);
                 }
-                Course::Renewed => {
-                    self.forget(node);
-                    *course = Course::Admitted;
+                HeartbeatStage::Renewed => {
+                    self.forget_node(node);
+                    *stage = HeartbeatStage::Admitted;
                 }
-                Course::Admitted => {
-                    *course = Course::Taken;
-                    let news = self.hear(heartbeat.clone(), now);
-                    if news && self.settles_in_ms(timers, now).is_none() {
+                HeartbeatStage::Admitted => {
+                    *stage = HeartbeatStage::Taken;
+                    let news = self.record_heartbeat(heartbeat.clone(), now);
+                    if news && self.startup_remaining_ms(timers, now).is_none() {
                         return Ok(Step::Decide);
                     }
                 }
-                Course::Taken => return Ok(Step::Answer),
+                HeartbeatStage::Taken => return Ok(Step::Answer),
             }
         }
     }

@@ -1,0 +1,68 @@
+//! Promotion of a target: checks that it may lead its chain, and the chain with it as the head.
+
+use threefs_core::chain::{NotPromotable, Transition, promote};
+use threefs_core::ids::{StoreId, TargetId};
+use threefs_core::routing::{ChainTarget, PublicState};
+use threefs_core::time::Millis;
+
+use crate::config::Timers;
+use crate::protocol::{MgmtdError, Promotion};
+use crate::view::{View, is_offline};
+
+impl View {
+    /// What making `target` the one that leads its chain would mean, and the chain with it.
+    pub(crate) fn promotion(
+        &self,
+        timers: &Timers,
+        now: Millis,
+        target: TargetId,
+    ) -> Result<(Promotion, Transition, StoreId), MgmtdError> {
+        let refused = |reason: String| MgmtdError::CannotPromote { target, reason };
+        let chain = self.routing.chain_of_target(target);
+        let chain = chain.ok_or_else(|| refused("no chain has this target".into()))?;
+        let alive = |place: &ChainTarget| {
+            let line = self.report_of(place.node, place.target);
+            line.filter(|line| self.is_alive(place.node, timers, now) && !is_offline(line))
+        };
+        let transition = promote(chain, target).map_err(|reason| {
+            refused(match reason {
+                NotPromotable::Absent => "no chain has this target".into(),
+                NotPromotable::Served => format!("{} has a target that serves", chain.id),
+                NotPromotable::MayLead => format!(
+                    "it was one of the last to serve {}, which comes back with it by itself",
+                    chain.id
+                ),
+            })
+        })?;
+        if let Some(place) = chain.targets.iter().find(|place| {
+            let back = alive(place).is_some_and(|line| !self.is_foreign(place, &line));
+            place.state == PublicState::LastSrv && back
+        }) {
+            return Err(refused(format!("{} is back and leads {}", place.target, chain.id)));
+        }
+        let place = chain.place(target).ok_or_else(|| refused("it is gone".into()))?;
+        let line = alive(place).ok_or_else(|| {
+            refused(format!("{} does not report it as usable: start the node first", place.node))
+        })?;
+        let store = line.store.ok_or_else(|| refused("its store is not open".into()))?;
+        let all_empty =
+            || chain.targets.iter().all(|place| alive(place).is_some_and(|line| line.chunks == 0));
+        if line.chunks == 0 && !all_empty() {
+            return Err(refused(
+                "its store is empty, and a chain led by it would empty the others; promote a \
+                 target that holds chunks"
+                    .into(),
+            ));
+        }
+        let lost = chain.targets.iter().filter(|it| it.state == PublicState::LastSrv);
+        let promotion = Promotion {
+            target,
+            node: place.node,
+            chain: chain.id,
+            chunks: line.chunks,
+            served_last: lost.map(|place| (place.target, place.node)).collect(),
+            was_complete: self.stores.get(&target) == Some(&store),
+        };
+        Ok((promotion, transition, store))
+    }
+}
