@@ -13,8 +13,10 @@ use threefs_core::message::{Address, ReadRequest, StorageReply, StorageRequest, 
 use threefs_core::routing::{ChainTarget, PublicState, RoutingInfo};
 
 use crate::history::Intent;
-use crate::shape::chain_id;
-use crate::world::{CHUNK_BYTES, Caller, Happening, INODE, Packet, Violation, World, is_removed};
+use crate::simulation::{
+    CHUNK_BYTES, CallerId, INODE, Packet, SimEvent, Simulation, Violation, is_removed,
+};
+use crate::topology::chain_id;
 
 const TIMEOUT_US: u64 = 30_000;
 /// More than any client has: channels are given up in steps of it.
@@ -22,7 +24,7 @@ const CHANNELS: u32 = 100;
 
 /// What a task is doing.
 #[derive(Clone, Debug)]
-pub enum Doing {
+pub enum TaskState {
     /// Nothing.
     Resting,
     /// An update, with its retries.
@@ -55,7 +57,7 @@ pub struct Task {
     sequence: u64,
     routing: Rc<RoutingInfo>,
     /// What it is doing.
-    pub doing: Doing,
+    pub state_of_task: TaskState,
     /// The request that it waits for; answers to others are late.
     rpc: Option<u64>,
     generation: u64,
@@ -67,27 +69,27 @@ impl Task {
     pub fn new(endpoint: usize, client: u128, channel: u32) -> Self {
         Self {
             endpoint,
-            client: ClientId::of_life(client << 32, 0),
+            client: ClientId::with_incarnation(client << 32, 0),
             channel: ChannelId(channel),
             sequence: 0,
             routing: Rc::new(RoutingInfo::default()),
-            doing: Doing::Resting,
+            state_of_task: TaskState::Resting,
             rpc: None,
             generation: 0,
         }
     }
 }
 
-impl World {
+impl Simulation {
     /// Something is due for a task: begin, repeat, or give an attempt up.
-    pub(crate) fn task_wakes(&mut self, task: usize, generation: u64) {
+    pub(crate) fn wake_task_now(&mut self, task: usize, generation: u64) {
         if self.tasks[task].generation != generation {
             return;
         }
         let endpoint = self.tasks[task].endpoint;
-        self.send(endpoint, self.manager_endpoint(), Packet::AskRouting { life: 0 });
-        self.give_up_what_has_ended(task);
-        if matches!(self.tasks[task].doing, Doing::Resting) {
+        self.send(endpoint, self.manager_endpoint(), Packet::AskRouting { incarnation: 0 });
+        self.expire_update(task);
+        if matches!(self.tasks[task].state_of_task, TaskState::Resting) {
             if self.ends_at.is_some_and(|end| self.now >= end) {
                 return;
             }
@@ -98,12 +100,12 @@ impl World {
 
     /// An update whose end has come may happen or not; nothing more is sent of it, and its channel
     /// is not used again.
-    fn give_up_what_has_ended(&mut self, task: usize) {
+    fn expire_update(&mut self, task: usize) {
         let state = &mut self.tasks[task];
-        if let Doing::Updating { end: Some(end), .. } = state.doing
+        if let TaskState::Updating { end: Some(end), .. } = state.state_of_task
             && self.now >= end
         {
-            state.doing = Doing::Resting;
+            state.state_of_task = TaskState::Resting;
             state.rpc = None;
             state.channel = ChannelId(state.channel.0 + CHANNELS);
         }
@@ -112,38 +114,39 @@ impl World {
     fn wake_task(&mut self, task: usize, after_us: u64) {
         self.tasks[task].generation += 1;
         let generation = self.tasks[task].generation;
-        self.push(after_us, Happening::Task { task, generation });
+        self.push(after_us, SimEvent::Task { task, generation });
     }
 
     fn begin(&mut self, task: usize) {
         let mut chunk = ChunkId::new(INODE, self.rng.random_range(0..self.chunks));
         if self.rng.random_bool(0.4) {
-            self.tasks[task].doing = Doing::Reading { chunk, invoked: self.now };
+            self.tasks[task].state_of_task = TaskState::Reading { chunk, invoked: self.now };
             return;
         }
         let removed = self.removal.chunk(self.now);
         chunk = removed.unwrap_or(chunk);
         self.updates += 1;
-        let (change, payload) = self.some_change();
+        let (change, payload) = self.random_change();
         let state = &mut self.tasks[task];
         state.sequence += 1;
         let tag =
             RequestTag { client: state.client, channel: state.channel, sequence: state.sequence };
         let intent = Intent { chunk, change, payload };
-        self.history.intend(tag, intent.clone());
+        self.history.invoke(tag, intent.clone());
         let end = match self.removal.at().filter(|_| removed.is_some()) {
-            Some(at) => self.rights.end_by(tag, at, self.now),
-            None => self.rights.begin(tag, self.now),
+            Some(at) => self.fencing.end_by(tag, at, self.now),
+            None => self.fencing.begin(tag, self.now),
         };
-        self.tasks[task].doing = Doing::Updating { tag, invoked: self.now, intent, end };
+        self.tasks[task].state_of_task =
+            TaskState::Updating { tag, invoked: self.now, intent, end };
     }
 
-    fn some_change(&mut self) -> (ContentChange, Bytes) {
+    fn random_change(&mut self) -> (ContentChange, Bytes) {
         // Every payload is unlike all others, so content tells which updates it holds.
         let mark = (self.updates as u32).to_be_bytes();
         match self.rng.random_range(0..10) {
             0 => (ContentChange::Remove, Bytes::new()),
-            4..=6 if self.rights.purges => (ContentChange::Remove, Bytes::new()),
+            4..=6 if self.fencing.purges => (ContentChange::Remove, Bytes::new()),
             1 => {
                 let length = self.rng.random_range(0..=CHUNK_BYTES);
                 (ContentChange::Truncate { length }, Bytes::new())
@@ -157,19 +160,19 @@ impl World {
     }
 
     fn attempt(&mut self, task: usize) {
-        let chunk = match &self.tasks[task].doing {
-            Doing::Resting => return,
-            Doing::Updating { intent, .. } => intent.chunk,
-            Doing::Reading { chunk, .. } => *chunk,
+        let chunk = match &self.tasks[task].state_of_task {
+            TaskState::Resting => return,
+            TaskState::Updating { intent, .. } => intent.chunk,
+            TaskState::Reading { chunk, .. } => *chunk,
         };
-        let id = chain_id(self.shape.chain_of(chunk));
+        let id = chain_id(self.topology.chain_of(chunk));
         let Some(chain) = self.tasks[task].routing.chain(id).cloned() else {
             return self.wake_task(task, 3_000);
         };
-        let place: Option<ChainTarget> = match self.tasks[task].doing {
-            Doing::Resting => return,
-            Doing::Updating { .. } => chain.head().copied(),
-            Doing::Reading { .. } => {
+        let place: Option<ChainTarget> = match self.tasks[task].state_of_task {
+            TaskState::Resting => return,
+            TaskState::Updating { .. } => chain.head().copied(),
+            TaskState::Reading { .. } => {
                 let serving: Vec<ChainTarget> = chain
                     .targets
                     .iter()
@@ -182,15 +185,15 @@ impl World {
         let Some(place) = place else { return self.wake_task(task, 5_000) };
         let to = Address { chain: id, chain_version: chain.version, target: place.target };
         let now = self.now;
-        let (request, payload) = match &mut self.tasks[task].doing {
-            Doing::Resting => return,
-            Doing::Reading { chunk, invoked } => {
+        let (request, payload) = match &mut self.tasks[task].state_of_task {
+            TaskState::Resting => return,
+            TaskState::Reading { chunk, invoked } => {
                 *invoked = now;
                 let (offset, length) = (0, CHUNK_BYTES);
                 let read = ReadRequest { to, chunk: *chunk, offset, length };
                 (StorageRequest::Read(read), Bytes::new())
             }
-            Doing::Updating { tag, intent, .. } => {
+            TaskState::Updating { tag, intent, .. } => {
                 let payload = intent.payload.clone();
                 let update = UpdateRequest {
                     to,
@@ -213,7 +216,7 @@ impl World {
             StorageRequest::Update(update) => self.expiry(update.tag, node),
             _ => None,
         };
-        let (caller, request) = (Caller::client(endpoint, rpc), Box::new(request));
+        let (caller, request) = (CallerId::client(endpoint, rpc), Box::new(request));
         let deadline = self.now + TIMEOUT_US;
         self.send(endpoint, node, Packet::Request { caller, request, payload, expires, deadline });
         self.wake_task(task, TIMEOUT_US);
@@ -234,7 +237,7 @@ impl World {
                 }
                 Ok(())
             }
-            Packet::Response { caller, result, .. } if self.collected(caller.rpc, &result) => {
+            Packet::Response { caller, result, .. } if self.gc_answered(caller.rpc, &result) => {
                 Ok(())
             }
             Packet::Response { caller, result, payload } => {
@@ -265,21 +268,23 @@ impl World {
         payload: &Bytes,
     ) -> Result<(), Violation> {
         self.tasks[task].rpc = None;
-        let (now, doing) = (self.now, self.tasks[task].doing.clone());
-        let checked = match (doing, result) {
+        let (now, state_of_task) = (self.now, self.tasks[task].state_of_task.clone());
+        let checked = match (state_of_task, result) {
             // Its time is over and its file may be forgotten: it found nothing to change.
-            (Doing::Updating { intent, end: Some(end), .. }, Ok(_))
+            (TaskState::Updating { intent, end: Some(end), .. }, Ok(_))
                 if is_removed(intent.chunk) && now >= end =>
             {
                 Ok(())
             }
-            (Doing::Updating { tag, invoked, .. }, Ok(StorageReply::Updated(done))) => {
+            (TaskState::Updating { tag, invoked, .. }, Ok(StorageReply::Updated(done))) => {
                 self.history.acknowledged(tag, invoked, now, done.version)
             }
-            (Doing::Reading { chunk, invoked }, Ok(StorageReply::Read(done))) => {
+            (TaskState::Reading { chunk, invoked }, Ok(StorageReply::Read(done))) => {
                 self.history.read(chunk, invoked, now, done.version, payload)
             }
-            (Doing::Updating { intent, .. }, Err(error)) if error.remedy() == Remedy::GiveUp => {
+            (TaskState::Updating { intent, .. }, Err(error))
+                if error.remedy() == Remedy::GiveUp =>
+            {
                 match error {
                     StorageError::NoSpace { .. } => Ok(()),
                     StorageError::InodeForgotten { .. } if is_removed(intent.chunk) => Ok(()),
@@ -291,7 +296,7 @@ impl World {
                 return Ok(());
             }
         };
-        self.tasks[task].doing = Doing::Resting;
+        self.tasks[task].state_of_task = TaskState::Resting;
         let rest = self.rng.random_range(0..8_000);
         self.wake_task(task, rest);
         checked.map_err(|what| self.violation(what))

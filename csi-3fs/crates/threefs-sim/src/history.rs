@@ -33,7 +33,7 @@ struct Done {
 }
 
 #[derive(Clone, Debug)]
-struct Truth {
+struct CommittedVersion {
     tag: RequestTag,
     content: Bytes,
     /// Made of no content before.
@@ -45,7 +45,7 @@ struct Truth {
 pub struct History {
     intents: BTreeMap<RequestTag, Intent>,
     done: BTreeMap<ChunkId, Vec<Done>>,
-    truth: BTreeMap<(ChunkId, ChunkVersion), Truth>,
+    committed_versions: BTreeMap<(ChunkId, ChunkVersion), CommittedVersion>,
     versions: BTreeMap<RequestTag, ChunkVersion>,
     /// When a target without all updates of a chunk was made to lead.
     promoted_at: BTreeMap<ChunkId, u64>,
@@ -58,7 +58,7 @@ pub struct History {
 
 impl History {
     /// A client begins an update.
-    pub fn intend(&mut self, tag: RequestTag, intent: Intent) {
+    pub fn invoke(&mut self, tag: RequestTag, intent: Intent) {
         self.intents.insert(tag, intent);
     }
 
@@ -75,7 +75,7 @@ impl History {
         made: &Version,
     ) -> Result<(), String> {
         let content = &made.bytes;
-        if let Some(before) = self.truth.get(&(chunk, version)) {
+        if let Some(before) = self.committed_versions.get(&(chunk, version)) {
             if before.tag != tag || before.content != content {
                 return Err(format!(
                     "{chunk} version {version} was made by {} as {:?} and by {tag} as {content:?}",
@@ -89,8 +89,9 @@ impl History {
         {
             return Err(format!("{tag} made versions {before} and {version} of {chunk}"));
         }
-        let truth = Truth { tag, content: content.clone(), fresh: made.fresh };
-        self.truth.insert((chunk, version), truth);
+        let committed_versions =
+            CommittedVersion { tag, content: content.clone(), fresh: made.fresh };
+        self.committed_versions.insert((chunk, version), committed_versions);
         self.check_content(chunk, version)?;
         self.check_content(chunk, version.next())
     }
@@ -111,10 +112,10 @@ impl History {
     }
 
     fn check_content(&self, chunk: ChunkId, version: ChunkVersion) -> Result<(), String> {
-        let Some(after) = self.truth.get(&(chunk, version)) else { return Ok(()) };
+        let Some(after) = self.committed_versions.get(&(chunk, version)) else { return Ok(()) };
         let before = match version.0 {
             0 | 1 => Bytes::new(),
-            _ => match self.truth.get(&(chunk, ChunkVersion(version.0 - 1))) {
+            _ => match self.committed_versions.get(&(chunk, ChunkVersion(version.0 - 1))) {
                 Some(before) => before.content.clone(),
                 // Versions go on above those of all chunks that were purged.
                 None if after.fresh => Bytes::new(),
@@ -156,12 +157,12 @@ impl History {
         let removed_nothing =
             intent.change == ContentChange::Remove && self.versions.get(&tag) != Some(&version);
         if !removed_nothing {
-            if let Some(truth) = self.truth.get(&(chunk, version))
-                && truth.tag != tag
+            if let Some(committed_versions) = self.committed_versions.get(&(chunk, version))
+                && committed_versions.tag != tag
             {
                 return Err(format!(
                     "{tag} was told that it made {chunk} version {version}, which {} made",
-                    truth.tag
+                    committed_versions.tag
                 ));
             }
             if let Some(other) = self.versions.insert(tag, version)
@@ -192,12 +193,12 @@ impl History {
             return Ok(());
         }
         let version = self.named(chunk, version);
-        if let Some(truth) = self.truth.get(&(chunk, version))
-            && truth.content != content
+        if let Some(committed_versions) = self.committed_versions.get(&(chunk, version))
+            && committed_versions.content != content
         {
             return Err(format!(
                 "{chunk} version {version} was read as {content:?}, it is {:?}",
-                truth.content
+                committed_versions.content
             ));
         }
         self.answers += 1;
@@ -220,13 +221,14 @@ impl History {
         for chunk in chunks {
             let kept = slots.get(&chunk).map(|slot| slot.committed.clone()).unwrap_or_default();
             let newest = kept.state.version;
-            self.truth.retain(|(of, version), _| *of != chunk || *version < newest);
+            self.committed_versions.retain(|(of, version), _| *of != chunk || *version < newest);
             self.versions.retain(|tag, version| {
                 self.intents.get(tag).is_none_or(|it| it.chunk != chunk) || *version <= newest
             });
             if let Some(applied) = kept.state.tags.newest() {
-                let truth = Truth { tag: applied.tag, content: kept.bytes, fresh: kept.fresh };
-                self.truth.insert((chunk, newest), truth);
+                let committed_versions =
+                    CommittedVersion { tag: applied.tag, content: kept.bytes, fresh: kept.fresh };
+                self.committed_versions.insert((chunk, newest), committed_versions);
                 self.versions.insert(applied.tag, newest);
             }
             self.done.remove(&chunk);

@@ -13,25 +13,25 @@
 //! time every request must be answered, every target must serve again and all replicas must be
 //! equal.
 //!
-//! [`Mutant`] puts bugs into the driver, to prove that the same checks find them.
+//! [`Mutation`] puts bugs into the driver, to prove that the same checks find them.
 
 mod client;
-mod faults;
+mod fault_plan;
 mod history;
 mod manager;
-mod mutant;
+mod mutations;
 mod node;
-mod shape;
+mod simulation;
 mod store;
-mod world;
+mod topology;
 
-pub use mutant::Mutant;
-pub use world::{Outcome, Violation, World};
+pub use mutations::Mutation;
+pub use simulation::{Outcome, Simulation, Violation};
 
 /// Runs the schedule of one seed.
 ///
 /// # Errors
 /// What went wrong, first of all.
-pub fn run(seed: u64, mutant: Mutant) -> Result<Outcome, Violation> {
-    World::new(seed, mutant).run()
+pub fn run(seed: u64, mutation: Mutation) -> Result<Outcome, Violation> {
+    Simulation::new(seed, mutation).run()
 }

@@ -7,7 +7,8 @@ use std::rc::Rc;
 use threefs_core::chain::promote;
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
 use threefs_core::ids::{ChainId, NodeId, RoutingVersion, StoreId, TargetId};
-use threefs_core::moves::{Move, abandon, begin};
+use threefs_core::moves::{abandon, start};
+use threefs_core::routing::Move;
 use threefs_core::routing::PublicState::{Offline, Serving};
 use threefs_core::routing::{Chain, RoutingInfo};
 use threefs_core::time::Millis;
@@ -23,12 +24,12 @@ pub const SCAN_MS: u64 = 10;
 pub struct Manager {
     model: Model,
     published: Rc<RoutingInfo>,
-    /// See [`crate::Mutant::LeaveOutAtOnce`].
-    pub hasty: bool,
-    /// See [`crate::Mutant::AbandonServing`].
-    pub careless: bool,
-    /// See [`crate::Mutant::PromoteEmpty`].
-    pub rash: bool,
+    /// See [`crate::Mutation::LeaveOutAtOnce`].
+    pub leaves_out_at_once: bool,
+    /// See [`crate::Mutation::AbandonServing`].
+    pub abandons_serving: bool,
+    /// See [`crate::Mutation::PromoteEmpty`].
+    pub promotes_empty: bool,
     /// Chunks of each target, as last reported.
     chunks: BTreeMap<TargetId, u64>,
 }
@@ -44,7 +45,14 @@ impl Manager {
         let published = Rc::new(routing.clone());
         let model = Model::new(routing, timers, Millis(0));
         let chunks = BTreeMap::new();
-        Self { model, published, hasty: false, careless: false, rash: false, chunks }
+        Self {
+            model,
+            published,
+            leaves_out_at_once: false,
+            abandons_serving: false,
+            promotes_empty: false,
+            chunks,
+        }
     }
 
     /// It comes back: what it heard is forgotten.
@@ -89,7 +97,7 @@ impl Manager {
 
     /// Looks at all chains.
     pub fn scan(&mut self, now: Millis) {
-        if self.hasty {
+        if self.leaves_out_at_once {
             self.leave_out_at_once();
         }
         self.model.tick(now);
@@ -125,7 +133,7 @@ impl Manager {
         let routing = self.model.routing();
         let this = routing.moves.get(&id).copied()?;
         let chain = routing.chains.get(&id)?;
-        let next = if self.careless {
+        let next = if self.abandons_serving {
             // At the worst moment, which chance would find more seldom.
             if chain.state_of(this.destination) != Some(Serving) {
                 return None;
@@ -150,15 +158,15 @@ impl Manager {
     /// # Errors
     /// As mgmtd refuses it.
     pub fn promote(&mut self, target: TargetId, now: Millis) -> Result<(), MgmtdError> {
-        let promoted = match self.rash {
-            true => self.promote_anything(target),
+        let promoted = match self.promotes_empty {
+            true => self.promote_unchecked(target),
             false => self.model.promote(target, now).map(|_| ()),
         };
         self.publish();
         promoted
     }
 
-    fn promote_anything(&mut self, target: TargetId) -> Result<(), MgmtdError> {
+    fn promote_unchecked(&mut self, target: TargetId) -> Result<(), MgmtdError> {
         let chain = self.model.routing().chain_of_target(target);
         let promoted = chain.map(|chain| promote(chain, target));
         let Some(Ok(transition)) = promoted else {
@@ -180,14 +188,14 @@ impl Manager {
 
     /// The first target of the chain shall move to a node that has none; false while a move is
     /// under way or another target does not serve.
-    pub fn begin_move(&mut self, id: ChainId, destination: TargetId, node: NodeId) -> bool {
+    pub fn start_move(&mut self, id: ChainId, destination: TargetId, node: NodeId) -> bool {
         let routing = self.model.routing();
         let Some(chain) = routing.chains.get(&id) else { return false };
         let Some(source) = chain.targets.first().map(|place| place.target) else { return false };
         if !chain.is_whole() || routing.moves.contains_key(&id) {
             return false;
         }
-        let next = begin(chain, destination, node);
+        let next = start(chain, destination, node);
         self.model.write(|routing| {
             routing.chains.insert(id, next);
             routing.moves.insert(id, Move { chain: id, source, destination });

@@ -13,9 +13,9 @@ use threefs_core::replica::{CallId, Event, PeerFailure};
 use threefs_core::routing::{PublicState, RoutingInfo};
 use threefs_core::time::Millis;
 
-use crate::mutant::Mutant;
-use crate::shape::At;
-use crate::world::{Caller, Happening, Packet, Violation, World};
+use crate::mutations::Mutation;
+use crate::simulation::{CallerId, Packet, SimEvent, Simulation, Violation};
+use crate::topology::At;
 
 mod disk;
 mod hosting;
@@ -23,7 +23,7 @@ mod port;
 mod target;
 
 pub(crate) use disk::Job;
-use port::{Entered, Incoming, Port, class_of};
+use port::{Admission, Incoming, Port, class_of};
 pub(crate) use target::Hosted;
 use target::Origin;
 
@@ -32,12 +32,12 @@ const HEARTBEAT_US: u64 = 12_000;
 /// See the module.
 pub struct Node {
     /// Which life it is in; grows with each restart.
-    pub life: u64,
+    pub incarnation: u64,
     /// Running (possibly stopped), or dead.
     pub alive: bool,
     /// Stopped: what happens to it waits here.
     pub paused: bool,
-    pub(crate) backlog: Vec<Happening>,
+    pub(crate) backlog: Vec<SimEvent>,
     /// One target of each chain, also of those that it does not belong to yet.
     pub(crate) targets: Vec<Hosted>,
     /// Without one, everything is let in.
@@ -68,7 +68,7 @@ impl Node {
         poll_us: u64,
     ) -> Self {
         Self {
-            life: 1,
+            incarnation: 1,
             alive: true,
             paused: false,
             backlog: Vec::new(),
@@ -106,7 +106,7 @@ impl Node {
         self.alive = false;
         self.paused = false;
         self.backlog.clear();
-        self.life += 1;
+        self.incarnation += 1;
         self.port = None;
         self.targets.iter_mut().for_each(|target| drop(target.close()));
     }
@@ -132,41 +132,41 @@ impl Node {
     }
 }
 
-impl World {
+impl Simulation {
     /// A process starts: it opens its stores and speaks.
-    pub(crate) fn node_starts(&mut self, node: usize) -> Result<(), Violation> {
-        self.nodes[node].begin(self.shape.budgets.as_deref());
-        for chain in 0..self.shape.chains {
+    pub(crate) fn start_node(&mut self, node: usize) -> Result<(), Violation> {
+        self.nodes[node].begin(self.topology.budgets.as_deref());
+        for chain in 0..self.topology.chains {
             self.nodes[node].targets[chain].start();
             self.open(At { node, chain })?;
         }
-        let life = self.nodes[node].life;
+        let incarnation = self.nodes[node].incarnation;
         let spread = self.rng.random_range(0..3_000);
-        self.push(spread, Happening::Beat { node, life });
-        self.push(spread, Happening::Poll { node, life });
+        self.push(spread, SimEvent::Heartbeat { node, incarnation });
+        self.push(spread, SimEvent::Poll { node, incarnation });
         Ok(())
     }
 
-    pub(crate) fn beat(&mut self, node: usize, life: u64) -> Result<(), Violation> {
-        let (mutant, state) = (self.mutant, &mut self.nodes[node]);
+    pub(crate) fn heartbeat_due(&mut self, node: usize, incarnation: u64) -> Result<(), Violation> {
+        let (mutation, state) = (self.mutation, &mut self.nodes[node]);
         let now = state.clock(self.now);
         state.sequence += 1;
         let mut lines = Vec::new();
         for target in &mut state.targets {
             let mut line = target.line(now);
             let public = target.public_state();
-            let lies = match mutant {
-                Mutant::ClaimSynced => public == Some(PublicState::Syncing),
-                Mutant::TrustRestart => public == Some(PublicState::Serving),
+            let lies = match mutation {
+                Mutation::ClaimSynced => public == Some(PublicState::Syncing),
+                Mutation::TrustRestart => public == Some(PublicState::Serving),
                 _ => false,
             };
             if lies && line.report.state == LocalState::Online {
                 line.report.state = LocalState::UpToDate;
             }
-            if mutant == Mutant::ReportLeaveAtOnce && state.leaving {
+            if mutation == Mutation::ReportLeaveAtOnce && state.leaving {
                 line.report.state = LocalState::Offline;
             }
-            if mutant == Mutant::TrustAnyStore && line.store.is_some() {
+            if mutation == Mutation::TrustAnyStore && line.store.is_some() {
                 line.store = Some(StoreId(line.target.0.into()));
             }
             if line.report.state == LocalState::Offline {
@@ -174,34 +174,35 @@ impl World {
             }
             lines.push(line);
         }
-        for chain in 0..self.shape.chains {
+        for chain in 0..self.topology.chains {
             self.check_serving(At { node, chain })?;
         }
         let heartbeat = Heartbeat {
             node: NodeId(node as u32),
             address: String::new(),
-            incarnation: Incarnation(life),
+            incarnation: Incarnation(incarnation),
             sequence: self.nodes[node].sequence,
             capacity_bytes: 0,
             data: DataFolder::Empty,
             targets: lines,
         };
-        let packet = Packet::Heartbeat { heartbeat: Box::new(heartbeat), sent_at: now, life };
+        let packet =
+            Packet::Heartbeat { heartbeat: Box::new(heartbeat), sent_at: now, incarnation };
         self.send(node, self.manager_endpoint(), packet);
-        self.push(HEARTBEAT_US, Happening::Beat { node, life });
+        self.push(HEARTBEAT_US, SimEvent::Heartbeat { node, incarnation });
         Ok(())
     }
 
-    pub(crate) fn poll(&mut self, node: usize, life: u64) {
-        self.send(node, self.manager_endpoint(), Packet::AskRouting { life });
-        self.push(self.nodes[node].poll_us, Happening::Poll { node, life });
+    pub(crate) fn poll(&mut self, node: usize, incarnation: u64) {
+        self.send(node, self.manager_endpoint(), Packet::AskRouting { incarnation });
+        self.push(self.nodes[node].poll_us, SimEvent::Poll { node, incarnation });
     }
 
     pub(crate) fn node_receives(&mut self, node: usize, packet: Packet) -> Result<(), Violation> {
         match packet {
             Packet::Request { caller, request, payload, expires, deadline } => {
-                let expires = self.taken(node, expires);
-                let class = class_of(&request, self.mutant);
+                let expires = self.received_expiry(node, expires);
+                let class = class_of(&request, self.mutation);
                 let incoming =
                     Incoming { caller, request: *request, payload, expires, deadline, class };
                 self.arrived(node, incoming)
@@ -216,21 +217,23 @@ impl World {
                 let event = Event::Answer { call: CallId(caller.rpc), result, payload };
                 self.give_caller(node, caller, event)
             }
-            Packet::HeartbeatReply { reply, sent_at, life } => {
-                if life != self.nodes[node].life {
+            Packet::HeartbeatReply { reply, sent_at, incarnation } => {
+                if incarnation != self.nodes[node].incarnation {
                     return Ok(());
                 }
                 self.nodes[node].lease.heartbeat_answered(sent_at, reply);
                 if self.nodes[node].lease.routing_needed().is_some() {
-                    self.send(node, self.manager_endpoint(), Packet::AskRouting { life });
+                    self.send(node, self.manager_endpoint(), Packet::AskRouting { incarnation });
                 }
                 self.give_lease(node)
             }
-            Packet::Replaced { life } if life == self.nodes[node].life => {
+            Packet::Replaced { incarnation } if incarnation == self.nodes[node].incarnation => {
                 self.end(node);
                 Ok(())
             }
-            Packet::Routing { routing, life } if life == self.nodes[node].life => {
+            Packet::Routing { routing, incarnation }
+                if incarnation == self.nodes[node].incarnation =>
+            {
                 self.give_routing(node, routing)
             }
             _ => Ok(()),
@@ -238,12 +241,17 @@ impl World {
     }
 
     /// The answer to a call of a target that may have been opened again since.
-    fn give_caller(&mut self, node: usize, caller: Caller, event: Event) -> Result<(), Violation> {
+    fn give_caller(
+        &mut self,
+        node: usize,
+        caller: CallerId,
+        event: Event,
+    ) -> Result<(), Violation> {
         let at = At { node, chain: caller.chain };
         if caller.opening != self.hosted(at).opening {
             return Ok(());
         }
-        self.give(at, event)
+        self.deliver_event(at, event)
     }
 
     fn arrived(&mut self, node: usize, incoming: Incoming) -> Result<(), Violation> {
@@ -260,15 +268,15 @@ impl World {
 
     /// Lets in what a port has room for now. What was offered comes after a round trip.
     pub(crate) fn grant(&mut self, node: usize) {
-        let (now, life) = (self.now, self.nodes[node].life);
+        let (now, incarnation) = (self.now, self.nodes[node].incarnation);
         let Some(port) = &mut self.nodes[node].port else { return };
         let (granted, reserved) = port.grant(now);
         for id in granted {
             let round_trip = self.rng.random_range(100..2_000);
-            self.push(round_trip, Happening::Enter { node, life, id });
+            self.push(round_trip, SimEvent::Enter { node, incarnation, id });
         }
         for id in reserved {
-            self.push(0, Happening::Enter { node, life, id });
+            self.push(0, SimEvent::Enter { node, incarnation, id });
         }
     }
 
@@ -276,12 +284,14 @@ impl World {
         let now = self.now;
         let Some(port) = &mut self.nodes[node].port else { return Ok(()) };
         match port.enter(id, now) {
-            Entered::Admitted(incoming, held) => return self.admitted(node, *incoming, Some(held)),
-            Entered::Overloaded(caller) => {
+            Admission::Admitted(incoming, held) => {
+                return self.admitted(node, *incoming, Some(held));
+            }
+            Admission::Overloaded(caller) => {
                 self.overloads += 1;
                 self.send(node, caller.endpoint, Packet::Overloaded { caller });
             }
-            Entered::Nothing => {}
+            Admission::Nothing => {}
         }
         self.grant(node);
         Ok(())
@@ -291,7 +301,7 @@ impl World {
         &mut self,
         node: usize,
         incoming: Incoming,
-        held: Option<port::Held>,
+        held: Option<port::HeldBudget>,
     ) -> Result<(), Violation> {
         let Incoming { caller, request, payload, expires, .. } = incoming;
         let origin = Origin { caller, held };
@@ -301,7 +311,7 @@ impl World {
             self.answer(node, origin, Err(error), bytes::Bytes::new());
             return Ok(());
         }
-        self.asked(at, origin, request, payload, expires)
+        self.request(at, origin, request, payload, expires)
     }
 
     /// Sends an answer; what the request held is free then.
@@ -325,8 +335,8 @@ impl World {
             return Ok(());
         }
         self.nodes[node].routing = routing;
-        for chain in 0..self.shape.chains {
-            self.inform(At { node, chain })?;
+        for chain in 0..self.topology.chains {
+            self.deliver_routing(At { node, chain })?;
         }
         let version = self.known_routing(node);
         self.nodes[node].lease.routing_known(version);
@@ -338,20 +348,20 @@ impl World {
     }
 
     fn give_lease(&mut self, node: usize) -> Result<(), Violation> {
-        for chain in 0..self.shape.chains {
-            self.inform_of_lease(At { node, chain })?;
+        for chain in 0..self.topology.chains {
+            self.deliver_lease(At { node, chain })?;
         }
         Ok(())
     }
 
     /// Hands the node's lease to one of its targets.
-    fn inform_of_lease(&mut self, at: At) -> Result<(), Violation> {
-        let valid_until = match self.mutant {
-            Mutant::IgnoreLease => Some(Millis(u64::MAX)),
+    fn deliver_lease(&mut self, at: At) -> Result<(), Violation> {
+        let valid_until = match self.mutation {
+            Mutation::IgnoreLease => Some(Millis(u64::MAX)),
             _ => self.nodes[at.node].lease.valid_until(),
         };
         match valid_until {
-            Some(valid_until) => self.give(at, Event::Lease { valid_until }),
+            Some(valid_until) => self.deliver_event(at, Event::Lease { valid_until }),
             None => Ok(()),
         }
     }
@@ -367,7 +377,8 @@ impl World {
         timeout_ms: u64,
     ) {
         let opening = self.hosted(from).opening;
-        let caller = Caller { endpoint: from.node, rpc, chain: from.chain, opening, volume: None };
+        let caller =
+            CallerId { endpoint: from.node, rpc, chain: from.chain, opening, volume: None };
         let deadline = self.now + timeout_ms * 1_000;
         self.send(from.node, to, Packet::request(caller, request, payload, deadline));
     }

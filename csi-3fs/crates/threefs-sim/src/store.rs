@@ -232,7 +232,7 @@ impl Store {
     }
 
     /// All damage is undone.
-    pub fn mend(&mut self) {
+    pub fn repair_all(&mut self) {
         self.live.slots.values_mut().for_each(|slot| slot.damaged = false);
     }
 

@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use threefs_sim::{Mutant, Outcome, run};
+use threefs_sim::{Mutation, Outcome, run};
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
@@ -23,13 +23,13 @@ fn ten_thousand_schedules_without_a_violation() {
                 let seeds = (first..first + count).filter(move |seed| seed % threads == worker);
                 let mut all = Outcome::default();
                 for seed in seeds {
-                    let one = run(seed, Mutant::None).map_err(|violation| violation.to_string())?;
+                    let one = run(seed, Mutation::None).map_err(|violation| violation.to_string())?;
                     all.events += one.events;
                     all.answers += one.answers;
                     all.chain_versions += one.chain_versions;
                     all.promotions += one.promotions;
                     all.overloads += one.overloads;
-                    all.settled_after_us = all.settled_after_us.max(one.settled_after_us);
+                    all.converged_after_us = all.converged_after_us.max(one.converged_after_us);
                 }
                 Ok::<Outcome, String>(all)
             })
@@ -44,7 +44,7 @@ fn ten_thousand_schedules_without_a_violation() {
                 all.chain_versions += one.chain_versions;
                 all.promotions += one.promotions;
                 all.overloads += one.overloads;
-                all.settled_after_us = all.settled_after_us.max(one.settled_after_us);
+                all.converged_after_us = all.converged_after_us.max(one.converged_after_us);
             }
             Err(violation) => panic!("{violation}"),
         }
@@ -58,7 +58,7 @@ fn ten_thousand_schedules_without_a_violation() {
         all.chain_versions,
         all.promotions,
         all.overloads,
-        all.settled_after_us / 1_000
+        all.converged_after_us / 1_000
     );
     // The schedules must be worth something.
     assert!(all.answers > 20 * count, "clients hardly got an answer");
@@ -68,7 +68,7 @@ fn ten_thousand_schedules_without_a_violation() {
 #[test]
 fn one_seed() {
     if let Ok(seed) = std::env::var("THREEFS_SIM_SEED") {
-        let outcome = run(seed.parse().expect("a number"), Mutant::None);
+        let outcome = run(seed.parse().expect("a number"), Mutation::None);
         match outcome {
             Ok(outcome) => println!("{outcome:?}"),
             Err(violation) => panic!("{violation}"),
@@ -79,21 +79,21 @@ fn one_seed() {
 #[test]
 fn a_seed_says_the_same_each_time() {
     for seed in 0..5 {
-        let (a, b) = (run(seed, Mutant::None).unwrap(), run(seed, Mutant::None).unwrap());
+        let (a, b) = (run(seed, Mutation::None).unwrap(), run(seed, Mutation::None).unwrap());
         assert_eq!((a.events, a.answers), (b.events, b.answers));
     }
 }
 
-/// `THREEFS_SIM_MUTANT` chooses one.
+/// `THREEFS_SIM_MUTATION` chooses one.
 #[test]
 fn each_bug_on_purpose_is_found() {
-    let chosen = std::env::var("THREEFS_SIM_MUTANT").ok();
-    let is_chosen = |it: &Mutant| chosen.as_ref().is_none_or(|name| *name == format!("{it:?}"));
+    let chosen = std::env::var("THREEFS_SIM_MUTATION").ok();
+    let is_chosen = |it: &Mutation| chosen.as_ref().is_none_or(|name| *name == format!("{it:?}"));
     let mut survivors = Vec::new();
-    for mutant in Mutant::ALL.into_iter().filter(is_chosen) {
-        match (0..mutant.schedules()).find_map(|seed| run(seed, mutant).err()) {
-            Some(found) => println!("{mutant:?}: seed {}: {}", found.seed, found.what),
-            None => survivors.push(mutant),
+    for mutation in Mutation::ALL.into_iter().filter(is_chosen) {
+        match (0..mutation.schedules()).find_map(|seed| run(seed, mutation).err()) {
+            Some(found) => println!("{mutation:?}: seed {}: {}", found.seed, found.what),
+            None => survivors.push(mutation),
         }
     }
     assert!(survivors.is_empty(), "not found: {survivors:?}");

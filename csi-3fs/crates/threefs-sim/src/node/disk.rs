@@ -9,11 +9,11 @@ use threefs_core::ids::ChunkId;
 use threefs_core::message::{Content, ReadDone, ReadRequest, RepairRequest, StorageReply, Updated};
 use threefs_core::replica::{Event, OpId, Token};
 
-use super::hosting::no;
-use crate::mutant::Mutant;
-use crate::shape::At;
+use super::hosting::io_error;
+use crate::mutations::Mutation;
+use crate::simulation::{SimEvent, Simulation, Violation};
 use crate::store::Version;
-use crate::world::{Happening, Violation, World};
+use crate::topology::At;
 
 /// Work of a disk, done when its time comes.
 #[derive(Clone, Debug)]
@@ -28,15 +28,15 @@ pub(crate) enum Job {
     Repair { token: Token, request: RepairRequest, which: Which },
 }
 
-impl World {
-    pub(super) fn begin_apply(
+impl Simulation {
+    pub(super) fn start_apply(
         &mut self,
         at: At,
         op: OpId,
         mut update: StoreUpdate,
         payload: Bytes,
     ) {
-        if self.mutant == Mutant::ForgetTags
+        if self.mutation == Mutation::ForgetTags
             && let Some(newest) = update.tags.newest().copied()
         {
             // Only the newest is kept, to know who made the version.
@@ -51,23 +51,23 @@ impl World {
 
     pub(super) fn disk(&mut self, at: At, takes: std::ops::Range<u64>, job: Job) {
         let mut after = self.rng.random_range(takes);
-        if !self.calm && self.rng.random_bool(0.02) {
+        if !self.faults_ended && self.rng.random_bool(0.02) {
             after *= 20;
         }
         let hangs = self.nodes[at.node].disk_hangs_until.saturating_sub(self.now);
         let opening = self.hosted(at).opening;
-        self.push(hangs + after, Happening::Disk { at, opening, job: Box::new(job) });
+        self.push(hangs + after, SimEvent::Disk { at, opening, job: Box::new(job) });
     }
 
     pub(crate) fn disk_done(&mut self, at: At, job: Job) -> Result<(), Violation> {
         let hangs = self.nodes[at.node].disk_hangs_until.saturating_sub(self.now);
         if hangs > 0 {
             let opening = self.hosted(at).opening;
-            self.push(hangs, Happening::Disk { at, opening, job: Box::new(job) });
+            self.push(hangs, SimEvent::Disk { at, opening, job: Box::new(job) });
             return Ok(());
         }
         if let Some(event) = self.failed(at, &job) {
-            return self.give(at, event);
+            return self.deliver_event(at, event);
         }
         let event = match job {
             Job::Apply { op, update, payload, begun } => {
@@ -105,7 +105,7 @@ impl World {
                 return Ok(());
             }
         };
-        self.give(at, event)
+        self.deliver_event(at, event)
     }
 
     /// What the store answers while it reports I/O errors; reads of clients come from its cache.
@@ -114,13 +114,17 @@ impl World {
             return None;
         }
         Some(match *job {
-            Job::Apply { op, .. } => Event::Applied { op, result: Err(no("flush")) },
-            Job::Commit { op, .. } => Event::Committed { op, result: Err(no("write the log")) },
-            Job::Forgotten { op } | Job::Purged { op } => {
-                Event::Forgotten { op, result: Err(no("write the log")) }
+            Job::Apply { op, .. } => Event::Applied { op, result: Err(io_error("flush")) },
+            Job::Commit { op, .. } => {
+                Event::Committed { op, result: Err(io_error("write the log")) }
             }
-            Job::InodesForgotten { op } => Event::InodesForgotten { op, result: Err(no("flush")) },
-            Job::Content { op, .. } => Event::Content { op, result: Err(no("read")) },
+            Job::Forgotten { op } | Job::Purged { op } => {
+                Event::Forgotten { op, result: Err(io_error("write the log")) }
+            }
+            Job::InodesForgotten { op } => {
+                Event::InodesForgotten { op, result: Err(io_error("flush")) }
+            }
+            Job::Content { op, .. } => Event::Content { op, result: Err(io_error("read")) },
             Job::Read { .. } | Job::Repair { .. } => return None,
         })
     }
@@ -132,7 +136,7 @@ impl World {
         payload: &Bytes,
         begun: Option<ChunkState>,
     ) -> Result<ChunkState, StoreError> {
-        let (full, mutant) = (self.nodes[at.node].full, self.mutant);
+        let (full, mutation) = (self.nodes[at.node].full, self.mutation);
         let store = &mut self.hosted_mut(at).store;
         let result = match begun {
             Some(pending) => Ok(pending),
@@ -141,14 +145,14 @@ impl World {
             }
             None => store.apply(update, payload),
         };
-        if result.is_ok() && mutant != Mutant::LoseFlush {
+        if result.is_ok() && mutation != Mutation::LoseFlush {
             store.flush();
         }
         result
     }
 
     fn acknowledge_early(&mut self, at: At, result: &Result<ChunkState, StoreError>) {
-        if self.mutant == Mutant::AcknowledgeBeforeTail
+        if self.mutation == Mutation::AcknowledgeBeforeTail
             && let Ok(pending) = result
             && let Some(newest) = pending.tags.newest()
             && let Some(token) = self.hosted_mut(at).update_tokens.remove(&newest.tag)
@@ -180,7 +184,7 @@ impl World {
                 let damaged = matches!(error, StoreError::Corrupt { .. });
                 self.reply(at, token, Err(error.at(at.target())), Bytes::new());
                 if damaged {
-                    return self.give(at, Event::DamageFound { chunk: request.chunk });
+                    return self.deliver_event(at, Event::DamageFound { chunk: request.chunk });
                 }
                 Ok(())
             }

@@ -7,15 +7,15 @@ use threefs_core::hosting::{Pauses, sets_aside};
 use threefs_core::ids::Incarnation;
 use threefs_core::replica::{Config, Event, Replica};
 
-use crate::mutant::Mutant;
-use crate::shape::{At, chain_id};
+use crate::mutations::Mutation;
+use crate::simulation::{SimEvent, Simulation, Violation};
 use crate::store::{Log, Store};
-use crate::world::{Happening, Violation, World};
+use crate::topology::{At, chain_id};
 
 /// As everything here, shorter than in the product.
 pub(super) const PAUSES: Pauses = Pauses { min_ms: 5, max_ms: 80, recovered_ms: 100 };
 
-fn replica(at: At, opening: u64, mutant: Mutant, purge_after_ms: Option<u64>) -> Replica {
+fn replica(at: At, opening: u64, mutation: Mutation, purge_after_ms: Option<u64>) -> Replica {
     let mut config = Config::new(at.target(), chain_id(at.chain), Incarnation(opening));
     config.call_timeout_ms = 15;
     config.retry_wait_ms = 2;
@@ -25,13 +25,13 @@ fn replica(at: At, opening: u64, mutant: Mutant, purge_after_ms: Option<u64>) ->
     config.purge_after_ms = purge_after_ms.unwrap_or(config.purge_after_ms);
     config.sync_window = 2;
     config.sync_page = 2;
-    if let Mutant::Without(check) = mutant {
+    if let Mutation::Without(check) = mutation {
         config.without = Some(check);
     }
     Replica::new(config)
 }
 
-impl World {
+impl Simulation {
     /// Opens the store of a target that has no replica; a replica begins over it, or a pause.
     pub(crate) fn open(&mut self, at: At) -> Result<(), Violation> {
         if self.hosted(at).replica.is_some() {
@@ -43,7 +43,7 @@ impl World {
                 self.note(|| format!("{} is set aside", self.name(at)));
                 let id = self.new_store_id();
                 self.hosted_mut(at).store = Store::new(id);
-                self.mend();
+                self.repair_all();
                 self.open(at)
             }
             Err(_) => {
@@ -54,26 +54,26 @@ impl World {
     }
 
     fn open_store(&mut self, at: At) -> Result<(), StoreError> {
-        let (now, mutant) = (self.now, self.mutant);
+        let (now, mutation) = (self.now, self.mutation);
         let hosted = self.hosted_mut(at);
         if hosted.fails_until > now {
-            return Err(no("open the store"));
+            return Err(io_error("open the store"));
         }
         if hosted.store.log != Log::Sound {
             return Err(StoreError::Damaged { reason: "a frame of the log is missing".into() });
         }
         // What a killed process left in the page cache becomes durable before it is read.
-        if mutant != Mutant::SkipFlushAtOpen {
+        if mutation != Mutation::SkipFlushAtOpen {
             hosted.store.flush();
         }
         Ok(())
     }
 
     fn is_set_aside(&self, at: At, error: &StoreError) -> bool {
-        if self.mutant == Mutant::SetAsideLast {
+        if self.mutation == Mutation::SetAsideLast {
             return matches!(error, StoreError::Damaged { .. });
         }
-        if self.mutant == Mutant::KeepDamaged {
+        if self.mutation == Mutation::KeepDamaged {
             return false;
         }
         let node = &self.nodes[at.node];
@@ -84,27 +84,27 @@ impl World {
 
     /// A new replica learns what its node knows.
     fn opened(&mut self, at: At) -> Result<(), Violation> {
-        let (mutant, now) = (self.mutant, self.nodes[at.node].clock(self.now));
-        let purge_after_ms = self.rights.purge_after_ms();
+        let (mutation, now) = (self.mutation, self.nodes[at.node].clock(self.now));
+        let purge_after_ms = self.fencing.purge_after_ms();
         let hosted = self.hosted_mut(at);
         hosted.reopening.opened(now);
-        let replica = replica(at, hosted.opening, mutant, purge_after_ms);
+        let replica = replica(at, hosted.opening, mutation, purge_after_ms);
         hosted.begin(replica);
-        self.inform(at)?;
-        self.inform_of_lease(at)?;
-        if self.nodes[at.node].leaving && mutant != Mutant::ReportLeaveAtOnce {
-            self.give(at, Event::Leave)?;
+        self.deliver_routing(at)?;
+        self.deliver_lease(at)?;
+        if self.nodes[at.node].leaving && mutation != Mutation::ReportLeaveAtOnce {
+            self.deliver_event(at, Event::Leave)?;
         }
         Ok(())
     }
 
     /// What the newest routing says to one target.
-    pub(super) fn inform(&mut self, at: At) -> Result<(), Violation> {
+    pub(super) fn deliver_routing(&mut self, at: At) -> Result<(), Violation> {
         let routing = std::rc::Rc::clone(&self.nodes[at.node].routing);
         let Some(chain) = routing.chain(chain_id(at.chain)) else { return Ok(()) };
-        self.give(at, Event::Routing(chain.clone()))?;
+        self.deliver_event(at, Event::Routing(chain.clone()))?;
         if routing.retires(chain, at.target()) {
-            self.give(at, Event::Retire)?;
+            self.deliver_event(at, Event::Retire)?;
         }
         Ok(())
     }
@@ -112,33 +112,33 @@ impl World {
     /// The replica has given its store up. What was cached and not flushed may be lost.
     pub(super) fn store_failed(&mut self, at: At) {
         self.note(|| format!("{} has failed", self.name(at)));
-        let (rng, mutant) = (&mut self.rng, self.mutant);
+        let (rng, mutation) = (&mut self.rng, self.mutation);
         let hosted = &mut self.nodes[at.node].targets[at.chain];
         let target = at.target();
         let unanswered = hosted.close();
-        match mutant {
-            Mutant::KeepCache => hosted.store.forget_unflushed(),
+        match mutation {
+            Mutation::KeepCache => hosted.store.forget_unflushed(),
             _ => hosted.store.crash(|unflushed| rng.random_range(0..=unflushed)),
         }
         for origin in unanswered {
             let error = StorageError::Timeout { target };
             self.answer(at.node, origin, Err(error), bytes::Bytes::new());
         }
-        if mutant != Mutant::KeepClosed {
+        if mutation != Mutation::KeepClosed {
             self.open_later(at);
         }
     }
 
     fn open_later(&mut self, at: At) {
         let now = self.nodes[at.node].clock(self.now);
-        let life = self.nodes[at.node].life;
+        let incarnation = self.nodes[at.node].incarnation;
         let pause_ms = self.hosted_mut(at).reopening.failed(now);
         let pause = self.rng.random_range(pause_ms * 750..=pause_ms * 1_000);
-        self.push(pause, Happening::Open { at, life });
+        self.push(pause, SimEvent::Open { at, incarnation });
     }
 }
 
 /// The operating system said no.
-pub(super) fn no(operation: &str) -> StoreError {
+pub(super) fn io_error(operation: &str) -> StoreError {
     StoreError::Io { operation: operation.into(), reason: "input/output error".into() }
 }

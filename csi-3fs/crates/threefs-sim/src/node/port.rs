@@ -12,13 +12,13 @@ use fabric::rpc::{Budget, CreditRequest, Credits};
 use threefs_core::message::{StorageRequest, class};
 use threefs_core::time::Millis;
 
-use crate::mutant::Mutant;
-use crate::world::Caller;
+use crate::mutations::Mutation;
+use crate::simulation::CallerId;
 
 /// A request at the port.
 #[derive(Debug)]
 pub(crate) struct Incoming {
-    pub caller: Caller,
+    pub caller: CallerId,
     pub request: StorageRequest,
     pub payload: Bytes,
     pub expires: Option<Millis>,
@@ -29,7 +29,7 @@ pub(crate) struct Incoming {
 
 /// What one request holds until it is answered.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Held {
+pub(crate) struct HeldBudget {
     class: u8,
     connection: usize,
     request_bytes: usize,
@@ -37,11 +37,11 @@ pub(crate) struct Held {
 }
 
 /// What becomes of a request whose turn it is.
-pub(crate) enum Entered {
+pub(crate) enum Admission {
     /// It is the replica's.
-    Admitted(Box<Incoming>, Held),
+    Admitted(Box<Incoming>, HeldBudget),
     /// There is no place for a call.
-    Overloaded(Caller),
+    Overloaded(CallerId),
     /// It waits for the bytes of its reply, or its caller has given up.
     Nothing,
 }
@@ -83,20 +83,20 @@ impl Gate {
         }
     }
 
-    fn release(&mut self, held: Held) {
+    fn release(&mut self, held: HeldBudget) {
         self.calls -= 1;
         self.requests.release(held.connection, held.request_bytes);
         self.replies.release(held.connection, held.reply_bytes);
     }
 
     /// What a request holds once it is let in.
-    fn held(&self, incoming: &Incoming) -> Held {
+    fn held(&self, incoming: &Incoming) -> HeldBudget {
         let reply_bytes = match &incoming.request {
             StorageRequest::Read(read) => read.length as usize,
-            StorageRequest::Repair(_) => crate::world::CHUNK_BYTES as usize,
+            StorageRequest::Repair(_) => crate::simulation::CHUNK_BYTES as usize,
             _ => 0,
         };
-        Held {
+        HeldBudget {
             class: incoming.class,
             connection: incoming.caller.endpoint,
             request_bytes: match incoming.payload.len() {
@@ -112,10 +112,10 @@ impl Gate {
 }
 
 /// The class under which a port counts a request.
-pub(crate) fn class_of(request: &StorageRequest, mutant: Mutant) -> u8 {
-    match (request.class(), mutant) {
-        (_, Mutant::OneBudget) => class::UPDATE,
-        (hop, Mutant::OneBudgetForForwards) if (1..=class::HOP_MAX).contains(&hop) => 1,
+pub(crate) fn class_of(request: &StorageRequest, mutation: Mutation) -> u8 {
+    match (request.class(), mutation) {
+        (_, Mutation::OneBudget) => class::UPDATE,
+        (hop, Mutation::OneBudgetForForwards) if (1..=class::HOP_MAX).contains(&hop) => 1,
         (class, _) => class,
     }
 }
@@ -141,7 +141,7 @@ impl Port {
         let step = if incoming.payload.is_empty() {
             Step::Granted
         } else {
-            let Caller { endpoint, volume, .. } = incoming.caller;
+            let CallerId { endpoint, volume, .. } = incoming.caller;
             let ticket = gate.requests.request(endpoint, volume, incoming.payload.len());
             gate.tickets.insert(ticket, id);
             Step::Offered
@@ -204,31 +204,35 @@ impl Port {
     }
 
     /// The turn of a granted request has come: it has been sent, unless its caller has given up.
-    pub(crate) fn enter(&mut self, id: u64, now: u64) -> Entered {
-        let Some((incoming, step)) = self.waiting.remove(&id) else { return Entered::Nothing };
+    pub(crate) fn enter(&mut self, id: u64, now: u64) -> Admission {
+        let Some((incoming, step)) = self.waiting.remove(&id) else { return Admission::Nothing };
         let gate = &mut self.gates[usize::from(incoming.class)];
         let held = gate.held(&incoming);
         if matches!(step, Step::Reserved) {
-            return Entered::Admitted(Box::new(incoming), held);
+            return Admission::Admitted(Box::new(incoming), held);
         }
         let declined = held.request_bytes > 0 && incoming.deadline <= now;
         if declined || gate.calls == gate.budget.calls_max {
             gate.requests.release(held.connection, held.request_bytes);
-            return if declined { Entered::Nothing } else { Entered::Overloaded(incoming.caller) };
+            return if declined {
+                Admission::Nothing
+            } else {
+                Admission::Overloaded(incoming.caller)
+            };
         }
         gate.calls += 1;
         if held.reply_bytes == 0 {
-            return Entered::Admitted(Box::new(incoming), held);
+            return Admission::Admitted(Box::new(incoming), held);
         }
         let ticket =
             gate.replies.request(held.connection, incoming.caller.volume, held.reply_bytes);
         gate.reservations.insert(ticket, id);
         self.waiting.insert(id, (incoming, Step::Reserving));
-        Entered::Nothing
+        Admission::Nothing
     }
 
     /// A request is answered.
-    pub(crate) fn give_back(&mut self, held: Held) {
+    pub(crate) fn give_back(&mut self, held: HeldBudget) {
         self.gates[usize::from(held.class)].release(held);
     }
 }

@@ -15,17 +15,17 @@ use threefs_core::time::Millis;
 use super::Job;
 use super::disk::read_reply;
 use super::hosting::PAUSES;
-use super::port::Held;
-use crate::mutant::Mutant;
-use crate::shape::{At, chain_id};
+use super::port::HeldBudget;
+use crate::mutations::Mutation;
+use crate::simulation::{CallerId, Packet, SimEvent, Simulation, Violation};
 use crate::store::Store;
-use crate::world::{Caller, Happening, Packet, Violation, World};
+use crate::topology::{At, chain_id};
 
 /// Where an answer goes, and what it frees.
 #[derive(Debug)]
 pub(crate) struct Origin {
-    pub caller: Caller,
-    pub held: Option<Held>,
+    pub caller: CallerId,
+    pub held: Option<HeldBudget>,
 }
 
 /// See the module.
@@ -130,7 +130,7 @@ impl Hosted {
     }
 }
 
-impl World {
+impl Simulation {
     pub(crate) fn hosted(&self, at: At) -> &Hosted {
         &self.nodes[at.node].targets[at.chain]
     }
@@ -145,7 +145,7 @@ impl World {
     }
 
     /// A request that the port has let in.
-    pub(super) fn asked(
+    pub(super) fn request(
         &mut self,
         at: At,
         origin: Origin,
@@ -153,20 +153,20 @@ impl World {
         payload: Bytes,
         expires: Option<Millis>,
     ) -> Result<(), Violation> {
-        let (mutant, serves) = (self.mutant, self.serves(at));
+        let (mutation, serves) = (self.mutation, self.serves(at));
         let hosted = self.hosted_mut(at);
         hosted.next_token += 1;
         let token = Token(hosted.next_token);
         hosted.tokens.insert(token, origin);
         if let Err(error) = verify_payload(&request, &payload) {
-            return self.act(at, vec![Action::Reply { token, result: Err(error) }]);
+            return self.execute(at, vec![Action::Reply { token, result: Err(error) }]);
         }
-        match (&mut request, mutant) {
-            (request, Mutant::SkipVersionCheck) => hosted.skip_version_check(request),
-            (StorageRequest::Update(update), Mutant::AcknowledgeBeforeTail) => {
+        match (&mut request, mutation) {
+            (request, Mutation::SkipVersionCheck) => hosted.skip_version_check(request),
+            (StorageRequest::Update(update), Mutation::AcknowledgeBeforeTail) => {
                 hosted.update_tokens.insert(update.tag, token);
             }
-            (StorageRequest::Read(read), Mutant::ReadPending) => {
+            (StorageRequest::Read(read), Mutation::ReadPending) => {
                 if serves
                     && let Ok(version) = hosted.store.read(read.chunk, Which::Newest)
                     && version.state.exists()
@@ -179,18 +179,18 @@ impl World {
             }
             _ => {}
         }
-        self.give(at, Event::Request { token, request, payload, expires })
+        self.deliver_event(at, Event::Request { token, request, payload, expires })
     }
 
     /// Hands an event to the replica, if there is one, and carries out what it says.
-    pub(crate) fn give(&mut self, at: At, event: Event) -> Result<(), Violation> {
+    pub(crate) fn deliver_event(&mut self, at: At, event: Event) -> Result<(), Violation> {
         let now = self.nodes[at.node].clock(self.now);
         let hosted = self.hosted_mut(at);
         let Some(replica) = &mut hosted.replica else { return Ok(()) };
         let mut actions = Vec::new();
         replica.handle(now, event, &hosted.store, &mut actions);
         let (wakeup, failed) = (replica.next_wakeup(), replica.has_failed());
-        self.act(at, actions)?;
+        self.execute(at, actions)?;
         if failed {
             self.store_failed(at);
         } else if let Some(wake) = wakeup {
@@ -206,21 +206,21 @@ impl World {
         if hosted.wake_at.is_none_or(|before| due < before || before <= now) {
             hosted.wake_at = Some(due);
             let opening = hosted.opening;
-            self.push(due - now, Happening::Wake { at, opening });
+            self.push(due - now, SimEvent::Wake { at, opening });
         }
     }
 
-    pub(crate) fn target_wakes(&mut self, at: At) -> Result<(), Violation> {
+    pub(crate) fn wake_target(&mut self, at: At) -> Result<(), Violation> {
         self.hosted_mut(at).wake_at = None;
-        self.give(at, Event::Tick)
+        self.deliver_event(at, Event::Tick)
     }
 
-    fn act(&mut self, at: At, actions: Vec<Action>) -> Result<(), Violation> {
+    fn execute(&mut self, at: At, actions: Vec<Action>) -> Result<(), Violation> {
         for action in actions {
             match action {
                 Action::Apply { op, update, payload, .. } => {
-                    self.check_right(at, &update)?;
-                    self.begin_apply(at, op, update, payload)
+                    self.check_fencing(at, &update)?;
+                    self.start_apply(at, op, update, payload)
                 }
                 Action::Commit { op, chunk, version, chain_version } => {
                     let result = self.hosted_mut(at).store.commit(chunk, version, chain_version);
@@ -233,7 +233,7 @@ impl World {
                 }
                 Action::Purge { op, chunk, version } => {
                     self.hosted_mut(at).store.purge(chunk, version);
-                    if self.knows_promotion(at) {
+                    if self.has_seen_promotion(at) {
                         self.history.purged(chunk, version);
                     }
                     self.disk(at, 0..300, Job::Purged { op });
@@ -258,8 +258,8 @@ impl World {
                 }
                 Action::Reply { token, result } => self.reply(at, token, result, Bytes::new()),
                 Action::RefreshRouting => {
-                    let life = self.nodes[at.node].life;
-                    self.send(at.node, self.manager_endpoint(), Packet::AskRouting { life });
+                    let incarnation = self.nodes[at.node].incarnation;
+                    self.send(at.node, self.manager_endpoint(), Packet::AskRouting { incarnation });
                 }
                 Action::Alert(alert) => self.note(|| format!("node {}: {alert}", at.node)),
             }
@@ -268,15 +268,15 @@ impl World {
     }
 
     /// Whether the target's routing is at least as new as the last promotion in its chain.
-    fn knows_promotion(&self, at: At) -> bool {
+    fn has_seen_promotion(&self, at: At) -> bool {
         let chain = self.hosted(at).replica.as_ref().and_then(Replica::chain);
         chain.map(|chain| chain.version) >= self.promoted.get(&at.chain).copied()
     }
 
     /// For a mutant: a forward counts as answered once it is sent.
     fn answer_early(&mut self, at: At, rpc: u64, to: usize, request: &StorageRequest) {
-        if let (Mutant::CommitBeforeReply, StorageRequest::Forward(forward)) =
-            (self.mutant, request)
+        if let (Mutation::CommitBeforeReply, StorageRequest::Forward(forward)) =
+            (self.mutation, request)
         {
             let done = Updated {
                 version: forward.version,
@@ -285,9 +285,10 @@ impl World {
                 chain_version: forward.to.chain_version,
             };
             let opening = self.hosted(at).opening;
-            let caller = Caller { endpoint: at.node, rpc, chain: at.chain, opening, volume: None };
+            let caller =
+                CallerId { endpoint: at.node, rpc, chain: at.chain, opening, volume: None };
             let packet = Packet::response(caller, Ok(StorageReply::Updated(done)), Bytes::new());
-            self.push(1, Happening::Deliver { from: to, to: at.node, packet });
+            self.push(1, SimEvent::Deliver { from: to, to: at.node, packet });
         }
     }
 
@@ -320,7 +321,7 @@ impl World {
 
     /// As violations name it.
     pub(crate) fn name(&self, at: At) -> String {
-        match self.shape.chains {
+        match self.topology.chains {
             1 => format!("node {}", at.node),
             _ => format!("node {} of {}", at.node, chain_id(at.chain)),
         }

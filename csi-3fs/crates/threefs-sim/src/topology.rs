@@ -9,7 +9,7 @@ use threefs_core::ids::{ChainId, ChunkId, NodeId, TargetId};
 use threefs_core::routing::Chain;
 use threefs_storage::admission;
 
-use crate::mutant::Mutant;
+use crate::mutations::Mutation;
 
 /// Separates its random numbers from those of everything else.
 const SEED: u64 = 0x7368_6170;
@@ -43,7 +43,7 @@ pub(crate) fn chain_id(chain: usize) -> ChainId {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Shape {
+pub(crate) struct Topology {
     /// How many chains.
     pub chains: usize,
     /// What each port lets in; `None` = everything.
@@ -51,12 +51,12 @@ pub(crate) struct Shape {
     rng: ChaCha8Rng,
 }
 
-impl Shape {
-    pub(crate) fn new(seed: u64, mutant: Mutant) -> Self {
+impl Topology {
+    pub(crate) fn new(seed: u64, mutation: Mutation) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ SEED);
-        let several = rng.random_bool(0.4) || mutant.needs_budgets();
+        let several = rng.random_bool(0.4) || mutation.needs_budgets();
         let chains = if several { rng.random_range(2..=3) } else { 1 };
-        let bounded = rng.random_bool(0.5) || mutant.needs_budgets();
+        let bounded = rng.random_bool(0.5) || mutation.needs_budgets();
         let (calls_max, part) = (rng.random_range(1..=3), [1, 2, 6][rng.random_range(0..3)]);
         // More updates than forwards, or as many.
         let updates_max = calls_max * [1, 3][rng.random_range(0..2)];

@@ -8,10 +8,10 @@ use threefs_core::forgotten::InodeRange;
 use threefs_core::ids::{ChunkId, InodeId};
 use threefs_core::message::{Address, ForgetInodes, StorageReply, StorageRequest};
 
-use super::{Caller, Happening, Packet, Violation, World};
-use crate::faults::CALM_AT_US;
-use crate::mutant::Mutant;
-use crate::shape::chain_id;
+use super::{CallerId, Packet, SimEvent, Simulation, Violation};
+use crate::fault_plan::FAULTS_END_US;
+use crate::mutations::Mutation;
+use crate::topology::chain_id;
 
 /// Its inode.
 const REMOVED: InodeId = InodeId(8);
@@ -35,10 +35,10 @@ pub(crate) struct Removal {
 }
 
 impl Removal {
-    pub(crate) fn new(seed: u64, mutant: Mutant, chains: usize) -> Self {
+    pub(crate) fn new(seed: u64, mutation: Mutation, chains: usize) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ SEED);
-        let some = rng.random_bool(0.3) || mutant.needs_removal();
-        let at = some.then(|| rng.random_range(50_000..CALM_AT_US));
+        let some = rng.random_bool(0.3) || mutation.needs_removal();
+        let at = some.then(|| rng.random_range(50_000..FAULTS_END_US));
         Self { rng, at, chains: vec![(None, false); chains], begun: false }
     }
 
@@ -70,22 +70,22 @@ pub(super) fn removed_chunks() -> impl Iterator<Item = ChunkId> {
     (0..CHUNKS).map(|index| ChunkId::new(REMOVED, index))
 }
 
-impl World {
+impl Simulation {
     /// The collector asks the heads to forget the inode, until all have.
-    pub(super) fn collect(&mut self) {
+    pub(super) fn run_gc(&mut self) {
         self.removal.begun = !self.removal.is_done();
         if self.removal.is_done() {
             return;
         }
-        self.push(RETRY_US, Happening::Collect);
-        for chain in 0..self.shape.chains {
+        self.push(RETRY_US, SimEvent::Collect);
+        for chain in 0..self.topology.chains {
             if !self.removal.chains[chain].1 {
-                self.collect_from(chain);
+                self.forget_on_chain(chain);
             }
         }
     }
 
-    fn collect_from(&mut self, chain: usize) {
+    fn forget_on_chain(&mut self, chain: usize) {
         let known = self.manager.chain(chain_id(chain));
         let Some((head, version)) = known.and_then(|chain| Some((*chain.head()?, chain.version)))
         else {
@@ -98,7 +98,7 @@ impl World {
         self.removal.chains[chain].0 = Some(self.rpcs);
         // Any client endpoint will do.
         let from = self.manager_endpoint() + 1;
-        let (caller, deadline) = (Caller::client(from, self.rpcs), self.now + RETRY_US);
+        let (caller, deadline) = (CallerId::client(from, self.rpcs), self.now + RETRY_US);
         let packet = Packet::request(caller, request, bytes::Bytes::new(), deadline);
         self.send(from, head.node.0 as usize, packet);
     }
@@ -110,12 +110,12 @@ impl World {
         }
         self.removal.chains[chain] = (None, false);
         if !self.removal.begun {
-            self.push(0, Happening::Collect);
+            self.push(0, SimEvent::Collect);
         }
     }
 
     /// Takes an answer if it is the collector's.
-    pub(crate) fn collected(
+    pub(crate) fn gc_answered(
         &mut self,
         rpc: u64,
         result: &Result<StorageReply, StorageError>,

@@ -12,41 +12,41 @@ use threefs_core::time::Millis;
 use threefs_mgmtd::MgmtdError;
 
 use crate::client::Task;
-use crate::faults::{self, CALM_AT_US};
+use crate::fault_plan::{self, FAULTS_END_US};
 use crate::history::History;
 use crate::manager::{Manager, SCAN_MS};
-use crate::mutant::Mutant;
+use crate::mutations::Mutation;
 use crate::node::Node;
-use crate::shape::{At, Shape, chain_id};
+use crate::topology::{At, Topology, chain_id};
 
-mod collect;
+mod convergence;
 mod events;
-mod misfortune;
+mod faults;
+mod fencing;
+mod gc;
 mod moves;
 mod operator;
-mod rights;
-mod settle;
 
-use collect::Removal;
-pub(crate) use collect::is_removed;
-use events::Due;
-pub(crate) use events::{Caller, Happening, Packet};
-pub(crate) use rights::Expiry;
-use rights::Rights;
+use events::ScheduledEvent;
+pub(crate) use events::{CallerId, Packet, SimEvent};
+pub(crate) use fencing::Expiry;
+use fencing::Fencing;
+use gc::Removal;
+pub(crate) use gc::is_removed;
 
 /// The one file.
 pub const INODE: InodeId = InodeId(7);
 /// Bytes of a chunk: few, so that partial updates meet.
 pub const CHUNK_BYTES: u32 = 12;
 /// Tells the generator of moves from that of everything else.
-const MOVES: u64 = 0x6d6f_7665;
+const MOVES_SEED: u64 = 0x6d6f_7665;
 /// Ids of stores that took another's place come after this.
 const NEW_STORES: u64 = 1_000;
 /// Clients begin nothing new so long after the faults have ended.
-const LAST_REQUEST_US: u64 = CALM_AT_US + 60_000;
+const LAST_REQUEST_US: u64 = FAULTS_END_US + 60_000;
 /// By then everything must be well again.
-const SETTLED_BY_US: u64 = CALM_AT_US + 3_000_000;
-const SETTLE_CHECK_US: u64 = 10_000;
+const CONVERGED_BY_US: u64 = FAULTS_END_US + 3_000_000;
+const CONVERGENCE_CHECK_US: u64 = 10_000;
 
 /// What a schedule went through.
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,7 +62,7 @@ pub struct Outcome {
     /// Requests that ports refused.
     pub overloads: u64,
     /// Virtual microseconds from the end of the faults until all was well.
-    pub settled_after_us: u64,
+    pub converged_after_us: u64,
 }
 
 /// An invariant is broken.
@@ -97,13 +97,13 @@ struct Network {
 }
 
 /// See the module.
-pub struct World {
+pub struct Simulation {
     seed: u64,
-    pub(crate) mutant: Mutant,
-    pub(crate) shape: Shape,
+    pub(crate) mutation: Mutation,
+    pub(crate) topology: Topology,
     pub(crate) now: u64,
     sequence: u64,
-    queue: BinaryHeap<Reverse<Due>>,
+    queue: BinaryHeap<Reverse<ScheduledEvent>>,
     pub(crate) rng: ChaCha8Rng,
     pub(crate) nodes: Vec<Node>,
     pub(crate) tasks: Vec<Task>,
@@ -116,11 +116,11 @@ pub struct World {
     pub(crate) rpcs: u64,
     pub(crate) rpc_task: BTreeMap<u64, usize>,
     pub(crate) retry_us: u64,
-    pub(crate) calm: bool,
+    pub(crate) faults_ended: bool,
     pub(crate) ends_at: Option<u64>,
     // Of moves and of rights alone: the other schedules stay what they are.
     moves: ChaCha8Rng,
-    pub(crate) rights: Rights,
+    pub(crate) fencing: Fencing,
     pub(crate) removal: Removal,
     damaged: Vec<u32>,
     /// A disk, or a store, is lost for good: one in a schedule.
@@ -135,23 +135,23 @@ pub struct World {
     trace: bool,
 }
 
-impl World {
+impl Simulation {
     /// The world of a seed, before its first event.
     #[must_use]
-    pub fn new(seed: u64, mutant: Mutant) -> Self {
+    pub fn new(seed: u64, mutation: Mutation) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let count = [2, 3, 3, 3, 3, 4][rng.random_range(0..6)];
         let clients = rng.random_range(1..4);
-        let mut shape = Shape::new(seed, mutant);
+        let mut topology = Topology::new(seed, mutation);
         // Each chain has one at least.
-        let chunks = rng.random_range(1..4).max(shape.chains as u32);
+        let chunks = rng.random_range(1..4).max(topology.chains as u32);
         let skewed = rng.random_bool(0.5);
         let nodes: Vec<Node> = (0..count)
             .map(|index| {
                 let rate = if skewed { rng.random_range(0.8..1.25) } else { 1.0 };
                 // Who asks rarely hears of several changes at once.
                 let poll_us = [4_000, 25_000, 150_000][rng.random_range(0..3)];
-                Node::new(index, shape.chains, rng.random_range(0..1_000_000), rate, poll_us)
+                Node::new(index, topology.chains, rng.random_range(0..1_000_000), rate, poll_us)
             })
             .collect();
         let mut tasks = Vec::new();
@@ -160,22 +160,22 @@ impl World {
                 tasks.push(Task::new(count + 1 + client, client as u128 + 1, channel));
             }
         }
-        let plan = faults::plan(&mut rng, count, count + 1 + clients, chunks);
-        let rights = Rights::new(seed, mutant);
-        let mut moves = ChaCha8Rng::seed_from_u64(seed ^ MOVES);
-        let moving = matches!(mutant, Mutant::LeaveOutAtOnce | Mutant::AbandonServing);
+        let plan = fault_plan::plan(&mut rng, count, count + 1 + clients, chunks);
+        let fencing = Fencing::new(seed, mutation);
+        let mut moves = ChaCha8Rng::seed_from_u64(seed ^ MOVES_SEED);
+        let moving = matches!(mutation, Mutation::LeaveOutAtOnce | Mutation::AbandonServing);
         let wanted = moves.random_bool(0.4) || moving;
         let spare = count > 2 && wanted;
         let members = if spare { count - 1 } else { count };
-        let mut manager = Manager::new(shape.make_chains(members));
-        manager.hasty = mutant == Mutant::LeaveOutAtOnce;
-        manager.careless = mutant == Mutant::AbandonServing;
-        manager.rash = mutant == Mutant::PromoteEmpty;
-        let mut world = Self {
+        let mut manager = Manager::new(topology.make_chains(members));
+        manager.leaves_out_at_once = mutation == Mutation::LeaveOutAtOnce;
+        manager.abandons_serving = mutation == Mutation::AbandonServing;
+        manager.promotes_empty = mutation == Mutation::PromoteEmpty;
+        let mut simulation = Self {
             seed,
-            mutant,
-            removal: Removal::new(seed, mutant, shape.chains),
-            shape,
+            mutation,
+            removal: Removal::new(seed, mutation, topology.chains),
+            topology,
             now: 0,
             sequence: 0,
             queue: BinaryHeap::new(),
@@ -191,10 +191,10 @@ impl World {
             rpcs: 0,
             rpc_task: BTreeMap::new(),
             retry_us: 4_000,
-            calm: false,
+            faults_ended: false,
             ends_at: None,
             moves,
-            rights,
+            fencing,
             damaged: Vec::new(),
             lost: false,
             new_stores: 0,
@@ -206,28 +206,28 @@ impl World {
             trace: std::env::var_os("THREEFS_SIM_TRACE").is_some(),
         };
         for (at, fault) in plan {
-            world.push(at, Happening::Fault(fault));
+            simulation.push(at, SimEvent::Fault(fault));
         }
-        for (at, fault) in faults::more(seed, mutant, count, world.shape.chains) {
-            world.push(at, Happening::Fault(fault));
+        for (at, fault) in fault_plan::more(seed, mutation, count, simulation.topology.chains) {
+            simulation.push(at, SimEvent::Fault(fault));
         }
-        if let Some(at) = world.removal.at() {
-            world.push(at + 1, Happening::Collect);
+        if let Some(at) = simulation.removal.at() {
+            simulation.push(at + 1, SimEvent::Collect);
         }
         if spare {
-            let at = world.moves.random_range(20_000..CALM_AT_US);
-            world.push(at, Happening::Move);
-            if world.moves.random_bool(0.4) || mutant == Mutant::AbandonServing {
-                let after = world.moves.random_range(1_000..200_000);
-                world.push(at + after, Happening::GiveUpMove);
+            let at = simulation.moves.random_range(20_000..FAULTS_END_US);
+            simulation.push(at, SimEvent::Move);
+            if simulation.moves.random_bool(0.4) || mutation == Mutation::AbandonServing {
+                let after = simulation.moves.random_range(1_000..200_000);
+                simulation.push(at + after, SimEvent::AbandonMove);
             }
         }
-        for task in 0..world.tasks.len() {
-            world.push(0, Happening::Task { task, generation: 0 });
+        for task in 0..simulation.tasks.len() {
+            simulation.push(0, SimEvent::Task { task, generation: 0 });
         }
-        world.push(0, Happening::Scan);
-        world.push(0, Happening::Operator);
-        world
+        simulation.push(0, SimEvent::Scan);
+        simulation.push(0, SimEvent::Operator);
+        simulation
     }
 
     /// Runs the schedule to its end.
@@ -236,22 +236,22 @@ impl World {
     /// The first violation.
     pub fn run(mut self) -> Result<Outcome, Violation> {
         for node in 0..self.nodes.len() {
-            self.node_starts(node)?;
+            self.start_node(node)?;
         }
         while let Some(Reverse(due)) = self.queue.pop() {
             self.now = due.at;
             self.events += 1;
-            if self.now > SETTLED_BY_US {
-                return Err(self.violation(self.what_is_not_well()));
+            if self.now > CONVERGED_BY_US {
+                return Err(self.violation(self.convergence_report()));
             }
-            if matches!(due.happening, Happening::CheckSettled) {
-                if self.check_settled()? {
+            if matches!(due.event, SimEvent::CheckConverged) {
+                if self.check_converged()? {
                     return Ok(self.outcome());
                 }
-                self.push(SETTLE_CHECK_US, Happening::CheckSettled);
+                self.push(CONVERGENCE_CHECK_US, SimEvent::CheckConverged);
                 continue;
             }
-            self.happen(due.happening)?;
+            self.dispatch(due.event)?;
         }
         Err(self.violation("nothing happens any more".to_owned()))
     }
@@ -265,7 +265,7 @@ impl World {
                 .sum(),
             promotions: self.promotions,
             overloads: self.overloads,
-            settled_after_us: self.now - CALM_AT_US,
+            converged_after_us: self.now - FAULTS_END_US,
         }
     }
 
@@ -279,10 +279,10 @@ impl World {
         }
     }
 
-    pub(crate) fn push(&mut self, after_us: u64, happening: Happening) {
+    pub(crate) fn push(&mut self, after_us: u64, event: SimEvent) {
         self.sequence += 1;
         let (at, sequence) = (self.now + after_us, self.sequence);
-        self.queue.push(Reverse(Due { at, sequence, happening }));
+        self.queue.push(Reverse(ScheduledEvent { at, sequence, event }));
     }
 
     /// The store with which mgmtd knows that a target has served.
@@ -306,31 +306,34 @@ impl World {
         if blocked((from, to)) {
             return;
         }
-        let bad = !self.calm && self.network.loss + self.network.repeat + self.network.delay > 0.0;
+        let bad = !self.faults_ended
+            && self.network.loss + self.network.repeat + self.network.delay > 0.0;
         if bad && self.rng.random_bool(self.network.loss) {
             return;
         }
         if bad && self.rng.random_bool(self.network.repeat) {
             let late = self.rng.random_range(100..80_000);
-            self.push(late, Happening::Deliver { from, to, packet: packet.clone() });
+            self.push(late, SimEvent::Deliver { from, to, packet: packet.clone() });
         }
         let mut after = self.rng.random_range(50..1_000);
         if bad && self.rng.random_bool(self.network.delay) {
             after += self.rng.random_range(0..40_000);
         }
-        self.push(after, Happening::Deliver { from, to, packet });
+        self.push(after, SimEvent::Deliver { from, to, packet });
     }
 
-    fn happen(&mut self, happening: Happening) -> Result<(), Violation> {
-        let node = match &happening {
-            Happening::Deliver { to, .. } if *to < self.nodes.len() => Some((*to, true)),
-            Happening::Disk { at, opening, .. } | Happening::Wake { at, opening } => {
+    fn dispatch(&mut self, event: SimEvent) -> Result<(), Violation> {
+        let node = match &event {
+            SimEvent::Deliver { to, .. } if *to < self.nodes.len() => Some((*to, true)),
+            SimEvent::Disk { at, opening, .. } | SimEvent::Wake { at, opening } => {
                 Some((at.node, self.hosted(*at).opening == *opening))
             }
-            Happening::Open { at: At { node, .. }, life }
-            | Happening::Enter { node, life, .. }
-            | Happening::Beat { node, life }
-            | Happening::Poll { node, life } => Some((*node, self.nodes[*node].life == *life)),
+            SimEvent::Open { at: At { node, .. }, incarnation }
+            | SimEvent::Enter { node, incarnation, .. }
+            | SimEvent::Heartbeat { node, incarnation }
+            | SimEvent::Poll { node, incarnation } => {
+                Some((*node, self.nodes[*node].incarnation == *incarnation))
+            }
             _ => None,
         };
         if let Some((node, current)) = node {
@@ -339,63 +342,63 @@ impl World {
                 return Ok(());
             }
             if state.paused {
-                state.backlog.push(happening);
+                state.backlog.push(event);
                 return Ok(());
             }
         }
-        self.trace_happening(&happening);
-        match happening {
-            Happening::Deliver { from, to, packet } => self.deliver(from, to, packet),
-            Happening::Disk { at, job, .. } => self.disk_done(at, *job),
-            Happening::Wake { at, .. } => self.target_wakes(at),
-            Happening::Open { at, .. } => self.open(at),
-            Happening::Enter { node, id, .. } => self.enter(node, id),
-            Happening::Operator => self.operate(),
-            Happening::Beat { node, life } => self.beat(node, life),
-            Happening::Poll { node, life } => {
-                self.poll(node, life);
+        self.trace_event(&event);
+        match event {
+            SimEvent::Deliver { from, to, packet } => self.deliver(from, to, packet),
+            SimEvent::Disk { at, job, .. } => self.disk_done(at, *job),
+            SimEvent::Wake { at, .. } => self.wake_target(at),
+            SimEvent::Open { at, .. } => self.open(at),
+            SimEvent::Enter { node, id, .. } => self.enter(node, id),
+            SimEvent::Operator => self.run_operator(),
+            SimEvent::Heartbeat { node, incarnation } => self.heartbeat_due(node, incarnation),
+            SimEvent::Poll { node, incarnation } => {
+                self.poll(node, incarnation);
                 Ok(())
             }
-            Happening::Scan => {
+            SimEvent::Scan => {
                 self.scan();
                 Ok(())
             }
-            Happening::Task { task, generation } => {
-                self.task_wakes(task, generation);
+            SimEvent::Task { task, generation } => {
+                self.wake_task_now(task, generation);
                 Ok(())
             }
-            Happening::Fault(fault) => self.fault(fault),
-            Happening::Move => {
-                self.begin_move();
+            SimEvent::Fault(fault) => self.fault(fault),
+            SimEvent::Move => {
+                self.start_move();
                 Ok(())
             }
-            Happening::Collect => {
-                self.collect();
+            SimEvent::Collect => {
+                self.run_gc();
                 Ok(())
             }
-            Happening::GiveUpMove => {
-                self.give_up_move();
+            SimEvent::AbandonMove => {
+                self.abandon_move();
                 Ok(())
             }
-            Happening::CheckSettled => Ok(()),
+            SimEvent::CheckConverged => Ok(()),
         }
     }
 
-    fn trace_happening(&self, happening: &Happening) {
-        match happening {
-            Happening::Deliver {
+    fn trace_event(&self, event: &SimEvent) {
+        match event {
+            SimEvent::Deliver {
                 packet:
                     Packet::Heartbeat { .. } | Packet::HeartbeatReply { .. } | Packet::AskRouting { .. },
                 ..
             } => {}
-            Happening::Deliver { packet: Packet::Routing { .. }, .. } => {}
-            Happening::Deliver { from, to, packet } => {
+            SimEvent::Deliver { packet: Packet::Routing { .. }, .. } => {}
+            SimEvent::Deliver { from, to, packet } => {
                 self.note(|| format!("{from} -> {to}: {packet:?}"));
             }
-            Happening::Disk { at, job, .. } => {
+            SimEvent::Disk { at, job, .. } => {
                 self.note(|| format!("disk {}: {job:?}", self.name(*at)));
             }
-            Happening::Fault(fault) => self.note(|| format!("FAULT {fault:?}")),
+            SimEvent::Fault(fault) => self.note(|| format!("FAULT {fault:?}")),
             _ => {}
         }
     }
@@ -411,23 +414,23 @@ impl World {
             return Ok(());
         }
         match packet {
-            Packet::Heartbeat { heartbeat, sent_at, life } => {
+            Packet::Heartbeat { heartbeat, sent_at, incarnation } => {
                 let (now, before) = (Millis(self.now / 1_000), self.manager.routing());
                 let reply = self.manager.heartbeat(now, &heartbeat);
                 self.decided(&before);
                 match reply {
                     Ok(reply) => {
-                        self.send(to, from, Packet::HeartbeatReply { reply, sent_at, life });
+                        self.send(to, from, Packet::HeartbeatReply { reply, sent_at, incarnation });
                     }
                     Err(MgmtdError::Replaced { .. }) => {
-                        self.send(to, from, Packet::Replaced { life });
+                        self.send(to, from, Packet::Replaced { incarnation });
                     }
                     Err(_) => {}
                 }
             }
-            Packet::AskRouting { life } => {
+            Packet::AskRouting { incarnation } => {
                 let routing = self.manager.routing();
-                self.send(to, from, Packet::Routing { routing, life });
+                self.send(to, from, Packet::Routing { routing, incarnation });
             }
             _ => {}
         }
@@ -440,18 +443,18 @@ impl World {
             self.manager.scan(Millis(self.now / 1_000));
             self.decided(&before);
         }
-        self.push(SCAN_MS * 1_000, Happening::Scan);
+        self.push(SCAN_MS * 1_000, SimEvent::Scan);
     }
 
     /// The manager may have changed chains.
     fn decided(&mut self, before: &RoutingInfo) {
-        for id in (0..self.shape.chains).map(chain_id) {
+        for id in (0..self.topology.chains).map(chain_id) {
             if self.manager.chain(id) == before.chain(id) {
                 continue;
             }
             self.note(|| format!("CHAIN {:?}", self.manager.chain(id)));
             if let Some(this) = before.moves.get(&id) {
-                self.delay_news(this);
+                self.delay_routing(this);
             }
         }
     }

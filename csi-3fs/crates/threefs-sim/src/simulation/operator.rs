@@ -5,20 +5,20 @@ use threefs_core::ids::ChunkId;
 use threefs_core::routing::PublicState;
 use threefs_core::time::Millis;
 
-use super::{Happening, INODE, Violation, World};
-use crate::shape::{At, chain_id};
+use super::{INODE, SimEvent, Simulation, Violation};
 use crate::store::{Log, Store};
+use crate::topology::{At, chain_id};
 
 /// How often the operator looks.
-const LOOK_US: u64 = 30_000;
+const OPERATOR_INTERVAL_US: u64 = 30_000;
 
-impl World {
-    pub(super) fn operate(&mut self) -> Result<(), Violation> {
-        self.push(LOOK_US, Happening::Operator);
+impl Simulation {
+    pub(super) fn run_operator(&mut self) -> Result<(), Violation> {
+        self.push(OPERATOR_INTERVAL_US, SimEvent::Operator);
         if self.manager_away {
             return Ok(());
         }
-        for chain in 0..self.shape.chains {
+        for chain in 0..self.topology.chains {
             if let Some(at) = self.target_to_promote(chain) {
                 self.promote(at)?;
             }
@@ -59,12 +59,12 @@ impl World {
         self.decided(&before);
         // What only the lost store had is lost, and nothing else.
         let chunks = (0..self.chunks).map(|index| ChunkId::new(INODE, index));
-        let chunks: Vec<ChunkId> = chunks.chain(super::collect::removed_chunks()).collect();
-        let of_chain = chunks.into_iter().filter(|it| self.shape.chain_of(*it) == at.chain);
+        let chunks: Vec<ChunkId> = chunks.chain(super::gc::removed_chunks()).collect();
+        let of_chain = chunks.into_iter().filter(|it| self.topology.chain_of(*it) == at.chain);
         let slots = self.nodes[at.node].targets[at.chain].store.slots();
         let checked = self.history.promoted(self.now, of_chain, slots);
         checked.map_err(|what| self.violation(what))?;
-        self.mend();
+        self.repair_all();
         self.forget_again(at.chain);
         self.promotions += 1;
         if let Some(chain) = self.manager.chain(chain_id(at.chain)) {

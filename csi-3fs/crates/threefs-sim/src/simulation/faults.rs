@@ -6,11 +6,11 @@ use threefs_core::replica::Event;
 use threefs_core::routing::Chain;
 use threefs_core::time::Millis;
 
-use super::{Happening, INODE, LAST_REQUEST_US, Network, Violation, World};
-use crate::faults::{CALM_AT_US, Fault};
-use crate::mutant::Mutant;
-use crate::shape::{At, chain_id};
+use super::{INODE, LAST_REQUEST_US, Network, SimEvent, Simulation, Violation};
+use crate::fault_plan::{FAULTS_END_US, Fault};
+use crate::mutations::Mutation;
 use crate::store::{Log, Store};
+use crate::topology::{At, chain_id};
 
 /// A process that shall end has this long to leave.
 const LEAVE_US: u64 = 20_000;
@@ -19,7 +19,7 @@ const DAMAGED_FAILS_US: u64 = 20_000;
 /// Until the service is started again that has ended by itself.
 const RESTART_US: u64 = 5_000;
 
-impl World {
+impl Simulation {
     pub(super) fn fault(&mut self, fault: Fault) -> Result<(), Violation> {
         let ends = matches!(
             fault,
@@ -30,9 +30,9 @@ impl World {
                 | Fault::EmptyDisk { .. }
                 | Fault::RestoreLog { .. }
                 | Fault::ManagerBack
-                | Fault::Calm
+                | Fault::EndAll
         );
-        if !ends && self.calm {
+        if !ends && self.faults_ended {
             return Ok(());
         }
         match fault {
@@ -53,7 +53,7 @@ impl World {
             Fault::Jump { node, by_ms } => {
                 self.nodes[node].jump(self.now, by_ms);
                 if self.nodes[node].alive && !self.nodes[node].paused {
-                    return self.give_all(node, || Event::Tick);
+                    return self.broadcast(node, || Event::Tick);
                 }
             }
             Fault::FailStore { node, chain, for_us } => {
@@ -71,7 +71,7 @@ impl World {
             Fault::Restart { node } => self.restart(node)?,
             Fault::Pause { node, for_us } => {
                 self.nodes[node].paused = self.nodes[node].alive;
-                self.push(for_us, Happening::Fault(Fault::Resume { node }));
+                self.push(for_us, SimEvent::Fault(Fault::Resume { node }));
             }
             Fault::Resume { node } => self.resume(node),
             Fault::Cut { from, to, for_us } => {
@@ -86,7 +86,7 @@ impl World {
             Fault::BadNetwork { loss, repeat, delay, for_us } => {
                 (self.network.loss, self.network.repeat, self.network.delay) =
                     (loss, repeat, delay);
-                self.push(for_us, Happening::Fault(Fault::GoodNetwork));
+                self.push(for_us, SimEvent::Fault(Fault::GoodNetwork));
             }
             Fault::GoodNetwork => {
                 (self.network.loss, self.network.repeat, self.network.delay) = (0.0, 0.0, 0.0);
@@ -96,16 +96,16 @@ impl World {
             }
             Fault::FillDisk { node, for_us } => {
                 self.nodes[node].full = true;
-                self.push(for_us, Happening::Fault(Fault::EmptyDisk { node }));
+                self.push(for_us, SimEvent::Fault(Fault::EmptyDisk { node }));
             }
             Fault::EmptyDisk { node } => self.nodes[node].full = false,
             Fault::Damage { node, chunk } => self.damage(node, chunk),
             Fault::ManagerAway { for_us } => {
                 self.manager_away = true;
-                self.push(for_us, Happening::Fault(Fault::ManagerBack));
+                self.push(for_us, SimEvent::Fault(Fault::ManagerBack));
             }
             Fault::ManagerBack => self.manager_back(),
-            Fault::Calm => self.become_calm()?,
+            Fault::EndAll => self.end_faults()?,
         }
         Ok(())
     }
@@ -119,7 +119,7 @@ impl World {
         for target in &mut self.nodes[node].targets {
             target.store.kill(|unflushed| rng.random_range(0..=unflushed));
         }
-        self.push(back_after_us, Happening::Fault(Fault::Restart { node }));
+        self.push(back_after_us, SimEvent::Fault(Fault::Restart { node }));
     }
 
     /// The process ends by itself, because mgmtd knows of another life of its node, and is started
@@ -129,7 +129,7 @@ impl World {
         self.nodes[node].end();
         let targets = &mut self.nodes[node].targets;
         targets.iter_mut().for_each(|target| target.store.kill(|unflushed| unflushed));
-        self.push(RESTART_US, Happening::Fault(Fault::Restart { node }));
+        self.push(RESTART_US, SimEvent::Fault(Fault::Restart { node }));
     }
 
     fn lose_power(&mut self, node: usize, back_after_us: u64) {
@@ -142,7 +142,7 @@ impl World {
             target.store.crash(|unflushed| rng.random_range(0..=unflushed));
         }
         if alive {
-            self.push(back_after_us, Happening::Fault(Fault::Restart { node }));
+            self.push(back_after_us, SimEvent::Fault(Fault::Restart { node }));
         }
     }
 
@@ -153,15 +153,16 @@ impl World {
             return Ok(());
         }
         state.leaving = true;
-        self.push(LEAVE_US, Happening::Fault(Fault::Left { node, back_after_us }));
-        match self.mutant {
-            Mutant::ReportLeaveAtOnce => Ok(()),
-            _ => self.give_all(node, || Event::Leave),
+        self.push(LEAVE_US, SimEvent::Fault(Fault::Left { node, back_after_us }));
+        match self.mutation {
+            Mutation::ReportLeaveAtOnce => Ok(()),
+            _ => self.broadcast(node, || Event::Leave),
         }
     }
 
-    fn give_all(&mut self, node: usize, event: fn() -> Event) -> Result<(), Violation> {
-        (0..self.shape.chains).try_for_each(|chain| self.give(At { node, chain }, event()))
+    fn broadcast(&mut self, node: usize, event: fn() -> Event) -> Result<(), Violation> {
+        (0..self.topology.chains)
+            .try_for_each(|chain| self.deliver_event(At { node, chain }, event()))
     }
 
     /// A node comes back with an empty disk.
@@ -171,11 +172,11 @@ impl World {
         }
         self.lost = true;
         self.crash(node, back_after_us);
-        for chain in 0..self.shape.chains {
+        for chain in 0..self.topology.chains {
             let id = self.new_store_id();
             self.hosted_mut(At { node, chain }).store = Store::in_place_of_lost(id);
         }
-        self.mend();
+        self.repair_all();
     }
 
     /// A store cannot be opened as it is.
@@ -184,14 +185,14 @@ impl World {
             None if self.lost => return,
             None => {
                 self.lost = true;
-                self.mend();
+                self.repair_all();
                 Log::Destroyed
             }
             Some(_) if self.hosted(at).store.log == Log::Destroyed => return,
             Some(time) => {
                 let (node, chain, store) = (at.node, at.chain, self.hosted(at).store.id);
                 let restored = Fault::RestoreLog { node, chain, store };
-                self.push(time, Happening::Fault(restored));
+                self.push(time, SimEvent::Fault(restored));
                 Log::Damaged
             }
         };
@@ -209,22 +210,22 @@ impl World {
     }
 
     /// Damaged copies are well again: the good ones may be lost.
-    pub(crate) fn mend(&mut self) {
+    pub(crate) fn repair_all(&mut self) {
         let targets = self.nodes.iter_mut().flat_map(|node| &mut node.targets);
-        targets.for_each(|target| target.store.mend());
+        targets.for_each(|target| target.store.repair_all());
     }
 
     fn restart(&mut self, node: usize) -> Result<(), Violation> {
         if self.nodes[node].alive {
             return Ok(());
         }
-        self.node_starts(node)
+        self.start_node(node)
     }
 
     fn resume(&mut self, node: usize) {
         self.nodes[node].paused = false;
-        for happening in std::mem::take(&mut self.nodes[node].backlog) {
-            self.push(0, happening);
+        for event in std::mem::take(&mut self.nodes[node].backlog) {
+            self.push(0, event);
         }
     }
 
@@ -239,7 +240,7 @@ impl World {
     /// that nobody could bring back.
     fn damage(&mut self, node: usize, index: u32) {
         let chunk = ChunkId::new(INODE, index);
-        let chain = self.shape.chain_of(chunk);
+        let chain = self.topology.chain_of(chunk);
         let whole = self.manager.chain(chain_id(chain)).is_some_and(Chain::is_whole);
         let version = |at: At| {
             self.hosted(at).store.slots().get(&chunk).map(|slot| slot.committed.state.version)
@@ -252,8 +253,8 @@ impl World {
         }
     }
 
-    fn become_calm(&mut self) -> Result<(), Violation> {
-        self.calm = true;
+    fn end_faults(&mut self) -> Result<(), Violation> {
+        self.faults_ended = true;
         self.network = Network::default();
         self.manager_back();
         for node in 0..self.nodes.len() {
@@ -266,7 +267,7 @@ impl World {
             self.nodes[node].full = false;
         }
         self.ends_at = Some(LAST_REQUEST_US);
-        self.push(LAST_REQUEST_US - CALM_AT_US, Happening::CheckSettled);
+        self.push(LAST_REQUEST_US - FAULTS_END_US, SimEvent::CheckConverged);
         Ok(())
     }
 }

@@ -9,13 +9,13 @@ use threefs_core::routing::RoutingInfo;
 use threefs_core::time::Millis;
 
 use super::Expiry;
-use crate::faults::Fault;
+use crate::fault_plan::Fault;
 use crate::node::Job;
-use crate::shape::At;
+use crate::topology::At;
 
 /// Where the answer to a request goes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Caller {
+pub(crate) struct CallerId {
     /// A node or a client.
     pub endpoint: usize,
     /// The call.
@@ -28,7 +28,7 @@ pub(crate) struct Caller {
     pub volume: Option<u64>,
 }
 
-impl Caller {
+impl CallerId {
     /// A client.
     pub(crate) fn client(endpoint: usize, rpc: u64) -> Self {
         Self { endpoint, rpc, chain: 0, opening: 0, volume: Some(endpoint as u64 % 2) }
@@ -39,7 +39,7 @@ impl Caller {
 #[derive(Clone, Debug)]
 pub(crate) enum Packet {
     Request {
-        caller: Caller,
+        caller: CallerId,
         request: Box<StorageRequest>,
         payload: Bytes,
         expires: Option<Expiry>,
@@ -47,40 +47,40 @@ pub(crate) enum Packet {
         deadline: u64,
     },
     Response {
-        caller: Caller,
+        caller: CallerId,
         result: Box<StorageResult>,
         payload: Bytes,
     },
     /// The port had no place for a request.
     Overloaded {
-        caller: Caller,
+        caller: CallerId,
     },
     Heartbeat {
         heartbeat: Box<Heartbeat>,
         sent_at: Millis,
-        life: u64,
+        incarnation: u64,
     },
     HeartbeatReply {
         reply: HeartbeatReply,
         sent_at: Millis,
-        life: u64,
+        incarnation: u64,
     },
     /// A heartbeat of a life that another one has taken the place of.
     Replaced {
-        life: u64,
+        incarnation: u64,
     },
     AskRouting {
-        life: u64,
+        incarnation: u64,
     },
     Routing {
         routing: Rc<RoutingInfo>,
-        life: u64,
+        incarnation: u64,
     },
 }
 
 impl Packet {
     pub(crate) fn request(
-        caller: Caller,
+        caller: CallerId,
         request: StorageRequest,
         payload: Bytes,
         deadline: u64,
@@ -88,14 +88,14 @@ impl Packet {
         Self::Request { caller, request: Box::new(request), payload, expires: None, deadline }
     }
 
-    pub(crate) fn response(caller: Caller, result: StorageResult, payload: Bytes) -> Self {
+    pub(crate) fn response(caller: CallerId, result: StorageResult, payload: Bytes) -> Self {
         Self::Response { caller, result: Box::new(result), payload }
     }
 }
 
 /// What is due at a moment.
 #[derive(Clone, Debug)]
-pub(crate) enum Happening {
+pub(crate) enum SimEvent {
     Deliver {
         from: usize,
         to: usize,
@@ -113,21 +113,21 @@ pub(crate) enum Happening {
     /// A store that failed, or could not be opened, is opened.
     Open {
         at: At,
-        life: u64,
+        incarnation: u64,
     },
     /// The turn of a request at a port has come.
     Enter {
         node: usize,
-        life: u64,
+        incarnation: u64,
         id: u64,
     },
-    Beat {
+    Heartbeat {
         node: usize,
-        life: u64,
+        incarnation: u64,
     },
     Poll {
         node: usize,
-        life: u64,
+        incarnation: u64,
     },
     Scan,
     /// The operator looks at the chains.
@@ -135,7 +135,7 @@ pub(crate) enum Happening {
     /// A replica goes to the spare node, as soon as it can.
     Move,
     /// That is given up, as soon as it can be.
-    GiveUpMove,
+    AbandonMove,
     /// The collector asks the head to forget the removed file.
     Collect,
     Task {
@@ -143,27 +143,27 @@ pub(crate) enum Happening {
         generation: u64,
     },
     Fault(Fault),
-    CheckSettled,
+    CheckConverged,
 }
 
-pub(super) struct Due {
+pub(super) struct ScheduledEvent {
     pub at: u64,
     pub sequence: u64,
-    pub happening: Happening,
+    pub event: SimEvent,
 }
 
-impl PartialEq for Due {
+impl PartialEq for ScheduledEvent {
     fn eq(&self, other: &Self) -> bool {
         (self.at, self.sequence) == (other.at, other.sequence)
     }
 }
-impl Eq for Due {}
-impl PartialOrd for Due {
+impl Eq for ScheduledEvent {}
+impl PartialOrd for ScheduledEvent {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Due {
+impl Ord for ScheduledEvent {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at, self.sequence).cmp(&(other.at, other.sequence))
     }

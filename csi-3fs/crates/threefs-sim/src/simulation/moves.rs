@@ -2,30 +2,30 @@
 
 use rand::Rng;
 use threefs_core::ids::{NodeId, TargetId};
-use threefs_core::moves::Move;
+use threefs_core::routing::Move;
 use threefs_core::routing::PublicState;
 
-use super::{Happening, World};
+use super::{SimEvent, Simulation};
 use crate::manager::SCAN_MS;
-use crate::shape::{At, chain_id};
+use crate::topology::{At, chain_id};
 
 /// The one that moves.
 const CHAIN: usize = 0;
 
-impl World {
-    pub(super) fn begin_move(&mut self) {
+impl Simulation {
+    pub(super) fn start_move(&mut self) {
         let spare = self.nodes.len() - 1;
         let target = At { node: spare, chain: CHAIN }.target();
         let node = NodeId(spare as u32);
-        if self.manager_away || !self.manager.begin_move(chain_id(CHAIN), target, node) {
-            self.push(SCAN_MS * 1_000, Happening::Move);
+        if self.manager_away || !self.manager.start_move(chain_id(CHAIN), target, node) {
+            self.push(SCAN_MS * 1_000, SimEvent::Move);
         }
     }
 
     /// The manager takes the destination for one that will never be of use. It is given up at the
     /// first moment that allows it, if the move has not ended before.
-    pub(super) fn give_up_move(&mut self) {
-        if self.calm || !self.manager.routing().moves.contains_key(&chain_id(CHAIN)) {
+    pub(super) fn abandon_move(&mut self) {
+        if self.faults_ended || !self.manager.routing().moves.contains_key(&chain_id(CHAIN)) {
             return;
         }
         let given_up = match self.manager_away {
@@ -35,26 +35,26 @@ impl World {
         match given_up {
             Some(destination) => {
                 self.note(|| format!("GIVEN UP: {destination}"));
-                self.delay_news_for(destination);
+                self.delay_routing_to(destination);
             }
-            None => self.push(SCAN_MS * 1_000, Happening::GiveUpMove),
+            None => self.push(SCAN_MS * 1_000, SimEvent::AbandonMove),
         }
     }
 
     /// A replica that is not needed any more, and a client, may be the last to hear of it: only so
     /// can one ask the other for what all others have changed.
-    pub(super) fn delay_news(&mut self, this: &Move) {
+    pub(super) fn delay_routing(&mut self, this: &Move) {
         let replaced = self
             .manager
             .chain(chain_id(CHAIN))
             .is_some_and(|chain| chain.state_of(this.destination) == Some(PublicState::Serving));
-        if self.calm || !replaced || self.moves.random_bool(0.3) {
+        if self.faults_ended || !replaced || self.moves.random_bool(0.3) {
             return;
         }
-        self.delay_news_for(this.source);
+        self.delay_routing_to(this.source);
     }
 
-    fn delay_news_for(&mut self, target: TargetId) {
+    fn delay_routing_to(&mut self, target: TargetId) {
         let until = self.now + self.moves.random_range(10_000..80_000);
         let client = self.tasks[self.moves.random_range(0..self.tasks.len())].endpoint;
         for late in [At::of(target).node, client] {

@@ -4,10 +4,10 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use threefs_core::ids::StoreId;
 
-use crate::mutant::Mutant;
+use crate::mutations::Mutation;
 
 /// Faults end here, in microseconds of virtual time.
-pub const CALM_AT_US: u64 = 700_000;
+pub const FAULTS_END_US: u64 = 700_000;
 
 /// Something goes wrong, or is well again.
 #[derive(Clone, Debug)]
@@ -57,7 +57,7 @@ pub enum Fault {
     /// It is back, with what it had decided and nothing that it had heard.
     ManagerBack,
     /// All faults end.
-    Calm,
+    EndAll,
 }
 
 /// The faults of a schedule in order. Each schedule has some kinds only, so that deep sequences
@@ -72,9 +72,9 @@ pub fn plan(
     let mut plan = Vec::new();
     // Spread over the schedule, or one upon the other.
     let window = match rng.random_bool(0.6) {
-        true => 0..CALM_AT_US - 50_000,
+        true => 0..FAULTS_END_US - 50_000,
         false => {
-            let from = rng.random_range(0..CALM_AT_US - 250_000);
+            let from = rng.random_range(0..FAULTS_END_US - 250_000);
             from..from + 200_000
         }
     };
@@ -85,7 +85,7 @@ pub fn plan(
             plan.push((at, fault(rng, kind, nodes, endpoints, chunks)));
         }
     }
-    plan.push((CALM_AT_US, Fault::Calm));
+    plan.push((FAULTS_END_US, Fault::EndAll));
     plan
 }
 
@@ -119,35 +119,35 @@ fn fault(rng: &mut ChaCha8Rng, kind: u32, nodes: usize, endpoints: usize, chunks
 }
 
 /// Tells the generator of these faults from that of everything else.
-const MORE: u64 = 0x6d6f_7265;
+const MORE_SEED: u64 = 0x6d6f_7265;
 
 /// Faults of the whole life of a node, in a part of the schedules: planned ends, lost disks, clocks
 /// that jump.
-pub fn more(seed: u64, mutant: Mutant, nodes: usize, chains: usize) -> Vec<(u64, Fault)> {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed ^ MORE);
+pub fn more(seed: u64, mutation: Mutation, nodes: usize, chains: usize) -> Vec<(u64, Fault)> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed ^ MORE_SEED);
     let mut plan = Vec::new();
     let mut some = |wanted: bool, chance: f64, times: usize, fault: fn(usize, u64) -> Fault| {
         let some = rng.random_bool(chance) || wanted;
         for _ in 0..if some { rng.random_range(1..=times) } else { 0 } {
-            let at = rng.random_range(10_000..CALM_AT_US - 50_000);
+            let at = rng.random_range(10_000..FAULTS_END_US - 50_000);
             plan.push((at, fault(rng.random_range(0..nodes), rng.random_range(1_000..150_000))));
         }
     };
-    let lost = matches!(mutant, Mutant::TrustAnyStore | Mutant::PromoteEmpty);
-    some(mutant == Mutant::ReportLeaveAtOnce, 0.25, 3, |node, time| Fault::Leave {
+    let lost = matches!(mutation, Mutation::TrustAnyStore | Mutation::PromoteEmpty);
+    some(mutation == Mutation::ReportLeaveAtOnce, 0.25, 3, |node, time| Fault::Leave {
         node,
         back_after_us: time,
     });
     some(lost, 0.2, 3, |node, time| Fault::LoseDisk { node, back_after_us: time });
     some(false, 0.15, 2, |node, time| Fault::Jump { node, by_ms: time / 500 });
-    let crashing = matches!(mutant, Mutant::SkipFlushAtOpen | Mutant::KeepCache);
+    let crashing = matches!(mutation, Mutation::SkipFlushAtOpen | Mutation::KeepCache);
     some(crashing, 0.1, 3, |node, time| Fault::Crash { node, back_after_us: time / 10 });
-    let failing = matches!(mutant, Mutant::KeepClosed | Mutant::KeepCache);
-    let damaged = matches!(mutant, Mutant::KeepDamaged | Mutant::SetAsideLast);
+    let failing = matches!(mutation, Mutation::KeepClosed | Mutation::KeepCache);
+    let damaged = matches!(mutation, Mutation::KeepDamaged | Mutation::SetAsideLast);
     for (wanted, chance) in [(failing, 0.2), (damaged, 0.15)] {
         let times = if rng.random_bool(chance) || wanted { rng.random_range(1..=3) } else { 0 };
         for _ in 0..times {
-            let at = rng.random_range(10_000..CALM_AT_US - 50_000);
+            let at = rng.random_range(10_000..FAULTS_END_US - 50_000);
             let (node, chain) = (rng.random_range(0..nodes), rng.random_range(0..chains));
             let time = rng.random_range(1_000..150_000);
             let back_after_us = rng.random_bool(0.6).then_some(time);

@@ -5,14 +5,14 @@ use threefs_core::ids::ChunkId;
 use threefs_core::replica::Event;
 use threefs_core::routing::Chain;
 
-use super::{SETTLED_BY_US, Violation, World, is_removed};
-use crate::client::Doing;
-use crate::faults::CALM_AT_US;
-use crate::shape::{At, chain_id};
+use super::{CONVERGED_BY_US, Simulation, Violation, is_removed};
+use crate::client::TaskState;
+use crate::fault_plan::FAULTS_END_US;
+use crate::topology::{At, chain_id};
 
-impl World {
+impl Simulation {
     /// All well? Then the last checks are made.
-    pub(super) fn check_settled(&mut self) -> Result<bool, Violation> {
+    pub(super) fn check_converged(&mut self) -> Result<bool, Violation> {
         if !self.is_quiet() {
             return Ok(false);
         }
@@ -23,7 +23,7 @@ impl World {
                 let slots = self.hosted(at).store.slots().iter();
                 let damaged = slots.filter(|(_, slot)| slot.damaged).map(|(chunk, _)| *chunk);
                 for chunk in damaged.collect::<Vec<ChunkId>>() {
-                    self.give(at, Event::DamageFound { chunk })?;
+                    self.deliver_event(at, Event::DamageFound { chunk })?;
                 }
             }
             return Ok(false);
@@ -45,24 +45,24 @@ impl World {
         routing.chains.values().all(Chain::is_whole)
             && routing.moves.is_empty()
             && self.removal.is_done()
-            && self.tasks.iter().all(|task| matches!(task.doing, Doing::Resting))
+            && self.tasks.iter().all(|task| matches!(task.state_of_task, TaskState::Resting))
             && self.nodes.iter().all(|node| node.is_idle())
             && self.members().all(well)
-            && self.everything_is_purged()
+            && self.all_purged()
     }
 
     /// No removed chunk is known any more, if such chunks are purged.
-    fn everything_is_purged(&self) -> bool {
+    fn all_purged(&self) -> bool {
         let removed = |at: At| {
             let mut slots = self.hosted(at).store.slots().values();
             slots.any(|slot| slot.committed.state.removed)
         };
-        self.rights.purge_after_ms().is_none() || !self.members().any(removed)
+        self.fencing.purge_after_ms().is_none() || !self.members().any(removed)
     }
 
     /// The targets that are in their chains now.
     pub(super) fn members(&self) -> impl Iterator<Item = At> {
-        (0..self.shape.chains).flat_map(|chain| self.members_of(chain))
+        (0..self.topology.chains).flat_map(|chain| self.members_of(chain))
     }
 
     pub(super) fn members_of(&self, chain: usize) -> impl Iterator<Item = At> {
@@ -71,12 +71,12 @@ impl World {
         of_node.filter(move |at| known.is_some_and(|it| it.place(at.target()).is_some()))
     }
 
-    pub(super) fn what_is_not_well(&self) -> String {
+    pub(super) fn convergence_report(&self) -> String {
         let tasks: Vec<_> = self
             .tasks
             .iter()
-            .filter(|task| !matches!(task.doing, Doing::Resting))
-            .map(|task| format!("{:?}", task.doing))
+            .filter(|task| !matches!(task.state_of_task, TaskState::Resting))
+            .map(|task| format!("{:?}", task.state_of_task))
             .collect();
         let idle =
             |at: &At| self.hosted(*at).replica.as_ref().is_some_and(|replica| replica.is_idle());
@@ -86,9 +86,9 @@ impl World {
         format!(
             "not all well {} ms after the faults have ended: chains {:?}, open requests {tasks:?}, \
              busy or closed {busy:?}, nodes with requests {full:?}, everything purged: {}",
-            (SETTLED_BY_US - CALM_AT_US) / 1_000,
+            (CONVERGED_BY_US - FAULTS_END_US) / 1_000,
             self.manager.routing().chains.values(),
-            self.everything_is_purged(),
+            self.all_purged(),
         )
     }
 
@@ -96,7 +96,7 @@ impl World {
         for chunk in self.history.chunks().filter(|chunk| !is_removed(*chunk)) {
             let known = self.history.newest_known(chunk);
             let mut first = None;
-            for at in self.members_of(self.shape.chain_of(chunk)) {
+            for at in self.members_of(self.topology.chain_of(chunk)) {
                 let index = at.node;
                 let slot = self.hosted(at).store.slots().get(&chunk).cloned().unwrap_or_default();
                 let bytes = slot.committed.bytes;
@@ -113,7 +113,7 @@ impl World {
                     )));
                 }
                 // A replica that had purged the chunk when it was written anew knows fewer.
-                let tags = match self.rights.purge_after_ms() {
+                let tags = match self.fencing.purge_after_ms() {
                     None => slot.committed.state.tags,
                     Some(_) => TagWindow::default(),
                 };

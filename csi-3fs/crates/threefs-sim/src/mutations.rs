@@ -5,7 +5,7 @@ use threefs_core::replica::Check;
 
 /// A bug.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mutant {
+pub enum Mutation {
     /// None: the product as it is.
     #[default]
     None,
@@ -59,7 +59,7 @@ pub enum Mutant {
     Without(Check),
 }
 
-impl Mutant {
+impl Mutation {
     /// All bugs.
     pub const ALL: [Self; 34] = [
         Self::SkipVersionCheck,

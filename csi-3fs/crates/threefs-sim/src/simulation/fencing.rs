@@ -13,14 +13,14 @@ use threefs_core::ids::RequestTag;
 use threefs_core::replica::Check;
 use threefs_core::time::Millis;
 
-use super::{Violation, World};
-use crate::mutant::Mutant;
-use crate::shape::At;
+use super::{Simulation, Violation};
+use crate::mutations::Mutation;
+use crate::topology::At;
 
 /// Tells the generator of rights from that of everything else.
-const RIGHTS: u64 = 0x7269_6768;
+const FENCING_SEED: u64 = 0x7269_6768;
 /// Tells the choice of schedules with purges from everything else.
-const PURGES: u64 = 0x7075_7267;
+const PURGES_SEED: u64 = 0x7075_7267;
 /// The slowest clock of a node, beside the client's.
 const RATE_MIN: f64 = 0.8;
 /// No client tries to update a chunk for longer: as other updates do, or so short that copies of
@@ -40,7 +40,7 @@ pub(crate) struct Expiry {
 
 /// Until when updates may be begun, in true time.
 #[derive(Debug)]
-pub(crate) struct Rights {
+pub(crate) struct Fencing {
     rng: ChaCha8Rng,
     some: bool,
     /// Removed chunks are purged; then there are many, and no update is tried without an end.
@@ -49,16 +49,16 @@ pub(crate) struct Rights {
     ends: BTreeMap<RequestTag, u64>,
 }
 
-impl Rights {
-    pub(crate) fn new(seed: u64, mutant: Mutant) -> Self {
-        let mut rng = ChaCha8Rng::seed_from_u64(seed ^ RIGHTS);
+impl Fencing {
+    pub(crate) fn new(seed: u64, mutation: Mutation) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed ^ FENCING_SEED);
         let needed = matches!(
-            mutant,
-            Mutant::IgnoreExpiry | Mutant::ExpireFromArrival | Mutant::Without(Check::Expiry)
+            mutation,
+            Mutation::IgnoreExpiry | Mutation::ExpireFromArrival | Mutation::Without(Check::Expiry)
         );
         let some = rng.random_bool(0.4) || needed;
-        let mut of_purges = ChaCha8Rng::seed_from_u64(seed ^ PURGES);
-        let purges = of_purges.random_bool(0.3) || mutant.needs_purges();
+        let mut of_purges = ChaCha8Rng::seed_from_u64(seed ^ PURGES_SEED);
+        let purges = of_purges.random_bool(0.3) || mutation.needs_purges();
         let short = purges && of_purges.random_bool(0.5);
         let tries_us_max = TRIES_US_MAX[usize::from(short)];
         Self { rng, some, purges, tries_us_max, ends: BTreeMap::new() }
@@ -91,23 +91,23 @@ impl Rights {
     }
 }
 
-impl World {
+impl Simulation {
     /// What a client can say to a node of the moment when `tag` ends.
     pub(crate) fn expiry(&mut self, tag: RequestTag, node: usize) -> Option<Expiry> {
-        let end = *self.rights.ends.get(&tag)?;
+        let end = *self.fencing.ends.get(&tag)?;
         // The node said what its clock showed a while ago, and the client heard it later.
-        let said = self.now.saturating_sub(self.rights.rng.random_range(0..8_000));
-        let heard = self.rights.rng.random_range(said..=self.now);
+        let said = self.now.saturating_sub(self.fencing.rng.random_range(0..8_000));
+        let heard = self.fencing.rng.random_range(said..=self.now);
         let left_ms = (end.saturating_sub(heard) as f64 * RATE_MIN / 1_000.0) as u64;
         let at = self.nodes[node].clock(said).after(left_ms);
         Some(Expiry { at, left_ms: end.saturating_sub(self.now) / 1_000 })
     }
 
     /// As a node takes it.
-    pub(crate) fn taken(&self, node: usize, expires: Option<Expiry>) -> Option<Millis> {
-        match (expires, self.mutant) {
-            (None, _) | (_, Mutant::IgnoreExpiry) => None,
-            (Some(expires), Mutant::ExpireFromArrival) => {
+    pub(crate) fn received_expiry(&self, node: usize, expires: Option<Expiry>) -> Option<Millis> {
+        match (expires, self.mutation) {
+            (None, _) | (_, Mutation::IgnoreExpiry) => None,
+            (Some(expires), Mutation::ExpireFromArrival) => {
                 Some(self.nodes[node].clock(self.now).after(expires.left_ms))
             }
             (Some(expires), _) => Some(expires.at),
@@ -115,9 +115,9 @@ impl World {
     }
 
     /// A node makes an update durable: is it still its client's to make?
-    pub(crate) fn check_right(&self, at: At, update: &StoreUpdate) -> Result<(), Violation> {
+    pub(crate) fn check_fencing(&self, at: At, update: &StoreUpdate) -> Result<(), Violation> {
         let Some(tag) = update.tags.newest().map(|newest| newest.tag) else { return Ok(()) };
-        let Some(end) = self.rights.ends.get(&tag) else { return Ok(()) };
+        let Some(end) = self.fencing.ends.get(&tag) else { return Ok(()) };
         let hosted = self.hosted(at);
         let chain = hosted.replica.as_ref().and_then(|replica| replica.chain());
         let head = chain.and_then(|chain| chain.head());
