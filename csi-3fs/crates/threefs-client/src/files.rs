@@ -140,7 +140,7 @@ impl Client {
             exclusive,
             layout: LayoutDefaults::default(),
             write: false,
-            hold: false,
+            track_open: false,
         };
         match self.change("create", path, change).await? {
             MetaReply::Opened { inode, .. } => FileHandle::of(path, &inode),

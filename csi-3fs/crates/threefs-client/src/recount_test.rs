@@ -75,7 +75,7 @@ async fn bytes_that_were_not_reported_count_and_stay() {
         store_path: folder.path().join("meta"),
         map_bytes_max: threefs_meta::MAP_BYTES_MAX,
         mgmtd: vec![cluster.mgmtd.clone()],
-        tree: TreeConfig { recount_wait_ms: 1, collect_delay_ms: 1, ..TreeConfig::default() },
+        tree: TreeConfig { recount_wait_ms: 1, gc_delay_ms: 1, ..TreeConfig::default() },
     };
     let meta = Meta::open(config, Arc::new(trimmer)).await.unwrap();
     let address = meta.address().to_string();

@@ -71,7 +71,7 @@ impl Daemon {
             exclusive: true,
             layout: LayoutDefaults::default(),
             write: false,
-            hold: false,
+            track_open: false,
         };
         match self.change(call, "make a file", change).await? {
             MetaReply::Opened { inode, .. } => Ok(self.named(&inode)),
@@ -91,7 +91,7 @@ impl Daemon {
             exclusive: flags & O_EXCL != 0,
             layout: LayoutDefaults::default(),
             write: false,
-            hold: true,
+            track_open: true,
         };
         let inode = match self.change(call, &what, change).await? {
             MetaReply::Opened { inode, created: true, .. } => inode,

@@ -110,11 +110,11 @@ impl MetaClient {
     /// As [`MetaClient::query`].
     pub async fn query_as(
         &self,
-        who: &Identity,
+        caller: &Identity,
         query: MetaQuery,
         deadline: Deadline,
     ) -> Result<MetaReply, MetaClientError> {
-        self.ask(&MetaRequest::Query { who: who.clone(), query }, deadline).await
+        self.ask(&MetaRequest::Query { caller: caller.clone(), query }, deadline).await
     }
 
     /// Makes a change, once.
@@ -135,12 +135,12 @@ impl MetaClient {
     /// As [`MetaClient::change`].
     pub async fn change_as(
         &self,
-        who: &Identity,
+        caller: &Identity,
         change: MetaChange,
         deadline: Deadline,
     ) -> Result<MetaReply, MetaClientError> {
         let unfinished = Unfinished::begin(&self.0);
-        self.change_with(unfinished.id(), who, change, deadline).await
+        self.change_with(unfinished.id(), caller, change, deadline).await
     }
 
     /// Makes a change under an identity of the caller's own, so that it stays one change over
@@ -151,11 +151,11 @@ impl MetaClient {
     pub async fn change_with(
         &self,
         id: RequestId,
-        who: &Identity,
+        caller: &Identity,
         change: MetaChange,
         deadline: Deadline,
     ) -> Result<MetaReply, MetaClientError> {
-        self.ask(&MetaRequest::Change { id, who: who.clone(), change }, deadline).await
+        self.ask(&MetaRequest::Change { id, caller: caller.clone(), change }, deadline).await
     }
 
     fn ask<'a>(
@@ -163,10 +163,10 @@ impl MetaClient {
         request: &'a MetaRequest,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<MetaReply, MetaClientError>> {
-        Box::pin(self.ask_now(request, deadline))
+        Box::pin(self.ask_inner(request, deadline))
     }
 
-    async fn ask_now(
+    async fn ask_inner(
         &self,
         request: &MetaRequest,
         deadline: Deadline,
@@ -259,8 +259,8 @@ impl MetaClient {
         deadline: Deadline,
     ) -> Result<(Inode, Option<SessionId>), MetaClientError> {
         let (mode, layout) = (0o644, LayoutDefaults::default());
-        let (write, hold) = (true, false);
-        let change = MetaChange::Create { at, mode, exclusive, layout, write, hold };
+        let (write, track_open) = (true, false);
+        let change = MetaChange::Create { at, mode, exclusive, layout, write, track_open };
         match self.change(change, deadline).await? {
             MetaReply::Opened { inode, session, .. } => Ok((inode, session)),
             other => Err(unexpected("an open file", &other)),

@@ -2,6 +2,8 @@
 //! began by the clock that counts suspended time, and which of its changes can never
 //! be sent again.
 
+pub(crate) mod open_files;
+
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -9,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use threefs_core::ids::{ClientId, InodeId};
 
-use crate::holds::CLIENTS_OF_VOLUME_MAX;
+use crate::clients::open_files::CLIENTS_PER_VOLUME_MAX;
 use crate::protocol::RequestId;
 
 /// Answers that one change forgets on the way at most; the sweep takes what is left.
@@ -18,11 +20,11 @@ const FORGET_MAX: u64 = 64;
 /// One client.
 #[derive(Debug, Default)]
 pub(crate) struct Client {
-    /// Sequences below are finished; see `ops::AnswerOnce`.
+    /// Sequences below are finished; see `ops::Dedup`.
     pub floor: AtomicU64,
     /// Answers below are forgotten, or a change that runs forgets them. 0 = none has come yet.
     forgotten: AtomicU64,
-    heard_ms: AtomicU64,
+    last_active_ms: AtomicU64,
     /// Whose ticket it has; `None` for the cluster's key.
     volume: Option<InodeId>,
 }
@@ -44,7 +46,7 @@ impl Client {
     }
 
     /// The change failed and has forgotten nothing.
-    pub(crate) fn queue_recount(&self, finished: &Range<u64>) {
+    pub(crate) fn return_finished(&self, finished: &Range<u64>) {
         if !finished.is_empty() {
             self.forgotten.fetch_min(finished.start, SeqCst);
         }
@@ -54,10 +56,10 @@ impl Client {
 /// All clients of this life of the service. Of one volume a bounded number: further ones are taken
 /// for silent.
 #[derive(Debug, Default)]
-pub(crate) struct Clients(Mutex<Known>);
+pub(crate) struct Clients(Mutex<ClientTable>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct ClientTable {
     clients: HashMap<ClientId, Arc<Client>>,
     /// How many there are.
     of_volume: HashMap<InodeId, usize>,
@@ -65,38 +67,47 @@ struct Known {
 
 impl Clients {
     /// A change of this client, of the volume whose ticket it has, has arrived.
-    pub(crate) fn hear(&self, id: RequestId, volume: Option<InodeId>, now_ms: u64) -> Arc<Client> {
-        let mut known = self.known();
-        let client = known.client(id.client, volume);
+    pub(crate) fn note_change(
+        &self,
+        id: RequestId,
+        volume: Option<InodeId>,
+        now_ms: u64,
+    ) -> Arc<Client> {
+        let mut table = self.table();
+        let client = table.client(id.client, volume);
         client.floor.fetch_max(id.finished_below, SeqCst);
-        client.heard_ms.fetch_max(now_ms, SeqCst);
+        client.last_active_ms.fetch_max(now_ms, SeqCst);
         client
     }
 
     /// Something else of this client has arrived.
-    pub(crate) fn hear_of(&self, client: ClientId, volume: Option<InodeId>, now_ms: u64) {
-        self.hear(RequestId { client, ..RequestId::default() }, volume, now_ms);
+    pub(crate) fn note_activity(&self, client: ClientId, volume: Option<InodeId>, now_ms: u64) {
+        self.note_change(RequestId { client, ..RequestId::default() }, volume, now_ms);
     }
 
     /// Whether it was heard since `since_ms`.
-    pub(crate) fn heard_since(&self, client: ClientId, since_ms: u64) -> bool {
-        let known = self.known();
-        known.clients.get(&client).is_some_and(|client| client.heard_ms.load(SeqCst) >= since_ms)
+    pub(crate) fn active_since(&self, client: ClientId, since_ms: u64) -> bool {
+        let table = self.table();
+        table
+            .clients
+            .get(&client)
+            .is_some_and(|client| client.last_active_ms.load(SeqCst) >= since_ms)
     }
 
     /// Whether it has declared that it will never send this change again.
     pub(crate) fn has_finished(&self, client: ClientId, sequence: u64) -> bool {
-        let known = self.known();
-        known.clients.get(&client).is_some_and(|client| sequence < client.floor.load(SeqCst))
+        let table = self.table();
+        table.clients.get(&client).is_some_and(|client| sequence < client.floor.load(SeqCst))
     }
 
     /// Forgets clients that were not heard since `since_ms`. A client counts as used while a call
     /// of it runs.
-    pub(crate) fn forget_silent(&self, since_ms: u64) {
-        let mut known = self.known();
-        let Known { clients, of_volume } = &mut *known;
+    pub(crate) fn expire_idle(&self, since_ms: u64) {
+        let mut table = self.table();
+        let ClientTable { clients, of_volume } = &mut *table;
         clients.retain(|_, client| {
-            let stays = Arc::strong_count(client) > 1 || client.heard_ms.load(SeqCst) >= since_ms;
+            let stays =
+                Arc::strong_count(client) > 1 || client.last_active_ms.load(SeqCst) >= since_ms;
             if !stays && let Some(all) = client.volume.and_then(|volume| of_volume.get_mut(&volume))
             {
                 *all -= 1;
@@ -106,12 +117,12 @@ impl Clients {
         of_volume.retain(|_, all| *all > 0);
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn table(&self) -> MutexGuard<'_, ClientTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Known {
+impl ClientTable {
     /// The entry of a client. One more than a volume may have gets one that is not kept.
     fn client(&mut self, id: ClientId, volume: Option<InodeId>) -> Arc<Client> {
         if let Some(client) = self.clients.get(&id) {
@@ -120,7 +131,7 @@ impl Known {
         let client = Arc::new(Client { volume, ..Client::default() });
         if let Some(volume) = volume {
             let all = self.of_volume.entry(volume).or_default();
-            if *all >= CLIENTS_OF_VOLUME_MAX {
+            if *all >= CLIENTS_PER_VOLUME_MAX {
                 return client;
             }
             *all += 1;
@@ -146,7 +157,7 @@ mod tests {
         let taken = client.take_finished(id(2_000));
         assert_eq!(taken, 1_001..1_065);
         assert_eq!(client.take_finished(id(2_000)), 1_065..1_129);
-        client.queue_recount(&taken);
+        client.return_finished(&taken);
         assert_eq!(client.take_finished(id(2_000)), taken);
         // A straggler says less than others before it.
         assert!(client.take_finished(id(5)).is_empty());
@@ -157,20 +168,20 @@ mod tests {
     fn the_clients_of_one_volume_are_bounded_and_others_are_not() {
         let clients = Clients::default();
         let (bounded, other) = (Some(InodeId(100)), Some(InodeId(200)));
-        let max = CLIENTS_OF_VOLUME_MAX as u128;
+        let max = CLIENTS_PER_VOLUME_MAX as u128;
         for client in 0..max * 2 {
-            clients.hear_of(ClientId(client), bounded, 10);
+            clients.note_activity(ClientId(client), bounded, 10);
         }
-        assert_eq!(clients.known().clients.len(), CLIENTS_OF_VOLUME_MAX);
-        assert!(clients.heard_since(ClientId(max - 1), 10));
-        assert!(!clients.heard_since(ClientId(max), 10));
+        assert_eq!(clients.table().clients.len(), CLIENTS_PER_VOLUME_MAX);
+        assert!(clients.active_since(ClientId(max - 1), 10));
+        assert!(!clients.active_since(ClientId(max), 10));
         for (client, volume) in [(max * 2, other), (max * 2 + 1, None)] {
-            clients.hear_of(ClientId(client), volume, 20);
-            assert!(clients.heard_since(ClientId(client), 20));
+            clients.note_activity(ClientId(client), volume, 20);
+            assert!(clients.active_since(ClientId(client), 20));
         }
-        clients.forget_silent(15);
-        assert_eq!(clients.known().clients.len(), 2);
-        clients.hear_of(ClientId(max), bounded, 30);
-        assert!(clients.heard_since(ClientId(max), 30), "the others are forgotten");
+        clients.expire_idle(15);
+        assert_eq!(clients.table().clients.len(), 2);
+        clients.note_activity(ClientId(max), bounded, 30);
+        assert!(clients.active_since(ClientId(max), 30), "the others are forgotten");
     }
 }

@@ -36,12 +36,12 @@ pub struct TreeConfig {
     /// Layout of files whose directory says nothing; no field may be 0.
     pub layout: LayoutDefaults,
     /// How long a removed file can still be read by those who found it before.
-    pub collect_delay_ms: u64,
+    pub gc_delay_ms: u64,
     /// From when nobody can read it any more until its chunks go: longer than a client tries to
     /// write.
     pub dead_grace_ms: u64,
     /// Between two looks at what has been removed.
-    pub collect_interval_ms: u64,
+    pub gc_interval_ms: u64,
     /// Write sessions of a client that has not been heard for so long end.
     pub session_timeout_ms: u64,
     /// From when the length or the reservation of a file became less until the file is counted again:
@@ -56,9 +56,9 @@ impl Default for TreeConfig {
     fn default() -> Self {
         Self {
             layout: LayoutDefaults { chunk_bytes: 1 << 20, stripe: 16 },
-            collect_delay_ms: 10_000,
+            gc_delay_ms: 10_000,
             dead_grace_ms: DEAD_GRACE_MS,
-            collect_interval_ms: 500,
+            gc_interval_ms: 500,
             session_timeout_ms: 20 * 60 * 1000,
             recount_wait_ms: (WRITE_LIFETIME_S + 90) * 1000,
             answer_keep_ms: 60 * 60 * 1000,

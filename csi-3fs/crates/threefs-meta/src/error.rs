@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::InodeId;
 
-use crate::protocol::{NAME_BYTES_MAX, PATH_BYTES_MAX, SYMLINKS_MAX};
+use crate::protocol::limits::{NAME_BYTES_MAX, PATH_BYTES_MAX, SYMLINKS_MAX};
 
 /// Why a call did not go well; nothing was changed by it. Paths and names are in it, so that the
 /// text alone tells what happened.
@@ -67,7 +67,7 @@ pub enum MetaError {
         what: String,
         /// In use.
         used: i64,
-        /// Wanted.
+        /// SessionRequest.
         more: i64,
         /// The limit.
         max: i64,

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::InodeId;
 
-use crate::protocol::{Inode, MetaError};
+use crate::error::MetaError;
+use crate::protocol::inode::Inode;
 
 /// May list a directory, read a file.
 pub const READ: u32 = 4;
@@ -178,37 +179,41 @@ mod tests {
         }
     }
 
-    fn who(uid: u32, gid: u32, groups: &[u32]) -> Identity {
+    fn caller(uid: u32, gid: u32, groups: &[u32]) -> Identity {
         Identity { groups: groups.to_vec(), ..Identity::user(uid, gid) }
     }
 
     #[test]
     fn the_first_class_that_fits_decides() {
         let cases = [
-            (0o700, who(10, 1, &[]), READ | WRITE | EXECUTE, true),
-            (0o077, who(10, 20, &[]), READ, false),
-            (0o070, who(11, 20, &[]), READ | WRITE, true),
-            (0o070, who(11, 1, &[3, 20]), READ | WRITE, true),
-            (0o707, who(11, 20, &[]), READ, false),
-            (0o004, who(11, 21, &[]), READ, true),
-            (0o004, who(11, 21, &[]), READ | WRITE, false),
-            (0o000, who(0, 0, &[]), READ | WRITE, true),
-            (0o000, who(0, 0, &[]), EXECUTE, false),
-            (0o001, who(0, 0, &[]), EXECUTE, true),
+            (0o700, caller(10, 1, &[]), READ | WRITE | EXECUTE, true),
+            (0o077, caller(10, 20, &[]), READ, false),
+            (0o070, caller(11, 20, &[]), READ | WRITE, true),
+            (0o070, caller(11, 1, &[3, 20]), READ | WRITE, true),
+            (0o707, caller(11, 20, &[]), READ, false),
+            (0o004, caller(11, 21, &[]), READ, true),
+            (0o004, caller(11, 21, &[]), READ | WRITE, false),
+            (0o000, caller(0, 0, &[]), READ | WRITE, true),
+            (0o000, caller(0, 0, &[]), EXECUTE, false),
+            (0o001, caller(0, 0, &[]), EXECUTE, true),
         ];
-        for (mode, who, access, expected) in cases {
-            assert_eq!(who.allowed(&inode(mode), access), expected, "{mode:o} {who:?} {access}");
+        for (mode, caller, access, expected) in cases {
+            assert_eq!(
+                caller.allowed(&inode(mode), access),
+                expected,
+                "{mode:o} {caller:?} {access}"
+            );
         }
     }
 
     #[test]
     fn where_the_kernel_has_checked_only_the_group_class_is_left_to_it() {
-        let checked = |uid| Identity { kernel_checked: true, ..who(uid, 1, &[]) };
+        let checked = |uid| Identity { kernel_checked: true, ..caller(uid, 1, &[]) };
         assert!(checked(11).allowed(&inode(0o770), READ | WRITE), "one of its groups may be 20");
         assert!(checked(11).allowed(&inode(0o704), READ));
         assert!(!checked(11).allowed(&inode(0o700), READ), "no group could give it that");
         assert!(!checked(11).allowed(&inode(0o754), WRITE));
         assert!(!checked(10).allowed(&inode(0o077), READ), "the owner's class decides for him");
-        assert!(!who(11, 1, &[]).allowed(&inode(0o770), READ));
+        assert!(!caller(11, 1, &[]).allowed(&inode(0o770), READ));
     }
 }

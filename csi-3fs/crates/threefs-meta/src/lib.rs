@@ -1,49 +1,41 @@
 //! The metadata service: the tree of names, inodes, layouts and lengths.
 //!
-//! Every operation is a pure function over one transaction of `threefs_kv`, one operation a file;
-//! the service only decodes, runs them and answers once they are durable.
+//! Every operation is a pure function of one transaction of `threefs_kv`, one operation a file. The
+//! service decodes requests, runs operations and replies once they are durable.
+//!
+//! | module | content |
+//! |---|---|
+//! | [`protocol`] | requests, replies and their types |
+//! | [`identity`] | the caller and its POSIX permissions |
+//! | `service` | the RPC server, registration with mgmtd, scopes of volume credentials |
+//! | `tree` | execution of requests on a store, without sockets |
+//! | `ops` | the operations, each one transaction |
+//! | `rows` | keys and values in the store |
+//! | `clients` | activity and open files of clients, in memory |
+//! | `background` | garbage collection and recounts |
+//! | `written` | sets of chunks that are known to exist |
+//! | `client` | the RPC client |
+//! | `restore` | restoring a tree from a dump |
 
-mod ages;
-mod chunk_page;
-mod chunks;
+mod background;
+mod chunk_trimmer;
 mod client;
 mod clients;
-mod collector;
 mod config;
 mod error;
-mod holds;
 pub mod identity;
-mod layouts;
 mod ops;
 pub mod protocol;
-mod recount;
-mod registration;
-mod replies;
 mod restore;
 mod rows;
-mod scope;
 mod service;
 mod tree;
 mod written;
 
 #[cfg(test)]
-mod answers_test;
-#[cfg(test)]
-mod concurrent_test;
-#[cfg(test)]
-mod control_plane_test;
-#[cfg(test)]
-mod model_test;
-#[cfg(test)]
-mod permission_test;
-#[cfg(test)]
-mod quota_test;
-#[cfg(test)]
-mod removal_test;
-#[cfg(test)]
-mod testing;
+mod tests;
 
-pub use chunks::{ChunkTrimmer, DeadFile, NoChunks};
+pub use chunk_trimmer::{ChunkTrimmer, DeadFile, NoChunks};
 pub use client::{MetaClient, MetaClientError};
 pub use config::{DEAD_GRACE_MS, MetaConfig, TreeConfig};
 pub use identity::{Identity, Role};
@@ -52,8 +44,8 @@ pub use protocol::{
     MetaQuery, MetaReply, MetaRequest, MetaResult, Nanoseconds, QuotaUse, RenameMode, RequestId,
     Reservation, SessionId, SetMode, SetTime, SpecialKind, Written,
 };
-pub use registration::adopt;
 pub use restore::{DUMP_KIND, restore};
+pub use service::registration::adopt;
 pub use service::{Meta, MetaRunError, run};
 pub use threefs_kv::MAP_BYTES_MAX;
 pub use tree::Tree;

@@ -24,17 +24,21 @@
 //!
 //! Numbers in keys are big endian, so that files made together lie together. Values are postcard.
 
+mod keys;
+
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClientId, InodeId};
 pub(crate) use threefs_kv::rows::{decode, read, write};
 use threefs_kv::{KvError, Transaction};
 
+pub(crate) use keys::*;
+
 use crate::ops::UNLIMITED_BYTES_MAX;
-use crate::protocol::{EntryKind, Inode, InodeKind, Nanoseconds, SessionId};
+use crate::protocol::{EntryKind, Inode, InodeKind, Nanoseconds};
 
 pub(crate) const REMOVALS: &[u8] = b"GCQU";
 pub(crate) const DEAD: &[u8] = b"GCDE";
-pub(crate) const LATE: &[u8] = b"GCLA";
+pub(crate) const TOMBSTONES: &[u8] = b"GCLA";
 pub(crate) const ANSWERS: &[u8] = b"IDEM";
 pub(crate) const SESSIONS: &[u8] = b"INOS";
 pub(crate) const TRIMS: &[u8] = b"TRIM";
@@ -99,7 +103,7 @@ pub(crate) struct RecountRow {
 /// A time in one run of the service. Times of different runs cannot be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Uptime {
-    pub life: u64,
+    pub run_id: u64,
     pub ms: u64,
 }
 
@@ -152,10 +156,10 @@ pub(crate) struct RemovalRow {
     pub inode: InodeId,
     pub kind: EntryKind,
     /// The life of the service in which it was removed.
-    pub life: u64,
+    pub run_id: u64,
     /// Clients that had it open then. In a later life of the service it waits until each of them
     /// has announced what it holds, or is gone.
-    pub holders: Vec<ClientId>,
+    pub opened_by: Vec<ClientId>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -234,18 +238,6 @@ impl InodeRow {
     }
 }
 
-fn numbered(prefix: &[u8; 4], inode: InodeId, rest: &[u8]) -> Vec<u8> {
-    let mut key = Vec::with_capacity(12 + rest.len());
-    key.extend_from_slice(prefix);
-    key.extend_from_slice(&inode.0.to_be_bytes());
-    key.extend_from_slice(rest);
-    key
-}
-
-pub(crate) fn inode(id: InodeId) -> Vec<u8> {
-    numbered(b"INOD", id, &[])
-}
-
 pub(crate) async fn read_inode(
     txn: &mut Transaction,
     id: InodeId,
@@ -253,109 +245,6 @@ pub(crate) async fn read_inode(
     let key = inode(id);
     let value = txn.get(&key).await?;
     value.map(|value| InodeRow::decode(&key, &value)).transpose()
-}
-
-pub(crate) fn dentry(parent: InodeId, name: &str) -> Vec<u8> {
-    numbered(b"DENT", parent, name.as_bytes())
-}
-
-/// Prefix of all names of a directory.
-pub(crate) fn dentries(parent: InodeId) -> Vec<u8> {
-    numbered(b"DENT", parent, &[])
-}
-
-pub(crate) fn directory_time(id: InodeId) -> Vec<u8> {
-    numbered(b"DTIM", id, &[])
-}
-
-pub(crate) fn subdirectories(id: InodeId) -> Vec<u8> {
-    numbered(b"DSUB", id, &[])
-}
-
-pub(crate) fn session(id: InodeId, session: SessionId) -> Vec<u8> {
-    numbered(b"INOS", id, &session.0.to_be_bytes())
-}
-
-/// Prefix of all sessions of a file.
-pub(crate) fn sessions(id: InodeId) -> Vec<u8> {
-    numbered(b"INOS", id, &[])
-}
-
-pub(crate) fn quota(id: InodeId) -> Vec<u8> {
-    numbered(b"QUOT", id, &[])
-}
-
-pub(crate) fn quota_bytes(id: InodeId) -> Vec<u8> {
-    numbered(b"QBYT", id, &[])
-}
-
-pub(crate) fn quota_excess(id: InodeId) -> Vec<u8> {
-    numbered(b"QEXC", id, &[])
-}
-
-pub(crate) fn quota_inodes(id: InodeId) -> Vec<u8> {
-    numbered(b"QINO", id, &[])
-}
-
-pub(crate) fn quota_metadata(id: InodeId) -> Vec<u8> {
-    numbered(b"QMET", id, &[])
-}
-
-pub(crate) fn attribute(id: InodeId, name: &str) -> Vec<u8> {
-    numbered(b"XATT", id, name.as_bytes())
-}
-
-/// Prefix of all extended attributes of an inode.
-pub(crate) fn attributes(id: InodeId) -> Vec<u8> {
-    numbered(b"XATT", id, &[])
-}
-
-/// A page of written chunks; see `ops::written_rows`.
-pub(crate) fn written(id: InodeId, level: u8, page: u64) -> Vec<u8> {
-    // At most 2^24, one past the last page.
-    let [a, b, c, d] = (page as u32).to_be_bytes();
-    numbered(b"WRIT", id, &[level, a, b, c, d])
-}
-
-/// Prefix of all pages of written chunks of a file.
-pub(crate) fn written_of(id: InodeId) -> Vec<u8> {
-    numbered(b"WRIT", id, &[])
-}
-
-pub(crate) fn trim(id: InodeId) -> Vec<u8> {
-    numbered(b"TRIM", id, &[])
-}
-
-pub(crate) fn answer(client: ClientId, sequence: u64) -> Vec<u8> {
-    [ANSWERS, &client.0.to_be_bytes(), &sequence.to_be_bytes()].concat()
-}
-
-pub(crate) fn recount(id: InodeId) -> Vec<u8> {
-    numbered(b"RCNT", id, &[])
-}
-
-/// The bytes of the answers that are kept for a volume.
-pub(crate) fn answer_bytes(volume: InodeId) -> Vec<u8> {
-    numbered(b"ABYT", volume, &[])
-}
-
-/// Client and sequence in the key of an answer.
-pub(crate) fn answer_of_key(key: &[u8]) -> Result<(ClientId, u64), KvError> {
-    let client = key.get(4..20).and_then(|bytes| <[u8; 16]>::try_from(bytes).ok());
-    let sequence = key.get(20..28).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
-    match (client, sequence) {
-        (Some(client), Some(sequence)) => {
-            Ok((ClientId(u128::from_be_bytes(client)), u64::from_be_bytes(sequence)))
-        }
-        _ => Err(KvError::bad_row(key, "the key is not of an answer")),
-    }
-}
-
-/// The inode in a key of the form prefix, inode, rest.
-pub(crate) fn inode_of_key(key: &[u8]) -> Result<InodeId, KvError> {
-    let bytes = key.get(4..12).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
-    let bytes = bytes.ok_or_else(|| KvError::bad_row(key, "the key holds no inode"))?;
-    Ok(InodeId(u64::from_be_bytes(bytes)))
 }
 
 #[cfg(test)]

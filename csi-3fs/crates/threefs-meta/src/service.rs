@@ -1,5 +1,9 @@
 //! The tree behind a port.
 
+pub(crate) mod registration;
+mod reply_size;
+pub(crate) mod scope;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -18,15 +22,15 @@ use threefs_core::terms::{FileTerms, WRITE_LIFETIME_S};
 use threefs_kv::{EmbeddedConfig, KvError, Store};
 use threefs_mgmtd::{MgmtdClient, MgmtdError, RoutingFollower};
 
-use crate::chunks::ChunkTrimmer;
+use crate::chunk_trimmer::ChunkTrimmer;
 use crate::config::MetaConfig;
 use crate::protocol::{
     CONTEXT, Inode, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult,
     decode_request,
 };
-use crate::registration::{RegistrationError, register};
-use crate::replies::reply_bytes;
-use crate::scope::outside;
+use crate::service::registration::{RegistrationError, register};
+use crate::service::reply_size::reply_bytes;
+use crate::service::scope::outside;
 use crate::tree::{Tree, check_batch, now};
 
 /// Memory for long replies that clients have not taken yet.
@@ -107,10 +111,10 @@ impl Meta {
     /// [`MetaRunError::Store`] when the store needs a restart, [`MetaRunError::Refused`] when it does
     /// not belong to the cluster.
     pub fn serve(self, shutdown: Shutdown) -> BoxFuture<'static, Result<(), MetaRunError>> {
-        Box::pin(self.serve_now(shutdown))
+        Box::pin(self.serve_inner(shutdown))
     }
 
-    async fn serve_now(self, shutdown: Shutdown) -> Result<(), MetaRunError> {
+    async fn serve_inner(self, shutdown: Shutdown) -> Result<(), MetaRunError> {
         let registered = Arc::new(AtomicBool::new(false));
         let handler = Handler {
             tree: Arc::clone(&self.tree),
@@ -124,7 +128,7 @@ impl Meta {
             if let Err(error) = self.tree.finish_all_trims().await {
                 tracing::warn!(%error, "truncations of a former life");
             }
-            tokio::join!(self.tree.collect_for_ever(), self.tree.recount_for_ever());
+            tokio::join!(self.tree.run_gc(), self.tree.run_recounts());
             Ok(())
         };
         tokio::select! {

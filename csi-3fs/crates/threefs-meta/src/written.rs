@@ -5,6 +5,8 @@
 //! The set is exact. An inode keeps [`RANGES_MAX`] ranges, the longest; further ones are in rows of
 //! the store (`ops::written_rows`).
 
+pub(crate) mod page;
+
 use serde::{Deserialize, Serialize};
 
 /// Ranges that an inode keeps itself: at most 2.5 KiB of its row. A file that is written from its
@@ -90,14 +92,14 @@ impl Written {
 
     /// Whether this chunk must exist. Of an inode with more ranges in rows `false` is no answer.
     pub fn contains(&self, index: u32) -> bool {
-        let place = self.ranges.partition_point(|(_, last)| *last < index);
-        self.ranges.get(place).is_some_and(|(first, _)| *first <= index)
+        let resolved = self.ranges.partition_point(|(_, last)| *last < index);
+        self.ranges.get(resolved).is_some_and(|(first, _)| *first <= index)
     }
 
     /// Whether all chunks from `first` to `last` must exist.
     pub fn contains_all(&self, first: u32, last: u32) -> bool {
-        let place = self.ranges.partition_point(|(_, end)| *end < last);
-        self.ranges.get(place).is_some_and(|(begin, _)| *begin <= first)
+        let resolved = self.ranges.partition_point(|(_, end)| *end < last);
+        self.ranges.get(resolved).is_some_and(|(begin, _)| *begin <= first)
     }
 
     /// The ranges, first and last chunk of each.

@@ -347,11 +347,11 @@ async fn clients_of_other_versions_are_refused_with_the_remedy() {
     MetaClient::new(&address, &key(), ClientId(1)).stat(At::path("/"), soon()).await.unwrap();
     let config = ConnectionConfig::new(CONTEXT, key());
     let connection = Connection::open(&address, config, soon()).await.unwrap();
-    let who = Identity::ROOT;
-    let query = MetaRequest::Query { who: who.clone(), query: MetaQuery::Status };
+    let caller = Identity::ROOT;
+    let query = MetaRequest::Query { caller: caller.clone(), query: MetaQuery::Status };
     let id = threefs_meta::RequestId { client: ClientId(2), sequence: 1, finished_below: 0 };
     let change = MetaChange::RemoveTree { at: At::path("/") };
-    let change = MetaRequest::Change { id, who, change };
+    let change = MetaRequest::Change { id, caller, change };
     let later = [&[VERSION + 1], &encode(&query).unwrap()[..]].concat().into();
     for message in [encode(&query).unwrap(), encode(&change).unwrap(), later] {
         let error = connection.call(message, Payload::empty(), soon()).await.unwrap_err();
@@ -410,7 +410,7 @@ async fn replies_that_are_not_taken_do_not_fill_the_memory() {
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let relay = relay_that_stops(address, stopped).await;
     let query = MetaQuery::GetAttribute { at, name };
-    let request = MetaRequest::Query { who: Identity::ROOT, query };
+    let request = MetaRequest::Query { caller: Identity::ROOT, query };
     let request = encode(&Versioned::of(&request)).unwrap();
     let mut connections = Vec::new();
     for _ in 0..CONNECTIONS {

@@ -84,7 +84,7 @@ struct MetaJson {
     mgmtd: Vec<String>,
     chunk_bytes: u32,
     stripe: u32,
-    collect_delay_ms: u64,
+    gc_delay_ms: u64,
     #[serde(default = "dead_grace_ms")]
     dead_grace_ms: u64,
     #[serde(default = "map_bytes_max")]
@@ -167,7 +167,7 @@ impl MgmtdJson {
 
 impl MetaJson {
     fn config(self) -> Result<MetaConfig, fabric::auth::AuthError> {
-        let Self { chunk_bytes, stripe, collect_delay_ms, dead_grace_ms, .. } = self;
+        let Self { chunk_bytes, stripe, gc_delay_ms, dead_grace_ms, .. } = self;
         Ok(MetaConfig {
             listen: self.listen,
             key: Keys::read(&self.key_file)?,
@@ -177,7 +177,7 @@ impl MetaJson {
             mgmtd: self.mgmtd,
             tree: TreeConfig {
                 layout: LayoutDefaults { chunk_bytes, stripe },
-                collect_delay_ms,
+                gc_delay_ms,
                 dead_grace_ms,
                 ..TreeConfig::default()
             },

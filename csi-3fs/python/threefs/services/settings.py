@@ -27,7 +27,7 @@ MGMTD_PORT, META_PORT, STORAGE_PORT = 9000, 9001, 9002
 STRIPE = 64
 """Chains that a file goes round; a table with fewer is gone round whole."""
 
-COLLECT_DELAY_MS = 10_000
+GC_DELAY_MS = 10_000
 """How long a removed file's chunks stay: readers that have it open may still finish."""
 
 DRAIN_MS = 2_000
@@ -83,7 +83,7 @@ def meta_config(
         "mgmtd": addresses_of("mgmtd", mgmtd),
         "chunk_bytes": chunk_bytes,
         "stripe": STRIPE,
-        "collect_delay_ms": COLLECT_DELAY_MS,
+        "gc_delay_ms": GC_DELAY_MS,
     }
 
 

@@ -22,7 +22,7 @@ class ServeOptions:
     ready_timeout_seconds: float = 30.0
     node_failure_ms: int = 1000
     scan_ms: int = 20
-    collect_delay_ms: int = 2000
+    gc_delay_ms: int = 2000
     tls: bool = False
 
     def check(self) -> None:

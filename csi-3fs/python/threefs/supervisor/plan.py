@@ -53,7 +53,7 @@ def services(
             "mgmtd": mgmtd,
             "chunk_bytes": options.chunk_bytes,
             "stripe": STRIPE,
-            "collect_delay_ms": options.collect_delay_ms,
+            "gc_delay_ms": options.gc_delay_ms,
             "dead_grace_ms": DEAD_GRACE_MS,
         },
     }

@@ -49,11 +49,11 @@ impl Daemon {
             release.into_iter().filter(|inode| self.files.get(*inode).is_none()).collect();
         let add = if all { self.files.inodes() } else { Vec::new() };
         let client = self.journal.client();
-        let hold = MetaQuery::Hold { client, add, release: release.clone(), all };
+        let hold = MetaQuery::ReportOpenFiles { client, add, release: release.clone(), all };
         let deadline = Deadline::after(self.timeout);
         let told = self.client.query_for(&Identity::ROOT, "hold open files", hold, deadline).await;
         match told {
-            Ok(MetaReply::Held { complete }) => !complete,
+            Ok(MetaReply::OpenFilesReported { complete }) => !complete,
             Ok(other) => {
                 unexpected(&other);
                 true

@@ -3,7 +3,7 @@
 use threefs_core::ids::InodeId;
 use threefs_kv::{KvError, Operation, Transaction};
 
-use super::{OpError, store};
+use crate::ops::{OpError, store};
 use crate::protocol::{Inode, InodeKind, LayoutDefaults, Nanoseconds, ROOT};
 use crate::rows::{self, InodeRow, NEXT_INODE, SCHEMA, SCHEMA_PREVIOUS, SCHEMA_VERSION};
 

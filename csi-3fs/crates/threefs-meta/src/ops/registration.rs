@@ -4,7 +4,7 @@ use threefs_core::ids::{ClusterId, TreeId};
 use threefs_kv::{Operation, Transaction};
 use threefs_mgmtd::{Claim, MetaRegistered, MetaRegistration};
 
-use super::OpError;
+use crate::ops::OpError;
 use crate::protocol::ROOT;
 use crate::rows::{self, CLAIM, CLUSTER, GENERATION, NEXT_INODE, TREE};
 
@@ -13,13 +13,13 @@ use crate::rows::{self, CLAIM, CLUSTER, GENERATION, NEXT_INODE, TREE};
 const INODES_PER_ADOPTION: u64 = 1 << 52;
 
 /// Counts this life of the store, durably, and returns what mgmtd is asked.
-pub(crate) struct BeginRegistration {
+pub(crate) struct StartRegistration {
     /// The id of the tree if it has none yet.
     pub fresh: TreeId,
     pub process: u128,
 }
 
-impl Operation for BeginRegistration {
+impl Operation for StartRegistration {
     type Output = MetaRegistration;
     type Error = OpError;
 

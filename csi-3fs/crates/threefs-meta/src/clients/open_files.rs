@@ -1,0 +1,297 @@
+//! Which inodes clients have open: what has lost its last name stays until nobody holds it.
+//!
+//! Kept in memory. A client announces everything again when it is not known, so a restart of the
+//! service forgets nothing for longer than a client's pause between two messages. What had a holder
+//! when it was removed says so in its row of the queue: after a restart it waits for exactly these
+//! clients, however long they are cut off, until they are given up as gone.
+//!
+//! What the holders of one volume's tickets may announce is bounded, under however many client ids:
+//! what goes beyond is not kept, and such a file is gone with its last name.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, PoisonError};
+
+use threefs_core::ids::{ClientId, InodeId};
+
+use crate::rows::RemovalRow;
+
+/// Inodes that one client may hold open.
+pub(crate) const OPEN_FILES_PER_CLIENT_MAX: usize = 1 << 20;
+/// Pairs of a client and an inode of one volume: about 130 bytes each.
+pub(crate) const OPEN_FILES_PER_VOLUME_MAX: usize = 1 << 19;
+/// Clients of one volume.
+pub(crate) const CLIENTS_PER_VOLUME_MAX: usize = 1 << 14;
+/// Holders that a removal names; with more of them it waits for these.
+const OPENED_BY_MAX: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct OpenFiles {
+    /// Tells this life of the service from others.
+    run_id: u64,
+    clients_per_volume_max: usize,
+    open_files_per_volume_max: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    clients: HashMap<ClientId, ClientFiles>,
+    clients_of_inode: HashMap<InodeId, Vec<ClientId>>,
+    volumes: HashMap<InodeId, VolumeUsage>,
+    /// Clients of former lives that have not come back are gone.
+    former_clients_expired: bool,
+}
+
+/// What the clients with tickets of one volume have together.
+#[derive(Debug, Default)]
+struct VolumeUsage {
+    clients: usize,
+    open_files: usize,
+}
+
+#[derive(Debug, Default)]
+struct ClientFiles {
+    /// Whose ticket it has; `None` for the cluster's key.
+    volume: Option<InodeId>,
+    last_active_ms: u64,
+    inodes: HashSet<InodeId>,
+    /// It has announced all that it holds since this service began.
+    complete: bool,
+}
+
+impl OpenFiles {
+    /// Nothing is held yet. `life` is different for each life of the service.
+    pub(crate) fn new(run_id: u64) -> Self {
+        Self {
+            run_id,
+            clients_per_volume_max: CLIENTS_PER_VOLUME_MAX,
+            open_files_per_volume_max: OPEN_FILES_PER_VOLUME_MAX,
+            state: Mutex::default(),
+        }
+    }
+
+    /// This life of the service.
+    pub(crate) fn run_id(&self) -> u64 {
+        self.run_id
+    }
+
+    /// A client, of the volume whose ticket it has, holds one more inode.
+    pub(crate) fn open(
+        &self,
+        client: ClientId,
+        volume: Option<InodeId>,
+        inode: InodeId,
+        now_ms: u64,
+    ) {
+        let mut state = self.state();
+        if !state.admit(client, volume, self.clients_per_volume_max) {
+            return;
+        }
+        let State { clients, clients_of_inode, volumes, .. } = &mut *state;
+        let files = clients.entry(client).or_default();
+        files.last_active_ms = files.last_active_ms.max(now_ms);
+        let mut of_volume = files.volume.and_then(|volume| volumes.get_mut(&volume));
+        let is_full = files.inodes.len() >= OPEN_FILES_PER_CLIENT_MAX
+            || of_volume
+                .as_ref()
+                .is_some_and(|all| all.open_files >= self.open_files_per_volume_max);
+        if !is_full && files.inodes.insert(inode) {
+            clients_of_inode.entry(inode).or_default().push(client);
+            if let Some(all) = &mut of_volume {
+                all.open_files += 1;
+            }
+        }
+    }
+
+    /// What a client holds more and less than before. With `all`, `add` is everything that it
+    /// holds. False: this service does not know all that it holds; it must announce it with `all`.
+    pub(crate) fn update(
+        &self,
+        client: ClientId,
+        volume: Option<InodeId>,
+        add: &[InodeId],
+        release: &[InodeId],
+        all: bool,
+        now_ms: u64,
+    ) -> bool {
+        for inode in add {
+            self.open(client, volume, *inode, now_ms);
+        }
+        let mut state = self.state();
+        if !state.admit(client, volume, self.clients_per_volume_max) {
+            // Announcing it again would change nothing.
+            return true;
+        }
+        let State { clients, clients_of_inode, volumes, .. } = &mut *state;
+        let files = clients.entry(client).or_default();
+        files.last_active_ms = files.last_active_ms.max(now_ms);
+        files.complete |= all;
+        let mut released = 0;
+        for inode in release {
+            if files.inodes.remove(inode) {
+                close_one(clients_of_inode, client, *inode);
+                released += 1;
+            }
+        }
+        if let Some(all) = files.volume.and_then(|volume| volumes.get_mut(&volume)) {
+            all.open_files -= released;
+        }
+        files.complete
+    }
+
+    /// Whether anybody has it open.
+    pub(crate) fn is_open(&self, inode: InodeId) -> bool {
+        self.state().clients_of_inode.contains_key(&inode)
+    }
+
+    /// Who has it open.
+    pub(crate) fn clients_with_open(&self, inode: InodeId) -> Vec<ClientId> {
+        let state = self.state();
+        let clients_of_inode =
+            state.clients_of_inode.get(&inode).map(Vec::as_slice).unwrap_or_default();
+        clients_of_inode.iter().take(OPENED_BY_MAX).copied().collect()
+    }
+
+    /// Whether somebody had it open in a former life of the service and has not yet announced
+    /// whether he still has.
+    pub(crate) fn may_be_open(&self, removal: &RemovalRow) -> bool {
+        let state = self.state();
+        if removal.run_id == self.run_id || state.former_clients_expired {
+            return false;
+        }
+        let complete = |client| state.clients.get(client).is_some_and(|files| files.complete);
+        !removal.opened_by.iter().all(complete)
+    }
+
+    /// Forgets clients that were not heard since `since_ms`, and those of former lives.
+    pub(crate) fn expire_idle(&self, since_ms: u64) {
+        let mut state = self.state();
+        let State { clients, clients_of_inode, volumes, former_clients_expired } = &mut *state;
+        *former_clients_expired = true;
+        clients.retain(|client, files| {
+            let is_active = files.last_active_ms >= since_ms;
+            if !is_active {
+                files.inodes.iter().for_each(|inode| close_one(clients_of_inode, *client, *inode));
+                if let Some(all) = files.volume.and_then(|volume| volumes.get_mut(&volume)) {
+                    all.clients -= 1;
+                    all.open_files -= files.inodes.len();
+                }
+            }
+            is_active
+        });
+        volumes.retain(|_, all| all.clients > 0);
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Whether the client is known; one more of a volume is from now on, if there is a place.
+    fn admit(&mut self, client: ClientId, volume: Option<InodeId>, clients_max: usize) -> bool {
+        if self.clients.contains_key(&client) {
+            return true;
+        }
+        if let Some(volume) = volume {
+            let all = self.volumes.entry(volume).or_default();
+            if all.clients >= clients_max {
+                return false;
+            }
+            all.clients += 1;
+        }
+        self.clients.insert(client, ClientFiles { volume, ..ClientFiles::default() });
+        true
+    }
+}
+
+fn close_one(
+    clients_of_inode: &mut HashMap<InodeId, Vec<ClientId>>,
+    client: ClientId,
+    inode: InodeId,
+) {
+    if let Some(of_inode) = clients_of_inode.get_mut(&inode) {
+        of_inode.retain(|holder| *holder != client);
+        if of_inode.is_empty() {
+            clients_of_inode.remove(&inode);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::EntryKind;
+
+    #[test]
+    fn an_inode_is_held_until_the_last_client_lets_go_or_falls_silent() {
+        let open_files = OpenFiles::new(1);
+        let (one, two, inode) = (ClientId(1), ClientId(2), InodeId(7));
+        open_files.open(one, None, inode, 10);
+        open_files.open(one, None, inode, 10);
+        open_files.open(two, None, inode, 20);
+        assert!(
+            !open_files.update(one, None, &[], &[inode], false, 30),
+            "it never announced everything"
+        );
+        assert!(open_files.is_open(inode));
+        assert!(open_files.update(one, None, &[], &[], true, 30));
+        open_files.expire_idle(25);
+        assert!(!open_files.is_open(inode));
+    }
+
+    #[test]
+    fn what_a_former_life_knew_to_be_open_waits_for_its_holders() {
+        let open_files = OpenFiles::new(2);
+        let opened_by = vec![ClientId(1), ClientId(2)];
+        let row = RemovalRow { inode: InodeId(7), kind: EntryKind::File, run_id: 1, opened_by };
+        assert!(open_files.may_be_open(&row));
+        open_files.update(ClientId(1), None, &[], &[], true, 5);
+        assert!(open_files.may_be_open(&row), "the other one may be cut off");
+        open_files.update(ClientId(2), None, &[InodeId(7)], &[], true, 5);
+        assert!(!open_files.may_be_open(&row) && open_files.is_open(InodeId(7)));
+        let never_heard = RemovalRow { opened_by: vec![ClientId(3)], ..row };
+        assert!(open_files.may_be_open(&never_heard));
+        open_files.expire_idle(5);
+        assert!(!open_files.may_be_open(&never_heard), "it was waited for long enough");
+    }
+
+    #[test]
+    fn the_clients_of_one_volume_are_bounded_and_take_nothing_from_others() {
+        let open_files = OpenFiles {
+            clients_per_volume_max: 4,
+            open_files_per_volume_max: 10,
+            ..OpenFiles::new(1)
+        };
+        let (bounded, other) = (Some(InodeId(100)), Some(InodeId(200)));
+        for client in 0..50 {
+            for inode in 0..5 {
+                open_files.open(ClientId(client), bounded, InodeId(inode), 10);
+            }
+            assert!(open_files.update(ClientId(client), bounded, &[], &[], true, 10));
+        }
+        assert_eq!(open_files.state().clients.len(), 4);
+        assert_eq!(
+            open_files.state().clients.values().map(|it| it.inodes.len()).sum::<usize>(),
+            10
+        );
+        open_files.open(ClientId(90), other, InodeId(9), 10);
+        open_files.open(ClientId(91), None, InodeId(9), 10);
+        assert_eq!(open_files.clients_with_open(InodeId(9)).len(), 2);
+        // What is released or forgotten leaves room.
+        open_files.update(ClientId(0), bounded, &[InodeId(8)], &[InodeId(0)], false, 20);
+        assert!(!open_files.is_open(InodeId(8)), "it was full when that came");
+        open_files.open(ClientId(0), bounded, InodeId(8), 20);
+        assert!(open_files.is_open(InodeId(8)));
+        open_files.expire_idle(15);
+        assert_eq!(open_files.state().volumes.len(), 1);
+        for client in 10..50 {
+            open_files.open(ClientId(client), bounded, InodeId(9), 30);
+        }
+        assert_eq!(open_files.state().clients.len(), 4);
+        assert_eq!(open_files.clients_with_open(InodeId(9)).len(), 3);
+        open_files.expire_idle(u64::MAX);
+        let state = open_files.state();
+        assert!(state.volumes.is_empty() && state.clients_of_inode.is_empty());
+    }
+}

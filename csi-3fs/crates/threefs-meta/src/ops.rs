@@ -1,0 +1,300 @@
+//! The operations on the tree: one a file, each a pure function of one transaction and of what it
+//! is given (time, fresh ids, layouts). It has no other effect, so it can be run again.
+//!
+//! Rules that keep the tree a tree under concurrency:
+//! - who adds a name reads the directory's inode; who removes a directory clears it and has read
+//!   that no name is in it: of two such transactions one conflicts;
+//! - who moves a directory reads every directory above its new place, and moving writes the moved
+//!   directory's inode: two moves that would together make a circle conflict;
+//! - entries of one directory do not conflict with each other: its time of change has a row of its
+//!   own that nobody reads before writing, and so does its number of directories.
+
+mod attributes;
+mod dedup;
+mod file;
+mod gc;
+mod init;
+mod namespace;
+mod registration;
+mod volume;
+
+pub(crate) use attributes::set_attributes::SetAttributes;
+pub(crate) use attributes::xattr::{GetAttribute, ListAttributes, SetAttribute};
+pub(crate) use dedup::Dedup;
+pub(crate) use dedup::answers::AnswerBudget;
+pub(crate) use file::length::{ReportLengths, Reserve};
+pub(crate) use file::session::{Close, EndSession};
+pub(crate) use file::trim::{FinishTrim, ReadTrim, StartTrim};
+pub(crate) use gc::{
+    ChargeOpen, DropTombstones, EmptyDirectory, FinishRemovals, ForgetAnswers, ListRemovals,
+    ListRows, ListedRemoval, MarkDead, NewestVersion, RemovalState, Revive,
+};
+pub(crate) use init::{InitTree, ReserveInodes};
+pub(crate) use namespace::create::{Create, Layouts, Open, SessionRequest, Symlink};
+pub(crate) use namespace::directory::{MakeDirectory, count_names};
+pub(crate) use namespace::link::Link;
+pub(crate) use namespace::query::{CountRows, List, OpenInode, PathOf, Stat, StatChunks, StatMany};
+pub(crate) use namespace::remove::{RemoveDirectory, RemoveTree, Unlink};
+pub(crate) use namespace::rename::Rename;
+pub(crate) use namespace::special::MakeSpecial;
+pub(crate) use registration::{FinishRegistration, StartRegistration, WriteClaim};
+pub(crate) use volume::quota::UNLIMITED_BYTES_MAX;
+pub(crate) use volume::recount::{ListRecounts, Recount, RecountEntry, RestartRecountWait};
+pub(crate) use volume::scope::{PartitionByScope, ScopePartition, Terms, outside};
+pub(crate) use volume::set_quota::{Quotas, SetQuota};
+
+use dedup::answers;
+use volume::quota;
+
+use threefs_core::ids::InodeId;
+use threefs_core::layout::Layout;
+use threefs_kv::{KeyRange, KvError, Retry, Transaction};
+
+use crate::clients::open_files::OpenFiles;
+use crate::identity::{Identity, SET_GROUP};
+use crate::protocol::{Inode, InodeKind, MetaError, Nanoseconds, Written};
+use crate::rows::{self, DentryRow, InodeRow, RemovalRow, Uptime};
+
+/// Why an operation did not happen.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum OpError {
+    /// The caller is told so.
+    #[error(transparent)]
+    Refused(#[from] MetaError),
+    /// The store.
+    #[error(transparent)]
+    Kv(#[from] KvError),
+    /// A truncation of this file has to be finished first.
+    #[error("{0} is being truncated")]
+    TrimPending(InodeId),
+}
+
+impl Retry for OpError {
+    fn retryable_conflict(&self) -> bool {
+        matches!(self, Self::Kv(error) if error.retryable())
+    }
+
+    fn describe(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl From<OpError> for MetaError {
+    fn from(error: OpError) -> Self {
+        match error {
+            OpError::Refused(error) => error,
+            OpError::TrimPending(_) => Self::Unavailable { detail: error.to_string() },
+            OpError::Kv(error) => match error {
+                KvError::NoSpace { .. } => Self::NoSpace { detail: error.to_string() },
+                KvError::OverBound { key, value, delta, max } => match key.get(..4) {
+                    Some(rows::ANSWER_BYTES) => answers::full(&key, value, delta, max),
+                    _ => quota::exceeded(&key, value, delta, max),
+                },
+                KvError::BadRow { .. } => Self::Damaged { detail: error.to_string() },
+                KvError::TooLarge { what, size, .. } => Self::Invalid {
+                    field: what.into(),
+                    value: size.to_string(),
+                    reason: error.to_string(),
+                },
+                _ => Self::Unavailable { detail: error.to_string() },
+            },
+        }
+    }
+}
+
+/// What an operation may use that is not in the store. Drawn before, so that running again changes
+/// nothing.
+#[derive(Clone, Debug)]
+pub(crate) struct Inputs {
+    /// The time.
+    pub now: Nanoseconds,
+    /// The same time on the boot-time clock.
+    pub uptime: Uptime,
+    /// Whether bytes that are not needed any more may become excess.
+    pub excess_allowed: bool,
+    /// Fresh inodes, from here on, as many as the operation can need.
+    pub first_inode: InodeId,
+    /// Why there may be no further rows of sessions and of written chunks, if so.
+    pub full: Option<MetaError>,
+}
+
+/// What an operation needs that queues files for a recount.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecountContext {
+    pub now: Uptime,
+    /// Whether bytes that are not needed any more may become excess.
+    pub excess_allowed: bool,
+}
+
+impl Inputs {
+    pub(crate) fn recount_context(&self) -> RecountContext {
+        RecountContext { now: self.uptime, excess_allowed: self.excess_allowed }
+    }
+}
+
+impl OpError {
+    /// Concurrent changes took the room for excess: run again with `excess_allowed` = false.
+    pub(crate) fn is_over_excess(&self) -> bool {
+        matches!(self, Self::Kv(KvError::OverBound { key, .. })
+            if key.starts_with(rows::QUOTA_EXCESS))
+    }
+}
+
+/// The inode, or `NotFound` with the caller's name for it.
+pub(crate) async fn load(
+    txn: &mut Transaction,
+    id: InodeId,
+    path: &str,
+) -> Result<InodeRow, OpError> {
+    let row = rows::read_inode(txn, id).await?;
+    row.filter(|row| !row.dead).ok_or_else(|| not_found(path, id))
+}
+
+/// The inode that a name points to: without it the tree is damaged.
+pub(crate) async fn load_named(
+    txn: &mut Transaction,
+    entry: DentryRow,
+    path: &str,
+) -> Result<InodeRow, OpError> {
+    let row = rows::read_inode(txn, entry.inode).await?;
+    row.ok_or_else(|| {
+        let detail = format!("`{path}` names {}, which does not exist", entry.inode);
+        MetaError::Damaged { detail }.into()
+    })
+}
+
+/// Writes an inode as a new version of itself.
+pub(crate) fn store(txn: &mut Transaction, row: &mut InodeRow) -> Result<(), KvError> {
+    row.inode.version += 1;
+    rows::write(txn, &rows::inode(row.inode.id), row)
+}
+
+/// The entries of a directory have changed.
+pub(crate) fn touch(txn: &mut Transaction, directory: InodeId, now: Nanoseconds) {
+    txn.set(&rows::directory_time(directory), now.0.to_le_bytes());
+}
+
+/// So many more directories are in a directory: each has a `..` that is a link to it. Added without
+/// a read, as the time of change is set, so that creations do not conflict.
+pub(crate) fn count_subdirectories(txn: &mut Transaction, directory: InodeId, more: i64) {
+    txn.atomic_add(&rows::subdirectories(directory), more);
+}
+
+/// An inode as callers see it.
+pub(crate) async fn visible(txn: &mut Transaction, row: InodeRow) -> Result<Inode, OpError> {
+    let mut inode = row.inode;
+    if inode.is_directory() {
+        let key = rows::directory_time(inode.id);
+        if let Some(bytes) = txn.snapshot_get(&key).await? {
+            let bytes = bytes.try_into().map_err(|_| KvError::bad_row(&key, "not a time"))?;
+            let entries_changed = Nanoseconds(i64::from_le_bytes(bytes));
+            inode.modified = inode.modified.max(entries_changed);
+            inode.changed = inode.changed.max(entries_changed);
+        }
+        if inode.links != 0 {
+            let key = rows::subdirectories(inode.id);
+            if let Some(bytes) = txn.snapshot_get(&key).await? {
+                let bytes = bytes.try_into().map_err(|_| KvError::bad_row(&key, "not a count"))?;
+                let count = u32::try_from(i64::from_le_bytes(bytes)).unwrap_or_default();
+                inode.links = inode.links.saturating_add(count);
+            }
+        }
+    }
+    Ok(inode)
+}
+
+/// Takes one name away from a file or symbolic link; the last one gives it to the collector. What
+/// is still open counts for its quota until it is collected.
+pub(crate) async fn drop_link(
+    txn: &mut Transaction,
+    mut row: InodeRow,
+    name: &str,
+    now: Nanoseconds,
+    open_files: &OpenFiles,
+) -> Result<(), OpError> {
+    row.inode.links = row.inode.links.saturating_sub(1);
+    row.inode.changed = now;
+    quota::charge_metadata(txn, &mut row, -quota::name_bytes(name)).await?;
+    if row.inode.links == 0 {
+        let sessions = KeyRange::prefix(&rows::sessions(row.inode.id));
+        let opened_by = open_files.clients_with_open(row.inode.id);
+        let open = !opened_by.is_empty() || !txn.range(&sessions, 1).await?.is_empty();
+        if row.charged && !open {
+            quota::release(txn, &row).await?;
+            row.charged = false;
+        }
+        let removal = RemovalRow {
+            inode: row.inode.id,
+            kind: row.kind(),
+            run_id: open_files.run_id(),
+            opened_by,
+        };
+        queue(txn, rows::REMOVALS, &removal)?;
+    }
+    Ok(store(txn, &mut row)?)
+}
+
+/// Puts a removal at the end of one of the collector's queues.
+pub(crate) fn queue(txn: &mut Transaction, queue: &[u8], row: &RemovalRow) -> Result<(), OpError> {
+    let value =
+        postcard::to_allocvec(row).map_err(|error| KvError::bad_row(queue, error.to_string()))?;
+    // The inode goes behind the stamp: one transaction may remove many things.
+    txn.set_stamped(queue, &row.inode.0.to_be_bytes(), value);
+    Ok(())
+}
+
+pub(crate) fn not_found(path: &str, id: InodeId) -> OpError {
+    let path = if path.is_empty() { id.to_string() } else { path.into() };
+    MetaError::NotFound { path }.into()
+}
+
+/// What a new inode takes from who makes it and where.
+pub(crate) struct NewInode<'a> {
+    pub caller: &'a Identity,
+    pub parent: &'a Inode,
+    pub inputs: &'a Inputs,
+    pub mode: u32,
+}
+
+impl NewInode<'_> {
+    pub(crate) fn file(&self, id: InodeId, layout: Layout) -> InodeRow {
+        let kind = InodeKind::File {
+            layout,
+            length: 0,
+            reserved: 0,
+            truncate_version: 0,
+            content: 0,
+            written: Written::default(),
+        };
+        self.inode(id, 1, kind)
+    }
+
+    /// As on Linux: in a directory with the set-group bit it has the directory's group, and a
+    /// directory has the bit too.
+    pub(crate) fn inode(&self, id: InodeId, links: u32, kind: InodeKind) -> InodeRow {
+        let now = self.inputs.now;
+        let inherits = self.parent.mode & SET_GROUP != 0;
+        let mut mode = self.mode & 0o7777;
+        if inherits && matches!(kind, InodeKind::Directory { .. }) {
+            mode |= SET_GROUP;
+        }
+        let inode = Inode {
+            id,
+            version: 0,
+            kind,
+            mode,
+            uid: self.caller.uid,
+            gid: if inherits { self.parent.gid } else { self.caller.gid },
+            links,
+            accessed: now,
+            modified: now,
+            changed: now,
+            quota: self.parent.quota,
+        };
+        // Who writes to a file without a quota need not say up to where.
+        let end_max = if inode.quota.is_some() { 0 } else { u64::MAX };
+        let mut row = InodeRow::new(inode);
+        row.end_max = end_max;
+        row
+    }
+}

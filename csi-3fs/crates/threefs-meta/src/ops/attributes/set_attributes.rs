@@ -1,0 +1,107 @@
+//! Changes mode, owner and times.
+
+use threefs_kv::{Operation, Transaction};
+
+use crate::identity::{Identity, SET_GROUP, SET_USER, WRITE};
+use crate::ops::namespace::lookup::{FinalSymlink, find};
+use crate::ops::{Inputs, OpError, store, visible};
+use crate::protocol::{At, Inode, MetaError, MetaReply, SetTime};
+
+/// `MetaChange::SetAttributes`.
+pub(crate) struct SetAttributes<'a> {
+    pub caller: &'a Identity,
+    pub at: &'a At,
+    pub follow: bool,
+    pub mode: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub accessed: Option<SetTime>,
+    pub modified: Option<SetTime>,
+    pub inputs: Inputs,
+}
+
+impl Operation for SetAttributes<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let last = if self.follow { FinalSymlink::Follow } else { FinalSymlink::Keep };
+        let mut row = find(txn, self.caller, self.at, last).await?;
+        let inode = &mut row.inode;
+        self.set_owner(inode)?;
+        if let Some(mode) = self.mode {
+            self.check_owner(inode, "changes its mode")?;
+            inode.mode = mode & 0o7777;
+            if !self.caller.is_root()
+                && !self.caller.may_be_in_group(inode.gid)
+                && !inode.is_directory()
+            {
+                inode.mode &= !SET_GROUP;
+            }
+        }
+        self.check_times(inode)?;
+        let time = |set: SetTime| match set {
+            SetTime::Now => self.inputs.now,
+            SetTime::At(time) => time,
+        };
+        inode.accessed = self.accessed.map_or(inode.accessed, time);
+        inode.changed = self.inputs.now;
+        if let Some(modified) = self.modified {
+            inode.modified = time(modified);
+            if inode.is_directory() {
+                // The set time holds until the entries change again.
+                txn.clear(&crate::rows::directory_time(inode.id));
+            }
+        }
+        store(txn, &mut row)?;
+        Ok(MetaReply::Inode(visible(txn, row).await?))
+    }
+}
+
+impl SetAttributes<'_> {
+    /// Root gives a file to anybody, its owner to a group of his. What ran as somebody does not
+    /// any more.
+    fn set_owner(&self, inode: &mut Inode) -> Result<(), OpError> {
+        if self.uid.is_none() && self.gid.is_none() {
+            return Ok(());
+        }
+        let same_user = self.uid.is_none_or(|uid| uid == inode.uid);
+        let own_group =
+            self.gid.is_none_or(|gid| gid == inode.gid || self.caller.may_be_in_group(gid));
+        let allowed = self.caller.is_root() || (self.caller.owns(inode) && same_user && own_group);
+        if !allowed {
+            return Err(self.not_permitted("gives it to one of his groups; root to anybody"));
+        }
+        inode.uid = self.uid.unwrap_or(inode.uid);
+        inode.gid = self.gid.unwrap_or(inode.gid);
+        if !inode.is_directory() && inode.mode & 0o111 != 0 {
+            inode.mode &= !SET_USER;
+            // Without the group's execute bit it means something else: mandatory locking.
+            if inode.mode & 0o010 != 0 {
+                inode.mode &= !SET_GROUP;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_times(&self, inode: &Inode) -> Result<(), OpError> {
+        let times = [self.accessed, self.modified];
+        let explicit = times.iter().any(|time| matches!(time, Some(SetTime::At(_))));
+        let now = times.iter().any(|time| matches!(time, Some(SetTime::Now)));
+        if explicit {
+            self.check_owner(inode, "sets its times")?;
+        } else if now && !self.caller.owns(inode) {
+            self.caller.check(inode, WRITE, &self.at.path)?;
+        }
+        Ok(())
+    }
+
+    fn check_owner(&self, inode: &Inode, what: &str) -> Result<(), OpError> {
+        if self.caller.owns(inode) { Ok(()) } else { Err(self.not_permitted(what)) }
+    }
+
+    fn not_permitted(&self, what: &str) -> OpError {
+        let reason = format!("only its owner {what}, and uid {} is not", self.caller.uid);
+        MetaError::NotPermitted { path: self.at.path.clone(), reason }.into()
+    }
+}

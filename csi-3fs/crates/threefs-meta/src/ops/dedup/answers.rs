@@ -1,0 +1,109 @@
+//! What the answers that are kept for retries take of the store, counted by volume.
+//!
+//! The clients of one volume share a bound of bytes, under however many client ids: a change whose
+//! answer does not fit is refused, so no answer is dropped that a client may still ask for. The bound
+//! of a volume falls as all of them together take more, so that many volumes leave each other room.
+//! Clients with the cluster's key are counted nowhere.
+
+use threefs_kv::{KvError, Room, Transaction};
+
+use crate::ops::OpError;
+use crate::protocol::MetaError;
+use crate::rows::{self, ALL_VOLUMES, AnswerRow};
+
+/// Of one volume at most: at 5,000 changes a second the answers of a hundred seconds, which is longer
+/// than any call lasts.
+const OF_VOLUME_MAX: i64 = 128 << 20;
+/// Of one volume at least, however many others there are.
+const OF_VOLUME_MIN: i64 = 1 << 20;
+/// This part of the store for all of them.
+const PART_OF_STORE: u64 = 16;
+/// This part of what all of them have left for one volume.
+const PART_OF_REST: i64 = 8;
+
+/// How much room there is for answers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AnswerBudget {
+    /// For those of all volumes.
+    total: i64,
+}
+
+impl AnswerBudget {
+    /// In a store with this room; `None` has no bound of its own. What a store that is nearly full
+    /// has left is kept for removals, whose answers are short.
+    pub(crate) fn of(room: Option<Room>) -> Self {
+        let total = match room {
+            Some(room) if room.is_low() => 0,
+            Some(room) => i64::try_from(room.max_bytes / PART_OF_STORE).unwrap_or(i64::MAX),
+            None => i64::MAX,
+        };
+        Self { total }
+    }
+
+    fn of_volume(self, used_by_all: i64) -> i64 {
+        let part = self.total.saturating_sub(used_by_all) / PART_OF_REST;
+        part.clamp(OF_VOLUME_MIN, OF_VOLUME_MAX)
+    }
+}
+
+/// Keeps an answer. Refused by the commit where the volume's answers do not fit; what the same
+/// transaction forgets counts.
+pub(crate) async fn keep(
+    txn: &mut Transaction,
+    key: &[u8],
+    row: &AnswerRow,
+    room: AnswerBudget,
+) -> Result<(), OpError> {
+    rows::write(txn, key, row)?;
+    let Some(volume) = row.volume else { return Ok(()) };
+    let all = rows::answer_bytes(ALL_VOLUMES);
+    let used = match txn.snapshot_get(&all).await? {
+        Some(bytes) => bytes.try_into().map_err(|_| KvError::bad_row(&all, "not a counter"))?,
+        None => [0; 8],
+    };
+    let max = room.of_volume(i64::from_le_bytes(used));
+    txn.bounded_add(&rows::answer_bytes(volume), row.bytes(), max);
+    txn.bounded_add(&all, row.bytes(), i64::MAX);
+    Ok(())
+}
+
+/// Forgets an answer, if it is there.
+pub(crate) async fn forget(txn: &mut Transaction, key: &[u8]) -> Result<(), OpError> {
+    let Some(value) = txn.get(key).await? else { return Ok(()) };
+    txn.clear(key);
+    let row = AnswerRow::decode(key, &value)?;
+    if let Some(volume) = row.volume {
+        for counter in [volume, ALL_VOLUMES] {
+            txn.bounded_add(&rows::answer_bytes(counter), -row.bytes(), i64::MAX);
+        }
+    }
+    Ok(())
+}
+
+/// The refusal of an answer that does not fit.
+pub(crate) fn full(key: &[u8], used: i64, more: i64, max: i64) -> MetaError {
+    let volume = rows::inode_of_key(key).unwrap_or(ALL_VOLUMES);
+    MetaError::AnswersFull { volume, used, more, max }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However many volumes are at their bound, all together stay below their part of the store, and
+    /// one more volume has room.
+    #[test]
+    fn volumes_at_their_bounds_leave_others_room() {
+        let room = AnswerBudget::of(Some(Room { used_bytes: 0, max_bytes: 64 << 30 }));
+        assert_eq!(room.of_volume(0), OF_VOLUME_MAX);
+        let mut used = 0;
+        for _ in 0..1_000 {
+            used += room.of_volume(used);
+        }
+        assert!(used <= (4 << 30) + 1_000 * OF_VOLUME_MIN, "{used}");
+        assert_eq!(room.of_volume(i64::MAX), OF_VOLUME_MIN);
+        let low = AnswerBudget::of(Some(Room { used_bytes: 60 << 30, max_bytes: 64 << 30 }));
+        assert_eq!(low.of_volume(0), OF_VOLUME_MIN);
+        assert_eq!(AnswerBudget::of(None).of_volume(0), OF_VOLUME_MAX);
+    }
+}

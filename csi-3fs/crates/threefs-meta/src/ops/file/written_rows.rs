@@ -1,0 +1,279 @@
+//! Written chunks of a file that its inode has no place for, in rows.
+//!
+//! A tree of bitmaps. A bit of level 0 is a chunk; a bit of a higher level is a page of the level
+//! below all of whose bits are set, and which has no row then. So a range of any length changes at
+//! most two rows of each level, and a file that is written to its end has hardly any.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use threefs_core::ids::InodeId;
+use threefs_kv::{KeyRange, KvError, Transaction};
+
+use crate::ops::OpError;
+use crate::protocol::MetaError;
+use crate::rows;
+use crate::written::Written;
+use crate::written::page::{PAGE_BITS, PAGE_SHIFT, Page};
+
+/// 4,096 to the power of three is more than the chunks that a file can have.
+const LEVELS: u8 = 3;
+
+/// Adds ranges. Where the store is `full`, those that are not there yet are refused, and nothing of
+/// the transaction may be committed.
+pub(crate) async fn add(
+    txn: &mut Transaction,
+    inode: InodeId,
+    written: &Written,
+    full: Option<&MetaError>,
+) -> Result<(), OpError> {
+    for (first, last) in written.iter() {
+        add_range(txn, inode, u64::from(first), u64::from(last) + 1, full).await?;
+    }
+    Ok(())
+}
+
+async fn add_range(
+    txn: &mut Transaction,
+    inode: InodeId,
+    first: u64,
+    end: u64,
+    full: Option<&MetaError>,
+) -> Result<(), OpError> {
+    let (mut first, mut end) = (first, end);
+    for level in 0..LEVELS {
+        let whole = first.next_multiple_of(PAGE_BITS).min(end);
+        let rest = end - end % PAGE_BITS;
+        if first < whole {
+            mark(txn, inode, level, first, whole, full).await?;
+        }
+        if whole <= rest && rest < end {
+            mark(txn, inode, level, rest, end, full).await?;
+        }
+        if whole >= rest {
+            return Ok(());
+        }
+        (first, end) = (whole / PAGE_BITS, rest / PAGE_BITS);
+        txn.clear_range(pages(inode, level, first, end));
+    }
+    Ok(())
+}
+
+/// Sets bits of one page, unless all of it is set already; one that becomes full is a bit of the
+/// next level.
+async fn mark(
+    txn: &mut Transaction,
+    inode: InodeId,
+    level: u8,
+    first: u64,
+    end: u64,
+    full: Option<&MetaError>,
+) -> Result<(), OpError> {
+    if is_set(txn, inode, level + 1, first / PAGE_BITS).await? {
+        return Ok(());
+    }
+    let (mut level, mut first, mut end) = (level, first, end);
+    loop {
+        let number = first / PAGE_BITS;
+        let before = read(txn, inode, level, first).await?;
+        let mut page = before.clone();
+        page.set(first % PAGE_BITS, end - number * PAGE_BITS);
+        if page == before {
+            return Ok(());
+        }
+        if let Some(full) = full {
+            return Err(full.clone().into());
+        }
+        if !page.is_full() || level + 1 >= LEVELS {
+            txn.set(&rows::written(inode, level, number), page.encode());
+            return Ok(());
+        }
+        txn.clear(&rows::written(inode, level, number));
+        (level, first, end) = (level + 1, number, number + 1);
+    }
+}
+
+/// Takes out all chunks from `chunks` on.
+pub(crate) async fn cut(txn: &mut Transaction, inode: InodeId, chunks: u64) -> Result<(), OpError> {
+    if chunks > u64::from(u32::MAX) {
+        return Ok(());
+    }
+    let mut opened = None;
+    for level in 0..LEVELS {
+        let shift = PAGE_SHIFT * u32::from(level);
+        let unit = chunks >> shift;
+        txn.clear_range(pages(inode, level, unit / PAGE_BITS + 1, PAGE_BITS * PAGE_BITS));
+        let mut page = read(txn, inode, level, unit).await?;
+        if page.is_empty() {
+            continue;
+        }
+        // A page of which only the first part stays.
+        if page.contains(unit % PAGE_BITS) && unit << shift < chunks {
+            opened = Some((unit << shift, chunks));
+        }
+        page.clear_from(unit % PAGE_BITS);
+        let key = rows::written(inode, level, unit / PAGE_BITS);
+        match page.is_empty() {
+            true => txn.clear(&key),
+            false => txn.set(&key, page.encode()),
+        }
+    }
+    if let Some((first, end)) = opened {
+        add_range(txn, inode, first, end, None).await?;
+    }
+    Ok(())
+}
+
+/// Takes out everything.
+pub(crate) fn clear(txn: &mut Transaction, inode: InodeId) {
+    txn.clear_range(KeyRange::prefix(&rows::written_of(inode)));
+}
+
+/// Those of the chunks that are in the rows.
+pub(crate) async fn written_among(
+    txn: &mut Transaction,
+    inode: InodeId,
+    chunks: &[u32],
+) -> Result<Written, KvError> {
+    let mut pages: BTreeMap<(u8, u64), Page> = BTreeMap::new();
+    let mut known = Written::default();
+    for chunk in chunks {
+        for level in 0..LEVELS {
+            let unit = u64::from(*chunk) >> (PAGE_SHIFT * u32::from(level));
+            let resolved = (level, unit / PAGE_BITS);
+            let page = match pages.entry(resolved) {
+                Entry::Occupied(page) => page.into_mut(),
+                Entry::Vacant(page) => page.insert(read(txn, inode, level, unit).await?),
+            };
+            if page.contains(unit % PAGE_BITS) {
+                known.add(*chunk, *chunk);
+                break;
+            }
+        }
+    }
+    Ok(known)
+}
+
+/// Whether a bit is set, or one of a higher level that stands for it.
+async fn is_set(
+    txn: &mut Transaction,
+    inode: InodeId,
+    level: u8,
+    unit: u64,
+) -> Result<bool, KvError> {
+    let mut unit = unit;
+    for level in level..LEVELS {
+        if read(txn, inode, level, unit).await?.contains(unit % PAGE_BITS) {
+            return Ok(true);
+        }
+        unit /= PAGE_BITS;
+    }
+    Ok(false)
+}
+
+/// The page that a bit is in.
+async fn read(
+    txn: &mut Transaction,
+    inode: InodeId,
+    level: u8,
+    unit: u64,
+) -> Result<Page, KvError> {
+    let key = rows::written(inode, level, unit / PAGE_BITS);
+    match txn.get(&key).await? {
+        None => Ok(Page::empty()),
+        Some(value) => {
+            Page::decode(&value).ok_or_else(|| KvError::bad_row(&key, "not a page of chunks"))
+        }
+    }
+}
+
+/// Rows of a level, of the pages from `first` on and before `end`.
+fn pages(inode: InodeId, level: u8, first: u64, end: u64) -> KeyRange {
+    KeyRange::new(rows::written(inode, level, first), rows::written(inode, level, end))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use threefs_kv::Store;
+
+    use super::*;
+
+    const FILE: InodeId = InodeId(7);
+
+    /// Chunks about the borders of pages of every level.
+    fn chunk() -> impl Strategy<Value = u32> {
+        let unit = prop_oneof![Just(1u64), Just(64), Just(PAGE_BITS), Just(PAGE_BITS * PAGE_BITS)];
+        (unit, 0..256u64, -2i64..=2).prop_map(|(unit, times, off)| {
+            (unit * times).saturating_add_signed(off).min(u64::from(u32::MAX)) as u32
+        })
+    }
+
+    /// Rows of pages of which a higher level says that they are full.
+    async fn superfluous(txn: &mut Transaction) -> usize {
+        let mut count = 0;
+        for (key, _) in txn.range(&KeyRange::prefix(&rows::written_of(FILE)), 10_000).await.unwrap()
+        {
+            let page = u64::from(u32::from_be_bytes(key[13..].try_into().unwrap()));
+            count += usize::from(is_set(txn, FILE, key[12] + 1, page).await.unwrap());
+        }
+        count
+    }
+
+    async fn follow(steps: Vec<(u32, u32, bool)>) {
+        let store = Store::memory();
+        let mut model = Written::default();
+        let mut probes: Vec<u32> = vec![0, u32::MAX];
+        for (one, other, cuts) in steps {
+            let (first, last) = (one.min(other), one.max(other));
+            let mut txn = store.begin().await.unwrap();
+            if cuts {
+                cut(&mut txn, FILE, u64::from(last)).await.unwrap();
+                model.cut(u64::from(last), 1);
+            } else {
+                let mut written = Written::default();
+                written.add(first, last);
+                add(&mut txn, FILE, &written, None).await.unwrap();
+                model.add(first, last);
+            }
+            txn.commit().await.unwrap();
+            for probe in [first, last] {
+                probes.extend([probe.saturating_sub(1), probe, probe.saturating_add(1)]);
+            }
+            let mut txn = store.begin().await.unwrap();
+            let known = written_among(&mut txn, FILE, &probes).await.unwrap();
+            for probe in &probes {
+                assert_eq!(known.contains(*probe), model.contains(*probe), "chunk {probe}");
+            }
+            assert_eq!(superfluous(&mut txn).await, 0);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn rows_hold_exactly_what_was_written_and_not_cut_since(
+            steps in prop::collection::vec((chunk(), chunk(), prop::bool::weighted(0.3)), 1..12),
+        ) {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(follow(steps));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_written_in_any_order_to_its_end_has_one_row() {
+        let store = Store::memory();
+        let mut txn = store.begin().await.unwrap();
+        for number in 0..3 * PAGE_BITS {
+            // 5 and three pages have no divisor in common.
+            let chunk = number * 5 % (3 * PAGE_BITS);
+            add_range(&mut txn, FILE, chunk, chunk + 1, None).await.unwrap();
+        }
+        let all = KeyRange::prefix(&rows::written_of(FILE));
+        assert_eq!(txn.range(&all, 10).await.unwrap().len(), 1);
+        add_range(&mut txn, FILE, 0, 1 << 32, None).await.unwrap();
+        let rows = txn.range(&all, 10).await.unwrap();
+        assert_eq!(rows.len(), 1, "a file as long as can be");
+        assert_eq!(rows[0].1.len(), 4);
+    }
+}

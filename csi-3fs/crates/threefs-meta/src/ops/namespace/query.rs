@@ -1,0 +1,179 @@
+//! Reads.
+
+use threefs_core::ids::InodeId;
+use threefs_kv::{KeyRange, KvError, Operation, Transaction};
+
+use crate::identity::{Identity, READ};
+use crate::ops::file::written_rows;
+use crate::ops::namespace::lookup::{FinalSymlink, find, not_a_directory};
+use crate::ops::{OpError, load, not_found, visible};
+use crate::protocol::{At, Entry, InodeKind, LIST_LIMIT_MAX, MetaReply, ROOT, Written};
+use crate::rows::{self, DentryRow, REMOVED};
+
+/// `MetaQuery::Stat`.
+pub(crate) struct Stat<'a> {
+    pub caller: &'a Identity,
+    pub at: &'a At,
+    pub follow: bool,
+}
+
+impl Operation for Stat<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let last = if self.follow { FinalSymlink::Follow } else { FinalSymlink::Keep };
+        let row = find(txn, self.caller, self.at, last).await?;
+        Ok(MetaReply::Inode(visible(txn, row).await?))
+    }
+}
+
+/// `MetaQuery::Open`. The caller has noted the hold before: what is collected or uncounted after
+/// this read has seen it.
+pub(crate) struct OpenInode<'a> {
+    pub caller: &'a Identity,
+    pub at: &'a At,
+    pub access: u32,
+}
+
+impl Operation for OpenInode<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let row = find(txn, self.caller, self.at, FinalSymlink::Keep).await?;
+        self.caller.check(&row.inode, self.access, &self.at.path)?;
+        Ok(MetaReply::Inode(visible(txn, row).await?))
+    }
+}
+
+/// `MetaQuery::StatMany`: all of one moment.
+pub(crate) struct StatMany<'a> {
+    pub caller: &'a Identity,
+    pub at: &'a [At],
+}
+
+impl Operation for StatMany<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let mut inodes = Vec::with_capacity(self.at.len());
+        for at in self.at {
+            match find(txn, self.caller, at, FinalSymlink::Follow).await {
+                Ok(row) => inodes.push(Ok(visible(txn, row).await?)),
+                Err(OpError::Refused(error)) => inodes.push(Err(error)),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(MetaReply::Inodes(inodes))
+    }
+}
+
+/// `MetaQuery::StatChunks`.
+pub(crate) struct StatChunks<'a> {
+    pub caller: &'a Identity,
+    pub at: &'a At,
+    pub chunks: &'a [u32],
+}
+
+impl Operation for StatChunks<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let mut inode = find(txn, self.caller, self.at, FinalSymlink::Keep).await?.inode;
+        if let InodeKind::File { written, .. } = &mut inode.kind {
+            let mut known = Written::default();
+            if written.has_more() {
+                known = written_rows::written_among(txn, inode.id, self.chunks).await?;
+            }
+            for chunk in self.chunks.iter().filter(|chunk| written.contains(**chunk)) {
+                known.add(*chunk, *chunk);
+            }
+            *written = known;
+        }
+        Ok(MetaReply::Inode(inode))
+    }
+}
+
+/// `MetaQuery::List`.
+pub(crate) struct List<'a> {
+    pub caller: &'a Identity,
+    pub at: &'a At,
+    pub after: &'a str,
+    pub limit: u32,
+}
+
+impl Operation for List<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let row = find(txn, self.caller, self.at, FinalSymlink::Follow).await?;
+        if !row.inode.is_directory() {
+            return Err(not_a_directory(self.at));
+        }
+        self.caller.check(&row.inode, READ, &self.at.path)?;
+        let limit = match self.limit {
+            0 => LIST_LIMIT_MAX as usize,
+            limit => limit.min(LIST_LIMIT_MAX) as usize,
+        };
+        let prefix = rows::dentries(row.inode.id);
+        let mut range = KeyRange::prefix(&prefix);
+        if !self.after.is_empty() {
+            range = range.after(&rows::dentry(row.inode.id, self.after));
+        }
+        let mut found = txn.snapshot_range(&range, limit + 1).await?;
+        let more = found.len() > limit;
+        found.truncate(limit);
+        let entries = found.into_iter().map(|(key, value)| {
+            let name = key.get(prefix.len()..).map(<[u8]>::to_vec).unwrap_or_default();
+            let name = String::from_utf8(name)
+                .map_err(|_| KvError::bad_row(&key, "the name is not UTF-8"))?;
+            let DentryRow { inode, kind } = rows::decode(&key, &value)?;
+            Ok::<_, KvError>(Entry { name, inode, kind })
+        });
+        Ok(MetaReply::Page { entries: entries.collect::<Result<_, _>>()?, more })
+    }
+}
+
+/// `MetaQuery::PathOf`.
+pub(crate) struct PathOf(pub InodeId);
+
+impl Operation for PathOf {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let mut names = Vec::new();
+        let mut id = self.0;
+        while id != ROOT {
+            let row = load(txn, id, "").await?;
+            id = match row.parent() {
+                Some(REMOVED) => return Err(not_found("", self.0)),
+                Some(parent) => parent,
+                None => return Err(not_a_directory(&At::inode(self.0))),
+            };
+            names.push(row.name);
+        }
+        names.reverse();
+        Ok(MetaReply::Path(format!("/{}", names.join("/"))))
+    }
+}
+
+/// How many rows begin with a prefix, up to a bound.
+pub(crate) struct CountRows {
+    pub prefix: &'static [u8],
+    pub limit: usize,
+}
+
+impl Operation for CountRows {
+    type Output = u64;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<u64, OpError> {
+        let rows = txn.snapshot_range(&KeyRange::prefix(self.prefix), self.limit).await?;
+        Ok(rows.len() as u64)
+    }
+}

@@ -1,0 +1,156 @@
+//! Removes names, empty directories and whole trees.
+
+use threefs_core::ids::InodeId;
+use threefs_kv::{KeyRange, Operation, Transaction};
+
+use crate::clients::open_files::OpenFiles;
+use crate::identity::Identity;
+use crate::ops::namespace::lookup::{FinalSymlink, NameInDirectory, lookup_name};
+use crate::ops::volume::quota;
+use crate::ops::{
+    Inputs, OpError, count_subdirectories, drop_link, load_named, not_found, queue, store, touch,
+};
+use crate::protocol::{At, EntryKind, InodeKind, MetaError, MetaReply, Nanoseconds};
+use crate::rows::{self, DentryRow, InodeRow, REMOVED, RemovalRow};
+
+/// `MetaChange::Unlink`.
+pub(crate) struct Unlink<'a> {
+    pub caller: &'a Identity,
+    pub at: &'a At,
+    pub open_files: &'a OpenFiles,
+    pub inputs: Inputs,
+}
+
+/// `MetaChange::RemoveDirectory`.
+pub(crate) struct RemoveDirectory<'a> {
+    pub caller: &'a Identity,
+    pub at: &'a At,
+    pub inputs: Inputs,
+}
+
+/// `MetaChange::RemoveTree`.
+pub(crate) struct RemoveTree<'a> {
+    pub caller: &'a Identity,
+    pub at: &'a At,
+    pub open_files: &'a OpenFiles,
+    pub inputs: Inputs,
+}
+
+impl Operation for Unlink<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let (name_in, entry, row) = existing(txn, self.caller, self.at).await?;
+        if entry.kind == EntryKind::Directory {
+            return Err(MetaError::IsADirectory { path: self.at.path.clone() }.into());
+        }
+        drop_link(txn, row, &name_in.name, self.inputs.now, self.open_files).await?;
+        remove_name(txn, &name_in, self.inputs.now);
+        Ok(MetaReply::Done)
+    }
+}
+
+impl Operation for RemoveDirectory<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let (name_in, entry, row) = existing(txn, self.caller, self.at).await?;
+        if entry.kind != EntryKind::Directory {
+            return Err(MetaError::NotADirectory { path: self.at.path.clone() }.into());
+        }
+        remove_empty(txn, &row, &self.at.path).await?;
+        count_subdirectories(txn, name_in.parent.inode.id, -1);
+        remove_name(txn, &name_in, self.inputs.now);
+        Ok(MetaReply::Done)
+    }
+}
+
+impl Operation for RemoveTree<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let (name_in, entry, row) = existing(txn, self.caller, self.at).await?;
+        match entry.kind {
+            EntryKind::Directory => {
+                // What is below it is not asked one by one, so only root may.
+                if !self.caller.is_root() {
+                    let reason = "only root removes a tree in one instant".into();
+                    let path = self.at.path.clone();
+                    return Err(MetaError::NotPermitted { path, reason }.into());
+                }
+                detach_tree(txn, row, self.inputs.now).await?;
+                count_subdirectories(txn, name_in.parent.inode.id, -1);
+            }
+            _ => {
+                drop_link(txn, row, &name_in.name, self.inputs.now, self.open_files).await?;
+            }
+        }
+        remove_name(txn, &name_in, self.inputs.now);
+        Ok(MetaReply::Done)
+    }
+}
+
+/// A directory that has lost its name goes to the collector with everything in it.
+pub(crate) async fn detach_tree(
+    txn: &mut Transaction,
+    mut row: InodeRow,
+    now: Nanoseconds,
+) -> Result<(), OpError> {
+    quota::detach(txn, &row).await?;
+    row.charged = false;
+    if let InodeKind::Directory { parent, .. } = &mut row.inode.kind {
+        *parent = REMOVED;
+    }
+    row.inode.links = 0;
+    row.name.clear();
+    let (inode, kind, opened_by) = (row.inode.id, EntryKind::Directory, Vec::new());
+    row.inode.changed = now;
+    queue(txn, rows::REMOVALS, &RemovalRow { inode, kind, run_id: 0, opened_by })?;
+    Ok(store(txn, &mut row)?)
+}
+
+/// Clears the inode of a directory without names. Having read that it has none, this conflicts
+/// with whoever adds one.
+pub(crate) async fn remove_empty(
+    txn: &mut Transaction,
+    row: &InodeRow,
+    path: &str,
+) -> Result<(), OpError> {
+    let names = KeyRange::prefix(&rows::dentries(row.inode.id));
+    if !txn.range(&names, 1).await?.is_empty() {
+        return Err(MetaError::NotEmpty { path: path.into() }.into());
+    }
+    quota::detach(txn, row).await?;
+    clear_directory(txn, row.inode.id);
+    Ok(())
+}
+
+pub(crate) fn clear_directory(txn: &mut Transaction, directory: InodeId) {
+    txn.clear(&rows::inode(directory));
+    txn.clear(&rows::directory_time(directory));
+    txn.clear(&rows::subdirectories(directory));
+    txn.clear_range(KeyRange::prefix(&rows::attributes(directory)));
+    quota::clear(txn, directory);
+}
+
+/// A name that is there and that the caller may remove, with what it names.
+async fn existing(
+    txn: &mut Transaction,
+    caller: &Identity,
+    at: &At,
+) -> Result<(NameInDirectory, DentryRow, InodeRow), OpError> {
+    let name_in = lookup_name(txn, caller, at, FinalSymlink::Keep).await?;
+    let entry = name_in.found.ok_or_else(|| not_found(&at.path, at.directory))?;
+    name_in.check(caller, at)?;
+    let row = load_named(txn, entry, &at.path).await?;
+    caller.check_sticky(&name_in.parent.inode, &row.inode, &at.path)?;
+    Ok((name_in, entry, row))
+}
+
+fn remove_name(txn: &mut Transaction, name_in: &NameInDirectory, now: Nanoseconds) {
+    txn.clear(&rows::dentry(name_in.parent.inode.id, &name_in.name));
+    touch(txn, name_in.parent.inode.id, now);
+}

@@ -1,0 +1,170 @@
+//! Moves a name, replacing what is at the new place in the same instant.
+
+use threefs_core::ids::InodeId;
+use threefs_kv::{Operation, Transaction};
+
+use crate::clients::open_files::OpenFiles;
+use crate::identity::{Identity, WRITE};
+use crate::ops::namespace::lookup::{FinalSymlink, NameInDirectory, lookup_name};
+use crate::ops::namespace::remove::remove_empty;
+use crate::ops::volume::quota;
+use crate::ops::{
+    Inputs, OpError, count_subdirectories, drop_link, load, load_named, not_found, store, touch,
+    visible,
+};
+use crate::protocol::{At, EntryKind, InodeKind, MetaError, MetaReply, ROOT, RenameMode};
+use crate::rows::{self, DentryRow, InodeRow, REMOVED};
+
+/// `MetaChange::Rename`.
+pub(crate) struct Rename<'a> {
+    pub caller: &'a Identity,
+    pub from: &'a At,
+    pub to: &'a At,
+    pub mode: RenameMode,
+    pub open_files: &'a OpenFiles,
+    pub inputs: Inputs,
+}
+
+/// One of the two places of a move, with what is there.
+struct End<'a> {
+    name_in: &'a NameInDirectory,
+    at: &'a At,
+}
+
+impl Operation for Rename<'_> {
+    type Output = MetaReply;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        let from = lookup_name(txn, self.caller, self.from, FinalSymlink::Keep).await?;
+        let to = lookup_name(txn, self.caller, self.to, FinalSymlink::Keep).await?;
+        let entry = from.found.ok_or_else(|| not_found(&self.from.path, self.from.directory))?;
+        from.check(self.caller, self.from)?;
+        to.check(self.caller, self.to)?;
+        let row = load_named(txn, entry, &self.from.path).await?;
+        let (source, destination) =
+            (End { name_in: &from, at: self.from }, End { name_in: &to, at: self.to });
+        self.check_mover(&source, &row)?;
+        match (to.found, self.mode) {
+            (Some(_), RenameMode::NoReplace) => {
+                return Err(MetaError::Exists { path: self.to.path.clone() }.into());
+            }
+            (None, RenameMode::Exchange) => {
+                return Err(not_found(&self.to.path, self.to.directory));
+            }
+            (Some(there), _) if there.inode == entry.inode => {
+                // The same name, or two names of one file: POSIX says that nothing happens.
+                return Ok(MetaReply::Inode(visible(txn, row).await?));
+            }
+            (Some(there), RenameMode::Exchange) => {
+                let other = load_named(txn, there, &self.to.path).await?;
+                self.check_mover(&destination, &other)?;
+                self.put(txn, other, there, &destination, &source).await?;
+            }
+            (Some(there), _) => {
+                if entry.kind == EntryKind::Directory {
+                    self.refuse_circle(txn, entry.inode, to.parent.inode.id, self.to).await?;
+                }
+                self.replace(txn, entry, there, &to).await?;
+                txn.clear(&rows::dentry(from.parent.inode.id, &from.name));
+            }
+            (None, _) => txn.clear(&rows::dentry(from.parent.inode.id, &from.name)),
+        }
+        let row = self.put(txn, row, entry, &source, &destination).await?;
+        touch(txn, from.parent.inode.id, self.inputs.now);
+        touch(txn, to.parent.inode.id, self.inputs.now);
+        Ok(MetaReply::Inode(visible(txn, row).await?))
+    }
+}
+
+impl Rename<'_> {
+    /// Who moves a directory elsewhere changes its `..`, so he must be allowed to write in it.
+    fn check_mover(&self, resolved: &End<'_>, row: &InodeRow) -> Result<(), OpError> {
+        self.caller.check_sticky(&resolved.name_in.parent.inode, &row.inode, &resolved.at.path)?;
+        Ok(())
+    }
+
+    /// Gives an inode its new name.
+    async fn put(
+        &self,
+        txn: &mut Transaction,
+        mut row: InodeRow,
+        entry: DentryRow,
+        source: &End<'_>,
+        destination: &End<'_>,
+    ) -> Result<InodeRow, OpError> {
+        let (old_parent, new_parent) =
+            (&source.name_in.parent.inode, &destination.name_in.parent.inode);
+        if entry.kind == EntryKind::Directory && old_parent.id != new_parent.id {
+            self.refuse_circle(txn, entry.inode, new_parent.id, destination.at).await?;
+            if !self.caller.owns(&row.inode) {
+                self.caller.check(&row.inode, WRITE, &source.at.path)?;
+            }
+            count_subdirectories(txn, old_parent.id, -1);
+            count_subdirectories(txn, new_parent.id, 1);
+        }
+        let (path, context) = (&destination.at.path, self.inputs.recount_context());
+        quota::move_to(txn, &mut row, new_parent.quota, path, &context).await?;
+        rows::write(txn, &rows::dentry(new_parent.id, &destination.name_in.name), &entry)?;
+        if let InodeKind::Directory { parent, .. } = &mut row.inode.kind {
+            *parent = new_parent.id;
+            row.name.clone_from(&destination.name_in.name);
+        }
+        row.inode.changed = self.inputs.now;
+        let longer =
+            quota::name_bytes(&destination.name_in.name) - quota::name_bytes(&source.name_in.name);
+        quota::charge_metadata(txn, &mut row, longer).await?;
+        store(txn, &mut row)?;
+        Ok(row)
+    }
+
+    /// A directory cannot move below itself. Every directory from the new place up to the root is
+    /// read, so a move of one of them meanwhile conflicts.
+    async fn refuse_circle(
+        &self,
+        txn: &mut Transaction,
+        moved: InodeId,
+        new_parent: InodeId,
+        at: &At,
+    ) -> Result<(), OpError> {
+        let mut above = new_parent;
+        while above != ROOT {
+            if above == moved {
+                return Err(MetaError::Invalid {
+                    field: "to".into(),
+                    value: at.path.clone(),
+                    reason: "a directory cannot be moved below itself".into(),
+                }
+                .into());
+            }
+            let row = load(txn, above, &at.path).await?;
+            above = match row.parent() {
+                Some(parent) if parent != REMOVED => parent,
+                _ => return Err(not_found(&at.path, above)),
+            };
+        }
+        Ok(())
+    }
+
+    async fn replace(
+        &self,
+        txn: &mut Transaction,
+        entry: DentryRow,
+        there: DentryRow,
+        to: &NameInDirectory,
+    ) -> Result<(), OpError> {
+        let path = || self.to.path.clone();
+        let replaced = load_named(txn, there, &self.to.path).await?;
+        self.caller.check_sticky(&to.parent.inode, &replaced.inode, &self.to.path)?;
+        match (entry.kind, there.kind) {
+            (EntryKind::Directory, EntryKind::Directory) => {
+                remove_empty(txn, &replaced, &self.to.path).await?;
+                count_subdirectories(txn, to.parent.inode.id, -1);
+                Ok(())
+            }
+            (EntryKind::Directory, _) => Err(MetaError::NotADirectory { path: path() }.into()),
+            (_, EntryKind::Directory) => Err(MetaError::IsADirectory { path: path() }.into()),
+            _ => drop_link(txn, replaced, &to.name, self.inputs.now, self.open_files).await,
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Files that count for more than their length and reservation, and when they do no longer.
+//!
+//! A capability lets its holder write below an end until it expires, whatever became of the
+//! reservation that the end came from. So a file whose length or reservation becomes less counts for
+//! as much as before, and gets an `RCNT` row. New capabilities end at the lesser one. When all older
+//! ones have expired, storage says where the chunks of the file end: what was written and never
+//! reported counts on, and the rest is given back. Nothing is cut: it may still be reported.
+
+use threefs_core::ids::InodeId;
+use threefs_core::layout::Layout;
+use threefs_kv::{KeyRange, Operation, Transaction};
+
+use crate::ops::volume::quota::{self, Charge};
+use crate::ops::{OpError, RecountContext, store};
+use crate::protocol::InodeKind;
+use crate::rows::{self, InodeRow, RecountRow, Uptime};
+
+/// Queues a file for a recount if it counts for more than it needs, and moves as much of the difference
+/// to excess as there is room for. The caller stores the inode.
+pub(crate) async fn queue_recount(
+    txn: &mut Transaction,
+    row: &mut InodeRow,
+    context: &RecountContext,
+) -> Result<(), OpError> {
+    let needed = row.needed_end();
+    if row.charged_end <= needed {
+        return Ok(());
+    }
+    rows::write(txn, &rows::recount(row.inode.id), &RecountRow { since: context.now })?;
+    if context.excess_allowed && row.charged {
+        let unneeded = row.charged_end - needed - row.excess;
+        row.excess += quota::make_excess(txn, row.inode.quota, unneeded).await?;
+    }
+    Ok(())
+}
+
+/// A file that counts for more than it needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RecountEntry {
+    pub inode: InodeId,
+    pub since: Uptime,
+    pub layout: Layout,
+    /// It needs the bytes below, and counts for those below `charged_end`.
+    pub needed_end: u64,
+    pub charged_end: u64,
+}
+
+/// One page of queued files whose wait is over or that were queued in an earlier run of the service,
+/// and the key to continue after.
+pub(crate) struct ListRecounts<'a> {
+    pub after: &'a [u8],
+    pub limit: usize,
+    pub now: Uptime,
+    pub wait_ms: u64,
+}
+
+impl Operation for ListRecounts<'_> {
+    type Output = (Vec<RecountEntry>, Option<Vec<u8>>);
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, OpError> {
+        let mut range = KeyRange::prefix(rows::RECOUNTS);
+        if !self.after.is_empty() {
+            range = range.after(self.after);
+        }
+        let page = txn.snapshot_range(&range, self.limit).await?;
+        let last = page.last().filter(|_| page.len() == self.limit).map(|(key, _)| key.clone());
+        let mut listed = Vec::new();
+        for (key, value) in page {
+            let RecountRow { since } = rows::decode(&key, &value)?;
+            // Most wait: nothing else is read of them.
+            let waited_ms = self.now.ms.saturating_sub(since.ms);
+            if since.run_id == self.now.run_id && waited_ms < self.wait_ms {
+                continue;
+            }
+            let inode = rows::inode_of_key(&key)?;
+            // Of a dead file the collector takes all rows.
+            let row = rows::read_inode(txn, inode).await?.filter(|row| !row.dead);
+            let Some(row) = row else { continue };
+            if txn.get(&rows::trim(inode)).await?.is_some() {
+                // Storage still has what is being cut.
+                continue;
+            }
+            let (needed_end, charged_end) = (row.needed_end(), row.charged_end);
+            if let InodeKind::File { layout, .. } = row.inode.kind {
+                listed.push(RecountEntry { inode, since, layout, needed_end, charged_end });
+            }
+        }
+        Ok((listed, last))
+    }
+}
+
+/// Restarts the wait of files that were queued in an earlier run of the service: how long ago that was
+/// is unknown.
+pub(crate) struct RestartRecountWait<'a> {
+    pub files: &'a [RecountEntry],
+    pub now: Uptime,
+}
+
+impl Operation for RestartRecountWait<'_> {
+    type Output = ();
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
+        for file in self.files {
+            let key = rows::recount(file.inode);
+            let noted: Option<RecountRow> = rows::read(txn, &key).await?;
+            if noted.is_some_and(|noted| noted.since == file.since) {
+                rows::write(txn, &key, &RecountRow { since: self.now })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Counts a file again. Storage has no byte of it at or beyond `stored_end`, and nobody can have
+/// written there since it was asked, but by what is reserved now.
+pub(crate) struct Recount<'a> {
+    pub file: &'a RecountEntry,
+    pub stored_end: u64,
+}
+
+impl Operation for Recount<'_> {
+    type Output = ();
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
+        let key = rows::recount(self.file.inode);
+        let noted: Option<RecountRow> = rows::read(txn, &key).await?;
+        // It needs less since it was listed: capabilities that end later may be good.
+        if noted.is_none_or(|noted| noted.since != self.file.since) {
+            return Ok(());
+        }
+        // A dead file may be revived, and waits on; the collector takes all its rows.
+        let row = rows::read_inode(txn, self.file.inode).await?.filter(|row| !row.dead);
+        let Some(mut row) = row else { return Ok(()) };
+        txn.clear(&key);
+        let end = row.needed_end().max(self.stored_end).min(row.charged_end);
+        let before = Charge::of(&row);
+        (row.charged_end, row.excess) = (end, 0);
+        if row.charged {
+            quota::charge_unbounded(txn, row.inode.quota, Charge::of(&row).since(before)).await?;
+        }
+        Ok(store(txn, &mut row)?)
+    }
+}

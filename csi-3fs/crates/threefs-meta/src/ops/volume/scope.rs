@@ -1,0 +1,129 @@
+//! Whether an inode is within the directory that a caller's credential is for.
+//!
+//! A credential is for a directory with a quota: every inode names the quota that it counts for,
+//! and quotas name those above them, so this is a comparison for most inodes and never a walk.
+
+use std::collections::BTreeSet;
+
+use threefs_core::ids::InodeId;
+use threefs_core::terms::FileTerms;
+use threefs_kv::{Operation, Transaction};
+
+use crate::identity::Identity;
+use crate::ops::{OpError, load, not_found};
+use crate::protocol::{InodeKind, MetaError};
+use crate::rows::{self, InodeRow, QuotaRow};
+
+/// Directories with quotas within each other that are looked through.
+const NESTED_MAX: usize = 64;
+
+/// Refuses an inode that is not within the caller's scope.
+pub(crate) async fn check(
+    txn: &mut Transaction,
+    caller: &Identity,
+    id: InodeId,
+    path: &str,
+) -> Result<(), OpError> {
+    let Some(scope) = caller.scope else { return Ok(()) };
+    if is_removed(txn, scope).await? {
+        return Err(not_found(path, scope));
+    }
+    let row = load(txn, id, path).await?;
+    if contains(txn, scope, &row).await? {
+        return Ok(());
+    }
+    Err(if id == scope { without_quota(scope) } else { outside(path, scope) })
+}
+
+/// Whether the directory was removed, with everything in it, collected or not. Its row changes
+/// rarely, so those who read it do not conflict.
+async fn is_removed(txn: &mut Transaction, scope: InodeId) -> Result<bool, OpError> {
+    let row = rows::read_inode(txn, scope).await?;
+    Ok(row.is_none_or(|row| row.inode.links == 0))
+}
+
+async fn contains(txn: &mut Transaction, scope: InodeId, row: &InodeRow) -> Result<bool, OpError> {
+    let mut next = row.inode.quota;
+    for _ in 0..NESTED_MAX {
+        match next {
+            None => return Ok(false),
+            Some(quota) if quota == scope => return Ok(true),
+            Some(quota) => {
+                let above: Option<QuotaRow> = rows::read(txn, &rows::quota(quota)).await?;
+                next = above.and_then(|above| above.above);
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// Which of these inodes are within the caller's scope, and which are elsewhere. Those that do not
+/// exist are neither, and nothing is within a directory that was removed.
+pub(crate) struct PartitionByScope<'a> {
+    pub scope: InodeId,
+    pub inodes: &'a [InodeId],
+}
+
+/// See [`PartitionByScope`].
+#[derive(Debug, Default)]
+pub(crate) struct ScopePartition {
+    pub inside: BTreeSet<InodeId>,
+    pub outside: BTreeSet<InodeId>,
+}
+
+impl Operation for PartitionByScope<'_> {
+    type Output = ScopePartition;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<ScopePartition, OpError> {
+        let mut sides = ScopePartition::default();
+        let removed = is_removed(txn, self.scope).await?;
+        for id in self.inodes {
+            let row = rows::read_inode(txn, *id).await?;
+            let Some(row) = row else { continue };
+            let inside = !removed && contains(txn, self.scope, &row).await?;
+            if inside { &mut sides.inside } else { &mut sides.outside }.insert(*id);
+        }
+        Ok(sides)
+    }
+}
+
+/// `MetaQuery::Capabilities`: up to where files may be written, which is no further than what counts
+/// for their quotas.
+pub(crate) struct Terms<'a> {
+    pub inodes: &'a [InodeId],
+    pub until_unix_s: u64,
+}
+
+impl Operation for Terms<'_> {
+    type Output = Vec<Option<FileTerms>>;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, OpError> {
+        let mut terms = Vec::with_capacity(self.inodes.len());
+        for id in self.inodes {
+            let row = rows::read_inode(txn, *id).await?;
+            terms.push(row.filter(|row| !row.dead).and_then(|row| match &row.inode.kind {
+                InodeKind::File { layout, .. } => {
+                    let (end, until_unix_s) = (row.needed_end(), self.until_unix_s);
+                    Some(FileTerms { layout: layout.clone(), end, until_unix_s })
+                }
+                _ => None,
+            }));
+        }
+        Ok(terms)
+    }
+}
+
+pub(crate) fn outside(path: &str, scope: InodeId) -> OpError {
+    let detail = format!("it is outside directory {scope}, which the credential is for");
+    MetaError::PermissionDenied { path: path.into(), detail }.into()
+}
+
+fn without_quota(scope: InodeId) -> OpError {
+    let detail = format!(
+        "the credential is for directory {scope}, which has no quota; give it one first \
+         (`set_quota`, without limits if there shall be none): it marks what is within the directory"
+    );
+    MetaError::PermissionDenied { path: "/".into(), detail }.into()
+}

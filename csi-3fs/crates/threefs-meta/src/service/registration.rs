@@ -1,0 +1,79 @@
+//! The registration of the store with mgmtd, before the service serves and collects anything.
+
+use std::time::Duration;
+
+use fabric::BoxFuture;
+use fabric::deadline::Deadline;
+use threefs_core::ids::TreeId;
+use threefs_kv::{EmbeddedConfig, KvError, Store};
+use threefs_mgmtd::{Claim, MgmtdClient, MgmtdClientError, MgmtdError};
+
+use crate::ops::{self, OpError};
+
+/// One attempt to reach mgmtd, and one transaction.
+const ATTEMPT: Duration = Duration::from_secs(5);
+/// Between attempts.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Attempts between two log lines.
+const ATTEMPTS_PER_LINE: u32 = 10;
+
+/// Why a store was not registered.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RegistrationError {
+    #[error(transparent)]
+    Refused(#[from] MgmtdError),
+    #[error(transparent)]
+    Store(#[from] KvError),
+}
+
+impl From<OpError> for RegistrationError {
+    fn from(error: OpError) -> Self {
+        match error {
+            OpError::Kv(error) => Self::Store(error),
+            other => Self::Store(KvError::bad_row(b"", other.to_string())),
+        }
+    }
+}
+
+/// Registers the store; tries until mgmtd accepts or refuses it.
+///
+/// # Errors
+/// It is refused, or the store failed.
+pub(crate) async fn register(store: &Store, mgmtd: &MgmtdClient) -> Result<(), RegistrationError> {
+    let begin = ops::StartRegistration { fresh: TreeId(rand::random()), process: rand::random() };
+    let registration = store.transact(Deadline::after(ATTEMPT), &begin).await?;
+    let mut attempts = 0;
+    let registered = loop {
+        match mgmtd.register_meta(registration.clone(), Deadline::after(ATTEMPT)).await {
+            Ok(registered) => break registered,
+            Err(MgmtdClientError::Refused(error)) if !error.retryable() => return Err(error.into()),
+            Err(error) => {
+                if attempts % ATTEMPTS_PER_LINE == 0 {
+                    tracing::warn!(%error, "metadata is not served before mgmtd answers");
+                }
+                attempts += 1;
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    };
+    let finish = ops::FinishRegistration { registered };
+    store.transact(Deadline::after(ATTEMPT), &finish).await?;
+    tracing::info!(tree = %registration.tree, generation = registered.generation, "registered");
+    Ok(())
+}
+
+/// Marks the store in a folder, which may be empty, as the one that replaces the registered store
+/// of its cluster at the next start of the service.
+///
+/// # Errors
+/// The store cannot be opened or written.
+pub fn adopt(store: EmbeddedConfig) -> BoxFuture<'static, Result<(), KvError>> {
+    Box::pin(async move {
+        let path = store.path.clone();
+        let store = Store::embedded(store)?;
+        store
+            .transact(Deadline::after(ATTEMPT), &ops::WriteClaim(Claim::Adopted))
+            .await
+            .map_err(|error| KvError::Broken { path, detail: error.to_string() })
+    })
+}

@@ -1,0 +1,133 @@
+//! How long replies may become: what the service reserves before it makes one.
+
+use crate::protocol::{
+    ATTRIBUTE_BYTES_MAX, ATTRIBUTES_BYTES_MAX, BATCH_MAX, LIST_LIMIT_MAX, MetaChange, MetaQuery,
+    MetaRequest, NAME_BYTES_MAX,
+};
+use crate::written::RANGES_MAX;
+
+/// An entry of a listing beside its name: lengths, the number of the inode, the kind.
+const ENTRY_BYTES: usize = 24;
+/// An inode with all the ranges that it may have. What an error or a link repeats of the request is
+/// paid for by the request.
+const INODE_BYTES: usize = 256 + RANGES_MAX * 10;
+/// A signed capability.
+const CAPABILITY_BYTES: usize = 256;
+/// The path of a directory.
+const PATH_BYTES: usize = 64 << 10;
+
+/// An upper bound of the reply's bytes, or 0 where it is short: the number of calls bounds those.
+pub(crate) fn reply_bytes(request: &MetaRequest) -> usize {
+    match request {
+        MetaRequest::Query { query, .. } => of_query(query),
+        MetaRequest::Change { change, .. } => match change {
+            MetaChange::ReportLengths { reports, .. } => inodes(reports.len()),
+            MetaChange::Reserve { reservations } => {
+                inodes(reservations.len()) + capabilities(reservations.len())
+            }
+            _ => 0,
+        },
+    }
+}
+
+fn of_query(query: &MetaQuery) -> usize {
+    match query {
+        MetaQuery::List { limit, .. } => {
+            let limit = if *limit == 0 { LIST_LIMIT_MAX } else { (*limit).min(LIST_LIMIT_MAX) };
+            limit as usize * (NAME_BYTES_MAX + ENTRY_BYTES)
+        }
+        MetaQuery::StatMany { at } => inodes(at.len()),
+        MetaQuery::StatChunks { chunks, .. } => INODE_BYTES + chunks.len().min(BATCH_MAX) * 10,
+        MetaQuery::Capabilities { inodes } => capabilities(inodes.len()),
+        MetaQuery::GetAttribute { .. } => ATTRIBUTE_BYTES_MAX,
+        MetaQuery::ListAttributes { .. } => ATTRIBUTES_BYTES_MAX,
+        MetaQuery::PathOf { .. } => PATH_BYTES,
+        MetaQuery::Stat { .. }
+        | MetaQuery::Open { .. }
+        | MetaQuery::ReportOpenFiles { .. }
+        | MetaQuery::Quotas { .. }
+        | MetaQuery::Status => 0,
+    }
+}
+
+fn capabilities(count: usize) -> usize {
+    count.min(BATCH_MAX) * CAPABILITY_BYTES
+}
+
+/// One inode is a short reply.
+fn inodes(count: usize) -> usize {
+    if count > 1 { count.min(BATCH_MAX) * INODE_BYTES } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use threefs_core::ids::{InodeId, TableId, TableVersion};
+    use threefs_core::layout::{ChainChoice, Layout};
+
+    use super::*;
+    use crate::identity::Identity;
+    use crate::protocol::{At, Entry, EntryKind, Inode, InodeKind, MetaReply, MetaResult};
+    use crate::{Nanoseconds, Written};
+
+    fn encoded(reply: MetaReply) -> usize {
+        let reply: MetaResult = Ok(reply);
+        fabric::rpc::encode(&reply).unwrap().len()
+    }
+
+    fn query(query: MetaQuery) -> usize {
+        reply_bytes(&MetaRequest::Query { caller: Identity::ROOT, query })
+    }
+
+    #[test]
+    fn the_longest_page_has_room() {
+        let entry = Entry {
+            name: "n".repeat(NAME_BYTES_MAX),
+            inode: InodeId(u64::MAX),
+            kind: EntryKind::Directory,
+        };
+        for limit in [1, 1_000, LIST_LIMIT_MAX] {
+            let entries = vec![entry.clone(); limit as usize];
+            let list = MetaQuery::List { at: At::path("/"), after: String::new(), limit };
+            assert!(encoded(MetaReply::Page { entries, more: true }) <= query(list) + 16);
+        }
+        let all = |limit| query(MetaQuery::List { at: At::path("/"), after: String::new(), limit });
+        assert_eq!((all(0), all(u32::MAX)), (all(LIST_LIMIT_MAX), all(LIST_LIMIT_MAX)));
+    }
+
+    #[test]
+    fn the_longest_inodes_have_room() {
+        let mut written = Written::default();
+        for number in 0..RANGES_MAX as u64 {
+            let at = u64::from(u32::MAX) - number * 2;
+            written.merge(&Written::of_bytes(at, at + 1, 1));
+        }
+        assert_eq!(written.ranges(), RANGES_MAX);
+        let layout = Layout {
+            table: TableId(u32::MAX),
+            table_version: TableVersion(u32::MAX),
+            chunk_bytes: 1 << 26,
+            stripe: u32::MAX,
+            chains: ChainChoice::Explicit(Vec::new()),
+        };
+        let (length, reserved) = (u64::MAX, u64::MAX);
+        let (truncate_version, content) = (u64::MAX, u64::MAX);
+        let kind = InodeKind::File { layout, length, reserved, truncate_version, content, written };
+        let time = Nanoseconds(i64::MIN);
+        let inode = Inode {
+            id: InodeId(u64::MAX),
+            version: u64::MAX,
+            kind,
+            mode: u32::MAX,
+            uid: u32::MAX,
+            gid: u32::MAX,
+            links: u32::MAX,
+            accessed: time,
+            modified: time,
+            changed: time,
+            quota: Some(InodeId(u64::MAX)),
+        };
+        let at = vec![At::path("/"); BATCH_MAX];
+        let reply = MetaReply::Inodes(vec![Ok(inode); BATCH_MAX]);
+        assert!(encoded(reply) <= query(MetaQuery::StatMany { at }));
+    }
+}

@@ -1,0 +1,236 @@
+//! What a volume's credential may ask: everything within its directory, and nothing else.
+//!
+//! Paths are confined by the walk (`ops::lookup`), inodes that a request names are checked here
+//! before it runs, and what belongs to the control plane is refused.
+
+use fabric::BoxFuture;
+use fabric::auth::ticket::{Grant, Ticket};
+use fabric::deadline::Deadline;
+use threefs_core::ids::InodeId;
+use threefs_core::terms::FileTerms;
+
+use crate::clients::open_files::OPEN_FILES_PER_VOLUME_MAX;
+use crate::identity::{Role, WRITE};
+use crate::ops::{self, ScopePartition};
+use crate::protocol::{
+    At, BATCH_MAX, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult,
+    RESERVED_ATTRIBUTES, ROOT,
+};
+use crate::tree::{Tree, check_batch};
+
+/// The reserved attribute that a mount keeps on the directory of its credential.
+const CLAIM: &str = "user.threefs.claim";
+
+impl Tree {
+    /// Answers one request as far as its sender's grant allows.
+    ///
+    /// # Errors
+    /// Any [`MetaError`].
+    pub fn answer_for<'a>(
+        &'a self,
+        grant: &'a Grant,
+        request: MetaRequest,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, MetaResult> {
+        match grant.ticket() {
+            None => self.answer(request, deadline),
+            Some(ticket) => Box::pin(self.answer_within(ticket, request, deadline)),
+        }
+    }
+
+    async fn answer_within(
+        &self,
+        ticket: &Ticket,
+        mut request: MetaRequest,
+        deadline: Deadline,
+    ) -> MetaResult {
+        let scope = InodeId(ticket.directory);
+        permit(ticket, &request)?;
+        let claims = attribute_of(&request) == Some(CLAIM);
+        match &mut request {
+            MetaRequest::Query { caller, .. } | MetaRequest::Change { caller, .. } => {
+                caller.scope = Some(scope);
+                // What it says of itself counts for its own claim alone, which is permitted above.
+                if !claims {
+                    caller.role = Role::User;
+                }
+            }
+        }
+        let refused = self.confine(scope, &mut request, deadline).await?;
+        let mut reply = self.answer(request, deadline).await?;
+        match &mut reply {
+            // What is above the directory is the control plane's.
+            MetaReply::Quotas(quotas) => {
+                let own = quotas.iter().position(|quota| quota.directory == scope);
+                quotas.truncate(own.map_or(0, |own| own + 1));
+            }
+            MetaReply::Names(names) => names.retain(|name| !name.starts_with(RESERVED_ATTRIBUTES)),
+            // In the order of the request.
+            MetaReply::Inodes(inodes) => {
+                for (resolved, error) in refused {
+                    inodes.insert(resolved.min(inodes.len()), Err(error));
+                }
+            }
+            _ => {}
+        }
+        Ok(reply)
+    }
+
+    /// Takes inodes that are not within the directory out of a request. One file that was moved
+    /// elsewhere does not stop the others of a batch: gives the places and errors of such files.
+    async fn confine(
+        &self,
+        scope: InodeId,
+        request: &mut MetaRequest,
+        deadline: Deadline,
+    ) -> Result<Vec<(usize, MetaError)>, MetaError> {
+        let mut refused = Vec::new();
+        match request {
+            // An inode that does not exist yet may become another volume's.
+            MetaRequest::Query { query: MetaQuery::ReportOpenFiles { add, .. }, .. } => {
+                // No more than is kept, and in parts: a list is as long as a message may be.
+                add.truncate(OPEN_FILES_PER_VOLUME_MAX);
+                let mut inside = Vec::new();
+                for part in add.chunks(BATCH_MAX) {
+                    inside.extend(self.sides(scope, part, deadline).await?.inside);
+                    tokio::task::yield_now().await;
+                }
+                *add = inside;
+            }
+            MetaRequest::Change { change: MetaChange::Close { inode, report, .. }, .. } => {
+                let named: Vec<_> =
+                    report.iter().map(|report| report.inode).chain([*inode]).collect();
+                let sides = self.sides(scope, &named, deadline).await?;
+                if let Some(inode) = sides.outside.first() {
+                    return Err(outside(*inode, scope));
+                }
+            }
+            MetaRequest::Change { change: MetaChange::ReportLengths { reports, ends }, .. } => {
+                check_batch("reports", reports.len().max(ends.len()))?;
+                let ended: Vec<_> = ends.iter().map(|(inode, _)| *inode).collect();
+                let sides = self.sides(scope, &ended, deadline).await?;
+                ends.retain(|(inode, _)| !sides.outside.contains(inode));
+                let named: Vec<_> = reports.iter().map(|report| report.inode).collect();
+                let sides = self.sides(scope, &named, deadline).await?;
+                refused = refuse(&named, &sides, scope);
+                reports.retain(|report| !sides.outside.contains(&report.inode));
+            }
+            MetaRequest::Change { change: MetaChange::Reserve { reservations }, .. } => {
+                check_batch("reservations", reservations.len())?;
+                let named: Vec<_> = reservations.iter().map(|wanted| wanted.inode).collect();
+                let sides = self.sides(scope, &named, deadline).await?;
+                refused = refuse(&named, &sides, scope);
+                reservations.retain(|wanted| !sides.outside.contains(&wanted.inode));
+            }
+            _ => {}
+        }
+        Ok(refused)
+    }
+
+    /// What capabilities say of files; `None` for what is not a file that can be read.
+    pub(crate) async fn terms(
+        &self,
+        inodes: &[InodeId],
+        until_unix_s: u64,
+        deadline: Deadline,
+    ) -> Result<Vec<Option<FileTerms>>, MetaError> {
+        Ok(self.transact(deadline, &ops::Terms { inodes, until_unix_s }).await?)
+    }
+
+    /// Which inodes are within the directory.
+    pub(crate) async fn sides(
+        &self,
+        scope: InodeId,
+        inodes: &[InodeId],
+        deadline: Deadline,
+    ) -> Result<ScopePartition, MetaError> {
+        if inodes.is_empty() {
+            return Ok(ScopePartition::default());
+        }
+        Ok(self.transact(deadline, &ops::PartitionByScope { scope, inodes }).await?)
+    }
+}
+
+fn refuse(named: &[InodeId], sides: &ScopePartition, scope: InodeId) -> Vec<(usize, MetaError)> {
+    let places = named.iter().enumerate().filter(|(_, inode)| sides.outside.contains(inode));
+    places.map(|(resolved, inode)| (resolved, outside(*inode, scope))).collect()
+}
+
+pub(crate) fn outside(inode: InodeId, scope: InodeId) -> MetaError {
+    ops::outside(&inode.to_string(), scope).into()
+}
+
+fn permit(ticket: &Ticket, request: &MetaRequest) -> Result<(), MetaError> {
+    let refused = |what: &str, why: &str| {
+        let path = ticket.path.clone();
+        let reason = format!("{what} {why}, and the credential is for this directory alone");
+        Err(MetaError::NotPermitted { path, reason })
+    };
+    let control = |what: &str| refused(what, "needs the cluster's key");
+    match request {
+        MetaRequest::Query { query, .. } => match query {
+            MetaQuery::PathOf { .. } => control("the path of a directory"),
+            MetaQuery::Status => control("the state of the service"),
+            MetaQuery::GetAttribute { at, name } => reserved(ticket, at, name),
+            MetaQuery::Open { access, .. } if ticket.read_only && access & WRITE != 0 => {
+                Err(read_only(ticket))
+            }
+            MetaQuery::Stat { .. }
+            | MetaQuery::StatMany { .. }
+            | MetaQuery::StatChunks { .. }
+            | MetaQuery::List { .. }
+            | MetaQuery::Open { .. }
+            | MetaQuery::ReportOpenFiles { .. }
+            | MetaQuery::Quotas { .. }
+            | MetaQuery::Capabilities { .. }
+            | MetaQuery::ListAttributes { .. } => Ok(()),
+        },
+        MetaRequest::Change { change, .. } => match change {
+            MetaChange::SetQuota { .. } => control("setting a quota"),
+            MetaChange::Open { write: false, .. } => Ok(()),
+            _ if ticket.read_only => Err(read_only(ticket)),
+            MetaChange::SetAttribute { at, name, .. } => reserved(ticket, at, name),
+            MetaChange::Create { .. }
+            | MetaChange::Open { .. }
+            | MetaChange::Close { .. }
+            | MetaChange::ReportLengths { .. }
+            | MetaChange::Reserve { .. }
+            | MetaChange::SetLength { .. }
+            | MetaChange::MakeDirectory { .. }
+            | MetaChange::MakeSymlink { .. }
+            | MetaChange::MakeSpecial { .. }
+            | MetaChange::Link { .. }
+            | MetaChange::Rename { .. }
+            | MetaChange::Unlink { .. }
+            | MetaChange::RemoveDirectory { .. }
+            | MetaChange::RemoveTree { .. }
+            | MetaChange::SetAttributes { .. } => Ok(()),
+        },
+    }
+}
+
+/// The extended attribute that a request reads or sets.
+fn attribute_of(request: &MetaRequest) -> Option<&str> {
+    match request {
+        MetaRequest::Query { query: MetaQuery::GetAttribute { name, .. }, .. }
+        | MetaRequest::Change { change: MetaChange::SetAttribute { name, .. }, .. } => Some(name),
+        _ => None,
+    }
+}
+
+fn read_only(ticket: &Ticket) -> MetaError {
+    let reason = "the credential is read-only".into();
+    MetaError::NotPermitted { path: ticket.path.clone(), reason }
+}
+
+/// A mount keeps its claim on its credential's directory; every other reserved attribute is the
+/// control plane's.
+fn reserved(ticket: &Ticket, at: &At, name: &str) -> Result<(), MetaError> {
+    let own = at.directory == ROOT || at.directory.0 == ticket.directory;
+    let own = own && at.path.split('/').all(|name| name.is_empty() || name == ".");
+    if !name.starts_with(RESERVED_ATTRIBUTES) || (own && name == CLAIM) {
+        return Ok(());
+    }
+    let reason = format!("attribute `{name}` is reserved: it needs the cluster's key");
+    Err(MetaError::NotPermitted { path: at.path.clone(), reason })
+}

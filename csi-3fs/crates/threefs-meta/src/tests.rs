@@ -1,0 +1,15 @@
+//! Unit tests of the tree and its operations.
+
+mod answers;
+mod backends;
+mod concurrent;
+mod control_plane;
+mod fixture;
+mod invariants;
+mod model;
+mod permission;
+mod quota;
+mod recount;
+mod removal;
+mod scope;
+mod tree;

@@ -1,0 +1,163 @@
+//! Many clients at once on few names; the rows must make a tree at every moment.
+
+use crate::tests::backends::Yielding;
+use crate::tests::invariants::check_tree;
+use std::sync::Arc;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use threefs_core::ids::ClientId;
+use threefs_kv::{EmbeddedConfig, Store};
+
+use crate::Identity;
+use crate::RenameMode;
+use crate::protocol::{At, MetaChange, MetaError, MetaReply, MetaRequest, ROOT, RequestId};
+use crate::tests::fixture::{Fixture, config, count_inodes, create, make_directory, rename, soon};
+
+fn random_path(random: &mut StdRng) -> String {
+    let names = ["a", "b", "c"];
+    (0..random.random_range(1..5))
+        .map(|_| format!("/{}", names[random.random_range(0..3)]))
+        .collect()
+}
+
+fn random_change(random: &mut StdRng) -> MetaChange {
+    let (path, other) = (random_path(random), random_path(random));
+    let at = || At::path(path.clone());
+    match random.random_range(0..12) {
+        0 | 1 => create(&path),
+        2..5 => make_directory(&path, true),
+        5..9 => rename(&path, &other),
+        9 => MetaChange::Link { from: at(), to: At::path(other) },
+        10 => MetaChange::RemoveDirectory { at: at() },
+        _ => MetaChange::RemoveTree { at: at() },
+    }
+}
+
+async fn storm(store: Store, seed: u64, changes: usize) {
+    let fixture = Arc::new(Fixture::open(store.clone(), config()).await);
+    let clients: Vec<_> = (0..8u64)
+        .map(|number| {
+            let fixture = Arc::clone(&fixture);
+            tokio::spawn(async move {
+                let mut random = StdRng::seed_from_u64(seed * 100 + number);
+                let mut done = 0;
+                for sequence in 1..=changes as u64 {
+                    let client = ClientId(u128::from(number) + 1);
+                    let id = RequestId { client, sequence, finished_below: sequence };
+                    let change = random_change(&mut random);
+                    let request = MetaRequest::Change { id, caller: Identity::ROOT, change };
+                    match fixture.tree.answer(request, soon()).await {
+                        Ok(_) => done += 1,
+                        Err(
+                            error @ (MetaError::Damaged { .. } | MetaError::Unavailable { .. }),
+                        ) => {
+                            panic!("{error}")
+                        }
+                        Err(_) => {}
+                    }
+                }
+                done
+            })
+        })
+        .collect();
+    let collector = tokio::spawn({
+        let fixture = Arc::clone(&fixture);
+        async move {
+            loop {
+                fixture.tree.collect().await.unwrap();
+                check_tree(&fixture.store).await;
+                tokio::task::yield_now().await;
+            }
+        }
+    });
+    let mut done = 0;
+    for client in clients {
+        done += client.await.unwrap();
+    }
+    collector.abort();
+    assert!(collector.await.is_err_and(|error| error.is_cancelled()), "the tree was broken");
+    assert!(done > changes, "only {done} changes went through");
+    check_tree(&store).await;
+    let remove = |name: &str| MetaChange::RemoveTree { at: At::path(name) };
+    for name in ["a", "b", "c"] {
+        let _ = fixture.change(remove(name)).await;
+    }
+    fixture.collect_all().await;
+    assert_eq!(count_inodes(&store).await, 1, "only the root is left");
+}
+
+#[tokio::test]
+async fn many_clients_leave_a_tree_in_memory() {
+    for seed in 0..6 {
+        storm(Store::new(Yielding(Store::memory())), seed, 150).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_clients_leave_a_tree_on_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::embedded(EmbeddedConfig::new(folder.path())).unwrap();
+    storm(store, 9, 100).await;
+}
+
+#[tokio::test]
+async fn two_moves_that_would_make_a_circle_do_not_both_happen() {
+    for round in 0..100 {
+        let fixture = Arc::new(Fixture::interleaving().await);
+        // By inode, so that no path is read on the way: only the climb to the root can conflict.
+        let (one, two) =
+            (fixture.make_directory("/x/1").await, fixture.make_directory("/y/2").await);
+        let into = |name: &str, directory| MetaChange::Rename {
+            from: At::entry(ROOT, name),
+            to: At::entry(directory, "in"),
+            mode: RenameMode::Replace,
+        };
+        let (x, y) = (into("x", two.id), into("y", one.id));
+        let (first, second) = (Arc::clone(&fixture), Arc::clone(&fixture));
+        let first = tokio::spawn(async move { first.change(x).await });
+        let second = tokio::spawn(async move { second.change(y).await });
+        let (first, second) = (first.await.unwrap(), second.await.unwrap());
+        assert!(first.is_ok() != second.is_ok(), "round {round}: {first:?}, {second:?}");
+        check_tree(&fixture.store).await;
+    }
+}
+
+#[tokio::test]
+async fn a_name_added_while_its_directory_is_removed_is_not_lost() {
+    for _ in 0..100 {
+        let fixture = Arc::new(Fixture::interleaving().await);
+        fixture.make_directory("/d").await;
+        let (adds, removes) = (Arc::clone(&fixture), Arc::clone(&fixture));
+        let adds = tokio::spawn(async move { adds.change(create("/d/file")).await });
+        let remove = MetaChange::RemoveDirectory { at: At::path("/d") };
+        let removes = tokio::spawn(async move { removes.change(remove).await });
+        let (added, removed) = (adds.await.unwrap(), removes.await.unwrap());
+        assert!(added.is_ok() != removed.is_ok(), "{added:?}, {removed:?}");
+        check_tree(&fixture.store).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn creations_in_one_directory_do_not_wait_for_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::embedded(EmbeddedConfig::new(folder.path())).unwrap();
+    let fixture = Arc::new(Fixture::open(store, config()).await);
+    let creations: Vec<_> = (0..500)
+        .map(|number| {
+            let fixture = Arc::clone(&fixture);
+            tokio::spawn(async move { fixture.create(&format!("/file-{number}")).await.id })
+        })
+        .collect();
+    let mut ids = Vec::new();
+    for creation in creations {
+        ids.push(creation.await.unwrap());
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 500);
+    match fixture.query(crate::MetaQuery::Status).await.unwrap() {
+        MetaReply::Status(status) => assert_eq!(status.removals_pending, 0),
+        other => panic!("{other:?}"),
+    }
+}

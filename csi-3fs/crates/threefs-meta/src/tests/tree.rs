@@ -1,0 +1,539 @@
+//! What each operation promises, one promise a test.
+
+use crate::config::TreeConfig;
+use crate::identity::Identity;
+use crate::rows;
+use crate::tests::backends::Unsure;
+use crate::tests::invariants::check_tree;
+use crate::tree::Tree;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use threefs_core::layout::ChainChoice;
+use threefs_kv::{Backend, EmbeddedConfig, KvError, Store};
+
+use crate::protocol::{
+    At, BATCH_MAX, Inode, InodeKind, LayoutDefaults, LengthReport, MetaChange, MetaQuery,
+    MetaReply, MetaRequest, Nanoseconds, ROOT, RequestId, SessionId,
+};
+use crate::tests::fixture::{Fixture, config, count_inodes, create, make_directory, rename, soon};
+
+fn symlink(path: &str, target: &str) -> MetaChange {
+    MetaChange::MakeSymlink { at: At::path(path), target: target.into() }
+}
+
+fn open(path: &str) -> MetaChange {
+    MetaChange::Open { at: At::path(path), write: true }
+}
+
+fn set_length(path: &str, length: u64) -> MetaChange {
+    MetaChange::SetLength { at: At::path(path), length }
+}
+
+fn unlink(path: &str) -> MetaChange {
+    MetaChange::Unlink { at: At::path(path) }
+}
+
+fn report(inode: &Inode, length: u64) -> LengthReport {
+    let InodeKind::File { truncate_version, .. } = inode.kind else { panic!("{inode:?}") };
+    let written = crate::Written::of_bytes(0, length, 1 << 20);
+    LengthReport { inode: inode.id, length, truncate_version, written }
+}
+
+async fn opened(fixture: &Fixture, path: &str) -> (Inode, SessionId) {
+    match fixture.change(open(path)).await.unwrap() {
+        MetaReply::Opened { inode, session, .. } => (inode, session.unwrap()),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn refused(fixture: &Fixture, change: MetaChange) -> String {
+    fixture.change(change).await.unwrap_err().to_string()
+}
+
+#[tokio::test]
+async fn symbolic_links_lead_on_and_circles_of_them_end() {
+    let fixture = Fixture::memory().await;
+    let file = fixture.make_directory("/d/e").await;
+    let file = (file, fixture.create("/d/e/file").await).1;
+    fixture.change(symlink("/to-d", "d")).await.unwrap();
+    fixture.change(symlink("/d/e/up", "../../to-d/e")).await.unwrap();
+    fixture.change(symlink("/absolute", "/d/e/file")).await.unwrap();
+    for path in ["/to-d/e/file", "/d/e/up/up/file", "/absolute", "/to-d/../d/./e//file"] {
+        assert_eq!(fixture.stat(path).await.unwrap().id, file.id, "{path}");
+    }
+    let keep = MetaQuery::Stat { at: At::path("/absolute"), follow: false };
+    let MetaReply::Inode(link) = fixture.query(keep).await.unwrap() else { panic!() };
+    assert!(matches!(link.kind, InodeKind::Symlink { .. }));
+    fixture.change(symlink("/one", "two")).await.unwrap();
+    fixture.change(symlink("/two", "one")).await.unwrap();
+    let error = fixture.stat("/one/x").await.unwrap_err().to_string();
+    assert!(error.contains("more than 40 symbolic links"), "{error}");
+    // Creating through a link that leads nowhere makes what it names; exclusively it does not.
+    fixture.change(symlink("/dangling", "d/made")).await.unwrap();
+    let exclusive = MetaChange::Create {
+        at: At::path("/dangling"),
+        mode: 0o644,
+        exclusive: true,
+        layout: LayoutDefaults::default(),
+        write: false,
+        track_open: false,
+    };
+    assert!(refused(&fixture, exclusive).await.contains("exists already"));
+    let made = fixture.create("/dangling").await;
+    assert_eq!(fixture.stat("/d/made").await.unwrap().id, made.id);
+}
+
+#[tokio::test]
+async fn bad_names_and_places_are_refused_with_what_is_wrong() {
+    let fixture = Fixture::memory().await;
+    fixture.create("/file").await;
+    let long = "n".repeat(256);
+    let cases = [
+        (create(&format!("/{long}")), "longer than 255 bytes"),
+        (create(&"/x".repeat(3000)), "longer than 255 bytes"),
+        (create("/zero\0byte"), "zero byte"),
+        (create("/missing/file"), "`/missing/file`: no such file or directory"),
+        (create("/file/below"), "`/file/below` is not a directory"),
+        (make_directory("/file", true), "exists already"),
+        (rename("/", "/x"), "is the root directory"),
+        (rename("/file", "/.."), "is the root directory"),
+        (MetaChange::RemoveTree { at: At::path("/") }, "is the root directory"),
+        (MetaChange::RemoveDirectory { at: At::path("/file") }, "is not a directory"),
+        (symlink("/s", ""), "target"),
+        (set_length("/", 5), "is a directory"),
+        (open("/"), "is a directory"),
+    ];
+    for (change, text) in cases {
+        let error = refused(&fixture, change.clone()).await;
+        assert!(error.contains(text), "{change:?}: {error}");
+    }
+    let bad_layout = LayoutDefaults { chunk_bytes: 100_000, stripe: 0 };
+    let change = MetaChange::Create {
+        at: At::path("/odd"),
+        mode: 0,
+        exclusive: false,
+        layout: bad_layout,
+        write: false,
+        track_open: false,
+    };
+    assert!(refused(&fixture, change).await.contains("100000"));
+    let written = crate::Written::default();
+    let report = LengthReport { inode: ROOT, length: 1, truncate_version: 0, written };
+    let reports = vec![report; BATCH_MAX + 1];
+    let error = refused(&fixture, MetaChange::ReportLengths { reports, ends: vec![] }).await;
+    assert!(error.contains("at most 1024"), "{error}");
+    check_tree(&fixture.store).await;
+}
+
+#[tokio::test]
+async fn files_take_their_layout_from_themselves_their_directory_and_the_service() {
+    let fixture = Fixture::memory().await;
+    let defaults = LayoutDefaults { chunk_bytes: 1 << 16, stripe: 2 };
+    let (at, mode) = (At::path("/d"), 0o755);
+    let make = MetaChange::MakeDirectory { at, mode, parents: false, defaults };
+    fixture.change(make).await.unwrap();
+    fixture.make_directory("/d/below").await;
+    let layout = |inode: Inode| match inode.kind {
+        InodeKind::File { layout, .. } => layout,
+        other => panic!("{other:?}"),
+    };
+    let inherited = layout(fixture.create("/d/below/file").await);
+    assert_eq!((inherited.chunk_bytes, inherited.stripe), (1 << 16, 2));
+    let own = layout(fixture.create("/file").await);
+    assert_eq!((own.chunk_bytes, own.stripe), (1 << 20, 4), "no more chains than there are");
+    let mut bases = Vec::new();
+    for number in 0..4 {
+        let layout = layout(fixture.create(&format!("/d/{number}")).await);
+        let ChainChoice::Range { base, .. } = layout.chains else { panic!() };
+        bases.push(base);
+    }
+    assert_eq!(bases[0], bases[2], "stripes go round");
+    assert_ne!(bases[0], bases[1]);
+}
+
+#[tokio::test]
+async fn lengths_grow_by_reports_and_reports_from_before_a_cut_are_passed_over() {
+    let fixture = Fixture::memory().await;
+    let before = fixture.create("/file").await;
+    let reports = vec![report(&before, 100), report(&before, 50)];
+    fixture.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
+    assert_eq!(fixture.stat("/file").await.unwrap().length(), 100);
+    fixture.change(set_length("/file", 10)).await.unwrap();
+    assert_eq!(*fixture.recorder.trims.lock().unwrap(), [(before.id, 10)]);
+    let reports = vec![report(&before, 80)];
+    fixture.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
+    let after = fixture.stat("/file").await.unwrap();
+    assert_eq!(after.length(), 10);
+    let reports = vec![report(&after, 80)];
+    fixture.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
+    assert_eq!(fixture.stat("/file").await.unwrap().length(), 80);
+    fixture.change(set_length("/file", 200)).await.unwrap();
+    assert_eq!(fixture.recorder.trims.lock().unwrap().len(), 1, "growing cuts nothing");
+}
+
+#[tokio::test]
+async fn reports_of_many_files_with_all_their_ranges_are_answered() {
+    const FILES: usize = 256;
+    let fixture = Fixture::memory().await;
+    let mut files = Vec::new();
+    for number in 0..FILES {
+        files.push(fixture.create(&format!("/{number}")).await);
+    }
+    let chunk = 1u64 << 20;
+    let ranges = crate::written::RANGES_MAX as u64;
+    let each = crate::written::REPORT_RANGES_MAX / FILES;
+    for from in (0..ranges).step_by(each) {
+        let mut written = crate::Written::default();
+        for number in from..from + each as u64 {
+            let at = ((1 << 30) + number * 2) * chunk;
+            written.add_bytes(at, at + 1, 1 << 20);
+        }
+        let length = ((1 << 30) + ranges * 2) * chunk;
+        let of =
+            |file: &Inode| LengthReport { length, written: written.clone(), ..report(file, 0) };
+        let reports: Vec<LengthReport> = files.iter().map(of).collect();
+        let id = fixture.next_id();
+        let change = MetaChange::ReportLengths { reports, ends: vec![] };
+        let request = MetaRequest::Change { id, caller: Identity::ROOT, change };
+        for _ in 0..2 {
+            let answer = fixture.tree.answer(request.clone(), soon()).await.unwrap();
+            let MetaReply::Inodes(inodes) = answer else { panic!("{answer:?}") };
+            assert!(inodes.iter().all(|it| it.as_ref().unwrap().length() == length));
+        }
+    }
+    let InodeKind::File { written, .. } = fixture.stat("/0").await.unwrap().kind else { panic!() };
+    assert_eq!(written.ranges() as u64, ranges);
+}
+
+/// Each commit is a flush of the store, which the caller waits for.
+#[tokio::test]
+async fn a_longer_length_is_one_commit_and_a_cut_two() {
+    let fixture = Fixture::memory().await;
+    let file = fixture.create("/file").await;
+    let commits = || async { fixture.store.snapshot().await.unwrap().version() };
+    for (length, expected) in [(100, 1), (100, 1), (200, 1), (50, 2), (0, 2), (0, 2)] {
+        let before = commits().await;
+        let id = fixture.next_id();
+        let change = set_length("/file", length);
+        let request = MetaRequest::Change { id, caller: Identity::ROOT, change };
+        let answer = fixture.tree.answer(request.clone(), soon()).await.unwrap();
+        assert_eq!(commits().await - before, expected, "to {length}");
+        assert_eq!(fixture.tree.answer(request, soon()).await.unwrap(), answer, "sent again");
+        assert_eq!(commits().await - before, expected, "to {length}, sent again");
+        assert!(matches!(answer, MetaReply::Inode(inode) if inode.length() == length));
+    }
+    assert_eq!(*fixture.recorder.trims.lock().unwrap(), [50, 0, 0].map(|to| (file.id, to)));
+}
+
+/// Storage is away for a moment; whoever opens the file meanwhile finishes the cut and writes on.
+#[tokio::test]
+async fn a_cut_that_is_asked_for_again_takes_nothing_that_came_after_it() {
+    for length in [3, 0] {
+        let fixture = Fixture::memory().await;
+        let file = fixture.create("/file").await;
+        let reports = vec![report(&file, 9)];
+        fixture.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
+        let id = fixture.next_id();
+        let change = set_length("/file", length);
+        let request = MetaRequest::Change { id, caller: Identity::ROOT, change };
+        fixture.recorder.refuse.store(true, SeqCst);
+        fixture.tree.answer(request.clone(), soon()).await.unwrap_err();
+        fixture.recorder.refuse.store(false, SeqCst);
+        let (file, _) = opened(&fixture, "/file").await;
+        assert_eq!(file.length(), length);
+        let reports = vec![report(&file, 50)];
+        fixture.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
+        let answer = fixture.tree.answer(request, soon()).await.unwrap();
+        assert!(matches!(answer, MetaReply::Inode(inode) if inode.length() == length));
+        assert_eq!(fixture.stat("/file").await.unwrap().length(), 50);
+        assert_eq!(*fixture.recorder.trims.lock().unwrap(), [(file.id, length)]);
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_a_cut_leaves_a_later_one_alone() {
+    let fixture = Fixture::memory().await;
+    let file = fixture.create("/file").await;
+    let reports = vec![report(&file, 9)];
+    fixture.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
+    fixture.recorder.refuse.store(true, SeqCst);
+    fixture.change(set_length("/file", 3)).await.unwrap_err();
+    let version = |inode: &Inode| match inode.kind {
+        InodeKind::File { truncate_version, .. } => truncate_version,
+        _ => 0,
+    };
+    let inode = fixture.stat("/file").await.unwrap();
+    for (of_cut, closed) in [(0, true), (1, false)] {
+        let truncate_version = version(&file) + of_cut;
+        let finish = crate::ops::FinishTrim { inode: inode.id, truncate_version };
+        fixture.store.transact(soon(), &finish).await.unwrap();
+        assert_eq!(fixture.change(open("/file")).await.is_err(), closed);
+    }
+}
+
+#[tokio::test]
+async fn a_cut_that_storage_cannot_do_yet_keeps_writers_out_until_it_is_done() {
+    let fixture = Fixture::memory().await;
+    let file = fixture.create("/file").await;
+    fixture
+        .change(MetaChange::ReportLengths { reports: vec![report(&file, 9)], ends: vec![] })
+        .await
+        .unwrap();
+    fixture.recorder.refuse.store(true, SeqCst);
+    let id = fixture.next_id();
+    let cut = MetaRequest::Change { id, caller: Identity::ROOT, change: set_length("/file", 3) };
+    let error = fixture.tree.answer(cut.clone(), soon()).await.unwrap_err();
+    assert!(error.retryable() && error.to_string().contains("storage is away"), "{error}");
+    assert!(fixture.change(open("/file")).await.unwrap_err().retryable());
+    // Another life of the service finishes what this one began.
+    let next = Fixture::open(fixture.store.clone(), config()).await;
+    next.tree.finish_all_trims().await.unwrap();
+    assert_eq!(*next.recorder.trims.lock().unwrap(), [(file.id, 3)]);
+    let (opened, _) = opened(&next, "/file").await;
+    assert_eq!(opened.length(), 3);
+    next.change(MetaChange::ReportLengths { reports: vec![report(&opened, 7)], ends: vec![] })
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_cut_that_was_answered_is_not_repeated_by_its_retry() {
+    let fixture = Fixture::memory().await;
+    let file = fixture.create("/file").await;
+    fixture
+        .change(MetaChange::ReportLengths { reports: vec![report(&file, 9)], ends: vec![] })
+        .await
+        .unwrap();
+    let request = MetaRequest::Change {
+        id: fixture.next_id(),
+        caller: Identity::ROOT,
+        change: set_length("/file", 0),
+    };
+    let first = fixture.tree.answer(request.clone(), soon()).await.unwrap();
+    let MetaReply::Inode(cut) = &first else { panic!() };
+    fixture
+        .change(MetaChange::ReportLengths { reports: vec![report(cut, 5)], ends: vec![] })
+        .await
+        .unwrap();
+    assert_eq!(fixture.tree.answer(request, soon()).await.unwrap(), first);
+    assert_eq!(fixture.stat("/file").await.unwrap().length(), 5);
+}
+
+#[tokio::test]
+async fn a_removed_file_keeps_its_chunks_while_somebody_writes() {
+    let fixture = Fixture::memory().await;
+    let file = fixture.create("/file").await;
+    let (_, session) = opened(&fixture, "/file").await;
+    fixture.change(unlink("/file")).await.unwrap();
+    assert!(fixture.stat("/file").await.is_err());
+    fixture.collect_all().await;
+    assert!(fixture.recorder.trims.lock().unwrap().is_empty());
+    let close = MetaChange::Close { inode: file.id, session, report: Some(report(&file, 5)) };
+    fixture.change(close).await.unwrap();
+    fixture.collect_all().await;
+    assert_eq!(*fixture.recorder.trims.lock().unwrap(), [(file.id, 0)]);
+    assert_eq!(count_inodes(&fixture.store).await, 1);
+}
+
+#[tokio::test]
+async fn chunks_that_storage_cannot_remove_are_tried_again_and_hold_nobody_up() {
+    let fixture = Fixture::memory().await;
+    fixture.create("/file").await;
+    fixture.change(unlink("/file")).await.unwrap();
+    fixture.make_directory("/d/e/f").await;
+    fixture.change(MetaChange::RemoveTree { at: At::path("/d") }).await.unwrap();
+    fixture.recorder.refuse.store(true, SeqCst);
+    fixture.collect_all().await;
+    assert_eq!(count_inodes(&fixture.store).await, 2, "the root and the file are left");
+    fixture.recorder.refuse.store(false, SeqCst);
+    fixture.collect_all().await;
+    assert_eq!(count_inodes(&fixture.store).await, 1);
+}
+
+#[tokio::test]
+async fn a_removed_tree_is_gone_at_once_and_collected_completely() {
+    let fixture = Fixture::memory().await;
+    for directory in 0..3 {
+        fixture.make_directory(&format!("/t/{directory}")).await;
+        for file in 0..300 {
+            fixture.create(&format!("/t/{directory}/{file}")).await;
+        }
+    }
+    let inside = fixture.stat("/t").await.unwrap().id;
+    fixture.change(MetaChange::RemoveTree { at: At::path("/t") }).await.unwrap();
+    assert!(fixture.stat("/t/1/5").await.is_err());
+    let late = make_directory("late", false);
+    let MetaChange::MakeDirectory { mut at, mode, parents, defaults } = late else { panic!() };
+    at.directory = inside;
+    let late = MetaChange::MakeDirectory { at, mode, parents, defaults };
+    assert!(fixture.change(late).await.is_err(), "nothing is added to what is removed");
+    check_tree(&fixture.store).await;
+    fixture.collect_all().await;
+    assert_eq!(fixture.recorder.trims.lock().unwrap().len(), 900);
+    assert_eq!(count_inodes(&fixture.store).await, 1);
+}
+
+#[tokio::test]
+async fn sessions_of_clients_that_are_gone_end() {
+    let quick = TreeConfig { session_timeout_ms: 1, ..config() };
+    let fixture = Fixture::open(Store::memory(), quick).await;
+    fixture.create("/file").await;
+    opened(&fixture, "/file").await;
+    fixture.change(unlink("/file")).await.unwrap();
+    fixture.collect_all().await;
+    assert!(fixture.recorder.trims.lock().unwrap().is_empty());
+    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    fixture.tree.sweep(0).await.unwrap();
+    fixture.collect_all().await;
+    assert!(fixture.recorder.trims.lock().unwrap().is_empty(), "just begun: all may still come");
+    fixture.tree.sweep(u64::MAX).await.unwrap();
+    fixture.collect_all().await;
+    assert_eq!(fixture.recorder.trims.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_retry_after_a_restart_gets_the_first_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = || Store::embedded(EmbeddedConfig::new(folder.path())).unwrap();
+    let (request, first, collected);
+    {
+        let fixture = Fixture::open(store(), config()).await;
+        fixture.create("/a").await;
+        request = MetaRequest::Change {
+            id: fixture.next_id(),
+            caller: Identity::ROOT,
+            change: rename("/a", "/b"),
+        };
+        first = fixture.tree.answer(request.clone(), soon()).await.unwrap();
+        collected = fixture.create("/a").await;
+    }
+    let fixture = Fixture::open(store(), config()).await;
+    assert_eq!(fixture.tree.answer(request, soon()).await.unwrap(), first);
+    assert_eq!(fixture.stat("/a").await.unwrap().id, collected.id, "it was executed again");
+    assert!(fixture.create("/c").await.id > collected.id, "inodes are never used again");
+}
+
+#[tokio::test]
+async fn answers_that_the_client_has_are_forgotten_and_never_executed_again() {
+    let fixture = Fixture::memory().await;
+    let client = fixture.client;
+    let call = |sequence, finished_below, change| {
+        let id = RequestId { client, sequence, finished_below };
+        fixture.tree.answer(MetaRequest::Change { id, caller: Identity::ROOT, change }, soon())
+    };
+    call(100, 100, create("/a")).await.unwrap();
+    call(101, 100, rename("/a", "/b")).await.unwrap();
+    call(102, 102, create("/a")).await.unwrap();
+    let answers = crate::ops::CountRows { prefix: rows::ANSWERS, limit: 9 };
+    assert_eq!(fixture.store.transact(soon(), &answers).await.unwrap(), 1);
+    // A straggler: the client has its answer and has moved on.
+    let error = call(101, 100, rename("/a", "/b")).await.unwrap_err();
+    assert!(error.to_string().contains("sequence `101`"), "{error}");
+    assert!(fixture.stat("/a").await.is_ok());
+}
+
+#[tokio::test]
+async fn directories_know_their_path_and_when_they_changed() {
+    let fixture = Fixture::memory().await;
+    let deep = fixture.make_directory("/a/b/c").await;
+    fixture.change(rename("/a/b", "/moved")).await.unwrap();
+    let path = fixture.query(MetaQuery::PathOf { directory: deep.id }).await.unwrap();
+    assert_eq!(path, MetaReply::Path("/moved/c".into()));
+    let before = fixture.stat("/moved/c").await.unwrap().modified;
+    fixture.create("/moved/c/file").await;
+    assert!(fixture.stat("/moved/c").await.unwrap().modified > before);
+    let set = MetaChange::SetAttributes {
+        at: At::path("/moved/c"),
+        follow: true,
+        mode: Some(0o700),
+        uid: Some(5),
+        gid: None,
+        accessed: None,
+        modified: Some(crate::SetTime::At(Nanoseconds(77))),
+    };
+    fixture.change(set).await.unwrap();
+    let after = fixture.stat("/moved/c").await.unwrap();
+    assert_eq!((after.mode, after.uid, after.modified), (0o700, 5, Nanoseconds(77)));
+}
+
+#[tokio::test]
+async fn each_directory_is_a_link_to_the_one_above_it() {
+    let fixture = Fixture::memory().await;
+    let links = async |path: &str| fixture.stat(path).await.unwrap().links;
+    for path in ["/a/1", "/a/2", "/b/3"] {
+        fixture.make_directory(path).await;
+    }
+    fixture.change(create("/a/file")).await.unwrap();
+    assert_eq!((links("/").await, links("/a").await, links("/b").await), (4, 4, 3));
+    fixture.change(rename("/a/1", "/a/one")).await.unwrap();
+    assert_eq!(links("/a").await, 4, "moved within it");
+    fixture.change(rename("/a/one", "/b/one")).await.unwrap();
+    assert_eq!((links("/a").await, links("/b").await), (3, 4), "moved elsewhere");
+    fixture.change(rename("/a/2", "/b/one")).await.unwrap();
+    assert_eq!((links("/a").await, links("/b").await), (2, 4), "in place of another one");
+    let exchange = MetaChange::Rename {
+        from: At::path("/a/file"),
+        to: At::path("/b/3"),
+        mode: crate::protocol::RenameMode::Exchange,
+    };
+    fixture.change(exchange).await.unwrap();
+    assert_eq!((links("/a").await, links("/b").await), (3, 3), "exchanged for a file");
+    let remove = MetaChange::RemoveDirectory { at: At::path("/b/one") };
+    fixture.change(remove).await.unwrap();
+    fixture.change(MetaChange::RemoveTree { at: At::path("/a") }).await.unwrap();
+    assert_eq!((links("/").await, links("/b").await), (3, 2));
+    check_tree(&fixture.store).await;
+}
+
+#[tokio::test]
+async fn a_store_of_the_schema_before_is_taken_over() {
+    let store = Store::memory();
+    Fixture::open(store.clone(), config()).await.create("/file").await;
+    let mut txn = store.begin().await.unwrap();
+    rows::write(&mut txn, rows::SCHEMA, &rows::SCHEMA_PREVIOUS).unwrap();
+    txn.commit().await.unwrap();
+    let fixture = Fixture::open(store.clone(), config()).await;
+    fixture.stat("/file").await.unwrap();
+    let mut txn = store.begin().await.unwrap();
+    let schema: Option<u64> = rows::read(&mut txn, rows::SCHEMA).await.unwrap();
+    assert_eq!(schema, Some(rows::SCHEMA_VERSION));
+}
+
+#[tokio::test]
+async fn a_store_of_another_schema_is_refused() {
+    let store = Store::memory();
+    let mut txn = store.begin().await.unwrap();
+    rows::write(&mut txn, rows::SCHEMA, &99u64).unwrap();
+    txn.commit().await.unwrap();
+    let error = Tree::open(
+        store,
+        config(),
+        crate::tests::fixture::routing(),
+        std::sync::Arc::new(crate::NoChunks),
+    )
+    .await
+    .err()
+    .unwrap();
+    assert!(error.to_string().contains("schema 99"), "{error}");
+}
+
+#[tokio::test]
+async fn a_commit_of_which_nobody_knows_is_recognised_by_its_retry_and_ends_the_service() {
+    let unsure = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let store = Store::new(Unsure(Store::memory(), Arc::clone(&unsure)));
+    let fixture = Fixture::open(store, config()).await;
+    fixture.create("/a").await;
+    let request = MetaRequest::Change {
+        id: fixture.next_id(),
+        caller: Identity::ROOT,
+        change: rename("/a", "/b"),
+    };
+    unsure.store(true, SeqCst);
+    let error = fixture.tree.answer(request.clone(), soon()).await.unwrap_err();
+    assert!(error.retryable(), "{error}");
+    let failed = fixture.tree.store_failed().await;
+    assert!(matches!(failed, KvError::CommitUnknown { .. }));
+    unsure.store(false, SeqCst);
+    assert!(matches!(fixture.tree.answer(request, soon()).await, Ok(MetaReply::Inode(_))));
+}

@@ -1,0 +1,81 @@
+//! Checks of a request before its operation runs, and the wall clock.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use threefs_kv::Room;
+
+use crate::identity::{GROUPS_MAX, Identity};
+use crate::protocol::{
+    BATCH_MAX, LengthReport, MetaChange, MetaError, Nanoseconds, REPORT_RANGES_MAX,
+};
+
+pub(crate) fn check_identity(caller: &Identity) -> Result<(), MetaError> {
+    if caller.groups.len() <= GROUPS_MAX {
+        return Ok(());
+    }
+    Err(MetaError::Invalid {
+        field: "who.groups".into(),
+        value: caller.groups.len().to_string(),
+        reason: format!("a caller has at most {GROUPS_MAX} groups"),
+    })
+}
+
+/// Why nothing may grow: the rest of a store that is nearly full is kept for removals.
+pub(crate) fn full(room: Option<Room>) -> Option<MetaError> {
+    let room = room.filter(Room::is_low)?;
+    let detail = format!(
+        "{} of {} bytes are in use and the rest is kept for removals; remove files, or give the \
+         metadata service a larger volume and `map_bytes_max`",
+        room.used_bytes, room.max_bytes
+    );
+    Some(MetaError::NoSpace { detail })
+}
+
+/// Whether a change makes something that stays.
+pub(crate) fn grows(change: &MetaChange) -> bool {
+    matches!(
+        change,
+        MetaChange::Create { .. }
+            | MetaChange::MakeDirectory { .. }
+            | MetaChange::MakeSymlink { .. }
+            | MetaChange::MakeSpecial { .. }
+            | MetaChange::Link { .. }
+            | MetaChange::SetAttribute { value: Some(_), .. }
+    )
+}
+
+/// Whether a change reports written chunks, for which there may have to be further rows.
+pub(crate) fn reports(change: &MetaChange) -> bool {
+    matches!(change, MetaChange::ReportLengths { .. } | MetaChange::Close { report: Some(_), .. })
+}
+
+pub(crate) fn check_batch(field: &str, length: usize) -> Result<(), MetaError> {
+    if length <= BATCH_MAX {
+        return Ok(());
+    }
+    Err(MetaError::Invalid {
+        field: field.into(),
+        value: length.to_string(),
+        reason: format!("a batch holds at most {BATCH_MAX}; send several"),
+    })
+}
+
+pub(crate) fn check_ranges<'a>(
+    reports: impl Iterator<Item = &'a LengthReport>,
+) -> Result<(), MetaError> {
+    let ranges: usize = reports.map(|report| report.written.ranges()).sum();
+    if ranges <= REPORT_RANGES_MAX {
+        return Ok(());
+    }
+    Err(MetaError::Invalid {
+        field: "written".into(),
+        value: ranges.to_string(),
+        reason: format!("a change reports at most {REPORT_RANGES_MAX} ranges; send several"),
+    })
+}
+
+/// Wall-clock time, for people: nothing depends on its steadiness.
+pub(crate) fn now() -> Nanoseconds {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Nanoseconds(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
+}
