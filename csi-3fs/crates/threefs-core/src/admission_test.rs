@@ -1,6 +1,7 @@
-//! Replicas of several chains on nodes that let in one request of each class at a time: every
-//! update must end, in whatever order things happen. The network refuses what a budget does not
-//! cover, as the service does for a caller that gives up waiting; a refused call is repeated.
+//! Deadlock freedom of admission budgets: replicas of several chains on nodes that admit one
+//! request of each class at a time. Every update must complete in any order of events. The network
+//! refuses requests beyond a budget, like the service for a caller that times out; refused calls
+//! are repeated.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -15,7 +16,7 @@ use crate::ids::{ChannelId, ChunkVersion, ClientId, InodeId, NodeId, RequestTag}
 use crate::message::{ForgetInodes, UpdateRequest};
 
 const NODES: u32 = 3;
-/// All orders of three nodes: each node is head, middle and tail, before and after each other one.
+/// All orders of three nodes: each node is head, middle and tail, before and after every other one.
 const CHAINS: [[u32; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
 const UPDATES: u64 = 60;
 
@@ -68,7 +69,7 @@ impl Store {
     }
 }
 
-/// Who gets the answer to a request.
+/// Receiver of the reply to a request.
 #[derive(Clone, Copy)]
 enum Asker {
     Client(u64),
@@ -83,7 +84,7 @@ enum Step {
 struct Cluster {
     replicas: BTreeMap<TargetId, (Replica, Store)>,
     steps: VecDeque<Step>,
-    /// Node and class of each admitted request: one at a time.
+    /// Node and class of each admitted request.
     admitted: BTreeMap<(u32, u8), Token>,
     tokens: BTreeMap<Token, (Asker, (u32, u8))>,
     next_token: u64,
@@ -138,7 +139,7 @@ impl Cluster {
         }
     }
 
-    /// A client asks, or asks again under the same tag; some forget inodes.
+    /// A client sends a request, or retries it with the same tag; some forget inodes.
     fn update(&mut self, client: u64) {
         let number = client as usize % CHAINS.len();
         let node = CHAINS[number][0];
@@ -237,7 +238,7 @@ impl Cluster {
         }
     }
 
-    /// Runs to the end; `false` if an update has none after so much virtual time.
+    /// Runs to the end; `false` if an update does not complete within this virtual time.
     fn run(&mut self, mut choices: impl Iterator<Item = usize>) -> bool {
         while self.now < 60_000 {
             if self.waiting.is_empty() {
@@ -284,7 +285,7 @@ proptest! {
     #[test]
     fn full_budgets_never_stop_the_chains(seed: u64) {
         let mut cluster = Cluster::start(StorageRequest::class);
-        prop_assert!(cluster.run(seeded(seed)), "{} updates never end", cluster.waiting.len());
+        prop_assert!(cluster.run(seeded(seed)), "{} updates never complete", cluster.waiting.len());
         let newest = |target: TargetId| {
             let (_, store) = &cluster.replicas[&target];
             store.0.values().map(|it| (it.chunk, it.committed.version)).collect::<Vec<_>>()
@@ -297,7 +298,7 @@ proptest! {
     }
 }
 
-/// The reason for the classes: with one budget for all, the chains stop for ever.
+/// Why there are classes: with one budget for all requests, the chains deadlock.
 #[test]
 fn one_budget_for_all_deadlocks() {
     let mut cluster = Cluster::start(|_| 0);

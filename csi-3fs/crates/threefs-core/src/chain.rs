@@ -1,21 +1,21 @@
-//! The chain state machine: what mgmtd makes of a chain at each scan, as one pure function.
+//! Chain state machine of mgmtd: one scan of a chain as a pure function.
 //!
-//! The rules, in this order (each target keeps at most one of them):
-//! 1. SERVING stays while it is alive. If every SERVING target is found dead in one scan, all of
-//!    them become LASTSRV: no update was acknowledged under the version of the chain that died
-//!    which one of them has not got, and their leases have ended, so any of them may lead.
-//! 2. The first LASTSRV that is alive returns to SERVING when nobody serves; the others become
-//!    OFFLINE and are synced from it, since what was not acknowledged may differ.
-//! 3. SYNCING becomes SERVING when up to date; waits if nobody is left to sync it.
-//! 4. WAITING and OFFLINE begin to sync, one target of a chain at a time, when alive and somebody
-//!    serves.
-//! 5. Whenever somebody serves at the end, every LASTSRV becomes OFFLINE.
+//! The rules, in this order (at most one applies to each target):
+//! 1. SERVING stays while the target is alive. If every SERVING target is dead in one scan, all of
+//!    them become LASTSRV: each has every update that was acknowledged under this version of the
+//!    chain, and their leases have ended, so any of them may lead.
+//! 2. The first live LASTSRV returns to SERVING if no target serves; the others become OFFLINE and
+//!    are synced from it, because unacknowledged updates may differ.
+//! 3. SYNCING becomes SERVING when up to date, and WAITING if no target is left to sync it.
+//! 4. WAITING and OFFLINE targets start to sync, one target of a chain at a time, if they are alive
+//!    and some target serves.
+//! 5. If some target serves at the end, every LASTSRV becomes OFFLINE.
 //!
-//! Two additions to what the paper's system does, both because a heartbeat may be older than the
-//! chain it is held against:
-//! - "up to date" ends a sync only if it was said about this very version of the chain;
-//! - a SERVING target that says ONLINE about the current version has restarted or distrusts its
-//!   data: it counts as dead at once, without waiting for a timeout, and is synced like any other.
+//! Two additions to the system of the paper, because a heartbeat may be older than the chain that
+//! it is compared with:
+//! - "up to date" ends a sync only if it was reported about this version of the chain;
+//! - a SERVING target that reports ONLINE about the current version has restarted or distrusts its
+//!   data: it counts as dead at once, without a timeout, and is synced like any other.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,75 +30,75 @@ use crate::routing::{Chain, ChainTarget, PublicState};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
-    /// No heartbeat in time, or the service says that the target cannot be used.
+    /// No heartbeat in time, or the service reports the target as unusable.
     Dead,
-    /// It restarted or found a disagreement: its data must be compared.
+    /// It restarted or disagrees with its predecessor: its data must be compared.
     NotSure,
-    /// Dead, and nobody else serves: the chain waits for this target, or one that died with it.
+    /// Dead, and no other target serves: the chain waits for this target, or one that died with it.
     LastToServe,
-    /// One of the last to serve is back.
+    /// One of the last serving targets is back.
     LastIsBack,
-    /// An operator has chosen it to lead.
+    /// An operator has promoted it to head.
     Promoted,
-    /// Somebody else serves again: being the last one has no meaning any more.
-    SomebodyServes,
+    /// Another target serves again, so LASTSRV does not apply any more.
+    OtherServes,
     /// The sync is complete.
     Synced,
-    /// Its turn to be synced.
+    /// It is synced next.
     SyncBegins,
-    /// Alive, but nobody can sync it now.
+    /// Alive, but no target can sync it now.
     MustWait,
 }
 
-/// One change of one target.
+/// State change of one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reason {
-    /// Which target.
+    /// The target.
     pub target: TargetId,
-    /// From.
+    /// Old state.
     pub before: PublicState,
-    /// To.
+    /// New state.
     pub after: PublicState,
-    /// Why.
+    /// The cause.
     pub cause: Cause,
 }
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let why = match self.cause {
-            Cause::Dead => "no heartbeat in time, or its service gave it up",
-            Cause::NotSure => "restarted or found a disagreement",
-            Cause::LastToServe => "dead with all that served",
-            Cause::LastIsBack => "one that served last is back",
+            Cause::Dead => "no heartbeat in time, or reported unusable by its service",
+            Cause::NotSure => "restarted or disagrees with its predecessor",
+            Cause::LastToServe => "all serving targets died",
+            Cause::LastIsBack => "one of the last serving targets is back",
             Cause::Promoted => "promoted by an operator",
-            Cause::SomebodyServes => "somebody else serves",
+            Cause::OtherServes => "another target serves",
             Cause::Synced => "synced",
-            Cause::SyncBegins => "sync begins",
-            Cause::MustWait => "waits for its sync",
+            Cause::SyncBegins => "sync started",
+            Cause::MustWait => "waiting for its sync",
         };
         write!(f, "{} {} -> {}: {why}", self.target, self.before, self.after)
     }
 }
 
-/// What a scan makes of a chain.
+/// Result of a scan of a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transition {
-    /// The chain to persist and publish; version + 1 if anything changed, otherwise the same.
+    /// The chain to persist and publish; version + 1 if anything changed.
     pub chain: Chain,
-    /// One line per changed target, in chain order.
+    /// One entry per changed target, in chain order.
     pub reasons: Vec<Reason>,
 }
 
 impl Transition {
-    /// Is there anything to persist?
+    /// Whether there is anything to persist.
     #[must_use]
     pub fn changed(&self, before: &Chain) -> bool {
         self.chain.version != before.version
     }
 }
 
-/// One scan of one chain. `reports` holds the newest report of every target whose node is alive;
-/// a target without one is dead.
+/// Scans one chain. `reports` holds the newest report of every target whose node is alive; a target
+/// without one is dead.
 #[must_use]
 pub fn advance(chain: &Chain, reports: &BTreeMap<TargetId, LocalReport>) -> Transition {
     let local: Vec<Health> =
@@ -108,24 +108,24 @@ pub fn advance(chain: &Chain, reports: &BTreeMap<TargetId, LocalReport>) -> Tran
     let mut causes: Vec<Option<Cause>> = vec![None; before.len()];
 
     serving_targets(&before, &local, &mut after, &mut causes);
-    let somebody_serves = |after: &[PublicState]| after.contains(&PublicState::Serving);
-    // At most one: after it, somebody serves.
+    let any_serves = |after: &[PublicState]| after.contains(&PublicState::Serving);
+    // At most one: it serves afterwards.
     for place in 0..before.len() {
         if before[place] == PublicState::LastSrv
             && local[place] != Health::Dead
-            && !somebody_serves(&after)
+            && !any_serves(&after)
         {
             (after[place], causes[place]) = (PublicState::Serving, Some(Cause::LastIsBack));
         }
     }
     syncing_targets(&before, &local, &mut after, &mut causes);
     waiting_targets(&before, &local, &mut after, &mut causes);
-    if somebody_serves(&after) {
+    if any_serves(&after) {
         for place in 0..after.len() {
             if after[place] == PublicState::LastSrv {
                 after[place] = PublicState::Offline;
                 if before[place] == PublicState::LastSrv {
-                    causes[place] = Some(Cause::SomebodyServes);
+                    causes[place] = Some(Cause::OtherServes);
                 } else if causes[place] == Some(Cause::LastToServe) {
                     causes[place] = Some(dead_cause(local[place]));
                 }
@@ -170,8 +170,8 @@ fn serving_targets(
         if before[place] != PublicState::Serving || !dead {
             continue;
         }
-        // One that distrusts its data may have missed what its predecessor has, so it leads only
-        // where it has no predecessor.
+        // A target that distrusts its data may lack updates of its predecessor, so it leads only if
+        // it has none.
         if first_dead || local[place] == Health::Dead {
             (after[place], causes[place]) = (PublicState::LastSrv, Some(Cause::LastToServe));
         } else {
@@ -230,14 +230,14 @@ fn waiting_targets(
 pub enum NotPromotable {
     /// The chain has no such target.
     Absent,
-    /// Another target serves: the chain needs no help.
+    /// Another target serves: a promotion is not needed.
     Served,
-    /// It may lead already, and does as soon as it is alive.
+    /// It may already lead, and does so as soon as it is alive.
     MayLead,
 }
 
-/// The chain with `target` as the one that leads it from now on. Those that served last no longer
-/// may: if one of them comes back, it is synced from `target`, and what only it had is lost.
+/// The chain with `target` as its head. The last serving targets no longer may lead: if one of them
+/// comes back, it is synced from `target`, and updates that only it had are lost.
 ///
 /// # Errors
 /// [`NotPromotable`].

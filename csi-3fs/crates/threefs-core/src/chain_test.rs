@@ -22,7 +22,7 @@ fn chain(states: &[PublicState]) -> Chain {
     Chain { id: ChainId(1), version: ChainVersion(NOW), targets }
 }
 
-/// `None` = silent. Reports are about the current version.
+/// `None` = no heartbeat. Reports are about the current version.
 fn scan(states: &[PublicState], local: &[Option<LocalState>]) -> Vec<(u64, PublicState)> {
     advance(&chain(states), &reports(local, NOW))
         .chain
@@ -64,7 +64,7 @@ fn a_dead_target_goes_to_the_end_and_the_rest_serve() {
 fn when_all_that_serve_die_at_once_any_of_them_may_lead() {
     let dead = scan(&[Serving, Serving, Syncing], &[None, None, None]);
     assert_eq!(dead, [(1, LastSrv), (2, LastSrv), (3, Offline)]);
-    // The old head does not come back: the other one has every acknowledged update.
+    // The old head does not come back: the other target has every acknowledged update.
     assert_eq!(
         scan(&[LastSrv, LastSrv, Offline], &[None, Some(Online), Some(Online)]),
         [(2, Serving), (3, Syncing), (1, Offline)]
@@ -74,7 +74,7 @@ fn when_all_that_serve_die_at_once_any_of_them_may_lead() {
         scan(&[LastSrv, LastSrv, Offline], &[Some(Online), Some(Online), None]),
         [(1, Serving), (2, Offline), (3, Offline)]
     );
-    // One that is too late does not lead, and nobody waits for it.
+    // One that comes back too late does not lead, and the chain does not wait for it.
     assert_eq!(
         scan(&[Serving, Serving, Serving], &[None, Some(UpToDate), None]),
         [(2, Serving), (1, Offline), (3, Offline)]
@@ -174,7 +174,7 @@ fn a_serving_target_that_is_not_sure_of_itself_is_synced_again() {
     let transition = advance(&before, &reports(&[Some(UpToDate), Some(Online)], NOW));
     assert_eq!(transition.chain.state_of(TargetId(2)), Some(Offline));
     assert_eq!(transition.reasons[0].cause, Cause::NotSure);
-    // Said about an older version it means only that the news has not arrived yet.
+    // About an older version it only means that the target does not know the newer one yet.
     let early = advance(&before, &reports(&[Some(UpToDate), Some(Online)], NOW - 1));
     assert_eq!(early.chain, before);
 }
@@ -192,7 +192,7 @@ fn reasons_are_sentences() {
     let transition = advance(&chain(&[Serving, Serving]), &reports(&[None, Some(UpToDate)], NOW));
     assert_eq!(
         transition.reasons[0].to_string(),
-        "target-1 SERVING -> OFFLINE: no heartbeat in time, or its service gave it up"
+        "target-1 SERVING -> OFFLINE: no heartbeat in time, or reported unusable by its service"
     );
 }
 
@@ -211,7 +211,7 @@ proptest! {
     ) {
         let mut states: Vec<_> = places.iter().map(|(state, ..)| *state).collect();
         states.sort();
-        // Legal chains only: the last one exists alone and only while nobody serves.
+        // Legal chains only: LASTSRV targets exist only while no target serves.
         for place in 1..states.len() {
             if states[place] == LastSrv && matches!(states[place - 1], Serving | Offline) {
                 states[place] = Offline;
@@ -236,16 +236,16 @@ proptest! {
         prop_assert_eq!(ids, (1..=places.len() as u64).map(TargetId).collect::<Vec<_>>());
         prop_assert!(after.targets.is_sorted_by_key(|place| place.state));
         prop_assert_eq!(after.targets != before.targets, transition.changed(&before));
-        // Serving is earned: it was so before, was the last, or has just been synced.
+        // A serving target served before, was one of the last, or has just been synced.
         for place in after.serving() {
             let was = before.state_of(place.target).unwrap();
             prop_assert!(matches!(was, Serving | LastSrv | Syncing));
         }
-        // The last one exists only while nobody serves, and a chain that served keeps a way back.
+        // LASTSRV exists only while no target serves, and a chain that served can always come back.
         let serves = after.head().is_some();
         let last = after.targets.iter().filter(|place| place.state == LastSrv).count();
         prop_assert!(!serves || last == 0);
-        // At most one target begins to serve without a sync: the rest is compared with it.
+        // At most one target starts to serve without a sync: the others are compared with it.
         let led = after.serving().filter(|it| before.state_of(it.target) == Some(LastSrv)).count();
         prop_assert!(led <= 1);
         if before.head().is_some() {

@@ -1,8 +1,8 @@
-//! CRC32C (Castagnoli) of bytes, and of two byte strings joined.
+//! CRC32C (Castagnoli) of bytes, and its combination for concatenated bytes.
 
 use serde::{Deserialize, Serialize};
 
-/// CRC32C of some bytes. The checksum of nothing is 0.
+/// CRC32C of some bytes; 0 for no bytes.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -20,8 +20,8 @@ impl Checksum {
     #[must_use]
     pub fn followed_by(self, other: Self, other_bytes: usize) -> Self {
         match ZEROS.get(..other_bytes) {
-            // What `a` adds to the checksum is the same whatever the bytes of `b` are. The general way
-            // squares matrices: some fifty microseconds for 4 KiB, this one less than one.
+            // The contribution of `a` does not depend on the bytes of `b`. The general method
+            // squares matrices: some fifty microseconds for 4 KiB, this one takes less than one.
             Some(zeros) => {
                 Self(crc32c::crc32c_append(self.0, zeros) ^ crc32c::crc32c(zeros) ^ other.0)
             }
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_known_vector_and_joining() {
+    fn a_known_vector_and_concatenation() {
         assert_eq!(Checksum::of(b"123456789"), Checksum(0xe306_9283));
         assert_eq!(Checksum::of(b""), Checksum(0));
         assert_eq!(

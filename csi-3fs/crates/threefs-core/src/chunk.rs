@@ -1,8 +1,8 @@
-//! What a replica knows about one chunk: a committed state and at most one pending update.
+//! State of one chunk in a replica: a committed state and at most one pending update.
 //!
-//! Versions: an update of committed version v makes a pending v + 1, its commit flips v to v + 1.
-//! A removed chunk keeps its version (a tombstone) until it is purged, and what is written there
-//! later gets a version above the floor of its store: versions never go back.
+//! Versions: an update of committed version v makes a pending v + 1; its commit changes v to v + 1.
+//! A removed chunk keeps its version (a tombstone) until it is purged. Later writes get a version
+//! above the floor of the store: versions never decrease.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,8 +13,8 @@ use crate::ids::{ChainVersion, ChunkId, ChunkVersion, ClientId, InodeId, Request
 /// Bytes that share one checksum on disk: the unit of verification of a partial read.
 pub const BLOCK_BYTES: usize = 4096;
 
-/// How many recent updates a chunk remembers by their tag: one per (client, channel). An update
-/// is recognised as a retry as long as at most 15 other channels wrote the chunk since.
+/// Recent updates that a chunk remembers by their tag: one per (client, channel). An update is
+/// recognised as a retry as long as at most 15 other channels have written the chunk since.
 pub const TAGS_PER_CHUNK_MAX: usize = 16;
 
 /// The tag of an update and the version it made.
@@ -22,18 +22,18 @@ pub const TAGS_PER_CHUNK_MAX: usize = 16;
 pub struct AppliedTag {
     /// The update.
     pub tag: RequestTag,
-    /// What it made of the chunk.
+    /// The version that it made.
     pub version: ChunkVersion,
 }
 
-/// The newest update of each of the last channels that wrote a chunk, oldest first. Travels with
-/// the chunk wherever it goes, so any replica that becomes head recognises retries.
+/// The newest update of each of the last channels that wrote a chunk, oldest first. It is copied
+/// with the chunk, so every replica that becomes head recognises retries.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TagWindow(Vec<AppliedTag>);
 
 impl TagWindow {
-    /// What is known of the channel of `tag`.
+    /// The entry of the channel of `tag`.
     #[must_use]
     pub fn of_channel(&self, tag: &RequestTag) -> Option<&AppliedTag> {
         self.0
@@ -42,7 +42,7 @@ impl TagWindow {
             .find(|known| known.tag.client == tag.client && known.tag.channel == tag.channel)
     }
 
-    /// A later life of the client of `tag` that has updated the chunk.
+    /// A later incarnation of the client of `tag` that has updated the chunk.
     #[must_use]
     pub fn successor_of(&self, tag: &RequestTag) -> Option<ClientId> {
         self.0.iter().map(|known| known.tag.client).find(|known| known.supersedes(tag.client))
@@ -65,8 +65,8 @@ impl TagWindow {
         Self(tags)
     }
 
-    /// The oldest entry of the client with the most: a client with many channels loses its own
-    /// and not the only one of another.
+    /// The oldest entry of the client with the most entries: a client with many channels loses its
+    /// own entry, not the only one of another client.
     fn least_needed(tags: &[AppliedTag]) -> usize {
         let of_client =
             |it: &AppliedTag| tags.iter().filter(|other| other.tag.client == it.tag.client).count();
@@ -104,21 +104,21 @@ pub struct ChunkState {
 }
 
 impl ChunkState {
-    /// Is there content to read (possibly of length 0)?
+    /// Whether there is content to read (possibly of length 0).
     #[must_use]
     pub fn exists(&self) -> bool {
         self.version > ChunkVersion(0) && !self.removed
     }
 }
 
-/// A chunk as its store knows it.
+/// A chunk in its store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkMeta {
-    /// Which.
+    /// The chunk.
     pub chunk: ChunkId,
-    /// v. Version 0 where the chunk has only its first pending update.
+    /// Version v; 0 if the chunk has only its first pending update.
     pub committed: ChunkState,
-    /// u = v + 1, durable but not yet visible.
+    /// Version u = v + 1, durable but not yet visible.
     pub pending: Option<ChunkState>,
 }
 
@@ -136,54 +136,54 @@ impl ChunkMeta {
     }
 }
 
-/// How an update changes the content. The payload travels beside it.
+/// How an update changes the content. The payload is transferred separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ContentChange {
-    /// Payload goes to `offset`; a gap before it is filled with zeros.
+    /// Write the payload at `offset`; a gap before it is filled with zeros.
     Write {
-        /// Where in the chunk.
+        /// Offset in the chunk.
         offset: u32,
     },
-    /// The content becomes exactly `length` bytes, cut or extended with zeros. No payload.
+    /// Cut or zero-extend the content to `length` bytes. No payload.
     Truncate {
         /// The new length.
         length: u32,
     },
-    /// The content goes, the version stays. No payload.
+    /// Remove the content, keep the version. No payload.
     Remove,
-    /// Payload is the whole new content, whatever was there before.
+    /// The payload is the whole new content.
     Replace,
 }
 
-/// A pending update as the replica hands it to its chunk store. Length and checksum of the new
-/// state are the store's to compute.
+/// A pending update as passed to the chunk store, which computes length and checksum of the new
+/// state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreUpdate {
-    /// Which chunk.
+    /// The chunk.
     pub chunk: ChunkId,
-    /// Version of the new state. The store takes any: what it may be is the replica's business.
+    /// Version of the new state. The store accepts any; the replica is responsible for it.
     pub version: ChunkVersion,
     /// Chain version of the new state.
     pub chain_version: ChainVersion,
     /// Tags of the new state.
     pub tags: TagWindow,
-    /// What happens to the content.
+    /// Change of the content.
     pub change: ContentChange,
 }
 
-/// Which state of a chunk to read.
+/// The state of a chunk to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Which {
-    /// The committed one.
+    /// The committed state.
     Committed,
-    /// The pending one if there is one, otherwise the committed one.
+    /// The pending state if there is one, otherwise the committed state.
     Newest,
 }
 
-/// What a replica sees of its chunk store without waiting. The store changes only by the
-/// replica's own actions, so between them the view stands still.
+/// Synchronous view of the chunk store for a replica. The store changes only by the replica's own
+/// actions, so the view is stable between them.
 pub trait ChunkMetas {
-    /// One chunk; `None` where nothing is known of it. A removed chunk is known.
+    /// The state of a chunk; `None` if it is unknown. A removed chunk is known.
     fn meta(&self, chunk: ChunkId) -> Option<ChunkMeta>;
 
     /// Known chunks greater than `after` (from the first for `None`) up to `last` inclusive, in
@@ -193,16 +193,16 @@ pub trait ChunkMetas {
     /// Chunks with a pending update, in order, greater than `after`, at most `limit`.
     fn pending(&self, after: Option<ChunkId>, limit: usize) -> Vec<ChunkId>;
 
-    /// Was this inode forgotten? Its chunks are not known and no update may make one.
+    /// Whether this inode was forgotten: its chunks are unknown and updates must not create any.
     fn is_forgotten(&self, inode: InodeId) -> bool;
 
-    /// Forgotten inodes as ranges that begin after `after`, in order, at most `limit`.
+    /// Forgotten inodes as ranges that start after `after`, in order, at most `limit`.
     fn forgotten(&self, after: Option<InodeId>, limit: usize) -> Vec<InodeRange>;
 
-    /// No chunk that was purged here had a version above this.
+    /// Upper bound of the versions of all chunks that were purged here.
     fn version_floor(&self) -> ChunkVersion;
 
-    /// The greatest chunk of a file whose committed state exists.
+    /// The last chunk of a file with existing committed content.
     fn last_existing(&self, inode: InodeId) -> Option<ChunkMeta>;
 }
 
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_has_one_entry_and_the_oldest_channel_goes_first() {
+    fn a_channel_has_one_entry_and_the_oldest_is_evicted_first() {
         let mut window = TagWindow::default();
         for channel in 0..TAGS_PER_CHUNK_MAX as u32 {
             window = window.with(tag(channel, 1), ChunkVersion(u64::from(channel) + 1));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_with_many_channels_does_not_push_out_the_tag_of_another() {
+    fn a_client_with_many_channels_does_not_evict_the_tag_of_another() {
         let other = RequestTag { client: ClientId(2), channel: ChannelId(0), sequence: 1 };
         let mut window = TagWindow::default().with(other, ChunkVersion(1));
         for channel in 0..100 {

@@ -1,4 +1,4 @@
-//! Errors of the storage service, and what the caller has to do about each.
+//! Errors of the storage service, and the remedy of the caller for each.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -9,36 +9,36 @@ use crate::ids::{
 };
 use crate::routing::PublicState;
 
-/// What a caller does next. Follows from the error's kind alone.
+/// Remedy of the caller; determined by the kind of the error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Remedy {
     /// Send the same request (same tag) to the same target again after a short wait.
     RetryAfterWait,
-    /// Fetch newer routing, then send the same request (same tag) to whom it names.
+    /// Fetch newer routing, then send the same request (same tag) to the target that it names.
     RefreshRouting,
-    /// Ask another SERVING replica of the chain.
+    /// Send the request to another SERVING replica of the chain.
     OtherReplica,
-    /// Do not retry: the request itself is wrong, or already answered for good.
+    /// Do not retry: the request is invalid, or answered for good.
     GiveUp,
 }
 
-/// Why a storage service did not do what it was asked.
+/// Why a storage service did not execute a request.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum StorageError {
-    /// The two sides know different versions of the chain; the one with the older one refreshes.
-    #[error("{chain}: request is for version {theirs}, this replica knows {mine}")]
+    /// Sender and receiver know different versions of the chain; the older one must be refreshed.
+    #[error("{chain}: request is for version {theirs}, this replica has version {mine}")]
     ChainVersionMismatch {
-        /// Which chain.
+        /// The chain.
         chain: ChainId,
         /// As in the request.
         theirs: ChainVersion,
-        /// As known here.
+        /// The version of this replica.
         mine: ChainVersion,
     },
     /// Client updates go to the head.
     #[error("{target} is not the head of {chain}: send updates to its first SERVING target")]
     NotHead {
-        /// Asked.
+        /// The receiver.
         target: TargetId,
         /// Its chain.
         chain: ChainId,
@@ -46,114 +46,115 @@ pub enum StorageError {
     /// The sender of a forwarded update is not this target's predecessor.
     #[error("{from} is not the predecessor of {target}")]
     NotPredecessor {
-        /// Who sent.
+        /// The sender.
         from: TargetId,
-        /// Who was asked.
+        /// The receiver.
         target: TargetId,
     },
-    /// The target is in no state to do this.
+    /// The target's state does not permit the request.
     #[error("{target} is {state}: it cannot serve this")]
     NotServing {
-        /// Asked.
+        /// The receiver.
         target: TargetId,
-        /// Its state as known here.
+        /// Its state in this node's routing.
         state: PublicState,
     },
-    /// The service has lost touch with mgmtd, or has just started and is not yet sure of itself.
+    /// The service has lost contact to mgmtd, or has just started and has no lease yet.
     #[error("{target} has no lease from mgmtd: it may have been replaced")]
     NoLease {
-        /// Asked.
+        /// The receiver.
         target: TargetId,
     },
-    /// No such target here.
+    /// Unknown target.
     #[error("{target} is not on this node")]
     WrongTarget {
-        /// Asked.
+        /// The target in the request.
         target: TargetId,
     },
-    /// A read met a pending update: it may not be answered before the commit.
-    #[error("{chunk} has an uncommitted update: read again, or from another replica")]
+    /// The chunk has a pending update: it cannot be read before the commit.
+    #[error("{chunk} has an uncommitted update: retry, or read from another replica")]
     ChunkNotCommit {
         /// Which chunk.
         chunk: ChunkId,
     },
-    /// No such chunk (never written, or removed).
+    /// The chunk was never written, or was removed.
     #[error("{chunk} does not exist")]
     ChunkNotFound {
         /// Which chunk.
         chunk: ChunkId,
     },
-    /// A forwarded update skips versions: the receiver missed something and will be resynced.
+    /// A forwarded update skips versions: the receiver lacks updates and will be resynced.
     #[error("{chunk}: update {update} cannot follow version {have}")]
     ChunkMissingUpdate {
         /// Which chunk.
         chunk: ChunkId,
-        /// Newest version here.
+        /// Newest version of the receiver.
         have: ChunkVersion,
         /// Version of the update.
         update: ChunkVersion,
     },
-    /// A forwarded update is older than what is committed: a message that came late.
+    /// A forwarded update is older than the committed version: a delayed message.
     #[error("{chunk}: update {update} is older than committed version {have}")]
     ChunkStaleUpdate {
         /// Which chunk.
         chunk: ChunkId,
-        /// Committed here.
+        /// Committed version.
         have: ChunkVersion,
         /// Version of the update.
         update: ChunkVersion,
     },
-    /// Another update is pending under the same version: the receiver will be resynced.
+    /// Another update is pending with the same version: the receiver will be resynced.
     #[error("{chunk}: another update is pending as version {version}")]
     ChunkConflict {
         /// Which chunk.
         chunk: ChunkId,
-        /// The version in dispute.
+        /// The conflicting version.
         version: ChunkVersion,
     },
-    /// A newer request of the channel was already taken.
-    #[error("{tag} is older than what its channel has already sent")]
+    /// A newer request of the channel was already accepted.
+    #[error("{tag} is older than the newest request of its channel")]
     DuplicateUpdate {
         /// The tag.
         tag: RequestTag,
     },
-    /// A later life of the client has updated this replica: what an earlier one has sent is a late
-    /// copy, and its successor has sent it again where it was still needed.
-    #[error("{tag} comes from an earlier life of {successor}, which has replaced it")]
+    /// A later incarnation of the client has updated this replica. The request is a delayed copy;
+    /// the later incarnation has repeated it if it was still needed.
+    #[error("{tag} comes from an earlier incarnation of {successor}, which has replaced it")]
     Superseded {
         /// The tag.
         tag: RequestTag,
-        /// The later life.
+        /// The later incarnation.
         successor: ClientId,
     },
-    /// Payload or chunk is not what its checksum says.
+    /// Payload or chunk does not match its checksum.
     #[error("{chunk}: checksum {got}, expected {expected}")]
     ChecksumMismatch {
         /// Which chunk.
         chunk: ChunkId,
-        /// As announced.
+        /// The expected checksum.
         expected: Checksum,
-        /// As computed.
+        /// The computed checksum.
         got: Checksum,
     },
-    /// The bytes on disk are not what was written. Another replica has them; repair has begun.
-    #[error("{chunk} is damaged on {target} (block {block}): read another replica")]
+    /// The bytes on disk do not match their checksum. Other replicas have them; the repair has
+    /// started.
+    #[error("{chunk} is damaged on {target} (block {block}): read from another replica")]
     ChunkCorrupt {
         /// Which chunk.
         chunk: ChunkId,
-        /// Where.
+        /// The target.
         target: TargetId,
         /// First damaged block of 4 KiB.
         block: u32,
     },
     /// The update would make the chunk larger than the file's chunk size.
-    #[error("{chunk}: update ends at byte {end}, chunks of this file have {chunk_bytes}")]
+    #[error("{chunk}: update ends at byte {end}, the chunk size of this file is {chunk_bytes}")]
     ChunkSizeMismatch {
         /// Which chunk.
         chunk: ChunkId,
-        /// Where the update ends.
+        /// End of the update.
         end: u64,
-        /// What the file's layout says.
+        /// Chunk size of the file's layout.
         chunk_bytes: u32,
     },
     /// The disk under the target is full. Nothing was changed.
@@ -162,20 +163,20 @@ pub enum StorageError {
         /// Which target.
         target: TargetId,
     },
-    /// Too many requests wait already.
+    /// Too many requests are waiting.
     #[error("{target} has too many requests waiting")]
     Busy {
         /// Which target.
         target: TargetId,
     },
-    /// The sync this message belongs to is over or was started anew.
-    #[error("{target}: the sync session of this message is over")]
+    /// The sync session of this message has ended or was restarted.
+    #[error("{target}: the sync session of this message has ended")]
     SyncSessionMismatch {
         /// Which target.
         target: TargetId,
     },
-    /// The request did not come to an end in its time; its effect is unknown.
-    #[error("{target}: no end within the deadline, the update may or may not take effect")]
+    /// The request did not complete in time; its effect is unknown.
+    #[error("{target}: deadline exceeded, the update may or may not take effect")]
     Timeout {
         /// Which target.
         target: TargetId,
@@ -185,25 +186,24 @@ pub enum StorageError {
     StoreFailed {
         /// Which target.
         target: TargetId,
-        /// What it said.
+        /// Error of the store.
         reason: String,
     },
-    /// The request contradicts itself.
+    /// The request is inconsistent.
     #[error("invalid request: {reason}")]
     InvalidRequest {
         /// Field, value and remedy.
         reason: String,
     },
-    /// The update came after the moment until which its sender might have it begun. This request
-    /// had no effect.
-    #[error("{target}: the update came too late to be begun")]
+    /// The update arrived after its expiry. This request had no effect.
+    #[error("{target}: the update expired before it was started")]
     Expired {
         /// Which target.
         target: TargetId,
     },
-    /// The file was removed for good and its inode number is never used again. (New variants go
-    /// last: older versions know the others by their places.)
-    #[error("{inode} was removed for good: it takes no updates")]
+    /// The file was removed for good and its inode number is never reused. (New variants go last:
+    /// older versions decode by position.)
+    #[error("{inode} was removed permanently: updates are refused")]
     InodeForgotten {
         /// Which file.
         inode: InodeId,
@@ -211,7 +211,7 @@ pub enum StorageError {
 }
 
 impl StorageError {
-    /// What the caller has to do.
+    /// The remedy of the caller.
     #[must_use]
     pub fn remedy(&self) -> Remedy {
         match self {
@@ -242,23 +242,23 @@ impl StorageError {
         }
     }
 
-    /// Is the same request (same tag) worth another try somewhere?
+    /// Whether a retry of the same request (same tag) can succeed.
     #[must_use]
     pub fn retryable(&self) -> bool {
         self.remedy() != Remedy::GiveUp
     }
 }
 
-/// What a chunk store says when it cannot do something. Nothing was changed by the failed call.
+/// Why a chunk store failed. The failed call changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum StoreError {
-    /// No room for the update.
+    /// No space for the update.
     #[error("no space left: {needed_bytes} bytes needed")]
     NoSpace {
-        /// For this update.
+        /// Size of the update.
         needed_bytes: u64,
     },
-    /// What is on disk does not match its checksum.
+    /// The content on disk does not match its checksum.
     #[error("{chunk} is damaged in block {block}")]
     Corrupt {
         /// Which chunk.
@@ -266,32 +266,32 @@ pub enum StoreError {
         /// First damaged block of 4 KiB.
         block: u32,
     },
-    /// The store cannot be opened as it is: what its log says is incomplete or impossible. Opening it
-    /// again does not help.
+    /// The store cannot be opened: its log is incomplete or inconsistent. Opening it again does not
+    /// help.
     #[error("the store is damaged: {reason}")]
     Damaged {
-        /// What was found.
+        /// The inconsistency.
         reason: String,
     },
-    /// No content: never written, removed, or without the state that was asked for.
+    /// No content: never written, removed, or not in the requested state.
     #[error("{chunk} has no such content")]
     NotFound {
         /// Which chunk.
         chunk: ChunkId,
     },
-    /// The operating system said no. After a failed flush the store stays closed to updates: what
-    /// the kernel dropped then cannot be known.
+    /// The operating system reported an error. After a failed flush the store refuses updates: it
+    /// is unknown what the kernel has dropped.
     #[error("{operation}: {reason}")]
     Io {
-        /// What was tried, on which file.
+        /// The operation and its file.
         operation: String,
-        /// What the system said.
+        /// The error of the system.
         reason: String,
     },
 }
 
 impl StoreError {
-    /// As a storage service tells it to others.
+    /// The error that a storage service returns to callers.
     #[must_use]
     pub fn at(self, target: TargetId) -> StorageError {
         match self {

@@ -1,10 +1,10 @@
-//! The inodes whose chunks were dropped for good: what keeps a late update from making one again.
+//! Set of forgotten inodes, whose chunks were dropped permanently: prevents late updates from
+//! recreating them.
 //!
-//! Inode numbers are never used twice, so an inode that was forgotten stays forgotten, and two
-//! replicas never disagree about one: the union of what they know is right. Runs of neighbouring
-//! numbers are one entry. The number of entries is bounded: the fence is the second line of
-//! defence (the first is that updates expire before their inode is forgotten), so the entry that
-//! was touched longest ago is dropped first.
+//! Inode numbers are never reused, so a forgotten inode stays forgotten, and replicas cannot
+//! disagree: the union of their sets is correct. Adjacent numbers are one entry. The number of
+//! entries is bounded: the set is the second line of defence (the first is that updates expire
+//! before their inode is forgotten), so the least recently updated entry is evicted first.
 
 use std::collections::BTreeMap;
 
@@ -12,18 +12,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::InodeId;
 
-/// Entries kept: about 8 MiB of memory and at most 1.3 MiB of a compacted log.
+/// Maximum number of entries: about 8 MiB of memory and at most 1.3 MiB of a compacted log.
 pub const FORGOTTEN_RANGES_MAX: usize = 65_536;
 
-/// Inodes that one request may name.
+/// Maximum number of ranges in one request.
 pub const FORGET_INODES_MAX: usize = 1_024;
 
 /// Inodes `first ..= last`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct InodeRange {
-    /// The first one.
+    /// The first inode.
     pub first: InodeId,
-    /// The last one, included.
+    /// The last inode, inclusive.
     pub last: InodeId,
 }
 
@@ -34,7 +34,7 @@ impl InodeRange {
         Self { first: inode, last: inode }
     }
 
-    /// Does it hold `inode`?
+    /// Whether the range contains `inode`.
     #[must_use]
     pub fn contains(&self, inode: InodeId) -> bool {
         self.first <= inode && inode <= self.last
@@ -47,17 +47,17 @@ struct Run {
     touched: u64,
 }
 
-/// See the module.
+/// Bounded set of forgotten inodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ForgottenInodes {
     runs: BTreeMap<u64, Run>,
-    // When a run was touched last -> its first inode.
+    // Last update of a run -> its first inode.
     oldest_first: BTreeMap<u64, u64>,
     touches: u64,
 }
 
 impl ForgottenInodes {
-    /// Remembers a range, joined with its neighbours.
+    /// Inserts a range and merges it with its neighbours.
     pub fn insert(&mut self, range: InodeRange) {
         let (mut first, mut last) = (range.first.0, range.last.0);
         if first > last {
@@ -86,14 +86,14 @@ impl ForgottenInodes {
         }
     }
 
-    /// Was `inode` forgotten, as far as known?
+    /// Whether `inode` was forgotten, as far as known.
     #[must_use]
     pub fn contains(&self, inode: InodeId) -> bool {
         let run = self.runs.range(..=inode.0).next_back();
         run.is_some_and(|(_, run)| inode.0 <= run.last)
     }
 
-    /// Ranges that begin after `after` (from the first for `None`), in order, at most `limit`.
+    /// Ranges that start after `after` (from the first for `None`), in order, at most `limit`.
     #[must_use]
     pub fn ranges(&self, after: Option<InodeId>, limit: usize) -> Vec<InodeRange> {
         let from = match after {
@@ -108,8 +108,8 @@ impl ForgottenInodes {
             .collect()
     }
 
-    /// All ranges, the one that was touched longest ago first: inserted in this order they make
-    /// the same set with the same ages.
+    /// All ranges, least recently updated first: inserting them in this order recreates the set
+    /// with the same ages.
     pub fn by_age(&self) -> impl Iterator<Item = InodeRange> {
         self.oldest_first.values().filter_map(|first| {
             let run = self.runs.get(first)?;
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_entries_is_bounded_and_the_oldest_goes_first() {
+    fn the_number_of_entries_is_bounded_and_the_oldest_is_evicted_first() {
         let mut forgotten = ForgottenInodes::default();
         for inode in 0..=FORGOTTEN_RANGES_MAX as u64 {
             forgotten.insert(InodeRange::one(InodeId(inode * 2)));
@@ -167,7 +167,7 @@ mod tests {
             let mut again = ForgottenInodes::default();
             forgotten.by_age().for_each(|range| again.insert(range));
             prop_assert_eq!(again.ranges(None, 99), forgotten.ranges(None, 99));
-            // Entries do not touch each other.
+            // Entries are not adjacent.
             let runs = forgotten.ranges(None, 99);
             prop_assert!(runs.windows(2).all(|two| two[0].last.0 + 1 < two[1].first.0));
         }

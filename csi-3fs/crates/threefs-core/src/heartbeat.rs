@@ -1,9 +1,9 @@
-//! What a storage node tells mgmtd, and the lease to serve that the answer gives.
+//! Heartbeats of storage nodes to mgmtd, and the serving lease in the replies.
 //!
-//! The lease is what makes reads linearizable although any replica answers them: mgmtd declares a
-//! node dead after `T` of silence, the node stops serving `T / 2` after it *sent* the last
-//! heartbeat that was answered, so it has stopped before anybody else may go on without it. Both
-//! measure elapsed time with their own monotonic clock; rates may differ by less than a factor 2.
+//! The lease makes reads linearizable although any replica answers them: mgmtd declares a node dead
+//! after `T` without a heartbeat, and the node stops serving `T / 2` after it *sent* the last
+//! answered heartbeat, so it has stopped before the chain continues without it. Both measure
+//! elapsed time with their own monotonic clocks; their rates may differ by less than a factor of 2.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,32 +12,32 @@ use crate::ids::{
 };
 use crate::time::Millis;
 
-/// State of a target as its own service knows it; lives in heartbeats only.
+/// State of a target as its own service knows it; only in heartbeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum LocalState {
-    /// Holds everything that its chain holds, and has seen no reason to doubt it in this life.
+    /// Has everything that its chain has, without contrary evidence in this incarnation.
     UpToDate,
-    /// Alive, but may have missed something (a restart, an unfinished sync, a found disagreement).
+    /// Alive, but may lack updates (a restart, an unfinished sync, a disagreement).
     Online,
-    /// Cannot be used: disk gone, store stalled, not hosted here.
+    /// Unusable: disk lost, store stalled, or not hosted here.
     Offline,
 }
 
-/// A target's local state and the newest chain version that it knew when it said so. mgmtd needs
-/// the version: an old "up to date" must not end a newer sync.
+/// A target's local state, with the newest chain version that it knew. mgmtd needs the version: an
+/// old "up to date" must not end a newer sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LocalReport {
     /// The state.
     pub state: LocalState,
-    /// Under which version of the chain it holds; 0 where the target has seen none yet.
+    /// The chain version that the state refers to; 0 if the target has seen none yet.
     pub chain_version: ChainVersion,
 }
 
-/// One target's line of a heartbeat.
+/// Entry of one target in a heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TargetReport {
-    /// Which target.
+    /// The target.
     pub target: TargetId,
     /// Its chain.
     pub chain: ChainId,
@@ -45,14 +45,14 @@ pub struct TargetReport {
     pub report: LocalReport,
     /// Bytes in use on the target.
     pub used_bytes: u64,
-    /// Which store it has; `None` where it cannot be opened.
+    /// Id of its store; `None` if it cannot be opened.
     pub store: Option<StoreId>,
-    /// Chunks that the store knows, removed ones too.
+    /// Chunks in the store, including removed ones.
     pub chunks: u64,
 }
 
 impl TargetReport {
-    /// Whether this is the store that `known` names for the target. Where none is known yet, any is.
+    /// Whether this is the store that `known` names; true if none is known yet.
     #[must_use]
     pub fn is_of(&self, known: Option<StoreId>) -> bool {
         known.is_none_or(|known| self.store == Some(known))
@@ -65,54 +65,54 @@ pub enum DataFolder {
     /// It holds no target.
     #[default]
     Empty,
-    /// It holds targets, made by a version that did not mark the folder.
+    /// It has targets of a release that did not mark the folder.
     Unmarked,
-    /// It is marked.
+    /// It is marked with its cluster.
     Of(ClusterId),
 }
 
-/// "I am alive, and so are these targets." mgmtd ignores one whose (incarnation, sequence) is not
-/// newer than the last that it took from the node: within one incarnation the sequence grows,
-/// and an incarnation that was replaced by another never comes back.
+/// Liveness report of a node and its targets. mgmtd ignores a heartbeat whose (incarnation,
+/// sequence) is not newer than the last accepted one: the sequence increases within one
+/// incarnation, and a replaced incarnation never returns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heartbeat {
-    /// Who.
+    /// The node.
     pub node: NodeId,
-    /// host:port where its storage service listens now.
+    /// host:port of its storage service.
     pub address: String,
-    /// Which life of it.
+    /// Its incarnation.
     pub incarnation: Incarnation,
-    /// Counts the heartbeats of this life.
+    /// Counts the heartbeats of this incarnation.
     pub sequence: u64,
-    /// All targets that this service hosts. One that is missing here counts as offline.
+    /// All targets of this service. A missing one counts as offline.
     pub targets: Vec<TargetReport>,
-    /// Bytes that all its targets may hold together: they share a disk. 0 = unknown.
+    /// Capacity of all its targets together, which share a disk. 0 = unknown.
     pub capacity_bytes: u64,
     /// The cluster of its data.
     pub data: DataFolder,
 }
 
-/// mgmtd's answer.
+/// Reply of mgmtd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeartbeatReply {
-    /// The newest routing version when mgmtd took the heartbeat. The lease counts only once the
-    /// node knows this version.
+    /// The newest routing version when mgmtd received the heartbeat. The lease counts only once the
+    /// node has this version.
     pub routing_version: RoutingVersion,
-    /// How long after *sending* the heartbeat the node may serve: half of mgmtd's T.
+    /// Time from *sending* the heartbeat during which the node may serve: half of mgmtd's T.
     pub lease_ms: u64,
 }
 
-/// Whether this node may serve now. Pure; the driver tells it about heartbeats and routing.
+/// The serving lease of a node. Pure; the driver feeds it heartbeat replies and routing.
 #[derive(Clone, Debug, Default)]
 pub struct ServingLease {
     known: RoutingVersion,
     valid_until: Option<Millis>,
-    // A grant whose routing we do not know yet: newest only, an older one adds nothing.
+    // A lease whose routing this node does not have yet: only the newest, older ones add nothing.
     waiting: Option<(RoutingVersion, Millis)>,
 }
 
 impl ServingLease {
-    /// An answer to the heartbeat that was sent at `sent_at` has arrived.
+    /// Handles the reply to the heartbeat that was sent at `sent_at`.
     pub fn heartbeat_answered(&mut self, sent_at: Millis, reply: HeartbeatReply) {
         let until = sent_at.after(reply.lease_ms);
         if reply.routing_version <= self.known {
@@ -122,7 +122,7 @@ impl ServingLease {
         }
     }
 
-    /// All replicas of this node have been told about routing `version`.
+    /// Handles routing `version`, after all replicas of this node have received it.
     pub fn routing_known(&mut self, version: RoutingVersion) {
         self.known = self.known.max(version);
         if let Some((needed, until)) = self.waiting
@@ -133,19 +133,19 @@ impl ServingLease {
         }
     }
 
-    /// The newest routing version that an answer has named and that this node does not know yet.
+    /// The newest routing version that a reply has named and that this node does not have yet.
     #[must_use]
     pub fn routing_needed(&self) -> Option<RoutingVersion> {
         self.waiting.map(|(version, _)| version)
     }
 
-    /// Until when this node may serve; `None` before the first grant of this life.
+    /// End of the lease; `None` before the first one of this incarnation.
     #[must_use]
     pub fn valid_until(&self) -> Option<Millis> {
         self.valid_until
     }
 
-    /// May this node serve at `now`?
+    /// Whether this node may serve at `now`.
     #[must_use]
     pub fn is_valid(&self, now: Millis) -> bool {
         self.valid_until.is_some_and(|until| now < until)
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_counts_from_the_sending_and_only_with_the_routing_it_names() {
+    fn a_lease_counts_from_sending_and_only_with_the_routing_it_names() {
         let mut lease = ServingLease::default();
         assert!(!lease.is_valid(Millis(0)));
         lease.heartbeat_answered(Millis(1000), reply(7));

@@ -1,24 +1,24 @@
-//! Rules for a store that fails: when it is opened again, and when it is set aside. Pure; the
-//! storage service and the simulator drive the same ones.
+//! Policy for failed stores: when to reopen one, and when to set it aside. Pure; the storage
+//! service and the simulator use the same code.
 //!
-//! A store that reports an I/O error is closed and opened again after a pause, which doubles with
-//! each failure in a row. A store whose log is damaged cannot be opened. It is set aside, and an
-//! empty one synced in its place, only when another target serves the chain and mgmtd has taken
-//! this one out: otherwise it may be the last store with the chain's data.
+//! A store that reports an I/O error is closed and reopened after a pause, which doubles with each
+//! consecutive failure. A store with a damaged log cannot be opened. It is set aside, and an empty
+//! one is synced in its place, only if another target serves the chain and mgmtd has taken this one
+//! out: otherwise it may be the last store with the chain's data.
 
 use crate::error::StoreError;
 use crate::ids::TargetId;
 use crate::routing::{Chain, PublicState};
 use crate::time::Millis;
 
-/// Pauses before a store is opened again.
+/// Pauses before a store is reopened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pauses {
-    /// After the first failure, in milliseconds.
+    /// Pause after the first failure, in milliseconds.
     pub min_ms: u64,
-    /// The longest, in milliseconds.
+    /// Maximum pause, in milliseconds.
     pub max_ms: u64,
-    /// A failure this many milliseconds after the store was opened counts as a first one.
+    /// A failure at least this many milliseconds after the store was opened counts as a first one.
     pub recovered_ms: u64,
 }
 
@@ -29,7 +29,7 @@ impl Default for Pauses {
 }
 
 impl Pauses {
-    /// The pause after `failures` earlier failures in a row.
+    /// The pause after `failures` earlier consecutive failures.
     #[must_use]
     pub fn after(&self, failures: u32) -> u64 {
         self.min_ms.saturating_mul(1 << failures.min(16)).min(self.max_ms)
@@ -45,19 +45,19 @@ pub struct Reopening {
 }
 
 impl Reopening {
-    /// No failure yet.
+    /// Without failures.
     #[must_use]
     pub fn new(pauses: Pauses) -> Self {
         Self { pauses, failures: 0, opened_at: None }
     }
 
-    /// The store has been opened.
+    /// Records that the store was opened.
     pub fn opened(&mut self, now: Millis) {
         self.opened_at = Some(now);
     }
 
-    /// The store has failed, or could not be opened: how many milliseconds to wait before it is
-    /// opened (again).
+    /// Records a failure of the store or of opening it; returns the milliseconds to wait before it
+    /// is opened again.
     pub fn failed(&mut self, now: Millis) -> u64 {
         let recovered = |at: Millis| now.since(at) >= self.pauses.recovered_ms;
         if self.opened_at.take().is_some_and(recovered) {
@@ -69,8 +69,8 @@ impl Reopening {
     }
 }
 
-/// Whether a store that could not be opened is to be set aside. `chain` is as mgmtd has published
-/// it, `lease_valid` whether mgmtd has been heard lately.
+/// Whether a store that could not be opened is to be set aside. `chain` is the published chain,
+/// `lease_valid` whether mgmtd has replied recently.
 #[must_use]
 pub fn sets_aside(
     error: &StoreError,
@@ -91,7 +91,7 @@ mod tests {
     use crate::routing::ChainTarget;
 
     #[test]
-    fn pauses_double_and_a_long_success_ends_the_row() {
+    fn pauses_double_and_a_long_success_resets_them() {
         let mut store = Reopening::new(Pauses { min_ms: 10, max_ms: 50, recovered_ms: 100 });
         assert_eq!([0, 1, 2, 3].map(|at| store.failed(Millis(at))), [10, 20, 40, 50]);
         store.opened(Millis(100));
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_damaged_store_that_the_chain_does_without_is_set_aside() {
+    fn a_damaged_store_is_set_aside_only_if_the_chain_serves_without_it() {
         use PublicState::{LastSrv, Offline, Serving, Syncing};
         let damaged = StoreError::Damaged { reason: "a frame is missing".into() };
         let io = StoreError::Io { operation: "open".into(), reason: "no".into() };
@@ -120,7 +120,7 @@ mod tests {
         let without = chain(Offline, Serving);
         assert!(asks(&damaged, Some(&without), true));
         assert!(!asks(&io, Some(&without), true));
-        assert!(!asks(&damaged, Some(&without), false), "the routing may be old");
+        assert!(!asks(&damaged, Some(&without), false), "the routing may be outdated");
         assert!(!asks(&damaged, None, true));
         for (mine, other) in
             [(Serving, Serving), (Syncing, Serving), (LastSrv, Offline), (Offline, LastSrv)]

@@ -1,4 +1,4 @@
-//! The names of things as types, so that a target can never be taken for a chain.
+//! Identifiers as distinct types, so that a target cannot be confused with a chain.
 
 use std::fmt;
 
@@ -22,37 +22,37 @@ macro_rules! id {
 }
 
 id!(
-    /// A machine (or process) that runs a storage service.
+    /// A node (machine or process) that runs a storage service.
     NodeId(u32), "node-");
 id!(
-    /// A storage target: one replica's place on one disk. It belongs to one chain for life.
+    /// A storage target: one replica on one disk. It belongs to one chain permanently.
     TargetId(u64), "target-");
 id!(
     /// An ordered list of targets that hold the same chunks.
     ChainId(u32), "chain-");
 id!(
-    /// Grows by one with each change of a chain's order or states.
+    /// Increases by one with each change of a chain's order or states.
     ChainVersion(u32), "");
 id!(
     /// A named, versioned list of chains.
     TableId(u32), "table-");
 id!(
-    /// Version of one chain table; frozen in the layouts of files.
+    /// Version of a chain table; fixed in the layouts of files.
     TableVersion(u32), "");
 id!(
-    /// Grows with each published routing change.
+    /// Increases with each published change of the routing.
     RoutingVersion(u64), "");
 id!(
-    /// Version of one chunk. 0 = never written; an update of version v makes v + 1.
+    /// Version of a chunk. 0 = never written; an update of version v makes v + 1.
     ChunkVersion(u64), "");
 id!(
-    /// One life of a service process. A restart has another one, drawn by the driver.
+    /// One incarnation of a service process. Each start has another one, drawn by the driver.
     Incarnation(u64), "");
 id!(
     /// A file, directory or symlink.
     InodeId(u64), "inode-");
 id!(
-    /// A client's channel: carries one update at a time.
+    /// A channel of a client: carries one update at a time.
     ChannelId(u32), "channel-");
 
 impl ChainVersion {
@@ -79,9 +79,10 @@ impl ChunkVersion {
     }
 }
 
-/// One life of a client. The upper 96 bits are random: a client draws them at its start, a mount
-/// draws them once and keeps them over its daemons. The lower 32 bits number the lives, so that a
-/// replica refuses an update of a daemon that has a successor: see [`ClientId::supersedes`].
+/// One incarnation of a client. The upper 96 bits are random: a client draws them at its start, a
+/// mount draws them once and keeps them across restarts of its daemon. The lower 32 bits number the
+/// incarnations, so that a replica refuses updates of a daemon that has been replaced: see
+/// [`ClientId::supersedes`].
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -91,19 +92,19 @@ pub struct ClientId(pub u128);
 impl ClientId {
     const INCARNATION_BITS: u32 = 32;
 
-    /// Life number `life` of the client whose upper 96 bits are those of `random`.
+    /// Incarnation number `incarnation` of the client with the upper 96 bits of `random`.
     #[must_use]
-    pub fn with_incarnation(random: u128, life: u32) -> Self {
-        Self(random >> Self::INCARNATION_BITS << Self::INCARNATION_BITS | u128::from(life))
+    pub fn with_incarnation(random: u128, incarnation: u32) -> Self {
+        Self(random >> Self::INCARNATION_BITS << Self::INCARNATION_BITS | u128::from(incarnation))
     }
 
-    /// What all lives of the client have in common.
+    /// The part that all incarnations of the client have in common.
     #[must_use]
     pub fn base(self) -> u128 {
         self.0 >> Self::INCARNATION_BITS
     }
 
-    /// Whether this is a later life of the same client than `other`.
+    /// Whether this is a later incarnation of the same client than `other`.
     #[must_use]
     pub fn supersedes(self, other: Self) -> bool {
         self.base() == other.base() && self.0 > other.0
@@ -129,8 +130,8 @@ impl fmt::Display for ClusterId {
     }
 }
 
-/// One metadata tree: 128 random bits, drawn when its store is made. A tree that was restored from a
-/// dump keeps the number.
+/// One metadata tree: 128 random bits, drawn when its store is created. A tree restored from a dump
+/// keeps the id.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -143,8 +144,8 @@ impl fmt::Display for TreeId {
     }
 }
 
-/// One target's store: 128 random bits, drawn when it is made and kept in its log. An emptied or
-/// replaced disk has another one, whatever target it is used for.
+/// The store of one target: 128 random bits, drawn when it is created and kept in its log. An
+/// emptied or replaced disk has another id, whatever target it is used for.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -157,17 +158,17 @@ impl fmt::Display for StoreId {
     }
 }
 
-/// Makes an update exactly-once. A client gives each update the next sequence number of a channel,
-/// sends retries under the same tag, and reuses a channel only when its update has an answer.
+/// Tag that makes an update exactly-once. A client gives each update the next sequence number of a
+/// channel, retries it with the same tag, and reuses a channel only when its update is answered.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct RequestTag {
-    /// Who asks.
+    /// The client.
     pub client: ClientId,
-    /// On which of its channels.
+    /// The channel of the client.
     pub channel: ChannelId,
-    /// Grows by at least one with each new update of the channel.
+    /// Increases with each new update of the channel.
     pub sequence: u64,
 }
 
@@ -177,14 +178,14 @@ impl fmt::Display for RequestTag {
     }
 }
 
-/// One file chunk: `index` counts chunks of the file from its beginning.
+/// One chunk of a file; `index` counts from the start of the file.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct ChunkId {
     /// The file.
     pub inode: InodeId,
-    /// Which chunk of the file.
+    /// Index of the chunk in the file.
     pub index: u32,
 }
 
@@ -201,7 +202,7 @@ impl ChunkId {
     /// Greater than every chunk id.
     pub const MAX: Self = Self { inode: InodeId(u64::MAX), index: u32::MAX };
 
-    /// The chunk id just before this one; `None` for the very first.
+    /// The preceding chunk id; `None` for the first one.
     #[must_use]
     pub fn before(self) -> Option<Self> {
         match self.index.checked_sub(1) {
@@ -257,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_encoded_chunk_id_is_ordered_like_the_id_and_comes_back() {
+    fn encoded_chunk_ids_sort_like_the_ids_and_decode() {
         let mut ids = [
             ChunkId::new(InodeId(1), 0),
             ChunkId::new(InodeId(1), 256),
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_life_supersedes_an_earlier_one_of_the_same_client_only() {
+    fn a_later_incarnation_supersedes_earlier_ones_of_the_same_client_only() {
         let random = 0x1234_5678_9abc_def0_1234_5678_9abc_def0;
         let (first, second) =
             (ClientId::with_incarnation(random, 1), ClientId::with_incarnation(random, 2));

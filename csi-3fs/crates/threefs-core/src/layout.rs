@@ -1,5 +1,5 @@
-//! Which chain holds chunk i of a file, specified to the byte: another implementation, compiler
-//! or library must compute the same places.
+//! Layout of files: the chain of each chunk, specified to the byte. Other implementations must
+//! compute the same chains.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -7,27 +7,27 @@ use thiserror::Error;
 use crate::ids::{ChainId, TableId, TableVersion};
 use crate::routing::{ChainTable, RoutingInfo};
 
-/// Smallest and largest chunk, in bytes; sizes are powers of two.
+/// Minimum chunk size in bytes; sizes are powers of two.
 pub const CHUNK_BYTES_MIN: u32 = 64 << 10;
-/// See [`CHUNK_BYTES_MIN`].
+/// Maximum chunk size in bytes.
 pub const CHUNK_BYTES_MAX: u32 = 64 << 20;
 
-/// How a file chose its chains.
+/// How the chains of a file are chosen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChainChoice {
-    /// `stripe` chains of the table from index `base` on (wrapping), permuted with `seed`.
+    /// `stripe` chains of the table from index `base` (wrapping), permuted with `seed`.
     Range {
         /// Index of the first chain in the table.
         base: u32,
         /// Seed of the permutation.
         seed: u64,
     },
-    /// These chains; as many as the stripe says.
+    /// These chains, as many as the stripe.
     Explicit(Vec<ChainId>),
 }
 
-/// Where the chunks of a file are. Frozen when the file is created.
+/// Location of a file's chunks. Fixed when the file is created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
     /// The chain table.
@@ -36,61 +36,61 @@ pub struct Layout {
     pub table_version: TableVersion,
     /// Bytes of a chunk, a power of two.
     pub chunk_bytes: u32,
-    /// Over how many chains the chunks go round.
+    /// Number of chains that the chunks are striped over.
     pub stripe: u32,
-    /// Which chains.
+    /// The chains.
     pub chains: ChainChoice,
 }
 
-/// Why a layout cannot be used.
+/// Why a layout is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum LayoutError {
     /// Not a power of two between the bounds.
     #[error(
-        "chunk_bytes is {0}: it must be a power of two from {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX}"
+        "chunk_bytes is {0}: must be a power of two from {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX}"
     )]
     ChunkBytes(u32),
-    /// More chains than there are, or none.
-    #[error("stripe is {stripe}: it must be from 1 to the {chains} chains of the table")]
+    /// More chains than exist, or none.
+    #[error("stripe is {stripe}: must be from 1 to the {chains} chains of the table")]
     Stripe {
-        /// As asked.
+        /// The requested stripe.
         stripe: u32,
-        /// As there are.
+        /// The number of chains.
         chains: usize,
     },
     /// The routing info has no such table version.
     #[error("{table} version {version} is not in the routing info: refresh it")]
     NoTable {
-        /// Which table.
+        /// The table.
         table: TableId,
-        /// Which version.
+        /// The version.
         version: TableVersion,
     },
-    /// The base lies outside the table.
+    /// The base is outside the table.
     #[error("base is {base}: the table has {chains} chains")]
     Base {
-        /// As asked.
+        /// The requested base.
         base: u32,
-        /// As there are.
+        /// The number of chains.
         chains: usize,
     },
-    /// The file would need more chunks than a chunk index can count.
-    #[error("offset {0} is beyond the largest file")]
+    /// The file would exceed the range of chunk indexes.
+    #[error("offset {0} exceeds the maximum file size")]
     Offset(u64),
 }
 
 /// A part of one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkSpan {
-    /// Which chunk of the file.
+    /// Index of the chunk in the file.
     pub index: u32,
-    /// Where in the chunk.
+    /// Offset in the chunk.
     pub offset: u32,
-    /// How many bytes.
+    /// Number of bytes.
     pub length: u32,
 }
 
-/// Whether chunks may have this size.
+/// Checks a chunk size.
 ///
 /// # Errors
 /// [`LayoutError::ChunkBytes`].
@@ -102,7 +102,7 @@ pub fn check_chunk_bytes(bytes: u32) -> Result<(), LayoutError> {
 }
 
 impl Layout {
-    /// Checks what does not need the table.
+    /// Checks everything that does not need the table.
     ///
     /// # Errors
     /// Names the field and the value.
@@ -117,7 +117,7 @@ impl Layout {
         }
     }
 
-    /// The longest that a file can be: a chunk's index has 32 bits.
+    /// Maximum length of a file: chunk indexes have 32 bits.
     #[must_use]
     pub fn length_max(&self) -> u64 {
         u64::from(self.chunk_bytes) << 32
@@ -138,7 +138,7 @@ impl Layout {
         self.resolve_in(table)
     }
 
-    /// As [`Self::resolve`], with the table at hand.
+    /// As [`Self::resolve`], with a given table.
     ///
     /// # Errors
     /// The table is too small for the layout.
@@ -162,10 +162,10 @@ impl Layout {
         Ok(chains)
     }
 
-    /// The pieces of chunks that bytes `offset .. offset + length` of a file lie in.
+    /// The parts of chunks that contain the bytes `offset .. offset + length` of a file.
     ///
     /// # Errors
-    /// The range ends beyond the largest file.
+    /// The range exceeds the maximum file size.
     pub fn spans(&self, offset: u64, length: u64) -> Result<Vec<ChunkSpan>, LayoutError> {
         self.validate()?;
         let chunk_bytes = u64::from(self.chunk_bytes);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_permutation_is_pinned_for_ever() {
+    fn the_permutation_is_pinned() {
         let mut items: Vec<u32> = (0..8).collect();
         permute(&mut items, 0);
         assert_eq!(items, PINNED_SEED_0);
@@ -245,7 +245,7 @@ mod tests {
     const PINNED_SEED_42: [u32; 8] = [3, 1, 6, 2, 4, 0, 7, 5];
 
     #[test]
-    fn a_range_wraps_round_the_table() {
+    fn a_range_wraps_around_the_table() {
         let chains =
             layout(3, ChainChoice::Range { base: 3, seed: 5 }).resolve_in(&table(4)).unwrap();
         let mut sorted = chains.clone();
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_layouts_name_the_field_and_the_value() {
+    fn invalid_layouts_name_the_field_and_the_value() {
         let mut bad = layout(1, ChainChoice::Range { base: 0, seed: 0 });
         bad.chunk_bytes = 100_000;
         assert!(bad.validate().unwrap_err().to_string().contains("chunk_bytes is 100000"));
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_cut_at_chunk_borders() {
+    fn spans_split_at_chunk_boundaries() {
         let layout = layout(1, ChainChoice::Explicit(vec![ChainId(1)]));
         let spans = layout.spans((1 << 20) - 10, (1 << 20) + 20).unwrap();
         let parts: Vec<_> = spans.iter().map(|s| (s.index, s.offset, s.length)).collect();

@@ -1,25 +1,25 @@
-//! The pure core of 3FS: identities, routing, chain rules, CRAQ replica and resync as state machines.
+//! Pure core of 3FS: identifiers, routing, chain rules, CRAQ replica and resync as state machines.
 //!
-//! What this crate never does: read a clock, open a socket or a file, start a thread, draw a random
-//! number. Time comes in as [`time::Millis`], everything that must happen outside goes out as an
-//! action. The storage service and the simulator drive the same code.
+//! This crate does not read clocks, open sockets or files, start threads or draw random numbers.
+//! Time is passed in as [`time::Millis`]; all effects are returned as actions. The storage service
+//! and the simulator drive the same code.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
-//! | [`ids`] | the names of things as types |
-//! | [`routing`] | chains, their targets' states, chain tables, nodes: what mgmtd publishes |
-//! | [`chain`] | the chain state machine of mgmtd as one pure function |
-//! | [`heartbeat`] | what a storage node tells mgmtd, and the lease that the answer gives |
-//! | [`hosting`] | when a failed store is opened again, and a damaged one set aside |
-//! | [`layout`] | which chain holds chunk i of a file, specified to the byte |
+//! | [`ids`] | identifiers as types |
+//! | [`routing`] | chains, target states, chain tables, nodes, moves: published by mgmtd |
+//! | [`chain`] | the chain state machine of mgmtd as a pure function |
+//! | [`heartbeat`] | heartbeats of storage nodes and their serving lease |
+//! | [`hosting`] | policy for reopening failed stores and setting damaged ones aside |
+//! | [`layout`] | the chain of each chunk of a file |
 //! | [`message`] | requests and replies of the storage service |
-//! | [`moves`] | how a replica moves to another node without one less meanwhile |
+//! | [`moves`] | moves of replicas to other nodes without losing redundancy |
 //! | [`replica`] | one replica of one chain: write path, read path, resync, repair |
-//! | [`terms`] | what of a file's chunks the holder of a capability may change |
-//! | [`error`] | its errors, and what a caller has to do about each |
-//! | [`chunk`] | what a replica knows about one chunk |
-//! | [`forgotten`] | inodes whose chunks were dropped for good |
-//! | [`checksum`] | CRC32C and how two of them combine |
+//! | [`terms`] | chunks of a file that a capability permits to update |
+//! | [`error`] | errors of the storage service, and the remedy for each |
+//! | [`chunk`] | the state of one chunk |
+//! | [`forgotten`] | inodes whose chunks were dropped permanently |
+//! | [`checksum`] | CRC32C and its combination |
 
 pub mod chain;
 pub mod checksum;

@@ -1,5 +1,5 @@
-//! Requests and replies of the storage service. Payloads never pass through here: they travel as
-//! raw bytes beside the encoded message, in the place that each type names.
+//! Requests and replies of the storage service. Payloads are transferred as raw bytes next to the
+//! encoded message; each type documents its payload.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ use crate::ids::{
     ChainId, ChainVersion, ChunkId, ChunkVersion, Incarnation, InodeId, RequestTag, TargetId,
 };
 
-/// Whom a message is for, and what its sender believes about the chain.
+/// Address of a message, and the chain version of its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Address {
     /// The chain.
@@ -29,9 +29,9 @@ pub struct UpdateRequest {
     pub to: Address,
     /// Which chunk.
     pub chunk: ChunkId,
-    /// Makes it exactly-once.
+    /// Makes the update exactly-once.
     pub tag: RequestTag,
-    /// What to do.
+    /// Change of the content.
     pub change: ContentChange,
     /// Checksum of the payload.
     pub payload_checksum: Checksum,
@@ -39,7 +39,7 @@ pub struct UpdateRequest {
     pub chunk_bytes: u32,
 }
 
-/// An update on its way down the chain. Payload: as in the client's request.
+/// An update forwarded down the chain. Payload: as in the client's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForwardRequest {
     /// The successor.
@@ -52,51 +52,51 @@ pub struct ForwardRequest {
     pub version: ChunkVersion,
     /// The client's tag.
     pub tag: RequestTag,
-    /// What to do.
+    /// Change of the content.
     pub change: ContentChange,
     /// Checksum of the payload.
     pub payload_checksum: Checksum,
-    /// Checksum of the whole chunk after the update, as the predecessor has it.
+    /// Checksum of the whole chunk after the update, computed by the predecessor.
     pub chunk_checksum: Checksum,
-    /// The predecessor has no content that the update builds on: the chunk is removed or unknown
-    /// there. So it may be unknown here, whatever its version.
+    /// The predecessor has no earlier content: the chunk is removed or unknown there. So it may be
+    /// unknown here, whatever its version.
     pub fresh: bool,
     /// The number of the predecessor's last purge, see [`PurgeRequest::number`].
     pub purges: u64,
-    /// Above the hop of everything that waits for this update: a client's update is at hop 0, its
-    /// first forward at hop 1 …, see [`StorageRequest::class`].
+    /// Above the hop of every request that waits for this update: a client's update has hop 0, its
+    /// first forward hop 1, and so on; see [`StorageRequest::class`].
     pub hop: u8,
 }
 
-/// One sync of a target, from its start to its end. Named by the receiver, never twice.
+/// One sync session of a target. Named by the receiver; never reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SyncSession {
-    /// The receiver's life.
+    /// Incarnation of the receiver.
     pub incarnation: Incarnation,
-    /// Counts the sessions of that life.
+    /// Counts the sessions of the incarnation.
     pub number: u64,
 }
 
-/// A whole chunk for a SYNCING successor, in place of whatever it has. Payload: the content.
+/// A whole chunk for a SYNCING successor, replacing its copy. Payload: the content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplaceRequest {
     /// The successor.
     pub to: Address,
     /// The predecessor.
     pub from: TargetId,
-    /// The sync it belongs to.
+    /// The sync session.
     pub session: SyncSession,
-    /// Grows with each message of the session; the receiver refuses an older one for a chunk.
+    /// Increases with each message of the session; the receiver refuses older ones for a chunk.
     pub sequence: u64,
     /// Which chunk.
     pub chunk: ChunkId,
-    /// Version that the chunk has then; 0 = the predecessor knows no such chunk, forget it.
+    /// Version of the chunk; 0 = the predecessor does not know the chunk: forget it.
     pub version: ChunkVersion,
     /// The chunk was removed by this version.
     pub removed: bool,
     /// Its recent tags.
     pub tags: TagWindow,
-    /// Checksum of payload and chunk: they are the same.
+    /// Checksum of payload and chunk, which are equal.
     pub checksum: Checksum,
 }
 
@@ -107,51 +107,51 @@ pub struct ReadRequest {
     pub to: Address,
     /// Which chunk.
     pub chunk: ChunkId,
-    /// From where in the chunk.
+    /// Offset in the chunk.
     pub offset: u32,
-    /// How many bytes; fewer come back where the chunk ends earlier.
+    /// Number of bytes; the reply has fewer if the chunk ends earlier.
     pub length: u32,
 }
 
-/// A replica asks another one for a whole chunk, because its own copy is damaged. The reply's
+/// Request for a whole chunk from another replica, because the local copy is damaged. The reply's
 /// payload: the content of the committed version, if it is still `version`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RepairRequest {
     /// The other replica.
     pub to: Address,
-    /// Who asks.
+    /// The requesting replica.
     pub from: TargetId,
     /// Which chunk.
     pub chunk: ChunkId,
-    /// The version that is damaged.
+    /// The damaged version.
     pub version: ChunkVersion,
 }
 
-/// The predecessor begins to bring a SYNCING successor up to date.
+/// Start of a sync of a SYNCING successor by its predecessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SyncStart {
     /// The successor.
     pub to: Address,
     /// The predecessor.
     pub from: TargetId,
-    /// Counts the predecessor's attempts: the answer to an older one is of no use.
+    /// Counts the predecessor's attempts; replies to older ones are ignored.
     pub round: u64,
 }
 
-/// The predecessor asks what its successor has, a page at a time.
+/// Request for the successor's chunks, page by page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SyncMetas {
     /// The successor.
     pub to: Address,
     /// The session.
     pub session: SyncSession,
-    /// Chunks after this one; `None` = from the beginning.
+    /// Chunks after this one; `None` = from the first.
     pub after: Option<ChunkId>,
-    /// At most so many.
+    /// Maximum number of chunks.
     pub limit: u32,
 }
 
-/// Everything is the same: the successor may call itself up to date.
+/// End of a sync: the successor has everything and may report itself up to date.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SyncDone {
     /// The successor.
@@ -160,7 +160,7 @@ pub struct SyncDone {
     pub session: SyncSession,
 }
 
-/// Which chunks of a file are on this chain? Sent to the head.
+/// Query for the chunks of a file on this chain. Sent to the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueryChunks {
     /// The head.
@@ -169,11 +169,11 @@ pub struct QueryChunks {
     pub inode: InodeId,
     /// Chunks after this index; `None` = from the first.
     pub after: Option<u32>,
-    /// At most so many.
+    /// Maximum number of chunks.
     pub limit: u32,
 }
 
-/// Which is the last chunk of a file on this chain? Sent to the head.
+/// Query for the last chunk of a file on this chain. Sent to the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueryLastChunk {
     /// The head.
@@ -182,38 +182,38 @@ pub struct QueryLastChunk {
     pub inode: InodeId,
 }
 
-/// Drop everything that is known of these inodes' chunks, on every replica, and refuse updates of
-/// them from then on. Sent to the head by the metadata service once the inodes are gone and every
-/// update of them has expired; passed down the chain. May be repeated: `Busy`, `Timeout` and all
-/// answers that ask for newer routing mean "again, later".
+/// Request to drop all chunks of these inodes on every replica, and to refuse updates of them from
+/// then on. The metadata service sends it to the head once the inodes are removed and all updates
+/// of them have expired; it is passed down the chain. May be repeated: `Busy`, `Timeout` and all
+/// errors that ask for newer routing mean "retry later".
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForgetInodes {
     /// The head, or the successor.
     pub to: Address,
-    /// The predecessor that passes it on; `None` from the metadata service.
+    /// The predecessor; `None` for the metadata service.
     pub from: Option<TargetId>,
-    /// Inode numbers, none of which is ever used again. At most
+    /// Inode numbers, which are never reused. At most
     /// [`FORGET_INODES_MAX`](crate::forgotten::FORGET_INODES_MAX) ranges.
     pub inodes: Vec<InodeRange>,
-    /// No chunk that the predecessor has purged had a version above this; 0 from the metadata
-    /// service. Versions that this replica gives as a head are above it.
+    /// Upper bound of the versions of chunks that the predecessor has purged; 0 from the metadata
+    /// service. Versions that this replica assigns as a head are above it.
     pub version_floor: ChunkVersion,
-    /// 0 from the metadata service, one more at each replica: a replica answers when its successor
-    /// has, so the request that it waits for must be of a higher class.
+    /// 0 from the metadata service, plus one at each replica: a replica replies after its
+    /// successor, so the request that it waits for must have a higher class.
     pub hop: u8,
 }
 
 impl ForgetInodes {
-    /// As the metadata service asks the head.
+    /// The request of the metadata service to the head.
     #[must_use]
     pub fn of_head(to: Address, inodes: Vec<InodeRange>) -> Self {
         Self { to, from: None, inodes, version_floor: ChunkVersion(0), hop: 0 }
     }
 }
 
-/// A removed chunk of a file that lives is known to no replica any more. Sent by the head once
-/// every update from before the removal has expired, and passed down the chain; each replica drops
-/// what it knows of the chunk when its successor has. Answered with the version of the request.
+/// Request to drop a removed chunk of an existing file. Sent by the head once every update from
+/// before the removal has expired, and passed down the chain; each replica drops the chunk after
+/// its successor. Answered with the version of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PurgeRequest {
     /// The successor.
@@ -224,14 +224,14 @@ pub struct PurgeRequest {
     pub chunk: ChunkId,
     /// The version that removed it.
     pub version: ChunkVersion,
-    /// Counts what the predecessor purges. A forward that was sent before, and comes late, names a
-    /// lower number and is refused.
+    /// Counts the purges of the predecessor. A delayed forward from before has a lower number and
+    /// is refused.
     pub number: u64,
-    /// As in a forward.
+    /// As in [`ForwardRequest::hop`].
     pub hop: u8,
 }
 
-/// Anything that a storage service can be asked.
+/// Any request to a storage service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StorageRequest {
     /// See [`UpdateRequest`]. Answered by [`StorageReply::Updated`].
@@ -260,38 +260,39 @@ pub enum StorageRequest {
     Purge(PurgeRequest),
 }
 
-/// Classes of requests, each with separate budgets at the service that is asked.
+/// Classes of requests, each with a separate budget at the receiving service.
 ///
-/// A request may wait, in its chunk's lane or for an answer, only for requests of higher classes:
-/// an update for forwards, a forward for forwards at a higher hop and for replaces, all of them for
-/// repairs; a purge and a request to forget inodes for the same at a higher hop; queries, repairs and
-/// reads wait for the local disk alone. So whatever is full, the requests of the highest class in flight anywhere can end, then those of the class below, and so
-/// on: no cycle of full budgets can form between nodes.
+/// A request may wait, in its chunk's queue or for a reply, only for requests of higher classes: an
+/// update for forwards; a forward for forwards at a higher hop and for replaces; all of them for
+/// repairs; a purge and a request to forget inodes for the same at a higher hop. Queries, repairs
+/// and reads wait for the local disk only. So whatever budgets are full, the requests of the
+/// highest class in flight can complete, then those of the class below, and so on: no cycle of full
+/// budgets can form between nodes.
 pub mod class {
-    /// Clients' updates, and inodes that the metadata service wants forgotten.
+    /// Clients' updates, and inodes to be forgotten for the metadata service.
     pub const UPDATE: u8 = 0;
-    /// The highest hop with a class of its own. A hop above the length of the chain needs a change
-    /// of the chain's head during one update; further ones share this class.
+    /// The highest hop with a separate class. A hop above the chain length requires a change of the
+    /// head during one update; further ones share this class.
     pub const HOP_MAX: u8 = 5;
-    /// Whole chunks for a SYNCING successor, which forwards nothing.
+    /// Whole chunks for a SYNCING successor, which does not forward them.
     pub const REPLACE: u8 = HOP_MAX + 1;
-    /// Questions that the replica answers from its store: syncs, repairs, lists of chunks.
+    /// Queries answered from the store: syncs, repairs, lists of chunks.
     pub const QUERY: u8 = REPLACE + 1;
     /// Clients' reads.
     pub const READ: u8 = QUERY + 1;
-    /// How many there are.
+    /// Number of classes.
     pub const COUNT: u8 = READ + 1;
 }
 
 impl StorageRequest {
-    /// Its class, see [`class`].
+    /// The class of the request, see [`class`].
     #[must_use]
     pub fn class(&self) -> u8 {
         match self {
             Self::Update(_) => class::UPDATE,
             Self::Forward(request) => request.hop.clamp(1, class::HOP_MAX),
             Self::Purge(request) => request.hop.clamp(1, class::HOP_MAX),
-            // Waits for none but the same at the next hop: no lane and no update waits for it.
+            // Waits only for the same at the next hop; no queue and no update waits for it.
             Self::ForgetInodes(request) => request.hop.min(class::HOP_MAX),
             Self::Replace(_) => class::REPLACE,
             Self::Read(_) => class::READ,
@@ -304,7 +305,7 @@ impl StorageRequest {
         }
     }
 
-    /// Whom it is for.
+    /// The address of the request.
     #[must_use]
     pub fn to(&self) -> Address {
         match self {
@@ -325,7 +326,7 @@ impl StorageRequest {
 }
 
 impl Updated {
-    /// The answer about a chunk that does not exist.
+    /// The reply for a chunk that does not exist.
     #[must_use]
     pub fn nothing() -> Self {
         Self {
@@ -337,13 +338,13 @@ impl Updated {
     }
 }
 
-/// An update is in force on every replica of the chain from the answering one on, durably.
+/// The update is durable and committed on the replying replica and all its successors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Updated {
     /// Version that the update made.
     pub version: ChunkVersion,
-    /// Length of the chunk at that version; 0 in the answer to a repeated request whose version
-    /// is no longer the newest.
+    /// Length of the chunk at that version; 0 in the reply to a repeated request whose version is
+    /// no longer the newest.
     pub length: u32,
     /// Checksum of the whole chunk at that version; see `length`.
     pub checksum: Checksum,
@@ -351,13 +352,13 @@ pub struct Updated {
     pub chain_version: ChainVersion,
 }
 
-/// What a read found. Payload: `length` bytes. A chunk that was never written (version 0) or was
+/// Result of a read. Payload: `length` bytes. A chunk that was never written (version 0) or was
 /// removed reads as one of length 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadDone {
     /// The committed version that was read.
     pub version: ChunkVersion,
-    /// Bytes read: fewer than asked where the chunk ends.
+    /// Bytes read: fewer than requested at the end of the chunk.
     pub length: u32,
     /// Length of the whole chunk.
     pub chunk_length: u32,
@@ -367,7 +368,7 @@ pub struct ReadDone {
     pub chain_version: ChainVersion,
 }
 
-/// A whole committed chunk, for a replica that repairs itself. Payload: the content.
+/// A whole committed chunk, for the repair of another replica. Payload: the content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
     /// Its version.
@@ -385,7 +386,7 @@ pub struct LastChunk {
     pub length: u32,
 }
 
-/// Any answer of a storage service.
+/// Any reply of a storage service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StorageReply {
     /// To Update, Forward, Replace.
@@ -396,7 +397,7 @@ pub enum StorageReply {
     Content(Content),
     /// To SyncStart.
     SyncStarted {
-        /// The session that all further messages of this sync name.
+        /// The session for all further messages of this sync.
         session: SyncSession,
         /// As in the request.
         round: u64,
@@ -405,33 +406,32 @@ pub enum StorageReply {
     Metas {
         /// This page.
         metas: Vec<ChunkMeta>,
-        /// Nothing follows.
+        /// No more follow.
         last: bool,
     },
     /// To SyncDone.
     SyncEnded,
     /// To QueryChunks: existing chunks in order, with their committed lengths. A last one of length
-    /// 0 does not exist: the query has come so far and looks at no more at once.
+    /// 0 does not exist: it marks how far the query has come.
     Chunks {
         /// (index, length).
         chunks: Vec<LastChunk>,
-        /// Nothing follows.
+        /// No more follow.
         last: bool,
     },
     /// To QueryLastChunk: `None` = the file has no chunk on this chain.
     LastChunk(Option<LastChunk>),
-    /// To ForgetInodes: durable on this replica and all after it.
+    /// To ForgetInodes: durable on this replica and all its successors.
     InodesForgotten,
 }
 
-/// What goes over the wire as an answer.
+/// Result of a request.
 pub type StorageResult = Result<StorageReply, StorageError>;
 
-/// Checks what came with a request against what the request says of it. The driver does this
-/// before the replica sees the request: it costs time in proportion to the payload.
+/// Checks the payload of a request. The driver does this before the replica sees the request: the
+/// cost is proportional to the payload.
 ///
-/// # Errors
-/// The bytes are not those that were sent, or there are bytes where none belong.
+/// # Errors The payload does not match its checksum, or the request must not have one.
 pub fn verify_payload(request: &StorageRequest, payload: &[u8]) -> Result<(), StorageError> {
     let (chunk, expected) = match request {
         StorageRequest::Update(request) => (request.chunk, request.payload_checksum),
@@ -441,7 +441,7 @@ pub fn verify_payload(request: &StorageRequest, payload: &[u8]) -> Result<(), St
         _ => {
             return Err(StorageError::InvalidRequest {
                 reason: format!(
-                    "a payload of {} bytes where none belongs: send it empty",
+                    "unexpected payload of {} bytes: this request has none",
                     payload.len()
                 ),
             });

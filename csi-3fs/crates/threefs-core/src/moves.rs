@@ -1,20 +1,20 @@
-//! Moving a replica of a chain to another node. Pure.
+//! Moves of a replica to another node. Pure.
 //!
-//! The order keeps the number of replicas that serve from ever falling below what it was:
+//! The order keeps the number of serving replicas from falling below its initial value:
 //! 1. [`start`]: the new target joins at the chain's end and is synced like any other.
-//! 2. Once every other target serves, the new one among them, the old one [`retires`]: its node
-//!    makes it stop serving and says so, as for a replica that distrusts its data.
-//! 3. mgmtd, which has heard that, leaves it out: [`finish`]. So nobody is ever answered by a
-//!    replica that is not in the chain any more, whatever routing he knows.
+//! 2. Once all other targets serve, including the new one, the old one [`retires`]: its node stops
+//!    serving it and reports that, as for a replica that distrusts its data.
+//! 3. mgmtd removes the retired target from the chain ([`finish`]). So no client is served by a
+//!    replica that is no longer in the chain, however old its routing is.
 //!
-//! If another target dies in between, the old one is synced again and the move waits. A new target
-//! that is being synced gives way to one that waits for its own sync ([`follow`]): that one needs
-//! less, and may have the only good copy of a chunk that is damaged where it serves.
+//! If another target dies in the meantime, the old one is synced again and the move waits. A new
+//! target that is being synced yields to one that waits for its sync ([`follow`]): that one needs
+//! less data, and may have the only good copy of a chunk that is damaged on the serving targets.
 
 use crate::ids::{NodeId, TargetId};
 use crate::routing::{Chain, ChainTarget, Move, PublicState};
 
-/// The chain with one target more, which has to be synced.
+/// The chain with an additional target, which must be synced.
 #[must_use]
 pub fn start(chain: &Chain, destination: TargetId, node: NodeId) -> Chain {
     let mut targets = chain.targets.clone();
@@ -22,8 +22,8 @@ pub fn start(chain: &Chain, destination: TargetId, node: NodeId) -> Chain {
     Chain { id: chain.id, version: chain.version.next(), targets }
 }
 
-/// What a scan makes of a chain that moves: `next` is what the chain rules made of `before`. True
-/// with it when the source has left and the move is over.
+/// Applies a move to the result of a scan: `next` is the result of the chain rules for `before`.
+/// Returns true with the chain if the source has left and the move is complete.
 #[must_use]
 pub fn follow(before: &Chain, next: Chain, this: &Move) -> (Chain, bool) {
     let version = before.version.next();
@@ -42,9 +42,9 @@ pub fn follow(before: &Chain, next: Chain, this: &Move) -> (Chain, bool) {
     (Chain { id: next.id, version, targets }, false)
 }
 
-/// The chain without the destination, for a move that is given up: its node will not come back.
-/// `None` while it is not away, or another than the source does not serve: then everything that has
-/// data is kept.
+/// The chain without the destination, for an abandoned move whose destination will not come back.
+/// `None` unless the destination is offline and all other targets except the source serve:
+/// otherwise every target with data is kept.
 #[must_use]
 pub fn abandon(chain: &Chain, this: &Move) -> Option<Chain> {
     let stays = |place: &&ChainTarget| place.target != this.destination;
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_source_leaves_only_after_all_others_serve_and_it_does_not() {
+    fn the_source_leaves_only_when_all_others_serve_and_it_does_not() {
         let states = [Serving, LastSrv, Syncing, Waiting, Offline];
         for source in states {
             for other in states {
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_target_gives_way_to_one_that_waits_for_its_sync() {
+    fn a_new_target_yields_to_one_that_waits_for_its_sync() {
         let before = chain([Serving, Serving, Waiting, Syncing]);
         let (next, ended) = follow(&before, before.clone(), &MOVE);
         assert!(!ended);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_is_given_up_only_without_a_destination_that_anybody_may_need() {
+    fn a_move_is_abandoned_only_if_its_destination_is_not_needed() {
         let states = [Serving, LastSrv, Syncing, Waiting, Offline];
         for source in states {
             for other in states {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_begins_with_a_target_that_has_nothing_yet() {
+    fn a_move_starts_with_an_empty_target() {
         let chain = chain([Serving, Serving, Serving, Serving]);
         let begun = start(&chain, TargetId(9), NodeId(9));
         assert_eq!(begun.version, ChainVersion(6));

@@ -1,4 +1,4 @@
-//! What mgmtd publishes: nodes, chains with the states of their targets, chain tables.
+//! Routing information published by mgmtd: nodes, chains with target states, chain tables, moves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,20 +9,20 @@ use crate::ids::{
     ChainId, ChainVersion, ClusterId, NodeId, RoutingVersion, TableId, TableVersion, TargetId,
 };
 
-/// State of a target in its chain, decided by mgmtd alone and published.
+/// State of a target in its chain, decided and published by mgmtd only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum PublicState {
-    /// Holds everything; takes reads and writes.
+    /// Has all data; takes reads and writes.
     Serving,
-    /// One of those that served when the chain lost all its targets at once: only they may bring it
-    /// back, each of them alone.
+    /// One of the targets that served when the chain lost all of them at once: any of them, and no
+    /// other, can bring the chain back.
     LastSrv,
-    /// Receives writes and is being brought up to date by its predecessor; takes no reads.
+    /// Takes writes and is being synced by its predecessor; takes no reads.
     Syncing,
-    /// Alive, waits for its turn to be synced.
+    /// Alive, waiting to be synced.
     Waiting,
-    /// Not alive.
+    /// Dead or unusable.
     Offline,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for PublicState {
     }
 }
 
-/// One place of a chain.
+/// A member of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ChainTarget {
     /// The target.
@@ -54,16 +54,16 @@ pub struct ChainTarget {
 pub struct Chain {
     /// Its id.
     pub id: ChainId,
-    /// Grows by one with each change.
+    /// Increases by one with each change.
     pub version: ChainVersion,
     /// SERVING, LASTSRV, SYNCING, WAITING, OFFLINE, in this order.
     pub targets: Vec<ChainTarget>,
 }
 
 impl Chain {
-    /// A new chain, empty of data. Its first target is LASTSRV, the others OFFLINE, so that it
-    /// comes to life by the same rules by which it would come back from a total loss of power:
-    /// no target ever serves without having seen that it may.
+    /// A new, empty chain. Its first target is LASTSRV, the others OFFLINE, so that it starts by
+    /// the same rules as after a loss of power of all nodes: no target serves before it knows that
+    /// it may.
     #[must_use]
     pub fn create(id: ChainId, targets: &[(TargetId, NodeId)]) -> Self {
         let targets = targets
@@ -78,7 +78,7 @@ impl Chain {
         Self { id, version: ChainVersion(1), targets }
     }
 
-    /// The place of `target`, if it belongs to this chain.
+    /// The member with `target`, if it belongs to this chain.
     #[must_use]
     pub fn place(&self, target: TargetId) -> Option<&ChainTarget> {
         self.targets.iter().find(|place| place.target == target)
@@ -95,25 +95,25 @@ impl Chain {
         self.targets.iter().filter(|place| place.state == PublicState::Serving)
     }
 
-    /// The target that takes writes from clients.
+    /// The first serving target, which takes the clients' updates.
     #[must_use]
     pub fn head(&self) -> Option<&ChainTarget> {
         self.serving().next()
     }
 
-    /// The last target that serves.
+    /// The last serving target.
     #[must_use]
     pub fn tail(&self) -> Option<&ChainTarget> {
         self.serving().next_back()
     }
 
-    /// Whom `target` forwards to: the next one that is SERVING or SYNCING.
+    /// The target that `target` forwards to: the next one that is SERVING or SYNCING.
     #[must_use]
     pub fn successor(&self, target: TargetId) -> Option<&ChainTarget> {
         self.writers().skip_while(|place| place.target != target).nth(1)
     }
 
-    /// Who forwards to `target`: the one before it among those that are SERVING or SYNCING.
+    /// The target that forwards to `target`: the preceding one that is SERVING or SYNCING.
     #[must_use]
     pub fn predecessor(&self, target: TargetId) -> Option<&ChainTarget> {
         let mut before = None;
@@ -126,7 +126,7 @@ impl Chain {
         None
     }
 
-    /// All targets SERVING: nothing left to repair.
+    /// Whether all targets are SERVING.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.targets.iter().all(|place| place.state == PublicState::Serving)
@@ -139,10 +139,10 @@ impl Chain {
     }
 }
 
-/// One replica of one chain on its way.
+/// A move of one replica of one chain to another node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Move {
-    /// The chain; at most one move a chain at a time.
+    /// The chain; a chain has at most one move at a time.
     pub chain: ChainId,
     /// The target that leaves.
     pub source: TargetId,
@@ -157,7 +157,7 @@ impl fmt::Display for Move {
 }
 
 impl Move {
-    /// Every target but the source serves, so that it is not needed any more.
+    /// Whether all targets but the source serve, so that it is no longer needed.
     pub(crate) fn replaced(&self, chain: &Chain) -> bool {
         chain.place(self.destination).is_some()
             && chain
@@ -173,37 +173,38 @@ impl Move {
     }
 }
 
-/// A versioned list of chains. Files name one version of it in their layout, so versions stay.
+/// A versioned list of chains. Layouts of files refer to one version, so versions are never
+/// removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChainTable {
     /// Its id.
     pub id: TableId,
     /// Its version.
     pub version: TableVersion,
-    /// Its chains, in the order that layouts count in.
+    /// Its chains, in the order used by layouts.
     pub chains: Vec<ChainId>,
 }
 
-/// A node and where to reach it.
+/// A node and its address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeInfo {
     /// Its id.
     pub id: NodeId,
     /// host:port of its storage service.
     pub address: String,
-    /// A label for operators (a zone, a rack); empty where nobody gave one.
+    /// A label for operators (a zone, a rack); may be empty.
     #[serde(default)]
     pub zone: String,
 }
 
-/// Everything that services and clients need to find data, in one versioned value.
+/// Everything that services and clients need to locate data, in one versioned value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoutingInfo {
-    /// The cluster; zero before mgmtd has said.
+    /// The cluster; zero before mgmtd has published it.
     pub cluster: ClusterId,
-    /// Grows with each change of anything below.
+    /// Increases with each change of the fields below.
     pub version: RoutingVersion,
-    /// All nodes that mgmtd knows, dead ones too.
+    /// All registered nodes, dead ones too.
     pub nodes: BTreeMap<NodeId, NodeInfo>,
     /// All chains.
     pub chains: BTreeMap<ChainId, Chain>,
@@ -212,8 +213,8 @@ pub struct RoutingInfo {
     /// Replicas that are moving to another node, by chain.
     #[serde(default)]
     pub moves: BTreeMap<ChainId, Move>,
-    /// Targets that have left their chains for good: their nodes may remove their data. Never used
-    /// again.
+    /// Targets that have left their chains permanently: their nodes may remove their data. Never
+    /// reused.
     #[serde(default)]
     pub retired: BTreeSet<TargetId>,
 }
@@ -254,7 +255,7 @@ impl RoutingInfo {
         })
     }
 
-    /// Whether `target` is to stop serving because another has taken its place.
+    /// Whether `target` must stop serving because another has replaced it.
     #[must_use]
     pub fn retires(&self, chain: &Chain, target: TargetId) -> bool {
         self.moves.get(&chain.id).is_some_and(|the_move| the_move.retires(chain, target))
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_counted_among_serving_and_syncing_targets() {
+    fn neighbours_are_serving_or_syncing_targets() {
         use PublicState::{Offline, Serving, Syncing};
         let chain = chain(&[Serving, Serving, Syncing, Offline]);
         assert_eq!(chain.head().map(|t| t.target), Some(TargetId(1)));
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn routing_survives_json_and_postcard() {
+    fn routing_round_trips_through_json_and_postcard() {
         let mut routing = RoutingInfo { version: RoutingVersion(4), ..Default::default() };
         routing.chains.insert(ChainId(1), chain(&[PublicState::Serving, PublicState::LastSrv]));
         let json = serde_json::to_string(&routing).unwrap();

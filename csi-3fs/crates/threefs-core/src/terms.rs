@@ -1,9 +1,8 @@
-//! What of a file's chunks the holder of a capability may change: those that the file's layout has,
-//! where it has them.
+//! Terms of a capability: the chunks of a file that its holder may update.
 //!
-//! The metadata service signs it, and a storage service checks each update with it, offline. Bytes
-//! that are on no chain of the layout, or beyond what was reserved, would count for no quota, and
-//! nothing would remove them with their file.
+//! The metadata service signs the terms, and storage services check each update against them
+//! without contacting it. Bytes outside the chains of the layout, or beyond the reservation, would
+//! count for no quota and would not be removed with their file.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -14,28 +13,28 @@ use crate::layout::{Layout, LayoutError};
 use crate::message::UpdateRequest;
 use crate::routing::RoutingInfo;
 
-/// How long a capability allows writes after it was signed, in seconds. It cannot be revoked, so the
-/// metadata service counts the bytes that it allows for at least as long.
+/// Write lifetime of a capability after its signature, in seconds. It cannot be revoked, so the
+/// metadata service charges the permitted bytes at least for this time.
 pub const WRITE_LIFETIME_S: u64 = 300;
 
-/// What a capability says of a file.
+/// Terms of a capability for one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileTerms {
     /// Where its chunks are.
     pub layout: Layout,
     /// Bytes of the file below this one may be written.
     pub end: u64,
-    /// And until then, in seconds since 1970.
+    /// End of the write permission, in seconds since 1970.
     pub until_unix_s: u64,
 }
 
-/// Why an update is outside the terms.
+/// Why an update violates the terms.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum TermsError {
-    /// Chunks of another size.
-    #[error("{chunk} with {named} bytes in a chunk: the chunks of its file have {chunk_bytes}")]
+    /// Another chunk size.
+    #[error("{chunk} with a chunk size of {named}: the chunk size of its file is {chunk_bytes}")]
     ChunkBytes {
-        /// Which.
+        /// The chunk.
         chunk: ChunkId,
         /// As in the update.
         named: u32,
@@ -43,45 +42,45 @@ pub enum TermsError {
         chunk_bytes: u32,
     },
     /// Another chain.
-    #[error("{chunk} on {named}: the layout of its file has it on {chain}")]
+    #[error("{chunk} on {named}: the layout of its file places it on {chain}")]
     Chain {
-        /// Which.
+        /// The chunk.
         chunk: ChunkId,
         /// As in the update.
         named: ChainId,
         /// As in the layout.
         chain: ChainId,
     },
-    /// Beyond what was reserved when the capability was signed.
+    /// Beyond the reservation at the time of the signature.
     #[error(
-        "an update of {chunk} ends at byte {named} of its file, the capability allows bytes below \
+        "an update of {chunk} ends at byte {named} of its file, but the capability permits bytes below \
          {end}; reserve the range and get a new one"
     )]
     BeyondEnd {
-        /// Which.
+        /// The chunk.
         chunk: ChunkId,
-        /// Up to where the update may write.
+        /// The end of the update.
         named: u64,
-        /// Up to where the holder may.
+        /// The permitted end.
         end: u64,
     },
-    /// The capability allows reads, and no longer writes.
+    /// The capability permits reads, but no longer writes.
     #[error(
-        "{chunk}: with this capability its file could be written until {until_unix_s}; get a new one"
+        "{chunk}: this capability permitted writes of its file until {until_unix_s}; get a new one"
     )]
     WriteExpired {
-        /// Which.
+        /// The chunk.
         chunk: ChunkId,
-        /// Until when, in seconds since 1970.
+        /// The end of the write permission, in seconds since 1970.
         until_unix_s: u64,
     },
-    /// The layout does not fit the routing known here, which may be about to come.
+    /// The layout does not match the routing of this node, which may be outdated.
     #[error(transparent)]
     Layout(#[from] LayoutError),
 }
 
 impl TermsError {
-    /// Whether a new capability, or newer routing here, may heal it.
+    /// Whether a new capability, or newer routing, may fix the error.
     pub fn is_recoverable(&self) -> bool {
         matches!(
             self,
@@ -93,8 +92,8 @@ impl TermsError {
 }
 
 impl FileTerms {
-    /// Whether an update with a payload of so many bytes is of a chunk that the file has, on its
-    /// chain, of no byte beyond the end, and in time.
+    /// Checks an update with a payload of this size: its chunk is on the file's chain, it ends
+    /// within the reservation, and the write permission has not expired.
     ///
     /// # Errors
     /// [`TermsError`].
@@ -128,8 +127,8 @@ impl FileTerms {
     }
 }
 
-/// Up to which byte of its file an update with a payload of so many bytes may write. One that takes
-/// a chunk's content away is of its first byte: it leaves a record of the chunk.
+/// The end of an update in its file, for a payload of this size. A removal or truncation to 0
+/// counts as one byte: it leaves a record of the chunk.
 pub fn end_of(update: &UpdateRequest, payload_bytes: usize) -> u64 {
     let payload_bytes = payload_bytes as u64;
     let in_chunk = match update.change {
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn only_chunks_of_the_file_on_its_chains_pass() {
+    fn only_chunks_of_the_file_on_its_chains_are_permitted() {
         let chains: Vec<ChainId> = (1..=4).map(ChainId).collect();
         let table = ChainTable { id: TableId(1), version: TableVersion(1), chains };
         let routing = RoutingInfo { tables: vec![table], ..RoutingInfo::default() };
@@ -206,11 +205,11 @@ mod tests {
         let request = update(ChainId(1), 0, ContentChange::Remove);
         let old = RoutingInfo::default();
         let error = terms.check(&request, 0, &old, 8).unwrap_err();
-        assert!(error.is_recoverable(), "the table may be on its way");
+        assert!(error.is_recoverable(), "newer routing may have the table");
     }
 
     #[test]
-    fn the_last_byte_that_an_update_may_write_counts() {
+    fn the_last_byte_of_an_update_is_checked() {
         let index = 5;
         let start = u64::from(index) * MIB;
         for (change, payload_bytes, end) in [

@@ -1,4 +1,4 @@
-//! What goes into a replica and what comes out of it.
+//! Events and actions of a replica.
 
 use std::fmt;
 
@@ -12,279 +12,278 @@ use crate::message::{ReadRequest, RepairRequest, StorageReply, StorageRequest};
 use crate::routing::Chain;
 use crate::time::Millis;
 
-/// Names an inbound request until it is answered. The driver gives it.
+/// Identifies an inbound request until its reply. Assigned by the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u64);
 
-/// Names an operation of the replica in store actions and their outcomes.
+/// Identifies an operation of the replica in store actions and their results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(pub u64);
 
-/// Names a call to another replica until its answer.
+/// Identifies a call to another replica until its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallId(pub u64);
 
-/// Why a call brought no reply.
+/// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerFailure {
-    /// No connection, or it broke, or the deadline passed: the effect is unknown.
+    /// Connection failure or timeout: the effect is unknown.
     Unreachable,
-    /// The other replica said no.
+    /// The other replica refused the request.
     Refused(StorageError),
 }
 
-/// Something has happened.
+/// Input of a replica.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// The chain as newly published. An older one than known is ignored.
+    /// A newly published chain. Older versions are ignored.
     Routing(Chain),
     /// The node's lease was renewed: see [`crate::heartbeat::ServingLease`].
     Lease {
-        /// Until when.
+        /// End of the lease.
         valid_until: Millis,
     },
     /// A request for this target; its payload was checked by
     /// [`crate::message::verify_payload`]. It gets exactly one [`Action::Reply`],
     /// [`Action::ServeRead`] or [`Action::ServeRepair`] (unless the service stops before).
     Request {
-        /// The driver's name for it.
+        /// Assigned by the driver.
         token: Token,
         /// The request.
         request: StorageRequest,
-        /// What came with it.
+        /// Its payload.
         payload: Bytes,
-        /// An update may not be begun at this moment or later: whoever sent it may have lost the
-        /// right to it. `None` if it may be begun at any time.
+        /// Expiry of an update: it must not be started at or after this instant, because its sender
+        /// may have lost its lease. `None` = no expiry.
         expires: Option<Millis>,
     },
-    /// The outcome of an [`Action::Call`].
+    /// Result of an [`Action::Call`].
     Answer {
-        /// Which call.
+        /// The call.
         call: CallId,
-        /// What came back.
+        /// The reply, or the failure.
         result: Result<StorageReply, PeerFailure>,
         /// Payload of the reply.
         payload: Bytes,
     },
-    /// The outcome of an [`Action::Apply`].
+    /// Result of an [`Action::Apply`].
     Applied {
         /// As in the action.
         op: OpId,
         /// The pending state.
         result: Result<ChunkState, StoreError>,
     },
-    /// An [`Action::Apply`] has not started yet: other updates hold the room on the disk.
+    /// An [`Action::Apply`] is waiting: other updates have reserved the space on the disk.
     RoomAwaited {
         /// As in the action.
         op: OpId,
     },
-    /// It starts now.
+    /// A waiting [`Action::Apply`] starts now.
     RoomGiven {
         /// As in the action.
         op: OpId,
     },
-    /// The outcome of an [`Action::Commit`].
+    /// Result of an [`Action::Commit`].
     Committed {
         /// As in the action.
         op: OpId,
         /// The committed state.
         result: Result<ChunkState, StoreError>,
     },
-    /// The outcome of an [`Action::Forget`] or an [`Action::Purge`].
+    /// Result of an [`Action::Forget`] or an [`Action::Purge`].
     Forgotten {
         /// As in the action.
         op: OpId,
-        /// Done, or why not.
+        /// Success or failure.
         result: Result<(), StoreError>,
     },
-    /// The outcome of an [`Action::ForgetInodes`].
+    /// Result of an [`Action::ForgetInodes`].
     InodesForgotten {
         /// As in the action.
         op: OpId,
-        /// Done, or why not.
+        /// Success or failure.
         result: Result<(), StoreError>,
     },
-    /// The outcome of an [`Action::ReadContent`].
+    /// Result of an [`Action::ReadContent`].
     Content {
         /// As in the action.
         op: OpId,
-        /// The whole content and what it is.
+        /// The whole content and its state.
         result: Result<(ChunkState, Bytes), StoreError>,
     },
-    /// A read that the driver served met [`StoreError::Corrupt`].
+    /// A read served by the driver found [`StoreError::Corrupt`].
     DamageFound {
-        /// Which chunk.
+        /// The chunk.
         chunk: ChunkId,
     },
-    /// Another target has taken this one's place (`crate::moves`): it must stop serving before
-    /// mgmtd leaves it out of the chain.
+    /// Another target has replaced this one (`crate::moves`): it must stop serving before mgmtd
+    /// removes it from the chain.
     Retire,
-    /// The service ends on purpose: this replica serves nothing from now on, for good, and its
-    /// reports say OFFLINE.
+    /// The service is shutting down: this replica permanently stops serving and reports OFFLINE.
     Leave,
     /// Time has passed: [`super::Replica::next_wakeup`] is due.
     Tick,
 }
 
-/// Something is to be done.
+/// Output of a replica, to be executed by the driver.
 #[derive(Clone, Debug)]
 pub enum Action {
-    /// Make a pending state in the store, durably; then [`Event::Applied`].
+    /// Make a pending state durable in the store; then [`Event::Applied`].
     Apply {
-        /// Names the outcome.
+        /// Identifies the result.
         op: OpId,
-        /// What.
+        /// The update.
         update: StoreUpdate,
-        /// Its bytes.
+        /// Its payload.
         payload: Bytes,
-        /// As which class of requests it takes room on the disk (`crate::message::class`).
+        /// The class of requests that it reserves disk space for (`crate::message::class`).
         class: u8,
     },
-    /// Flip a pending state to committed; then [`Event::Committed`].
+    /// Commit a pending state; then [`Event::Committed`].
     Commit {
-        /// Names the outcome.
+        /// Identifies the result.
         op: OpId,
-        /// Which chunk.
+        /// The chunk.
         chunk: ChunkId,
         /// The pending version.
         version: ChunkVersion,
-        /// Under which chain version.
+        /// Chain version of the commit.
         chain_version: ChainVersion,
     },
-    /// Drop all that is known of a chunk, durably; then [`Event::Forgotten`].
+    /// Drop all state of a chunk, durably; then [`Event::Forgotten`].
     Forget {
-        /// Names the outcome.
+        /// Identifies the result.
         op: OpId,
-        /// Which chunk.
+        /// The chunk.
         chunk: ChunkId,
     },
-    /// Drop all that is known of a removed chunk, and raise the store's version floor to its
-    /// version; then [`Event::Forgotten`].
+    /// Drop all state of a removed chunk, and raise the store's version floor to its version; then
+    /// [`Event::Forgotten`].
     Purge {
-        /// Names the outcome.
+        /// Identifies the result.
         op: OpId,
-        /// Which chunk.
+        /// The chunk.
         chunk: ChunkId,
         /// The version that removed it.
         version: ChunkVersion,
     },
-    /// Drop all that is known of these inodes' chunks and fence them, and raise the store's version
-    /// floor, durably; then [`Event::InodesForgotten`].
+    /// Drop all chunks of these inodes, refuse updates of them from then on, and raise the store's
+    /// version floor, durably; then [`Event::InodesForgotten`].
     ForgetInodes {
-        /// Names the outcome.
+        /// Identifies the result.
         op: OpId,
-        /// Which inodes.
+        /// The inodes.
         inodes: Vec<InodeRange>,
-        /// To what.
+        /// The new version floor.
         version_floor: ChunkVersion,
     },
     /// Read a whole chunk from the store; then [`Event::Content`].
     ReadContent {
-        /// Names the outcome.
+        /// Identifies the result.
         op: OpId,
-        /// Which chunk.
+        /// The chunk.
         chunk: ChunkId,
-        /// Which of its states.
+        /// The state to read.
         which: Which,
     },
-    /// Ask another replica; then [`Event::Answer`].
+    /// Send a request to another replica; then [`Event::Answer`].
     Call {
-        /// Names the outcome.
+        /// Identifies the result.
         call: CallId,
-        /// Where it is.
+        /// Its node.
         node: NodeId,
-        /// What to ask.
+        /// The request.
         request: StorageRequest,
-        /// What goes with it.
+        /// Its payload.
         payload: Bytes,
-        /// After this time the replica no longer waits for the answer.
+        /// The replica ignores the reply after this time.
         timeout_ms: u64,
     },
-    /// Answer a request. No reply of a replica has a payload; reads are the driver's to answer.
+    /// Reply to a request, without a payload. The driver serves reads itself.
     Reply {
-        /// Which request.
+        /// The request.
         token: Token,
-        /// The answer.
+        /// The reply.
         result: Result<StorageReply, StorageError>,
     },
-    /// A read may be answered from the committed state of the store, now or later: read, then
-    /// reply. On [`StoreError::Corrupt`] reply with the error and send [`Event::DamageFound`].
+    /// Serve a read from the committed state of the store, now or later. On [`StoreError::Corrupt`]
+    /// reply with the error and send [`Event::DamageFound`].
     ServeRead {
-        /// Which request.
+        /// The request.
         token: Token,
-        /// What to read.
+        /// The read.
         request: ReadRequest,
-        /// For the reply.
+        /// Chain version for the reply.
         chain_version: ChainVersion,
     },
-    /// Another replica repairs itself: read the whole chunk (`which` has the version it asked
-    /// for), then reply.
+    /// Serve the repair of another replica: read the whole chunk and reply. `which` has the
+    /// requested version.
     ServeRepair {
-        /// Which request.
+        /// The request.
         token: Token,
-        /// What to read.
+        /// The repair.
         request: RepairRequest,
-        /// Where that version is.
+        /// The state with the requested version.
         which: Which,
     },
-    /// Somebody knows newer routing than this node: fetch it.
+    /// A peer has newer routing than this node: fetch it.
     RefreshRouting,
-    /// Tell the operator.
+    /// Report an alert to the operator.
     Alert(Alert),
 }
 
-/// Something that an operator should know. None needs the operator's hand for the chain to go on.
+/// Conditions to report to operators. The chain continues without intervention in all cases.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Alert {
     /// This replica disagrees with its predecessor and will be synced.
     Disagreement {
         /// This target.
         target: TargetId,
-        /// About which chunk.
+        /// The chunk.
         chunk: ChunkId,
-        /// In which way.
+        /// The disagreement.
         reason: StorageError,
     },
-    /// A damaged chunk was found; repair has begun.
+    /// A damaged chunk was found; its repair has started.
     Damaged {
         /// This target.
         target: TargetId,
-        /// Which chunk.
+        /// The chunk.
         chunk: ChunkId,
     },
-    /// A damaged chunk has its content back.
+    /// A damaged chunk was repaired.
     Repaired {
         /// This target.
         target: TargetId,
-        /// Which chunk.
+        /// The chunk.
         chunk: ChunkId,
     },
-    /// No other replica could give the content now. Each later read or sync tries again; a write
-    /// of the whole chunk heals it.
+    /// No other replica could provide the content. Each later read or sync retries; a write of the
+    /// whole chunk repairs it.
     NotRepaired {
         /// This target.
         target: TargetId,
-        /// Which chunk.
+        /// The chunk.
         chunk: ChunkId,
     },
-    /// The store failed; the target is given up until the service restarts.
+    /// The store failed; the target is not used until the store is opened again.
     StoreFailed {
         /// This target.
         target: TargetId,
-        /// What it said.
+        /// The error of the store.
         reason: String,
     },
-    /// The store has not answered for too long: the target is left out until it does.
+    /// The store has not responded for too long: the target is not used until it does.
     StoreStalled {
         /// This target.
         target: TargetId,
     },
-    /// Another target has taken its place: it stops serving.
+    /// Another target has replaced it: it stops serving.
     Retired {
         /// This target.
         target: TargetId,
     },
-    /// Its service ends on purpose: it stops serving.
+    /// Its service is shutting down: it stops serving.
     Left {
         /// This target.
         target: TargetId,
@@ -293,16 +292,16 @@ pub enum Alert {
     SuccessorFull {
         /// This target.
         target: TargetId,
-        /// The full one.
+        /// The successor.
         successor: TargetId,
     },
-    /// A successor was brought up to date.
+    /// A successor was synced.
     SyncEnded {
         /// This target.
         target: TargetId,
-        /// The other one.
+        /// The successor.
         successor: TargetId,
-        /// Chunks that had to be sent.
+        /// Chunks sent.
         sent: u64,
     },
 }
@@ -317,29 +316,29 @@ impl fmt::Display for Alert {
                 )
             }
             Self::Damaged { target, chunk } => {
-                write!(f, "{chunk} is damaged on {target}; repair has begun")
+                write!(f, "{chunk} is damaged on {target}; repair started")
             }
             Self::Repaired { target, chunk } => write!(f, "{chunk} is repaired on {target}"),
             Self::NotRepaired { target, chunk } => {
-                write!(f, "{chunk} is damaged on {target} and no other replica could give it now")
+                write!(f, "{chunk} is damaged on {target} and no other replica could provide it")
             }
             Self::StoreFailed { target, reason } => {
-                write!(f, "{target} is given up until its service restarts: {reason}")
+                write!(f, "{target} is not used until its store is opened again: {reason}")
             }
             Self::StoreStalled { target } => {
-                write!(f, "the store of {target} does not answer: it is left out until it does")
+                write!(f, "the store of {target} does not respond: it is not used until it does")
             }
             Self::Retired { target } => {
-                write!(f, "another target has taken the place of {target}: it stops serving")
+                write!(f, "{target} was replaced by another target and stops serving")
             }
             Self::Left { target } => {
-                write!(f, "{target} stops serving: its service shuts down")
+                write!(f, "{target} stops serving: its service is shutting down")
             }
             Self::SuccessorFull { target, successor } => {
                 write!(f, "{successor} has no space left: updates wait on {target}")
             }
             Self::SyncEnded { target, successor, sent } => {
-                write!(f, "{target} has brought {successor} up to date, {sent} chunks sent")
+                write!(f, "{target} has synced {successor}, {sent} chunks sent")
             }
         }
     }

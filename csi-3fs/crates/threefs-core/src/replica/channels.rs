@@ -1,25 +1,25 @@
-//! The newest update of each channel that this replica has seen, in memory. The tags kept with a
-//! chunk recognise retries after restarts and head changes; this recognises late duplicates.
+//! Deduplication of updates by channel, in memory: the newest update of each channel. Detects late
+//! duplicates; the tags stored with a chunk detect retries after restarts and head changes.
 
 use std::collections::BTreeMap;
 
 use crate::ids::{ChannelId, ChunkId, ChunkVersion, ClientId, RequestTag};
 
-/// Channels remembered: 200 bytes each.
+/// Maximum number of channels, 200 bytes each.
 const CHANNELS_MAX: usize = 65_536;
-/// Those of one client, which has one for each update in flight and gives up those without an
-/// answer. Beyond them it loses its own least recently used one, not another client's.
+/// Maximum per client, which has one for each update in flight and abandons those without a reply.
+/// Beyond it, the client's own least recently used channel is evicted.
 const CHANNELS_OF_CLIENT_MAX: usize = 4_096;
 
 #[derive(Clone, Copy, Debug)]
 struct Newest {
     sequence: u64,
     done: Option<(ChunkId, ChunkVersion)>,
-    /// When it was used last, as a count of uses.
+    /// Last use, as a count of uses.
     used: u64,
 }
 
-/// See the module.
+/// The newest update of each channel.
 #[derive(Debug, Default)]
 pub(super) struct Channels {
     newest: BTreeMap<(ClientId, ChannelId), Newest>,
@@ -28,16 +28,16 @@ pub(super) struct Channels {
     of_client: BTreeMap<ClientId, BTreeMap<u64, ChannelId>>,
 }
 
-/// What is known of a tag.
+/// Status of a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TagStatus {
-    /// Nothing speaks against it.
+    /// Not seen before.
     New,
-    /// It was done and made this version.
+    /// Completed with this version.
     Done(ChunkVersion),
     /// Its channel has sent newer updates.
     Outdated,
-    /// A later life of its client has sent updates.
+    /// A later incarnation of its client has sent updates.
     Superseded(ClientId),
 }
 
@@ -57,7 +57,7 @@ impl Channels {
         }
     }
 
-    /// The newest of the later lives of a client that are remembered.
+    /// The newest of the later incarnations of a client.
     fn successor(&self, client: ClientId) -> Option<ClientId> {
         let last_life = ClientId::with_incarnation(client.0, u32::MAX);
         let newest = self.of_client.range(client..=last_life).next_back().map(|(id, _)| *id);
@@ -129,24 +129,24 @@ mod tests {
     }
 
     #[test]
-    fn a_client_with_many_channels_forgets_its_own_least_recently_used() {
+    fn a_client_with_many_channels_evicts_its_own_least_recently_used() {
         let mut channels = Channels::default();
         channels.done(tag(1, 0, 1), CHUNK, ChunkVersion(7));
         channels.done(tag(2, 0, 1), CHUNK, ChunkVersion(8));
         for channel in 1..=CHANNELS_MAX as u32 * 2 {
             channels.done(tag(2, channel, 1), CHUNK, ChunkVersion(9));
-            // Used again and again: it is kept.
+            // Used repeatedly, so it is kept.
             channels.started(tag(2, 1, u64::from(channel)));
         }
         assert_eq!(channels.status(tag(1, 0, 1), CHUNK), TagStatus::Done(ChunkVersion(7)));
-        assert_eq!(channels.status(tag(2, 0, 1), CHUNK), TagStatus::New, "long ago, and its own");
+        assert_eq!(channels.status(tag(2, 0, 1), CHUNK), TagStatus::New, "least recently used");
         assert_eq!(channels.status(tag(2, 1, 1), CHUNK), TagStatus::Outdated);
         assert_eq!(channels.newest.len(), CHANNELS_OF_CLIENT_MAX + 1);
         assert_eq!(channels.by_use.len(), channels.newest.len());
     }
 
     #[test]
-    fn updates_of_an_earlier_life_are_refused_while_a_later_one_is_remembered() {
+    fn updates_of_an_earlier_incarnation_are_refused_while_a_later_one_is_remembered() {
         let lives =
             |life| RequestTag { client: ClientId::with_incarnation(5 << 32, life), ..tag(0, 0, 1) };
         let mut channels = Channels::default();
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn all_clients_together_are_bounded_and_the_least_recently_used_goes() {
+    fn the_total_is_bounded_and_the_least_recently_used_is_evicted() {
         let mut channels = Channels::default();
         for client in 0..=CHANNELS_MAX as u128 {
             channels.done(tag(client, 0, 1), CHUNK, ChunkVersion(7));

@@ -1,6 +1,6 @@
-//! Checks of the replica that a simulator can leave out, one at a time, to show that its schedules
-//! find what each of them prevents. Without the feature `simulator` every check is always made.
-//! Checks whose absence no schedule notices are not listed.
+//! Checks of the replica that a simulator can disable one at a time, to verify that its schedules
+//! find the failures that each check prevents. Without the feature `simulator` all checks are made.
+//! Checks whose absence no schedule detects are not listed.
 
 use super::Config;
 
@@ -13,9 +13,9 @@ pub enum Check {
     NothingPending,
     /// A retry is recognized by the tags of its chunk.
     Tags,
-    /// An update that waited in line may have expired there.
+    /// An update that waited in its queue may have expired.
     Expiry,
-    /// A whole chunk is newer than the one taken before it.
+    /// A whole chunk is newer than the one received before it.
     Sequence,
     /// A replica that left SERVING is not up to date.
     Demotion,
@@ -23,22 +23,22 @@ pub enum Check {
     Stall,
     /// A replica without room for a sync is not up to date.
     Room,
-    /// A replica asks its successor before it answers that inodes are forgotten.
+    /// A replica waits for its successor before it replies that inodes are forgotten.
     ForgetDownChain,
-    /// A removed chunk is purged only when all updates from before have expired.
+    /// A removed chunk is purged only when all updates from before the removal have expired.
     PurgeAge,
     /// A replica purges a chunk after its successor has.
     PurgeDownChain,
 }
 
 impl Config {
-    /// Is `check` made?
+    /// Whether `check` is made.
     #[cfg(feature = "simulator")]
     pub(super) fn makes(&self, check: Check) -> bool {
         self.without != Some(check)
     }
 
-    /// Is `check` made?
+    /// Whether `check` is made.
     #[cfg(not(feature = "simulator"))]
     #[allow(clippy::unused_self)] // The same signature as the one above.
     pub(super) const fn makes(&self, _check: Check) -> bool {

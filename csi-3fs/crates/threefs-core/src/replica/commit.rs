@@ -1,4 +1,4 @@
-//! From a durable pending state to the commit: forward to the successor, or be the tail.
+//! Commit of a pending state: forward to the successor and wait, or commit at once as the tail.
 
 use std::collections::VecDeque;
 
@@ -17,7 +17,7 @@ use crate::message::{ForwardRequest, ReplaceRequest, StorageReply, StorageReques
 use crate::routing::{ChainTarget, PublicState};
 
 impl Replica {
-    /// Takes up a pending state that no_waiters works on: after a restart, a change of role.
+    /// Resumes a pending state without an operation, after a restart or a change of role.
     pub(super) fn start_resolve(
         &mut self,
         ctx: &mut Context<'_>,
@@ -30,7 +30,7 @@ impl Replica {
             return super::request::answer(ctx, waiters, Err(self.not_serving()));
         };
         if self.is_forgotten(ctx, chunk.inode) {
-            // An operation that ended here would hold the lane for ever.
+            // Otherwise the operation would block the queue forever.
             let error = StorageError::InodeForgotten { inode: chunk.inode };
             return super::request::answer(ctx, waiters, Err(error));
         }
@@ -94,15 +94,15 @@ impl Replica {
                 self.fail(ctx, reason);
             }
             StoreError::Corrupt { .. } => {
-                // Whoever asked will ask again; by then the old content may be back.
+                // The client retries; by then the old content may be repaired.
                 self.finish(ctx, op, Err(error.at(self.config.target)));
                 self.repair(ctx, chunk);
             }
             StoreError::NoSpace { .. } | StoreError::NotFound { .. } => {
                 if self.role() == Role::Syncing {
-                    // The chain must not wait for a target that does not even serve: it reports
-                    // itself OFFLINE. So it must not begin to serve either, whatever it has said
-                    // of its data before.
+                    // The chain must not wait for a target that does not serve: it reports itself
+                    // OFFLINE. So it must not start to serve either, whatever it has reported about
+                    // its data before.
                     self.full_until = Some(ctx.now.after(self.config.full_wait_ms));
                     if self.config.makes(Check::Room) {
                         self.data_state = DataState::Online;
@@ -114,7 +114,7 @@ impl Replica {
         }
     }
 
-    /// A newer chain: calls to the former successor mean nothing any more.
+    /// After a newer chain: pending calls to the former successor are void.
     pub(super) fn proceed_all(&mut self, ctx: &mut Context<'_>) {
         let waiting: Vec<OpId> = self
             .ops
@@ -130,7 +130,7 @@ impl Replica {
         }
     }
 
-    /// Does what this replica's place in the chain asks for next, as the chain is now.
+    /// Takes the next step of an operation for the current role and chain.
     pub(super) fn proceed(&mut self, ctx: &mut Context<'_>, op: OpId) {
         let role = self.role();
         let Some(state) = self.ops.get_mut(&op) else { return };
@@ -148,7 +148,7 @@ impl Replica {
         match state.work {
             Work::Send => return self.proceed_send(ctx, op),
             Work::Repair => return self.proceed_repair(ctx, op),
-            // It is tried again later, not while others wait in the chunk's lane.
+            // Retried later, so that it does not block the chunk's queue.
             Work::Purge { .. } => return self.finish(ctx, op, Err(self.busy())),
             _ => {}
         }
@@ -176,7 +176,7 @@ impl Replica {
         self.store(ctx, op, Step::Committing, action);
     }
 
-    /// To a SERVING successor goes what the client sent; where that is gone, the whole content.
+    /// Forwards the client's payload to a SERVING successor, or the whole content if that is gone.
     fn forward(&mut self, ctx: &mut Context<'_>, op: OpId, next: ChainTarget) {
         let Some(state) = self.ops.get(&op) else { return };
         let (change, payload, payload_checksum) = match &state.work {
@@ -210,7 +210,7 @@ impl Replica {
             from: self.config.target,
             chunk: state.chunk,
             version: state.version,
-            // Every update has a tag; a state without one comes from no update.
+            // Every update has a tag; a state without one does not come from an update.
             tag: state.tag.unwrap_or_default(),
             change,
             payload_checksum,
@@ -222,7 +222,7 @@ impl Replica {
         self.op_call(ctx, op, next, StorageRequest::Forward(request), payload);
     }
 
-    /// To a SYNCING successor goes the whole chunk, whatever it may have.
+    /// Sends the whole chunk to a SYNCING successor.
     fn send_whole(&mut self, ctx: &mut Context<'_>, op: OpId, next: ChainTarget) {
         let Some(state) = self.ops.get(&op) else { return };
         let Some(pending) = state.pending.clone() else { return };
@@ -243,7 +243,7 @@ impl Replica {
         self.store(ctx, op, Step::Reading, action);
     }
 
-    /// Sends a whole chunk as `content` describes it. The session must be known.
+    /// Sends a whole chunk with the state `content`. The session must be known.
     pub(super) fn call_replace(
         &mut self,
         ctx: &mut Context<'_>,
@@ -299,7 +299,7 @@ impl Replica {
                 let checksum = content.checksum;
                 self.call_forward(ctx, op, next, ContentChange::Replace, payload, checksum);
             }
-            // The chain changed while the store was reading.
+            // The chain changed during the read.
             _ => self.proceed(ctx, op),
         }
     }
@@ -345,9 +345,9 @@ impl Replica {
         }
     }
 
-    /// The update stays pending and is tried again: it must not be dropped, since a late copy of
-    /// the call may still be carried out. But no_waiters has to wait for it, and no other update that
-    /// needs room gets this far.
+    /// The update stays pending and is retried: it must not be dropped, because a delayed copy of
+    /// the call may still be executed. But its waiters are answered, and other updates that need
+    /// space are refused early.
     fn successor_is_full(&mut self, ctx: &mut Context<'_>, op: OpId, error: &StorageError) {
         self.answer_waiters(ctx, op, error);
         if let Some(next) = self.successor().filter(|next| next.state == PublicState::Serving) {
@@ -361,7 +361,7 @@ impl Replica {
         self.back_off(ctx, op);
     }
 
-    /// The call failed: it is repeated after a while, to whoever is the successor then.
+    /// Retries a failed call later, to the successor at that time.
     pub(super) fn back_off(&mut self, ctx: &mut Context<'_>, op: OpId) {
         let Some(state) = self.ops.get_mut(&op) else { return };
         state.step = Step::BackingOff;
@@ -382,7 +382,7 @@ impl Replica {
         op: OpId,
         result: Result<ChunkState, StoreError>,
     ) {
-        // An aborted operation's commit is as good as any: the successors had committed.
+        // The commit of an aborted operation is valid: the successors have committed.
         self.store_since.remove(&op);
         let Some(state) = self.ops.get_mut(&op) else { return };
         state.step = Step::BackingOff;
@@ -441,14 +441,14 @@ impl Replica {
 }
 
 impl Op {
-    /// Does this answer mean that the successor has exactly what this replica has?
+    /// Whether the reply confirms that the successor has the same version and content.
     fn is_done_by(&self, done: &Updated) -> bool {
         let checksum = self.pending.as_ref().map_or(Checksum(0), |pending| pending.checksum);
         done.version == self.version && done.checksum == checksum
     }
 }
 
-/// Nobody waits for operations that the replica starts by itself.
+/// Waiters of an operation that the replica starts by itself.
 pub(super) fn no_waiters() -> VecDeque<Token> {
     VecDeque::new()
 }

@@ -1,10 +1,10 @@
-//! Forgetting inodes: everything that is known of their chunks is dropped, down the chain.
+//! Forgetting inodes: all state of their chunks is dropped on every replica, down the chain.
 //!
-//! The metadata service asks the head once an inode is gone and every update of it has expired.
-//! Each replica drops the chunks and fences the inode durably, then asks its successor, and
-//! answers when the successor has. The fence only grows and is right wherever it is known, so a
-//! request may be repeated, and a replica that meets the refusal of its successor drops the inode
-//! as well.
+//! The metadata service asks the head once an inode is removed and every update of it has expired.
+//! Each replica drops the chunks and fences the inode durably, then asks its successor, and replies
+//! after the successor. The set of fenced inodes only grows and is valid on every replica, so
+//! requests may be repeated, and a replica whose successor refuses an update drops the inode as
+//! well.
 
 use bytes::Bytes;
 
@@ -18,23 +18,23 @@ use crate::ids::{ChunkId, ChunkVersion, InodeId};
 use crate::message::{ForgetInodes, StorageReply, StorageRequest};
 use crate::time::Millis;
 
-/// Requests under way at once: every update is compared with the inodes of each.
+/// Requests in progress: every update is compared with the inodes of each.
 const FORGETS_MAX: usize = 4;
 
-/// One request under way.
+/// A request in progress.
 #[derive(Debug)]
 pub(super) struct Forgetting {
     inodes: Vec<InodeRange>,
-    /// Of the request that waits for it.
+    /// Hop of the waiting request.
     hop: u8,
-    /// `None` where no request waits for it, or the chain has changed since.
+    /// `None` if no request waits, or the chain has changed.
     token: Option<Token>,
-    /// `None` while the store is at work.
+    /// `None` while the store is working.
     call: Option<(CallId, Millis)>,
 }
 
 impl Replica {
-    /// Is `inode` forgotten, or being forgotten, here?
+    /// Whether `inode` is forgotten, or being forgotten.
     pub(super) fn is_forgotten(&self, ctx: &Context<'_>, inode: InodeId) -> bool {
         let under_way = |one: &Forgetting| one.inodes.iter().any(|range| range.contains(inode));
         ctx.metas.is_forgotten(inode) || self.forgets.values().any(under_way)
@@ -55,12 +55,12 @@ impl Replica {
         }
         if request.inodes.len() > FORGET_INODES_MAX {
             let reason = format!(
-                "{} inodes to forget: name at most {FORGET_INODES_MAX} in one request",
+                "{} inodes to forget: at most {FORGET_INODES_MAX} are allowed in one request",
                 request.inodes.len()
             );
             return Err(StorageError::InvalidRequest { reason });
         }
-        // What is under way ends first; no update is begun any more that would start another.
+        // Operations in progress must end first; new updates of the inodes do not start.
         let in_use = |range: &InodeRange| {
             let chunks = ChunkId::first_of(range.first)..=ChunkId::last_of(range.last);
             self.queues.range(chunks).next().is_some()
@@ -88,8 +88,8 @@ impl Replica {
         ctx.out.push(Action::ForgetInodes { op, inodes, version_floor });
     }
 
-    /// The successor refuses an update of `op` because it has forgotten the inode: so does this
-    /// replica now.
+    /// The successor refused an update of `op` because it has forgotten the inode: forget it here
+    /// as well.
     pub(super) fn learn_forgotten(&mut self, ctx: &mut Context<'_>, op: OpId) {
         let Some(inode) = self.ops.get(&op).map(|state| state.chunk.inode) else { return };
         if !self.is_forgotten(ctx, inode) {
@@ -98,11 +98,11 @@ impl Replica {
         self.finish(ctx, op, Err(StorageError::InodeForgotten { inode }));
     }
 
-    /// Ends `op` if its inode was forgotten meanwhile.
+    /// Ends `op` if its inode was forgotten in the meantime.
     pub(super) fn ends_forgotten(&mut self, ctx: &mut Context<'_>, op: OpId) -> bool {
         let Some(state) = self.ops.get(&op) else { return false };
         let inode = state.chunk.inode;
-        // A chunk that is to be sent to the successor goes as "no such chunk".
+        // A chunk to be sent to the successor is sent as unknown.
         if matches!(state.work, Work::Send) || state.step.in_store() {
             return false;
         }
@@ -162,7 +162,7 @@ impl Replica {
     ) {
         let result = match result {
             Ok(StorageReply::InodesForgotten) => Ok(StorageReply::InodesForgotten),
-            // It may be asked again at any time; what was done here stays done.
+            // It may be retried at any time; the local result is kept.
             _ => Err(self.busy()),
         };
         self.end_forget(ctx, op, result);
@@ -173,7 +173,7 @@ impl Replica {
         self.end_forget(ctx, op, Err(StorageError::Timeout { target }));
     }
 
-    /// The chain has changed: whoever asked asks again, the head as it is then.
+    /// After a change of the chain: callers must repeat the request, to the head at that time.
     pub(super) fn abort_forgets(&mut self, ctx: &mut Context<'_>) {
         let all: Vec<OpId> = self.forgets.keys().copied().collect();
         for op in all {

@@ -1,22 +1,22 @@
 //! One replica of one chain as a state machine: events in, actions out.
 //!
-//! The driver (the storage service, the simulator) owns time, sockets and the chunk store. For
-//! each event it calls [`Replica::handle`] and carries out the actions *in their order*; the
-//! outcome of each comes back as a later event. Between two calls it asks
-//! [`Replica::next_wakeup`] when to send the next [`Event::Tick`].
+//! The driver (the storage service, the simulator) owns time, sockets and the chunk store. For each
+//! event it calls [`Replica::handle`] and executes the actions *in order*; the result of each comes
+//! back as a later event. Between two calls, [`Replica::next_wakeup`] says when to send the next
+//! [`Event::Tick`].
 //!
-//! Invariants, each of which the simulator tries to break:
-//! - One update of a chunk at a time (its *lane*); all checks are made, or made again, when the
-//!   lane is taken: above all the chain version.
-//! - An update is durable here before it is forwarded, and is committed here only when it is
-//!   committed on every later replica. So every replica has all that its successors have.
-//! - A replica with a pending update of a chunk does not answer reads of that chunk.
-//! - Nothing pending is ever dropped by a replica that serves: it is rolled forward.
-//! - Whoever finds that it disagrees with its predecessor stops serving, says so in its next
-//!   heartbeat and is synced. Data never parks a target for good.
+//! Invariants, each of which the simulator tries to violate:
+//! - One operation of a chunk at a time (see [`queue`]). All checks are made, or repeated, when the
+//!   operation starts, in particular of the chain version.
+//! - An update is durable here before it is forwarded, and is committed here only after it is
+//!   committed on all later replicas. So every replica has everything that its successors have.
+//! - A replica with a pending update of a chunk does not serve reads of that chunk.
+//! - A serving replica never drops a pending update: it is rolled forward.
+//! - A replica that disagrees with its predecessor stops serving, reports that in its next
+//!   heartbeat and is synced. Bad data never disables a target permanently.
 //!
-//! What is absent: threads, clocks, sockets, files, randomness; roll-back; any message from a
-//! successor to its predecessor that is not an answer.
+//! Absent: threads, clocks, sockets, files, randomness; roll-back; messages from a successor to its
+//! predecessor other than replies.
 
 mod action;
 mod channels;
@@ -52,44 +52,44 @@ use queue::{ChunkQueue, Op};
 use receive::Receiving;
 use resync::Sending;
 
-/// Bounds and times of a replica.
+/// Limits and timeouts of a replica.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// This target.
     pub target: TargetId,
     /// Its chain.
     pub chain: ChainId,
-    /// This opening of the store: another number each time.
+    /// This opening of the store; each has another number.
     pub incarnation: Incarnation,
-    /// How long a call to another replica may take before it is made again.
+    /// Timeout of a call to another replica, after which it is repeated.
     pub call_timeout_ms: u64,
-    /// First wait before a failed call is repeated; doubles up to `retry_wait_ms_max`.
+    /// First pause before a failed call is repeated; doubles up to `retry_wait_ms_max`.
     pub retry_wait_ms: u64,
-    /// Longest wait before a failed call is repeated.
+    /// Maximum pause before a failed call is repeated.
     pub retry_wait_ms_max: u64,
     /// A store operation that takes longer makes the target report itself OFFLINE: a hung disk is
     /// worse than a dead one.
     pub store_stall_ms: u64,
-    /// How long a SYNCING target that ran full stays away.
+    /// How long a SYNCING target without space stays OFFLINE.
     pub full_wait_ms: u64,
-    /// How long a removed chunk of a file that lives is remembered: longer than a client tries to
-    /// update a chunk.
+    /// How long a removed chunk of an existing file is remembered: longer than a client retries an
+    /// update.
     pub purge_after_ms: u64,
-    /// Requests that may wait for one chunk.
+    /// Maximum number of requests that wait for one chunk.
     pub chunk_queue_max: usize,
-    /// Operations that may be under way at once.
+    /// Maximum number of operations in progress.
     pub ops_max: usize,
-    /// Chunks that a sync sends at once. Each holds one chunk in memory.
+    /// Chunks that a sync sends concurrently. Each holds one chunk in memory.
     pub sync_window: usize,
     /// Chunk metas per page of a sync.
     pub sync_page: usize,
-    /// The check that is not made.
+    /// The disabled check.
     #[cfg(feature = "simulator")]
     pub without: Option<Check>,
 }
 
 impl Config {
-    /// The defaults, for one target of one chain.
+    /// Defaults for one target of one chain.
     #[must_use]
     pub fn new(target: TargetId, chain: ChainId, incarnation: Incarnation) -> Self {
         Self {
@@ -112,14 +112,14 @@ impl Config {
     }
 }
 
-/// What this replica thinks of its own data.
+/// State of this replica's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DataState {
-    /// May have missed something.
+    /// May lack updates.
     Online,
     /// Has everything that its chain has.
     UpToDate,
-    /// Its store failed: a new replica has to begin with the store opened again.
+    /// The store failed: a new replica must start from the reopened store.
     Broken,
 }
 
@@ -131,17 +131,17 @@ enum Role {
     Idle(PublicState),
 }
 
-/// The state machine. One per target.
+/// The state machine of one target.
 pub struct Replica {
     config: Config,
     chain: Option<Chain>,
     data_state: DataState,
-    // The service ends on purpose; nothing makes it serve again.
+    // The service is shutting down: the replica never serves again.
     leaving: bool,
     serve_until: Option<Millis>,
-    // While set, this target ran full during a sync and stays away.
+    // While set, this target had no space for a sync and stays OFFLINE.
     full_until: Option<Millis>,
-    // While set, the successor is full: updates that need room are refused at the door.
+    // While set, the successor is full: updates that need space are refused early.
     successor_full_until: Option<Millis>,
     queues: BTreeMap<ChunkId, ChunkQueue>,
     ops: BTreeMap<OpId, Op>,
@@ -160,7 +160,7 @@ pub struct Replica {
     sessions: u64,
 }
 
-/// Who waits for the answer to a call.
+/// What waits for the reply to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Caller {
     Op(OpId),
@@ -168,7 +168,7 @@ enum Caller {
     Sync,
 }
 
-/// What is due when a moment comes.
+/// What is due at an instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
     Op(OpId),
@@ -177,7 +177,7 @@ enum Timer {
     Purge,
 }
 
-/// What every step needs: the moment, the view of the store, the place for actions.
+/// Inputs of a step: the time, the view of the store, and the list of actions.
 struct Context<'a> {
     now: Millis,
     metas: &'a dyn ChunkMetas,
@@ -195,7 +195,7 @@ impl Context<'_> {
 }
 
 impl Replica {
-    /// A replica that has just started: it trusts nothing until mgmtd has told it its place.
+    /// A replica that has just started: it serves only after mgmtd has published its state.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -224,7 +224,7 @@ impl Replica {
         }
     }
 
-    /// Takes one event; what has to be done about it is appended to `out`.
+    /// Handles one event; appends the resulting actions to `out`.
     pub fn handle(
         &mut self,
         now: Millis,
@@ -233,8 +233,8 @@ impl Replica {
         out: &mut Vec<Action>,
     ) {
         let ctx = &mut Context { now, metas, out };
-        // Before the event, which may end the stall: what a report may have said by now must be
-        // true before anything else is done. Who says "do not use me" must not serve any more.
+        // Before the event, which may end the stall: a report may have said OFFLINE by now, so the
+        // replica must stop serving before anything else.
         let stalled = self.is_stalled(now) && self.config.makes(Check::Stall);
         if self.data_state == DataState::UpToDate && stalled {
             self.demote(ctx, Alert::StoreStalled { target: self.config.target });
@@ -270,13 +270,13 @@ impl Replica {
         self.run_timers(ctx);
     }
 
-    /// When the next [`Event::Tick`] is due at the latest.
+    /// Latest time of the next [`Event::Tick`].
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Millis> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// This target's line of the next heartbeat.
+    /// This target's report for the next heartbeat.
     #[must_use]
     pub fn report(&self, now: Millis) -> LocalReport {
         let state = match self.data_state {
@@ -289,25 +289,25 @@ impl Replica {
         LocalReport { state, chain_version: self.chain_version() }
     }
 
-    /// The chain as this replica knows it.
+    /// The newest chain that this replica has.
     #[must_use]
     pub fn chain(&self) -> Option<&Chain> {
         self.chain.as_ref()
     }
 
-    /// Nothing under way and nothing waiting.
+    /// Whether no operation is in progress or waiting.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.ops.is_empty() && self.queues.is_empty() && self.forgets.is_empty()
     }
 
-    /// Has its store failed? Then it serves no more, whatever comes.
+    /// Whether the store has failed. Such a replica never serves again.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.data_state == DataState::Broken
     }
 
-    /// Does this replica answer reads and take writes now?
+    /// Whether this replica serves reads and updates now.
     #[must_use]
     pub fn serves(&self, now: Millis) -> bool {
         let stalled = self.is_stalled(now) && self.config.makes(Check::Stall);
@@ -361,7 +361,7 @@ impl Replica {
         Address { chain: self.config.chain, chain_version: self.chain_version(), target }
     }
 
-    /// A newer chain: what this replica is may have changed, and with it every open operation.
+    /// Handles a newer chain: the role may change, and with it all operations in progress.
     fn on_routing(&mut self, ctx: &mut Context<'_>, chain: Chain) {
         if chain.id != self.config.chain || chain.version <= self.chain_version() {
             return;
@@ -371,7 +371,8 @@ impl Replica {
         self.successor_full_until = None;
         if self.data_state != DataState::Broken {
             match self.public_state() {
-                // Only mgmtd's word makes a restarted target whole: it was the last to serve.
+                // Only mgmtd can make a restarted target up to date: it was one of the last to
+                // serve.
                 PublicState::LastSrv => self.data_state = DataState::UpToDate,
                 PublicState::Serving => {}
                 PublicState::Syncing | PublicState::Waiting | PublicState::Offline => {
@@ -391,14 +392,14 @@ impl Replica {
                 self.proceed_all(ctx);
                 self.resolve_orphans(ctx);
             }
-            // Also where it served a moment ago: the versions between may have been missed, and
-            // what it began then is no longer its to end. A new sync starts from nothing.
+            // Also if it served until now: it may have missed versions, and operations that it
+            // started are no longer its own to complete. A new sync starts from scratch.
             Role::Syncing => self.abort_all(ctx, PublicState::Syncing),
             Role::Idle(state) => self.abort_all(ctx, state),
         }
     }
 
-    /// This replica has found that it cannot vouch for its data any more.
+    /// Stops serving: the data of this replica may be out of date.
     fn demote(&mut self, ctx: &mut Context<'_>, alert: Alert) {
         ctx.out.push(Action::Alert(alert));
         if self.data_state == DataState::UpToDate {
@@ -410,7 +411,7 @@ impl Replica {
         self.abort_all(ctx, self.public_state());
     }
 
-    /// The store failed: nothing can be promised until it was opened again, from the disk.
+    /// The store failed: nothing is guaranteed until it is opened again.
     fn fail(&mut self, ctx: &mut Context<'_>, reason: String) {
         ctx.out.push(Action::Alert(Alert::StoreFailed { target: self.config.target, reason }));
         self.data_state = DataState::Broken;
@@ -471,7 +472,7 @@ impl Replica {
         }
     }
 
-    /// How long to wait before attempt number `attempt` (from 1) is followed by another.
+    /// Pause after attempt number `attempt` (from 1).
     fn retry_wait_ms(&self, attempt: u32) -> u64 {
         let factor = 1_u64 << attempt.saturating_sub(1).min(16);
         self.config.retry_wait_ms.saturating_mul(factor).min(self.config.retry_wait_ms_max)

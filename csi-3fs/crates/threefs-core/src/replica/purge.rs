@@ -1,16 +1,17 @@
-//! Purging removed chunks of files that live: what is known of them is dropped, from the tail of
-//! the chain to its head.
+//! Purge of removed chunks of existing files: their state is dropped, from the tail of the chain to
+//! its head.
 //!
-//! A removed chunk keeps its version and its tags, so that a repeated update from before its
-//! removal is recognised, until all such updates have expired. The head keeps a list of what it has
-//! removed and when, and scans its store for what was removed before it was the head. It holds the
-//! chunk's lane and asks its successor to purge, which asks its own; each drops the chunk when its
-//! successor has. So a chunk that is unknown on one replica is unknown on all later ones, unless one
-//! of them is synced. Chunks that are written anew get versions above the floor of the head's store.
+//! A removed chunk keeps its version and its tags, so that a retry of an update from before the
+//! removal is recognised, until all such updates have expired. The head keeps a list of the chunks
+//! that it has removed, with times, and scans its store for chunks that were removed before it was
+//! the head. It blocks the chunk's queue and asks its successor to purge, which asks its own; each
+//! drops the chunk after its successor. So a chunk that is unknown on one replica is unknown on all
+//! later ones, unless one of them is synced. New writes of a purged chunk get versions above the
+//! floor of the head's store.
 //!
-//! A forward of an update from before the removal may still be on its way to a replica that knows
-//! nothing of the chunk any more. Forwards and purges carry the number of purges of their sender,
-//! and a forward with a lower number than the purge of its chunk is refused.
+//! A forward of an update from before the removal may be delayed until the receiver has dropped the
+//! chunk. Forwards and purges carry the number of purges of their sender, and a forward with a
+//! lower number than the purge of its chunk is refused.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -25,53 +26,52 @@ use crate::message::{ForwardRequest, PurgeRequest, StorageReply, StorageRequest}
 use crate::routing::PublicState;
 use crate::time::Millis;
 
-/// Removed chunks that wait to be purged; what is removed beyond that is found by another look
-/// through the store.
+/// Removed chunks that wait to be purged; further ones are found by another scan of the store.
 const DUE_MAX: usize = 1 << 18;
-/// Purges under way at once.
+/// Purges in progress.
 const WINDOW: usize = 32;
-/// Chunks that the store is asked for at once.
+/// Chunks per page of a scan.
 const PAGE: usize = 1_024;
-/// Between two pages.
+/// Pause between two pages.
 const PAGE_WAIT_MS: u64 = 50;
-/// Purges of the predecessor whose chunks are remembered.
+/// Remembered purges of the predecessor.
 const PREDECESSOR_PURGES_MAX: usize = 1 << 12;
 
-/// See the module.
+/// State of the purges.
 #[derive(Debug, Default)]
 pub(super) struct Purges {
-    /// As the head: since when, in order, which chunk was removed by which version.
+    /// As the head: time, chunk and version of each removal, in order.
     due: VecDeque<(Millis, ChunkId, ChunkVersion)>,
     scan: StoreScan,
-    /// Did `due` have no room for a removed chunk?
+    /// Whether a removed chunk did not fit into `due`.
     missed: bool,
     under_way: usize,
     wake: Option<Millis>,
-    /// What this replica has asked its successor to purge.
+    /// Number of purges that this replica has sent to its successor.
     number: u64,
     /// The predecessor's last purges, under this version of the chain, by chunk and in order.
     predecessor_purges: BTreeMap<ChunkId, u64>,
     in_order: VecDeque<(u64, ChunkId)>,
-    /// The number of the last purge that is not in `heard` any more.
+    /// The number of the last purge that was evicted from `predecessor_purges`.
     forgotten_number: u64,
 }
 
-/// Where the look through the store is.
+/// Position of the scan of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum StoreScan {
     #[default]
     Done,
-    /// The chunks after this one are still to be looked at, from this moment on.
+    /// The chunks after this one remain to be scanned, from this instant on.
     At(Option<ChunkId>, Millis),
 }
 
 impl Purges {
-    /// How many chunks this replica has asked its successor to purge.
+    /// Number of purges that this replica has sent to its successor.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// Was this forward sent before the predecessor purged the chunk?
+    /// Whether this forward was sent before the predecessor purged the chunk.
     pub(super) fn is_from_before(&self, request: &ForwardRequest) -> bool {
         request.purges
             < *self.predecessor_purges.get(&request.chunk).unwrap_or(&self.forgotten_number)
@@ -106,7 +106,7 @@ impl Replica {
         self.role() == Role::Serving && head.is_some_and(|it| it.target == self.config.target)
     }
 
-    /// The chain has changed: this replica may be another one's successor now, or the head.
+    /// After a change of the chain: this replica may be the head, or have another predecessor.
     pub(super) fn restart_purges(&mut self, ctx: &mut Context<'_>) {
         let (number, under_way) = (self.purges.number, self.purges.under_way);
         if let Some(at) = self.purges.wake.take() {
@@ -119,7 +119,7 @@ impl Replica {
         }
     }
 
-    /// A chunk was removed here.
+    /// Records the removal of a chunk on the head.
     pub(super) fn purge_later(
         &mut self,
         ctx: &mut Context<'_>,
@@ -136,7 +136,7 @@ impl Replica {
         if self.config.makes(Check::PurgeAge) { self.config.purge_after_ms } else { 0 }
     }
 
-    /// Sets the timer to the next thing that is to be done.
+    /// Sets the timer to the next due time.
     fn schedule_purges(&mut self, now: Millis) {
         let wait_ms = self.purge_wait_ms();
         let purges = &mut self.purges;
@@ -170,7 +170,7 @@ impl Replica {
         self.schedule_purges(now.after(1));
     }
 
-    /// The next page of the store, if its time has come and there is room.
+    /// Scans the next page of the store, if it is due and there is room.
     fn scan_for_removed(&mut self, ctx: &Context<'_>) {
         let purges = &mut self.purges;
         if purges.missed && purges.scan == StoreScan::Done && purges.due.len() < DUE_MAX / 2 {
@@ -209,7 +209,7 @@ impl Replica {
         }
     }
 
-    /// With the lane of the chunk.
+    /// Starts a purge, with the queue of the chunk blocked.
     pub(super) fn start_purge(
         &mut self,
         ctx: &mut Context<'_>,
@@ -282,7 +282,7 @@ impl Replica {
         }
     }
 
-    /// A purge that this replica began has ended.
+    /// Ends a purge that this replica started.
     pub(super) fn purge_ended(
         &mut self,
         ctx: &mut Context<'_>,

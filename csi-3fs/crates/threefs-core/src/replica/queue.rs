@@ -1,4 +1,4 @@
-//! Lanes: one operation of a chunk at a time, the others wait in line, boundedly.
+//! Chunk queues: one operation of a chunk at a time; others wait in a bounded queue.
 
 use std::collections::VecDeque;
 
@@ -14,31 +14,31 @@ use crate::message::{
 use crate::routing::PublicState;
 use crate::time::Millis;
 
-/// Retries of one request that may hang on one operation; the oldest is let go beyond that.
+/// Retries of one request that wait for one operation; beyond that the oldest is answered.
 const WAITERS_MAX: usize = 16;
 
-/// What an operation is for.
+/// Purpose of an operation.
 #[derive(Clone, Debug)]
 pub(super) enum Work {
-    /// A client's update, here at the head.
+    /// A client's update, on the head.
     Update { request: UpdateRequest, payload: Bytes, expires: Option<Millis> },
-    /// The predecessor's update.
+    /// An update from the predecessor.
     Forward { request: ForwardRequest, payload: Bytes },
-    /// The predecessor's whole chunk, while this target is SYNCING.
+    /// A whole chunk from the predecessor, while this target is SYNCING.
     Receive { request: ReplaceRequest, payload: Bytes },
-    /// A pending state that no_waiters works on: roll it forward.
+    /// Roll forward a pending state without an operation.
     Resolve,
-    /// Bring the SYNCING successor's copy up to date.
+    /// Send the chunk to the SYNCING successor.
     Send,
-    /// Get the content back from another replica.
+    /// Restore the content from another replica.
     Repair,
-    /// Drop what is known of the removed chunk, after the successor: as the head (without a
-    /// request), or for the predecessor.
+    /// Drop the state of a removed chunk, after the successor: on the head (without a request), or
+    /// for the predecessor.
     Purge { version: ChunkVersion, request: Option<PurgeRequest> },
 }
 
 impl Work {
-    /// The hop of the request that it is.
+    /// The hop of its request.
     pub(super) fn hop(&self) -> u8 {
         match self {
             Self::Forward { request, .. } => request.hop,
@@ -48,33 +48,33 @@ impl Work {
     }
 }
 
-/// Where an operation stands.
+/// Progress of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The store makes the pending state.
+    /// The store makes the state pending.
     Applying,
     /// The store reads the content for the successor.
     Reading,
-    /// Another replica has been asked.
+    /// Waiting for the reply of another replica.
     Calling(CallId),
-    /// A failed call will be repeated.
+    /// Waiting to repeat a failed call.
     BackingOff,
-    /// The sync with the successor has no session yet.
+    /// Waiting for the sync session with the successor.
     AwaitingSession,
-    /// The store flips the pending state.
+    /// The store commits the pending state.
     Committing,
     /// The store drops the chunk.
     Forgetting,
 }
 
 impl Step {
-    /// Is the store at work? Then the lane stays taken until it is done, come what may.
+    /// Whether the store is working. Then the queue stays blocked until it has finished.
     pub(super) fn in_store(self) -> bool {
         matches!(self, Self::Applying | Self::Reading | Self::Committing | Self::Forgetting)
     }
 }
 
-/// One operation: holds its chunk's lane from beginning to end.
+/// One operation, which blocks its chunk's queue until it ends.
 #[derive(Debug)]
 pub(super) struct Op {
     pub(super) chunk: ChunkId,
@@ -82,43 +82,43 @@ pub(super) struct Op {
     pub(super) step: Step,
     pub(super) version: ChunkVersion,
     pub(super) tag: Option<RequestTag>,
-    /// The pending state once it is durable here.
+    /// The pending state, once it is durable here.
     pub(super) pending: Option<ChunkState>,
     pub(super) waiters: VecDeque<Token>,
     pub(super) attempt: u32,
     /// The highest hop of the requests that wait for it.
     pub(super) hop: u8,
     pub(super) wake: Option<Millis>,
-    /// Ends as soon as the store is done.
+    /// Ends as soon as the store has finished.
     pub(super) aborted: bool,
 }
 
-/// Work in line.
+/// Waiting work.
 #[derive(Debug)]
 pub(super) struct QueuedWork {
     pub(super) work: Work,
     pub(super) waiters: VecDeque<Token>,
 }
 
-/// One chunk's line.
+/// Queue of one chunk.
 #[derive(Debug, Default)]
 pub(super) struct ChunkQueue {
     pub(super) active: Option<OpId>,
     pub(super) waiting: VecDeque<QueuedWork>,
 }
 
-/// What became of work that reached the front of its line.
+/// Result of starting the next work of a queue.
 pub(super) enum Started {
-    /// An operation holds the lane now.
+    /// An operation has started.
     Op(OpId),
-    /// It is already answered.
+    /// It is answered already.
     Done,
-    /// Something else must be done first.
+    /// Other work must be done first.
     After(Work, Box<QueuedWork>),
 }
 
 impl Replica {
-    /// Puts work in its chunk's line, or onto the operation that already does it.
+    /// Appends work to its chunk's queue, or to an equal operation in progress.
     pub(super) fn enqueue(
         &mut self,
         ctx: &mut Context<'_>,
@@ -156,7 +156,7 @@ impl Replica {
         }
     }
 
-    /// Begins the next work in line, if the lane is free.
+    /// Starts the next work, if the queue is not blocked.
     pub(super) fn run_queue(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) {
         loop {
             let Some(queue) = self.queues.get_mut(&chunk) else { return };
@@ -203,9 +203,9 @@ impl Replica {
         }
     }
 
-    /// The hop of a forward: above that of all requests that wait for `op`, as its own or behind
-    /// it in the chunk's lane. They hold budgets of their classes until it ends, so what it waits
-    /// for must be of a higher class (`message::class`).
+    /// The hop of a forward: above that of all requests that wait for `op` itself or behind it in
+    /// the chunk's queue. They hold budgets of their classes until it ends, so it may only wait for
+    /// requests of a higher class (`message::class`).
     pub(super) fn next_hop(&self, op: OpId) -> u8 {
         let Some(state) = self.ops.get(&op) else { return 1 };
         let behind = self.queues.get(&state.chunk).into_iter().flat_map(|queue| &queue.waiting);
@@ -213,7 +213,7 @@ impl Replica {
         highest.saturating_add(1)
     }
 
-    /// Registers a new operation. The caller has pushed, or will push, its first action.
+    /// Registers a new operation. The caller pushes its first action.
     pub(super) fn add_op(&mut self, op: Op) -> OpId {
         self.next_op += 1;
         let id = OpId(self.next_op);
@@ -221,7 +221,7 @@ impl Replica {
         id
     }
 
-    /// Remembers since when the store has been at work for `op`, and hands it the action.
+    /// Hands the store an action for `op`, and records the time.
     pub(super) fn store(&mut self, ctx: &mut Context<'_>, op: OpId, step: Step, action: Action) {
         self.store_since.insert(op, ctx.now);
         if let Some(state) = self.ops.get_mut(&op) {
@@ -233,15 +233,15 @@ impl Replica {
         ctx.out.push(action);
     }
 
-    /// The store is at work for `op` from now on: waiting for room is not a stall of the disk.
+    /// The store starts to work on `op`: waiting for space does not count as a stall of the disk.
     pub(super) fn room_given(&mut self, ctx: &Context<'_>, op: OpId) {
         if self.ops.get(&op).is_some_and(|state| state.step == Step::Applying) {
             self.store_since.insert(op, ctx.now);
         }
     }
 
-    /// The store is done with `op`, or has failed. `None` if the operation ends here because it was
-    /// aborted; a failed store is given up for an aborted operation as for any other.
+    /// Handles the result of the store. `None` if the operation ends here because it was aborted; a
+    /// failed store is handled for an aborted operation as well.
     pub(super) fn store_done(
         &mut self,
         ctx: &mut Context<'_>,
@@ -250,7 +250,7 @@ impl Replica {
     ) -> Option<&mut Op> {
         self.store_since.remove(&op);
         if self.ops.get(&op)?.aborted {
-            // First, so that nothing is begun on it.
+            // First, so that no operation starts on it.
             if let Some(error @ (StoreError::Io { .. } | StoreError::Damaged { .. })) = error {
                 self.fail(ctx, error.to_string());
             }
@@ -260,7 +260,7 @@ impl Replica {
         self.ops.get_mut(&op)
     }
 
-    /// Wakes `op` at a moment, unless something else happens to it before.
+    /// Sets the wake-up time of `op`, unless it makes progress before.
     pub(super) fn wake_op(&mut self, op: OpId, at: Millis) {
         if let Some(state) = self.ops.get_mut(&op) {
             if let Some(before) = state.wake.replace(at) {
@@ -270,7 +270,7 @@ impl Replica {
         }
     }
 
-    /// Asks another replica on behalf of `op`, with a deadline.
+    /// Calls another replica for `op`, with a timeout.
     pub(super) fn op_call(
         &mut self,
         ctx: &mut Context<'_>,
@@ -287,7 +287,7 @@ impl Replica {
         self.wake_op(op, ctx.now.after(self.config.call_timeout_ms));
     }
 
-    /// Ends an operation, answers whoever waits, and lets the next one in.
+    /// Ends an operation, answers its waiters, and starts the next one.
     pub(super) fn finish(
         &mut self,
         ctx: &mut Context<'_>,
@@ -317,7 +317,7 @@ impl Replica {
         }
     }
 
-    /// Answers those who wait on `op` now; the operation itself goes on.
+    /// Answers the waiters of `op`; the operation itself continues.
     pub(super) fn answer_waiters(&mut self, ctx: &mut Context<'_>, op: OpId, error: &StorageError) {
         let Some(state) = self.ops.get_mut(&op) else { return };
         for token in std::mem::take(&mut state.waiters) {
@@ -325,7 +325,7 @@ impl Replica {
         }
     }
 
-    /// This replica is out of the chain: nothing goes on, everybody is told.
+    /// Aborts all operations and answers all waiters: this replica has left the chain.
     pub(super) fn abort_all(&mut self, ctx: &mut Context<'_>, state: PublicState) {
         let error = StorageError::NotServing { target: self.config.target, state };
         for queue in self.queues.values_mut() {
@@ -341,7 +341,7 @@ impl Replica {
         }
     }
 
-    /// Ends one operation as soon as the store allows.
+    /// Ends one operation as soon as the store has finished.
     pub(super) fn abort(&mut self, ctx: &mut Context<'_>, op: OpId, error: &StorageError) {
         self.answer_waiters(ctx, op, error);
         let Some(state) = self.ops.get_mut(&op) else { return };
@@ -359,13 +359,13 @@ impl Replica {
         StorageError::NotServing { target: self.config.target, state: self.public_state() }
     }
 
-    /// Everything pending that no_waiters works on is rolled forward. Called whenever the chain
-    /// changed and this replica serves.
+    /// Rolls forward all pending states without an operation. Called when the chain has changed and
+    /// this replica serves.
     pub(super) fn resolve_orphans(&mut self, ctx: &mut Context<'_>) {
         if self.role() != Role::Serving {
             return;
         }
-        // What an aborted operation leaves behind when the store is done with it.
+        // Pending states that aborted operations leave behind.
         let aborted: Vec<ChunkId> =
             self.ops.values().filter(|op| op.aborted).map(|op| op.chunk).collect();
         for chunk in aborted {
@@ -386,7 +386,7 @@ impl Replica {
 }
 
 impl Op {
-    /// Would `work` do again what this operation does?
+    /// Whether `work` is the same as this operation.
     fn is_same(&self, work: &Work) -> bool {
         match work {
             Work::Update { request, .. } => self.tag == Some(request.tag),

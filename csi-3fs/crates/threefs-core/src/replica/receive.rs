@@ -1,4 +1,4 @@
-//! The SYNCING side of a resync: takes whole chunks from the predecessor, whatever it has itself.
+//! Receiving side of a resync: a SYNCING replica takes whole chunks from its predecessor.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,17 +12,17 @@ use crate::error::StorageError;
 use crate::ids::{ChunkId, ChunkVersion, TargetId};
 use crate::message::{ReplaceRequest, StorageReply, SyncDone, SyncMetas, SyncSession, SyncStart};
 
-/// Chunk metas in one page at most: some 100 bytes each, well below a frame.
+/// Maximum number of chunk metas in one page: some 100 bytes each, well below a frame.
 const PAGE_MAX: usize = 1_024;
 
-/// The sync that this replica is being brought up to date by.
+/// The sync that this replica is receiving.
 #[derive(Debug)]
 pub(super) struct Receiving {
     from: TargetId,
     round: u64,
     session: SyncSession,
-    /// The newest message taken for each chunk: older ones come late and are refused. It lives
-    /// as long as the session, and is the price of taking any content from the predecessor.
+    /// The sequence of the newest message received for each chunk: older ones are late and refused.
+    /// Kept for the session, so that any content of the predecessor can be accepted.
     newest: BTreeMap<ChunkId, u64>,
 }
 
@@ -45,13 +45,13 @@ impl Replica {
             Some((from, round, _)) if from == request.from && round > request.round => {
                 return Err(StorageError::SyncSessionMismatch { target: self.config.target });
             }
-            // The store is still at work for an operation that began before: what it leaves must
-            // be seen by the comparison, so the comparison waits for it.
+            // The store is still working on an earlier operation: the comparison must see its
+            // result.
             _ if !self.ops.is_empty() => {
                 return Err(self.busy());
             }
             _ => {
-                // What was up to date is no longer known to be: the predecessor starts over.
+                // The data is no longer known to be up to date: the predecessor starts over.
                 self.data_state = DataState::Online;
                 self.sessions += 1;
                 let incarnation = self.config.incarnation;
@@ -105,9 +105,9 @@ impl Replica {
         Ok(())
     }
 
-    /// Refuses the whole chunks that are still being taken when this target begins to serve. It may
-    /// have to pass them on to a SYNCING successor, while their senders hold places of the class
-    /// REPLACE here. Two nodes that did so for each other, in two chains, would never end
+    /// Refuses whole chunks that are still being received when this target starts to serve. It may
+    /// have to forward them to a SYNCING successor, while their senders hold the class REPLACE
+    /// here. Two nodes that did so for each other, in two chains, would deadlock
     /// (`message::class`). The predecessor repeats them as forwards.
     pub(super) fn release_received(&mut self, ctx: &mut Context<'_>) {
         let busy = self.busy();
@@ -171,8 +171,8 @@ impl Replica {
         self.apply(ctx, work, update, payload, tag, waiters)
     }
 
-    /// The predecessor knows no such chunk: it was purged, or never acknowledged to anybody. What
-    /// this target has of it must not come back with a loss of power after the sync.
+    /// The predecessor does not know this chunk: it was purged or never acknowledged. The local
+    /// copy must not come back after a loss of power following the sync.
     fn start_forget(
         &mut self,
         ctx: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! A damaged chunk gets its content back from any replica that has the same version of it.
+//! Repair: a damaged chunk is restored from any replica that has the same version.
 
 use bytes::Bytes;
 
@@ -12,7 +12,7 @@ use crate::message::{RepairRequest, StorageReply, StorageRequest, class};
 use crate::routing::{ChainTarget, PublicState};
 
 impl Replica {
-    /// Somebody met damage in a chunk's committed content.
+    /// Queues the repair of a chunk whose committed content is damaged.
     pub(super) fn repair(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) {
         if self.role() == Role::Serving {
             self.enqueue(ctx, chunk, Work::Repair, None);
@@ -48,7 +48,7 @@ impl Replica {
         Started::Op(op)
     }
 
-    /// The replica to ask at attempt `attempt` (from 0): each other one once, in chain order.
+    /// The replica for attempt `attempt` (from 0): each other one once, in chain order.
     fn repair_source(&self, attempt: u32) -> Option<ChainTarget> {
         self.chain.as_ref().and_then(|chain| {
             chain

@@ -1,4 +1,4 @@
-//! The door: who may ask what, and the operations that requests become.
+//! Admission of requests: checks of sender and state, and the operations that requests become.
 
 use std::collections::VecDeque;
 
@@ -18,10 +18,10 @@ use crate::message::{
 };
 use crate::time::Millis;
 
-/// Chunks that a query takes from the store at once, at most.
+/// Maximum number of chunks that a query reads from the store at once.
 const QUERY_PAGE: usize = 1_024;
-/// Chunks that a query looks at, removed ones included: everything else that this replica is asked
-/// waits meanwhile.
+/// Maximum number of chunks that a query examines, including removed ones: all other requests of
+/// this replica wait for it.
 const QUERY_CHUNKS_MAX: usize = 8 * QUERY_PAGE;
 
 impl Replica {
@@ -92,7 +92,7 @@ impl Replica {
         }
     }
 
-    /// May a client be answered here at all?
+    /// Checks that this replica may serve clients.
     fn check_serving(&self, ctx: &Context<'_>) -> Result<(), StorageError> {
         if self.role() != Role::Serving {
             return Err(self.not_serving());
@@ -118,7 +118,7 @@ impl Replica {
         Ok(())
     }
 
-    /// Is this really from the predecessor, and about the chain as it is now?
+    /// Checks that a request is from the predecessor and for the current chain.
     pub(super) fn check_sender(
         &self,
         to: Address,
@@ -143,8 +143,9 @@ impl Replica {
         token: Token,
         request: ReadRequest,
     ) -> Result<(), StorageError> {
-        // A client with older routing may be served: the lease says that this replica still
-        // belongs to the chain. One with newer routing knows something that this replica does not.
+        // A client with older routing may be served: the lease proves that this replica still
+        // belongs to the chain. A client with newer routing knows of a change that this replica
+        // does not.
         if request.to.chain_version > self.chain_version() {
             return Err(self.mismatch(request.to));
         }
@@ -171,7 +172,8 @@ impl Replica {
         Ok(())
     }
 
-    /// Another replica's copy is damaged. Any state of that version will do: it compares.
+    /// Serves the repair of another replica. Any state of that version works: the receiver
+    /// compares.
     fn serve_repair(
         &mut self,
         ctx: &mut Context<'_>,
@@ -221,7 +223,7 @@ impl Replica {
             after = Some(newest.chunk);
             looked_at += page.len();
             if looked_at >= QUERY_CHUNKS_MAX {
-                // The next query continues after the last chunk of this answer.
+                // The next query continues after the last chunk of this reply.
                 if chunks.last().is_none_or(|last| last.index < newest.chunk.index) {
                     chunks.push(LastChunk { index: newest.chunk.index, length: 0 });
                 }
@@ -248,7 +250,7 @@ impl Replica {
         if meta.pending.is_some() {
             let inode = request.chunk.inode;
             if self.is_forgotten(ctx, inode) {
-                // The pending state goes with its inode and is not resolved any more.
+                // The pending state is dropped with its inode and not resolved.
                 return answer(ctx, waiters, Err(StorageError::InodeForgotten { inode }));
             }
             let queued = QueuedWork { work: Work::Update { request, payload, expires }, waiters };
@@ -257,7 +259,7 @@ impl Replica {
         match self.admit_update(ctx, &request, &payload, &meta) {
             Err(error) => answer(ctx, waiters, Err(error)),
             Ok(Some(done)) => answer(ctx, waiters, Ok(done)),
-            // Looked at here and not at the door: it may have waited in line until now.
+            // Checked here as well: the update may have waited in the queue until now.
             Ok(None)
                 if expires.is_some_and(|at| ctx.now >= at) && self.config.makes(Check::Expiry) =>
             {
@@ -285,8 +287,7 @@ impl Replica {
         }
     }
 
-    /// All that can be said about a client's update before it is made, with the lane held.
-    /// `Some` = it needs no doing.
+    /// Checks a client's update when it starts. `Some` = it is already done.
     fn admit_update(
         &self,
         ctx: &Context<'_>,
@@ -330,7 +331,7 @@ impl Replica {
             ContentChange::Replace => (payload.len() as u64, true),
             ContentChange::Remove => (0, false),
         };
-        // What a client says of its file bounds no chunk; a larger one could not be copied.
+        // The client's chunk size does not bound the chunk; a larger chunk could not be copied.
         let chunk_bytes = request.chunk_bytes.min(CHUNK_BYTES_MAX);
         if end > u64::from(chunk_bytes) {
             return Err(StorageError::ChunkSizeMismatch { chunk: request.chunk, end, chunk_bytes });
@@ -345,7 +346,7 @@ impl Replica {
         Ok(None)
     }
 
-    /// The answer about an update that made `version`, some time ago.
+    /// The reply for an update that made `version` earlier.
     fn updated(&self, meta: &ChunkMeta, version: ChunkVersion) -> Updated {
         let newest = meta.committed.version == version;
         Updated {
@@ -371,7 +372,7 @@ impl Replica {
             return answer(ctx, waiters, Err(error));
         }
         if self.purges.is_from_before(&request) {
-            // If it is not a late copy, it comes again.
+            // If it is not a delayed copy, it is repeated.
             return answer(ctx, waiters, Err(self.busy()));
         }
         let meta = ctx.meta(request.chunk);
@@ -397,7 +398,7 @@ impl Replica {
             let error = StorageError::ChunkStaleUpdate { chunk, have, update };
             return answer(ctx, waiters, Err(error));
         }
-        // Neither here nor there is anything that it builds on.
+        // Neither replica has content that the update depends on.
         let fresh = request.fresh && !meta.committed.exists();
         if have.next() != update && !fresh {
             let reason = StorageError::ChunkMissingUpdate { chunk, have, update };
@@ -428,7 +429,7 @@ impl Replica {
         answer(ctx, waiters, Err(reason))
     }
 
-    /// The first step of every operation that changes content.
+    /// First step of every operation that changes content.
     pub(super) fn apply(
         &mut self,
         ctx: &mut Context<'_>,
@@ -438,7 +439,7 @@ impl Replica {
         tag: Option<RequestTag>,
         waiters: VecDeque<Token>,
     ) -> Started {
-        // What waits for room holds up the requests behind it as well: their class counts.
+        // An update that waits for space blocks the requests behind it: their class counts.
         let hop = match &work {
             Work::Update { .. } => Some(class::UPDATE),
             Work::Forward { .. } => Some(1),
@@ -466,7 +467,7 @@ impl Replica {
     }
 }
 
-/// Everybody who waited gets the same answer.
+/// Sends the same reply to all waiters.
 pub(super) fn answer(
     ctx: &mut Context<'_>,
     waiters: VecDeque<Token>,

@@ -1,8 +1,8 @@
-//! The predecessor's side of a resync: compares with a SYNCING successor, page by page, and sends
-//! each chunk that differs. Whatever they disagree about, the predecessor is right.
+//! Sending side of a resync: the predecessor compares its chunks with those of a SYNCING successor,
+//! page by page, and sends each chunk that differs. The predecessor's copy is authoritative.
 //!
-//! Normal updates meanwhile go to the successor as whole chunks (see `commit`), so a chunk is
-//! equal there once it was sent or updated, and stays equal.
+//! Updates in the meantime are sent to the successor as whole chunks (see `commit`), so a chunk is
+//! equal once it was sent or updated, and stays equal.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -23,18 +23,18 @@ use crate::message::{
 use crate::routing::{ChainTarget, PublicState};
 use crate::time::Millis;
 
-/// Where a sync stands.
+/// Progress of a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Starting,
-    /// The successor learns which inodes are forgotten, whose chunks need no comparison, and the
-    /// floor of versions.
+    /// The successor receives the forgotten inodes, whose chunks need no comparison, and the
+    /// version floor.
     Fencing,
     Comparing,
     Copying,
     Ending,
-    /// Everything is equal. The end is said again from time to time: a successor that has
-    /// restarted meanwhile answers that it knows no such session.
+    /// Everything is equal. The end is repeated from time to time: a successor that has restarted
+    /// replies that it does not know the session.
     Ended,
 }
 
@@ -45,14 +45,14 @@ pub(super) struct Sending {
     round: u64,
     stage: Stage,
     session: Option<SyncSession>,
-    /// Ranges of forgotten inodes that begin here or before are known there.
+    /// Ranges of forgotten inodes that start here or before were sent.
     fenced: Option<InodeId>,
     /// All chunks up to here are compared.
     cursor: Option<ChunkId>,
-    /// The page being copied reaches to here; `None` = it is the last one.
+    /// End of the page being copied; `None` = the last page.
     page_end: Option<ChunkId>,
     queue: VecDeque<ChunkId>,
-    /// Could not be read here: tried again when all others are through.
+    /// Chunks that could not be read here: retried after all others.
     damaged: BTreeSet<ChunkId>,
     outstanding: usize,
     sent: u64,
@@ -67,7 +67,7 @@ impl Replica {
         self.sending.as_ref().and_then(|sending| sending.session)
     }
 
-    /// Begins to sync the successor, if it needs that.
+    /// Starts the sync of the successor, if it is SYNCING.
     pub(super) fn start_sending(&mut self, ctx: &mut Context<'_>) {
         let Some(successor) = self.successor().filter(|next| next.state == PublicState::Syncing)
         else {
@@ -96,7 +96,7 @@ impl Replica {
         self.sync_call(ctx);
     }
 
-    /// Ends the sync without a result.
+    /// Stops the sync without a result.
     pub(super) fn stop_sending(&mut self, ctx: &mut Context<'_>) {
         let Some(sending) = self.sending.take() else { return };
         if let Some(call) = sending.call {
@@ -117,14 +117,14 @@ impl Replica {
         }
     }
 
-    /// The successor knows nothing of this session any more: it has restarted, or it took an
-    /// older start for a newer one.
+    /// The successor does not know this session: it has restarted, or it took an older start for a
+    /// newer one.
     pub(super) fn restart_sending(&mut self, ctx: &mut Context<'_>) {
         self.stop_sending(ctx);
         self.start_sending(ctx);
     }
 
-    /// Asks the successor what the stage asks for.
+    /// Sends the request of the current stage.
     fn sync_call(&mut self, ctx: &mut Context<'_>) {
         let Some(sending) = &self.sending else { return };
         let successor = sending.successor;
@@ -140,7 +140,7 @@ impl Replica {
                 let inodes = ctx.metas.forgotten(sending.fenced, FORGET_INODES_MAX);
                 let from = Some(self.config.target);
                 let version_floor = ctx.metas.version_floor();
-                // Nothing that holds a budget waits for it.
+                // No request that holds a budget waits for it.
                 let hop = 1;
                 StorageRequest::ForgetInodes(ForgetInodes { to, from, inodes, version_floor, hop })
             }
@@ -209,7 +209,7 @@ impl Replica {
                 self.session_is_known(ctx);
             }
             (Stage::Fencing, Ok(StorageReply::InodesForgotten)) => {
-                // Those that were forgotten since the page was sent went down the chain.
+                // Inodes forgotten since the page was sent were forwarded down the chain.
                 let page = ctx.metas.forgotten(sending.fenced, FORGET_INODES_MAX);
                 sending.fenced = page.last().map(|range| range.first).or(sending.fenced);
                 sending.attempt = 0;
@@ -235,8 +235,8 @@ impl Replica {
             }
             _ => {
                 sending.attempt = sending.attempt.saturating_add(1);
-                // A start that was refused is not repeated under its number: it may have been
-                // overtaken by an older one that came late.
+                // A refused start is not repeated with the same number: it may have been overtaken
+                // by an older one that arrived late.
                 if sending.stage == Stage::Starting {
                     self.rounds += 1;
                     sending.round = self.rounds;
@@ -247,7 +247,7 @@ impl Replica {
         }
     }
 
-    /// The next page of forgotten inodes; when there is none, the comparison.
+    /// Sends the next page of forgotten inodes, or starts the comparison.
     fn fence_or_compare(&mut self, ctx: &mut Context<'_>) {
         if let Some(sending) = &mut self.sending
             && ctx.metas.forgotten(sending.fenced, 1).is_empty()
@@ -269,7 +269,7 @@ impl Replica {
         }
     }
 
-    /// Merges one page of the successor's chunks with the same range of this replica's.
+    /// Merges one page of the successor's chunks with the same range of this replica.
     fn compare(&mut self, ctx: &mut Context<'_>, theirs: Vec<ChunkMeta>, last: bool) {
         let Some(sending) = &mut self.sending else { return };
         let mut end = match theirs.last() {
@@ -296,9 +296,10 @@ impl Replica {
             .filter(|(_, (mine, theirs))| differ(*mine, *theirs))
             .map(|(chunk, _)| chunk)
             .collect();
-        // What is under way may have been read, or even answered, before this sync: by a tail that
-        // is no more, or in a former life of this replica, whose commit the disk has lost. So the
-        // sync waits for it: a chunk in line is sent when those before it are through.
+        // Chunks with operations in progress may have been read, or even acknowledged, before this
+        // sync: by a former tail, or in an earlier incarnation of this replica, whose commit the
+        // disk has lost. So the sync waits for them: their chunks are sent after the operations
+        // ahead of them.
         let after = sending.cursor.map_or(Bound::Unbounded, Bound::Excluded);
         let under_way = self.queues.range((after, Bound::Included(end)));
         unlike.extend(under_way.map(|(chunk, _)| *chunk));
@@ -308,7 +309,7 @@ impl Replica {
         self.copy_more(ctx);
     }
 
-    /// Keeps the window full; when the page is through, asks for the next or ends.
+    /// Keeps the window full; at the end of the page, requests the next one or ends.
     fn copy_more(&mut self, ctx: &mut Context<'_>) {
         loop {
             let Some(sending) = &mut self.sending else { return };
@@ -335,7 +336,7 @@ impl Replica {
         self.sync_call(ctx);
     }
 
-    /// A chunk of the window is through.
+    /// A chunk of the window was sent.
     pub(super) fn chunk_sent(&mut self, ctx: &mut Context<'_>, equal: bool) {
         if let Some(sending) = &mut self.sending {
             sending.sent += u64::from(equal);
@@ -358,7 +359,7 @@ impl Replica {
         }
         let meta = ctx.meta(chunk);
         if meta.pending.is_some() && !self.is_forgotten(ctx, chunk.inode) {
-            // Left behind by an operation that was aborted: first it is rolled forward.
+            // Left behind by an aborted operation: it is rolled forward first.
             let queued = super::queue::QueuedWork { work: Work::Send, waiters: no_waiters() };
             return Started::After(Work::Resolve, Box::new(queued));
         }
@@ -394,7 +395,7 @@ impl Replica {
         }
     }
 
-    /// The content of a chunk to send has been read, or could not be.
+    /// Handles the content of a chunk to be sent.
     pub(super) fn send_content(
         &mut self,
         ctx: &mut Context<'_>,
@@ -423,7 +424,7 @@ impl Replica {
     }
 }
 
-/// Must the successor's copy be replaced? Chain versions may differ: they say when, not what.
+/// Whether the successor's copy must be replaced. Chain versions may differ: they are not content.
 fn differ(mine: Option<&ChunkMeta>, theirs: Option<&ChunkMeta>) -> bool {
     let same = |a: &ChunkState, b: &ChunkState| {
         a.version == b.version
