@@ -1,6 +1,6 @@
-//! Durable creations and stats a second through one service over loopback TCP:
+//! Benchmark of durable creations and stats per second of one service over loopback TCP:
 //! `cargo run --release -p threefs-meta --example metadata_rate [folder] [in flight]`.
-// A measurement ends by panicking when something is wrong.
+// Errors abort the benchmark with a panic.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What the metadata service needs of storage: that bytes beyond a length go away, and where they end.
+//! Interface to storage: removal of bytes beyond a length, and the end of the stored bytes.
 
 use std::ops::Range;
 
@@ -7,14 +7,14 @@ use fabric::deadline::Deadline;
 use threefs_core::ids::InodeId;
 use threefs_core::layout::Layout;
 
-/// Takes chunks away and finds them. The service's binary injects one that is made of the storage client.
+/// Removes chunks and finds their end. The binary injects one built on the storage client.
 pub trait ChunkTrimmer: Send + Sync + 'static {
-    /// Afterwards no chunk of the file holds a byte at or beyond the start of the range; with 0 all
-    /// its chunks are gone. There never was one at or beyond its end. Chunks may exist beyond any
-    /// length that was ever reported, so the chains that can have some of the range are asked what
-    /// they hold of the inode. Idempotent: it is repeated after failures.
+    /// Removes all bytes of the file at or beyond the start of the range; with 0, all its chunks.
+    /// The file has no bytes at or beyond the end of the range. Chunks may exist beyond any
+    /// reported length, so every chain that can hold part of the range is queried. Idempotent: it
+    /// is repeated after failures.
     ///
-    /// The error's text says what failed where; the caller logs it and tries again later.
+    /// The error says what failed where; the caller logs it and retries later.
     fn trim<'a>(
         &'a self,
         inode: InodeId,
@@ -23,19 +23,19 @@ pub trait ChunkTrimmer: Send + Sync + 'static {
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), String>>;
 
-    /// Has storage forget dead files: all their chunks go, and storage refuses to write them from
-    /// then on. Idempotent. One result for each file, in order: a chain that does not answer fails
-    /// its own files and delays the others no longer than it takes to notice.
+    /// Drops all chunks of dead files; storage refuses to write them afterwards. Idempotent. One
+    /// result per file, in order: a chain that does not respond fails only its own files and delays
+    /// the others no longer than it takes to detect that.
     fn forget<'a>(
         &'a self,
         files: &'a [DeadFile],
         deadline: Deadline,
     ) -> BoxFuture<'a, Vec<Result<(), String>>>;
 
-    /// The end of what the chunks of a file hold within a range of its bytes; its start if they hold
-    /// nothing there.
+    /// The end of the stored bytes of a file within a range; the start of the range if there are
+    /// none.
     ///
-    /// The error's text says what failed where; the caller logs it and tries again later.
+    /// The error says what failed where; the caller logs it and retries later.
     fn stored_end<'a>(
         &'a self,
         inode: InodeId,
@@ -45,18 +45,18 @@ pub trait ChunkTrimmer: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<u64, String>>;
 }
 
-/// A removed file that nobody can read any more.
+/// A removed file that can no longer be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadFile {
-    /// Which.
+    /// The file.
     pub inode: InodeId,
     /// Where its chunks are.
     pub layout: Layout,
-    /// No chunk was ever written at or beyond so many bytes, so chains that lie beyond have none.
+    /// No chunk was ever written at or beyond this byte, so chains that lie beyond have none.
     pub end: u64,
 }
 
-/// For tests and trees without data: there is nothing to take away.
+/// A trimmer without storage, for tests and trees without data.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoChunks;
 

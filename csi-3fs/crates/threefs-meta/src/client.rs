@@ -1,4 +1,4 @@
-//! The calling side of the metadata service.
+//! RPC client of the metadata service.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,51 +17,51 @@ use crate::protocol::{
     MetaQuery, MetaReply, MetaRequest, MetaResult, RenameMode, RequestId, SessionId, Versioned,
 };
 
-/// One attempt at a call; a restarting service answers the next one.
+/// Timeout of one attempt; a restarting service replies to the next one.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between attempts while the service says "not now".
+/// Pause between attempts while the service is unavailable.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Why there is no answer.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MetaClientError {
-    /// The call did not reach the service, or its answer did not arrive before the deadline. A
+    /// The call did not reach the service, or its reply did not arrive before the deadline. A
     /// change may have been executed.
     #[error(transparent)]
     Rpc(#[from] RpcError),
-    /// The service says no.
+    /// The service refused the call.
     #[error(transparent)]
     Refused(#[from] MetaError),
-    /// It is unknown whether the change was made: its last attempt got no answer. The ones before it
+    /// It is unknown whether the change was made: its last attempt got no reply. Earlier attempts
     /// were refused.
     #[error(
-        "the change may have been made, its last attempt got no answer ({last}); look before you make it \
-         again; before that the service refused it: {refused}"
+        "the change may have been made: its last attempt got no reply ({last}); check before you repeat it; \
+         earlier attempts were refused: {refused}"
     )]
     Unknown {
-        /// What became of the last attempt.
+        /// Error of the last attempt.
         last: Box<RpcError>,
-        /// Why the service had refused it until then.
+        /// Why the service refused the earlier attempts.
         refused: Box<MetaError>,
     },
-    /// The answer does not fit the question: another version of the service.
-    #[error("meta answered {got} to a question for {expected}; do both sides run one version?")]
+    /// The reply does not match the request: the service has another version.
+    #[error("meta sent {got}, expected {expected}; do both sides run the same version?")]
     Unexpected {
-        /// What was asked for.
+        /// The expected kind of reply.
         expected: &'static str,
-        /// What came, shortened.
+        /// The reply, shortened.
         got: String,
     },
 }
 
-/// A client of the metadata service. Retries through restarts of the service until the deadline;
-/// changes are executed once however often they are sent. Clones share connections and identity.
+/// A client of the metadata service. Retries across restarts of the service until the deadline;
+/// changes are executed once, however often they are sent. Clones share connections and identity.
 #[derive(Clone)]
 pub struct MetaClient(Arc<Inner>);
 
 struct Inner {
     pool: Pool,
-    /// What changes need.
+    /// Lease that changes require.
     lease: Lease,
     client: ClientId,
     next: AtomicU64,
@@ -69,8 +69,8 @@ struct Inner {
 }
 
 impl MetaClient {
-    /// A client of the service at `address` (`host:port`). `client` is one life of a client: a
-    /// restarted program draws another.
+    /// A client of the service at `address` (`host:port`). `client` is one incarnation of a client:
+    /// a restarted program uses another.
     pub fn new<C: Clone + Into<Credentials>>(
         address: impl Into<String>,
         credentials: &C,
@@ -79,7 +79,7 @@ impl MetaClient {
         Self::with_lease(address, credentials, client, Lease::default())
     }
 
-    /// As [`MetaClient::new`], with a right that changes need: none is begun once it has ended.
+    /// As [`MetaClient::new`], with a lease that changes require: none starts after it has expired.
     pub fn with_lease<C: Clone + Into<Credentials>>(
         address: impl Into<String>,
         credentials: &C,
@@ -92,10 +92,10 @@ impl MetaClient {
         Self(Arc::new(Inner { pool, lease, client, next, unfinished }))
     }
 
-    /// Asks a question.
+    /// Sends a query as root.
     ///
     /// # Errors
-    /// [`MetaClientError::Refused`] with what is wrong, or no answer before the deadline.
+    /// [`MetaClientError::Refused`] with the reason, or no reply before the deadline.
     pub async fn query(
         &self,
         query: MetaQuery,
@@ -104,7 +104,7 @@ impl MetaClient {
         self.query_as(&Identity::ROOT, query, deadline).await
     }
 
-    /// Asks a question for somebody.
+    /// Sends a query for a caller.
     ///
     /// # Errors
     /// As [`MetaClient::query`].
@@ -117,10 +117,10 @@ impl MetaClient {
         self.ask(&MetaRequest::Query { caller: caller.clone(), query }, deadline).await
     }
 
-    /// Makes a change, once.
+    /// Makes a change as root, once.
     ///
     /// # Errors
-    /// [`MetaClientError::Refused`]: nothing was changed. No answer before the deadline: perhaps.
+    /// [`MetaClientError::Refused`]: nothing was changed. No reply before the deadline: unknown.
     pub async fn change(
         &self,
         change: MetaChange,
@@ -129,7 +129,7 @@ impl MetaClient {
         self.change_as(&Identity::ROOT, change, deadline).await
     }
 
-    /// Makes a change for somebody, once.
+    /// Makes a change for a caller, once.
     ///
     /// # Errors
     /// As [`MetaClient::change`].
@@ -143,8 +143,8 @@ impl MetaClient {
         self.change_with(unfinished.id(), caller, change, deadline).await
     }
 
-    /// Makes a change under an identity of the caller's own, so that it stays one change over
-    /// lives of a program. Identities of one client come from one place.
+    /// Makes a change with a request id of the caller, so that it stays one change across restarts
+    /// of a program. All ids of one client must come from one source.
     ///
     /// # Errors
     /// As [`MetaClient::change`].
@@ -173,7 +173,7 @@ impl MetaClient {
     ) -> Result<MetaReply, MetaClientError> {
         let changes = matches!(request, MetaRequest::Change { .. });
         let not_after = changes.then(|| NotAfter { lease: self.0.lease.clone(), end: deadline });
-        // Why the service has refused it so far: more useful at the deadline than "no reply".
+        // Why the service has refused the call so far: more useful at the deadline than "no reply".
         let mut refused: Option<MetaError> = None;
         loop {
             let message = Versioned::of(request);
@@ -207,12 +207,12 @@ impl MetaClient {
     /// [`MetaQuery::Stat`], following symbolic links.
     ///
     /// # Errors
-    /// As [`MetaClient::query`], so for all below.
+    /// As [`MetaClient::query`]; the same applies to the methods below.
     pub async fn stat(&self, at: At, deadline: Deadline) -> Result<Inode, MetaClientError> {
         inode(self.query(MetaQuery::Stat { at, follow: true }, deadline).await?)
     }
 
-    /// All entries of a directory, page by page: each page is consistent, the whole need not be.
+    /// All entries of a directory, page by page. Each page is consistent, the whole may not be.
     ///
     /// # Errors
     /// As [`MetaClient::query`].
@@ -236,7 +236,7 @@ impl MetaClient {
     /// [`MetaChange::MakeDirectory`].
     ///
     /// # Errors
-    /// As [`MetaClient::change`], so for all below.
+    /// As [`MetaClient::change`]; the same applies to the methods below.
     pub async fn make_directory(
         &self,
         at: At,
@@ -248,7 +248,7 @@ impl MetaClient {
         inode(self.change(change, deadline).await?)
     }
 
-    /// [`MetaChange::Create`] with usual permissions and the directory's layout.
+    /// [`MetaChange::Create`] with default permissions and the directory's layout.
     ///
     /// # Errors
     /// As [`MetaClient::change`].
@@ -327,7 +327,7 @@ impl MetaClient {
         inode(self.change(MetaChange::SetLength { at, length }, deadline).await?)
     }
 
-    /// [`MetaChange::Rename`], replacing what is there.
+    /// [`MetaChange::Rename`], replacing an existing target.
     ///
     /// # Errors
     /// As [`MetaClient::change`].
@@ -370,8 +370,8 @@ impl MetaClient {
     }
 }
 
-/// A change that has no answer yet; forgotten however its call ends, because a call that ended is
-/// never retried under the same sequence.
+/// A change without a reply so far. It is dropped when its call ends, because an ended call is
+/// never retried with the same sequence.
 struct Unfinished<'a> {
     inner: &'a Inner,
     sequence: u64,

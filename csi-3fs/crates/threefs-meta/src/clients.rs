@@ -1,6 +1,5 @@
-//! What is known in memory of each client: when it was heard, in milliseconds since the service
-//! began by the clock that counts suspended time, and which of its changes can never
-//! be sent again.
+//! In-memory state of clients: when each was last active, in milliseconds since the start of the
+//! service (suspended time included), and which of its changes will never be retried.
 
 pub(crate) mod open_files;
 
@@ -14,28 +13,28 @@ use threefs_core::ids::{ClientId, InodeId};
 use crate::clients::open_files::CLIENTS_PER_VOLUME_MAX;
 use crate::protocol::RequestId;
 
-/// Answers that one change forgets on the way at most; the sweep takes what is left.
+/// Answers that one change drops at most; the sweep drops the rest.
 const FORGET_MAX: u64 = 64;
 
-/// One client.
+/// State of one client.
 #[derive(Debug, Default)]
 pub(crate) struct Client {
-    /// Sequences below are finished; see `ops::Dedup`.
+    /// Changes with a lower sequence are finished; see `ops::Dedup`.
     pub floor: AtomicU64,
-    /// Answers below are forgotten, or a change that runs forgets them. 0 = none has come yet.
+    /// Answers with a lower sequence are dropped, or a running change drops them. 0 = none yet.
     forgotten: AtomicU64,
     last_active_ms: AtomicU64,
-    /// Whose ticket it has; `None` for the cluster's key.
+    /// The volume of the client's ticket; `None` for a holder of the cluster key.
     volume: Option<InodeId>,
 }
 
 impl Client {
-    /// The finished changes whose answers a change forgets: the oldest. No other change has the same
-    /// ones, or the two would conflict.
+    /// The oldest finished changes, whose answers the calling change drops. Each range is returned
+    /// once: two changes that drop the same answers would conflict.
     pub(crate) fn take_finished(&self, id: RequestId) -> Range<u64> {
         let range = |forgotten: u64| {
             let start = match forgotten {
-                // What a former life of the service kept is taken by the sweep.
+                // The sweep drops the answers of earlier runs of the service.
                 0 => id.finished_below.saturating_sub(FORGET_MAX),
                 forgotten => forgotten,
             };
@@ -45,7 +44,7 @@ impl Client {
         range(taken.unwrap_or_default())
     }
 
-    /// The change failed and has forgotten nothing.
+    /// Returns a range of [`Client::take_finished`]: the change failed and dropped nothing.
     pub(crate) fn return_finished(&self, finished: &Range<u64>) {
         if !finished.is_empty() {
             self.forgotten.fetch_min(finished.start, SeqCst);
@@ -53,20 +52,20 @@ impl Client {
     }
 }
 
-/// All clients of this life of the service. Of one volume a bounded number: further ones are taken
-/// for silent.
+/// All clients of this run of the service. The number of clients of one volume is bounded; further
+/// ones count as silent.
 #[derive(Debug, Default)]
 pub(crate) struct Clients(Mutex<ClientTable>);
 
 #[derive(Debug, Default)]
 struct ClientTable {
     clients: HashMap<ClientId, Arc<Client>>,
-    /// How many there are.
+    /// Number of clients of each volume.
     of_volume: HashMap<InodeId, usize>,
 }
 
 impl Clients {
-    /// A change of this client, of the volume whose ticket it has, has arrived.
+    /// Records the arrival of a change from a client with a ticket for `volume`.
     pub(crate) fn note_change(
         &self,
         id: RequestId,
@@ -80,12 +79,12 @@ impl Clients {
         client
     }
 
-    /// Something else of this client has arrived.
+    /// Records any other activity of a client.
     pub(crate) fn note_activity(&self, client: ClientId, volume: Option<InodeId>, now_ms: u64) {
         self.note_change(RequestId { client, ..RequestId::default() }, volume, now_ms);
     }
 
-    /// Whether it was heard since `since_ms`.
+    /// Whether the client was active at or after `since_ms`.
     pub(crate) fn active_since(&self, client: ClientId, since_ms: u64) -> bool {
         let table = self.table();
         table
@@ -94,14 +93,13 @@ impl Clients {
             .is_some_and(|client| client.last_active_ms.load(SeqCst) >= since_ms)
     }
 
-    /// Whether it has declared that it will never send this change again.
+    /// Whether the client has declared that it will never retry this change.
     pub(crate) fn has_finished(&self, client: ClientId, sequence: u64) -> bool {
         let table = self.table();
         table.clients.get(&client).is_some_and(|client| sequence < client.floor.load(SeqCst))
     }
 
-    /// Forgets clients that were not heard since `since_ms`. A client counts as used while a call
-    /// of it runs.
+    /// Drops clients that were not active since `since_ms`. A client with a running call is kept.
     pub(crate) fn expire_idle(&self, since_ms: u64) {
         let mut table = self.table();
         let ClientTable { clients, of_volume } = &mut *table;
@@ -123,7 +121,7 @@ impl Clients {
 }
 
 impl ClientTable {
-    /// The entry of a client. One more than a volume may have gets one that is not kept.
+    /// The entry of a client. Beyond the volume's bound, an entry that is not stored.
     fn client(&mut self, id: ClientId, volume: Option<InodeId>) -> Arc<Client> {
         if let Some(client) = self.clients.get(&id) {
             return Arc::clone(client);
@@ -146,20 +144,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_finished_change_is_forgotten_by_one_other() {
+    fn each_answer_is_dropped_by_one_change() {
         let client = Client::default();
         let id = |finished_below| RequestId { finished_below, ..RequestId::default() };
         assert_eq!(client.take_finished(id(0)), 0..0);
         assert_eq!(client.take_finished(id(1_000)), 936..1_000);
         assert_eq!(client.take_finished(id(1_000)), 1_000..1_000);
         assert_eq!(client.take_finished(id(1_001)), 1_000..1_001);
-        // A slow change ended: the next ones catch up.
+        // A slow change has ended: the next ones catch up.
         let taken = client.take_finished(id(2_000));
         assert_eq!(taken, 1_001..1_065);
         assert_eq!(client.take_finished(id(2_000)), 1_065..1_129);
         client.return_finished(&taken);
         assert_eq!(client.take_finished(id(2_000)), taken);
-        // A straggler says less than others before it.
+        // A delayed change declares less than the ones before it.
         assert!(client.take_finished(id(5)).is_empty());
         assert_eq!(client.take_finished(id(u64::MAX)), 1_065..1_129);
     }
@@ -182,6 +180,6 @@ mod tests {
         clients.expire_idle(15);
         assert_eq!(clients.table().clients.len(), 2);
         clients.note_activity(ClientId(max), bounded, 30);
-        assert!(clients.active_since(ClientId(max), 30), "the others are forgotten");
+        assert!(clients.active_since(ClientId(max), 30), "the others have expired");
     }
 }

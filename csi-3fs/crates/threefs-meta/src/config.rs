@@ -1,4 +1,4 @@
-//! How a metadata service runs.
+//! Configuration of a metadata service.
 
 use std::path::PathBuf;
 
@@ -8,18 +8,18 @@ use threefs_core::terms::WRITE_LIFETIME_S;
 
 use crate::protocol::LayoutDefaults;
 
-/// Everything that the service is told at its start.
+/// Configuration of the service.
 #[derive(Clone, Debug)]
 pub struct MetaConfig {
     /// `host:port` to listen on.
     pub listen: String,
-    /// The cluster's keys.
+    /// The cluster keys.
     pub key: Keys,
-    /// Whether connections have TLS.
+    /// TLS of connections.
     pub tls: ServiceTls,
     /// Folder of the embedded store.
     pub store_path: PathBuf,
-    /// The most that the store may ever hold; only address space until it is used.
+    /// Maximum size of the store; address space only until it is used.
     pub map_bytes_max: usize,
     /// Addresses of the mgmtds (`host:port`).
     pub mgmtd: Vec<String>,
@@ -27,28 +27,27 @@ pub struct MetaConfig {
     pub tree: TreeConfig,
 }
 
-/// More than the time-out of a client's operation.
+/// Longer than the timeout of a client's operation.
 pub const DEAD_GRACE_MS: u64 = 31_000;
 
-/// Settings of the tree itself.
+/// Settings of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TreeConfig {
-    /// Layout of files whose directory says nothing; no field may be 0.
+    /// Default layout of files; no field may be 0.
     pub layout: LayoutDefaults,
-    /// How long a removed file can still be read by those who found it before.
+    /// How long clients that have looked up a file can still read it after its removal.
     pub gc_delay_ms: u64,
-    /// From when nobody can read it any more until its chunks go: longer than a client tries to
-    /// write.
+    /// Time from marking a file dead to dropping its chunks: longer than a client retries a write.
     pub dead_grace_ms: u64,
-    /// Between two looks at what has been removed.
+    /// Interval between garbage collection passes.
     pub gc_interval_ms: u64,
-    /// Write sessions of a client that has not been heard for so long end.
+    /// Write sessions of a client end after this time without activity.
     pub session_timeout_ms: u64,
-    /// From when the length or the reservation of a file became less until the file is counted again:
-    /// at least as long as a capability allows writes, and the longest transaction (30 s), the longest
-    /// write (31 s) and the largest difference between clocks (20 s) together.
+    /// Time from a decrease of a file's length or reservation to its recount: at least the write
+    /// lifetime of a capability plus the longest transaction (30 s), the longest write (31 s) and
+    /// the largest clock difference (20 s).
     pub recount_wait_ms: u64,
-    /// Answers are kept so long for clients that never say that they got them.
+    /// How long answers are kept for clients that do not acknowledge them.
     pub answer_keep_ms: u64,
 }
 

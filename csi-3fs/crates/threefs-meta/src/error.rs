@@ -1,95 +1,94 @@
-//! Why a call did not go well.
+//! Errors of the metadata service.
 
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::InodeId;
 
 use crate::protocol::limits::{NAME_BYTES_MAX, PATH_BYTES_MAX, SYMLINKS_MAX};
 
-/// Why a call did not go well; nothing was changed by it. Paths and names are in it, so that the
-/// text alone tells what happened.
+/// Why a call failed; it changed nothing. The message contains paths and names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum MetaError {
     /// ENOENT.
     #[error("`{path}`: no such file or directory")]
     NotFound {
-        /// As asked, up to the missing name.
+        /// As in the request, up to the missing name.
         path: String,
     },
     /// EEXIST.
-    #[error("`{path}` exists already")]
+    #[error("`{path}` already exists")]
     Exists {
-        /// As asked.
+        /// As in the request.
         path: String,
     },
     /// ENOTDIR.
     #[error("`{path}` is not a directory")]
     NotADirectory {
-        /// As asked, up to the name that is no directory.
+        /// As in the request, up to the name that is not a directory.
         path: String,
     },
     /// EISDIR.
     #[error("`{path}` is a directory")]
     IsADirectory {
-        /// As asked.
+        /// As in the request.
         path: String,
     },
     /// ENOTEMPTY.
     #[error("directory `{path}` is not empty")]
     NotEmpty {
-        /// As asked.
+        /// As in the request.
         path: String,
     },
-    /// EACCES: modes and owners do not allow it.
+    /// EACCES: denied by mode and owner.
     #[error("`{path}`: permission denied: {detail}")]
     PermissionDenied {
-        /// As asked, up to the name that refuses.
+        /// As in the request, up to the name that denies access.
         path: String,
-        /// Who wanted what of which inode.
+        /// The caller, the access and the inode.
         detail: String,
     },
-    /// EPERM: only the owner, or root, does this.
+    /// EPERM: only the owner or root may do this.
     #[error("`{path}`: operation not permitted: {reason}")]
     NotPermitted {
-        /// As asked.
+        /// As in the request.
         path: String,
-        /// Who may.
+        /// What is required.
         reason: String,
     },
     /// EDQUOT.
     #[error(
-        "the quota of directory {directory} allows {max} {what}, {used} are in use and {more} more \
-         were wanted; remove something below it, or raise its limit"
+        "the quota of directory {directory} allows {max} {what}: {used} are in use and {more} more were \
+         requested; remove files below it or raise its limit"
     )]
     QuotaExceeded {
         /// The directory with the quota.
         directory: InodeId,
-        /// `bytes` or `inodes`.
+        /// `bytes`, `inodes` or the kind of metadata.
         what: String,
-        /// In use.
+        /// Current usage.
         used: i64,
-        /// SessionRequest.
+        /// Requested in addition.
         more: i64,
         /// The limit.
         max: i64,
     },
-    /// EXDEV: only a copy can do it.
-    #[error("`{path}` cannot change from one quota to another: {reason}; copy it instead")]
+    /// EXDEV: requires a copy.
+    #[error("`{path}` cannot move from one quota to another: {reason}; copy it instead")]
     CrossQuota {
-        /// As asked.
+        /// As in the request.
         path: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// EFBIG.
-    #[error("the file would be too large: {detail}")]
+    #[error("file too large: {detail}")]
     FileTooLarge {
-        /// How large it would be, and may be.
+        /// The requested and the largest size.
         detail: String,
     },
     /// ENODATA.
     #[error("`{path}` has no attribute `{name}`")]
     NoAttribute {
-        /// As asked.
+        /// As in the request.
         path: String,
         /// The attribute.
         name: String,
@@ -97,19 +96,19 @@ pub enum MetaError {
     /// EOPNOTSUPP.
     #[error("`{path}`: not supported: {reason}")]
     NotSupported {
-        /// As asked.
+        /// As in the request.
         path: String,
-        /// What is.
+        /// The reason.
         reason: String,
     },
     /// EINVAL.
     #[error("{field} `{value}`: {reason}")]
     Invalid {
-        /// Which field of the call.
+        /// The invalid field of the request.
         field: String,
-        /// What it held.
+        /// Its value.
         value: String,
-        /// What is wrong, and what would be right.
+        /// What is invalid, and what is expected.
         reason: String,
     },
     /// ENAMETOOLONG.
@@ -117,19 +116,19 @@ pub enum MetaError {
         "name `{name}` is longer than {NAME_BYTES_MAX} bytes, or its path than {PATH_BYTES_MAX}"
     )]
     NameTooLong {
-        /// The beginning of the name.
+        /// The start of the name.
         name: String,
     },
     /// ELOOP.
-    #[error("`{path}` goes through more than {SYMLINKS_MAX} symbolic links")]
+    #[error("`{path}` has more than {SYMLINKS_MAX} symbolic links")]
     TooManySymlinks {
-        /// As asked.
+        /// As in the request.
         path: String,
     },
-    /// ELOOP: a path of the control plane leads through no symbolic link.
-    #[error("`{path}`: `{name}` on it is a symbolic link, which the control plane does not follow")]
+    /// ELOOP: the control plane does not follow symbolic links.
+    #[error("`{path}`: `{name}` is a symbolic link, which the control plane does not follow")]
     SymlinkOnPath {
-        /// As asked.
+        /// As in the request.
         path: String,
         /// The link.
         name: String,
@@ -137,48 +136,49 @@ pub enum MetaError {
     /// EBUSY: the root cannot be moved or removed.
     #[error("`{path}` is the root directory")]
     IsRoot {
-        /// As asked.
+        /// As in the request.
         path: String,
     },
-    /// EIO, try again: routing, storage or the store of metadata is not there now.
-    #[error("not now: {detail}")]
+    /// EIO, retryable: routing, storage or the metadata store is unavailable.
+    #[error("temporarily unavailable: {detail}")]
     Unavailable {
-        /// What is missing.
+        /// What is unavailable.
         detail: String,
     },
     /// ENOSPC.
     #[error("no space for metadata: {detail}")]
     NoSpace {
-        /// What the store said.
+        /// The error of the store.
         detail: String,
     },
-    /// EAGAIN, try again: too many answers are kept for retries of a volume's clients.
+    /// EAGAIN, retryable: the answers kept for retries of a volume's clients have reached their
+    /// bound.
     #[error(
-        "the clients of volume {volume} have {used} bytes of answers that they have not acknowledged, \
-         and {more} bytes more do not fit into {max}; each change of a client acknowledges its earlier \
-         ones, and a client that has ended counts for an hour: try again, or end clients that \
-         acknowledge nothing"
+        "the clients of volume {volume} have {used} bytes of unacknowledged answers, and {more} more \
+         bytes exceed the limit of {max}; each change of a client acknowledges its earlier ones, and \
+         the answers of a stopped client are kept for an hour: retry, or stop clients that do not \
+         acknowledge"
     )]
     AnswersFull {
         /// The volume's directory.
         volume: InodeId,
-        /// Bytes of them.
+        /// Bytes of answers that are kept.
         used: i64,
-        /// Bytes that the change needed.
+        /// Bytes that the change needs.
         more: i64,
         /// The bound.
         max: i64,
     },
-    /// EIO, for good: a row of the store contradicts another.
+    /// EIO, permanent: a row of the store contradicts another.
     #[error("metadata is damaged: {detail}")]
     Damaged {
-        /// What was found.
+        /// The contradiction.
         detail: String,
     },
 }
 
 impl MetaError {
-    /// True when the same call may go well a moment later.
+    /// True when a retry of the same call may succeed.
     pub fn retryable(&self) -> bool {
         matches!(self, Self::Unavailable { .. } | Self::AnswersFull { .. })
     }

@@ -1,4 +1,4 @@
-//! Who asks, and what modes and owners allow him.
+//! Caller identity and POSIX permission checks.
 
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::InodeId;
@@ -6,58 +6,59 @@ use threefs_core::ids::InodeId;
 use crate::error::MetaError;
 use crate::protocol::inode::Inode;
 
-/// May list a directory, read a file.
+/// List a directory, read a file.
 pub const READ: u32 = 4;
-/// May change a directory's names, a file's content.
+/// Change the names in a directory, write a file.
 pub const WRITE: u32 = 2;
-/// May go through a directory, execute a file.
+/// Traverse a directory, execute a file.
 pub const EXECUTE: u32 = 1;
-/// Who is in a directory with this bit removes or renames only what is his (or if the directory is).
+/// In a directory with this bit, only the owner of an entry or of the directory removes or renames
+/// it.
 pub const STICKY: u32 = 0o1000;
-/// What is made in a directory with this bit has the directory's group.
+/// Files created in a directory with this bit get the directory's group.
 pub const SET_GROUP: u32 = 0o2000;
 /// A program with this bit runs as its owner.
 pub const SET_USER: u32 = 0o4000;
-/// Groups besides the first one that are looked at, as many as Linux gives a process at most.
+/// Supplementary groups that are checked, as many as Linux allows a process.
 pub const GROUPS_MAX: usize = 65_536;
 
-/// The caller of an operation. The cluster's key lets a client say for whom it asks: a mount says
-/// it of the process that made the system call.
+/// The caller of an operation. A client with the cluster key states the caller: a mount uses the
+/// process that made the system call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Identity {
-    /// The user; 0 may do everything.
+    /// The user; 0 has all permissions.
     pub uid: u32,
-    /// The group that new files get.
+    /// The primary group, which new files get.
     pub gid: u32,
-    /// Further groups.
+    /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// The kernel of the mount has checked modes and owners for all groups of the caller, of which
-    /// the request names one only. Where the group of an inode decides, its word stands; the
-    /// classes of the owner and of others are checked here nevertheless.
+    /// The kernel of the mount has checked mode and owner for all groups of the caller, of which
+    /// the request names only one. Its decision stands where the group class applies; the owner and
+    /// other classes are checked again here.
     pub kernel_checked: bool,
-    /// What it may do besides.
+    /// Permissions beyond mode and owner.
     pub role: Role,
-    /// The directory that is all of the tree for this caller, if its credential is for one. The
-    /// service sets it; nothing that a caller sends does.
+    /// The directory that the caller sees as the root, if its credential is restricted to one. Set
+    /// by the service, never by a request.
     #[serde(skip)]
     pub scope: Option<InodeId>,
 }
 
-/// What a caller may do besides what modes and owners allow.
+/// Permissions beyond mode and owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Role {
     /// Nothing.
     #[default]
     User,
-    /// Manages volumes: sees and changes reserved attributes. Its paths lead through no symbolic
-    /// link and never upwards, because tenants make both.
+    /// Manages volumes: reads and changes reserved attributes. Its paths contain no symbolic link
+    /// and no `..`, because tenants control both.
     ControlPlane,
 }
 
 impl Identity {
-    /// Who may do everything.
+    /// Root, with all permissions.
     pub const ROOT: Self = Self::user(0, 0);
-    /// Who manages volumes.
+    /// The control plane, which manages volumes.
     pub const CONTROL_PLANE: Self = Self {
         uid: 0,
         gid: 0,
@@ -72,33 +73,33 @@ impl Identity {
         Self { uid, gid, groups: Vec::new(), kernel_checked: false, role: Role::User, scope: None }
     }
 
-    /// True for who manages volumes.
+    /// Whether this is the control plane.
     pub fn is_control_plane(&self) -> bool {
         self.role == Role::ControlPlane
     }
 
-    /// True for who may do everything.
+    /// Whether this is root.
     pub fn is_root(&self) -> bool {
         self.uid == 0
     }
 
-    /// Whether one of his groups is this one, as far as the request names them.
+    /// Whether the caller is in this group, as far as the request names its groups.
     pub fn in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
     }
 
-    /// Whether one of his groups may be this one: the kernel knows, and has checked.
+    /// Whether the caller may be in this group; the kernel has checked it.
     pub fn may_be_in_group(&self, gid: u32) -> bool {
         self.kernel_checked || self.in_group(gid)
     }
 
-    /// Whether the inode is his, or he may do everything.
+    /// Whether the caller owns the inode, or is root.
     pub fn owns(&self, inode: &Inode) -> bool {
         self.is_root() || self.uid == inode.uid
     }
 
-    /// Whether modes and owners allow all of `access` ([`READ`] | [`WRITE`] | [`EXECUTE`]). The
-    /// class that fits first decides, even where a later one would allow more.
+    /// Whether mode and owner permit all of `access` ([`READ`] | [`WRITE`] | [`EXECUTE`]). The
+    /// first matching class decides, even if a later one would permit more.
     pub fn allowed(&self, inode: &Inode, access: u32) -> bool {
         if self.is_root() {
             let executable = inode.is_directory() || inode.mode & 0o111 != 0;
@@ -116,7 +117,7 @@ impl Identity {
         granted & access == access
     }
 
-    /// `allowed`, or the error of it.
+    /// [`Self::allowed`] as a result.
     pub(crate) fn check(&self, inode: &Inode, access: u32, path: &str) -> Result<(), MetaError> {
         if self.allowed(inode, access) {
             return Ok(());
@@ -128,13 +129,13 @@ impl Identity {
         Err(MetaError::PermissionDenied {
             path: if path.is_empty() { inode.id.to_string() } else { path.into() },
             detail: format!(
-                "uid {} gid {} wants {wanted} of {} with mode {:o}, owner {}, group {}",
+                "uid {} gid {} requests {wanted} of {} with mode {:o}, owner {}, group {}",
                 self.uid, self.gid, inode.id, inode.mode, inode.uid, inode.gid
             ),
         })
     }
 
-    /// In a sticky directory only the owner of a name's inode, or of the directory, removes it.
+    /// In a sticky directory only the owner of an entry's inode, or of the directory, removes it.
     pub(crate) fn check_sticky(
         &self,
         directory: &Inode,
@@ -147,9 +148,8 @@ impl Identity {
         Err(MetaError::NotPermitted {
             path: path.into(),
             reason: format!(
-                "its directory is sticky, it belongs to uid {}, the directory to uid {}, \
-                 and uid {} asks",
-                inode.uid, directory.uid, self.uid
+                "the directory is sticky and belongs to uid {}, the entry to uid {}, the caller is uid {}",
+                directory.uid, inode.uid, self.uid
             ),
         })
     }
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_class_that_fits_decides() {
+    fn the_first_matching_class_decides() {
         let cases = [
             (0o700, caller(10, 1, &[]), READ | WRITE | EXECUTE, true),
             (0o077, caller(10, 20, &[]), READ, false),
@@ -207,13 +207,13 @@ mod tests {
     }
 
     #[test]
-    fn where_the_kernel_has_checked_only_the_group_class_is_left_to_it() {
+    fn a_check_by_the_kernel_counts_for_the_group_class_only() {
         let checked = |uid| Identity { kernel_checked: true, ..caller(uid, 1, &[]) };
         assert!(checked(11).allowed(&inode(0o770), READ | WRITE), "one of its groups may be 20");
         assert!(checked(11).allowed(&inode(0o704), READ));
-        assert!(!checked(11).allowed(&inode(0o700), READ), "no group could give it that");
+        assert!(!checked(11).allowed(&inode(0o700), READ), "no group permits that");
         assert!(!checked(11).allowed(&inode(0o754), WRITE));
-        assert!(!checked(10).allowed(&inode(0o077), READ), "the owner's class decides for him");
+        assert!(!checked(10).allowed(&inode(0o077), READ), "the owner class decides");
         assert!(!caller(11, 1, &[]).allowed(&inode(0o770), READ));
     }
 }

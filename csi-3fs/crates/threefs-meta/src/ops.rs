@@ -1,13 +1,13 @@
-//! The operations on the tree: one a file, each a pure function of one transaction and of what it
-//! is given (time, fresh ids, layouts). It has no other effect, so it can be run again.
+//! Operations on the tree, one a file: each is a pure function of one transaction and its inputs
+//! (time, fresh ids, layouts). It has no other effects, so it can be repeated.
 //!
-//! Rules that keep the tree a tree under concurrency:
-//! - who adds a name reads the directory's inode; who removes a directory clears it and has read
-//!   that no name is in it: of two such transactions one conflicts;
-//! - who moves a directory reads every directory above its new place, and moving writes the moved
-//!   directory's inode: two moves that would together make a circle conflict;
-//! - entries of one directory do not conflict with each other: its time of change has a row of its
-//!   own that nobody reads before writing, and so does its number of directories.
+//! Rules that keep the tree consistent under concurrency:
+//! - Adding a name reads the directory's inode. Removing a directory clears that inode and has read
+//!   that the directory is empty. Two such transactions conflict.
+//! - Moving a directory reads every ancestor of its new location and writes the moved directory's
+//!   inode. Two moves that would form a cycle conflict.
+//! - Entries of one directory do not conflict with each other: its change time and its count of
+//!   subdirectories have separate rows that are written without being read.
 
 mod attributes;
 mod dedup;
@@ -55,16 +55,16 @@ use crate::identity::{Identity, SET_GROUP};
 use crate::protocol::{Inode, InodeKind, MetaError, Nanoseconds, Written};
 use crate::rows::{self, DentryRow, InodeRow, RemovalRow, Uptime};
 
-/// Why an operation did not happen.
+/// Why an operation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum OpError {
-    /// The caller is told so.
+    /// Refused; the caller gets the error.
     #[error(transparent)]
     Refused(#[from] MetaError),
-    /// The store.
+    /// The store failed.
     #[error(transparent)]
     Kv(#[from] KvError),
-    /// A truncation of this file has to be finished first.
+    /// A truncation of this file must be completed first.
     #[error("{0} is being truncated")]
     TrimPending(InodeId),
 }
@@ -102,27 +102,27 @@ impl From<OpError> for MetaError {
     }
 }
 
-/// What an operation may use that is not in the store. Drawn before, so that running again changes
-/// nothing.
+/// Inputs of an operation that are not in the store. They are drawn before the transaction, so that
+/// a repetition gives the same result.
 #[derive(Clone, Debug)]
 pub(crate) struct Inputs {
-    /// The time.
+    /// The wall-clock time.
     pub now: Nanoseconds,
     /// The same time on the boot-time clock.
     pub uptime: Uptime,
-    /// Whether bytes that are not needed any more may become excess.
+    /// Whether bytes that are no longer needed may become excess.
     pub excess_allowed: bool,
-    /// Fresh inodes, from here on, as many as the operation can need.
+    /// The first of the fresh inode numbers, as many as the operation can need.
     pub first_inode: InodeId,
-    /// Why there may be no further rows of sessions and of written chunks, if so.
+    /// Set if the store is too full for further rows of sessions and written chunks.
     pub full: Option<MetaError>,
 }
 
-/// What an operation needs that queues files for a recount.
+/// Inputs of operations that queue files for a recount.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecountContext {
     pub now: Uptime,
-    /// Whether bytes that are not needed any more may become excess.
+    /// Whether bytes that are no longer needed may become excess.
     pub excess_allowed: bool,
 }
 
@@ -133,14 +133,14 @@ impl Inputs {
 }
 
 impl OpError {
-    /// Concurrent changes took the room for excess: run again with `excess_allowed` = false.
+    /// Concurrent changes used up the room for excess: repeat with `excess_allowed` = false.
     pub(crate) fn is_over_excess(&self) -> bool {
         matches!(self, Self::Kv(KvError::OverBound { key, .. })
             if key.starts_with(rows::QUOTA_EXCESS))
     }
 }
 
-/// The inode, or `NotFound` with the caller's name for it.
+/// The inode, or `NotFound` with the path that the caller used.
 pub(crate) async fn load(
     txn: &mut Transaction,
     id: InodeId,
@@ -150,7 +150,7 @@ pub(crate) async fn load(
     row.filter(|row| !row.dead).ok_or_else(|| not_found(path, id))
 }
 
-/// The inode that a name points to: without it the tree is damaged.
+/// The inode that an entry refers to; the tree is damaged without it.
 pub(crate) async fn load_named(
     txn: &mut Transaction,
     entry: DentryRow,
@@ -163,24 +163,24 @@ pub(crate) async fn load_named(
     })
 }
 
-/// Writes an inode as a new version of itself.
+/// Writes an inode with a new version.
 pub(crate) fn store(txn: &mut Transaction, row: &mut InodeRow) -> Result<(), KvError> {
     row.inode.version += 1;
     rows::write(txn, &rows::inode(row.inode.id), row)
 }
 
-/// The entries of a directory have changed.
+/// Sets the change time of a directory's entries.
 pub(crate) fn touch(txn: &mut Transaction, directory: InodeId, now: Nanoseconds) {
     txn.set(&rows::directory_time(directory), now.0.to_le_bytes());
 }
 
-/// So many more directories are in a directory: each has a `..` that is a link to it. Added without
-/// a read, as the time of change is set, so that creations do not conflict.
+/// Adds to the count of subdirectories: each has a `..` that links to the directory. Added without
+/// a read, like the change time, so that creations do not conflict.
 pub(crate) fn count_subdirectories(txn: &mut Transaction, directory: InodeId, more: i64) {
     txn.atomic_add(&rows::subdirectories(directory), more);
 }
 
-/// An inode as callers see it.
+/// An inode as callers see it, with the directory's change time and link count.
 pub(crate) async fn visible(txn: &mut Transaction, row: InodeRow) -> Result<Inode, OpError> {
     let mut inode = row.inode;
     if inode.is_directory() {
@@ -203,8 +203,8 @@ pub(crate) async fn visible(txn: &mut Transaction, row: InodeRow) -> Result<Inod
     Ok(inode)
 }
 
-/// Takes one name away from a file or symbolic link; the last one gives it to the collector. What
-/// is still open counts for its quota until it is collected.
+/// Removes one name of a file or symbolic link; the last one queues it for garbage collection. An
+/// open file counts for its quota until it is collected.
 pub(crate) async fn drop_link(
     txn: &mut Transaction,
     mut row: InodeRow,
@@ -234,11 +234,11 @@ pub(crate) async fn drop_link(
     Ok(store(txn, &mut row)?)
 }
 
-/// Puts a removal at the end of one of the collector's queues.
+/// Appends a removal to a garbage collection queue.
 pub(crate) fn queue(txn: &mut Transaction, queue: &[u8], row: &RemovalRow) -> Result<(), OpError> {
     let value =
         postcard::to_allocvec(row).map_err(|error| KvError::bad_row(queue, error.to_string()))?;
-    // The inode goes behind the stamp: one transaction may remove many things.
+    // The inode follows the stamp: one transaction may remove many files.
     txn.set_stamped(queue, &row.inode.0.to_be_bytes(), value);
     Ok(())
 }
@@ -248,7 +248,7 @@ pub(crate) fn not_found(path: &str, id: InodeId) -> OpError {
     MetaError::NotFound { path }.into()
 }
 
-/// What a new inode takes from who makes it and where.
+/// The creator and the location of a new inode, which determine its attributes.
 pub(crate) struct NewInode<'a> {
     pub caller: &'a Identity,
     pub parent: &'a Inode,
@@ -269,8 +269,8 @@ impl NewInode<'_> {
         self.inode(id, 1, kind)
     }
 
-    /// As on Linux: in a directory with the set-group bit it has the directory's group, and a
-    /// directory has the bit too.
+    /// As on Linux: in a directory with the set-group bit the inode gets the directory's group, and
+    /// a new directory gets the bit as well.
     pub(crate) fn inode(&self, id: InodeId, links: u32, kind: InodeKind) -> InodeRow {
         let now = self.inputs.now;
         let inherits = self.parent.mode & SET_GROUP != 0;
@@ -291,7 +291,7 @@ impl NewInode<'_> {
             changed: now,
             quota: self.parent.quota,
         };
-        // Who writes to a file without a quota need not say up to where.
+        // Writers of a file without a quota need not reserve.
         let end_max = if inode.quota.is_some() { 0 } else { u64::MAX };
         let mut row = InodeRow::new(inode);
         row.end_max = end_max;

@@ -1,11 +1,11 @@
-//! What the metadata service is asked and answers.
+//! Protocol of the metadata service: requests, replies and their types.
 //!
-//! Places are named by a directory and a path below it ([`At`]), so the same calls serve a client
-//! that thinks in whole paths (directory = [`ROOT`]) and one that thinks in inodes and names.
+//! A location is a directory and a path below it ([`At`]), so the same calls serve clients that use
+//! whole paths (directory = [`ROOT`]) and clients that use inodes and names.
 //!
-//! Changes carry a [`RequestId`]. A change that was executed is remembered with its answer in the
-//! same transaction, so a retry after a lost answer, even over a restart of the service, gets the
-//! answer of the first execution and changes nothing.
+//! A change has a [`RequestId`]. Its answer is stored by the transaction that makes the change, so
+//! a retry after a lost reply, even after a restart of the service, gets the first answer and
+//! changes nothing.
 
 mod change;
 pub(crate) mod inode;
@@ -31,12 +31,12 @@ pub use limits::{
 pub use query::MetaQuery;
 pub use reply::{MetaReply, MetaResult, MetaStatus, QuotaUse};
 
-/// Name of the service; both sides of a connection sign it.
+/// Name of the service; both sides of a connection authenticate it.
 pub const CONTEXT: &str = "threefs/meta";
-/// Version of the messages between clients and the service. Raise it with every change of a request,
-/// a reply or anything within. Requests of releases before it had one start with 0 or 1.
+/// Version of the protocol. Increase it with every change of requests, replies or their types.
+/// Requests of older releases start with 0 or 1.
 pub const VERSION: u8 = 3;
-/// A request as it is sent: the version comes first, in one byte.
+/// A request on the wire: the version is the first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Versioned<T> {
     version: u8,
@@ -50,11 +50,11 @@ impl<'a> Versioned<&'a MetaRequest> {
     }
 }
 
-/// The request in a message. The version is looked at before anything else is decoded: a message of
-/// another one could be read as a different request.
+/// Decodes a request. The version is checked first: a message of another version could decode as a
+/// different request.
 ///
 /// # Errors
-/// [`Fault`] with what to upgrade.
+/// [`Fault`] with the side to upgrade.
 pub fn decode_request(message: &[u8]) -> Result<MetaRequest, Fault> {
     let version = message.first().copied().unwrap_or_default();
     if version != VERSION {
@@ -73,23 +73,23 @@ pub fn decode_request(message: &[u8]) -> Result<MetaRequest, Fault> {
     Ok(request.message)
 }
 
-/// A call.
+/// A request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MetaRequest {
-    /// Reads; may be repeated.
+    /// A read; may be repeated.
     Query {
-        /// For whom.
+        /// The caller.
         caller: Identity,
-        /// What.
+        /// The query.
         query: MetaQuery,
     },
-    /// Changes; executed once for each id.
+    /// A change; executed once for each id.
     Change {
-        /// Its identity.
+        /// Its id.
         id: RequestId,
-        /// For whom.
+        /// The caller.
         caller: Identity,
-        /// What to do.
+        /// The change.
         change: MetaChange,
     },
 }

@@ -1,8 +1,8 @@
-//! A tree from a dump, made safe to write into.
+//! Restore of a tree from a dump, such that it can be written safely.
 //!
-//! Files that were made after the dump are not in it, but their chunks may still exist, or storage
-//! may refuse their numbers as forgotten. So a restored tree continues far above any number that the
-//! lost one can have used: inode numbers are never used twice, over restores as well.
+//! Files created after the dump are missing from it, but their chunks may still exist, or storage
+//! may refuse their inode numbers as forgotten. So a restored tree allocates numbers far above any
+//! that the lost one can have used: inode numbers are never reused, also across restores.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use crate::ops;
 
 /// The kind of a dump of metadata.
 pub const DUMP_KIND: &str = "meta";
-/// Numbers that one restore passes over: there is room for sixteen million restores.
+/// Inode numbers skipped by a restore: there is room for sixteen million restores.
 const INODES_PASSED_OVER: u64 = 1 << 40;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Makes a store of a dump in a folder that has none.
+/// Loads a dump into a folder without a store.
 ///
 /// # Errors
-/// [`DumpError`]; after an error of the store, remove what it holds and begin again.
+/// [`DumpError`]; after an error of the store, remove its files and start again.
 pub fn restore(store: EmbeddedConfig, file: &Path) -> BoxFuture<'_, Result<Dumped, DumpError>> {
     Box::pin(async move {
         let dumped = threefs_kv::load(&store, DUMP_KIND, file)?;

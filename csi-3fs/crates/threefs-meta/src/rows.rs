@@ -1,28 +1,29 @@
-//! The rows of the metadata service.
+//! Rows of the metadata store.
 //!
-//! | key | value | what |
+//! | key | value | content |
 //! |---|---|---|
 //! | `INOD` inode | `InodeRow` | a file, directory or symbolic link |
 //! | `DENT` parent name | `DentryRow` | a name in a directory |
-//! | `DTIM` inode | i64 | when the entries of a directory changed last; written blindly, so that creations in one directory do not conflict |
-//! | `DSUB` inode | i64 | how many directories are in a directory; only added to, without a read |
+//! | `DTIM` inode | i64 | last change of a directory's entries; written without a read, so that creations in one directory do not conflict |
+//! | `DSUB` inode | i64 | number of subdirectories; added to without a read |
 //! | `INOS` inode session | `SessionRow` | a write session |
 //! | `TRIM` inode | `TrimRow` | a truncation whose chunks are not cut yet |
-//! | `RCNT` inode | `RecountRow` | a file that counts for more than its length and reservation, to be counted again |
-//! | `GCQU` versionstamp inode | `RemovalRow` | something removed that may still be open |
-//! | `GCDE` versionstamp inode | `RemovalRow` | a dead file: nobody can read it, its chunks go next |
-//! | `GCLA` versionstamp inode | `RemovalRow` | a dead file without chunks, which a capability may still be good for |
+//! | `RCNT` inode | `RecountRow` | a file that is charged for more than its length and reservation, to be recounted |
+//! | `GCQU` versionstamp inode | `RemovalRow` | a removed inode that may still be open |
+//! | `GCDE` versionstamp inode | `RemovalRow` | a dead file: unreadable, its chunks are dropped next |
+//! | `GCLA` versionstamp inode | `RemovalRow` | tombstone: a dead file without chunks, for which a capability may still be valid |
 //! | `IDEM` client sequence | `AnswerRow` | an executed change and its answer |
-//! | `ABYT` directory | i64 | bytes of the answers that are kept for tickets of a directory; of directory 0 for all of them |
+//! | `ABYT` directory | i64 | bytes of the answers kept for tickets of a directory; directory 0: the total |
 //! | `QUOT` directory | `QuotaRow` | limits of a directory |
-//! | `QBYT`, `QEXC`, `QINO`, `QMET` directory | i64 | what counts for them; only bounded additions write it |
-//! | `WRIT` inode level page | `Page` | chunks that were written and that the inode has no place for |
+//! | `QBYT`, `QEXC`, `QINO`, `QMET` directory | i64 | usage of these limits; written by bounded additions only |
+//! | `WRIT` inode level page | `Page` | written chunks beyond the ranges in the inode |
 //! | `XATT` inode name | bytes | an extended attribute |
-//! | `META` name | u64 | the next free inode, the version of this schema, how often the store was opened |
-//! | `METAtree`, `METAcluster` | u128 | which tree it is, and of which cluster |
-//! | `METAclaim` | `Claim` | why mgmtd may find another store than it knows |
+//! | `META` name | u64 | the next free inode, the schema version, the generation of the store |
+//! | `METAtree`, `METAcluster` | u128 | ids of the tree and of its cluster |
+//! | `METAclaim` | `Claim` | why the store may differ from the one registered with mgmtd |
 //!
-//! Numbers in keys are big endian, so that files made together lie together. Values are postcard.
+//! Numbers in keys are big endian, so that files created together are adjacent. Values are
+//! postcard.
 
 mod keys;
 
@@ -52,51 +53,49 @@ pub(crate) const SCHEMA: &[u8] = b"METAschema";
 pub(crate) const QUOTA_EXCESS: &[u8] = b"QEXC";
 pub(crate) const QUOTA_INODES: &[u8] = b"QINO";
 pub(crate) const QUOTA_METADATA: &[u8] = b"QMET";
-/// Instead of a volume: all of them together.
+/// Stands for all volumes together.
 pub(crate) const ALL_VOLUMES: InodeId = InodeId(0);
 pub(crate) const ANSWER_BYTES: &[u8] = b"ABYT";
-/// What an answer takes beside its bytes.
+/// Size of an answer row without its reply.
 const ANSWER_ROW_BYTES: usize = 128;
 /// The schema that this code reads and writes.
 pub(crate) const SCHEMA_VERSION: u64 = 6;
-/// The previous one, whose rows this code reads: of inodes without `charged_end` and `excess`.
+/// The previous schema, whose rows this code reads: inodes without `charged_end` and `excess`.
 pub(crate) const SCHEMA_PREVIOUS: u64 = 5;
 
-/// Parent of a directory that was removed and is being emptied.
+/// Parent of a removed directory that is being emptied.
 pub(crate) const REMOVED: InodeId = InodeId(0);
 
-/// An inode as it is stored. Of a directory, `inode.modified` is overlaid by its `DTIM` row and
-/// `inode.links` lacks what its `DSUB` row counts.
+/// A stored inode. For a directory, its `DTIM` row overrides `inode.modified`, and `inode.links`
+/// lacks the count in its `DSUB` row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct InodeRow {
     pub inode: Inode,
-    /// The name of a directory in its parent, for finding its path; empty for everything else.
+    /// The name of a directory in its parent, for its path; otherwise empty.
     pub name: String,
-    /// Whether it counts for its quota. An inode without a name that nobody had open when it lost
-    /// the last one does not.
+    /// Whether it counts for its quota. An inode that was closed when it lost its last name does
+    /// not.
     pub charged: bool,
-    /// Set before the chunks of a removed file go: from then on nobody can read it, so nobody can
-    /// mistake a chunk that is gone for a hole.
+    /// Set before the chunks of a removed file are dropped: from then on the file cannot be read,
+    /// so a dropped chunk cannot be mistaken for a hole.
     pub dead: bool,
-    /// Bytes of its names, extended attributes, link target and write sessions, as they count for a
+    /// Bytes of its names, extended attributes, link target and write sessions, as charged to the
     /// quota.
     pub metadata_bytes: u64,
-    /// No chunk of a file exists at or beyond this many bytes; `u64::MAX` where writers need not
-    /// reserve before they write.
+    /// The file has no chunk at or beyond this byte; `u64::MAX` if writers need not reserve.
     pub end_max: u64,
-    /// The bytes of a file below this one count for its quota. At least `needed_end`, and at least the
-    /// end of every capability that may still be valid; see `ops::recount`.
+    /// Bytes of a file below this one are charged to its quota. At least `needed_end`, and at least
+    /// the end of every capability that may still be valid; see `ops::volume::recount`.
     pub charged_end: u64,
-    /// Those of them that count as excess and not as used.
+    /// Charged bytes that count as excess rather than as used.
     pub excess: u64,
 }
 
-/// A file that counts for more than its length and reservation, because older capabilities may still
-/// be valid. It is counted again when they have expired.
+/// A file that is charged for more than its length and reservation, because older capabilities may
+/// still be valid. It is recounted when they have expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RecountRow {
-    /// When length or reservation became less the last time, in the life of the service in which
-    /// that was.
+    /// The last decrease of its length or reservation, in the run of the service that made it.
     pub since: Uptime,
 }
 
@@ -107,7 +106,7 @@ pub(crate) struct Uptime {
     pub ms: u64,
 }
 
-/// Limits of a directory.
+/// Quota limits of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct QuotaRow {
     pub bytes_max: Option<u64>,
@@ -117,7 +116,7 @@ pub(crate) struct QuotaRow {
 }
 
 impl QuotaRow {
-    /// The bytes that may count for it.
+    /// The effective limit of bytes.
     pub(crate) fn bytes(&self) -> Option<u64> {
         self.bytes_max.or(self.above.map(|_| UNLIMITED_BYTES_MAX))
     }
@@ -132,19 +131,19 @@ pub(crate) struct DentryRow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SessionRow {
     pub client: ClientId,
-    /// Whether it counts for its file's quota: those of earlier releases do not.
+    /// Whether it is charged to its file's quota: rows of earlier releases are not.
     pub counted: bool,
 }
 
 impl SessionRow {
-    /// A row of this release or of an earlier one, which ends after the client.
+    /// Decodes a row of this release or of an earlier one, which ends after the client.
     pub(crate) fn decode(key: &[u8], value: &[u8]) -> Result<Self, KvError> {
         decode(key, value).or_else(|_| Ok(Self { client: decode(key, value)?, counted: false }))
     }
 }
 
-/// "Nothing of this file at or beyond `length` may stay." Until it is done nobody may open the file
-/// for writing, or what he writes would be cut too.
+/// A pending truncation: no byte at or beyond `length` may stay. Until it is complete the file
+/// cannot be opened for writing, because the new bytes would be cut as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TrimRow {
     pub length: u64,
@@ -155,25 +154,25 @@ pub(crate) struct TrimRow {
 pub(crate) struct RemovalRow {
     pub inode: InodeId,
     pub kind: EntryKind,
-    /// The life of the service in which it was removed.
+    /// The run of the service that removed it.
     pub run_id: u64,
-    /// Clients that had it open then. In a later life of the service it waits until each of them
-    /// has announced what it holds, or is gone.
+    /// Clients that had it open at that time. In a later run of the service the removal waits until
+    /// each of them has reported its open files or has expired.
     pub opened_by: Vec<ClientId>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AnswerRow {
     pub answered: Nanoseconds,
-    /// The encoded `MetaReply`; of a batch which files it changed.
+    /// The encoded `MetaReply`; for a batch, the files that it changed.
     pub reply: Vec<u8>,
-    /// Whose ticket asked; it counts for this volume. `None` for the cluster's key.
+    /// The volume of the caller's ticket, which the row counts for; `None` for the cluster key.
     pub volume: Option<InodeId>,
     pub batch: bool,
 }
 
 impl AnswerRow {
-    /// A row of this release or of an earlier one, which ends after the reply.
+    /// Decodes a row of this release or of an earlier one, which ends after the reply.
     pub(crate) fn decode(key: &[u8], value: &[u8]) -> Result<Self, KvError> {
         decode(key, value).or_else(|_| {
             let (answered, reply) = decode(key, value)?;
@@ -181,9 +180,9 @@ impl AnswerRow {
         })
     }
 
-    /// What it counts for.
+    /// The charge of the row.
     pub(crate) fn bytes(&self) -> i64 {
-        // An answer is no longer than a value of the store.
+        // An answer is not longer than a value of the store.
         (self.reply.len() + ANSWER_ROW_BYTES) as i64
     }
 }
@@ -199,8 +198,8 @@ impl InodeRow {
         Self { inode, name, charged, dead, metadata_bytes, end_max, charged_end: 0, excess: 0 }
     }
 
-    /// A row of this release or of an earlier one, which ends after `end_max`: there a file counted
-    /// for its length or its reservation.
+    /// Decodes a row of this release or of an earlier one, which ends after `end_max`: there a file
+    /// was charged for its length or reservation.
     pub(crate) fn decode(key: &[u8], value: &[u8]) -> Result<Self, KvError> {
         decode(key, value).or_else(|_| {
             let (inode, name, charged, dead, metadata_bytes, end_max) = decode(key, value)?;
@@ -212,7 +211,7 @@ impl InodeRow {
         })
     }
 
-    /// Bytes of a file that its length or its reservation needs, whichever is longer.
+    /// End of the bytes that the file needs: its length or its reservation, whichever is greater.
     pub(crate) fn needed_end(&self) -> u64 {
         match self.inode.kind {
             InodeKind::File { length, reserved, .. } => length.max(reserved),
@@ -229,7 +228,7 @@ impl InodeRow {
         }
     }
 
-    /// Of a directory.
+    /// The parent of a directory.
     pub(crate) fn parent(&self) -> Option<InodeId> {
         match self.inode.kind {
             InodeKind::Directory { parent, .. } => Some(parent),
@@ -252,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_of_earlier_releases_are_read_and_count_for_nothing() {
+    fn answers_of_earlier_releases_are_decoded_and_not_charged() {
         for reply in [vec![], vec![7; 300]] {
             let answered = Nanoseconds(-5);
             let before = postcard::to_allocvec(&(answered, reply.clone())).unwrap();
@@ -265,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn inodes_of_earlier_releases_are_read_and_count_as_they_did() {
+    fn inodes_of_earlier_releases_are_decoded_with_their_charge() {
         let layout = threefs_core::layout::Layout {
             table: threefs_core::ids::TableId(1),
             table_version: threefs_core::ids::TableVersion(1),
@@ -307,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_of_earlier_releases_are_read_and_count_for_nothing() {
+    fn sessions_of_earlier_releases_are_decoded_and_not_charged() {
         for client in [ClientId(0), ClientId(7), ClientId(u128::MAX)] {
             let before = postcard::to_allocvec(&client).unwrap();
             let row = SessionRow::decode(b"INOS", &before).unwrap();

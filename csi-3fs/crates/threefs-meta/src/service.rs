@@ -1,4 +1,4 @@
-//! The tree behind a port.
+//! The metadata service: RPC server, capabilities and background tasks.
 
 pub(crate) mod registration;
 mod reply_size;
@@ -33,27 +33,27 @@ use crate::service::reply_size::reply_bytes;
 use crate::service::scope::outside;
 use crate::tree::{Tree, check_batch, now};
 
-/// Memory for long replies that clients have not taken yet.
+/// Memory for long replies that clients have not received yet.
 const REPLY_BYTES_MAX: usize = 64 << 20;
 
-/// Why a metadata service ended.
+/// Why a metadata service stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum MetaRunError {
-    /// Its store cannot be opened, or failed in a way from which only a restart recovers.
+    /// The store cannot be opened, or failed such that only a restart recovers.
     #[error(transparent)]
     Store(#[from] KvError),
-    /// The tree in it cannot be used.
+    /// The tree in the store cannot be used.
     #[error(transparent)]
     Tree(#[from] MetaError),
     /// The store does not belong to the cluster.
     #[error(transparent)]
     Refused(#[from] MgmtdError),
-    /// Its port cannot be taken.
+    /// The port is not available.
     #[error(transparent)]
     Listen(#[from] ServerError),
 }
 
-/// A metadata service that holds its store and its port and has not begun to serve.
+/// A metadata service with an open store and a bound port that is not serving yet.
 pub struct Meta {
     server: Server,
     tree: Arc<Tree>,
@@ -62,7 +62,7 @@ pub struct Meta {
     _routing: RoutingFollower,
 }
 
-/// Runs a metadata service until shutdown. `trimmer` takes chunks away; the caller makes it of the
+/// Runs a metadata service until shutdown. `trimmer` drops chunks; the caller builds it on the
 /// storage client.
 ///
 /// # Errors
@@ -76,7 +76,7 @@ pub fn run(
 }
 
 impl Meta {
-    /// Opens the store, takes the port, begins to follow the routing.
+    /// Opens the store, binds the port and starts to follow the routing.
     ///
     /// # Errors
     /// [`MetaRunError`].
@@ -99,7 +99,7 @@ impl Meta {
         Ok(Self { server, tree: Arc::new(tree), keys, mgmtd, _routing: routing })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.server.address()
     }
@@ -122,11 +122,11 @@ impl Meta {
             registered: Arc::clone(&registered),
         };
         let background = async {
-            // Nothing is collected before either: the chunks may belong to another tree's files.
+            // Garbage collection must wait as well: the chunks may belong to another tree's files.
             register(&self.tree.store, &self.mgmtd).await?;
             registered.store(true, SeqCst);
             if let Err(error) = self.tree.finish_all_trims().await {
-                tracing::warn!(%error, "truncations of a former life");
+                tracing::warn!(%error, "pending truncations could not be completed");
             }
             tokio::join!(self.tree.run_gc(), self.tree.run_recounts());
             Ok(())
@@ -155,7 +155,7 @@ struct Handler {
 }
 
 impl Handler {
-    /// What the holder of a ticket shows the storage services.
+    /// Signs the capabilities that a ticket holder presents to the storage services.
     async fn capabilities(
         &self,
         ticket: &Ticket,
@@ -163,7 +163,8 @@ impl Handler {
         deadline: Deadline,
     ) -> Result<Vec<Option<Capability>>, MetaError> {
         check_batch("inodes", inodes.len())?;
-        // Before it is looked up what they are for: what becomes less later waits for their whole life.
+        // The time is taken before the lookup: later decreases wait for the whole capability
+        // lifetime.
         let now_unix_s = now().0.unsigned_abs() / 1_000_000_000;
         let scope = InodeId(ticket.directory);
         let sides = self.tree.sides(scope, inodes, deadline).await?;
@@ -179,8 +180,8 @@ impl Handler {
         signed.collect()
     }
 
-    /// Adds capabilities to an answer about files that may be written further: they need not be
-    /// asked for. They are for what the files are now: the answer may be that of an earlier attempt.
+    /// Adds capabilities to a reply about files that may be written further, which saves a request.
+    /// They cover the current state of the files: the reply may be that of an earlier attempt.
     async fn with_capabilities(
         &self,
         ticket: &Ticket,
@@ -214,11 +215,12 @@ impl Service for Handler {
     async fn handle(&self, call: Call) -> Result<Reply, Fault> {
         let request = decode_request(&call.message)?;
         if !self.registered.load(SeqCst) {
-            let detail = "its store is not registered with mgmtd yet".into();
+            let detail = "the store is not registered with mgmtd yet".into();
             let refused: MetaResult = Err(MetaError::Unavailable { detail });
             return Reply::of(&refused);
         }
-        // Before it is made: a client that takes no replies must not fill the memory.
+        // Before the reply is built: clients that do not receive replies must not exhaust the
+        // memory.
         match reply_bytes(&request) {
             0 => {}
             bytes => call.reply_memory.reserve(bytes).await?,
@@ -228,7 +230,8 @@ impl Service for Handler {
                 MetaRequest::Query { query: MetaQuery::Capabilities { inodes }, .. },
                 Some(ticket),
             ) => {
-                // Boxed, as what follows: thousands of calls may be in work, and few are of this kind.
+                // Boxed, like the next: thousands of calls may be in progress, and few are of this
+                // kind.
                 let signed = Box::pin(self.capabilities(ticket, inodes, call.deadline)).await;
                 signed.map(MetaReply::Capabilities)
             }

@@ -1,7 +1,7 @@
-//! The tree as a service: requests in, answers out, without sockets.
+//! The tree: executes requests on a store, without sockets.
 //!
-//! Each request becomes one operation on the store, with what it needs from outside (time, fresh
-//! inodes, chains) drawn before. The answer is given when the store says that it is durable.
+//! Each request becomes one operation on the store; its external inputs (time, fresh inodes,
+//! chains) are drawn before. The reply is sent once the store reports the commit durable.
 
 mod change;
 mod checks;
@@ -36,33 +36,33 @@ use checks::check_identity;
 pub(crate) use checks::{check_batch, now};
 use layouts::RoundRobin;
 
-/// The longest that one request may take, whatever its caller would wait.
+/// Maximum time of one request, whatever its caller's deadline.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Inodes that are taken from the store at once.
+/// Inode numbers allocated per transaction.
 const INODES_PER_BLOCK: u64 = 4096;
-/// `MetaStatus` counts no further.
+/// Upper limit of the counts in `MetaStatus`.
 const COUNT_MAX: usize = 100_000;
 
-/// The tree.
+/// The tree of names and inodes.
 pub struct Tree {
     pub(crate) store: Store,
     pub(crate) config: TreeConfig,
     pub(crate) trimmer: Arc<dyn ChunkTrimmer>,
     pub(crate) clients: Clients,
     pub(crate) open_files: OpenFiles,
-    /// How long the collector's queues have waited.
+    /// Ages of the garbage collection queues.
     pub(crate) queue_clocks: Mutex<QueueClocks>,
     started: BootInstant,
     layouts: RoundRobin,
     inodes: tokio::sync::Mutex<Range<u64>>,
-    /// Set when the store fails in a way from which only a restart recovers.
+    /// Set when the store fails such that only a restart recovers.
     failed: watch::Sender<Option<KvError>>,
-    /// One truncation of a file at a time: see `ops::length`.
+    /// Locks that allow one truncation of a file at a time: see `ops::file::trim`.
     trimming: Mutex<HashMap<InodeId, Arc<tokio::sync::Mutex<()>>>>,
 }
 
 impl Tree {
-    /// Opens the tree in a store; makes the root if it is not there.
+    /// Opens the tree in a store; creates the root if it is missing.
     ///
     /// # Errors
     /// When the store fails or holds a tree of another version.
@@ -88,13 +88,13 @@ impl Tree {
         })
     }
 
-    /// Milliseconds since the service began, suspended time included.
+    /// Milliseconds since the start of the service, suspended time included.
     pub(crate) fn uptime_ms(&self) -> u64 {
         let uptime = BootInstant::now().since(self.started);
         u64::try_from(uptime.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Now, for what is compared in this life of the service alone.
+    /// The current time, comparable within this run of the service only.
     pub(crate) fn uptime(&self) -> Uptime {
         Uptime { run_id: self.open_files.run_id(), ms: self.uptime_ms() }
     }
@@ -123,7 +123,7 @@ impl Tree {
         Ok(answered?)
     }
 
-    /// Runs an operation that only reads.
+    /// Runs a read-only operation.
     pub(crate) async fn transact<O>(
         &self,
         deadline: Deadline,
@@ -135,7 +135,7 @@ impl Tree {
         self.store.transact(deadline.within(REQUEST_TIMEOUT), read).await
     }
 
-    /// Ends when the store has failed in a way from which only a restart recovers.
+    /// Completes when the store has failed such that only a restart recovers.
     pub async fn store_failed(&self) -> KvError {
         let mut failed = self.failed.subscribe();
         loop {
@@ -173,8 +173,8 @@ impl Tree {
             }
             MetaQuery::Open { at, access, client } => {
                 let open = ops::OpenInode { caller, at, access: *access };
-                // Noted twice where the path leads on: before the read for what is named by its
-                // inode, and after it for everything.
+                // Recorded before the read if the inode is given directly, and after it in every
+                // case, because a path may lead elsewhere.
                 if at.path.is_empty() {
                     self.open_files.open(*client, caller.scope, at.directory, self.uptime_ms());
                 }
@@ -220,10 +220,10 @@ impl Tree {
             MetaQuery::ListAttributes { at } => {
                 store.transact(deadline, &ops::ListAttributes { caller, at }).await
             }
-            // Answered by the service, which has the keys.
+            // Handled by the service, which has the keys.
             MetaQuery::Capabilities { .. } => Err(MetaError::NotSupported {
                 path: String::new(),
-                reason: "the cluster's key needs no capabilities".into(),
+                reason: "a holder of the cluster key needs no capabilities".into(),
             }
             .into()),
             MetaQuery::PathOf { directory } => {

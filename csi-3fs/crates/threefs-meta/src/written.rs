@@ -1,38 +1,37 @@
-//! Ranges of a file's chunks that are known to exist.
+//! Set of a file's chunks that are known to exist.
 //!
-//! A chunk in them was written and never removed since, so storage must have it: a read that does
-//! not find it has met data loss and returns an error. Outside of them an absent chunk is a hole.
-//! The set is exact. An inode keeps [`RANGES_MAX`] ranges, the longest; further ones are in rows of
-//! the store (`ops::written_rows`).
+//! A chunk in the set was written and never removed since, so storage must have it: a read that
+//! does not find it has detected data loss and returns an error. Any other absent chunk is a hole.
+//! The set is exact. An inode keeps the [`RANGES_MAX`] longest ranges; further ones are in rows of
+//! the store (`ops::file::written_rows`).
 
 pub(crate) mod page;
 
 use serde::{Deserialize, Serialize};
 
-/// Ranges that an inode keeps itself: at most 2.5 KiB of its row. A file that is written from its
-/// start to its end, or by up to this many writers at distant places at once, needs no more.
+/// Ranges in the inode: at most 2.5 KiB of its row. Enough for a file that is written sequentially,
+/// or by up to this many concurrent writers at distant offsets.
 pub const RANGES_MAX: usize = 256;
-/// Ranges that all reports of one change may carry together: what they move into rows fits in one
-/// transaction.
+/// Ranges in all reports of one change: those that move into rows fit into one transaction.
 pub const REPORT_RANGES_MAX: usize = 512;
 
 /// Chunk indexes, as ranges (first, last), sorted, disjoint and not adjacent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Written {
     ranges: Vec<(u32, u32)>,
-    /// Of an inode: further ranges are in rows of the store.
+    /// For an inode: further ranges are in rows of the store.
     more: bool,
 }
 
 impl Written {
-    /// The chunks that bytes from `offset` on and before `end` lie in.
+    /// The chunks that contain bytes from `offset` up to `end`.
     pub fn of_bytes(offset: u64, end: u64, chunk_bytes: u32) -> Self {
         let mut written = Self::default();
         written.add_bytes(offset, end, chunk_bytes);
         written
     }
 
-    /// Adds the chunks that bytes from `offset` on and before `end` lie in.
+    /// Adds the chunks that contain bytes from `offset` up to `end`.
     pub fn add_bytes(&mut self, offset: u64, end: u64, chunk_bytes: u32) {
         let size = u64::from(chunk_bytes.max(1));
         if end > offset {
@@ -62,7 +61,7 @@ impl Written {
         }
     }
 
-    /// Takes the shortest range out until at most `ranges_max` are left, and gives those taken.
+    /// Removes the shortest ranges until at most `ranges_max` are left, and returns them.
     pub fn shorten(&mut self, ranges_max: usize) -> Self {
         let mut taken = Self::default();
         while self.ranges.len() > ranges_max {
@@ -74,13 +73,13 @@ impl Written {
         taken
     }
 
-    /// Takes the first ranges out, at most `ranges_max`.
+    /// Removes and returns the first ranges, at most `ranges_max`.
     pub fn take(&mut self, ranges_max: usize) -> Self {
         let rest = self.ranges.split_off(ranges_max.min(self.ranges.len()));
         Self { ranges: std::mem::replace(&mut self.ranges, rest), more: false }
     }
 
-    /// Forgets the chunks at or beyond `length` bytes.
+    /// Removes the chunks at or beyond `length` bytes.
     pub fn cut(&mut self, length: u64, chunk_bytes: u32) {
         let chunks = chunks_of(length, chunk_bytes);
         self.ranges.retain(|(first, _)| u64::from(*first) < chunks);
@@ -90,7 +89,8 @@ impl Written {
         }
     }
 
-    /// Whether this chunk must exist. Of an inode with more ranges in rows `false` is no answer.
+    /// Whether this chunk must exist. For an inode with more ranges in rows, `false` is
+    /// inconclusive.
     pub fn contains(&self, index: u32) -> bool {
         let resolved = self.ranges.partition_point(|(_, last)| *last < index);
         self.ranges.get(resolved).is_some_and(|(first, _)| *first <= index)
@@ -107,12 +107,12 @@ impl Written {
         self.ranges.iter().copied()
     }
 
-    /// How many ranges it has.
+    /// Number of ranges.
     pub fn ranges(&self) -> usize {
         self.ranges.len()
     }
 
-    /// True when nothing is in it.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
@@ -122,7 +122,7 @@ impl Written {
         self.more
     }
 
-    /// Notes that further ranges are in rows of the store, or that none is any more.
+    /// Sets whether further ranges are in rows of the store.
     pub(crate) fn set_more(&mut self, more: bool) {
         self.more = more;
     }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shortest_ranges_are_those_that_are_taken() {
+    fn the_shortest_ranges_are_removed_first() {
         let mut written = of(&[(0, 9), (20, 20), (30, 35), (50, 51)]);
         assert_eq!(written.shorten(2), of(&[(20, 20), (50, 51)]));
         assert_eq!(written, of(&[(0, 9), (30, 35)]));
@@ -168,7 +168,7 @@ mod tests {
     }
 
     proptest! {
-        /// It holds exactly what was written and not cut since.
+        /// The set holds exactly the chunks that were added and not cut since.
         #[test]
         fn it_is_the_set_of_what_was_written(
             steps in prop::collection::vec((0u32..60, 0u32..20, any::<bool>()), 0..60),

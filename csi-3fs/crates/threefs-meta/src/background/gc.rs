@@ -1,14 +1,15 @@
-//! Gives back what was removed, ends sessions of clients that are gone, forgets old answers.
+//! Garbage collection: frees removed files, ends sessions of silent clients, drops old answers.
 //!
-//! A removed file goes through two queues. In the first it waits for `gc_delay_ms`, and while
-//! somebody has it open; then one transaction marks its inode dead. In the second it waits for
-//! `dead_grace_ms`, until updates of those who had it open have expired; then storage forgets it, a
-//! page of files in one request to each chain, and then its rows go. A chunk is never taken from a
-//! file whose inode can still be read. A file in a quota goes through a third queue: after the life of
-//! capabilities storage forgets it once more, in case it was written meanwhile.
+//! A removed file passes through two queues. In the first it waits for `gc_delay_ms` and until no
+//! client has it open; then one transaction marks its inode dead. In the second it waits for
+//! `dead_grace_ms`, until updates of the clients that had it open have expired. Then storage
+//! forgets it, one page of files per request to each chain, and its rows are removed. A chunk is
+//! never removed while the inode of its file can still be read. A file in a quota passes through a
+//! third queue: once all capabilities have expired, storage forgets it again, in case it was
+//! written in the meantime.
 //!
-//! All of it can be done twice and in any order; what fails is tried again in the next round, and
-//! keeps nothing else from being done. No duration depends on the wall clock.
+//! All steps are idempotent and can run in any order. A failed step is retried in the next round
+//! and does not block others. No duration depends on the wall clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,17 +27,17 @@ use crate::protocol::EntryKind;
 use crate::rows::{self, SessionRow};
 use crate::tree::{Tree, now};
 
-/// Rows that one look takes.
+/// Rows per transaction.
 const PAGE: usize = 256;
-/// Pages whose files storage is asked to forget side by side, so that one that waits for a chain
-/// does not hold up the next ones.
+/// Pages that are sent to storage concurrently, so that a page that waits for one chain does not
+/// block the next pages.
 const PAGES_AT_ONCE: usize = 8;
-/// How long storage may take to forget the files of one page; what fails is tried again.
+/// Timeout for storage to forget the files of one page; failures are retried.
 const FORGET_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long a truncation of a former life may take; one that takes longer is tried again.
+/// Timeout for a truncation that an earlier run started; it is retried in the next run.
 const TRIM_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How old the entries of the two queues are.
+/// Ages of the entries of the queues.
 #[derive(Debug, Default)]
 pub(crate) struct QueueClocks {
     removed: QueueClock,
@@ -45,29 +46,29 @@ pub(crate) struct QueueClocks {
 }
 
 impl Tree {
-    /// Works for ever; the caller drops it to end it.
+    /// Runs until the future is dropped.
     pub(crate) async fn run_gc(&self) {
         let every = Duration::from_millis(self.config.gc_interval_ms.max(1));
         let sweep_every_ms = (self.config.session_timeout_ms / 4).clamp(100, 60_000);
         let mut swept_ms = self.uptime_ms();
-        // A former life may have known more holders: they have this long to announce themselves.
+        // An earlier run may have known more clients than the removal names: they report within
+        // this time.
         tokio::time::sleep(Duration::from_millis(self.config.gc_delay_ms)).await;
         loop {
             tokio::time::sleep(every).await;
             if let Err(error) = self.collect().await {
-                tracing::warn!(%error, "collecting what was removed");
+                tracing::warn!(%error, "garbage collection failed");
             }
             if self.uptime_ms().saturating_sub(swept_ms) >= sweep_every_ms {
                 swept_ms = self.uptime_ms();
                 if let Err(error) = self.sweep(self.uptime_ms()).await {
-                    tracing::warn!(%error, "sweeping sessions and answers");
+                    tracing::warn!(%error, "sweep of sessions and answers failed");
                 }
             }
         }
     }
 
-    /// Goes once through everything that is due. Returns how many removals it finished or brought
-    /// further.
+    /// One pass over all due entries. Returns the number of removals that it finished or advanced.
     pub(crate) async fn collect(&self) -> Result<u64, OpError> {
         let mut advanced = 0;
         if let Some(until) = self.due(rows::REMOVALS).await? {
@@ -81,7 +82,7 @@ impl Tree {
         Ok(advanced)
     }
 
-    /// The version up to which the entries of a queue have waited for long enough.
+    /// The version up to which the entries of a queue have waited long enough.
     async fn due(&self, queue: &'static [u8]) -> Result<Option<u64>, OpError> {
         let version = self.store.transact(transaction(), &ops::NewestVersion).await?;
         let mut queue_clocks =
@@ -94,7 +95,7 @@ impl Tree {
         Ok(queue_clocks.due(BootInstant::now(), version, Duration::from_millis(wait_ms)))
     }
 
-    /// The first queue: marks files dead, empties directories, takes what has no chunks.
+    /// First queue: marks files dead, empties directories, removes entries without chunks.
     async fn mark_removed_dead(&self, until: u64) -> Result<u64, OpError> {
         let mut advanced = 0;
         let mut after = Vec::new();
@@ -131,8 +132,8 @@ impl Tree {
         }
     }
 
-    /// The second queue and the third: has storage forget dead files, many at a time, then takes their
-    /// rows.
+    /// Second and third queue: storage forgets dead files, many at a time; then their rows are
+    /// removed.
     async fn drop_dead_files(&self, queue: &'static [u8], until: u64) -> Result<u64, OpError> {
         let mut advanced = 0;
         let mut after = Vec::new();
@@ -196,8 +197,8 @@ impl Tree {
         Ok(removals.len() as u64)
     }
 
-    /// Ends sessions of silent clients and forgets answers that nobody will ask for. Clients have
-    /// had their whole time since this service began.
+    /// Ends sessions of silent clients and drops answers that can no longer be requested. Timeouts
+    /// count from the start of the service.
     pub(crate) async fn sweep(&self, uptime_ms: u64) -> Result<(), OpError> {
         if let Some(silent_since) = uptime_ms.checked_sub(self.config.session_timeout_ms) {
             self.end_sessions(silent_since).await?;
@@ -212,7 +213,7 @@ impl Tree {
         .await
     }
 
-    /// Ends the sessions of clients that were not heard since, and what they had reserved.
+    /// Ends the sessions of clients that have been silent since then, and their reservations.
     async fn end_sessions(&self, silent_since: u64) -> Result<(), OpError> {
         let mut after = Vec::new();
         loop {
@@ -265,20 +266,20 @@ impl Tree {
         }
     }
 
-    /// Finishes truncations that a former life of the service began.
+    /// Completes truncations that an earlier run of the service started.
     pub(crate) async fn finish_all_trims(&self) -> Result<(), OpError> {
         let list = ops::ListRows { prefix: rows::TRIMS, after: &[], limit: PAGE };
         for (key, _) in self.store.transact(transaction(), &list).await? {
             let inode = rows::inode_of_key(&key)?;
             if let Err(error) = self.finish_trim(inode, Deadline::after(TRIM_TIMEOUT)).await {
-                tracing::info!(%inode, %error, "a truncation stays unfinished for now");
+                tracing::info!(%inode, %error, "truncation not finished, will be retried");
             }
         }
         Ok(())
     }
 }
 
-/// The removals whose chunks are gone, of the page that is done next.
+/// The removals of the next completed page whose chunks are gone.
 async fn next_done(tasks: &mut JoinSet<Vec<ListedRemoval>>) -> Vec<ListedRemoval> {
     tasks.join_next().await.and_then(Result::ok).unwrap_or_default()
 }
@@ -301,7 +302,11 @@ async fn forget(
         }
     }
     if let Some((error, files)) = failed {
-        tracing::info!(files, error, "chunks of removed files stay for now");
+        tracing::info!(
+            files,
+            error,
+            "chunks of removed files could not be dropped, will be retried"
+        );
     }
     done
 }

@@ -1,23 +1,22 @@
-//! How long the entries of a queue have waited, by a clock that nobody sets.
+//! Age of queue entries, independent of the wall clock.
 //!
-//! Entries are ordered by the version of the commit that queued them. Noting from time to time
-//! which version was the newest tells later which entries are at least that old. After a restart
-//! everything is young again: it waits once more, which harms nothing.
+//! Entries are ordered by the version of the commit that queued them. Samples of the newest
+//! version, taken from time to time, tell which entries are at least a given age. After a restart
+//! all entries count as new: they wait again, which is harmless.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use fabric::boot_instant::BootInstant;
 
-/// Notes that are kept; they are at least a part of the wait apart, so that this many always span
-/// it.
+/// Samples kept. They are spaced so that this many always cover the wait.
 const SAMPLES_MAX: u32 = 64;
 
 #[derive(Debug, Default)]
 pub(crate) struct QueueClock(VecDeque<(BootInstant, u64)>);
 
 impl QueueClock {
-    /// Notes the newest version, and returns the newest one that was noted at least `wait` ago.
+    /// Samples the newest version, and returns the newest one that was sampled at least `wait` ago.
     pub(crate) fn due(&mut self, now: BootInstant, newest: u64, wait: Duration) -> Option<u64> {
         let apart = wait / (SAMPLES_MAX - 2);
         if self.0.back().is_none_or(|(noted, _)| now.since(*noted) >= apart) {
@@ -36,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_queued_is_due_after_the_wait_and_notes_are_bounded() {
+    fn entries_are_due_after_the_wait_and_samples_are_bounded() {
         let start = BootInstant::now();
         let at = |ms: u64| start.after(Duration::from_millis(ms));
         let wait = Duration::from_millis(1000);
@@ -46,11 +45,11 @@ mod tests {
             assert_eq!(queue_clocks.due(at(ms), 5 + ms, wait), None);
         }
         let due = queue_clocks.due(at(1000), 2000, wait).unwrap();
-        assert_eq!(due, 5, "what was queued later is younger");
+        assert_eq!(due, 5, "later entries are younger");
         for ms in 1001..5000 {
             let due = queue_clocks.due(at(ms), 5 + ms, wait).unwrap();
-            assert!(due <= 5 + ms - 1000, "not before its time");
-            assert!(due + 40 >= 5 + ms - 1000, "nor much later");
+            assert!(due <= 5 + ms - 1000, "too early");
+            assert!(due + 40 >= 5 + ms - 1000, "too late");
             assert!(queue_clocks.0.len() <= SAMPLES_MAX as usize);
         }
         assert_eq!(QueueClock::default().due(at(0), 9, Duration::ZERO), Some(9));

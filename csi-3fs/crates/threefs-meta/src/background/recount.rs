@@ -1,5 +1,5 @@
-//! Gives quotas back what files count for and do not need, once no capability for it is good any
-//! more; see `ops::recount`.
+//! Recounts: release quota that files no longer need, once all capabilities for them have expired;
+//! see `ops::volume::recount`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,29 +14,30 @@ use crate::ops::{self, OpError, RecountEntry};
 use crate::rows::Uptime;
 use crate::tree::Tree;
 
-/// Files that one look takes.
+/// Files per transaction.
 const PAGE: usize = 256;
-/// Files that are counted side by side: they share the store's flushes.
+/// Files that are recounted concurrently: they share the store's flushes.
 const COUNTED_AT_ONCE: usize = 16;
-/// How long storage may take to say where the chunks of a file end; what fails is tried again.
+/// Timeout for storage to return the end of a file's chunks; failures are retried.
 const ASK_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long one round may take; the next one goes on where it ended.
+/// Timeout of one round; the next one continues where it ended.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Tree {
-    /// Works for ever; the caller drops it to end it.
+    /// Runs until the future is dropped.
     pub(crate) async fn run_recounts(&self) {
         let every = Duration::from_millis((self.config.recount_wait_ms / 16).clamp(100, 20_000));
         let mut after = Vec::new();
         loop {
             tokio::time::sleep(every).await;
             if let Err(error) = self.recount(&mut after).await {
-                tracing::warn!(%error, "a round of recounts failed");
+                tracing::warn!(%error, "recount round failed");
             }
         }
     }
 
-    /// One round through the files that count for more than they need, from where the last one ended.
+    /// One round over the files that count for more than they need, starting where the last one
+    /// ended.
     pub(crate) async fn recount(&self, after: &mut Vec<u8>) -> Result<(), OpError> {
         let round = Deadline::after(ROUND_TIMEOUT);
         while !round.passed() {
@@ -65,7 +66,7 @@ impl Tree {
         let mut tasks: JoinSet<()> = JoinSet::new();
         for file in due {
             if tasks.len() >= COUNTED_AT_ONCE {
-                // One that panicked says nothing of its file: it is counted in the next round.
+                // A task that panicked is retried in the next round.
                 let _ = tasks.join_next().await;
             }
             tasks.spawn(count(self.store.clone(), Arc::clone(&self.trimmer), file));
@@ -75,8 +76,8 @@ impl Tree {
     }
 }
 
-/// Asks storage and counts the file again. What fails is tried again in the next round and holds no
-/// other file up: its holder may be changing it all the time.
+/// Queries storage and recounts the file. A failure is retried in the next round and does not block
+/// other files: a client may be changing the file all the time.
 async fn count(store: Store, trimmer: Arc<dyn ChunkTrimmer>, file: RecountEntry) {
     let RecountEntry { inode, needed_end, charged_end, ref layout, .. } = file;
     let range = needed_end..charged_end;
@@ -90,6 +91,6 @@ async fn count(store: Store, trimmer: Arc<dyn ChunkTrimmer>, file: RecountEntry)
         Err(error) => Err(error),
     };
     if let Err(error) = counted {
-        tracing::debug!(%inode, error, "its recount failed; it is tried again in the next round");
+        tracing::debug!(%inode, error, "recount failed, will be retried in the next round");
     }
 }

@@ -1,12 +1,13 @@
-//! Which inodes clients have open: what has lost its last name stays until nobody holds it.
+//! Open file table: which inodes clients have open. An unlinked file is kept until no client has it
+//! open.
 //!
-//! Kept in memory. A client announces everything again when it is not known, so a restart of the
-//! service forgets nothing for longer than a client's pause between two messages. What had a holder
-//! when it was removed says so in its row of the queue: after a restart it waits for exactly these
-//! clients, however long they are cut off, until they are given up as gone.
+//! The table is in memory. A client that the service does not know reports all its open files
+//! again, so a restart loses nothing for longer than the interval between two reports. The queue
+//! row of a removal names the clients that had the file open: after a restart the removal waits for
+//! these clients, however long they are disconnected, until they expire.
 //!
-//! What the holders of one volume's tickets may announce is bounded, under however many client ids:
-//! what goes beyond is not kept, and such a file is gone with its last name.
+//! The entries of all clients with tickets of one volume are bounded in total. Files beyond the
+//! bound are not tracked and are collected with their last name.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
@@ -15,18 +16,18 @@ use threefs_core::ids::{ClientId, InodeId};
 
 use crate::rows::RemovalRow;
 
-/// Inodes that one client may hold open.
+/// Open inodes of one client.
 pub(crate) const OPEN_FILES_PER_CLIENT_MAX: usize = 1 << 20;
-/// Pairs of a client and an inode of one volume: about 130 bytes each.
+/// Pairs of client and open inode of one volume, about 130 bytes each.
 pub(crate) const OPEN_FILES_PER_VOLUME_MAX: usize = 1 << 19;
 /// Clients of one volume.
 pub(crate) const CLIENTS_PER_VOLUME_MAX: usize = 1 << 14;
-/// Holders that a removal names; with more of them it waits for these.
+/// Clients that a removal names; if more have it open, it waits for these.
 const OPENED_BY_MAX: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct OpenFiles {
-    /// Tells this life of the service from others.
+    /// Distinguishes this run of the service from others.
     run_id: u64,
     clients_per_volume_max: usize,
     open_files_per_volume_max: usize,
@@ -38,11 +39,11 @@ struct State {
     clients: HashMap<ClientId, ClientFiles>,
     clients_of_inode: HashMap<InodeId, Vec<ClientId>>,
     volumes: HashMap<InodeId, VolumeUsage>,
-    /// Clients of former lives that have not come back are gone.
+    /// Clients of earlier runs that have not reported are considered gone.
     former_clients_expired: bool,
 }
 
-/// What the clients with tickets of one volume have together.
+/// Totals of the clients with tickets of one volume.
 #[derive(Debug, Default)]
 struct VolumeUsage {
     clients: usize,
@@ -51,16 +52,16 @@ struct VolumeUsage {
 
 #[derive(Debug, Default)]
 struct ClientFiles {
-    /// Whose ticket it has; `None` for the cluster's key.
+    /// The volume of the client's ticket; `None` for a holder of the cluster key.
     volume: Option<InodeId>,
     last_active_ms: u64,
     inodes: HashSet<InodeId>,
-    /// It has announced all that it holds since this service began.
+    /// The client has reported all its open files since this service started.
     complete: bool,
 }
 
 impl OpenFiles {
-    /// Nothing is held yet. `life` is different for each life of the service.
+    /// An empty table. `run_id` is different for each run of the service.
     pub(crate) fn new(run_id: u64) -> Self {
         Self {
             run_id,
@@ -70,12 +71,12 @@ impl OpenFiles {
         }
     }
 
-    /// This life of the service.
+    /// Id of this run of the service.
     pub(crate) fn run_id(&self) -> u64 {
         self.run_id
     }
 
-    /// A client, of the volume whose ticket it has, holds one more inode.
+    /// Records that a client with a ticket for `volume` has an inode open.
     pub(crate) fn open(
         &self,
         client: ClientId,
@@ -103,8 +104,8 @@ impl OpenFiles {
         }
     }
 
-    /// What a client holds more and less than before. With `all`, `add` is everything that it
-    /// holds. False: this service does not know all that it holds; it must announce it with `all`.
+    /// Applies a client's report. With `all`, `add` is everything that it has open. Returns false
+    /// if the service does not know all its open files: the client must report again with `all`.
     pub(crate) fn update(
         &self,
         client: ClientId,
@@ -119,7 +120,7 @@ impl OpenFiles {
         }
         let mut state = self.state();
         if !state.admit(client, volume, self.clients_per_volume_max) {
-            // Announcing it again would change nothing.
+            // The bound is reached: another report would not change anything.
             return true;
         }
         let State { clients, clients_of_inode, volumes, .. } = &mut *state;
@@ -139,12 +140,12 @@ impl OpenFiles {
         files.complete
     }
 
-    /// Whether anybody has it open.
+    /// Whether any client has the inode open.
     pub(crate) fn is_open(&self, inode: InodeId) -> bool {
         self.state().clients_of_inode.contains_key(&inode)
     }
 
-    /// Who has it open.
+    /// The clients that have the inode open.
     pub(crate) fn clients_with_open(&self, inode: InodeId) -> Vec<ClientId> {
         let state = self.state();
         let clients_of_inode =
@@ -152,8 +153,8 @@ impl OpenFiles {
         clients_of_inode.iter().take(OPENED_BY_MAX).copied().collect()
     }
 
-    /// Whether somebody had it open in a former life of the service and has not yet announced
-    /// whether he still has.
+    /// Whether a client had the inode open in an earlier run of the service and has not yet
+    /// reported in this one.
     pub(crate) fn may_be_open(&self, removal: &RemovalRow) -> bool {
         let state = self.state();
         if removal.run_id == self.run_id || state.former_clients_expired {
@@ -163,7 +164,7 @@ impl OpenFiles {
         !removal.opened_by.iter().all(complete)
     }
 
-    /// Forgets clients that were not heard since `since_ms`, and those of former lives.
+    /// Drops clients that were not active since `since_ms`, and those of earlier runs.
     pub(crate) fn expire_idle(&self, since_ms: u64) {
         let mut state = self.state();
         let State { clients, clients_of_inode, volumes, former_clients_expired } = &mut *state;
@@ -188,7 +189,7 @@ impl OpenFiles {
 }
 
 impl State {
-    /// Whether the client is known; one more of a volume is from now on, if there is a place.
+    /// Whether the client has an entry; adds one if the volume's bound allows.
     fn admit(&mut self, client: ClientId, volume: Option<InodeId>, clients_max: usize) -> bool {
         if self.clients.contains_key(&client) {
             return true;
@@ -224,7 +225,7 @@ mod tests {
     use crate::protocol::EntryKind;
 
     #[test]
-    fn an_inode_is_held_until_the_last_client_lets_go_or_falls_silent() {
+    fn an_inode_is_open_until_the_last_client_closes_it_or_expires() {
         let open_files = OpenFiles::new(1);
         let (one, two, inode) = (ClientId(1), ClientId(2), InodeId(7));
         open_files.open(one, None, inode, 10);
@@ -232,7 +233,7 @@ mod tests {
         open_files.open(two, None, inode, 20);
         assert!(
             !open_files.update(one, None, &[], &[inode], false, 30),
-            "it never announced everything"
+            "it never reported everything"
         );
         assert!(open_files.is_open(inode));
         assert!(open_files.update(one, None, &[], &[], true, 30));
@@ -241,23 +242,23 @@ mod tests {
     }
 
     #[test]
-    fn what_a_former_life_knew_to_be_open_waits_for_its_holders() {
+    fn files_open_in_an_earlier_run_wait_for_their_clients() {
         let open_files = OpenFiles::new(2);
         let opened_by = vec![ClientId(1), ClientId(2)];
         let row = RemovalRow { inode: InodeId(7), kind: EntryKind::File, run_id: 1, opened_by };
         assert!(open_files.may_be_open(&row));
         open_files.update(ClientId(1), None, &[], &[], true, 5);
-        assert!(open_files.may_be_open(&row), "the other one may be cut off");
+        assert!(open_files.may_be_open(&row), "the other client may be disconnected");
         open_files.update(ClientId(2), None, &[InodeId(7)], &[], true, 5);
         assert!(!open_files.may_be_open(&row) && open_files.is_open(InodeId(7)));
         let never_heard = RemovalRow { opened_by: vec![ClientId(3)], ..row };
         assert!(open_files.may_be_open(&never_heard));
         open_files.expire_idle(5);
-        assert!(!open_files.may_be_open(&never_heard), "it was waited for long enough");
+        assert!(!open_files.may_be_open(&never_heard), "the wait is over");
     }
 
     #[test]
-    fn the_clients_of_one_volume_are_bounded_and_take_nothing_from_others() {
+    fn the_clients_of_one_volume_are_bounded_and_others_are_unaffected() {
         let open_files = OpenFiles {
             clients_per_volume_max: 4,
             open_files_per_volume_max: 10,
@@ -278,9 +279,9 @@ mod tests {
         open_files.open(ClientId(90), other, InodeId(9), 10);
         open_files.open(ClientId(91), None, InodeId(9), 10);
         assert_eq!(open_files.clients_with_open(InodeId(9)).len(), 2);
-        // What is released or forgotten leaves room.
+        // Released and expired entries free room.
         open_files.update(ClientId(0), bounded, &[InodeId(8)], &[InodeId(0)], false, 20);
-        assert!(!open_files.is_open(InodeId(8)), "it was full when that came");
+        assert!(!open_files.is_open(InodeId(8)), "the volume was at its bound");
         open_files.open(ClientId(0), bounded, InodeId(8), 20);
         assert!(open_files.is_open(InodeId(8)));
         open_files.expire_idle(15);

@@ -12,16 +12,16 @@ use crate::ops::{AnswerBudget, OpError, load};
 use crate::protocol::{Inode, MetaError, MetaReply, Nanoseconds, RequestId};
 use crate::rows::{self, AnswerRow};
 
-/// A change with its identity. The answer is stored by the same transaction that makes the change.
+/// A change with its request id. The transaction that makes the change also stores its answer.
 pub(crate) struct Dedup<'a, O> {
     pub id: RequestId,
     pub now: Nanoseconds,
-    /// Sequences of this client below have their answers and are never retried. It is raised
-    /// before any answer is forgotten.
+    /// Changes of this client with a lower sequence are finished and never retried. It is raised
+    /// before any of their answers is dropped.
     pub floor: &'a AtomicU64,
-    /// Finished changes whose answers are forgotten along the way.
+    /// Finished changes whose answers this change drops.
     pub finished: Range<u64>,
-    /// Whose ticket asks; `None` for the cluster's key.
+    /// The volume of the caller's ticket; `None` for a holder of the cluster key.
     pub volume: Option<InodeId>,
     pub room: AnswerBudget,
     pub operation: O,
@@ -45,10 +45,10 @@ where
 }
 
 impl<O> Dedup<'_, O> {
-    /// Stores the answer and clears those that are not wanted any more.
+    /// Stores the answer and drops those of finished changes.
     async fn keep(&self, txn: &mut Transaction, reply: &MetaReply) -> Result<(), OpError> {
         let key = rows::answer(self.id.client, self.id.sequence);
-        // Of a batch only which files it changed: their inodes are read again for a retry.
+        // Of a batch, only which files it changed: a retry reads their inodes again.
         let changed = match reply {
             MetaReply::Inodes(inodes) => Some(inodes.iter().map(file_of).collect::<Vec<_>>()),
             _ => None,
@@ -67,15 +67,15 @@ impl<O> Dedup<'_, O> {
     }
 }
 
-/// What is kept of one answer of a batch.
+/// Stored part of one answer of a batch.
 type Changed = Result<InodeId, MetaError>;
 
 fn file_of(answer: &Result<Inode, MetaError>) -> Changed {
     answer.as_ref().map(|inode| inode.id).map_err(Clone::clone)
 }
 
-/// The answer to a batch that was executed: its files as they are now, which is never older than what
-/// the batch made of them.
+/// The answer to a batch that was executed earlier: the current inodes, which are never older than
+/// the result of the batch.
 async fn now_of(txn: &mut Transaction, changed: Vec<Changed>) -> Result<MetaReply, OpError> {
     let mut inodes = Vec::with_capacity(changed.len());
     for file in changed {
@@ -104,8 +104,8 @@ async fn answered(
         }
         return Ok(Some(rows::decode(&key, &row.reply)?));
     }
-    // After the read: if the answer was forgotten before this snapshot, the floor had been raised
-    // before that; if it is forgotten later, this transaction conflicts.
+    // After the read: if the answer was dropped before this snapshot, the floor had already been
+    // raised; if it is dropped later, this transaction conflicts.
     if id.sequence < floor.load(SeqCst) {
         return Err(MetaError::Invalid {
             field: "sequence".into(),

@@ -1,4 +1,4 @@
-//! What the collector does to the store: gives back what was removed.
+//! Garbage collection: the transactions that free removed files and directories.
 
 use threefs_core::layout::Layout;
 use threefs_kv::{KeyRange, Operation, Row, Transaction};
@@ -14,7 +14,7 @@ use crate::protocol::{EntryKind, InodeKind, Nanoseconds};
 use crate::rows::{self, DentryRow, InodeRow, RemovalRow};
 use crate::written::Written;
 
-/// Names that one transaction takes out of a removed directory.
+/// Entries removed from a directory per transaction.
 const NAMES_PER_TRANSACTION: usize = 256;
 
 /// One entry of a queue.
@@ -25,18 +25,18 @@ pub(crate) struct ListedRemoval {
     pub state: RemovalState,
 }
 
-/// What stands in the way of a removal.
+/// What a removal needs next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RemovalState {
-    /// The chunks of a file that nobody has open, none at or beyond `end`.
+    /// Drop the chunks of a closed file, which has none at or beyond `end`.
     Chunks { layout: Layout, end: u64 },
-    /// Somebody has it open; whether it counts for its quota.
+    /// Wait: a client has it open. Says whether it counts for its quota.
     InUse { charged: bool },
-    /// Only rows.
+    /// Remove rows only.
     Rows,
 }
 
-/// One page of a queue, oldest first: what was queued by the commits up to a version.
+/// One page of a queue, oldest first, up to the commits of a version.
 pub(crate) struct ListRemovals<'a> {
     pub queue: &'static [u8],
     pub until: u64,
@@ -101,9 +101,9 @@ impl Operation for NewestVersion {
     }
 }
 
-/// Ends the life of removed files that nobody has open, before any of their chunks goes: from this
-/// commit on a read of one of them finds no inode, so it cannot take what is gone for a hole.
-/// Returns how many there were.
+/// Marks removed files that no client has open as dead, before any of their chunks is dropped. From
+/// this commit on, reads do not find the inode, so a dropped chunk cannot be mistaken for a hole.
+/// Returns the number of files marked.
 pub(crate) struct MarkDead<'a> {
     pub removals: &'a [&'a ListedRemoval],
     pub open_files: &'a OpenFiles,
@@ -132,7 +132,7 @@ impl Operation for MarkDead<'_> {
     }
 }
 
-/// Charges removed files again that a client reported as open only after their last name was removed.
+/// Charges removed files again that a client reported as open after their last name was removed.
 /// Limits are not checked: the chunks exist.
 pub(crate) struct ChargeOpen<'a>(pub &'a [&'a ListedRemoval]);
 
@@ -154,7 +154,7 @@ impl Operation for ChargeOpen<'_> {
     }
 }
 
-/// Takes back [`MarkDead`]: somebody who may have it open was heard meanwhile.
+/// Reverts [`MarkDead`]: a client that may have the file open has reported in the meantime.
 pub(crate) struct Revive<'a>(pub &'a ListedRemoval);
 
 impl Operation for Revive<'_> {
@@ -172,11 +172,11 @@ impl Operation for Revive<'_> {
     }
 }
 
-/// The chunks are gone: takes the last rows of files, symbolic links and special files. No session
-/// can have begun since: what is dead or never was a file cannot be opened. A file in a quota keeps
-/// its inode: holders of tickets may have capabilities for it, and storage bounds how many forgotten
-/// files it remembers, so it is asked to forget the file once more after their life. These rows count
-/// for nothing, so they are as few and as short as they can be.
+/// Removes the remaining rows of files, symbolic links and special files whose chunks are gone. No
+/// session can have started since: a dead inode, or one that is not a file, cannot be opened. A
+/// file in a quota keeps its inode as a tombstone: ticket holders may have capabilities for it, and
+/// storage bounds how many forgotten files it remembers, so it is asked to forget the file again
+/// after their expiry. Tombstones count for no quota, so they are as few and as short as possible.
 pub(crate) struct FinishRemovals<'a>(pub &'a [ListedRemoval]);
 
 impl Operation for FinishRemovals<'_> {
@@ -190,7 +190,7 @@ impl Operation for FinishRemovals<'_> {
             if let Some(row) = row.as_ref().filter(|row| row.charged) {
                 quota::release(txn, row).await?;
             }
-            // No capability was ever good for a byte of a file that never had one.
+            // Without a byte there was never a valid capability.
             let late = |row: &InodeRow| row.dead && row.inode.quota.is_some() && row.end_max > 0;
             match row.filter(late) {
                 Some(mut row) => {
@@ -214,7 +214,7 @@ impl Operation for FinishRemovals<'_> {
     }
 }
 
-/// Storage has forgotten files twice: takes their inodes.
+/// Removes tombstones: storage has forgotten their files twice.
 pub(crate) struct DropTombstones<'a>(pub &'a [ListedRemoval]);
 
 impl Operation for DropTombstones<'_> {
@@ -230,7 +230,7 @@ impl Operation for DropTombstones<'_> {
     }
 }
 
-/// Takes some names out of a removed directory; true once the directory itself is gone.
+/// Removes some entries of a removed directory; returns true once the directory itself is gone.
 pub(crate) struct EmptyDirectory<'a> {
     pub removal: &'a ListedRemoval,
     pub open_files: &'a OpenFiles,
@@ -267,7 +267,7 @@ impl Operation for EmptyDirectory<'_> {
     }
 }
 
-/// Rows under a prefix, page by page, for the sweeps.
+/// Rows with a prefix, page by page, for the sweeps.
 pub(crate) struct ListRows<'a> {
     pub prefix: &'a [u8],
     pub after: &'a [u8],
@@ -287,7 +287,7 @@ impl Operation for ListRows<'_> {
     }
 }
 
-/// Forgets answers that nobody will ask for.
+/// Drops answers that can no longer be requested.
 pub(crate) struct ForgetAnswers<'a>(pub &'a [Vec<u8>]);
 
 impl Operation for ForgetAnswers<'_> {

@@ -1,4 +1,4 @@
-//! The first rows of a tree, and blocks of fresh inodes.
+//! Initialization: the first rows of a tree, and allocation of inode numbers.
 
 use threefs_core::ids::InodeId;
 use threefs_kv::{KvError, Operation, Transaction};
@@ -7,7 +7,8 @@ use crate::ops::{OpError, store};
 use crate::protocol::{Inode, InodeKind, LayoutDefaults, Nanoseconds, ROOT};
 use crate::rows::{self, InodeRow, NEXT_INODE, SCHEMA, SCHEMA_PREVIOUS, SCHEMA_VERSION};
 
-/// Makes the root if there is none; upgrades a store of the previous schema and refuses any other.
+/// Creates the root if it is missing; upgrades a store of the previous schema and refuses any
+/// other.
 pub(crate) struct InitTree(pub Nanoseconds);
 
 impl Operation for InitTree {
@@ -21,7 +22,7 @@ impl Operation for InitTree {
             None => {}
             Some(version) => {
                 let detail = format!(
-                    "the tree has schema {version}, this program {SCHEMA_VERSION}; run the version \
+                    "the tree has schema {version}, this program has {SCHEMA_VERSION}; run the version \
                      that wrote it"
                 );
                 return Err(KvError::bad_row(SCHEMA, detail).into());
@@ -45,7 +46,7 @@ impl Operation for InitTree {
     }
 }
 
-/// Takes so many inodes; returns the first. Those that are lost in a crash are never used.
+/// Allocates this many inode numbers and returns the first. Numbers lost in a crash are never used.
 pub(crate) struct ReserveInodes(pub u64);
 
 impl Operation for ReserveInodes {

@@ -1,4 +1,4 @@
-//! What the store knows of its registration with mgmtd.
+//! Registration state of the store: its tree, generation, cluster and claim.
 
 use threefs_core::ids::{ClusterId, TreeId};
 use threefs_kv::{Operation, Transaction};
@@ -8,11 +8,11 @@ use crate::ops::OpError;
 use crate::protocol::ROOT;
 use crate::rows::{self, CLAIM, CLUSTER, GENERATION, NEXT_INODE, TREE};
 
-/// Inode numbers of each adopted store: there is room for two thousand, and in each for four thousand
-/// restores.
+/// Inode numbers of each adopted store: there is room for two thousand adoptions, and in each for
+/// four thousand restores.
 const INODES_PER_ADOPTION: u64 = 1 << 52;
 
-/// Counts this life of the store, durably, and returns what mgmtd is asked.
+/// Increments the generation of the store, durably, and returns the registration request.
 pub(crate) struct StartRegistration {
     /// The id of the tree if it has none yet.
     pub fresh: TreeId,
@@ -43,7 +43,7 @@ impl Operation for StartRegistration {
     }
 }
 
-/// Remembers what mgmtd has answered.
+/// Stores the reply of mgmtd.
 pub(crate) struct FinishRegistration {
     pub registered: MetaRegistered,
 }
@@ -66,7 +66,7 @@ impl Operation for FinishRegistration {
     }
 }
 
-/// Remembers what an operator has decided, until the next registration.
+/// Stores a decision of the operator for the next registration.
 pub(crate) struct WriteClaim(pub Claim);
 
 impl Operation for WriteClaim {

@@ -1,4 +1,4 @@
-//! Changes of the metadata service, and their identities.
+//! Changes of the tree, and their request ids.
 
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClientId, InodeId};
@@ -6,21 +6,21 @@ use threefs_core::ids::{ClientId, InodeId};
 use crate::protocol::inode::{At, LayoutDefaults, Nanoseconds, SpecialKind};
 use crate::written::Written;
 
-/// Identity of one change, the same in all its retries.
+/// Id of one change, the same for all its retries.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct RequestId {
-    /// One life of a client.
+    /// One incarnation of a client.
     pub client: ClientId,
-    /// Different for each change of that client.
+    /// Unique for each change of the client.
     pub sequence: u64,
-    /// Every change with a sequence below has its answer and will never be retried: what was
-    /// remembered of it may go.
+    /// All changes with a lower sequence are finished and will never be retried: their answers may
+    /// be dropped.
     pub finished_below: u64,
 }
 
-/// A write session: while it lives, the chunks of its file are not collected, even if the file is
+/// A write session: while it exists, the chunks of its file are not collected, even if the file is
 /// removed.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
@@ -30,27 +30,27 @@ pub struct SessionId(pub u128);
 /// A change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MetaChange {
-    /// Makes a file, or opens it if it is there and `exclusive` is not set. Answered with
+    /// Creates a file, or opens an existing one unless `exclusive` is set. Answered with
     /// [`MetaReply::Opened`].
     Create {
-        /// Where.
+        /// Location in the tree.
         at: At,
         /// Permission bits.
         mode: u32,
-        /// Fails with `Exists` when there is something already.
+        /// Fail with `Exists` if the name exists.
         exclusive: bool,
-        /// Layout, where it should differ from the directory's.
+        /// Layout; unset fields are taken from the directory.
         layout: LayoutDefaults,
-        /// Whether a write session is wanted.
+        /// Whether to start a write session.
         write: bool,
-        /// Whether the client holds it open from now on, as with [`MetaQuery::Open`].
+        /// Whether the client has the file open from now on, as with [`MetaQuery::Open`].
         track_open: bool,
     },
     /// Opens a file, following symbolic links. Answered with [`MetaReply::Opened`].
     Open {
-        /// Where.
+        /// Location in the tree.
         at: At,
-        /// Whether a write session is wanted.
+        /// Whether to start a write session.
         write: bool,
     },
     /// Ends a write session, with a last length report. Answered with [`MetaReply::Inode`].
@@ -59,101 +59,101 @@ pub enum MetaChange {
         inode: InodeId,
         /// The session.
         session: SessionId,
-        /// As in `ReportLengths`, if anything was written.
+        /// The last length report, if anything was written.
         report: Option<LengthReport>,
     },
-    /// What was written: lengths only ever grow by it. Answered with [`MetaReply::Inodes`], in
-    /// order. When this returns, the lengths are durable: it is the metadata half of an fsync.
+    /// Reports written bytes; lengths only grow. Answered with [`MetaReply::Inodes`], in order. The
+    /// lengths are durable when this returns: it is the metadata half of an fsync.
     ReportLengths {
         /// At most [`BATCH_MAX`].
         reports: Vec<LengthReport>,
-        /// Sessions that end with it.
+        /// Sessions to end.
         ends: Vec<(InodeId, SessionId)>,
     },
-    /// Lets writers write up to an end, and charges the quotas for it. It holds until the session
-    /// ends, or the file is cut. Answered with [`MetaReply::Inodes`], in order, or for a ticket with
-    /// [`MetaReply::Reserved`]; nothing happens to a file that was cut meanwhile (its
-    /// `truncate_version` says so).
+    /// Reserves bytes up to an end for writing, and charges the quotas. The reservation lasts until
+    /// the session ends or the file is truncated. Answered with [`MetaReply::Inodes`], in order, or
+    /// for a ticket with [`MetaReply::Reserved`]. A file that was truncated in the meantime (see
+    /// its `truncate_version`) is left unchanged.
     Reserve {
         /// At most [`BATCH_MAX`].
         reservations: Vec<Reservation>,
     },
-    /// Cuts or extends a file. When this returns, no chunk holds bytes at or beyond the length, so
-    /// a later extension reads as zeros. Answered with [`MetaReply::Inode`].
+    /// Truncates or extends a file. When this returns, no chunk holds bytes at or beyond the
+    /// length, so a later extension reads as zeros. Answered with [`MetaReply::Inode`].
     SetLength {
-        /// Where; symbolic links are followed.
+        /// Location in the tree; symbolic links are followed.
         at: At,
         /// The new length.
         length: u64,
     },
-    /// Makes a directory. Answered with [`MetaReply::Inode`].
+    /// Creates a directory. Answered with [`MetaReply::Inode`].
     MakeDirectory {
-        /// Where.
+        /// Location in the tree.
         at: At,
         /// Permission bits.
         mode: u32,
-        /// Also makes what is missing on the way, and accepts a directory that is there already.
+        /// Create missing parents, and accept an existing directory.
         parents: bool,
-        /// What files made in it get.
+        /// Layout defaults of files created in it.
         defaults: LayoutDefaults,
     },
-    /// Makes a symbolic link. Answered with [`MetaReply::Inode`].
+    /// Creates a symbolic link. Answered with [`MetaReply::Inode`].
     MakeSymlink {
-        /// Where.
+        /// Location in the tree.
         at: At,
-        /// What it says; need not exist.
+        /// Its target; need not exist.
         target: String,
     },
-    /// Makes a FIFO, socket or device. Answered with [`MetaReply::Inode`].
+    /// Creates a FIFO, socket or device. Answered with [`MetaReply::Inode`].
     MakeSpecial {
-        /// Where.
+        /// Location in the tree.
         at: At,
         /// Permission bits.
         mode: u32,
-        /// Which.
+        /// Its kind.
         kind: SpecialKind,
-        /// Number of a device; only root makes devices.
+        /// Device number; only root creates devices.
         device: u32,
     },
-    /// Gives a file one more name. Answered with [`MetaReply::Inode`].
+    /// Creates a hard link. Answered with [`MetaReply::Inode`].
     Link {
         /// The file.
         from: At,
         /// The new name.
         to: At,
     },
-    /// Moves a file, directory or symbolic link, replacing what is at the new place in the same
-    /// instant: a file by a file, an empty directory by a directory. Answered with
-    /// [`MetaReply::Inode`] of what was moved.
+    /// Renames a file, directory or symbolic link and replaces an existing target atomically: a
+    /// file by a file, an empty directory by a directory. Answered with [`MetaReply::Inode`] of the
+    /// source.
     Rename {
-        /// From where.
+        /// The source.
         from: At,
-        /// To where.
+        /// The target.
         to: At,
-        /// What happens to something that is there.
+        /// What to do with an existing target.
         mode: RenameMode,
     },
-    /// Removes a name that is not a directory's. Answered with [`MetaReply::Done`].
+    /// Removes a name of anything but a directory. Answered with [`MetaReply::Done`].
     Unlink {
-        /// Where.
+        /// Location in the tree.
         at: At,
     },
     /// Removes an empty directory. Answered with [`MetaReply::Done`].
     RemoveDirectory {
-        /// Where.
+        /// Location in the tree.
         at: At,
     },
-    /// Removes whatever is there, with everything below it, in one instant; the space comes back
-    /// later. Answered with [`MetaReply::Done`].
+    /// Removes the entry and everything below it atomically; the space is freed later. Answered
+    /// with [`MetaReply::Done`].
     RemoveTree {
-        /// Where.
+        /// Location in the tree.
         at: At,
     },
-    /// Changes attributes; `None` leaves them. Answered with [`MetaReply::Inode`].
+    /// Changes attributes; `None` leaves them unchanged. Answered with [`MetaReply::Inode`].
     SetAttributes {
-        /// Where.
+        /// Location in the tree.
         at: At,
-        /// Whether a symbolic link at the very end is followed.
+        /// Whether a final symbolic link is followed.
         follow: bool,
         /// Permission bits.
         mode: Option<u32>,
@@ -168,86 +168,86 @@ pub enum MetaChange {
     },
     /// Sets or removes an extended attribute. Answered with [`MetaReply::Done`].
     SetAttribute {
-        /// Where; symbolic links are not followed.
+        /// Location in the tree; symbolic links are not followed.
         at: At,
-        /// Which; it begins with `user.`. Names that begin with [`RESERVED_ATTRIBUTES`] are the
-        /// control plane's.
+        /// Its name, with the prefix `user.`. Names with the prefix [`RESERVED_ATTRIBUTES`] are
+        /// reserved for the control plane.
         name: String,
         /// At most [`ATTRIBUTE_BYTES_MAX`]; `None` removes it.
         value: Option<Vec<u8>>,
-        /// Whether it must be there, or must not.
+        /// Precondition on the current value.
         mode: SetMode,
     },
     /// Sets the limits of a directory; `None` is no limit. Answered with [`MetaReply::Quotas`].
     SetQuota {
         /// The directory.
         at: At,
-        /// Of the lengths of all files below it.
+        /// Limit of the lengths of all files below it.
         bytes_max: Option<u64>,
-        /// Of files, directories and symbolic links below it.
+        /// Limit of files, directories and symbolic links below it.
         inodes_max: Option<u64>,
     },
 }
 
-/// What a move does to something that has the new name.
+/// What a rename does with an existing target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RenameMode {
-    /// Replaces it: a file by a file, an empty directory by a directory.
+    /// Replace it: a file by a file, an empty directory by a directory.
     #[default]
     Replace,
-    /// Fails with `Exists`.
+    /// Fail with `Exists`.
     NoReplace,
-    /// Gives it the old name; it must be there.
+    /// Exchange the two; the target must exist.
     Exchange,
 }
 
-/// Whether something must be there before it is set.
+/// Precondition of setting an attribute.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SetMode {
-    /// Whatever there is.
+    /// None.
     #[default]
     Any,
-    /// It must not be there.
+    /// It must not exist.
     Create,
-    /// It must be there.
+    /// It must exist.
     Replace,
-    /// It must be exactly this; fails with `Exists` when it is something else.
+    /// It must have this value; fails with `Exists` otherwise.
     Was(Vec<u8>),
 }
 
 /// A time to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SetTime {
-    /// The metadata service's now; who may write may set it.
+    /// The current time of the metadata service; requires write permission.
     Now,
-    /// This; the owner may set it.
+    /// This time; requires ownership.
     At(Nanoseconds),
 }
 
-/// "I want to write up to `end`."
+/// A reservation of bytes for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reservation {
     /// The file.
     pub inode: InodeId,
-    /// The session that it belongs to; begins with it.
+    /// The session that it belongs to; started if it does not exist.
     pub session: SessionId,
-    /// The end of what will be written.
+    /// The end of the bytes to be written.
     pub end: u64,
     /// As in [`LengthReport`].
     pub truncate_version: u64,
 }
 
-/// "Bytes up to `length` are durable in the chunks."
+/// A report of bytes that are durable in the chunks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LengthReport {
     /// The file.
     pub inode: InodeId,
-    /// The end of what was written. Counts only if the file is shorter.
+    /// The end of the written bytes. Ignored if the file is longer.
     pub length: u64,
-    /// The file's `truncate_version` when it was written: a report from before a truncation must
-    /// not undo it, and is passed over.
+    /// The file's `truncate_version` at the time of the write: a report from before a truncation is
+    /// ignored.
     pub truncate_version: u64,
-    /// The chunks that were written since the last report; all reports of a change together have at
-    /// most [`REPORT_RANGES_MAX`] ranges.
+    /// The chunks written since the last report; all reports of a change together have at most
+    /// [`REPORT_RANGES_MAX`] ranges.
     pub written: Written,
 }

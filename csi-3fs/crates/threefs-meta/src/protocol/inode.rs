@@ -7,13 +7,13 @@ use threefs_core::layout::Layout;
 use crate::protocol::limits::ROOT;
 use crate::written::Written;
 
-/// A place in the tree.
+/// A location in the tree, as in `openat`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct At {
-    /// Where the path starts.
+    /// The directory in which the path starts.
     pub directory: InodeId,
     /// Names separated by `/`, relative to `directory`; a leading `/` starts at [`ROOT`]. Empty
-    /// names and `.` stand for nothing, `..` for the parent. Empty = `directory` itself.
+    /// names and `.` are ignored, `..` is the parent. Empty = `directory` itself.
     pub path: String,
 }
 
@@ -23,7 +23,7 @@ impl At {
         Self { directory: ROOT, path: path.into() }
     }
 
-    /// An inode itself. Files too: the path is empty.
+    /// The inode itself, with an empty path. Also for files.
     pub fn inode(inode: InodeId) -> Self {
         Self { directory: inode, path: String::new() }
     }
@@ -45,10 +45,10 @@ pub struct Nanoseconds(pub i64);
 pub struct Inode {
     /// Its id; never used again.
     pub id: InodeId,
-    /// Counts the changes of this inode: of two answers the one with the higher version is newer,
-    /// whatever the clocks said.
+    /// Counts the changes of this inode: of two replies, the one with the higher version is newer,
+    /// independent of clocks.
     pub version: u64,
-    /// What it is, with what only such a thing has.
+    /// Its kind, with kind-specific fields.
     pub kind: InodeKind,
     /// Permission bits (07777).
     pub mode: u32,
@@ -56,57 +56,57 @@ pub struct Inode {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Names of a file; 2 for a directory, 0 once the last name is gone.
+    /// Hard links of a file; of a directory 2 and one for each subdirectory; 0 once it is removed.
     pub links: u32,
-    /// Last read, as far as somebody said so with `SetAttributes`.
+    /// Last access, as far as a client has reported it with `SetAttributes`.
     pub accessed: Nanoseconds,
     /// Last change of the content: of a file by a length report or `SetAttributes`, of a directory
     /// by a change of its entries.
     pub modified: Nanoseconds,
     /// Last change of the inode.
     pub changed: Nanoseconds,
-    /// The directory with a quota that it counts for, if there is one above it. Of a directory:
-    /// that which its entries count for, so the directory itself if it has a quota.
+    /// The directory with the quota that it counts for, if any. For a directory, the one that its
+    /// entries count for: itself, if it has a quota.
     pub quota: Option<InodeId>,
 }
 
-/// What an inode is.
+/// Kind of an inode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum InodeKind {
-    /// Bytes in chunks.
+    /// A file: bytes in chunks.
     File {
         /// Where its chunks are.
         layout: Layout,
         /// Its length as last reported or set.
         length: u64,
-        /// Its writers may write up to here; counts for its quota if it is more than the length.
+        /// Writers may write up to here; counts for the quota if greater than the length.
         reserved: u64,
-        /// Grows with every truncation; a length report counts only with the current one.
+        /// Increases with every truncation; a length report counts only with the current value.
         truncate_version: u64,
-        /// Counts the changes of the content: length reports, truncations. Equal numbers mean
-        /// equal bytes, even if somebody has set the times back.
+        /// Counts the changes of the content: length reports and truncations. Equal values mean
+        /// equal bytes, even if the times have been set back.
         content: u64,
-        /// Chunks that must exist. An absent chunk elsewhere is a hole, unless there are more of
-        /// them: then [`MetaQuery::StatChunks`] tells.
+        /// Chunks that must exist. Any other absent chunk is a hole, unless there are more ranges
+        /// in rows: then query [`MetaQuery::StatChunks`].
         written: Written,
     },
-    /// Names.
+    /// A directory.
     Directory {
-        /// The directory that holds it; the root is its own parent.
+        /// Its parent directory; the root is its own parent.
         parent: InodeId,
-        /// What files made in it get.
+        /// Layout defaults of files created in it.
         defaults: LayoutDefaults,
     },
-    /// A path to somewhere else.
+    /// A symbolic link.
     Symlink {
-        /// The path.
+        /// Its target.
         target: String,
     },
-    /// A FIFO, socket or device. 3FS keeps its inode; the kernel of the node does the rest.
+    /// A FIFO, socket or device. 3FS stores the inode; the node's kernel does the rest.
     Special {
-        /// Which.
+        /// Its kind.
         kind: SpecialKind,
-        /// Number of a device as the kernel encodes it; 0 for others.
+        /// Device number in the kernel's encoding; 0 for others.
         device: u32,
     },
 }
@@ -125,7 +125,7 @@ pub enum SpecialKind {
 }
 
 impl Inode {
-    /// Length of a file, of a symbolic link's target, 0 of a directory.
+    /// Length of a file or of a symbolic link's target; 0 for a directory.
     pub fn length(&self) -> u64 {
         match &self.kind {
             InodeKind::File { length, .. } => *length,
@@ -140,12 +140,13 @@ impl Inode {
     }
 }
 
-/// How files get their layout; 0 = as the service is configured.
+/// Layout defaults of new files; 0 = the configuration of the service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LayoutDefaults {
     /// Bytes of a chunk, a power of two.
     pub chunk_bytes: u32,
-    /// Chains that the chunks go round; more than there are means all.
+    /// Number of chains that the chunks are striped over; a value above the number of chains means
+    /// all.
     pub stripe: u32,
 }
 
@@ -162,13 +163,13 @@ pub enum EntryKind {
     Special(SpecialKind),
 }
 
-/// One name in a directory.
+/// One directory entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// The name.
     pub name: String,
-    /// What it names.
+    /// Its inode.
     pub inode: InodeId,
-    /// What kind of thing that is.
+    /// Kind of the inode.
     pub kind: EntryKind,
 }

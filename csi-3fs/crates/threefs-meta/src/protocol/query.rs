@@ -1,91 +1,91 @@
-//! Reads of the metadata service.
+//! Queries of the metadata service.
 
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClientId, InodeId};
 
 use crate::protocol::inode::At;
 
-/// A read. Linearizable: it sees every change that was answered before it was asked.
+/// A query. Linearizable: it sees every change that was answered before it was sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MetaQuery {
-    /// The inode at a place. Answered with [`MetaReply::Inode`].
+    /// The inode at a location. Answered with [`MetaReply::Inode`].
     Stat {
-        /// Where.
+        /// Location in the tree.
         at: At,
-        /// Whether a symbolic link at the very end is followed.
+        /// Whether a final symbolic link is followed.
         follow: bool,
     },
-    /// The inodes at many places, symbolic links followed. Answered with [`MetaReply::Inodes`], in
-    /// order; a place that cannot be had gives its own error.
+    /// The inodes at many locations, following symbolic links. Answered with [`MetaReply::Inodes`],
+    /// in order, with an error for each location that cannot be resolved.
     StatMany {
-        /// Where, at most [`BATCH_MAX`].
+        /// The locations, at most [`BATCH_MAX`].
         at: Vec<At>,
     },
-    /// A file's inode, whose `written` has those of some chunks that must exist, all of one moment,
-    /// and no others. Answered with [`MetaReply::Inode`].
+    /// A file's inode. Its `written` contains those of the given chunks that must exist, from one
+    /// snapshot. Answered with [`MetaReply::Inode`].
     StatChunks {
-        /// Where; symbolic links are not followed.
+        /// Location in the tree; symbolic links are not followed.
         at: At,
         /// Indexes of chunks, at most [`BATCH_MAX`].
         chunks: Vec<u32>,
     },
-    /// One page of a directory in the order of names' bytes. Answered with [`MetaReply::Page`].
+    /// One page of a directory in byte order of the names. Answered with [`MetaReply::Page`].
     List {
         /// The directory.
         at: At,
-        /// The last name of the page before; empty for the first page.
+        /// The last name of the previous page; empty for the first page.
         after: String,
-        /// Entries at most; 0 or too many = [`LIST_LIMIT_MAX`].
+        /// Maximum number of entries; 0 = [`LIST_LIMIT_MAX`], which is also the maximum.
         limit: u32,
     },
-    /// The inode at a place, symbolic links not followed, if the caller may open it so. From now on
-    /// the client holds it open: it is not collected before `Hold` releases it. Answered with
-    /// [`MetaReply::Inode`].
+    /// The inode at a location, not following symbolic links, after a permission check. From now on
+    /// the client has it open: it is not collected before `ReportOpenFiles` releases it. Answered
+    /// with [`MetaReply::Inode`].
     Open {
-        /// Where.
+        /// Location in the tree.
         at: At,
         /// [`crate::identity::READ`] | [`crate::identity::WRITE`] | [`crate::identity::EXECUTE`].
         access: u32,
-        /// Who holds it.
+        /// The client that opens it.
         client: ClientId,
     },
-    /// What a client holds open. Answered with [`MetaReply::Held`].
+    /// A report of a client's open files. Answered with [`MetaReply::OpenFilesReported`].
     ReportOpenFiles {
-        /// Who.
+        /// The client.
         client: ClientId,
-        /// What more than before.
+        /// Inodes opened since the last report.
         add: Vec<InodeId>,
-        /// What less.
+        /// Inodes closed since the last report.
         release: Vec<InodeId>,
-        /// Whether `add` is, or completes, all that it holds.
+        /// Whether `add` is, or completes, the list of all its open inodes.
         all: bool,
     },
-    /// The quotas that a place counts for, innermost first. Answered with [`MetaReply::Quotas`].
+    /// The quotas that a location counts for, innermost first. Answered with [`MetaReply::Quotas`].
     Quotas {
-        /// Where.
+        /// Location in the tree.
         at: At,
     },
     /// An extended attribute. Answered with [`MetaReply::Attribute`].
     GetAttribute {
-        /// Where; symbolic links are not followed.
+        /// Location in the tree; symbolic links are not followed.
         at: At,
-        /// Which.
+        /// Its name.
         name: String,
     },
     /// Names of extended attributes. Answered with [`MetaReply::Names`].
     ListAttributes {
-        /// Where; symbolic links are not followed.
+        /// Location in the tree; symbolic links are not followed.
         at: At,
     },
-    /// The whole path of a directory. Answered with [`MetaReply::Path`].
+    /// The absolute path of a directory. Answered with [`MetaReply::Path`].
     PathOf {
-        /// Which directory.
+        /// The directory.
         directory: InodeId,
     },
-    /// For operators. Answered with [`MetaReply::Status`].
+    /// Status for operators. Answered with [`MetaReply::Status`].
     Status,
-    /// What a volume's credential shows the storage services, for files within its directory.
-    /// Answered with [`MetaReply::Capabilities`].
+    /// Capabilities that a volume's credential presents to the storage services, for files inside
+    /// its directory. Answered with [`MetaReply::Capabilities`].
     Capabilities {
         /// The files, at most [`BATCH_MAX`].
         inodes: Vec<InodeId>,

@@ -8,16 +8,16 @@ use crate::error::MetaError;
 use crate::protocol::change::SessionId;
 use crate::protocol::inode::{Entry, Inode};
 
-/// A quota and what counts for it.
+/// A quota and its usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaUse {
-    /// The directory that has it.
+    /// The directory with the quota.
     pub directory: InodeId,
-    /// Limit of `bytes_used`; `None` is no limit.
+    /// Limit of `bytes_used`; `None` = unlimited.
     pub bytes_max: Option<u64>,
-    /// Lengths of all files below it, or what their writers reserved.
+    /// Lengths of all files below it, or their reservations if greater.
     pub bytes_used: u64,
-    /// Limit of `inodes_used`; `None` is no limit.
+    /// Limit of `inodes_used`; `None` = unlimited.
     pub inodes_max: Option<u64>,
     /// Files, directories, symbolic links and special files below it.
     pub inodes_used: u64,
@@ -27,34 +27,34 @@ pub struct QuotaUse {
     pub metadata_used: u64,
 }
 
-/// The answer to a call that went well.
+/// The reply to a successful call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MetaReply {
-    /// An inode as it is now.
+    /// The current inode.
     Inode(Inode),
-    /// Many of them, in the order of the question.
+    /// Inodes in the order of the request.
     Inodes(Vec<Result<Inode, MetaError>>),
-    /// As `Inodes`, to the holder of a ticket, with a capability for what may be written now.
+    /// As `Inodes`, for a ticket holder, with capabilities for the bytes that may be written.
     Reserved {
-        /// In the order of the question.
+        /// In the order of the request.
         inodes: Vec<Result<Inode, MetaError>>,
         /// In the same order; `None` for a file that was refused.
         capabilities: Vec<Option<Capability>>,
     },
-    /// A file, and the write session if one was wanted.
+    /// A file, with the write session if one was requested.
     Opened {
         /// The file.
         inode: Inode,
         /// The session; end it with `Close`.
         session: Option<SessionId>,
-        /// Whether this call made the file.
+        /// Whether this call created the file.
         created: bool,
     },
-    /// One page.
+    /// One page of a directory.
     Page {
-        /// Entries in the order of their names' bytes.
+        /// Entries in byte order of their names.
         entries: Vec<Entry>,
-        /// Whether there are more.
+        /// Whether more entries follow.
         more: bool,
     },
     /// A path from the root.
@@ -65,31 +65,32 @@ pub enum MetaReply {
     Attribute(Vec<u8>),
     /// Names, sorted.
     Names(Vec<String>),
-    /// Whether the service knows all that the client holds; if not, it must be told.
+    /// Reply to a report of open files.
     OpenFilesReported {
-        /// It does.
+        /// Whether the service knows all open files of the client; otherwise it must report them
+        /// all.
         complete: bool,
     },
-    /// Nothing to say.
+    /// Success without a value.
     Done,
-    /// How the service is.
+    /// Status of the service.
     Status(MetaStatus),
-    /// In the order of the question; `None` for a file that does not exist.
+    /// In the order of the request; `None` for a file that does not exist.
     Capabilities(Vec<Option<Capability>>),
 }
 
-/// What an operator wants to know.
+/// Status for operators.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MetaStatus {
-    /// Removed things whose space has not come back yet.
+    /// Removals whose space has not been freed yet.
     pub removals_pending: u64,
     /// Write sessions.
     pub sessions: u64,
-    /// Bytes of metadata in the store, if it has a bound.
+    /// Bytes of metadata in the store, if it is bounded.
     pub store_used_bytes: Option<u64>,
-    /// The most that it can hold.
+    /// Maximum size of the store.
     pub store_max_bytes: Option<u64>,
 }
 
-/// What travels back.
+/// Result of a call.
 pub type MetaResult = Result<MetaReply, MetaError>;

@@ -73,7 +73,7 @@ pub(crate) fn attributes(id: InodeId) -> Vec<u8> {
     numbered(b"XATT", id, &[])
 }
 
-/// A page of written chunks; see `ops::written_rows`.
+/// A page of written chunks; see `ops::file::written_rows`.
 pub(crate) fn written(id: InodeId, level: u8, page: u64) -> Vec<u8> {
     // At most 2^24, one past the last page.
     let [a, b, c, d] = (page as u32).to_be_bytes();
@@ -97,12 +97,12 @@ pub(crate) fn recount(id: InodeId) -> Vec<u8> {
     numbered(b"RCNT", id, &[])
 }
 
-/// The bytes of the answers that are kept for a volume.
+/// Size of the answers kept for a volume.
 pub(crate) fn answer_bytes(volume: InodeId) -> Vec<u8> {
     numbered(b"ABYT", volume, &[])
 }
 
-/// Client and sequence in the key of an answer.
+/// Client and sequence from the key of an answer.
 pub(crate) fn answer_of_key(key: &[u8]) -> Result<(ClientId, u64), KvError> {
     let client = key.get(4..20).and_then(|bytes| <[u8; 16]>::try_from(bytes).ok());
     let sequence = key.get(20..28).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
@@ -110,13 +110,13 @@ pub(crate) fn answer_of_key(key: &[u8]) -> Result<(ClientId, u64), KvError> {
         (Some(client), Some(sequence)) => {
             Ok((ClientId(u128::from_be_bytes(client)), u64::from_be_bytes(sequence)))
         }
-        _ => Err(KvError::bad_row(key, "the key is not of an answer")),
+        _ => Err(KvError::bad_row(key, "not the key of an answer")),
     }
 }
 
-/// The inode in a key of the form prefix, inode, rest.
+/// The inode from a key of the form prefix, inode, rest.
 pub(crate) fn inode_of_key(key: &[u8]) -> Result<InodeId, KvError> {
     let bytes = key.get(4..12).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
-    let bytes = bytes.ok_or_else(|| KvError::bad_row(key, "the key holds no inode"))?;
+    let bytes = bytes.ok_or_else(|| KvError::bad_row(key, "the key has no inode"))?;
     Ok(InodeId(u64::from_be_bytes(bytes)))
 }

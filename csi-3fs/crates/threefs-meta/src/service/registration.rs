@@ -1,4 +1,4 @@
-//! The registration of the store with mgmtd, before the service serves and collects anything.
+//! Registration of the store with mgmtd, which precedes serving and garbage collection.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use threefs_mgmtd::{Claim, MgmtdClient, MgmtdClientError, MgmtdError};
 
 use crate::ops::{self, OpError};
 
-/// One attempt to reach mgmtd, and one transaction.
+/// Timeout of one attempt to reach mgmtd, and of one transaction.
 const ATTEMPT: Duration = Duration::from_secs(5);
-/// Between attempts.
+/// Pause between attempts.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Attempts between two log lines.
 const ATTEMPTS_PER_LINE: u32 = 10;
 
-/// Why a store was not registered.
+/// Why the registration failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegistrationError {
     #[error(transparent)]
@@ -35,10 +35,10 @@ impl From<OpError> for RegistrationError {
     }
 }
 
-/// Registers the store; tries until mgmtd accepts or refuses it.
+/// Registers the store; retries until mgmtd accepts or refuses it.
 ///
 /// # Errors
-/// It is refused, or the store failed.
+/// The store was refused, or failed.
 pub(crate) async fn register(store: &Store, mgmtd: &MgmtdClient) -> Result<(), RegistrationError> {
     let begin = ops::StartRegistration { fresh: TreeId(rand::random()), process: rand::random() };
     let registration = store.transact(Deadline::after(ATTEMPT), &begin).await?;
@@ -49,7 +49,7 @@ pub(crate) async fn register(store: &Store, mgmtd: &MgmtdClient) -> Result<(), R
             Err(MgmtdClientError::Refused(error)) if !error.retryable() => return Err(error.into()),
             Err(error) => {
                 if attempts % ATTEMPTS_PER_LINE == 0 {
-                    tracing::warn!(%error, "metadata is not served before mgmtd answers");
+                    tracing::warn!(%error, "waiting for mgmtd before serving metadata");
                 }
                 attempts += 1;
                 tokio::time::sleep(PAUSE).await;
@@ -62,8 +62,8 @@ pub(crate) async fn register(store: &Store, mgmtd: &MgmtdClient) -> Result<(), R
     Ok(())
 }
 
-/// Marks the store in a folder, which may be empty, as the one that replaces the registered store
-/// of its cluster at the next start of the service.
+/// Marks the store in a folder, which may be empty, to replace the registered store of its cluster
+/// at the next start of the service.
 ///
 /// # Errors
 /// The store cannot be opened or written.

@@ -1,4 +1,4 @@
-//! How long replies may become: what the service reserves before it makes one.
+//! Upper bounds of reply sizes, which the service reserves before it builds a reply.
 
 use crate::protocol::{
     ATTRIBUTE_BYTES_MAX, ATTRIBUTES_BYTES_MAX, BATCH_MAX, LIST_LIMIT_MAX, MetaChange, MetaQuery,
@@ -6,17 +6,17 @@ use crate::protocol::{
 };
 use crate::written::RANGES_MAX;
 
-/// An entry of a listing beside its name: lengths, the number of the inode, the kind.
+/// A directory entry without its name: lengths, inode number, kind.
 const ENTRY_BYTES: usize = 24;
-/// An inode with all the ranges that it may have. What an error or a link repeats of the request is
-/// paid for by the request.
+/// An inode with the maximum number of ranges. Parts that errors or links repeat from the request
+/// are covered by the request.
 const INODE_BYTES: usize = 256 + RANGES_MAX * 10;
 /// A signed capability.
 const CAPABILITY_BYTES: usize = 256;
 /// The path of a directory.
 const PATH_BYTES: usize = 64 << 10;
 
-/// An upper bound of the reply's bytes, or 0 where it is short: the number of calls bounds those.
+/// Upper bound of the reply in bytes, or 0 for short replies, which the number of calls bounds.
 pub(crate) fn reply_bytes(request: &MetaRequest) -> usize {
     match request {
         MetaRequest::Query { query, .. } => of_query(query),
@@ -54,7 +54,7 @@ fn capabilities(count: usize) -> usize {
     count.min(BATCH_MAX) * CAPABILITY_BYTES
 }
 
-/// One inode is a short reply.
+/// A single inode is a short reply.
 fn inodes(count: usize) -> usize {
     if count > 1 { count.min(BATCH_MAX) * INODE_BYTES } else { 0 }
 }

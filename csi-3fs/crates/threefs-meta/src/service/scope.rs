@@ -1,7 +1,7 @@
-//! What a volume's credential may ask: everything within its directory, and nothing else.
+//! Authorization of volume credentials: requests inside their directory, and nothing else.
 //!
-//! Paths are confined by the walk (`ops::lookup`), inodes that a request names are checked here
-//! before it runs, and what belongs to the control plane is refused.
+//! Path lookup (`ops::namespace::lookup`) confines paths; inodes in a request are checked here
+//! before it runs; operations of the control plane are refused.
 
 use fabric::BoxFuture;
 use fabric::auth::ticket::{Grant, Ticket};
@@ -18,11 +18,11 @@ use crate::protocol::{
 };
 use crate::tree::{Tree, check_batch};
 
-/// The reserved attribute that a mount keeps on the directory of its credential.
+/// The reserved attribute with the claim of a mount, on the directory of its credential.
 const CLAIM: &str = "user.threefs.claim";
 
 impl Tree {
-    /// Answers one request as far as its sender's grant allows.
+    /// Answers one request, as far as the sender's grant permits.
     ///
     /// # Errors
     /// Any [`MetaError`].
@@ -50,7 +50,7 @@ impl Tree {
         match &mut request {
             MetaRequest::Query { caller, .. } | MetaRequest::Change { caller, .. } => {
                 caller.scope = Some(scope);
-                // What it says of itself counts for its own claim alone, which is permitted above.
+                // The stated identity counts only for the mount's claim, which is permitted above.
                 if !claims {
                     caller.role = Role::User;
                 }
@@ -59,7 +59,7 @@ impl Tree {
         let refused = self.confine(scope, &mut request, deadline).await?;
         let mut reply = self.answer(request, deadline).await?;
         match &mut reply {
-            // What is above the directory is the control plane's.
+            // Quotas above the directory belong to the control plane.
             MetaReply::Quotas(quotas) => {
                 let own = quotas.iter().position(|quota| quota.directory == scope);
                 quotas.truncate(own.map_or(0, |own| own + 1));
@@ -76,8 +76,8 @@ impl Tree {
         Ok(reply)
     }
 
-    /// Takes inodes that are not within the directory out of a request. One file that was moved
-    /// elsewhere does not stop the others of a batch: gives the places and errors of such files.
+    /// Removes inodes outside the directory from a request. A file that was moved out does not fail
+    /// the rest of a batch: returns the positions and errors of such files.
     async fn confine(
         &self,
         scope: InodeId,
@@ -86,9 +86,9 @@ impl Tree {
     ) -> Result<Vec<(usize, MetaError)>, MetaError> {
         let mut refused = Vec::new();
         match request {
-            // An inode that does not exist yet may become another volume's.
+            // An inode that does not exist yet may later belong to another volume.
             MetaRequest::Query { query: MetaQuery::ReportOpenFiles { add, .. }, .. } => {
-                // No more than is kept, and in parts: a list is as long as a message may be.
+                // At most as many as are tracked, and in parts: a list may be as long as a message.
                 add.truncate(OPEN_FILES_PER_VOLUME_MAX);
                 let mut inside = Vec::new();
                 for part in add.chunks(BATCH_MAX) {
@@ -127,7 +127,7 @@ impl Tree {
         Ok(refused)
     }
 
-    /// What capabilities say of files; `None` for what is not a file that can be read.
+    /// Capability terms of files; `None` if it is not a readable file.
     pub(crate) async fn terms(
         &self,
         inodes: &[InodeId],
@@ -137,7 +137,7 @@ impl Tree {
         Ok(self.transact(deadline, &ops::Terms { inodes, until_unix_s }).await?)
     }
 
-    /// Which inodes are within the directory.
+    /// Which inodes are inside the directory.
     pub(crate) async fn sides(
         &self,
         scope: InodeId,
@@ -166,7 +166,7 @@ fn permit(ticket: &Ticket, request: &MetaRequest) -> Result<(), MetaError> {
         let reason = format!("{what} {why}, and the credential is for this directory alone");
         Err(MetaError::NotPermitted { path, reason })
     };
-    let control = |what: &str| refused(what, "needs the cluster's key");
+    let control = |what: &str| refused(what, "needs the cluster key");
     match request {
         MetaRequest::Query { query, .. } => match query {
             MetaQuery::PathOf { .. } => control("the path of a directory"),
@@ -223,14 +223,14 @@ fn read_only(ticket: &Ticket) -> MetaError {
     MetaError::NotPermitted { path: ticket.path.clone(), reason }
 }
 
-/// A mount keeps its claim on its credential's directory; every other reserved attribute is the
-/// control plane's.
+/// A mount may set its claim on its credential's directory; all other reserved attributes belong to
+/// the control plane.
 fn reserved(ticket: &Ticket, at: &At, name: &str) -> Result<(), MetaError> {
     let own = at.directory == ROOT || at.directory.0 == ticket.directory;
     let own = own && at.path.split('/').all(|name| name.is_empty() || name == ".");
     if !name.starts_with(RESERVED_ATTRIBUTES) || (own && name == CLAIM) {
         return Ok(());
     }
-    let reason = format!("attribute `{name}` is reserved: it needs the cluster's key");
+    let reason = format!("attribute `{name}` is reserved: it requires the cluster key");
     Err(MetaError::NotPermitted { path: at.path.clone(), reason })
 }

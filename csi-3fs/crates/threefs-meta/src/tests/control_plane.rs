@@ -214,7 +214,7 @@ async fn a_store_that_is_nearly_full_still_removes() {
         assert!(files < 200, "the store is never full");
     };
     assert!(matches!(error, MetaError::NoSpace { .. }), "{error}");
-    assert!(error.to_string().contains("kept for removals"), "{error}");
+    assert!(error.to_string().contains("reserved for removals"), "{error}");
     let link = MetaChange::Link { from: At::path("/0"), to: At::path("/link") };
     let made = crate::tests::fixture::make_directory("/d", false);
     for change in [made, symlink("/l", "x"), link, open("/writer")] {

@@ -195,13 +195,13 @@ async fn attributes_are_set_read_listed_and_bounded() {
     let names = fixture.query(list.clone()).await.unwrap();
     assert_eq!(names, crate::MetaReply::Names(vec!["user.a".into(), "user.b".into()]));
     let refused = [
-        (set("user.a", Some(vec![]), SetMode::Create), "exists already"),
+        (set("user.a", Some(vec![]), SetMode::Create), "already exists"),
         (set("user.c", Some(vec![]), SetMode::Replace), "no attribute"),
         (set("user.c", Some(vec![]), SetMode::Was(vec![])), "no attribute"),
-        (set("user.a", Some(vec![7]), SetMode::Was(vec![8])), "exists already"),
+        (set("user.a", Some(vec![7]), SetMode::Was(vec![8])), "already exists"),
         (set("user.c", None, ANY), "no attribute"),
-        (set("security.selinux", Some(vec![]), ANY), "begin with `user.`"),
-        (set("user.", Some(vec![]), ANY), "begin with `user.`"),
+        (set("security.selinux", Some(vec![]), ANY), "must start with `user.`"),
+        (set("user.", Some(vec![]), ANY), "must start with `user.`"),
         (set("user.big", Some(vec![0; 65537]), ANY), "at most 65536"),
     ];
     for (change, text) in refused {

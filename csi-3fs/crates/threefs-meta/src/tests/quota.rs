@@ -84,7 +84,7 @@ async fn every_quota_above_holds_and_says_which_one_refused() {
     assert_eq!(used(&fixture, "/v/inner").await, (100, 1));
     fixture.create("/v/third").await;
     let refused = refusal(&fixture, create("/v/inner/fourth")).await;
-    assert!(refused.to_string().contains("allows 3 inodes, 3 are in use"), "{refused}");
+    assert!(refused.to_string().contains("allows 3 inodes: 3 are in use"), "{refused}");
     // Lower than what is in use: nothing new fits, what is there stays.
     fixture.change(set_quota("/v/inner", Some(50), None)).await.unwrap();
     let refused = refusal(&fixture, report(&file, 101, &[])).await;

@@ -79,7 +79,7 @@ async fn symbolic_links_lead_on_and_circles_of_them_end() {
         write: false,
         track_open: false,
     };
-    assert!(refused(&fixture, exclusive).await.contains("exists already"));
+    assert!(refused(&fixture, exclusive).await.contains("already exists"));
     let made = fixture.create("/dangling").await;
     assert_eq!(fixture.stat("/d/made").await.unwrap().id, made.id);
 }
@@ -92,10 +92,10 @@ async fn bad_names_and_places_are_refused_with_what_is_wrong() {
     let cases = [
         (create(&format!("/{long}")), "longer than 255 bytes"),
         (create(&"/x".repeat(3000)), "longer than 255 bytes"),
-        (create("/zero\0byte"), "zero byte"),
+        (create("/zero\0byte"), "NUL byte"),
         (create("/missing/file"), "`/missing/file`: no such file or directory"),
         (create("/file/below"), "`/file/below` is not a directory"),
-        (make_directory("/file", true), "exists already"),
+        (make_directory("/file", true), "already exists"),
         (rename("/", "/x"), "is the root directory"),
         (rename("/file", "/.."), "is the root directory"),
         (MetaChange::RemoveTree { at: At::path("/") }, "is the root directory"),

@@ -16,12 +16,12 @@ use crate::tree::checks::{check_batch, check_identity, check_ranges, full, grows
 /// Truncations that one request waits for, one after the other.
 const TRIMS_MAX: usize = 16;
 
-/// A change on its way: who asks, when, with which inodes.
+/// A change in progress: its caller, inputs and deadline.
 struct ChangeCall<'a> {
     id: RequestId,
     caller: &'a Identity,
     client: &'a Client,
-    /// Changes whose answers it forgets along the way.
+    /// Finished changes whose answers it drops.
     finished: Range<u64>,
     room: AnswerBudget,
     inputs: Inputs,
@@ -53,7 +53,7 @@ impl Tree {
     ) -> Result<MetaReply, OpError> {
         check_identity(caller)?;
         let room = self.store.room()?;
-        // What the control plane does goes on; further rows of written chunks are for nobody.
+        // The control plane may use the reserve, except for rows of written chunks.
         let spared = caller.is_control_plane() && !reports(change);
         let full = if spared { None } else { full(room) };
         if let Some(full) = &full
@@ -99,7 +99,7 @@ impl Tree {
                 result => return result,
             }
         }
-        let detail = "the file is truncated again and again".into();
+        let detail = "the file is being truncated repeatedly".into();
         Err(MetaError::Unavailable { detail }.into())
     }
 
@@ -208,7 +208,7 @@ impl Tree {
         operation.await
     }
 
-    /// Boxed: all operations in one state machine take the compiler minutes.
+    /// Boxed: one state machine of all operations takes minutes to compile.
     fn run_once<'a, O>(
         &'a self,
         call: &'a ChangeCall<'a>,
@@ -231,8 +231,8 @@ impl Tree {
         self.store.transact(call.deadline, &call.run_once(operation)).await
     }
 
-    /// The change is made, and has its answer, with its first step: sent again, after others have
-    /// gone on with the file, it cuts what is left to cut of a begun truncation and nothing else.
+    /// The first step makes the change and stores its answer. A retry, after other changes of the
+    /// file, only completes the cut of a pending truncation.
     async fn set_length(
         &self,
         call: &ChangeCall<'_>,

@@ -20,18 +20,18 @@ pub(crate) fn check_identity(caller: &Identity) -> Result<(), MetaError> {
     })
 }
 
-/// Why nothing may grow: the rest of a store that is nearly full is kept for removals.
+/// The error for changes that need space: the rest of a nearly full store is reserved for removals.
 pub(crate) fn full(room: Option<Room>) -> Option<MetaError> {
     let room = room.filter(Room::is_low)?;
     let detail = format!(
-        "{} of {} bytes are in use and the rest is kept for removals; remove files, or give the \
+        "{} of {} bytes are in use and the rest is reserved for removals; remove files, or give the \
          metadata service a larger volume and `map_bytes_max`",
         room.used_bytes, room.max_bytes
     );
     Some(MetaError::NoSpace { detail })
 }
 
-/// Whether a change makes something that stays.
+/// Whether a change adds permanent rows.
 pub(crate) fn grows(change: &MetaChange) -> bool {
     matches!(
         change,
@@ -44,7 +44,7 @@ pub(crate) fn grows(change: &MetaChange) -> bool {
     )
 }
 
-/// Whether a change reports written chunks, for which there may have to be further rows.
+/// Whether a change reports written chunks, which may need further rows.
 pub(crate) fn reports(change: &MetaChange) -> bool {
     matches!(change, MetaChange::ReportLengths { .. } | MetaChange::Close { report: Some(_), .. })
 }
@@ -56,7 +56,7 @@ pub(crate) fn check_batch(field: &str, length: usize) -> Result<(), MetaError> {
     Err(MetaError::Invalid {
         field: field.into(),
         value: length.to_string(),
-        reason: format!("a batch holds at most {BATCH_MAX}; send several"),
+        reason: format!("a batch has at most {BATCH_MAX} entries; split it"),
     })
 }
 
@@ -70,11 +70,11 @@ pub(crate) fn check_ranges<'a>(
     Err(MetaError::Invalid {
         field: "written".into(),
         value: ranges.to_string(),
-        reason: format!("a change reports at most {REPORT_RANGES_MAX} ranges; send several"),
+        reason: format!("a change reports at most {REPORT_RANGES_MAX} ranges; split it"),
     })
 }
 
-/// Wall-clock time, for people: nothing depends on its steadiness.
+/// Wall-clock time, for display only: it need not be monotonic.
 pub(crate) fn now() -> Nanoseconds {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Nanoseconds(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))

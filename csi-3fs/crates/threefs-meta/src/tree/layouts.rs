@@ -1,4 +1,4 @@
-//! Which chains a new file gets.
+//! Layouts of new files: round robin over the chain table.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -12,10 +12,10 @@ use crate::ops::Layouts;
 use crate::protocol::{LayoutDefaults, MetaError};
 
 impl LayoutDefaults {
-    /// Refuses what no file could be made with.
+    /// Refuses defaults that no file could be created with.
     ///
     /// # Errors
-    /// [`MetaError::Invalid`] with the field, its value and what would be right.
+    /// [`MetaError::Invalid`] with the field, its value and the expected value.
     pub(crate) fn validate(&self) -> Result<(), MetaError> {
         let bytes = self.chunk_bytes;
         if bytes == 0 {
@@ -29,7 +29,7 @@ impl LayoutDefaults {
     }
 }
 
-/// Goes round the newest chain table, one stripe a file, so that files spread evenly.
+/// Assigns consecutive stripes of the newest chain table, so that files spread evenly.
 pub(crate) struct RoundRobin {
     routing: watch::Receiver<Arc<RoutingInfo>>,
     service: LayoutDefaults,
@@ -37,7 +37,7 @@ pub(crate) struct RoundRobin {
 }
 
 impl RoundRobin {
-    /// `first` is where it begins: drawn, so that restarts do not all begin at one chain.
+    /// `first` is the random start, so that restarts do not all start at the same chain.
     pub(crate) fn new(
         routing: watch::Receiver<Arc<RoutingInfo>>,
         service: LayoutDefaults,
@@ -55,7 +55,7 @@ impl Layouts for RoundRobin {
         let routing = self.routing.borrow();
         let table = routing.newest_table(FIRST_TABLE).filter(|table| !table.chains.is_empty());
         let Some(table) = table else {
-            let detail = "there are no chains yet: not all storage nodes have registered".into();
+            let detail = "no chains exist yet: not all storage nodes have registered".into();
             return Err(MetaError::Unavailable { detail });
         };
         // A table has far fewer than 2^32 chains.

@@ -10,7 +10,7 @@ use crate::protocol::MetaError;
 use crate::tree::Tree;
 
 impl Tree {
-    /// Cuts what a truncation has left to cut, if anything.
+    /// Completes a pending truncation, if any.
     pub(crate) async fn finish_trim(
         &self,
         inode: InodeId,
@@ -34,7 +34,7 @@ impl Tree {
         let Some((trim, layout, end)) = pending else { return Ok(()) };
         let range = trim.length..end;
         self.trimmer.trim(inode, &layout, range, deadline).await.map_err(|detail| {
-            let detail = format!("{inode} cannot be cut to {} bytes: {detail}", trim.length);
+            let detail = format!("cannot truncate {inode} to {} bytes: {detail}", trim.length);
             MetaError::Unavailable { detail }
         })?;
         let finish = ops::FinishTrim { inode, truncate_version: trim.truncate_version };

@@ -5,7 +5,7 @@ pub(crate) const PAGE_SHIFT: u32 = 12;
 /// Bits of a page.
 pub(crate) const PAGE_BITS: u64 = 1 << PAGE_SHIFT;
 const WORDS: usize = PAGE_BITS as usize / 64;
-/// Bytes of a page that is stored bit by bit.
+/// Bytes of a page stored as a bitmap.
 const BITMAP_BYTES: usize = WORDS * 8;
 
 /// A set of bits.
@@ -17,8 +17,8 @@ impl Page {
         Self([0; WORDS])
     }
 
-    /// A stored page: pairs of 16-bit numbers, the first and the last bit of each run, or where
-    /// these would take as much, all bits. `None` if it is neither.
+    /// Decodes a stored page: pairs of 16-bit numbers, the first and last bit of each run, or a
+    /// bitmap if that is not longer. `None` if it is neither.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut page = Self::empty();
         if bytes.len() == BITMAP_BYTES {
@@ -41,7 +41,7 @@ impl Page {
         Some(page)
     }
 
-    /// As [`Page::decode`] reads it.
+    /// The reverse of [`Page::decode`].
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut runs = Vec::new();
         let mut bit = 0;
@@ -58,12 +58,12 @@ impl Page {
         self.0.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Sets the bits from `first` on and before `end`.
+    /// Sets the bits from `first` up to `end`.
     pub(crate) fn set(&mut self, first: u64, end: u64) {
         self.change(first, end, |word, mask| *word |= mask);
     }
 
-    /// Clears all bits from `first` on.
+    /// Clears all bits from `first`.
     pub(crate) fn clear_from(&mut self, first: u64) {
         self.change(first, PAGE_BITS, |word, mask| *word &= !mask);
     }
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_page_is_refused() {
+    fn an_invalid_page_is_refused() {
         assert_eq!(Page::decode(&[]), Some(Page::empty()));
         for bytes in [&[0u8, 0, 0][..], &[2, 0, 1, 0], &[0, 0, 0, 16], &[0; 516]] {
             assert_eq!(Page::decode(bytes), None, "{bytes:?}");

@@ -1,4 +1,4 @@
-//! Changes mode, owner and times.
+//! Changes of mode, owner and times.
 
 use threefs_kv::{Operation, Transaction};
 
@@ -30,7 +30,7 @@ impl Operation for SetAttributes<'_> {
         let inode = &mut row.inode;
         self.set_owner(inode)?;
         if let Some(mode) = self.mode {
-            self.check_owner(inode, "changes its mode")?;
+            self.check_owner(inode, "can change its mode")?;
             inode.mode = mode & 0o7777;
             if !self.caller.is_root()
                 && !self.caller.may_be_in_group(inode.gid)
@@ -49,7 +49,7 @@ impl Operation for SetAttributes<'_> {
         if let Some(modified) = self.modified {
             inode.modified = time(modified);
             if inode.is_directory() {
-                // The set time holds until the entries change again.
+                // The new time holds until the entries change again.
                 txn.clear(&crate::rows::directory_time(inode.id));
             }
         }
@@ -59,8 +59,8 @@ impl Operation for SetAttributes<'_> {
 }
 
 impl SetAttributes<'_> {
-    /// Root gives a file to anybody, its owner to a group of his. What ran as somebody does not
-    /// any more.
+    /// Root changes the owner to any user, the owner changes the group to one of its own groups.
+    /// The set-user and set-group bits are cleared.
     fn set_owner(&self, inode: &mut Inode) -> Result<(), OpError> {
         if self.uid.is_none() && self.gid.is_none() {
             return Ok(());
@@ -70,13 +70,13 @@ impl SetAttributes<'_> {
             self.gid.is_none_or(|gid| gid == inode.gid || self.caller.may_be_in_group(gid));
         let allowed = self.caller.is_root() || (self.caller.owns(inode) && same_user && own_group);
         if !allowed {
-            return Err(self.not_permitted("gives it to one of his groups; root to anybody"));
+            return Err(self.not_permitted("can set its group, to one of its own groups"));
         }
         inode.uid = self.uid.unwrap_or(inode.uid);
         inode.gid = self.gid.unwrap_or(inode.gid);
         if !inode.is_directory() && inode.mode & 0o111 != 0 {
             inode.mode &= !SET_USER;
-            // Without the group's execute bit it means something else: mandatory locking.
+            // Without the group's execute bit it means mandatory locking.
             if inode.mode & 0o010 != 0 {
                 inode.mode &= !SET_GROUP;
             }
@@ -89,7 +89,7 @@ impl SetAttributes<'_> {
         let explicit = times.iter().any(|time| matches!(time, Some(SetTime::At(_))));
         let now = times.iter().any(|time| matches!(time, Some(SetTime::Now)));
         if explicit {
-            self.check_owner(inode, "sets its times")?;
+            self.check_owner(inode, "can set its times")?;
         } else if now && !self.caller.owns(inode) {
             self.caller.check(inode, WRITE, &self.at.path)?;
         }
@@ -101,7 +101,7 @@ impl SetAttributes<'_> {
     }
 
     fn not_permitted(&self, what: &str) -> OpError {
-        let reason = format!("only its owner {what}, and uid {} is not", self.caller.uid);
+        let reason = format!("only the owner {what}, and uid {} is not the owner", self.caller.uid);
         MetaError::NotPermitted { path: self.at.path.clone(), reason }.into()
     }
 }

@@ -1,4 +1,4 @@
-//! Extended attributes, `user.*` only, bounded.
+//! Extended attributes: bounded, with the prefix `user.` only.
 
 use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, KvError, Operation, Transaction};
@@ -74,7 +74,7 @@ impl Operation for SetAttribute<'_> {
         check_name(self.name, self.at)?;
         if !may_know(self.caller, self.name) {
             let reason = format!(
-                "attribute `{}`: names that begin with `{RESERVED_ATTRIBUTES}` are reserved",
+                "attribute `{}`: names that start with `{RESERVED_ATTRIBUTES}` are reserved",
                 self.name
             );
             return Err(MetaError::NotPermitted { path: self.at.path.clone(), reason }.into());
@@ -130,7 +130,7 @@ impl Operation for SetAttribute<'_> {
     }
 }
 
-/// Names and lengths, in order.
+/// Names and lengths, sorted by name.
 async fn all(txn: &mut Transaction, inode: InodeId) -> Result<Vec<(String, usize)>, OpError> {
     let prefix = rows::attributes(inode);
     let found = txn.range(&KeyRange::prefix(&prefix), usize::MAX).await?;
@@ -142,7 +142,7 @@ async fn all(txn: &mut Transaction, inode: InodeId) -> Result<Vec<(String, usize
     Ok(names.collect::<Result<_, _>>()?)
 }
 
-/// Whether the caller may see, set and remove an attribute of this name at all.
+/// Whether the caller may see, set and remove an attribute with this name.
 fn may_know(caller: &Identity, name: &str) -> bool {
     caller.is_control_plane() || !name.starts_with(RESERVED_ATTRIBUTES)
 }
@@ -155,7 +155,7 @@ fn check_name(name: &str, at: &At) -> Result<(), OpError> {
         Some(rest) if !rest.is_empty() && !rest.contains('\0') => Ok(()),
         _ => Err(MetaError::NotSupported {
             path: at.path.clone(),
-            reason: format!("attribute `{}`: names begin with `user.`", name.escape_debug()),
+            reason: format!("attribute `{}`: names must start with `user.`", name.escape_debug()),
         }
         .into()),
     }

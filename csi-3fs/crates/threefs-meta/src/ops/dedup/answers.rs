@@ -1,9 +1,9 @@
-//! What the answers that are kept for retries take of the store, counted by volume.
+//! Space for the answers that are kept for retries, by volume.
 //!
-//! The clients of one volume share a bound of bytes, under however many client ids: a change whose
-//! answer does not fit is refused, so no answer is dropped that a client may still ask for. The bound
-//! of a volume falls as all of them together take more, so that many volumes leave each other room.
-//! Clients with the cluster's key are counted nowhere.
+//! The clients of one volume share a limit in bytes, whatever the number of client ids. A change
+//! whose answer does not fit is refused, so no answer is dropped that a client may still request.
+//! The limit of a volume decreases as the total grows, so that many volumes leave room for each
+//! other. Clients with the cluster key are not counted.
 
 use threefs_kv::{KvError, Room, Transaction};
 
@@ -11,26 +11,26 @@ use crate::ops::OpError;
 use crate::protocol::MetaError;
 use crate::rows::{self, ALL_VOLUMES, AnswerRow};
 
-/// Of one volume at most: at 5,000 changes a second the answers of a hundred seconds, which is longer
-/// than any call lasts.
+/// Maximum per volume: at 5,000 changes per second, the answers of a hundred seconds, longer than
+/// any call.
 const OF_VOLUME_MAX: i64 = 128 << 20;
-/// Of one volume at least, however many others there are.
+/// Minimum per volume, whatever the number of volumes.
 const OF_VOLUME_MIN: i64 = 1 << 20;
-/// This part of the store for all of them.
+/// The fraction of the store for all volumes.
 const PART_OF_STORE: u64 = 16;
-/// This part of what all of them have left for one volume.
+/// The fraction of the remaining total for one volume.
 const PART_OF_REST: i64 = 8;
 
-/// How much room there is for answers.
+/// Space for answers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AnswerBudget {
-    /// For those of all volumes.
+    /// Limit for all volumes together.
     total: i64,
 }
 
 impl AnswerBudget {
-    /// In a store with this room; `None` has no bound of its own. What a store that is nearly full
-    /// has left is kept for removals, whose answers are short.
+    /// The budget for a store; `None` = unlimited. The rest of a nearly full store is reserved for
+    /// removals, whose answers are short.
     pub(crate) fn of(room: Option<Room>) -> Self {
         let total = match room {
             Some(room) if room.is_low() => 0,
@@ -46,8 +46,8 @@ impl AnswerBudget {
     }
 }
 
-/// Keeps an answer. Refused by the commit where the volume's answers do not fit; what the same
-/// transaction forgets counts.
+/// Stores an answer. The commit is refused if the volume's answers do not fit, after those that the
+/// same transaction drops.
 pub(crate) async fn keep(
     txn: &mut Transaction,
     key: &[u8],
@@ -67,7 +67,7 @@ pub(crate) async fn keep(
     Ok(())
 }
 
-/// Forgets an answer, if it is there.
+/// Drops an answer, if it exists.
 pub(crate) async fn forget(txn: &mut Transaction, key: &[u8]) -> Result<(), OpError> {
     let Some(value) = txn.get(key).await? else { return Ok(()) };
     txn.clear(key);
@@ -80,7 +80,7 @@ pub(crate) async fn forget(txn: &mut Transaction, key: &[u8]) -> Result<(), OpEr
     Ok(())
 }
 
-/// The refusal of an answer that does not fit.
+/// The error for an answer that does not fit.
 pub(crate) fn full(key: &[u8], used: i64, more: i64, max: i64) -> MetaError {
     let volume = rows::inode_of_key(key).unwrap_or(ALL_VOLUMES);
     MetaError::AnswersFull { volume, used, more, max }
@@ -90,8 +90,8 @@ pub(crate) fn full(key: &[u8], used: i64, more: i64, max: i64) -> MetaError {
 mod tests {
     use super::*;
 
-    /// However many volumes are at their bound, all together stay below their part of the store, and
-    /// one more volume has room.
+    /// With any number of volumes at their limits, the total stays below its fraction of the store,
+    /// and one more volume has room.
     #[test]
     fn volumes_at_their_bounds_leave_others_room() {
         let room = AnswerBudget::of(Some(Room { used_bytes: 0, max_bytes: 64 << 30 }));

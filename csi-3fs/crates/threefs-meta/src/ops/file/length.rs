@@ -1,9 +1,4 @@
-//! Lengths: growing by reports, cutting in two steps.
-//!
-//! A length that is not below the one before is one step. A cut first writes the new length, a higher
-//! truncate version and a `TRIM` row, with the answer to the client; then the chunks are cut; then the
-//! row goes. Nobody opens the file for writing or grows it in between, or the cut, repeated after a
-//! crash, would take what was written since.
+//! Length reports, reservations and the charges of files. Truncation is in `trim`.
 
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_core::layout::Layout;
@@ -19,7 +14,7 @@ use crate::protocol::{
 use crate::rows::{self, InodeRow, SessionRow};
 use crate::written::{RANGES_MAX, Written};
 
-/// What a session counts for.
+/// Charge of a write session.
 const SESSION_BYTES: i64 = SESSION_ROW_BYTES as i64;
 
 /// `MetaChange::ReportLengths`.
@@ -38,7 +33,7 @@ impl Operation for ReportLengths<'_> {
         for report in self.reports {
             match grow(txn, report, &self.inputs).await {
                 Ok(row) => inodes.push(Ok(row.inode)),
-                // With a part of it written already.
+                // A part of it is already in the transaction.
                 Err(OpError::Refused(error @ MetaError::NoSpace { .. })) => {
                     return Err(error.into());
                 }
@@ -57,7 +52,7 @@ impl Operation for ReportLengths<'_> {
 pub(crate) struct Reserve<'a> {
     pub reservations: &'a [Reservation],
     pub client: ClientId,
-    /// Why no session may begin, if so.
+    /// Set if the store is too full for new sessions.
     pub full: Option<MetaError>,
 }
 
@@ -95,7 +90,7 @@ async fn reserve(
     if txn.get(&rows::trim(wanted.inode)).await?.is_some() {
         return Err(OpError::TrimPending(wanted.inode));
     }
-    // First: a refusal leaves nothing of it in the transaction.
+    // First, so that a refusal leaves nothing of the reservation in the transaction.
     start_session(txn, &mut row, wanted.session, client, full).await?;
     if let InodeKind::File { reserved, .. } = &mut row.inode.kind {
         *reserved = wanted.end.max(*reserved);
@@ -106,9 +101,9 @@ async fn reserve(
     Ok(row)
 }
 
-/// A write session, unless it is there already. Its row counts for the file's quota, as names do:
-/// nothing else bounds how many sessions a client begins. Refused where the store is `full`. The
-/// caller stores the inode.
+/// Starts a write session, unless it exists. Its row counts for the file's quota, as names do:
+/// nothing else bounds the number of sessions. Refused if the store is `full`. The caller stores
+/// the inode.
 pub(crate) async fn start_session(
     txn: &mut Transaction,
     row: &mut InodeRow,
@@ -127,8 +122,8 @@ pub(crate) async fn start_session(
     Ok(rows::write(txn, &key, &SessionRow { client, counted: true })?)
 }
 
-/// Charges what a file needs more than before. A file that lost its last name while nobody had it
-/// open counts again. In a quota it never counts for less at once: see `recount`.
+/// Charges the growth of a file. A file that lost its last name while it was closed counts again.
+/// In a quota, the charge never decreases at once: see `recount`.
 pub(crate) async fn recharge(txn: &mut Transaction, row: &mut InodeRow) -> Result<(), OpError> {
     let before = if row.charged { Charge::of(row) } else { Charge::default() };
     let needed = row.needed_end();
@@ -136,13 +131,13 @@ pub(crate) async fn recharge(txn: &mut Transaction, row: &mut InodeRow) -> Resul
         Some(_) => row.charged_end.max(needed),
         None => needed,
     };
-    // What counted for nothing meanwhile has no room among the excess any more.
+    // While uncharged, the file had no share of the excess.
     row.excess = if row.charged { row.excess.min(row.charged_end - needed) } else { 0 };
     row.charged = true;
     quota::charge(txn, row.inode.quota, Charge::of(row).since(before)).await
 }
 
-/// A session ends; the last one of a file takes what was reserved with it.
+/// Ends a session; the last one of a file releases the reservation.
 pub(crate) async fn end_session(
     txn: &mut Transaction,
     inode: InodeId,
@@ -176,7 +171,7 @@ pub(crate) async fn end_session(
     Ok(())
 }
 
-/// Applies one report if it is of the current truncate version and the file is shorter.
+/// Applies a report if it has the current truncate version and the file is shorter.
 pub(crate) async fn grow(
     txn: &mut Transaction,
     report: &LengthReport,
@@ -197,7 +192,7 @@ pub(crate) async fn grow(
     }
     *length = report.length.max(*length);
     *content += 1;
-    // In order, whatever was sent, and no more than the report says was written in all.
+    // Normalized, and limited to the reported length.
     let mut reported = Written::default();
     reported.merge(&report.written);
     reported.cut(report.length, layout.chunk_bytes);
@@ -208,7 +203,7 @@ pub(crate) async fn grow(
         written_rows::add(txn, report.inode, &moved, inputs.full.as_ref()).await?;
     }
     row.end_max = row.end_max.max(report.length);
-    // Also when it did not grow: something was written.
+    // Also without growth: something was written.
     row.inode.modified = inputs.now;
     row.inode.changed = inputs.now;
     recharge(txn, &mut row).await?;
@@ -216,8 +211,8 @@ pub(crate) async fn grow(
     Ok(row)
 }
 
-/// Refuses a length that no chunk index reaches, whoever names it: kernels fail every lookup of a file
-/// beyond 2^63, and a quota without a limit of its own would take the rest of those above.
+/// Refuses lengths beyond the range of chunk indexes: kernels fail every lookup of a file beyond
+/// 2^63, and a quota without a limit would use up the rest of those above it.
 pub(crate) fn check_length(length: u64, layout: &Layout) -> Result<(), MetaError> {
     let chunk_bytes = layout.chunk_bytes;
     let length_max = layout.length_max();

@@ -1,4 +1,4 @@
-//! Ends write sessions.
+//! The end of write sessions.
 
 use threefs_core::ids::InodeId;
 use threefs_kv::{KvError, Operation, Transaction};
@@ -8,7 +8,7 @@ use crate::ops::{Inputs, OpError, RecountContext, load};
 use crate::protocol::{LengthReport, MetaError, MetaReply, SessionId};
 use crate::rows;
 
-/// `MetaChange::Close`. A session that is gone already is no error: it may have been pruned.
+/// `MetaChange::Close`. A session that does not exist is not an error: it may have been pruned.
 pub(crate) struct Close<'a> {
     pub inode: InodeId,
     pub session: SessionId,
@@ -28,7 +28,7 @@ impl Operation for Close<'_> {
                 return Err(MetaError::Invalid {
                     field: "report.inode".into(),
                     value: report.inode.to_string(),
-                    reason: format!("the session is of {}", self.inode),
+                    reason: format!("the session belongs to {}", self.inode),
                 }
                 .into());
             }
@@ -38,7 +38,7 @@ impl Operation for Close<'_> {
     }
 }
 
-/// Ends a session of a client that is gone.
+/// Ends a session of a client that has expired.
 pub(crate) struct EndSession<'a> {
     /// Key of the session's row.
     pub key: &'a [u8],

@@ -18,7 +18,7 @@ use crate::protocol::{At, InodeKind, MetaError, MetaReply};
 use crate::rows::{self, TrimRow};
 use crate::written::chunks_of;
 
-/// The first step of `MetaChange::SetLength`, and its answer. A `TRIM` row says that another follows.
+/// The first step of `MetaChange::SetLength`, with its reply. A `TRIM` row marks the pending cut.
 pub(crate) struct StartTrim<'a> {
     pub caller: &'a Identity,
     pub at: &'a At,
@@ -51,7 +51,7 @@ impl Operation for StartTrim<'_> {
         let cuts = self.length < *length || self.length < *reserved || self.length == 0;
         if cuts {
             *truncate_version += 1;
-            // Writers learn it with the version, and reserve again.
+            // Writers see the new version and reserve again.
             *reserved = 0;
             let trim = TrimRow { length: self.length, truncate_version: *truncate_version };
             rows::write(txn, &rows::trim(id), &trim)?;
@@ -77,7 +77,7 @@ impl Operation for StartTrim<'_> {
     }
 }
 
-/// What a truncation still has to cut, of which chunks, none at or beyond which byte.
+/// A pending truncation: its row, the layout, and the end of the file's chunks.
 pub(crate) struct ReadTrim(pub InodeId);
 
 impl Operation for ReadTrim {
@@ -94,10 +94,10 @@ impl Operation for ReadTrim {
     }
 }
 
-/// The chunks are cut.
+/// Removes the row of a truncation whose chunks are cut.
 pub(crate) struct FinishTrim {
     pub inode: InodeId,
-    /// The cut that was made. The row of a later one stays.
+    /// The completed truncation. The row of a later one stays.
     pub truncate_version: u64,
 }
 

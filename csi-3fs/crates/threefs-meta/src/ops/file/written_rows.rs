@@ -1,8 +1,8 @@
-//! Written chunks of a file that its inode has no place for, in rows.
+//! Rows of written chunks beyond the ranges in the inode.
 //!
-//! A tree of bitmaps. A bit of level 0 is a chunk; a bit of a higher level is a page of the level
-//! below all of whose bits are set, and which has no row then. So a range of any length changes at
-//! most two rows of each level, and a file that is written to its end has hardly any.
+//! A tree of bitmaps. A bit of level 0 is a chunk. A bit of a higher level is a full page of the
+//! level below, which then has no row. So a range of any length changes at most two rows per level,
+//! and a file that is written completely has very few rows.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -16,11 +16,11 @@ use crate::rows;
 use crate::written::Written;
 use crate::written::page::{PAGE_BITS, PAGE_SHIFT, Page};
 
-/// 4,096 to the power of three is more than the chunks that a file can have.
+/// 4,096 cubed exceeds the number of chunks of a file.
 const LEVELS: u8 = 3;
 
-/// Adds ranges. Where the store is `full`, those that are not there yet are refused, and nothing of
-/// the transaction may be committed.
+/// Adds ranges. If the store is `full`, new ranges are refused, and the transaction must not be
+/// committed.
 pub(crate) async fn add(
     txn: &mut Transaction,
     inode: InodeId,
@@ -59,8 +59,8 @@ async fn add_range(
     Ok(())
 }
 
-/// Sets bits of one page, unless all of it is set already; one that becomes full is a bit of the
-/// next level.
+/// Sets bits of one page, unless the whole page is set already; a page that becomes full sets a bit
+/// of the next level.
 async fn mark(
     txn: &mut Transaction,
     inode: InodeId,
@@ -93,7 +93,7 @@ async fn mark(
     }
 }
 
-/// Takes out all chunks from `chunks` on.
+/// Removes all chunks from `chunks` on.
 pub(crate) async fn cut(txn: &mut Transaction, inode: InodeId, chunks: u64) -> Result<(), OpError> {
     if chunks > u64::from(u32::MAX) {
         return Ok(());
@@ -107,7 +107,7 @@ pub(crate) async fn cut(txn: &mut Transaction, inode: InodeId, chunks: u64) -> R
         if page.is_empty() {
             continue;
         }
-        // A page of which only the first part stays.
+        // A full page of which only the first part stays.
         if page.contains(unit % PAGE_BITS) && unit << shift < chunks {
             opened = Some((unit << shift, chunks));
         }
@@ -124,12 +124,12 @@ pub(crate) async fn cut(txn: &mut Transaction, inode: InodeId, chunks: u64) -> R
     Ok(())
 }
 
-/// Takes out everything.
+/// Removes all rows.
 pub(crate) fn clear(txn: &mut Transaction, inode: InodeId) {
     txn.clear_range(KeyRange::prefix(&rows::written_of(inode)));
 }
 
-/// Those of the chunks that are in the rows.
+/// Those of `chunks` that are in the rows.
 pub(crate) async fn written_among(
     txn: &mut Transaction,
     inode: InodeId,
@@ -154,7 +154,7 @@ pub(crate) async fn written_among(
     Ok(known)
 }
 
-/// Whether a bit is set, or one of a higher level that stands for it.
+/// Whether a bit is set, or a bit of a higher level that covers it.
 async fn is_set(
     txn: &mut Transaction,
     inode: InodeId,
@@ -171,7 +171,7 @@ async fn is_set(
     Ok(false)
 }
 
-/// The page that a bit is in.
+/// The page that contains a bit.
 async fn read(
     txn: &mut Transaction,
     inode: InodeId,
@@ -187,7 +187,7 @@ async fn read(
     }
 }
 
-/// Rows of a level, of the pages from `first` on and before `end`.
+/// Rows of a level, for the pages from `first` up to `end`.
 fn pages(inode: InodeId, level: u8, first: u64, end: u64) -> KeyRange {
     KeyRange::new(rows::written(inode, level, first), rows::written(inode, level, end))
 }
@@ -201,7 +201,7 @@ mod tests {
 
     const FILE: InodeId = InodeId(7);
 
-    /// Chunks about the borders of pages of every level.
+    /// Chunks around the page boundaries of every level.
     fn chunk() -> impl Strategy<Value = u32> {
         let unit = prop_oneof![Just(1u64), Just(64), Just(PAGE_BITS), Just(PAGE_BITS * PAGE_BITS)];
         (unit, 0..256u64, -2i64..=2).prop_map(|(unit, times, off)| {
@@ -209,7 +209,7 @@ mod tests {
         })
     }
 
-    /// Rows of pages of which a higher level says that they are full.
+    /// Rows of pages that a higher level marks as full.
     async fn superfluous(txn: &mut Transaction) -> usize {
         let mut count = 0;
         for (key, _) in txn.range(&KeyRange::prefix(&rows::written_of(FILE)), 10_000).await.unwrap()
@@ -252,7 +252,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn rows_hold_exactly_what_was_written_and_not_cut_since(
+        fn rows_hold_exactly_the_chunks_that_were_added_and_not_cut_since(
             steps in prop::collection::vec((chunk(), chunk(), prop::bool::weighted(0.3)), 1..12),
         ) {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -261,11 +261,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_is_written_in_any_order_to_its_end_has_one_row() {
+    async fn a_completely_written_file_has_one_row_in_any_write_order() {
         let store = Store::memory();
         let mut txn = store.begin().await.unwrap();
         for number in 0..3 * PAGE_BITS {
-            // 5 and three pages have no divisor in common.
+            // 5 and three pages have no common divisor.
             let chunk = number * 5 % (3 * PAGE_BITS);
             add_range(&mut txn, FILE, chunk, chunk + 1, None).await.unwrap();
         }
@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(txn.range(&all, 10).await.unwrap().len(), 1);
         add_range(&mut txn, FILE, 0, 1 << 32, None).await.unwrap();
         let rows = txn.range(&all, 10).await.unwrap();
-        assert_eq!(rows.len(), 1, "a file as long as can be");
+        assert_eq!(rows.len(), 1, "a file of maximum length");
         assert_eq!(rows[0].1.len(), 4);
     }
 }

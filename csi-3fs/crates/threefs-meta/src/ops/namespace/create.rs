@@ -1,4 +1,4 @@
-//! Makes and opens files and symbolic links.
+//! Creation and opening of files; creation of symbolic links.
 
 use threefs_core::ids::ClientId;
 use threefs_core::layout::Layout;
@@ -16,13 +16,13 @@ use crate::protocol::{
 };
 use crate::rows::{self, DentryRow, InodeRow};
 
-/// Gives new files their chains.
+/// Chooses the chains of new files.
 pub(crate) trait Layouts: Sync {
-    /// The layout of a file, by its own wishes, else by its directory's.
+    /// The layout of a file: its own settings, then its directory's.
     fn choose(&self, wishes: [LayoutDefaults; 2]) -> Result<Layout, MetaError>;
 }
 
-/// A write session that is wanted.
+/// A write session to start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SessionRequest {
     pub session: SessionId,
@@ -46,7 +46,7 @@ impl<L: Layouts> Operation for Create<'_, L> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
-        // As in POSIX, an exclusive creation does not go through a symbolic link.
+        // As in POSIX, an exclusive creation does not follow a symbolic link.
         let last = if self.exclusive { FinalSymlink::Keep } else { FinalSymlink::Follow };
         let resolved = lookup(txn, self.caller, self.at, last).await?;
         let found = match &resolved {
@@ -77,7 +77,7 @@ impl<L: Layouts> Operation for Create<'_, L> {
     }
 }
 
-/// Writes a new inode and its name; it counts for its directory's quota.
+/// Writes a new inode and its name, and charges its directory's quota.
 pub(crate) async fn insert(
     txn: &mut Transaction,
     parent: &InodeRow,
@@ -127,7 +127,7 @@ async fn opened(
             return Err(OpError::TrimPending(id));
         }
         start_session(txn, &mut row, session, client, full).await?;
-        // Conflicts with the collector, too, which reads the inode before it takes the chunks.
+        // Also conflicts with garbage collection, which reads the inode before it drops the chunks.
         store(txn, &mut row)?;
     }
     let session = write.map(|wanted| wanted.session);
@@ -139,7 +139,7 @@ pub(crate) struct Open<'a> {
     pub caller: &'a Identity,
     pub at: &'a At,
     pub write: Option<SessionRequest>,
-    /// Why no session may begin, if so.
+    /// Set if the store is too full for new sessions.
     pub full: Option<MetaError>,
 }
 
@@ -173,7 +173,7 @@ impl Operation for Symlink<'_> {
             return Err(MetaError::Invalid {
                 field: "target".into(),
                 value: target.chars().take(40).collect(),
-                reason: format!("it must have 1 to {PATH_BYTES_MAX} bytes and no zero byte"),
+                reason: format!("must have 1 to {PATH_BYTES_MAX} bytes and no NUL byte"),
             }
             .into());
         }

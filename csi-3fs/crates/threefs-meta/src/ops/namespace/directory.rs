@@ -1,4 +1,4 @@
-//! Makes directories, with what is missing above them if so asked.
+//! Creation of directories, optionally with missing parents.
 
 use threefs_core::ids::InodeId;
 use threefs_kv::{Operation, Transaction};
@@ -12,7 +12,7 @@ use crate::ops::{Inputs, NewInode, OpError, load, load_named, visible};
 use crate::protocol::{At, InodeKind, LayoutDefaults, MetaError, MetaReply};
 use crate::rows::InodeRow;
 
-/// `MetaChange::MakeDirectory`. With `parents`, `given` holds an inode for each name of the path.
+/// `MetaChange::MakeDirectory`. With `parents`, `inputs` holds an inode for each name of the path.
 pub(crate) struct MakeDirectory<'a> {
     pub caller: &'a Identity,
     pub at: &'a At,
@@ -22,7 +22,7 @@ pub(crate) struct MakeDirectory<'a> {
     pub inputs: Inputs,
 }
 
-/// How many names a path has, so how many inodes making all of it can need.
+/// Number of names in a path: the inodes that creating all of it can need.
 pub(crate) fn count_names(path: &str) -> u64 {
     split(path).count() as u64
 }
@@ -72,7 +72,7 @@ impl MakeDirectory<'_> {
         Ok(row)
     }
 
-    /// Walks every prefix of the path and makes what is missing.
+    /// Looks up every prefix of the path and creates what is missing.
     async fn make_all(&self, txn: &mut Transaction) -> Result<InodeRow, OpError> {
         let mut prefix = if self.at.path.starts_with('/') { "/".to_owned() } else { String::new() };
         let mut last = None;

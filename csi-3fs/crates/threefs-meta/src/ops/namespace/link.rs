@@ -1,4 +1,4 @@
-//! Gives a file one more name.
+//! Hard links.
 
 use threefs_kv::{Operation, Transaction};
 
@@ -24,7 +24,7 @@ impl Operation for Link<'_> {
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
         let mut row = find(txn, self.caller, self.from, FinalSymlink::Keep).await?;
         if row.inode.is_directory() {
-            let reason = "a directory has one name".into();
+            let reason = "directories cannot have several names".into();
             return Err(MetaError::NotPermitted { path: self.from.path.clone(), reason }.into());
         }
         if row.inode.links == 0 {
@@ -37,7 +37,7 @@ impl Operation for Link<'_> {
         name_in.check(self.caller, self.to)?;
         let NameInDirectory { parent, name, .. } = name_in;
         if row.inode.quota != parent.inode.quota {
-            let reason = "a file with several names counts for one quota".into();
+            let reason = "all names of a file must be in one quota".into();
             return Err(MetaError::CrossQuota { path: self.to.path.clone(), reason }.into());
         }
         quota::charge_metadata(txn, &mut row, quota::name_bytes(&name)).await?;

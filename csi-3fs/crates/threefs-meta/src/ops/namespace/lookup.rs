@@ -1,4 +1,4 @@
-//! From a place as callers name it to a directory, a name in it and what is there.
+//! Path lookup: from a directory and a path to an entry or an inode.
 
 use threefs_core::ids::InodeId;
 use threefs_kv::Transaction;
@@ -11,25 +11,25 @@ use crate::protocol::{
 };
 use crate::rows::{self, DentryRow, InodeRow, REMOVED};
 
-/// Whether a symbolic link at the very end is followed.
+/// Whether a symbolic link in the last component is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FinalSymlink {
     Follow,
     Keep,
 }
 
-/// Where a path leads.
+/// Result of a path lookup.
 #[derive(Clone, Debug)]
 pub(crate) enum Resolved {
-    /// A name in a directory, with what it names, if anything.
+    /// A name in a directory, with its entry if it exists.
     Entry { parent: InodeId, name: String, found: Option<DentryRow> },
-    /// An inode without a name at hand: the start itself, or what `..` led to.
+    /// An inode without a name: the start itself, or the target of `..`.
     Inode(InodeId),
 }
 
-/// Walks a path, if the caller may go through its directories. What it reads conflicts with whoever
-/// changes it. For a caller with a scope the tree begins there, as after a chroot: absolute paths
-/// and links start at it, `..` stays in it, and a link that climbs out of it is refused.
+/// Looks up a path, checking search permission on its directories. Rows that it reads conflict with
+/// changes of them. For a caller with a scope the tree starts at the scope, as after a chroot:
+/// absolute paths and links start there, `..` stays inside, and a link that leaves it is refused.
 pub(crate) async fn lookup(
     txn: &mut Transaction,
     caller: &Identity,
@@ -45,7 +45,7 @@ pub(crate) async fn lookup(
     scope::check(txn, caller, start, &at.path).await?;
     let mut resolved = Resolved::Inode(start);
     let mut links_left = SYMLINKS_MAX;
-    // Names still to go, the next one last.
+    // Remaining names, the next one last.
     let mut names: Vec<String> = split(&at.path).rev().map(str::to_owned).collect();
     while let Some(name) = names.pop() {
         let parent = directory_of(txn, &resolved, at).await?;
@@ -57,7 +57,7 @@ pub(crate) async fn lookup(
             return Err(MetaError::Invalid {
                 field: "path".into(),
                 value: at.path.clone(),
-                reason: "a path of the control plane does not lead upwards".into(),
+                reason: "a path of the control plane must not contain `..`".into(),
             }
             .into());
         }
@@ -89,7 +89,7 @@ pub(crate) async fn lookup(
             links_left -= 1;
             let row = load_named(txn, entry, &at.path).await?;
             let InodeKind::Symlink { target } = row.inode.kind else {
-                let detail = format!("{} is listed as a symbolic link and is none", entry.inode);
+                let detail = format!("{} is listed as a symbolic link but is not one", entry.inode);
                 return Err(MetaError::Damaged { detail }.into());
             };
             names.extend(split(&target).rev().map(str::to_owned));
@@ -101,7 +101,7 @@ pub(crate) async fn lookup(
     Ok(resolved)
 }
 
-/// The directory that a place is, for going further down.
+/// The directory at a location, for descending further.
 async fn directory_of(
     txn: &mut Transaction,
     resolved: &Resolved,
@@ -121,7 +121,7 @@ async fn directory_of(
     }
 }
 
-/// The inode at a place, or `NotFound`.
+/// The inode at a location, or `NotFound`.
 pub(crate) async fn find(
     txn: &mut Transaction,
     caller: &Identity,
@@ -135,15 +135,15 @@ pub(crate) async fn find(
     }
 }
 
-/// A name in a living directory, for changing what it names.
+/// A name in an existing directory, for changing its entry.
 pub(crate) struct NameInDirectory {
     pub parent: InodeRow,
     pub name: String,
     pub found: Option<DentryRow>,
 }
 
-/// A place as a name in a directory whose names the caller may change, which the caller of this
-/// checks with `Slot::check`. `.` and `..` at the end and the root have none.
+/// Looks up a location as a name in a directory. The caller checks write permission with
+/// `NameInDirectory::check`. A final `.` or `..` and the root have no name.
 pub(crate) async fn lookup_name(
     txn: &mut Transaction,
     caller: &Identity,
@@ -157,7 +157,7 @@ pub(crate) async fn lookup_name(
         Resolved::Inode(_) => Err(MetaError::Invalid {
             field: "path".into(),
             value: at.path.clone(),
-            reason: "it must end with a name".into(),
+            reason: "the path must end with a name".into(),
         }
         .into()),
         Resolved::Entry { parent, name, found } => {
@@ -172,13 +172,13 @@ pub(crate) async fn lookup_name(
 }
 
 impl NameInDirectory {
-    /// Whether the caller may add and remove names here.
+    /// Checks that the caller may add and remove names here.
     pub(crate) fn check(&self, caller: &Identity, at: &At) -> Result<(), OpError> {
         Ok(caller.check(&self.parent.inode, WRITE | EXECUTE, &at.path)?)
     }
 }
 
-/// The names of a path, without those that stand for nothing.
+/// The names of a path, without empty ones and `.`.
 pub(crate) fn split(path: &str) -> impl DoubleEndedIterator<Item = &str> {
     path.split('/').filter(|name| !name.is_empty() && *name != ".")
 }
@@ -190,7 +190,7 @@ fn check_name(name: &str) -> Result<(), OpError> {
     if name.contains('\0') {
         let (field, value) = ("name".into(), name.escape_debug().to_string());
         return Err(
-            MetaError::Invalid { field, value, reason: "it contains a zero byte".into() }.into()
+            MetaError::Invalid { field, value, reason: "it contains a NUL byte".into() }.into()
         );
     }
     Ok(())

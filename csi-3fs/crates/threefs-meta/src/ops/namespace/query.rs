@@ -1,4 +1,4 @@
-//! Reads.
+//! Queries: stat, listings and paths.
 
 use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, KvError, Operation, Transaction};
@@ -28,8 +28,8 @@ impl Operation for Stat<'_> {
     }
 }
 
-/// `MetaQuery::Open`. The caller has noted the hold before: what is collected or uncounted after
-/// this read has seen it.
+/// `MetaQuery::Open`. The caller has recorded the open file before: a collection or release after
+/// this read sees it.
 pub(crate) struct OpenInode<'a> {
     pub caller: &'a Identity,
     pub at: &'a At,
@@ -47,7 +47,7 @@ impl Operation for OpenInode<'_> {
     }
 }
 
-/// `MetaQuery::StatMany`: all of one moment.
+/// `MetaQuery::StatMany`, all from one snapshot.
 pub(crate) struct StatMany<'a> {
     pub caller: &'a Identity,
     pub at: &'a [At],
@@ -162,7 +162,7 @@ impl Operation for PathOf {
     }
 }
 
-/// How many rows begin with a prefix, up to a bound.
+/// Number of rows with a prefix, up to a limit.
 pub(crate) struct CountRows {
     pub prefix: &'static [u8],
     pub limit: usize,

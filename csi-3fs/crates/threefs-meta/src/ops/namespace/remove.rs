@@ -1,4 +1,4 @@
-//! Removes names, empty directories and whole trees.
+//! Removal of names, empty directories and whole trees.
 
 use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, Operation, Transaction};
@@ -75,9 +75,10 @@ impl Operation for RemoveTree<'_> {
         let (name_in, entry, row) = existing(txn, self.caller, self.at).await?;
         match entry.kind {
             EntryKind::Directory => {
-                // What is below it is not asked one by one, so only root may.
+                // Permissions below the directory are not checked one by one, so only root may do
+                // this.
                 if !self.caller.is_root() {
-                    let reason = "only root removes a tree in one instant".into();
+                    let reason = "only root removes a tree at once".into();
                     let path = self.at.path.clone();
                     return Err(MetaError::NotPermitted { path, reason }.into());
                 }
@@ -93,7 +94,7 @@ impl Operation for RemoveTree<'_> {
     }
 }
 
-/// A directory that has lost its name goes to the collector with everything in it.
+/// Queues a directory without a name, with its contents, for garbage collection.
 pub(crate) async fn detach_tree(
     txn: &mut Transaction,
     mut row: InodeRow,
@@ -112,8 +113,8 @@ pub(crate) async fn detach_tree(
     Ok(store(txn, &mut row)?)
 }
 
-/// Clears the inode of a directory without names. Having read that it has none, this conflicts
-/// with whoever adds one.
+/// Clears the inode of an empty directory. The read that found it empty conflicts with transactions
+/// that add an entry.
 pub(crate) async fn remove_empty(
     txn: &mut Transaction,
     row: &InodeRow,
@@ -136,7 +137,7 @@ pub(crate) fn clear_directory(txn: &mut Transaction, directory: InodeId) {
     quota::clear(txn, directory);
 }
 
-/// A name that is there and that the caller may remove, with what it names.
+/// An existing name that the caller may remove, with its entry and inode.
 async fn existing(
     txn: &mut Transaction,
     caller: &Identity,

@@ -1,4 +1,4 @@
-//! Moves a name, replacing what is at the new place in the same instant.
+//! Renames: moves a name and replaces an existing target atomically.
 
 use threefs_core::ids::InodeId;
 use threefs_kv::{Operation, Transaction};
@@ -25,7 +25,7 @@ pub(crate) struct Rename<'a> {
     pub inputs: Inputs,
 }
 
-/// One of the two places of a move, with what is there.
+/// The source or the target of a rename.
 struct End<'a> {
     name_in: &'a NameInDirectory,
     at: &'a At,
@@ -53,7 +53,7 @@ impl Operation for Rename<'_> {
                 return Err(not_found(&self.to.path, self.to.directory));
             }
             (Some(there), _) if there.inode == entry.inode => {
-                // The same name, or two names of one file: POSIX says that nothing happens.
+                // The same name, or two names of one file: a no-op in POSIX.
                 return Ok(MetaReply::Inode(visible(txn, row).await?));
             }
             (Some(there), RenameMode::Exchange) => {
@@ -78,7 +78,8 @@ impl Operation for Rename<'_> {
 }
 
 impl Rename<'_> {
-    /// Who moves a directory elsewhere changes its `..`, so he must be allowed to write in it.
+    /// Moving a directory to another parent changes its `..`, which requires write permission on
+    /// it.
     fn check_mover(&self, resolved: &End<'_>, row: &InodeRow) -> Result<(), OpError> {
         self.caller.check_sticky(&resolved.name_in.parent.inode, &row.inode, &resolved.at.path)?;
         Ok(())
@@ -118,8 +119,8 @@ impl Rename<'_> {
         Ok(row)
     }
 
-    /// A directory cannot move below itself. Every directory from the new place up to the root is
-    /// read, so a move of one of them meanwhile conflicts.
+    /// Refuses to move a directory below itself. Reads every directory from the target up to the
+    /// root, so a concurrent move of one of them conflicts.
     async fn refuse_circle(
         &self,
         txn: &mut Transaction,

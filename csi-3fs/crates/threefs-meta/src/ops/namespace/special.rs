@@ -1,4 +1,4 @@
-//! Makes FIFOs, sockets and devices: an inode and a name. The kernel of each node does the rest.
+//! Creation of FIFOs, sockets and devices: an inode and a name; the node's kernel does the rest.
 
 use threefs_kv::{Operation, Transaction};
 
@@ -26,7 +26,7 @@ impl Operation for MakeSpecial<'_> {
         let is_device =
             matches!(self.kind, SpecialKind::CharacterDevice | SpecialKind::BlockDevice);
         if is_device && !self.caller.is_root() {
-            let reason = "only root makes devices".into();
+            let reason = "only root creates devices".into();
             return Err(MetaError::NotPermitted { path: self.at.path.clone(), reason }.into());
         }
         let name_in = lookup_name(txn, self.caller, self.at, FinalSymlink::Keep).await?;

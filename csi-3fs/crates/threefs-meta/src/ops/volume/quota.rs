@@ -1,15 +1,15 @@
-//! Quotas of directories: every inode is charged to one quota and to those above it.
+//! Directory quotas: every inode is charged to one quota and to those above it.
 //!
-//! A directory with a quota owns everything below it up to the next directory with one; each inode
-//! names its owner, so charging needs no walk. Counters are bounded additions of the store: they
-//! are checked by the commit that makes the change, so no race passes a limit.
+//! A directory with a quota owns everything below it up to the next directory with one. Each inode
+//! names its owner, so charging needs no lookup. Counters are bounded additions: the commit of the
+//! change checks them, so no race can exceed a limit.
 //!
-//! What a file does not need any more counts for minutes longer (see `recount`). Of that an eighth of
-//! the limit counts as excess, beside the limit, so that what is given back can be used at once; what
-//! is beyond counts as used.
+//! Bytes that a file no longer needs stay charged for minutes (see `recount`). Of those, up to an
+//! eighth of the limit counts as excess, in addition to the limit, so that released bytes can be
+//! used at once. The rest counts as used.
 //!
-//! A name is always in a directory of its inode's quota. What would break that for more inodes
-//! than one transaction can move is refused as a move between file systems is.
+//! A name is always in a directory of its inode's quota. Changes that would violate this for more
+//! inodes than one transaction can update are refused, like moves between file systems.
 
 use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, KvError, Transaction};
@@ -20,15 +20,14 @@ use crate::protocol::{
 };
 use crate::rows::{self, InodeRow, QuotaRow, REMOVED};
 
-/// Bytes of a directory whose quota has no limit of them and that is in a directory with another one:
-/// those of a thousand such directories fit into the counters above them, whatever lengths their
-/// sparse files have.
+/// Byte limit of a quota without one that lies inside another quota: a thousand such directories
+/// fit into the counters above them, whatever the lengths of their sparse files.
 pub(crate) const UNLIMITED_BYTES_MAX: u64 = 1 << 53;
 
-/// At most this part of a quota's limit in bytes may count as excess.
+/// At most this fraction of a quota's byte limit may count as excess.
 const EXCESS_PART: i64 = 8;
 
-/// What something counts for.
+/// Amounts that count for a quota.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Charge {
     pub bytes: i64,
@@ -38,7 +37,7 @@ pub(crate) struct Charge {
 }
 
 impl Charge {
-    /// Of one inode.
+    /// The charge of one inode.
     pub(crate) fn of(row: &InodeRow) -> Self {
         Self {
             bytes: count(row.charged_end.saturating_sub(row.excess)),
@@ -48,7 +47,7 @@ impl Charge {
         }
     }
 
-    /// Both together, if counters can hold that.
+    /// The sum, if it does not overflow.
     pub(crate) fn plus(self, other: Self) -> Option<Self> {
         Some(Self {
             bytes: self.bytes.checked_add(other.bytes)?,
@@ -67,7 +66,7 @@ impl Charge {
         }
     }
 
-    /// What more there is of an inode than before.
+    /// The increase of an inode's charge.
     pub(crate) fn since(self, before: Self) -> Self {
         let Self { bytes, excess, inodes, metadata } = before;
         Self {
@@ -79,12 +78,12 @@ impl Charge {
     }
 }
 
-/// What a name costs in a directory.
+/// The charge of a name.
 pub(crate) fn name_bytes(name: &str) -> i64 {
     count(name.len() as u64 + NAME_ROW_BYTES)
 }
 
-/// Counts bytes of names, attributes and sessions more or less, for the inode and for its quota.
+/// Changes the metadata bytes of an inode and of its quota.
 pub(crate) async fn charge_metadata(
     txn: &mut Transaction,
     row: &mut InodeRow,
@@ -102,13 +101,13 @@ pub(crate) fn count(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-/// How many bytes of names and attributes go with so many inodes.
+/// The limit of metadata bytes for a limit of inodes.
 pub(crate) fn metadata_max(inodes_max: Option<u64>) -> Option<u64> {
     let bytes = inodes_max?.saturating_mul(METADATA_BYTES_PER_INODE);
     Some(bytes.saturating_add(METADATA_BYTES_MIN))
 }
 
-/// The quota to which an inode itself counts: of a directory with a quota of its own, the one above.
+/// The quota that an inode itself counts for: for a directory with a quota, the one above it.
 pub(crate) async fn owner(
     txn: &mut Transaction,
     row: &InodeRow,
@@ -122,7 +121,7 @@ pub(crate) async fn owner(
     }
 }
 
-/// Counts more or less for a quota and all above it. Refused by the commit where it does not fit.
+/// Charges a quota and all above it. The commit is refused if a limit is exceeded.
 pub(crate) async fn charge(
     txn: &mut Transaction,
     quota: Option<InodeId>,
@@ -131,7 +130,7 @@ pub(crate) async fn charge(
     add(txn, quota, charge, limit).await
 }
 
-/// As [`charge`], whatever the limits are: what is counted is known to exist.
+/// As [`charge`], ignoring limits: the charged bytes are known to exist.
 pub(crate) async fn charge_unbounded(
     txn: &mut Transaction,
     quota: Option<InodeId>,
@@ -148,13 +147,13 @@ async fn add(
 ) -> Result<(), OpError> {
     let mut next = quota;
     while let Some(id) = next {
-        // A quota whose directory is gone counts nothing any more.
+        // The quota of a removed directory no longer counts.
         let Some(row) = rows::read::<QuotaRow>(txn, &rows::quota(id)).await? else { break };
         if charge.bytes != 0 {
             txn.bounded_add(&rows::quota_bytes(id), charge.bytes, bound(row.bytes()));
         }
         if charge.excess != 0 {
-            // Bounded where it becomes excess, and a file that comes to a quota has none.
+            // Bounded when it becomes excess; a file that moves into a quota has none.
             txn.bounded_add(&rows::quota_excess(id), charge.excess, i64::MAX);
         }
         if charge.inodes != 0 {
@@ -170,8 +169,8 @@ async fn add(
 }
 
 /// Moves up to `bytes` used bytes to excess, as far as this quota and all above it have room, and
-/// returns how many. The room is read from a snapshot: where concurrent changes took it, the commit
-/// fails with `OverBound` and the change is run again without excess.
+/// returns how many. The room is read from a snapshot: if concurrent changes used it up, the commit
+/// fails with `OverBound` and the change is repeated without excess.
 pub(crate) async fn make_excess(
     txn: &mut Transaction,
     quota: Option<InodeId>,
@@ -184,7 +183,7 @@ pub(crate) async fn make_excess(
         let key = rows::quota_excess(id);
         let used = txn.snapshot_get(&key).await?;
         let used = used.map_or(Ok(0), |bytes| counter(&key, bytes))?;
-        // One change may end the sessions of many files.
+        // One change may end sessions of many files.
         let used = used.saturating_add(txn.pending_bounded_add(&key));
         let max = limit(row.bytes()) / EXCESS_PART;
         room = room.min(max.saturating_sub(used));
@@ -201,7 +200,7 @@ pub(crate) async fn make_excess(
     Ok(room.unsigned_abs())
 }
 
-/// Takes back what was counted for an inode.
+/// Releases the charge of an inode.
 pub(crate) async fn release(txn: &mut Transaction, row: &InodeRow) -> Result<(), OpError> {
     let owner = owner(txn, row).await?;
     charge(txn, owner, Charge::of(row).negated()).await
@@ -211,7 +210,7 @@ fn limit(max: Option<u64>) -> i64 {
     max.map_or(i64::MAX, |max| i64::try_from(max).unwrap_or(i64::MAX))
 }
 
-/// What is counted in a quota. Conflicts with everything that is charged meanwhile.
+/// Current usage of a quota. Conflicts with concurrent charges.
 pub(crate) async fn counted(txn: &mut Transaction, quota: InodeId) -> Result<Charge, OpError> {
     let mut read = async |key: Vec<u8>| -> Result<i64, KvError> {
         let bytes = txn.get(&key).await?;
@@ -230,7 +229,7 @@ fn counter(key: &[u8], bytes: Vec<u8>) -> Result<i64, KvError> {
     Ok(i64::from_le_bytes(bytes))
 }
 
-/// Moves what an inode counts for to the quota of its new directory.
+/// Moves the charge of an inode to the quota of its new directory.
 pub(crate) async fn move_to(
     txn: &mut Transaction,
     row: &mut InodeRow,
@@ -287,7 +286,7 @@ pub(crate) async fn move_to(
     Ok(())
 }
 
-/// A directory with a quota is taken out of the tree: those above are rid of all of it at once.
+/// Removes a directory with a quota from the tree: its whole charge is released from those above.
 pub(crate) async fn detach(txn: &mut Transaction, row: &InodeRow) -> Result<(), OpError> {
     let key = rows::quota(row.inode.id);
     let own = match row.inode.quota {
@@ -305,7 +304,7 @@ pub(crate) async fn detach(txn: &mut Transaction, row: &InodeRow) -> Result<(), 
     Ok(rows::write(txn, &key, &own)?)
 }
 
-/// The rows of a directory's quota, once the directory goes.
+/// Clears the quota rows of a removed directory.
 pub(crate) fn clear(txn: &mut Transaction, directory: InodeId) {
     txn.clear(&rows::quota(directory));
     txn.clear(&rows::quota_bytes(directory));
@@ -314,7 +313,7 @@ pub(crate) fn clear(txn: &mut Transaction, directory: InodeId) {
     txn.clear(&rows::quota_metadata(directory));
 }
 
-/// The directory of a counter that would pass its bound, for the message.
+/// The error for a counter that would exceed its limit.
 pub(crate) fn exceeded(key: &[u8], value: i64, delta: i64, max: i64) -> MetaError {
     let directory = rows::inode_of_key(key).unwrap_or(if key.is_empty() { ROOT } else { REMOVED });
     let what = match key.get(..4) {

@@ -1,10 +1,10 @@
-//! Files that count for more than their length and reservation, and when they do no longer.
+//! Recounts of files that are charged for more than their length and reservation.
 //!
-//! A capability lets its holder write below an end until it expires, whatever became of the
-//! reservation that the end came from. So a file whose length or reservation becomes less counts for
-//! as much as before, and gets an `RCNT` row. New capabilities end at the lesser one. When all older
-//! ones have expired, storage says where the chunks of the file end: what was written and never
-//! reported counts on, and the rest is given back. Nothing is cut: it may still be reported.
+//! A capability permits writes below an end until it expires, even if the reservation behind it has
+//! been released. So a file whose length or reservation decreases stays charged, and gets an `RCNT`
+//! row. New capabilities get the lower end. Once all older ones have expired, storage returns the
+//! end of the file's chunks: written but unreported bytes stay charged, the rest is released.
+//! Nothing is truncated: the bytes may still be reported.
 
 use threefs_core::ids::InodeId;
 use threefs_core::layout::Layout;
@@ -15,8 +15,8 @@ use crate::ops::{OpError, RecountContext, store};
 use crate::protocol::InodeKind;
 use crate::rows::{self, InodeRow, RecountRow, Uptime};
 
-/// Queues a file for a recount if it counts for more than it needs, and moves as much of the difference
-/// to excess as there is room for. The caller stores the inode.
+/// Queues a file for a recount if it is charged for more than it needs, and moves as much of the
+/// difference to excess as fits. The caller stores the inode.
 pub(crate) async fn queue_recount(
     txn: &mut Transaction,
     row: &mut InodeRow,
@@ -34,19 +34,19 @@ pub(crate) async fn queue_recount(
     Ok(())
 }
 
-/// A file that counts for more than it needs.
+/// A file that is charged for more than it needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RecountEntry {
     pub inode: InodeId,
     pub since: Uptime,
     pub layout: Layout,
-    /// It needs the bytes below, and counts for those below `charged_end`.
+    /// The file needs the bytes below this one, and is charged for those below `charged_end`.
     pub needed_end: u64,
     pub charged_end: u64,
 }
 
-/// One page of queued files whose wait is over or that were queued in an earlier run of the service,
-/// and the key to continue after.
+/// One page of files whose wait is over or that an earlier run of the service queued, and the key
+/// to continue after.
 pub(crate) struct ListRecounts<'a> {
     pub after: &'a [u8],
     pub limit: usize,
@@ -68,17 +68,17 @@ impl Operation for ListRecounts<'_> {
         let mut listed = Vec::new();
         for (key, value) in page {
             let RecountRow { since } = rows::decode(&key, &value)?;
-            // Most wait: nothing else is read of them.
+            // Most files are still waiting: nothing else is read for them.
             let waited_ms = self.now.ms.saturating_sub(since.ms);
             if since.run_id == self.now.run_id && waited_ms < self.wait_ms {
                 continue;
             }
             let inode = rows::inode_of_key(&key)?;
-            // Of a dead file the collector takes all rows.
+            // Garbage collection removes all rows of a dead file.
             let row = rows::read_inode(txn, inode).await?.filter(|row| !row.dead);
             let Some(row) = row else { continue };
             if txn.get(&rows::trim(inode)).await?.is_some() {
-                // Storage still has what is being cut.
+                // A truncation is not complete yet.
                 continue;
             }
             let (needed_end, charged_end) = (row.needed_end(), row.charged_end);
@@ -90,8 +90,8 @@ impl Operation for ListRecounts<'_> {
     }
 }
 
-/// Restarts the wait of files that were queued in an earlier run of the service: how long ago that was
-/// is unknown.
+/// Restarts the wait of files that an earlier run of the service queued: the time since then is
+/// unknown.
 pub(crate) struct RestartRecountWait<'a> {
     pub files: &'a [RecountEntry],
     pub now: Uptime,
@@ -113,8 +113,8 @@ impl Operation for RestartRecountWait<'_> {
     }
 }
 
-/// Counts a file again. Storage has no byte of it at or beyond `stored_end`, and nobody can have
-/// written there since it was asked, but by what is reserved now.
+/// Recounts a file. Storage has no byte of it at or beyond `stored_end`, and since the query only
+/// bytes below the current reservation can have been written.
 pub(crate) struct Recount<'a> {
     pub file: &'a RecountEntry,
     pub stored_end: u64,
@@ -127,11 +127,11 @@ impl Operation for Recount<'_> {
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
         let key = rows::recount(self.file.inode);
         let noted: Option<RecountRow> = rows::read(txn, &key).await?;
-        // It needs less since it was listed: capabilities that end later may be good.
+        // The file was queued again since it was listed: later capabilities may be valid.
         if noted.is_none_or(|noted| noted.since != self.file.since) {
             return Ok(());
         }
-        // A dead file may be revived, and waits on; the collector takes all its rows.
+        // A dead file may be revived and keeps waiting; garbage collection removes all its rows.
         let row = rows::read_inode(txn, self.file.inode).await?.filter(|row| !row.dead);
         let Some(mut row) = row else { return Ok(()) };
         txn.clear(&key);

@@ -1,7 +1,7 @@
-//! Whether an inode is within the directory that a caller's credential is for.
+//! Scope of a credential: whether an inode is inside the credential's directory.
 //!
-//! A credential is for a directory with a quota: every inode names the quota that it counts for,
-//! and quotas name those above them, so this is a comparison for most inodes and never a walk.
+//! A credential is for a directory with a quota. Every inode names its quota, and quotas name those
+//! above them, so the check is a comparison for most inodes and never a path lookup.
 
 use std::collections::BTreeSet;
 
@@ -14,10 +14,10 @@ use crate::ops::{OpError, load, not_found};
 use crate::protocol::{InodeKind, MetaError};
 use crate::rows::{self, InodeRow, QuotaRow};
 
-/// Directories with quotas within each other that are looked through.
+/// Maximum depth of nested quotas.
 const NESTED_MAX: usize = 64;
 
-/// Refuses an inode that is not within the caller's scope.
+/// Refuses an inode outside the caller's scope.
 pub(crate) async fn check(
     txn: &mut Transaction,
     caller: &Identity,
@@ -35,8 +35,8 @@ pub(crate) async fn check(
     Err(if id == scope { without_quota(scope) } else { outside(path, scope) })
 }
 
-/// Whether the directory was removed, with everything in it, collected or not. Its row changes
-/// rarely, so those who read it do not conflict.
+/// Whether the directory was removed, collected or not. Its row changes rarely, so reading it
+/// causes few conflicts.
 async fn is_removed(txn: &mut Transaction, scope: InodeId) -> Result<bool, OpError> {
     let row = rows::read_inode(txn, scope).await?;
     Ok(row.is_none_or(|row| row.inode.links == 0))
@@ -57,8 +57,8 @@ async fn contains(txn: &mut Transaction, scope: InodeId, row: &InodeRow) -> Resu
     Ok(false)
 }
 
-/// Which of these inodes are within the caller's scope, and which are elsewhere. Those that do not
-/// exist are neither, and nothing is within a directory that was removed.
+/// Partitions inodes into those inside and outside the scope. Inodes that do not exist are in
+/// neither set, and no inode is inside a removed directory.
 pub(crate) struct PartitionByScope<'a> {
     pub scope: InodeId,
     pub inodes: &'a [InodeId],
@@ -88,8 +88,7 @@ impl Operation for PartitionByScope<'_> {
     }
 }
 
-/// `MetaQuery::Capabilities`: up to where files may be written, which is no further than what counts
-/// for their quotas.
+/// `MetaQuery::Capabilities`: the end up to which files may be written, at most their charged end.
 pub(crate) struct Terms<'a> {
     pub inodes: &'a [InodeId],
     pub until_unix_s: u64,

@@ -12,7 +12,7 @@ use crate::ops::{Inputs, OpError, load, store};
 use crate::protocol::{At, MetaError, MetaReply, QuotaUse};
 use crate::rows::{self, DentryRow, InodeRow, QuotaRow};
 
-/// Inodes that a directory may have below it when it gets its first quota.
+/// Inodes that a directory may contain when it gets its first quota.
 pub(crate) const ADOPT_MAX: usize = 1000;
 
 /// `MetaChange::SetQuota`.
@@ -60,7 +60,7 @@ impl Operation for SetQuota<'_> {
     }
 }
 
-/// Gives everything below a directory to its new quota; tells what that counts for.
+/// Moves everything below a directory to its new quota; returns the charge.
 async fn adopt(
     txn: &mut Transaction,
     directory: InodeId,
@@ -70,7 +70,7 @@ async fn adopt(
     let too_much = || MetaError::Invalid {
         field: "path".into(),
         value: path.into(),
-        reason: format!("the files below it have more than {} bytes; remove sparse ones", i64::MAX),
+        reason: format!("the files below it exceed {} bytes; remove sparse ones", i64::MAX),
     };
     let mut total = Charge::default();
     let mut names_seen: HashMap<InodeId, u32> = HashMap::new();
@@ -86,8 +86,8 @@ async fn adopt(
                 field: "path".into(),
                 value: path.into(),
                 reason: format!(
-                    "it has more than {ADOPT_MAX} names below it; give a directory its quota \
-                     before it is filled, and move the files into it"
+                    "it contains more than {ADOPT_MAX} names; set the quota of a directory before \
+                     it is filled, and move the files into it"
                 ),
             }
             .into());
@@ -152,7 +152,7 @@ impl Operation for Quotas<'_> {
 }
 
 fn quota_use(directory: InodeId, quota: &QuotaRow, used: Charge) -> QuotaUse {
-    // A counter is never below 0: what was counted is taken back once.
+    // A counter is never below 0: each charge is released once.
     QuotaUse {
         directory,
         bytes_max: quota.bytes_max,
