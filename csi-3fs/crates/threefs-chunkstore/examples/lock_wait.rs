@@ -1,5 +1,5 @@
-//! How long a look into the index takes at most while the log is compacted:
-//! `cargo run --release -p threefs-chunkstore --example lock_wait -- FOLDER CHUNKS`.
+//! Measures the latency of index lookups while the log is compacted: `cargo run --release -p
+//! threefs-chunkstore --example lock_wait -- FOLDER CHUNKS`.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -44,13 +44,13 @@ fn put_all(store: &FileChunkStore, chunks: u32, version: u64) -> Result<(), Stor
     })
 }
 
-/// How long each look took, until `ended`.
+/// Latencies of lookups until `ended`.
 fn look(store: &FileChunkStore, ended: &AtomicBool) -> Vec<Duration> {
     let mut waits = Vec::new();
     while !ended.load(Relaxed) {
-        let begun = Instant::now();
+        let started = Instant::now();
         store.meta(chunk(0));
-        waits.push(begun.elapsed());
+        waits.push(started.elapsed());
         std::thread::sleep(Duration::from_micros(200));
     }
     waits
@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store = FileChunkStore::open(folder.as_ref(), config)?;
     put_all(&store, chunks, 1)?;
     let ended = AtomicBool::new(false);
-    let begun = Instant::now();
+    let started = Instant::now();
     let (written, mut waits) = std::thread::scope(|scope| {
         let looks = scope.spawn(|| look(&store, &ended));
         let written = (2..=3).try_for_each(|version| put_all(&store, chunks, version));
@@ -72,11 +72,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         (written, looks.join().unwrap_or_default())
     });
     written?;
-    let rate = 2.0 * f64::from(chunks) / begun.elapsed().as_secs_f64();
+    let rate = 2.0 * f64::from(chunks) / started.elapsed().as_secs_f64();
     waits.sort();
     let at = |part: usize| waits[(waits.len() - 1) * part / 1000].as_secs_f64() * 1e3;
     println!(
-        "{chunks} chunks: {rate:.0} updates a second; a look waits {:.3} ms at p99, {:.1} at p99.9, {:.1} at most",
+        "{chunks} chunks: {rate:.0} updates/s; lookup latency {:.3} ms at p99, {:.1} ms at p99.9, {:.1} ms max",
         at(990),
         at(999),
         at(1000)

@@ -1,5 +1,5 @@
-//! Durable 1 MiB writes into stores on one disk: `cargo run --release --example write_speed -p
-//! threefs-chunkstore -- FOLDER [stores] [writers per store] [writes per writer]`.
+//! Benchmark of durable 1 MiB writes to stores on one disk: `cargo run --release --example
+//! write_speed -p threefs-chunkstore -- FOLDER [stores] [writers per store] [writes per writer]`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         (0..CHUNK_BYTES as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect(),
     );
     for round in 0..3 {
-        let begin = Instant::now();
+        let started = Instant::now();
         let threads: Vec<_> = opened
             .iter()
             .flat_map(|store| (0..writers).map(move |writer| (Arc::clone(store), writer)))
@@ -37,15 +37,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for thread in threads {
             thread.join().map_err(|_| "a writer panicked")??;
         }
-        let seconds = begin.elapsed().as_secs_f64();
+        let seconds = started.elapsed().as_secs_f64();
         let total = f64::from(stores * writers * writes) * CHUNK_BYTES as f64 / 1e6;
         println!("round {round}: write {:.0} MB/s in all", total / seconds);
     }
-    let begin = Instant::now();
+    let started = Instant::now();
     for index in 0..writes {
         opened[0].read(chunk(0, index), Which::Committed, 0, CHUNK_BYTES as u32)?;
     }
-    let seconds = begin.elapsed().as_secs_f64();
+    let seconds = started.elapsed().as_secs_f64();
     println!("read, cached, one thread: {:.0} MB/s", f64::from(writes) * 1.048_576 / seconds);
     Ok(())
 }

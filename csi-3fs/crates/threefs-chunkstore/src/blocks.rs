@@ -1,4 +1,4 @@
-//! Which blocks of the data file hold what, and which are free.
+//! Extents of the data file, and the free list.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,10 @@ pub(crate) struct Extent {
     pub(crate) blocks: u32,
 }
 
-/// The start of a run of zeros. A log of an older version has none.
+/// A chunk with more runs than this is rewritten as a whole.
+pub(crate) const RUNS_MAX: usize = 32;
+
+/// Start of a run of zeros. Logs of older versions have none.
 const HOLE: u64 = u64::MAX;
 
 impl Extent {
@@ -24,13 +27,13 @@ impl Extent {
         self.start == HOLE
     }
 
-    /// Must not be asked of a hole.
+    /// Must not be called on a hole.
     pub(crate) fn end(self) -> u64 {
         self.start + u64::from(self.blocks)
     }
 }
 
-/// Joins runs that follow each other on disk, and holes.
+/// Appends a run, merged with an adjacent run or hole.
 pub(crate) fn push_extent(extents: &mut Vec<Extent>, next: Extent) {
     if next.blocks == 0 {
         return;
@@ -45,7 +48,7 @@ pub(crate) fn push_extent(extents: &mut Vec<Extent>, next: Extent) {
     extents.push(next);
 }
 
-/// Blocks that the runs have together, without holes.
+/// Total number of blocks of the runs, without holes.
 pub(crate) fn blocks_in(extents: &[Extent]) -> u64 {
     let stored = extents.iter().filter(|extent| !extent.is_hole());
     stored.map(|extent| u64::from(extent.blocks)).sum()
@@ -75,7 +78,7 @@ pub(crate) fn slice(extents: &[Extent], from: usize, to: usize) -> Vec<Extent> {
 pub(crate) fn difference(held: &[Extent], kept: &[Extent]) -> Vec<Extent> {
     let mut kept: Vec<Extent> = kept.iter().copied().filter(|keep| !keep.is_hole()).collect();
     kept.sort();
-    let mut left = Vec::new();
+    let mut removed = Vec::new();
     for extent in held.iter().filter(|extent| !extent.is_hole()) {
         let mut at = extent.start;
         for keep in kept.iter().filter(|keep| keep.end() > extent.start) {
@@ -83,18 +86,18 @@ pub(crate) fn difference(held: &[Extent], kept: &[Extent]) -> Vec<Extent> {
                 break;
             }
             if keep.start > at {
-                push_extent(&mut left, Extent { start: at, blocks: (keep.start - at) as u32 });
+                push_extent(&mut removed, Extent { start: at, blocks: (keep.start - at) as u32 });
             }
             at = at.max(keep.end());
         }
         if at < extent.end() {
-            push_extent(&mut left, Extent { start: at, blocks: (extent.end() - at) as u32 });
+            push_extent(&mut removed, Extent { start: at, blocks: (extent.end() - at) as u32 });
         }
     }
-    left
+    removed
 }
 
-/// Free runs of the data file: by place, to join neighbours, and by size, to fit best.
+/// Free runs of the data file: by position, to merge neighbours, and by size, for best fit.
 #[derive(Debug, Default)]
 pub(crate) struct FreeBlocks {
     by_start: BTreeMap<u64, u64>,
@@ -107,7 +110,7 @@ impl FreeBlocks {
         self.free
     }
 
-    /// Gives blocks back.
+    /// Frees blocks.
     pub(crate) fn release(&mut self, start: u64, blocks: u64) {
         if blocks == 0 {
             return;
@@ -127,52 +130,53 @@ impl FreeBlocks {
         self.insert(start, blocks);
     }
 
-    /// Takes `blocks` in one run, or in at most `runs_max` runs, largest first.
+    /// Allocates `blocks` in one run, or in at most `runs_max` runs, largest first.
     pub(crate) fn take(&mut self, blocks: u32, runs_max: usize) -> Option<Vec<Extent>> {
-        let wanted = u64::from(blocks);
-        if wanted > self.free {
+        let count = u64::from(blocks);
+        if count > self.free {
             return None;
         }
-        if let Some(&(size, start)) = self.by_size.range((wanted, 0)..).next() {
-            self.cut(start, size, wanted);
+        if let Some(&(size, start)) = self.by_size.range((count, 0)..).next() {
+            self.cut(start, size, count);
             return Some(vec![Extent { start, blocks }]);
         }
-        let enough: Vec<(u64, u64)> = self.by_size.iter().rev().take(runs_max).copied().collect();
-        if enough.iter().map(|(size, _)| size).sum::<u64>() < wanted {
+        let candidates: Vec<(u64, u64)> =
+            self.by_size.iter().rev().take(runs_max).copied().collect();
+        if candidates.iter().map(|(size, _)| size).sum::<u64>() < count {
             return None;
         }
-        let mut taken = Vec::new();
-        let mut missing = wanted;
-        for (size, start) in enough {
+        let mut runs = Vec::new();
+        let mut missing = count;
+        for (size, start) in candidates {
             let part = size.min(missing);
             self.cut(start, size, part);
             // Below `blocks`, a u32.
-            push_extent(&mut taken, Extent { start, blocks: part as u32 });
+            push_extent(&mut runs, Extent { start, blocks: part as u32 });
             missing -= part;
             if missing == 0 {
                 break;
             }
         }
-        Some(taken)
+        Some(runs)
     }
 
-    /// Takes the largest runs, `blocks` together, or all where there are fewer.
+    /// Allocates the largest runs, `blocks` in total, or all if there are fewer.
     pub(crate) fn take_largest(&mut self, blocks: u64) -> Vec<Extent> {
-        let mut taken = Vec::new();
+        let mut runs = Vec::new();
         let mut missing = blocks;
         while missing > 0
             && let Some(&(size, start)) = self.by_size.last()
         {
             let part = size.min(missing).min(u64::from(u32::MAX));
             self.cut(start, size, part);
-            taken.push(Extent { start, blocks: part as u32 });
+            runs.push(Extent { start, blocks: part as u32 });
             missing -= part;
         }
-        taken
+        runs
     }
 
-    /// Takes away free blocks at the end of a file of `total` blocks, all but `keep` of them, if
-    /// there are at least twice as many. How many the file has then.
+    /// Removes the free tail of a file of `total` blocks, except `keep` blocks, if it has at least
+    /// twice as many. Returns the new number of blocks.
     pub(crate) fn cut_tail(&mut self, total: u64, keep: u64) -> Option<u64> {
         let (&start, &size) = self.by_start.last_key_value()?;
         if start + size != total || size < keep.saturating_mul(2).max(1) {
@@ -183,7 +187,7 @@ impl FreeBlocks {
         Some(start + keep)
     }
 
-    /// Marks a run as used that the log says is used; false if it is not all free.
+    /// Marks a run as used; false if it is not entirely free.
     pub(crate) fn claim(&mut self, extent: Extent) -> bool {
         let Some((&start, &size)) = self.by_start.range(..=extent.start).next_back() else {
             return false;
@@ -198,10 +202,10 @@ impl FreeBlocks {
         true
     }
 
-    fn cut(&mut self, start: u64, size: u64, taken: u64) {
+    fn cut(&mut self, start: u64, size: u64, blocks: u64) {
         self.remove(start, size);
-        self.insert(start + taken, size - taken);
-        self.free -= taken;
+        self.insert(start + blocks, size - blocks);
+        self.free -= blocks;
     }
 
     fn insert(&mut self, start: u64, size: u64) {
@@ -226,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_join_and_the_best_fit_is_taken() {
+    fn neighbours_merge_and_the_best_fit_is_allocated() {
         let mut free = FreeBlocks::default();
         free.release(0, 10);
         free.release(20, 4);
@@ -237,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn fragments_are_put_together_up_to_the_bound() {
+    fn fragments_are_combined_up_to_the_limit() {
         let mut free = FreeBlocks::default();
         for start in [0, 10, 20] {
             free.release(start, 4);
@@ -248,11 +252,11 @@ mod tests {
     }
 
     #[test]
-    fn a_long_free_tail_is_given_back() {
+    fn a_long_free_tail_is_removed() {
         let mut free = FreeBlocks::default();
         free.release(10, 90);
         assert_eq!(free.cut_tail(101, 8), None, "block 100 is in use");
-        assert_eq!(free.cut_tail(100, 50), None, "it would come back at once");
+        assert_eq!(free.cut_tail(100, 50), None, "it would be needed again immediately");
         assert_eq!(free.cut_tail(100, 8), Some(18));
         assert_eq!(free.free(), 8);
         assert_eq!(free.take(8, 1), Some(vec![run(10, 8)]));

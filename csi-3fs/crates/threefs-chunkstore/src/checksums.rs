@@ -1,11 +1,11 @@
-//! A checksum per block of 4 KiB, and the whole chunk's checksum from those of its blocks.
+//! Checksums: one per 4 KiB block, combined into the checksum of the chunk.
 
 use std::sync::OnceLock;
 
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::BLOCK_BYTES;
 
-/// One checksum per block; the last block is as long as the content leaves it.
+/// Returns one checksum per block; the last block may be shorter.
 pub(crate) fn of_blocks(content: &[u8]) -> Vec<u32> {
     content.chunks(BLOCK_BYTES).map(of_block).collect()
 }
@@ -18,7 +18,7 @@ fn of_block(block: &[u8]) -> u32 {
     }
 }
 
-/// Whether all bytes are zero. Ends at the first that is not.
+/// Whether all bytes are zero.
 pub(crate) fn is_zeros(bytes: &[u8]) -> bool {
     let parts = bytes.chunks_exact(64);
     let rest = parts.remainder();
@@ -26,7 +26,7 @@ pub(crate) fn is_zeros(bytes: &[u8]) -> bool {
         && parts.into_iter().all(|part| part.iter().fold(0, |any, byte| any | byte) == 0)
 }
 
-/// Blocks that `length` bytes need.
+/// Number of blocks of `length` bytes.
 pub(crate) fn blocks_of(length: usize) -> usize {
     length.div_ceil(BLOCK_BYTES)
 }
@@ -39,8 +39,8 @@ pub(crate) fn of_whole(blocks: &[u32], length: usize) -> Checksum {
     Checksum(before).followed_by(Checksum(last), last_bytes)
 }
 
-/// What a checksum becomes when a block of zeros follows: linear in its bits, so four tables of
-/// one byte each do it (the general way costs some fifty microseconds, 256 times for a chunk).
+/// Extends a checksum by a block of zeros: linear in its bits, so four one-byte tables suffice (the
+/// general way takes about 50 µs, 256 times per chunk).
 fn shift_block(sum: u32) -> u32 {
     static TABLES: OnceLock<[[u32; 256]; 4]> = OnceLock::new();
     let tables = TABLES.get_or_init(|| {
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_whole_follows_from_the_blocks() {
+    fn the_chunk_checksum_is_derived_from_the_blocks() {
         for length in [0, 1, 4095, 4096, 4097, 3 * 4096, 70_000] {
             let content: Vec<u8> = (0..length).map(|i| (i * 7 % 251) as u8).collect();
             let blocks = of_blocks(&content);

@@ -1,5 +1,5 @@
-//! The little of a file system that the store needs, as a seam: the real one here, one that
-//! records and forgets (what a loss of power does) in the tests.
+//! File system interface of the store, and its implementation; tests have one that records
+//! operations and simulates a loss of power.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -12,74 +12,74 @@ use rustix::fs::{Advice, FallocateFlags, FlockOperation};
 /// Unit of `st_blocks`.
 const STAT_BLOCK_BYTES: u64 = 512;
 
-/// One open file. Reads and writes name their position; many threads may use it at once.
+/// One open file. Reads and writes are positional; many threads may use it at once.
 pub trait DiskFile: Send + Sync + 'static {
-    /// Fills `buffer` from `offset`; what lies beyond the end reads as zeros.
+    /// Fills `buffer` from `offset`; data beyond the end reads as zeros.
     ///
     /// # Errors
-    /// As the system says.
+    /// Errors of the operating system.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 
     /// Writes all of `bytes` at `offset`.
     ///
     /// # Errors
-    /// As the system says; `StorageFull` for a full disk.
+    /// Errors of the operating system; `StorageFull` for a full disk.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
 
     /// All writes that have returned are durable when this returns.
     ///
     /// # Errors
-    /// As the system says.
+    /// Errors of the operating system.
     fn sync_data(&self) -> io::Result<()>;
 
-    /// What is read next comes from the disk. After a failed flush the kernel may still have in memory,
-    /// as clean, what the disk did not take.
+    /// Drops the page cache, so that reads come from the disk. After a failed flush the kernel may
+    /// cache unwritten data as clean.
     ///
     /// # Errors
-    /// As the system says.
+    /// Errors of the operating system.
     fn drop_cache(&self) -> io::Result<()>;
 
-    /// Takes room up to `length` bytes from the file system, so that writes below it do not run
-    /// out of space. The length of the file becomes `length` if it was shorter.
+    /// Allocates space up to `length` bytes, so that writes below it do not run out of space.
+    /// Extends the file to `length` if it is shorter.
     ///
     /// # Errors
-    /// `StorageFull`, or as the system says.
+    /// `StorageFull`, or errors of the operating system.
     fn allocate(&self, length: u64) -> io::Result<()>;
 
-    /// Takes room for a hole ([`Self::punch`]) within the file.
+    /// Allocates space for a hole ([`Self::punch`]) within the file.
     ///
     /// # Errors
-    /// `StorageFull`, or as the system says.
+    /// `StorageFull`, or errors of the operating system.
     fn fill(&self, offset: u64, length: u64) -> io::Result<()>;
 
-    /// Gives the room of a part of the file back; it reads as zeros from now on.
+    /// Deallocates a range of the file, which then reads as zeros.
     ///
     /// # Errors
-    /// As the system says; the file is unchanged then.
+    /// Errors of the operating system; the file is unchanged.
     fn punch(&self, offset: u64, length: u64) -> io::Result<()>;
 
-    /// Does the file have holes?
+    /// Whether the file has holes.
     ///
     /// # Errors
-    /// As the system says.
+    /// Errors of the operating system.
     fn has_holes(&self) -> io::Result<bool>;
 
-    /// All bytes become zeros; the file keeps its length and its room.
+    /// Zeroes all bytes; the file keeps its length and its space.
     ///
     /// # Errors
-    /// As the system says.
+    /// Errors of the operating system.
     fn zero(&self) -> io::Result<()>;
 
-    /// Cuts the file at `length` bytes and gives the room behind it back.
+    /// Truncates the file to `length` bytes and frees the space behind it.
     ///
     /// # Errors
-    /// As the system says.
+    /// Errors of the operating system.
     fn cut(&self, length: u64) -> io::Result<()>;
 
     /// Length of the file.
     ///
     /// # Errors
-    /// As the system says.
+    /// Errors of the operating system.
     fn length(&self) -> io::Result<u64>;
 }
 
@@ -88,57 +88,57 @@ pub trait Disk: Send + Sync + 'static {
     /// The open file.
     type File: DiskFile;
 
-    /// Opens `name` for reading and writing, creating it if need be.
+    /// Opens `name` for reading and writing, creating it if necessary.
     ///
     /// # Errors
-    /// As the system says.
+    /// Errors of the operating system.
     fn open(&self, name: &str) -> io::Result<Self::File>;
 
     /// Names of all files.
     ///
     /// # Errors
-    /// As the system says.
+    /// Errors of the operating system.
     fn list(&self) -> io::Result<Vec<String>>;
 
-    /// Gives a file another name, atomically.
+    /// Renames a file, atomically.
     ///
     /// # Errors
-    /// As the system says.
+    /// Errors of the operating system.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
     /// Removes a file.
     ///
     /// # Errors
-    /// As the system says.
+    /// Errors of the operating system.
     fn remove(&self, name: &str) -> io::Result<()>;
 
     /// Names (created, renamed, removed) are durable when this returns.
     ///
     /// # Errors
-    /// As the system says.
+    /// Errors of the operating system.
     fn sync_names(&self) -> io::Result<()>;
 
-    /// Bytes that the file system still has for this user.
+    /// Free bytes of the file system for this user.
     ///
     /// # Errors
-    /// As the system says.
+    /// Errors of the operating system.
     fn free_bytes(&self) -> io::Result<u64>;
 }
 
-/// A folder of the real file system, locked against a second process.
+/// A folder of the file system, locked against a second process.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
     folder: File,
-    // Held for its lock only.
+    // Kept open for its lock.
     _lock: File,
 }
 
 impl Folder {
-    /// Opens `path`, creating it if need be.
+    /// Opens `path`, creating it if necessary.
     ///
     /// # Errors
-    /// As the system says; `WouldBlock` if another process has it open.
+    /// Errors of the operating system; `WouldBlock` if another process has it open.
     pub fn open(path: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(path)?;
         let lock =
@@ -227,7 +227,7 @@ impl DiskFile for File {
         }
         match rustix::fs::fallocate(self.as_fd(), FallocateFlags::empty(), now, length - now) {
             Ok(()) => Ok(()),
-            // Without support the file is at least as long; a full disk shows at the write.
+            // Without support, only the length is set; a full disk is detected by writes.
             Err(rustix::io::Errno::OPNOTSUPP) => self.set_len(length),
             Err(error) => Err(error.into()),
         }
@@ -254,7 +254,7 @@ impl DiskFile for File {
         }
         match rustix::fs::fallocate(self.as_fd(), FallocateFlags::ZERO_RANGE, 0, length) {
             Ok(()) => Ok(()),
-            // Without support the room is given back and taken anew.
+            // Without support, the space is freed and allocated again.
             Err(rustix::io::Errno::OPNOTSUPP) => {
                 self.set_len(0)?;
                 self.allocate(length)
@@ -277,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hole_gives_its_room_back_and_takes_it_again() {
+    fn a_hole_frees_its_space_and_allocates_it_again() {
         let folder = tempfile::tempdir().unwrap();
         let file = Folder::open(folder.path()).unwrap().open("data").unwrap();
         file.allocate(256 << 10).unwrap();

@@ -1,4 +1,4 @@
-//! Chunk files that survive a kill at any moment: [`ChunkStore`] and [`FileChunkStore`].
+//! Crash-consistent chunk store: [`ChunkStore`] and its implementation [`FileChunkStore`].
 
 mod blocks;
 mod budget;
@@ -8,11 +8,11 @@ mod index;
 mod log;
 mod plan;
 mod redo;
-mod room;
+mod reservation;
 mod store;
 
 pub use budget::DiskBudget;
-pub use room::{Room, RoomReady, RoomWait};
+pub use reservation::{Reservation, ReserveCallback, ReserveWait};
 pub use store::{FileChunkStore, StoreConfig};
 
 use threefs_core::chunk::{ChunkMetas, ChunkState, StoreUpdate, Which};
@@ -20,12 +20,12 @@ use threefs_core::error::StoreError;
 use threefs_core::forgotten::InodeRange;
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, StoreId};
 
-/// Room on a target.
+/// Space of a target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Space {
-    /// Bytes that hold content, pending or committed.
+    /// Bytes of pending and committed content.
     pub used_bytes: u64,
-    /// Bytes that all stores of the disk may hold together.
+    /// Maximum number of bytes that all stores of the disk may hold together.
     pub capacity_bytes: u64,
 }
 
@@ -34,17 +34,17 @@ pub struct Space {
 pub struct ReadOutcome {
     /// The state that was read.
     pub state: ChunkState,
-    /// The bytes asked for; fewer where the chunk ends.
+    /// The requested bytes; fewer where the chunk ends.
     pub bytes: Vec<u8>,
 }
 
-/// The chunks of one target. All methods block and may be called from many threads at once;
-/// two updates of one chunk at the same time are the caller's mistake (the replica prevents it).
+/// The chunks of one target. All methods block and may be called concurrently. Concurrent updates
+/// of one chunk are an error of the caller; the replica prevents them.
 pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
-    /// Reads `length` bytes from `offset` on, verified against their checksums.
+    /// Reads `length` bytes starting at `offset`, verified against their checksums.
     ///
     /// # Errors
-    /// `NotFound` where there is no such state or the chunk is removed, `Corrupt`, `Io`.
+    /// `NotFound` if the state does not exist or the chunk is removed, `Corrupt`, `Io`.
     fn read(
         &self,
         chunk: ChunkId,
@@ -53,28 +53,29 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
         length: u32,
     ) -> Result<ReadOutcome, StoreError>;
 
-    /// Asks for the room of the copy that `update` makes, as a request of `class`
+    /// Reserves space for the copy that `update` makes, as a request of `class`
     /// (`threefs_core::message::class`). Never blocks: `ready` is called once, perhaps before this
-    /// returns, with the room; or with `NoSpace`, if there would not be enough even without any
-    /// other update in flight. If it was not called yet, the wait's name for [`Self::expire`].
+    /// returns, with the reservation, or with `NoSpace` if there would not be enough space even
+    /// without other updates in flight. Returns the wait for [`Self::expire`] if `ready` was not
+    /// called yet.
     fn reserve(
         &self,
         update: &StoreUpdate,
         payload_bytes: usize,
         class: u8,
-        ready: RoomReady,
-    ) -> Option<RoomWait> {
+        ready: ReserveCallback,
+    ) -> Option<ReserveWait> {
         let _ = (update, payload_bytes, class);
-        ready(Ok(Room::default()));
+        ready(Ok(Reservation::default()));
         None
     }
 
-    /// Ends a wait: its `ready` gets `NoSpace`, unless it was called already.
-    fn expire(&self, wait: RoomWait) {
+    /// Ends a wait: calls its `ready` with `NoSpace`, unless it was called already.
+    fn expire(&self, wait: ReserveWait) {
         let _ = wait;
     }
 
-    /// As [`Self::apply`], in room that [`Self::reserve`] has given for this update.
+    /// As [`Self::apply`], with space reserved for this update by [`Self::reserve`].
     ///
     /// # Errors
     /// As [`Self::apply`].
@@ -82,26 +83,27 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
         &self,
         update: &StoreUpdate,
         payload: &[u8],
-        room: Room,
+        reservation: Reservation,
     ) -> Result<ChunkState, StoreError> {
-        drop(room);
+        drop(reservation);
         self.apply(update, payload)
     }
 
-    /// Makes a pending state, durably: when this returns, it survives a loss of power. A pending
-    /// state that was there before is replaced. `payload` is the update's own bytes. Waits for room,
-    /// boundedly, where other updates in flight hold it. Returns the pending state.
+    /// Creates a pending state, replacing an existing one; durable when this returns. `payload` is
+    /// the update's data. If other updates in flight hold the space, waits for it up to a time
+    /// limit. Returns the pending state.
     ///
     /// # Errors
-    /// `NotFound` (the inode is forgotten), `NoSpace`, `Corrupt` (a partial write met damaged old content), `Io`: nothing has changed.
+    /// `NotFound` (the inode is forgotten), `NoSpace`, `Corrupt` (a partial write of damaged
+    /// content), `Io`: nothing has changed.
     fn apply(&self, update: &StoreUpdate, payload: &[u8]) -> Result<ChunkState, StoreError>;
 
-    /// Flips the pending state `version` to committed, atomically. Durable with the next
-    /// [`Self::apply`] or [`Self::flush`]; lost by a crash before that, it leaves the update
-    /// pending, which the protocol rolls forward. Committing what is committed already succeeds.
+    /// Commits the pending state `version`, atomically. Durable with the next [`Self::apply`] or
+    /// [`Self::flush`]; a crash before that leaves the update pending, and the protocol rolls it
+    /// forward. Committing a committed state succeeds.
     ///
     /// # Errors
-    /// `NotFound` where no such state is pending, `Io`.
+    /// `NotFound` if this state is not pending, `Io`.
     fn commit(
         &self,
         chunk: ChunkId,
@@ -109,8 +111,8 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
         chain_version: ChainVersion,
     ) -> Result<ChunkState, StoreError>;
 
-    /// As [`Self::commit`], where that waits for nothing: no disk, no other thread that waits for
-    /// one. `None`: nothing was done, and [`Self::commit`] has to be called where waiting is allowed.
+    /// As [`Self::commit`], if it needs neither the disk nor a thread that waits for the disk.
+    /// `None`: nothing was done; call [`Self::commit`] on a thread that may block.
     fn commit_at_once(
         &self,
         _chunk: ChunkId,
@@ -120,21 +122,21 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
         None
     }
 
-    /// Drops everything about a chunk, its version too. Durable when it returns.
+    /// Removes everything about a chunk, including its version. Durable when it returns.
     ///
     /// # Errors
     /// `Io`.
     fn forget(&self, chunk: ChunkId) -> Result<(), StoreError>;
 
-    /// Drops everything about a chunk that was removed by `version`, and raises the floor of
-    /// versions to it. Durable like a commit.
+    /// Removes everything about a chunk that was removed by `version`, and raises the version floor
+    /// to it. Durable like a commit.
     ///
     /// # Errors
     /// `Io`.
     fn purge(&self, chunk: ChunkId, version: ChunkVersion) -> Result<(), StoreError>;
 
-    /// Drops everything about the chunks of these inodes and refuses updates of them from then on,
-    /// and raises the floor of versions. Durable when it returns.
+    /// Removes everything about the chunks of these inodes, rejects later updates of them, and
+    /// raises the version floor. Durable when it returns.
     ///
     /// # Errors
     /// `NoSpace`, `Io`.
@@ -144,21 +146,21 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
         version_floor: ChunkVersion,
     ) -> Result<(), StoreError>;
 
-    /// Makes everything so far durable.
+    /// Makes all changes so far durable.
     ///
     /// # Errors
     /// `Io`.
     fn flush(&self) -> Result<(), StoreError>;
 
-    /// Which store this is: the same for as long as its log lives.
+    /// Identity of the store, stable for the lifetime of its log.
     fn id(&self) -> StoreId;
 
-    /// Chunks that are known, removed ones too.
+    /// Number of chunks, including removed ones.
     fn chunks(&self) -> u64;
 
-    /// Bytes that hold content, pending or committed.
+    /// Bytes of pending and committed content.
     fn used_bytes(&self) -> u64;
 
-    /// Room used and left.
+    /// Used space and capacity.
     fn space(&self) -> Space;
 }

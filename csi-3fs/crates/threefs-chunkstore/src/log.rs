@@ -1,9 +1,9 @@
-//! The log: frames of records, appended and flushed, never overwritten.
+//! Log: frames of records, appended and flushed, never overwritten.
 //!
 //! A frame is one flush: {magic, length, checksum, number} and its records, padded to 4 KiB. Frame
-//! n + 1 is written only after frame n was flushed. So after a crash at most the last frame is
-//! torn, and a damaged frame that is *followed* by a whole one is damage, not a crash: the store
-//! then refuses to open rather than forget what it had promised.
+//! n + 1 is written only after frame n was flushed, so after a crash at most the last frame is
+//! torn. A damaged frame that is *followed* by a complete one means corruption: the store then
+//! refuses to open, because opening would lose acknowledged updates.
 
 use std::io;
 
@@ -18,10 +18,10 @@ use crate::disk::DiskFile;
 /// "3FSL": file format 1 of the log.
 const MAGIC: u32 = 0x3346_534c;
 const HEADER_BYTES: usize = 24;
-/// No frame is larger: a length beyond it is damage.
+/// Maximum size of a frame: a larger length is corruption.
 pub(crate) const FRAME_BYTES_MAX: usize = 64 << 20;
 
-/// Where the bytes of one state are, and their checksums block by block.
+/// Location of the data of one state, and its block checksums.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Content {
     pub(crate) extents: Vec<Extent>,
@@ -31,20 +31,19 @@ pub(crate) struct Content {
 /// One change of the index.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Record {
-    /// A new pending state, in place of a former one.
+    /// A new pending state, replacing an existing one.
     Pending { chunk: ChunkId, state: ChunkState, content: Content },
-    /// The pending state is the committed one.
+    /// The pending state becomes the committed one.
     Commit { chunk: ChunkId, version: ChunkVersion, chain_version: ChainVersion },
-    /// Nothing is known of the chunk any more.
+    /// The chunk is removed from the index.
     Forget { chunk: ChunkId },
-    /// A committed state, as a compacted log has it.
+    /// A committed state, in a compacted log.
     Committed { chunk: ChunkId, state: ChunkState, content: Content },
-    /// Nothing is known of the chunks of these inodes, and no update may make one again.
+    /// The chunks of these inodes are removed from the index, and updates of them are rejected.
     Gone { inodes: Vec<InodeRange> },
-    /// Which store this is.
+    /// Identity of the store.
     Store { id: StoreId },
-    /// As `Pending`, with the bytes of the blocks that are new: the data file has them too, but they
-    /// may not be flushed there.
+    /// As `Pending`, with the data of the new blocks, which may not be flushed to the data file.
     Written {
         chunk: ChunkId,
         state: ChunkState,
@@ -52,12 +51,12 @@ pub(crate) enum Record {
         runs: Vec<Extent>,
         data: Vec<u8>,
     },
-    /// Versions of new chunks begin above this.
+    /// Versions of new chunks start above this.
     Floor { version: ChunkVersion },
 }
 
 impl Record {
-    /// The one chunk that it is about.
+    /// The chunk of the record.
     pub(crate) fn chunk(&self) -> Option<ChunkId> {
         match self {
             Self::Pending { chunk, .. }
@@ -86,7 +85,7 @@ pub(crate) fn split(mut body: &[u8]) -> impl Iterator<Item = io::Result<&[u8]>> 
         let end = 4 + u32::from_le_bytes(*length) as usize;
         let Some((record, rest)) = body.split_at_checked(end) else {
             body = &[];
-            return Some(Err(io::Error::new(io::ErrorKind::InvalidData, "a record is cut short")));
+            return Some(Err(io::Error::new(io::ErrorKind::InvalidData, "truncated record")));
         };
         body = rest;
         Some(Ok(record))
@@ -112,16 +111,16 @@ pub(crate) fn padded(body: usize) -> usize {
     (HEADER_BYTES + body).next_multiple_of(BLOCK_BYTES)
 }
 
-/// What was found in a log.
+/// Result of a replay.
 #[derive(Debug)]
 pub(crate) struct Replay {
-    /// Where the next frame goes.
+    /// Position of the next frame.
     pub(crate) end: u64,
-    /// Its number.
+    /// Number of the next frame.
     pub(crate) next_number: u64,
 }
 
-/// Reads all whole frames, one at a time, and hands over their records in order.
+/// Reads all complete frames and passes their records in order.
 pub(crate) fn replay(file: &impl DiskFile, mut take: impl FnMut(Record)) -> io::Result<Replay> {
     let length = file.length()?;
     let mut replay = Replay { end: 0, next_number: 1 };
@@ -138,7 +137,7 @@ pub(crate) fn replay(file: &impl DiskFile, mut take: impl FnMut(Record)) -> io::
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 format!(
-                    "the log is damaged at byte {}: frame {} is missing, frame {number} exists",
+                    "the log is damaged at byte {}: frame {} is missing, but frame {number} exists",
                     replay.end, replay.next_number
                 ),
             ));
@@ -159,21 +158,21 @@ fn read_frame(
     }
     let mut header = [0; HEADER_BYTES];
     file.read_at(&mut header, at)?;
-    let word = |from: usize| {
+    let field = |from: usize| {
         u32::from_le_bytes([header[from], header[from + 1], header[from + 2], header[from + 3]])
     };
-    let body_bytes = word(4) as usize;
-    let found = u64::from(word(8)) | u64::from(word(12)) << 32;
-    if word(0) != MAGIC || found != number || body_bytes > FRAME_BYTES_MAX {
+    let body_bytes = field(4) as usize;
+    let frame_number = u64::from(field(8)) | u64::from(field(12)) << 32;
+    if field(0) != MAGIC || frame_number != number || body_bytes > FRAME_BYTES_MAX {
         return Ok(None);
     }
     let mut body = vec![0; body_bytes];
     file.read_at(&mut body, at + HEADER_BYTES as u64)?;
     let sum = crc32c::crc32c_append(crc32c::crc32c(&header[..16]), &body);
-    Ok((sum == word(16)).then_some(body))
+    Ok((sum == field(16)).then_some(body))
 }
 
-/// The number of a whole frame at `at`, if there is one.
+/// The number of the complete frame at `at`, if there is one.
 fn frame_number(file: &impl DiskFile, at: u64, length: u64) -> io::Result<Option<u64>> {
     let mut header = [0; 16];
     file.read_at(&mut header, at)?;
@@ -187,7 +186,7 @@ fn frame_number(file: &impl DiskFile, at: u64, length: u64) -> io::Result<Option
 }
 
 fn decode(mut body: &[u8], take: &mut impl FnMut(Record)) -> io::Result<()> {
-    let damaged = || io::Error::new(io::ErrorKind::InvalidData, "a log record does not parse");
+    let damaged = || io::Error::new(io::ErrorKind::InvalidData, "invalid log record");
     while !body.is_empty() {
         let (length, rest) = body.split_first_chunk::<4>().ok_or_else(damaged)?;
         let length = u32::from_le_bytes(*length) as usize;

@@ -1,62 +1,61 @@
-//! What an update writes: which blocks are new, which are kept, and the new checksums.
+//! Plan of an update: new blocks, kept blocks and new checksums.
 
 use threefs_core::chunk::{BLOCK_BYTES, ChunkState, ContentChange, StoreUpdate};
 use threefs_core::error::StoreError;
 
-use crate::blocks::{Extent, blocks_in, push_extent, slice};
+use crate::blocks::{Extent, RUNS_MAX, blocks_in, push_extent, slice};
 use crate::checksums::{blocks_of, is_zeros, of_blocks, of_whole};
-use crate::disk::Disk;
 use crate::index::Version;
 use crate::log::Content;
-use crate::store::{FileChunkStore, RUNS_MAX};
 
-/// Zeros of at least so many blocks in a row are not stored.
+/// Minimum number of consecutive zero blocks that are not stored.
 const HOLE_BLOCKS_MIN: usize = 4;
-/// Holes of a chunk that is written anew because it is in too many runs: with what lies between
-/// them they are about half as many runs as make it be written anew.
+/// Maximum number of holes of a chunk that is rewritten because it has too many runs: with the data
+/// between them, about half the runs that trigger a rewrite.
 const HOLES_MAX: usize = RUNS_MAX / 4;
 
-/// Blocks `first ..` of the new content are `write`; those before, and those of the old content
-/// after it, are kept.
+/// Blocks `first ..` of the new content are `write`; the blocks before, and those of the old
+/// content after it, are kept.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
     pub(crate) write: std::borrow::Cow<'a, [u8]>,
     first: usize,
     length: usize,
-    /// Checksum of the last block where the content was cut within it.
+    /// Checksum of the last block, if the content was truncated within it.
     cut: Option<u32>,
 }
 
-/// Blocks of one kind that follow each other.
+/// Consecutive blocks of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// They are not stored.
+    /// Zeros, which are not stored.
     pub(crate) zeros: bool,
     pub(crate) blocks: u32,
 }
 
-/// How many blocks the parts need.
+/// Number of blocks that the parts need.
 pub(crate) fn stored(parts: &[Part]) -> u32 {
     parts.iter().filter(|part| !part.zeros).map(|part| part.blocks).sum()
 }
 
-/// Where the parts are once `runs` hold those that are stored.
-pub(crate) fn place(parts: &[Part], runs: &[Extent]) -> Vec<Extent> {
-    let mut placed = Vec::new();
+/// Location of the parts, whose stored blocks are in `runs`.
+pub(crate) fn locate(parts: &[Part], runs: &[Extent]) -> Vec<Extent> {
+    let mut located = Vec::new();
     let mut at = 0;
     for part in parts {
         if part.zeros {
-            push_extent(&mut placed, Extent::hole(part.blocks));
+            push_extent(&mut located, Extent::hole(part.blocks));
             continue;
         }
         let end = at + part.blocks as usize;
-        slice(runs, at, end).into_iter().for_each(|run| push_extent(&mut placed, run));
+        slice(runs, at, end).into_iter().for_each(|run| push_extent(&mut located, run));
         at = end;
     }
-    placed
+    located
 }
 
-/// Blocks that an update of `payload_bytes` writes at most, and those of `base` that its commit frees.
+/// Maximum number of blocks that an update of `payload_bytes` writes, and the number of blocks of
+/// `base` that its commit frees.
 pub(crate) fn blocks_needed(
     update: &StoreUpdate,
     base: &Version,
@@ -88,7 +87,7 @@ pub(crate) fn blocks_needed(
     }
 }
 
-/// Blocks that the chunk has after an update, holes included.
+/// Number of blocks of the chunk after an update, including holes.
 pub(crate) fn blocks_after(update: &StoreUpdate, base: &Version, payload_bytes: usize) -> u64 {
     let old = base.state.length as usize;
     let length = match update.change {
@@ -100,12 +99,12 @@ pub(crate) fn blocks_after(update: &StoreUpdate, base: &Version, payload_bytes: 
     blocks_of(length) as u64
 }
 
-/// Reads what it needs of the old content (verified) and lays out the new one.
-pub(crate) fn plan<'a, D: Disk>(
-    store: &FileChunkStore<D>,
+/// Lays out the new content. `read_old` reads blocks `from .. to` of the old content, verified.
+pub(crate) fn plan<'a>(
     update: &StoreUpdate,
     base: &Version,
     payload: &'a [u8],
+    read_old: impl Fn(usize, usize) -> Result<Vec<u8>, StoreError>,
 ) -> Result<Plan<'a>, StoreError> {
     let old = base.state.length as usize;
     let whole = |write: std::borrow::Cow<'a, [u8]>| {
@@ -116,28 +115,26 @@ pub(crate) fn plan<'a, D: Disk>(
         ContentChange::Remove => whole(std::borrow::Cow::Borrowed(&[])),
         ContentChange::Replace => whole(payload.into()),
         ContentChange::Truncate { length } if (length as usize) < old => {
-            cut(store, update, base, length as usize)
+            truncate(length as usize, read_old)
         }
         ContentChange::Truncate { length } if length as usize == old => {
             Ok(Plan { write: Vec::new().into(), first: blocks_of(old), length: old, cut: None })
         }
-        ContentChange::Truncate { length } => patch(store, update, base, length as usize, &[]),
+        ContentChange::Truncate { length } => patch(base, length as usize, &[], read_old),
         ContentChange::Write { offset: 0 } if payload.len() >= old => whole(payload.into()),
-        ContentChange::Write { offset } => patch(store, update, base, offset as usize, payload),
+        ContentChange::Write { offset } => patch(base, offset as usize, payload, read_old),
     }
 }
 
-fn cut<'a, D: Disk>(
-    store: &FileChunkStore<D>,
-    update: &StoreUpdate,
-    base: &Version,
+fn truncate<'a>(
     length: usize,
+    read_old: impl Fn(usize, usize) -> Result<Vec<u8>, StoreError>,
 ) -> Result<Plan<'a>, StoreError> {
     let keep = blocks_of(length);
     let cut = match length % BLOCK_BYTES {
         0 => None,
         within => {
-            let last = store.read_blocks(update.chunk, base, keep - 1, keep)?;
+            let last = read_old(keep - 1, keep)?;
             Some(crc32c::crc32c(&last[..within]))
         }
     };
@@ -145,12 +142,11 @@ fn cut<'a, D: Disk>(
 }
 
 /// `payload` goes to `offset`; a gap after the old end is zeros.
-fn patch<'a, D: Disk>(
-    store: &FileChunkStore<D>,
-    update: &StoreUpdate,
+fn patch<'a>(
     base: &Version,
     offset: usize,
     payload: &'a [u8],
+    read_old: impl Fn(usize, usize) -> Result<Vec<u8>, StoreError>,
 ) -> Result<Plan<'a>, StoreError> {
     let old = base.state.length as usize;
     let end = offset + payload.len();
@@ -165,7 +161,7 @@ fn patch<'a, D: Disk>(
     let mut write = vec![0; to - from];
     for (low, high) in kept_parts(fragmented, from, to, offset, end, old) {
         let (a, b) = (low / BLOCK_BYTES, blocks_of(high));
-        let bytes = store.read_blocks(update.chunk, base, a, b)?;
+        let bytes = read_old(a, b)?;
         let skip = low - a * BLOCK_BYTES;
         write[low - from..high - from].copy_from_slice(&bytes[skip..skip + (high - low)]);
     }
@@ -173,7 +169,7 @@ fn patch<'a, D: Disk>(
     Ok(Plan { write: write.into(), first, length, cut: None })
 }
 
-/// Byte ranges of the old content that the new blocks need: before and after the payload.
+/// Byte ranges of the old content that the new blocks contain: before and after the payload.
 fn kept_parts(
     fragmented: bool,
     from: usize,
@@ -188,8 +184,8 @@ fn kept_parts(
 }
 
 impl Plan<'_> {
-    /// What is written as runs in the order of the content: holes, and blocks that are still to be
-    /// taken. `base`: the content that it is built on.
+    /// The written blocks as runs in the order of the content: holes, and blocks to be allocated.
+    /// `base`: the previous content.
     pub(crate) fn parts(&self, base: &Version) -> Vec<Part> {
         let total = blocks_of(self.length);
         let fragmented = base.content.extents.len() >= RUNS_MAX;
@@ -208,7 +204,7 @@ impl Plan<'_> {
         parts
     }
 
-    /// The new state and its content; `runs`: where the written bytes are.
+    /// The new state and its content; `runs`: location of the written blocks.
     pub(crate) fn finish(
         &self,
         update: &StoreUpdate,

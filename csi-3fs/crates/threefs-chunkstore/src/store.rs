@@ -1,15 +1,14 @@
-//! [`FileChunkStore`]: one data file of 4 KiB blocks, one log of what the blocks mean.
+//! [`FileChunkStore`]: a data file of 4 KiB blocks and a log of the changes of its index.
 //!
-//! An update never touches the blocks of the state before it (copy on write, in units of blocks),
-//! so data is written once. Order of an update: data into free blocks; then one flush for all
-//! updates that wait (data flushed if any was written, log frame written, log flushed); then it is
-//! promised. Zeros are not stored, and the bytes of a small update are in the log as well: a cut, a
-//! hole and a small write cost the flush of the log alone. At an opening the data file gets what the
-//! log has; before a log is given up the data file is flushed.
-//! A commit only appends a record: lost by a crash, it leaves the update pending.
+//! Updates are copy on write in units of blocks, so data is written once. Order of an update: data
+//! is written to free blocks; then one flush serves all waiting updates (the data file is flushed
+//! if it was written, the log frame is written, the log is flushed); then the update is
+//! acknowledged. Zeros are not stored, and the data of a small update is in the log as well, so
+//! truncations, holes and small writes cost one flush of the log. Opening the store writes the data
+//! in the log to the data file; before a log is discarded, the data file is flushed.
 //!
-//! Blocks that a commit or a drop leaves behind are free for others only when its record is
-//! durable: after a crash the log may still point at them.
+//! Blocks released by a commit or a removal become free only when its record is durable: after a
+//! crash the log may still point at them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
@@ -22,33 +21,31 @@ use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, StoreId};
 
 use crate::blocks::FreeBlocks;
 use crate::disk::{Disk, DiskFile, Folder};
-use crate::index::{Copying, Inner, Version};
+use crate::index::{Inner, Version};
 use crate::log::{self, Record};
 use crate::plan;
 use crate::redo::Redo;
-use crate::room::{Room, RoomReady, RoomWait};
+use crate::reservation::{Reservation, ReserveCallback, ReserveWait};
 use crate::{ChunkStore, DiskBudget, ReadOutcome, Space};
 use compaction::{LogCopy, find_log, log_file};
 
+mod append;
 mod compaction;
 mod forgetting;
 mod metas;
 mod space;
 
-/// A chunk in more runs than this is written anew as a whole.
-pub(crate) const RUNS_MAX: usize = 32;
-
 /// Settings of a store.
 #[derive(Clone, Debug)]
 pub struct StoreConfig {
-    /// What this store shares with the others of its disk.
+    /// Space budget shared with the other stores of the disk.
     pub budget: Arc<DiskBudget>,
-    /// The data file grows in steps of this many bytes.
+    /// Growth step of the data file.
     pub grow_bytes: u64,
-    /// The log is compacted when it has this many bytes, and twice what it had afterwards the
-    /// last time.
+    /// Size at which the log is compacted: this, or twice the size after the last compaction if
+    /// that is larger.
     pub log_bytes: u64,
-    /// Id of the store if it is made now. To be drawn at random by the caller.
+    /// Id of the store if it is created now. Must be random.
     pub new_id: StoreId,
 }
 
@@ -64,28 +61,28 @@ impl Default for StoreConfig {
 }
 
 impl StoreConfig {
-    /// Room in the log that only commits, removes and cuts may use.
+    /// Log space reserved for commits, removals and truncations.
     fn small_records_bytes(&self) -> u64 {
         self.log_bytes / 16
     }
 
-    /// The log takes room from the file system in such steps.
+    /// Allocation step of the log.
     fn log_step_bytes(&self) -> u64 {
         self.log_bytes / 8
     }
 
-    /// Room of a log that is compacted at `compact_at` bytes.
+    /// Allocated size of a log that is compacted at `compact_at` bytes.
     fn log_room_bytes(&self, compact_at: u64) -> u64 {
         compact_at + self.small_records_bytes() + self.log_step_bytes()
     }
 }
 
-/// See the module.
+/// Chunk store on files, see the module.
 pub struct FileChunkStore<D: Disk = Folder> {
     disk: D,
     config: StoreConfig,
     data: D::File,
-    /// What the budget calls this store.
+    /// Id of this store in the budget.
     name: u64,
     inner: Mutex<Inner<D::File>>,
     flushed: Condvar,
@@ -94,23 +91,23 @@ pub struct FileChunkStore<D: Disk = Folder> {
     compaction: Mutex<Option<LogCopy<D::File>>>,
 }
 
-/// Records that nobody waits for are flushed when they have so many bytes: a frame is bounded.
+/// Size at which records without a waiting thread are flushed, because a frame is bounded.
 const UNFLUSHED_BYTES_MAX: usize = 1 << 20;
-/// Blocks of the log that are written for the first time cost their flush a change of the file
-/// system's own metadata, so they are written with zeros in steps of this size.
+/// First writes of log blocks make the flush update file system metadata, so the log is written
+/// with zeros ahead in steps of this size.
 const AHEAD_BYTES: u64 = 256 << 10;
-/// Updates that write at most so many bytes have them in the log too: one flush in place of two.
+/// Maximum size of an update whose data is also in the log: one flush instead of two.
 const LOGGED_BYTES_MAX: usize = 2 * BLOCK_BYTES;
-/// A reader meets blocks that were reused under it at most so often before it takes the lock.
+/// Maximum number of retries of a read whose blocks were reused meanwhile.
 const READ_RETRIES: usize = 16;
-/// Entries of the index that are looked at while the lock is held once.
+/// Maximum number of index entries processed while the lock is held.
 const SLICE_ENTRIES: usize = 256;
 
 impl FileChunkStore<Folder> {
-    /// Opens the store in `folder`, creating it if need be, and replays its log.
+    /// Opens the store in `folder`, creating it if necessary, and replays its log.
     ///
     /// # Errors
-    /// `Io`: another process has it open, or the disk fails. `Damaged`: its log is.
+    /// `Io`: another process has it open, or the disk fails. `Damaged`: the log is damaged.
     pub fn open(folder: &Path, config: StoreConfig) -> Result<Self, StoreError> {
         let disk = Folder::open(folder).map_err(|error| {
             let reason = if error.kind() == std::io::ErrorKind::WouldBlock {
@@ -125,19 +122,19 @@ impl FileChunkStore<Folder> {
 }
 
 impl<D: Disk> FileChunkStore<D> {
-    /// As [`FileChunkStore::open`], on any disk.
+    /// As [`FileChunkStore::open`], on any [`Disk`].
     ///
     /// # Errors
     /// `Io`, `Damaged`.
     pub fn open_on(disk: D, config: StoreConfig) -> Result<Self, StoreError> {
         let data = disk.open("data").map_err(|error| failed("open data", &error))?;
-        let found = find_log(&disk).map_err(|error| failed("list logs", &error))?;
-        let name = found.unwrap_or(1);
+        let newest = find_log(&disk).map_err(|error| failed("list logs", &error))?;
+        let name = newest.unwrap_or(1);
         let log = disk.open(&log_file(name)).map_err(|error| failed("open log", &error))?;
         disk.sync_names().map_err(|error| failed("sync folder", &error))?;
-        // Whoever opens a store may find what a killed process wrote and never flushed. Whatever is
-        // answered from must be durable first: both files are flushed before they are read, from the
-        // disk, because an earlier flush may have failed.
+        // A killed process may have written data without flushing it. What is served must be
+        // durable, so both files are flushed, then read from the disk, because an earlier flush may
+        // have failed.
         data.sync_data().map_err(|error| failed("flush data", &error))?;
         log.sync_data().map_err(|error| failed("flush log", &error))?;
         for file in [&data, &log] {
@@ -150,13 +147,13 @@ impl<D: Disk> FileChunkStore<D> {
         let store = Self::replayed(disk, config, data, data_blocks, log, name)
             .inspect_err(|_| budget.closed(bytes))?;
         store.find_holes();
-        store.publish_holding(&store.lock());
-        store.take_log_room()?;
-        store.take_id()?;
+        store.publish_usage(&store.lock());
+        store.allocate_logs()?;
+        store.ensure_id()?;
         Ok(store)
     }
 
-    /// What the log says is so, in the data file too.
+    /// Replays the log into the index and the data file.
     fn replayed(
         disk: D,
         config: StoreConfig,
@@ -179,7 +176,7 @@ impl<D: Disk> FileChunkStore<D> {
             held_blocks: 0,
             returning_blocks: 0,
             resizing: false,
-            leaving: Vec::new(),
+            releasing: Vec::new(),
             log: Arc::clone(&log),
             log_name,
             log_end: 0,
@@ -202,8 +199,8 @@ impl<D: Disk> FileChunkStore<D> {
             }
             inner.install(record);
             while inner.drop_forgotten(SLICE_ENTRIES) {}
-            // Which blocks are free follows from what is held at the end.
-            inner.leaving.drain(..).for_each(|(_, runs)| redo.released(&runs));
+            // Free blocks are derived from the final state.
+            inner.releasing.drain(..).for_each(|(_, runs)| redo.released(&runs));
         });
         let replay = replay.map_err(|error| match error.kind() {
             std::io::ErrorKind::InvalidData => StoreError::Damaged { reason: error.to_string() },
@@ -227,21 +224,21 @@ impl<D: Disk> FileChunkStore<D> {
         })
     }
 
-    /// Shared with the other stores of its disk, which may use its free blocks from now on.
+    /// Shares the store: from now on, other stores of the disk may reclaim its free blocks.
     #[must_use]
     pub fn shared(self) -> Arc<Self> {
         let store = Arc::new(self);
-        let lender: Weak<Self> = Arc::downgrade(&store);
-        store.config.budget.add_lender(store.name, lender);
+        let reclaimable: Weak<Self> = Arc::downgrade(&store);
+        store.config.budget.add_reclaimable(store.name, reclaimable);
         store
     }
 
-    fn publish_holding(&self, inner: &Inner<D::File>) {
-        self.config.budget.holds(self.name, inner.holding());
+    fn publish_usage(&self, inner: &Inner<D::File>) {
+        self.config.budget.set_usage(self.name, inner.usage());
     }
 
-    /// A new store, or one of a version without ids, gets its id before anything else happens.
-    fn take_id(&self) -> Result<(), StoreError> {
+    /// A new store, or one of a version without ids, gets its id before any other change.
+    fn ensure_id(&self) -> Result<(), StoreError> {
         let mut inner = self.lock();
         if inner.id.is_some() {
             return Ok(());
@@ -252,135 +249,8 @@ impl<D: Disk> FileChunkStore<D> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<D::File>> {
-        // A panic while the lock was held leaves values that were each changed as a whole.
+        // A panic under the lock leaves consistent values: each is changed as a whole.
         self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    /// Waits until record `number` is durable; one of those who wait does the flush for all.
-    fn wait_durable(&self, number: u64) -> Result<(), StoreError> {
-        let mut inner = self.lock();
-        loop {
-            if inner.durable >= number {
-                return Ok(());
-            }
-            inner.check()?;
-            if inner.flushing {
-                inner = self.flushed.wait(inner).unwrap_or_else(std::sync::PoisonError::into_inner);
-                continue;
-            }
-            inner.flushing = true;
-            let body = std::mem::take(&mut inner.body);
-            let data_written = std::mem::take(&mut inner.data_written);
-            let upto = inner.appended;
-            let mut frame = log::frame(inner.next_frame, &body);
-            let (log, at) = (Arc::clone(&inner.log), inner.log_end);
-            inner.next_frame += 1;
-            inner.log_end += frame.len() as u64;
-            if inner.log_end > inner.log_written {
-                let written = inner.log_end.max(inner.log_room.min(inner.log_end + AHEAD_BYTES));
-                frame.resize((written - at) as usize, 0);
-                inner.log_written = written;
-            }
-            drop(inner);
-            let flushed = if data_written { self.data.sync_data() } else { Ok(()) };
-            let written =
-                flushed.and_then(|()| log.write_at(&frame, at)).and_then(|()| log.sync_data());
-            inner = self.lock();
-            inner.flushing = false;
-            match written {
-                Ok(()) => inner.became_durable(upto),
-                Err(error) => inner.failed = Some(format!("flush: {error}")),
-            }
-            self.flushed.notify_all();
-            drop(inner);
-            self.give_tail_back();
-            inner = self.lock();
-        }
-    }
-
-    /// Is there room in the log for a record of `bytes`? Small records (commit, remove) may use what
-    /// is kept for them, so that a full disk can still be emptied.
-    fn check_log_room(
-        &self,
-        inner: &Inner<D::File>,
-        bytes: usize,
-        small: bool,
-    ) -> Result<(), StoreError> {
-        let kept = if small { 0 } else { self.config.small_records_bytes() };
-        let needed = inner.log_end + log::padded(inner.body.len() + bytes) as u64 + kept;
-        if needed > inner.log_room {
-            let needed_bytes = needed + self.config.log_step_bytes();
-            return Err(StoreError::NoSpace { needed_bytes });
-        }
-        if let Some(Copying { tail, tail_bytes_max: Some(tail_bytes_max), .. }) = &inner.copying
-            && log::padded(tail.len() + bytes) as u64 > *tail_bytes_max
-        {
-            return Err(StoreError::NoSpace { needed_bytes: inner.log_room });
-        }
-        Ok(())
-    }
-
-    /// Takes room for the log from the file system; false if there is none.
-    fn grow_log(&self, room_bytes: u64) -> bool {
-        let log = Arc::clone(&self.lock().log);
-        let grown = log.allocate(room_bytes).is_ok();
-        let mut inner = self.lock();
-        if grown && Arc::ptr_eq(&log, &inner.log) {
-            inner.log_room = inner.log_room.max(room_bytes);
-        }
-        grown
-    }
-
-    /// Appends what `step` makes of the state under the lock. Where the log has no room for it, it
-    /// grows, or is compacted: the room for that is set aside, so that removing works on a full disk.
-    fn append_with<T>(
-        &self,
-        mut step: impl FnMut(&mut Inner<D::File>) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let mut done = step(&mut self.lock());
-        for compact in [false, true, false] {
-            let Err(StoreError::NoSpace { needed_bytes }) = done else { break };
-            if compact {
-                self.compact_now()?;
-            } else if !self.grow_log(needed_bytes) {
-                continue;
-            }
-            done = step(&mut self.lock());
-        }
-        // A commit or a removal may have made room that others wait for.
-        self.config.budget.settle();
-        done
-    }
-
-    fn append(
-        &self,
-        inner: &mut Inner<D::File>,
-        record: Record,
-        small: bool,
-    ) -> Result<u64, StoreError> {
-        self.append_update(inner, record, small, &mut Room::default())
-    }
-
-    /// As [`Self::append`], of the update that has `room`.
-    fn append_update(
-        &self,
-        inner: &mut Inner<D::File>,
-        record: Record,
-        small: bool,
-        room: &mut Room,
-    ) -> Result<u64, StoreError> {
-        inner.check()?;
-        let mut bytes = Vec::new();
-        log::encode(&record, &mut bytes).map_err(|error| failed("encode record", &error))?;
-        self.check_log_room(inner, bytes.len(), small)?;
-        inner.body.extend_from_slice(&bytes);
-        if let Some(copying) = &mut inner.copying {
-            copying.appended(&record, &bytes);
-        }
-        inner.appended += 1;
-        inner.install(record);
-        self.config.budget.holds_all(self.name, inner.holding(), room);
-        Ok(inner.appended)
     }
 
     fn commit_in(
@@ -403,7 +273,7 @@ impl<D: Disk> FileChunkStore<D> {
         Ok(entry.committed.state.clone())
     }
 
-    /// Bytes of blocks `from .. from + checksums.len()` of a content, verified.
+    /// Reads blocks `from .. to` of a content, verified.
     pub(crate) fn read_blocks(
         &self,
         chunk: ChunkId,
@@ -481,8 +351,8 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
                     return Ok(ReadOutcome { state: version.state, bytes });
                 }
                 Err(error) => {
-                    // The blocks may have been reused since the look into the index: then the
-                    // index has another content now, and reading that one is right.
+                    // The blocks may have been reused since the index lookup: then the index has
+                    // new content, which must be read instead.
                     let now = self.version(chunk, which)?;
                     if Arc::ptr_eq(&now.content, &version.content) || retries == READ_RETRIES {
                         return Err(error);
@@ -498,64 +368,66 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         update: &StoreUpdate,
         payload_bytes: usize,
         class: u8,
-        ready: RoomReady,
-    ) -> Option<RoomWait> {
-        self.ask_room(update, payload_bytes, class, ready)
+        ready: ReserveCallback,
+    ) -> Option<ReserveWait> {
+        self.request_space(update, payload_bytes, class, ready)
     }
 
-    fn expire(&self, wait: RoomWait) {
+    fn expire(&self, wait: ReserveWait) {
         self.config.budget.expire(wait);
     }
 
     fn apply(&self, update: &StoreUpdate, payload: &[u8]) -> Result<ChunkState, StoreError> {
-        let room = self.await_room(update, payload.len())?;
-        self.apply_in(update, payload, room)
+        let reservation = self.wait_for_space(update, payload.len())?;
+        self.apply_in(update, payload, reservation)
     }
 
     fn apply_in(
         &self,
         update: &StoreUpdate,
         payload: &[u8],
-        mut room: Room,
+        mut reservation: Reservation,
     ) -> Result<ChunkState, StoreError> {
         let base = self.committed(update.chunk);
-        let plan = plan::plan(self, update, &base, payload)?;
+        let plan = plan::plan(update, &base, payload, |from, to| {
+            self.read_blocks(update.chunk, &base, from, to)
+        })?;
         let parts = plan.parts(&base);
         let runs = match plan::stored(&parts) {
             0 => Vec::new(),
-            blocks => self.take_blocks(blocks, &mut room)?,
+            blocks => self.allocate_blocks(blocks, &mut reservation)?,
         };
-        let placed = plan::place(&parts, &runs);
-        let done = self.write_runs(&placed, &plan.write).and_then(|()| {
+        let placed = plan::locate(&parts, &runs);
+        let appended = self.write_runs(&placed, &plan.write).and_then(|()| {
             let (state, content) = plan.finish(update, &base, &placed);
             let small = runs.is_empty();
             let logged = !small && plan.write.len() <= LOGGED_BYTES_MAX && placed == runs;
-            let (chunk, kept) = (update.chunk, state.clone());
+            let (chunk, pending) = (update.chunk, state.clone());
             let record = match logged {
                 true => {
                     let (runs, data) = (runs.clone(), plan.write.to_vec());
-                    Record::Written { chunk, state: kept, content, runs, data }
+                    Record::Written { chunk, state: pending, content, runs, data }
                 }
-                false => Record::Pending { chunk, state: kept, content },
+                false => Record::Pending { chunk, state: pending, content },
             };
             let number = self.append_with(|inner| {
                 if inner.forgotten.contains(update.chunk.inode) {
                     return Err(StoreError::NotFound { chunk: update.chunk });
                 }
-                let number = self.append_update(inner, record.clone(), small, &mut room)?;
+                let number = self.append_update(inner, record.clone(), small, &mut reservation)?;
                 inner.data_written |= !small && !logged;
                 Ok(number)
             })?;
             Ok((state, number))
         });
-        match done {
+        match appended {
             Ok((state, number)) => {
                 self.wait_durable(number)?;
                 self.compact_if_due();
                 Ok(state)
             }
             Err(error) => {
-                self.release_blocks(&runs, room);
+                self.release_blocks(&runs, reservation);
                 Err(error)
             }
         }
@@ -590,11 +462,11 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         }
         let committed = self.commit_in(&mut inner, chunk, version, chain_version);
         drop(inner);
-        // The log has to grow, or to be compacted.
+        // The log must grow or be compacted.
         if matches!(committed, Err(StoreError::NoSpace { .. })) {
             return None;
         }
-        self.config.budget.settle();
+        self.config.budget.grant_waiting();
         Some(committed)
     }
 
@@ -622,7 +494,7 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
     fn flush(&self) -> Result<(), StoreError> {
         let number = self.lock().appended;
         self.wait_durable(number)?;
-        // Chunks of forgotten inodes may have been dropped after their record was durable.
+        // Chunks of forgotten inodes may have been dropped after their record became durable.
         let mut inner = self.lock();
         let durable = inner.durable;
         inner.became_durable(durable);
@@ -650,10 +522,11 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
 }
 
 impl<D: Disk> Drop for FileChunkStore<D> {
-    /// An orderly end leaves nothing to roll forward. A failure here loses no promise.
+    /// A clean shutdown leaves nothing to roll forward. A failure here loses no acknowledged
+    /// update.
     fn drop(&mut self) {
         if let Err(error) = self.flush() {
-            tracing::warn!(%error, "the last commits were not flushed");
+            tracing::warn!(%error, "could not flush the last commits");
         }
         let blocks = {
             let inner = self.lock();
@@ -661,7 +534,7 @@ impl<D: Disk> Drop for FileChunkStore<D> {
         };
         self.config.budget.remove_store(self.name);
         self.config.budget.closed(blocks * BLOCK_BYTES as u64);
-        self.config.budget.settle();
+        self.config.budget.grant_waiting();
     }
 }
 

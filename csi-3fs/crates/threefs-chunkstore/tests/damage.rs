@@ -1,4 +1,4 @@
-//! Damage is told, never returned as data; a full disk and a failed flush lose nothing.
+//! Damage is reported, never returned as data; a full disk and a failed flush lose nothing.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -53,7 +53,7 @@ fn config() -> StoreConfig {
 }
 
 #[test]
-fn a_flipped_bit_is_told_by_chunk_and_block_and_a_new_write_heals_it() {
+fn a_flipped_bit_is_reported_by_chunk_and_block_and_a_new_write_repairs_it() {
     let folder = tempfile::tempdir().unwrap();
     let store = FileChunkStore::open(folder.path(), config()).unwrap();
     for index in 0..4 {
@@ -83,7 +83,7 @@ fn a_flipped_bit_is_told_by_chunk_and_block_and_a_new_write_heals_it() {
         }
         data.write_all_at(&byte, position).unwrap();
     }
-    // The last block of each chunk is in use in part only: flips behind its end do no harm.
+    // The last block of each chunk is used only in part: flips behind its end are harmless.
     assert!(told >= used / 1_117 - 4, "{told}");
     data.write_all_at(&[0xff; 64], 100).unwrap();
     let hurt = (0..4).find(|index| read(&store, *index).is_err()).unwrap();
@@ -94,7 +94,7 @@ fn a_flipped_bit_is_told_by_chunk_and_block_and_a_new_write_heals_it() {
 }
 
 #[test]
-fn a_data_file_cut_short_loses_the_chunks_behind_the_cut_and_says_so() {
+fn a_truncated_data_file_reports_the_chunks_behind_its_end_as_damaged() {
     let folder = tempfile::tempdir().unwrap();
     let store = FileChunkStore::open(folder.path(), config()).unwrap();
     for index in 0..4 {
@@ -118,7 +118,7 @@ fn a_data_file_cut_short_loses_the_chunks_behind_the_cut_and_says_so() {
 }
 
 #[test]
-fn damage_within_the_log_is_an_error_that_says_where_not_a_forgotten_promise() {
+fn damage_within_the_log_is_an_error_with_its_position() {
     let folder = tempfile::tempdir().unwrap();
     let store = FileChunkStore::open(folder.path(), config()).unwrap();
     for index in 0..8 {
@@ -143,7 +143,7 @@ fn damage_within_the_log_is_an_error_that_says_where_not_a_forgotten_promise() {
 }
 
 #[test]
-fn a_second_process_is_refused() {
+fn a_second_process_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let _first = FileChunkStore::open(folder.path(), config()).unwrap();
     let error = FileChunkStore::open(folder.path(), config()).err().unwrap();
@@ -151,11 +151,11 @@ fn a_second_process_is_refused() {
 }
 
 #[test]
-fn a_full_disk_is_told_loses_nothing_and_is_usable_again_after_a_remove() {
+fn a_full_disk_is_reported_loses_nothing_and_is_usable_after_a_removal() {
     let disk = MemoryDisk::default();
     let store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
     put(&store, 0, 1, 20_000).unwrap();
-    // Room for the log's steps and some chunks.
+    // Space for the log's steps and some chunks.
     disk.0.lock().unwrap().quota = Some(64 << 20);
     let mut written = 1;
     let error = loop {
@@ -170,8 +170,8 @@ fn a_full_disk_is_told_loses_nothing_and_is_usable_again_after_a_remove() {
         let length = if index == 0 { 20_000 } else { 100_000 };
         assert_eq!(read(&store, index).unwrap(), content(index, 1, length));
     }
-    assert_eq!(store.meta(chunk(written)), None, "nothing is half done");
-    // Emptying works on a full disk, and what was freed is used.
+    assert_eq!(store.meta(chunk(written)), None, "no partial change");
+    // Removals work on a full disk, and the freed space is used.
     for index in 1..5 {
         store.apply(&update(chunk(index), 2, ContentChange::Remove), &[]).unwrap();
         store.commit(chunk(index), ChunkVersion(2), ChainVersion(1)).unwrap();
@@ -184,13 +184,13 @@ fn a_full_disk_is_told_loses_nothing_and_is_usable_again_after_a_remove() {
 }
 
 #[test]
-fn a_capacity_is_a_bound() {
+fn the_capacity_is_a_limit() {
     let bounded = StoreConfig { budget: DiskBudget::new(64 << 10, 0), ..config() };
     let store = FileChunkStore::open_on(MemoryDisk::default(), bounded).unwrap();
     for index in 0..3 {
         put(&store, index, 1, 12_000).unwrap();
     }
-    // Room for two copies of the largest chunk is kept for overwrites.
+    // Space for two copies of the largest chunk is kept for overwrites.
     assert!(matches!(put(&store, 3, 1, 12_000), Err(StoreError::NoSpace { .. })));
     put(&store, 3, 1, 4_000).unwrap();
     assert!(store.space().used_bytes <= 64 << 10);
@@ -198,7 +198,7 @@ fn a_capacity_is_a_bound() {
 }
 
 #[test]
-fn after_a_failed_flush_nothing_is_promised_until_the_store_is_opened_again() {
+fn after_a_failed_flush_nothing_is_acknowledged_until_the_store_is_reopened() {
     let disk = MemoryDisk::default();
     let store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
     put(&store, 0, 1, 5_000).unwrap();
@@ -207,7 +207,7 @@ fn after_a_failed_flush_nothing_is_promised_until_the_store_is_opened_again() {
     let error = put(&store, 1, 1, 5_000).unwrap_err();
     assert!(error.to_string().contains("closed after a failed flush"), "{error}");
     assert!(put(&store, 2, 1, 5_000).is_err(), "it stays closed");
-    assert_eq!(read(&store, 0).unwrap(), content(0, 1, 5_000), "reads go on");
+    assert_eq!(read(&store, 0).unwrap(), content(0, 1, 5_000), "reads still work");
     drop(store);
     let store = FileChunkStore::open_on(disk, config()).unwrap();
     assert_eq!(read(&store, 0).unwrap(), content(0, 1, 5_000));
@@ -218,9 +218,10 @@ fn small_log() -> StoreConfig {
     StoreConfig { grow_bytes: 128 << 10, log_bytes: 64 << 10, ..StoreConfig::default() }
 }
 
-/// Whether the new log's name is durable is not known then: promises in either log may be lost.
+/// It is unknown whether the new log's name is durable: acknowledged updates in either log may be
+/// lost.
 #[test]
-fn a_folder_that_cannot_be_flushed_during_a_compaction_closes_the_store() {
+fn a_failed_folder_flush_during_a_compaction_closes_the_store() {
     let disk = MemoryDisk::default();
     let store = FileChunkStore::open_on(disk.clone(), small_log()).unwrap();
     disk.0.lock().unwrap().fail_sync_names = true;
@@ -242,9 +243,9 @@ fn a_folder_that_cannot_be_flushed_during_a_compaction_closes_the_store() {
     }
 }
 
-/// Whole frames of an attempt that was killed, behind the end of the next one, would be replayed.
+/// Complete frames of a killed compaction, behind the end of the next one, would be replayed.
 #[test]
-fn what_is_left_in_the_spare_log_is_not_replayed() {
+fn leftovers_in_the_spare_log_are_not_replayed() {
     let disk = MemoryDisk::default();
     let store = FileChunkStore::open_on(disk.clone(), small_log()).unwrap();
     for index in 0..10 {
@@ -271,14 +272,14 @@ fn what_is_left_in_the_spare_log_is_not_replayed() {
     assert_eq!(store.meta(chunk(5)).unwrap().newest().version, ChunkVersion(newest));
 }
 
-/// Writers get `NoSpace`, removing works as long as there is anything, and then writing does again:
-/// whatever was overwritten, and however long it went on.
+/// Writers get `NoSpace`; removals work, and then writes work again, regardless of the number of
+/// preceding overwrites.
 #[test]
-fn a_full_disk_can_be_emptied_and_used_again() {
+fn a_full_disk_can_be_emptied_and_reused() {
     let disk = MemoryDisk::default();
     let store = FileChunkStore::open_on(disk.clone(), small_log()).unwrap();
     disk.0.lock().unwrap().quota = Some(4 << 20);
-    // Few updates fill the disk, so that the log has not grown yet.
+    // Few updates fill the disk, so the log has not grown yet.
     let mut written = 0;
     while put(&store, written, 1, 400_000).is_ok() {
         written += 1;
@@ -292,7 +293,7 @@ fn a_full_disk_can_be_emptied_and_used_again() {
     };
     remove(0, 2);
     store.flush().unwrap();
-    // Overwrites use blocks that are there, and many times the room of the log.
+    // Overwrites reuse blocks, and write many times the size of the log.
     put(&store, 1, 2, 100_000).unwrap();
     for version in 3..200 {
         put(&store, 1, version, 20_000).unwrap();
@@ -303,8 +304,8 @@ fn a_full_disk_can_be_emptied_and_used_again() {
         }
     }
     store.flush().unwrap();
-    assert!(used() < 2 << 20, "{} bytes: what is free goes back to the file system", used());
-    // Less than before: the disk became smaller, and room for two copies stays.
+    assert!(used() < 2 << 20, "{} bytes: free blocks must be returned to the file system", used());
+    // Less than before: the disk has shrunk, and space for two copies is kept.
     for index in 2..written - 2 {
         put(&store, index, 8, 400_000).unwrap();
     }
@@ -329,16 +330,16 @@ fn stores_of_one_disk_share_its_capacity() {
     assert!(used <= 1 << 20, "{used}");
     assert!(used > 700 << 10, "{used}");
     assert!(stores.iter().all(|store| store.space().capacity_bytes == 1 << 20));
-    // What one of them gives back is room for another.
+    // Space that one store frees is available to another.
     let mut stores = stores.into_iter();
     let kept = stores.next().unwrap();
     drop(stores);
     put(&kept, 1_000, 1, 200_000).unwrap();
 }
 
-/// A compaction that finds no room must not take what is left.
+/// A compaction without space must not use up what is left.
 #[test]
-fn a_compaction_that_fails_takes_no_room_and_loses_nothing() {
+fn a_failed_compaction_uses_no_space_and_loses_nothing() {
     let disk = MemoryDisk::default();
     let store = FileChunkStore::open_on(disk.clone(), small_log()).unwrap();
     for index in 0..10 {
@@ -347,7 +348,7 @@ fn a_compaction_that_fails_takes_no_room_and_loses_nothing() {
     for version in 2..60 {
         let used: usize = disk.list().unwrap().iter().map(|name| length(&disk, name)).sum();
         let mut state = disk.0.lock().unwrap();
-        // Room for the step that brings the log to its compaction, and not for another log.
+        // Space for the step that triggers the compaction, but not for another log.
         if version == 5 {
             state.quota = Some(used as u64 + 20_000);
         }
@@ -369,7 +370,7 @@ fn length(disk: &MemoryDisk, name: &str) -> usize {
 fn many_writers_and_readers_see_whole_versions_only() {
     const LENGTH: usize = 30_000;
     let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
-    // Little room: blocks are reused at once, under the readers' hands.
+    // Little space: blocks are reused immediately, while readers read them.
     let tight = StoreConfig {
         budget: DiskBudget::new(1 << 20, 0),
         grow_bytes: 64 << 10,

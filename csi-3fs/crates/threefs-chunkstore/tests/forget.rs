@@ -1,4 +1,4 @@
-//! Removed files cost nothing once their inodes are forgotten: no memory, no log, no blocks.
+//! Removed files cost neither memory, log nor blocks once their inodes are forgotten.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -45,7 +45,7 @@ fn config() -> StoreConfig {
 }
 
 #[test]
-fn a_forgotten_inode_leaves_nothing_and_takes_no_update_also_after_a_restart() {
+fn a_forgotten_inode_leaves_nothing_and_rejects_updates_also_after_a_restart() {
     let disk = MemoryDisk::default();
     let store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
     let chunk = |inode, index| ChunkId::new(InodeId(inode), index);
@@ -53,7 +53,7 @@ fn a_forgotten_inode_leaves_nothing_and_takes_no_update_also_after_a_restart() {
         put(&store, chunk(inode, index), 1, ContentChange::Replace).unwrap();
     }
     put(&store, chunk(5, 0), 2, ContentChange::Remove).unwrap();
-    // A pending state goes with the rest.
+    // A pending state is removed as well.
     store.apply(&update(chunk(5, 9), 2, ContentChange::Replace), &[1; 9_000]).unwrap();
     store.forget_inodes(&[InodeRange::one(InodeId(5))], ChunkVersion(0)).unwrap();
     let check = |store: &FileChunkStore<MemoryDisk>| {
@@ -81,7 +81,7 @@ fn a_forgotten_inode_leaves_nothing_and_takes_no_update_also_after_a_restart() {
 }
 
 #[test]
-fn a_purged_chunk_leaves_the_version_of_its_removal_alone_also_in_a_compacted_log() {
+fn a_purged_chunk_leaves_only_the_version_of_its_removal_also_in_a_compacted_log() {
     let disk = MemoryDisk::default();
     let store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
     let chunk = |index| ChunkId::new(InodeId(4), index);
@@ -110,15 +110,15 @@ fn a_purged_chunk_leaves_the_version_of_its_removal_alone_also_in_a_compacted_lo
     drop(store);
     let store = FileChunkStore::open_on(disk, config()).unwrap();
     check(&store);
-    // Purged again, and a synced store that learns the floor of another.
+    // Purged again, and a synced store that receives another's floor.
     store.purge(chunk(1), ChunkVersion(7)).unwrap();
     store.forget_inodes(&[], ChunkVersion(9)).unwrap();
     assert_eq!(store.version_floor(), ChunkVersion(9));
 }
 
-/// What a sync makes a replica forget must not come back.
+/// A chunk that a sync removed from a replica must not reappear.
 #[test]
-fn a_forgotten_chunk_does_not_come_back_after_a_loss_of_power() {
+fn a_forgotten_chunk_does_not_reappear_after_a_loss_of_power() {
     let disk = MemoryDisk::default();
     let store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
     let chunk = ChunkId::new(InodeId(4), 0);
@@ -143,7 +143,7 @@ fn log_bytes(folder: &Path) -> u64 {
     logs.map(|log| log.metadata().unwrap().len()).sum()
 }
 
-/// Creates, removes and forgets files of eight chunks; (memory, log) after every tenth part.
+/// Creates, removes and forgets files of eight chunks; returns (memory, log) after every tenth.
 fn create_and_remove(chunks: u64) -> Vec<(u64, u64)> {
     const CHUNKS_PER_FILE: u64 = 8;
     let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
@@ -158,8 +158,8 @@ fn create_and_remove(chunks: u64) -> Vec<(u64, u64)> {
             put(&store, ChunkId::new(inode, index), 1, ContentChange::Replace).unwrap();
             put(&store, ChunkId::new(inode, index), 2, ContentChange::Remove).unwrap();
         }
-        // Every hundredth file stays, so that the forgotten ones are not one range. What is removed
-        // of it is purged.
+        // Every hundredth file is kept, so that the forgotten ones are not one range. Its removed
+        // chunks are purged.
         if file % 100 != 0 {
             gone.push(InodeRange::one(inode));
         } else {
@@ -184,7 +184,7 @@ fn create_and_remove(chunks: u64) -> Vec<(u64, u64)> {
 fn check(figures: &[(u64, u64)], lasting_bytes_max: u64) {
     println!("(memory, log) in bytes after each tenth: {figures:?}");
     let (after_one, after_all) = (figures[0], figures[figures.len() - 1]);
-    // Within 5 %, beside the files that stay.
+    // Within 5 %, apart from the kept files.
     assert!(
         after_all.0 <= after_one.0 + after_one.0 / 20 + lasting_bytes_max,
         "memory grew from {} to {} bytes",

@@ -1,4 +1,4 @@
-//! A writer is killed at random moments, again and again; what it was promised is there.
+//! Kills a writer repeatedly at random moments and checks that acknowledged updates survive.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -20,8 +20,8 @@ const FOLDER: &str = "THREEFS_KILL_TEST_FOLDER";
 const KILLS: u32 = 50;
 const WRITERS: u32 = 4;
 const CHUNKS_PER_WRITER: u32 = 3;
-/// How long a victim may say nothing: it takes milliseconds, and seconds to start from a cold disk.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout for output of a victim: it takes milliseconds, and seconds to start from a cold disk.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn config() -> StoreConfig {
     StoreConfig {
@@ -37,7 +37,7 @@ fn content(chunk: ChunkId, version: u64) -> Vec<u8> {
     (0..length).map(|i| (i * 17 + version * 101 + chunk.inode.0) as u8).collect()
 }
 
-/// The victim: writes for ever, and prints each promise after it was given.
+/// The victim: writes for ever, and prints each acknowledged version.
 #[test]
 fn victim() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
@@ -78,7 +78,7 @@ fn write_once(store: &FileChunkStore, chunk: ChunkId) {
     store.commit(chunk, ChunkVersion(version), ChainVersion(1)).unwrap();
 }
 
-/// The lines of a child, which a thread reads: whoever waits for one has a deadline.
+/// Lines of a child, read by a thread so that waiting for one has a deadline.
 fn listen(output: ChildStdout) -> Receiver<Vec<u8>> {
     let (sender, lines) = channel();
     std::thread::spawn(move || {
@@ -102,11 +102,12 @@ fn fifty_kills_lose_no_promise() {
             .spawn()
             .unwrap();
         let lines = listen(victim.stdout.take().unwrap());
-        // So many promises, however long it takes to start; then a moment between two of them.
+        // A random number of acknowledgements, however long it takes to start; then a moment
+        // between two of them.
         let mut heard: Vec<Vec<u8>> = Vec::new();
         let mut hangs = false;
         for _ in 0..rng.random_range(1..60) {
-            match lines.recv_timeout(PATIENCE) {
+            match lines.recv_timeout(OUTPUT_TIMEOUT) {
                 Ok(line) => heard.push(line),
                 Err(ended) => {
                     hangs = ended == RecvTimeoutError::Timeout;
@@ -117,12 +118,12 @@ fn fifty_kills_lose_no_promise() {
         std::thread::sleep(Duration::from_micros(rng.random_range(0..5_000)));
         victim.kill().unwrap();
         victim.wait().unwrap();
-        assert!(!hangs, "kill {kill}: the victim said nothing for {PATIENCE:?}");
+        assert!(!hangs, "kill {kill}: no output of the victim for {OUTPUT_TIMEOUT:?}");
         heard.extend(lines);
         for line in heard {
             let line = String::from_utf8_lossy(&line).into_owned();
             let words: Vec<&str> = line.split(' ').collect();
-            // The last line may be cut; "promise" may follow the harness's own words.
+            // The last line may be truncated; "promise" may follow output of the test harness.
             if let Some(at) = words.iter().position(|word| word.ends_with("promise"))
                 && let [inode, index, version] = words[at + 1..]
                 && let (Ok(inode), Ok(index), Ok(version)) =
@@ -144,6 +145,6 @@ fn fifty_kills_lose_no_promise() {
         }
     }
     let promises: u64 = promised.values().sum();
-    assert!(promises > 500, "the victims hardly wrote: {promises}");
+    assert!(promises > 500, "the victims wrote too little: {promises}");
     println!("{promises} promises in {KILLS} lives");
 }

@@ -1,4 +1,4 @@
-//! Any sequence of operations against a plain map, with re-opening in between.
+//! Compares any sequence of operations, including reopening, with a plain map.
 
 #![allow(clippy::unwrap_used)]
 
@@ -60,7 +60,7 @@ fn id(chunk: u32) -> ChunkId {
     ChunkId::new(InodeId(u64::from(chunk) / 2), chunk)
 }
 
-/// Every other one is zeros in its middle.
+/// Every second payload has zeros in its middle.
 fn payload(length: u32, fill: u8) -> Vec<u8> {
     let zeros = |i: u32| fill.is_multiple_of(2) && (length / 8..length - length / 8).contains(&i);
     (0..length).map(|i| if zeros(i) { 0 } else { fill.wrapping_add((i / 7) as u8) }).collect()
@@ -182,7 +182,7 @@ impl World {
             used += entry.committed.bytes.len().div_ceil(4096);
             used += entry.pending.as_ref().map_or(0, |p| p.bytes.len().div_ceil(4096));
         }
-        // Nothing leaks: shared blocks make it less, never more.
+        // No block leaks: shared blocks make it less, never more.
         self.store().flush().unwrap();
         assert!(self.store().space().used_bytes <= used as u64 * 4096);
         let pending: Vec<ChunkId> = self
@@ -198,7 +198,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
     #[test]
-    fn the_store_is_the_map(steps in prop::collection::vec(step(), 1..60)) {
+    fn the_store_behaves_like_a_map(steps in prop::collection::vec(step(), 1..60)) {
         let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let store = Some(FileChunkStore::open(folder.path(), config()).unwrap());
         let mut world = World { store, folder, model: BTreeMap::new() };

@@ -1,6 +1,6 @@
-//! A disk on which growth is refused: overwrites of what is there are not, ever.
+//! On a disk that rejects growth, overwrites of existing chunks never fail.
 //!
-//! `THREEFS_FULL_SEED` repeats one seed, `THREEFS_FULL_ROUNDS` makes more of them.
+//! `THREEFS_FULL_SEED` runs one seed, `THREEFS_FULL_ROUNDS` sets the number of seeds.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -21,11 +21,11 @@ type Store = FileChunkStore<MemoryDisk>;
 
 const CAPACITY: u64 = 5_600_000;
 const THREADS: u64 = 4;
-/// Overwrites of each thread in a round.
+/// Overwrites per thread and round.
 const OVERWRITES: u32 = 150;
 
-/// A chunk, as its one writer knows it.
-struct Known {
+/// A chunk as expected by its only writer.
+struct Expected {
     store: usize,
     id: ChunkId,
     version: u64,
@@ -59,14 +59,19 @@ impl Round {
         Store::open_on(disk.clone(), config).unwrap().shared()
     }
 
-    /// The same disks, opened again.
+    /// Reopens the same disks.
     fn reopen(&mut self) {
         self.stores.clear();
         let budget = DiskBudget::new(CAPACITY, 0);
         self.stores = self.disks.iter().map(|disk| Self::store(disk, &budget)).collect();
     }
 
-    fn update(&self, chunk: &mut Known, change: ContentChange, bytes: &[u8]) -> Option<StoreError> {
+    fn update(
+        &self,
+        chunk: &mut Expected,
+        change: ContentChange,
+        bytes: &[u8],
+    ) -> Option<StoreError> {
         let update = StoreUpdate {
             chunk: chunk.id,
             version: ChunkVersion(chunk.version + 1),
@@ -83,27 +88,27 @@ impl Round {
         None
     }
 
-    /// A new chunk, if there is room for it.
+    /// Creates a chunk, if there is space for it.
     fn grow(
         &self,
         random: &mut ChaCha8Rng,
         inode: u64,
         index: u32,
         longest: usize,
-    ) -> Result<Known, StoreError> {
+    ) -> Result<Expected, StoreError> {
         let mut content = vec![0; random.random_range(1..=longest)];
         random.fill(&mut content[..]);
         let store = random.random_range(0..self.stores.len());
         let id = ChunkId::new(InodeId(inode), index);
-        let mut chunk = Known { store, id, version: 0, content: Vec::new() };
+        let mut chunk = Expected { store, id, version: 0, content: Vec::new() };
         match self.update(&mut chunk, ContentChange::Replace, &content) {
-            None => Ok(Known { content, ..chunk }),
+            None => Ok(Expected { content, ..chunk }),
             Some(error) => Err(error),
         }
     }
 
-    /// Bytes of a chunk are written again: all of them, or some, within its length.
-    fn overwrite(&self, random: &mut ChaCha8Rng, chunk: &mut Known) -> Option<StoreError> {
+    /// Overwrites all or some bytes of a chunk, within its length.
+    fn overwrite(&self, random: &mut ChaCha8Rng, chunk: &mut Expected) -> Option<StoreError> {
         let length = chunk.content.len();
         let (from, to) = match random.random_range(0..3) {
             0 => (0, length),
@@ -111,7 +116,7 @@ impl Round {
                 let from = random.random_range(0..length);
                 (from, random.random_range(from..length) + 1)
             }
-            // A block or two of a long chunk: such writes tear it to pieces.
+            // A block or two of a long chunk: such writes fragment it.
             _ => {
                 let from = random.random_range(0..length);
                 (from, (from + random.random_range(1..5_000)).min(length))
@@ -124,16 +129,16 @@ impl Round {
             true => ContentChange::Replace,
             false => ContentChange::Write { offset: from as u32 },
         };
-        let refused = self.update(chunk, change, &bytes);
-        if refused.is_none() {
+        let rejected = self.update(chunk, change, &bytes);
+        if rejected.is_none() {
             chunk.content[from..to].copy_from_slice(&bytes);
         }
-        refused
+        rejected
     }
 }
 
-/// Makes a chunk longer, in small pieces, if there is room for them.
-fn extend(round: &Round, random: &mut ChaCha8Rng, chunk: &mut Known) {
+/// Extends a chunk in small pieces, as far as there is space.
+fn extend(round: &Round, random: &mut ChaCha8Rng, chunk: &mut Expected) {
     while chunk.content.len() + 9_000 < round.longest {
         let mut bytes = vec![0; random.random_range(1..9_000)];
         random.fill(&mut bytes[..]);
@@ -151,11 +156,11 @@ fn write(
     inode: u64,
     full: &AtomicU32,
     failed: &AtomicBool,
-) -> Vec<Known> {
+) -> Vec<Expected> {
     let mut random = ChaCha8Rng::seed_from_u64(seed * 100 + inode);
     let mut chunks = Vec::new();
     let mut index = 0;
-    // Until nothing grows any more, not even a little.
+    // Until nothing can grow, not even a little.
     for refusals in 0..20 {
         while let Ok(mut chunk) = round.grow(&mut random, inode, index, round.longest) {
             if random.random_bool(0.3) {
@@ -177,7 +182,7 @@ fn write(
             let (length, of) = (chunks[at].content.len(), round.longest);
             panic!("seed {seed}: overwrite {done} of a chunk of {length} of {of} bytes: {error}");
         }
-        // Others try to take the room that overwrites need.
+        // Other writers try to take the space that overwrites need.
         if random.random_bool(0.2)
             && let Ok(chunk) = round.grow(&mut random, inode, index, round.longest)
         {
@@ -188,12 +193,12 @@ fn write(
     chunks
 }
 
-fn play(seed: u64) {
+fn run_round(seed: u64) {
     println!("THREEFS_FULL_SEED={seed}");
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let mut round = Round::open(&mut random);
     let (full, failed) = (AtomicU32::new(0), AtomicBool::new(false));
-    let mut chunks: Vec<Known> = std::thread::scope(|scope| {
+    let mut chunks: Vec<Expected> = std::thread::scope(|scope| {
         let (round, full, failed) = (&round, &full, &failed);
         let writer = |inode| scope.spawn(move || write(round, seed, inode, full, failed));
         let writers: Vec<_> = (1..=THREADS).map(writer).collect();
@@ -201,24 +206,24 @@ fn play(seed: u64) {
     });
     assert_eq!(u64::from(full.load(SeqCst)), THREADS);
     round.reopen();
-    // Nothing large was asked for since, and what is there may still be overwritten.
+    // After reopening, existing chunks can still be overwritten.
     let small = (0..).map_while(|index| round.grow(&mut random, THREADS + 1, index, 4_096).ok());
     chunks.extend(small.collect::<Vec<_>>());
     for chunk in &mut chunks {
         let store = &round.stores[chunk.store];
         let read = store.read(chunk.id, Which::Committed, 0, u32::MAX).unwrap();
         assert!(read.bytes == chunk.content, "seed {seed}: {:?}", chunk.id);
-        let refused = round.overwrite(&mut random, chunk);
-        assert_eq!(refused, None, "seed {seed}: after an opening");
+        let rejected = round.overwrite(&mut random, chunk);
+        assert_eq!(rejected, None, "seed {seed}: after reopening");
     }
 }
 
 #[test]
-fn no_overwrite_is_refused_however_full_the_disk_is() {
+fn no_overwrite_is_rejected_on_a_full_disk() {
     let number = |name: &str| std::env::var(name).ok().map(|it| it.parse::<u64>().unwrap());
     let rounds = number("THREEFS_FULL_ROUNDS").unwrap_or(12);
     match number("THREEFS_FULL_SEED") {
-        Some(seed) => play(seed),
-        None => (0..rounds).for_each(play),
+        Some(seed) => run_round(seed),
+        None => (0..rounds).for_each(run_round),
     }
 }

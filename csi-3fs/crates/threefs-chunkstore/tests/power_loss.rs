@@ -48,7 +48,8 @@ struct Run {
     disk: MemoryDisk,
     store: FileChunkStore<MemoryDisk>,
     rng: ChaCha8Rng,
-    /// After each call: operations of the disk so far, what the store held, was it a promise.
+    /// After each call: disk operations so far, content of the store, whether it was acknowledged
+    /// as durable.
     moments: Vec<(usize, Picture, bool)>,
 }
 
@@ -116,12 +117,12 @@ impl Run {
         }
     }
 
-    /// Pictures that a loss of power before operation `at` may leave: from the last promise that
-    /// was given by then, to the first call that had not returned.
+    /// States that a loss of power before operation `at` may leave: from the last acknowledged
+    /// update to the first call that had not returned.
     fn allowed(&self, at: usize) -> &[(usize, Picture, bool)] {
         let promised = self.moments.iter().rposition(|(end, _, promise)| *promise && *end <= at);
-        let begun = self.moments.iter().position(|(end, ..)| *end > at);
-        let end = begun.map_or(self.moments.len(), |begun| begun + 1);
+        let first_open = self.moments.iter().position(|(end, ..)| *end > at);
+        let end = first_open.map_or(self.moments.len(), |first_open| first_open + 1);
         &self.moments[promised.unwrap_or(0)..end]
     }
 }
@@ -132,7 +133,7 @@ fn check(run: &Run, at: usize, luck: Luck<'_>, seed: u64) {
     let store = FileChunkStore::open_on(disk.clone(), config())
         .unwrap_or_else(|error| panic!("seed {seed}, before operation {at}: {error}"));
     let found = picture(&store);
-    // Before the first promise there may be nothing at all.
+    // Before the first acknowledged update there may be nothing.
     let allowed = run.allowed(at);
     assert!(
         allowed.iter().any(|(_, picture, _)| *picture == found),
@@ -140,7 +141,7 @@ fn check(run: &Run, at: usize, luck: Luck<'_>, seed: u64) {
         operations.len(),
         allowed.len(),
     );
-    // It goes on from there, and what it promises now survives as well.
+    // The store continues from there, and later acknowledged updates survive as well.
     let update = StoreUpdate {
         chunk: ChunkId::new(InodeId(9), 0),
         version: ChunkVersion(1),
@@ -149,14 +150,14 @@ fn check(run: &Run, at: usize, luck: Luck<'_>, seed: u64) {
         change: ContentChange::Replace,
     };
     store.apply(&update, &[7; 5_000]).unwrap();
-    let went_on = picture(&store);
+    let continued = picture(&store);
     drop(store);
     let again = FileChunkStore::open_on(disk, config()).unwrap();
-    assert_eq!(picture(&again), went_on, "seed {seed}, before operation {at}, second opening");
+    assert_eq!(picture(&again), continued, "seed {seed}, before operation {at}, second opening");
 }
 
-/// The process is killed before operation `at`; a new one opens the store and begins to answer from
-/// it; then the power fails. What it answered from must not be lost.
+/// The process is killed before operation `at`; a new one opens the store and serves from it; then
+/// the power fails. State that was served must not be lost.
 fn check_kill(run: &Run, at: usize, luck: Luck<'_>, seed: u64) {
     let operations = run.disk.0.lock().unwrap().operations.clone();
     let disk = after_kill(&operations, at);
@@ -170,13 +171,13 @@ fn check_kill(run: &Run, at: usize, luck: Luck<'_>, seed: u64) {
         .unwrap_or_else(|error| panic!("seed {seed}, killed before operation {at}: {error}"));
     assert!(
         picture(&store) == answered,
-        "seed {seed}: killed before operation {at}, opened, then the power failed: what the \
-         opened store showed is lost"
+        "seed {seed}: killed before operation {at}, opened, then the power failed: state that \
+         the store served is lost"
     );
 }
 
 #[test]
-fn what_an_opened_store_shows_is_durable() {
+fn state_served_by_an_opened_store_is_durable() {
     for seed in 0..6 {
         let mut run = Run::new(seed);
         for _ in 0..45 {
@@ -192,7 +193,7 @@ fn what_an_opened_store_shows_is_durable() {
 }
 
 #[test]
-fn every_state_that_a_loss_of_power_may_leave_is_a_moment_of_the_past() {
+fn every_state_after_a_loss_of_power_is_a_past_state() {
     let mut compacted = false;
     let mut states = 0;
     for seed in 0..6 {

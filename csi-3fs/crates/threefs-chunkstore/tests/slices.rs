@@ -1,5 +1,5 @@
-//! No call of the file system happens under the store's lock, and what happens between the slices
-//! of a compaction is in the new log once.
+//! No file system call is made under the store's lock, and changes between the slices of a
+//! compaction are in the new log once.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -20,9 +20,9 @@ use threefs_core::chunk::{ChunkMetas, ContentChange, StoreUpdate, TagWindow, Whi
 use threefs_core::forgotten::InodeRange;
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
 
-/// Far above the entries of one slice.
+/// Far more than the entries of one slice.
 const CHUNKS: u32 = 2_000;
-const PATIENCE: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn config() -> StoreConfig {
     StoreConfig { grow_bytes: 128 << 10, log_bytes: 128 << 10, ..StoreConfig::default() }
@@ -50,7 +50,7 @@ fn put<D: Disk>(store: &FileChunkStore<D>, chunk: ChunkId, version: u64, change:
     store.commit(chunk, ChunkVersion(version), ChainVersion(1)).unwrap();
 }
 
-/// A disk that asks the store something in the middle of each call.
+/// A disk that queries the store in the middle of each call.
 #[derive(Clone, Default)]
 struct AskingDisk {
     disk: MemoryDisk,
@@ -72,7 +72,7 @@ impl Asks {
             store.used_bytes();
             answer.send(()).unwrap();
         });
-        assert!(answered.recv_timeout(PATIENCE).is_ok(), "{call} is called under the lock");
+        assert!(answered.recv_timeout(ANSWER_TIMEOUT).is_ok(), "{call} is called under the lock");
         self.count.fetch_add(1, SeqCst);
     }
 }
@@ -154,7 +154,7 @@ impl Disk for AskingDisk {
 }
 
 #[test]
-fn no_call_of_the_file_system_holds_the_lock() {
+fn no_file_system_call_is_made_under_the_lock() {
     let disk = AskingDisk::default();
     let asks = Arc::clone(&disk.asks);
     let memory = disk.disk.clone();
@@ -172,8 +172,8 @@ fn no_call_of_the_file_system_holds_the_lock() {
             ChunkVersion(0),
         )
         .unwrap();
-    assert!(store.used_bytes() < used, "the free end of the file was not given back");
-    // Without room for another log everything but the switch happens.
+    assert!(store.used_bytes() < used, "the free tail of the file was not removed");
+    // Without space for another log, everything but the switch happens.
     let bytes: usize = memory.list().unwrap().iter().map(|name| length(&memory, name)).sum();
     memory.0.lock().unwrap().quota = Some(bytes as u64);
     for version in 2..400 {
@@ -202,10 +202,10 @@ fn picture<D: Disk>(store: &FileChunkStore<D>) -> Picture {
     (store.version_floor(), known)
 }
 
-/// Everything that can happen to a chunk, before and after the copy has passed it, with kills and
-/// losses of power in between: the store that is opened again is the one that was left.
+/// All changes of a chunk, before and after it is copied, with kills and losses of power in
+/// between: the reopened store must equal the previous one.
 #[test]
-fn what_happens_during_a_compaction_is_in_the_new_log_once() {
+fn changes_during_a_compaction_are_in_the_new_log_once() {
     for seed in 0..4 {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let disk = MemoryDisk::default();
@@ -232,7 +232,7 @@ fn what_happens_during_a_compaction_is_in_the_new_log_once() {
                         put(&store, at, *version, ContentChange::Remove);
                     }
                     55..70 => {
-                        // A pending state, or another one in its place.
+                        // A pending state, or one that replaces it.
                         *version += 1;
                         let bytes = [step as u8; 100];
                         let update = update(at, *version, ContentChange::Replace);

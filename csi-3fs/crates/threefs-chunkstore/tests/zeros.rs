@@ -1,4 +1,4 @@
-//! Zeros take no blocks, and most updates flush the log alone.
+//! Zeros use no blocks, and most updates flush only the log.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -18,15 +18,15 @@ fn chunk() -> ChunkId {
     ChunkId::new(InodeId(7), 0)
 }
 
-/// A store with one chunk, and what the chunk holds.
-struct World {
+/// A store with one chunk, and its expected content.
+struct Fixture {
     disk: MemoryDisk,
     store: FileChunkStore<MemoryDisk>,
     content: Vec<u8>,
     version: u64,
 }
 
-impl World {
+impl Fixture {
     fn new() -> Self {
         let disk = MemoryDisk::default();
         let store = FileChunkStore::open_on(disk.clone(), StoreConfig::default()).unwrap();
@@ -58,7 +58,7 @@ impl World {
         self.update(ContentChange::Write { offset: offset as u32 }, payload);
     }
 
-    /// Blocks in use once the last commit is durable. The content is as it should be.
+    /// Blocks in use once the last commit is durable; checks the content.
     fn blocks(&self) -> usize {
         self.store.flush().unwrap();
         let read = self.store.read(chunk(), Which::Committed, 0, u32::MAX).unwrap();
@@ -76,7 +76,7 @@ impl World {
     }
 }
 
-/// The data file is opened first.
+/// The data file is opened first, so its number is 0.
 fn data_flushes(operations: &[Operation]) -> usize {
     operations.iter().filter(|op| matches!(op, Operation::Sync(0))).count()
 }
@@ -90,50 +90,50 @@ fn data_bytes(operations: &[Operation]) -> usize {
 }
 
 #[test]
-fn zeros_take_no_blocks_and_give_theirs_back() {
-    let mut world = World::new();
-    world.write(0, &[5; CHUNK_BYTES]);
-    assert_eq!(world.blocks(), 256);
-    world.write(CHUNK_BYTES / 4, &[0; CHUNK_BYTES / 2]);
-    assert_eq!(world.blocks(), 128, "a hole in the middle");
-    world.reopen();
-    assert_eq!(world.blocks(), 128, "after an opening");
-    world.write(CHUNK_BYTES / 2 + 1, &[7; 10]);
-    assert_eq!(world.blocks(), 129, "a write within the hole");
-    world.update(ContentChange::Truncate { length: 100 }, &[]);
-    assert_eq!(world.blocks(), 1);
-    let before = data_bytes(&world.operations());
-    world.write(CHUNK_BYTES - BLOCK_BYTES, &[9; BLOCK_BYTES]);
-    assert_eq!(world.blocks(), 2, "the gap after the old end");
-    assert!(data_bytes(&world.operations()) - before <= 3 * BLOCK_BYTES);
-    world.update(ContentChange::Truncate { length: CHUNK_BYTES as u32 * 4 }, &[]);
-    assert_eq!(world.blocks(), 2, "a chunk that is made longer");
-    world.update(ContentChange::Replace, &[0; CHUNK_BYTES]);
-    assert_eq!(world.blocks(), 0);
-    world.reopen();
-    assert_eq!(world.blocks(), 0);
+fn zeros_use_no_blocks_and_free_existing_ones() {
+    let mut fixture = Fixture::new();
+    fixture.write(0, &[5; CHUNK_BYTES]);
+    assert_eq!(fixture.blocks(), 256);
+    fixture.write(CHUNK_BYTES / 4, &[0; CHUNK_BYTES / 2]);
+    assert_eq!(fixture.blocks(), 128, "a hole in the middle");
+    fixture.reopen();
+    assert_eq!(fixture.blocks(), 128, "after an opening");
+    fixture.write(CHUNK_BYTES / 2 + 1, &[7; 10]);
+    assert_eq!(fixture.blocks(), 129, "a write within the hole");
+    fixture.update(ContentChange::Truncate { length: 100 }, &[]);
+    assert_eq!(fixture.blocks(), 1);
+    let before = data_bytes(&fixture.operations());
+    fixture.write(CHUNK_BYTES - BLOCK_BYTES, &[9; BLOCK_BYTES]);
+    assert_eq!(fixture.blocks(), 2, "the gap after the old end");
+    assert!(data_bytes(&fixture.operations()) - before <= 3 * BLOCK_BYTES);
+    fixture.update(ContentChange::Truncate { length: CHUNK_BYTES as u32 * 4 }, &[]);
+    assert_eq!(fixture.blocks(), 2, "an extended chunk");
+    fixture.update(ContentChange::Replace, &[0; CHUNK_BYTES]);
+    assert_eq!(fixture.blocks(), 0);
+    fixture.reopen();
+    assert_eq!(fixture.blocks(), 0);
 }
 
-/// Zeros between data would make more runs than a chunk may have: they are stored then, and the next
-/// write is a small one again.
+/// Zeros between data would make more runs than a chunk may have: they are stored then, and the
+/// next write is small again.
 #[test]
-fn a_chunk_of_many_runs_is_put_together_once() {
-    let mut world = World::new();
+fn a_chunk_of_many_runs_is_defragmented_once() {
+    let mut fixture = Fixture::new();
     let stripes: Vec<u8> = (0..CHUNK_BYTES).map(|at| (at / (4 * BLOCK_BYTES) % 2) as u8).collect();
-    world.update(ContentChange::Replace, &stripes);
-    world.write(1, &[3; 100]);
-    let before = data_bytes(&world.operations());
+    fixture.update(ContentChange::Replace, &stripes);
+    fixture.write(1, &[3; 100]);
+    let before = data_bytes(&fixture.operations());
     for number in 0..8 {
-        world.write(number * 8 * BLOCK_BYTES, &[4; 100]);
+        fixture.write(number * 8 * BLOCK_BYTES, &[4; 100]);
     }
-    assert!(data_bytes(&world.operations()) - before <= 8 * BLOCK_BYTES);
-    world.blocks();
+    assert!(data_bytes(&fixture.operations()) - before <= 8 * BLOCK_BYTES);
+    fixture.blocks();
 }
 
 #[test]
-fn what_writes_no_data_or_little_flushes_the_log_alone() {
-    let mut world = World::new();
-    world.write(0, &[5; 100_000]);
+fn updates_with_little_or_no_data_flush_only_the_log() {
+    let mut fixture = Fixture::new();
+    fixture.write(0, &[5; 100_000]);
     for (change, payload, flushes) in [
         (ContentChange::Truncate { length: 50_000 }, Vec::new(), 0),
         (ContentChange::Write { offset: 8192 }, vec![0; 20_480], 0),
@@ -143,20 +143,20 @@ fn what_writes_no_data_or_little_flushes_the_log_alone() {
         (ContentChange::Remove, Vec::new(), 0),
         (ContentChange::Replace, vec![1; 65_536], 1),
     ] {
-        let before = data_flushes(&world.operations());
-        world.update(change, &payload);
-        assert_eq!(data_flushes(&world.operations()) - before, flushes, "{change:?}");
+        let before = data_flushes(&fixture.operations());
+        fixture.update(change, &payload);
+        assert_eq!(data_flushes(&fixture.operations()) - before, flushes, "{change:?}");
     }
 }
 
-/// The flush of blocks that were written before needs no change of the file system's metadata.
+/// Flushing blocks that were written before does not change file system metadata.
 #[test]
 fn the_log_is_written_ahead() {
-    let mut world = World::new();
+    let mut fixture = Fixture::new();
     for _ in 0..100 {
-        world.write(0, &[5; 100]);
+        fixture.write(0, &[5; 100]);
     }
-    let operations = world.operations();
+    let operations = fixture.operations();
     let of_log = |op: &Operation| match op {
         Operation::Write { file, offset, bytes } if *file != 0 => Some((*offset, bytes.len())),
         _ => None,
@@ -170,11 +170,11 @@ fn the_log_is_written_ahead() {
         written = written.max(end);
     }
     assert!(frames.len() > 100 && steps <= 6, "{} frames, {steps} steps", frames.len());
-    world.reopen();
-    world.blocks();
+    fixture.reopen();
+    fixture.blocks();
 }
 
-/// Data that only the log has would be given up with it.
+/// Data that only the log has would be lost with it.
 #[test]
 fn a_log_is_kept_when_its_data_cannot_be_flushed() {
     let disk = MemoryDisk::default();
@@ -203,28 +203,29 @@ fn a_log_is_kept_when_its_data_cannot_be_flushed() {
 }
 
 #[test]
-fn a_commit_at_once_calls_no_file() {
-    let mut world = World::new();
-    world.write(0, &[5; 100]);
+fn a_commit_at_once_makes_no_file_system_call() {
+    let mut fixture = Fixture::new();
+    fixture.write(0, &[5; 100]);
     let version = ChunkVersion(2);
     let change = ContentChange::Write { offset: 0 };
     let tags = TagWindow::default();
     let update =
         StoreUpdate { chunk: chunk(), version, chain_version: ChainVersion(1), tags, change };
-    world.store.apply(&update, &[6; 100]).unwrap();
-    let before = world.operations().len();
-    let committed = world.store.commit_at_once(chunk(), version, ChainVersion(3)).unwrap().unwrap();
+    fixture.store.apply(&update, &[6; 100]).unwrap();
+    let before = fixture.operations().len();
+    let committed =
+        fixture.store.commit_at_once(chunk(), version, ChainVersion(3)).unwrap().unwrap();
     assert_eq!((committed.version, committed.chain_version), (version, ChainVersion(3)));
-    let again = world.store.commit_at_once(chunk(), version, ChainVersion(3)).unwrap();
+    let again = fixture.store.commit_at_once(chunk(), version, ChainVersion(3)).unwrap();
     assert_eq!(again, Ok(committed));
-    let unknown = world.store.commit_at_once(chunk(), ChunkVersion(9), ChainVersion(3)).unwrap();
+    let unknown = fixture.store.commit_at_once(chunk(), ChunkVersion(9), ChainVersion(3)).unwrap();
     assert_eq!(unknown, Err(StoreError::NotFound { chunk: chunk() }));
-    assert_eq!(world.operations().len(), before);
+    assert_eq!(fixture.operations().len(), before);
 }
 
-/// With a log that has to be made room in, it leaves the commit to a thread that may wait.
+/// If the log must be compacted first, the commit is left to a thread that may wait.
 #[test]
-fn a_commit_at_once_leaves_a_full_log_alone() {
+fn a_commit_at_once_does_not_touch_a_full_log() {
     let disk = MemoryDisk::default();
     let config = StoreConfig { log_bytes: 64 << 10, ..StoreConfig::default() };
     let store = FileChunkStore::open_on(disk.clone(), config).unwrap();

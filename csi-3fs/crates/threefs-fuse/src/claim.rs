@@ -1,10 +1,10 @@
-//! The claim of a mount that only one node may have: renewed while the mount is served; without a
-//! renewal that is young enough nothing is served. See `threefs_client::Claim`.
+//! Exclusive claim of a mount: renewed while the mount is served. Without a recent renewal, no
+//! request is served. See `threefs_client::Claim`.
 //!
-//! What the daemon has asked for meanwhile is fenced where it arrives: the client's `Lease` lets
-//! changes and updates pass while the claim is held, and each says until when it may be begun. So
-//! an operation lasts as long as its own time, over any number of renewals, and nothing of it
-//! happens once another node may have the claim.
+//! Requests in flight are fenced where they arrive: the client's `Lease` lets changes and updates
+//! pass while the claim is held, and each carries the time until which it may be started. So an
+//! operation may take its full timeout, across any number of renewals, and none of it happens once
+//! another node may hold the claim.
 
 use std::time::Duration;
 
@@ -13,19 +13,19 @@ use rustix::io::Errno;
 use threefs_client::{BootInstant, Claim, Client, ClientError, Lease, Renewal};
 use tokio::sync::watch;
 
-/// Renewals in the time for which one is trusted.
+/// Renewals per validity period of a renewal.
 const RENEWALS: u32 = 4;
-/// Between attempts while the metadata service does not answer.
+/// Pause between attempts while the metadata service does not answer.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// What a daemon is told about its claim.
+/// Claim configuration of a daemon.
 #[derive(Clone, Debug)]
 pub struct ClaimConfig {
     /// The directory that is claimed.
     pub path: String,
     /// This node.
     pub holder: String,
-    /// How long a renewal is trusted, from when it was asked for.
+    /// Validity of a renewal, from the time of its request.
     pub valid: Duration,
 }
 
@@ -41,22 +41,22 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Claims, and renews until the gate is dropped. Who has the claim if it is not to be had. A
-    /// mount that was served before (`resume`) takes no claim that is gone: another node may have
-    /// had it, and the kernel may still have to write what it was told before that.
+    /// Claims the mount, and renews the claim until the gate is dropped. Returns the holder if
+    /// another node has the claim. A mount that was served before (`resume`) does not take over a
+    /// lost claim: another node may have held it, and the kernel may still hold older writes.
     pub(crate) async fn open(
         client: &Client,
         config: ClaimConfig,
         resume: bool,
     ) -> Result<Result<Self, String>, ClientError> {
-        let (asked, lease) = (BootInstant::now(), client.lease().clone());
+        let (requested, lease) = (BootInstant::now(), client.lease().clone());
         let claim = if resume {
-            let known = Claim { holder: config.holder.clone(), beat: 0 };
-            match client.renew_claim(&config.path, &known).await? {
+            let previous = Claim { holder: config.holder.clone(), beat: 0 };
+            match client.renew_claim(&config.path, &previous).await? {
                 Renewal::Held(claim) => claim,
-                Renewal::Lost(found) => {
+                Renewal::Lost(holder) => {
                     lease.revoke();
-                    return Ok(Err(named(found)));
+                    return Ok(Err(holder_name(holder)));
                 }
             }
         } else {
@@ -65,14 +65,14 @@ impl Gate {
         if claim.holder != config.holder {
             return Ok(Err(claim.holder));
         }
-        let until = asked.after(config.valid);
+        let until = requested.after(config.valid);
         lease.renew_until(until);
         let (sender, state) = watch::channel(State::Held { until });
         tokio::spawn(renew(client.clone(), config, claim, sender, lease));
         Ok(Ok(Self { state }))
     }
 
-    /// A gate that never opens: somebody else has the claim.
+    /// A gate that never opens: another node holds the claim.
     pub(crate) fn lost() -> Self {
         Self { state: watch::channel(State::Lost).1 }
     }
@@ -82,8 +82,9 @@ impl Gate {
         matches!(*self.state.borrow(), State::Held { until } if BootInstant::now() < until)
     }
 
-    /// Waits until the claim is certainly held; EIO when it is lost or that cannot be known in time.
-    pub(crate) async fn pass(&self, deadline: Deadline) -> Result<(), Errno> {
+    /// Waits until the claim is certainly held; EIO if it is lost or its state stays unknown until
+    /// the deadline.
+    pub(crate) async fn wait_open(&self, deadline: Deadline) -> Result<(), Errno> {
         let mut state = self.state.clone();
         loop {
             match *state.borrow_and_update() {
@@ -98,18 +99,18 @@ impl Gate {
         }
     }
 
-    /// Ends when the claim is lost for good.
-    pub(crate) async fn lost_for_good(&self) {
+    /// Returns once the claim is lost for good.
+    pub(crate) async fn wait_lost(&self) {
         let mut state = self.state.clone();
         if state.wait_for(|state| matches!(state, State::Lost)).await.is_err() {
-            // Nobody renews it any more: the daemon ends.
+            // The renewal task has ended: the daemon is shutting down.
             std::future::pending::<()>().await;
         }
     }
 }
 
-fn named(found: Option<Claim>) -> String {
-    found.map_or_else(|| "nobody".into(), |claim| claim.holder)
+fn holder_name(claim: Option<Claim>) -> String {
+    claim.map_or_else(|| "none".into(), |claim| claim.holder)
 }
 
 async fn renew(
@@ -126,24 +127,24 @@ async fn renew(
             () = tokio::time::sleep(pause) => {}
             () = state.closed() => return,
         }
-        let asked = BootInstant::now();
+        let requested = BootInstant::now();
         match client.renew_claim(path, &claim).await {
             Ok(Renewal::Held(renewed)) => {
                 claim = renewed;
-                let until = asked.after(*valid);
+                let until = requested.after(*valid);
                 lease.renew_until(until);
                 state.send_replace(State::Held { until });
-                // Counted from when it was asked: an answer may have taken longer than a pause.
-                pause = (*valid / RENEWALS).saturating_sub(BootInstant::now().since(asked));
+                // Measured from the request: a reply may have taken longer than a pause.
+                pause = (*valid / RENEWALS).saturating_sub(BootInstant::now().since(requested));
             }
-            Ok(Renewal::Lost(found)) => {
-                tracing::error!(path, by = named(found), "the claim on this volume is lost");
+            Ok(Renewal::Lost(holder)) => {
+                tracing::error!(path, by = holder_name(holder), "lost the claim on this volume");
                 lease.revoke();
                 state.send_replace(State::Lost);
                 return;
             }
             Err(error) => {
-                tracing::warn!(path, %error, "the claim could not be renewed");
+                tracing::warn!(path, %error, "could not renew the claim");
                 pause = PAUSE;
             }
         }

@@ -1,4 +1,4 @@
-//! How a daemon runs, what it says when it serves, and why it may not.
+//! Daemon configuration, readiness message and errors.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,110 +10,112 @@ use threefs_client::ClientError;
 
 use crate::claim::ClaimConfig;
 
-/// How a daemon runs.
+/// Configuration of a daemon.
 pub struct FuseConfig {
-    /// The directory that is the mount's root.
+    /// Path of the directory that is the mount's root.
     pub root: String,
-    /// Refuses every change.
+    /// Rejects every change.
     pub read_only: bool,
-    /// Whether another daemon has served the mount before.
+    /// Whether a previous daemon has served the mount.
     pub resume: bool,
-    /// What that one left, and this one leaves.
+    /// Path of the mount journal. Default: none, so that no daemon can take over.
     pub state: Option<PathBuf>,
-    /// How long an operation waits for services that do not answer.
+    /// Timeout of an operation while services do not answer.
     pub timeout: Duration,
-    /// The claim without which nothing is served, if the mount needs one.
+    /// The claim that is required to serve the mount, if any.
     pub claim: Option<ClaimConfig>,
-    /// Whether the kernel may keep what is written and write it behind: only where no other node
-    /// has the files. An fsync or a close still means durable.
+    /// Whether the kernel may cache writes and write them back later: only if no other node uses
+    /// the files. An fsync or a close still makes them durable.
     pub write_back: bool,
-    /// How long names and attributes are valid in the kernel without asking; an open always asks.
+    /// How long the kernel may cache names and attributes; an open always revalidates.
     pub valid: Duration,
-    /// Asked at the end, also by who ends the daemon before the mount.
-    pub left_open: Arc<LeftOpen>,
+    /// Checked at the end, also by a caller that stops the daemon before unmounting.
+    pub unanswered: Arc<UnansweredCalls>,
 }
 
-/// Operations under a claim of which nobody has seen the answer. Services begin nothing after the
-/// end of the renewal that it was sent under; until then the claim must not go to another node.
+/// Operations under a claim whose answer was not seen. Services do not start an operation after the
+/// end of the renewal under which it was sent; until then the claim must not move to another node.
 #[derive(Debug)]
-pub struct LeftOpen {
-    trusted: Option<Duration>,
+pub struct UnansweredCalls {
+    validity: Option<Duration>,
     at: Mutex<Option<Instant>>,
 }
 
-impl LeftOpen {
-    /// `trusted`: how long a renewal of the mount's claim is, if it has one. `resume`: a daemon
-    /// before this one may have left some.
-    pub fn new(trusted: Option<Duration>, resume: bool) -> Self {
-        Self { trusted, at: Mutex::new(resume.then(Instant::now)) }
+impl UnansweredCalls {
+    /// `validity`: validity of a renewal of the mount's claim, if it has one. `resume`: a previous
+    /// daemon may have left some.
+    pub fn new(validity: Option<Duration>, resume: bool) -> Self {
+        Self { validity, at: Mutex::new(resume.then(Instant::now)) }
     }
 
     pub(crate) fn note(&self) {
         *self.at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// Whether all is answered, or too old to be begun.
+    /// Checks that every operation was answered, or is too old to be started.
     ///
     /// # Errors
-    /// [`FuseError::Unsure`].
+    /// [`FuseError::Unanswered`].
     pub fn check(&self) -> Result<(), FuseError> {
         let at = *self.at.lock().unwrap_or_else(PoisonError::into_inner);
-        match (self.trusted, at) {
-            (Some(trusted), Some(at)) if at.elapsed() < trusted => Err(FuseError::Unsure(trusted)),
+        match (self.validity, at) {
+            (Some(validity), Some(at)) if at.elapsed() < validity => {
+                Err(FuseError::Unanswered(validity))
+            }
             _ => Ok(()),
         }
     }
 }
 
-/// Why a daemon cannot serve.
+/// Reason why a daemon cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum FuseError {
-    /// The descriptor is none of /dev/fuse, or not mounted.
+    /// The descriptor is not of /dev/fuse, or not mounted.
     #[error("descriptor of /dev/fuse: {0}; open it, mount with `fd=N`, then start the daemon")]
     Device(io::Error),
     /// The state file cannot be used.
     #[error("state file: {0}")]
     State(io::Error),
-    /// The root cannot be had.
+    /// The root cannot be opened.
     #[error("root of the mount: {0}")]
     Root(#[from] ClientError),
-    /// The root is no directory.
-    #[error("`{0}` is not a directory; name one, or make it first")]
+    /// The root is not a directory.
+    #[error("`{0}` is not a directory; name an existing directory, or create it first")]
     NotADirectory(String),
-    /// Another node uses what only one may use.
+    /// Another node holds the exclusive claim.
     #[error(
-        "node `{holder}` uses it and only one node may; end its pods, or wait until it is gone"
+        "the volume is exclusive to one node and in use on node `{holder}`; stop its pods there, or wait until the node is gone"
     )]
     Claimed {
-        /// Which node.
+        /// Name of the node.
         holder: String,
     },
-    /// The kernel said something else than it should.
+    /// The kernel violated the protocol.
     #[error("{0}")]
     Protocol(String),
-    /// It was unmounted soon after an operation that nobody waited for until its answer came.
+    /// Unmounted soon after an operation whose caller did not wait for the answer.
     #[error(
-        "an operation of the last {} s has no answer and may still be begun: keep the claim for so long",
+        "an operation of the last {} s was not answered and may still start: keep the claim for that long",
         .0.as_secs_f64()
     )]
-    Unsure(Duration),
-    /// It was unmounted while the metadata service did not answer.
-    #[error("{0} files are longer than the metadata service knows: it did not answer")]
-    Untold(usize),
+    Unanswered(Duration),
+    /// Unmounted while the metadata service did not answer.
+    #[error("could not report the new length of {0} files: the metadata service did not respond")]
+    UnreportedLengths(usize),
 }
 
-/// What is told once the mount is served.
+/// Readiness message, printed once the mount is served.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ready {
     /// Always true.
     pub ready: bool,
     /// The root's inode.
     pub root: u64,
-    /// Which daemon of the mount this is, from 1.
-    pub life: u64,
-    /// Whether it took over a mount that another daemon had served.
+    /// Number of this daemon among those of the mount, from 1.
+    pub generation: u64,
+    /// Whether it took over the mount from a previous daemon.
     pub resumed: bool,
-    /// Whether what the other left unanswered is answered now. False on kernels before 6.9: those
-    /// requests wait until they are interrupted.
+    /// Whether the kernel resends the requests that the previous daemon left unanswered. False on
+    /// kernels before 6.9: those requests wait until they are interrupted.
     pub resent: bool,
 }

@@ -1,4 +1,5 @@
-//! /dev/fuse: requests in, answers and notices out. The descriptor outlives this process.
+//! /dev/fuse: reads requests, writes answers and notifications. The descriptor outlives this
+//! process.
 
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
@@ -10,16 +11,16 @@ use crate::wire::{self, Body, REQUEST_BYTES_MAX, Request};
 
 pub(crate) struct Device(OwnedFd);
 
-/// What reading gives.
+/// Result of a read.
 pub(crate) enum Received {
     Request(Request),
-    /// Nothing that can be used; read on.
+    /// Nothing usable; read again.
     Nothing,
-    /// The file system was unmounted, or its connection aborted.
+    /// The file system was unmounted, or its connection was aborted.
     End,
 }
 
-/// A buffer of a reading thread, used again unless its bytes are still needed.
+/// Buffer of a reader thread, reused unless its bytes are still needed.
 pub(crate) struct Buffer(Vec<u8>);
 
 impl Buffer {
@@ -30,7 +31,7 @@ impl Buffer {
 
 impl Device {
     pub(crate) fn new(descriptor: OwnedFd) -> io::Result<Self> {
-        // A holder may have it non-blocking; threads that wait want it otherwise.
+        // The owner of the descriptor may have set it non-blocking; readers need blocking reads.
         let flags = rustix::fs::fcntl_getfl(&descriptor)?;
         rustix::fs::fcntl_setfl(&descriptor, flags - rustix::fs::OFlags::NONBLOCK)?;
         Ok(Self(descriptor))
@@ -40,20 +41,20 @@ impl Device {
     pub(crate) fn receive(&self, buffer: &mut Buffer) -> io::Result<Received> {
         let length = match rustix::io::read(&self.0, buffer.0.as_mut_slice()) {
             Ok(length) => length,
-            // Interrupted before, or while, it was taken: nothing is lost.
+            // Interrupted before or during the read: nothing is lost.
             Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => return Ok(Received::Nothing),
             Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(Received::End),
             Err(error) => return Err(error.into()),
         };
         let bytes = if length > REQUEST_BYTES_MAX / 16 {
-            let mut taken = std::mem::replace(&mut buffer.0, vec![0; REQUEST_BYTES_MAX]);
-            taken.truncate(length);
-            Bytes::from(taken)
+            let mut bytes = std::mem::replace(&mut buffer.0, vec![0; REQUEST_BYTES_MAX]);
+            bytes.truncate(length);
+            Bytes::from(bytes)
         } else {
             Bytes::copy_from_slice(buffer.0.get(..length).unwrap_or_default())
         };
         let Some(request) = Request::parse(bytes) else {
-            tracing::error!(length, "the kernel sent what is no request");
+            tracing::error!(length, "invalid request from the kernel");
             return Ok(Received::Nothing);
         };
         Ok(Received::Request(request))
@@ -69,19 +70,19 @@ impl Device {
         self.send(unique, -error.raw_os_error(), &[]);
     }
 
-    /// Asks for everything that a former daemon left unanswered; false where the kernel cannot.
+    /// Asks the kernel to resend all unanswered requests; false if it does not support that.
     pub(crate) fn resend(&self) -> bool {
         self.send(0, wire::NOTIFY_RESEND, &[])
     }
 
-    /// Has the kernel ask anew for an inode's attributes. Never waits for the inode's pages.
+    /// Makes the kernel reload an inode's attributes. Never waits for the inode's pages.
     pub(crate) fn invalidate_attributes(&self, node: u64) {
         let body = Body::default().u64(node).u64(u64::MAX).u64(0);
         self.send(0, wire::NOTIFY_INVALIDATE_INODE, &body.0);
     }
 
     fn send(&self, unique: u64, error: i32, body: &[u8]) -> bool {
-        // A body has at most the bytes of a read.
+        // A body has at most the size of a read.
         let length = (16 + body.len()) as u32;
         let mut header = [0; 16];
         header[..4].copy_from_slice(&length.to_le_bytes());
@@ -89,10 +90,10 @@ impl Device {
         header[8..].copy_from_slice(&unique.to_le_bytes());
         match rustix::io::writev(&self.0, &[IoSlice::new(&header), IoSlice::new(body)]) {
             Ok(_) => true,
-            // Who asked does not wait any more, or the inode is not known.
+            // The caller does not wait any more, or the kernel does not know the inode.
             Err(Errno::NOENT | Errno::NODEV) => false,
             Err(error) => {
-                tracing::debug!(unique, %error, "the kernel did not take an answer or notice");
+                tracing::debug!(unique, %error, "the kernel rejected an answer or notification");
                 false
             }
         }

@@ -1,11 +1,11 @@
-//! Errors of the client as the numbers that system calls give.
+//! Mapping of client errors to errno.
 
 use rustix::io::Errno;
 use threefs_client::ClientError;
 use threefs_meta::MetaError;
 
-/// The number for an error. `by_inode`: the operation named an inode that the kernel knew, so one
-/// that is not there any more is a stale one, for which the kernel looks the path up again.
+/// The errno of an error. `by_inode`: the operation named an inode that the kernel knew; if it is
+/// gone, ESTALE makes the kernel look the path up again.
 pub(crate) fn errno(error: &ClientError, by_inode: bool) -> Errno {
     match error {
         ClientError::Meta(error) => of_meta(error, by_inode),

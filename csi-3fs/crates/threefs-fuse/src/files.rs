@@ -1,9 +1,8 @@
-//! Files that are open through this mount: where their chunks are, how long they are, what is
-//! reserved for them, and whether the metadata service knows.
+//! Open file table of the mount: layout, length, reservation and unreported writes of each file.
 //!
-//! Every write is in the chunks, durable, when the kernel has its answer. What is told later, at
-//! close, fsync and in between, is the length. A daemon that takes over a mount does not know which
-//! lengths its predecessor had not told: it looks at the chunks of every file that is used through
+//! Every write is durable in its chunks when the kernel gets the answer. The length is reported
+//! later: at close, fsync and periodically. A daemon that takes over a mount does not know all
+//! unreported lengths of its predecessor: it checks the chunks of every file that is used through
 //! an older handle.
 
 use std::collections::HashMap;
@@ -13,38 +12,38 @@ use threefs_client::FileHandle;
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_meta::{Inode, InodeKind, SessionId, Written};
 
-/// Files whose last seen content is remembered after they are closed, so that the kernel may keep
+/// Maximum number of closed files whose last content version is kept, so that the kernel may keep
 /// their pages.
 const CONTENTS_MAX: usize = 65_536;
 
-/// One file, however often it is open.
+/// An open file, shared by all its handles.
 pub(crate) struct OpenFile {
     state: Mutex<FileState>,
-    /// Held while a reservation or a length is told: one at a time for a file.
-    pub telling: tokio::sync::Mutex<()>,
+    /// Held while a reservation or a length is sent: one at a time per file.
+    pub reporting: tokio::sync::Mutex<()>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct FileState {
     pub file: FileHandle,
-    /// As this mount sees it.
+    /// Length as this mount sees it.
     pub length: u64,
-    /// The metadata service does not know the length, or that something was written.
+    /// The length, or a write, is not reported to the metadata service yet.
     pub dirty: bool,
-    /// The length is on its way to the metadata service.
-    pub telling: bool,
-    /// The version of the newest inode that was taken over: an answer that was overtaken by a newer
-    /// one must not undo it.
+    /// A report of the length is in flight.
+    pub reporting: bool,
+    /// Version of the newest inode that was applied: a reply that a newer one has overtaken must
+    /// not undo it.
     pub seen: u64,
-    /// Chunks that were written since the last report.
+    /// Chunks written since the last report.
     pub unreported: Written,
-    /// Writes may go up to here without asking.
+    /// Writes up to here need no further reservation.
     pub reserved: u64,
     pub in_quota: bool,
     pub has_session: bool,
     /// Handles of this daemon.
     pub handles: u32,
-    /// When something was written last, by this machine's clock.
+    /// Time of the last write, by the local clock.
     pub written: i64,
 }
 
@@ -55,14 +54,14 @@ impl OpenFile {
 }
 
 impl FileState {
-    /// Takes over what a question was answered, where this mount does not know better.
+    /// Applies the inode of a query's reply, unless this mount has newer state.
     pub(crate) fn learn(&mut self, inode: &Inode) {
         if inode.version >= self.seen {
             self.follow(inode);
         }
     }
 
-    /// Takes over what a change of ours was answered.
+    /// Applies the inode of a change's reply.
     pub(crate) fn follow(&mut self, inode: &Inode) {
         self.seen = inode.version;
         let InodeKind::File { length, reserved, truncate_version, written, .. } = &inode.kind
@@ -75,14 +74,14 @@ impl FileState {
         if truncate_version != self.file.truncate_version {
             self.file.truncate_version = truncate_version;
             self.has_session = false;
-            // Some of them may be gone.
+            // The truncation may have removed some of them.
             self.unreported = Written::default();
         }
-        self.length = if self.dirty || self.telling { self.length.max(length) } else { length };
+        self.length = if self.dirty || self.reporting { self.length.max(length) } else { length };
         self.reserved = if self.has_session { reserved.max(length) } else { length };
     }
 
-    /// The session has ended, and what was reserved beyond the length with it.
+    /// Ends the write session, and with it the reservation beyond the length.
     pub(crate) fn end_session(&mut self) {
         self.has_session = false;
         self.reserved = self.reserved.min(self.length);
@@ -90,8 +89,8 @@ impl FileState {
 }
 
 impl FileState {
-    /// Takes over a length that this mount has set: the metadata service knows it. What a write that
-    /// ran beside it has added is still to be reported, unless it may have been cut.
+    /// Applies a length that this mount has set, so the metadata service knows it. A concurrent
+    /// write is still to be reported, unless it may have been truncated.
     pub(crate) fn resize(&mut self, inode: &Inode) {
         let cut = matches!(&inode.kind, InodeKind::File { truncate_version, .. }
             if *truncate_version != self.file.truncate_version);
@@ -103,17 +102,17 @@ impl FileState {
 #[derive(Default)]
 pub(crate) struct Files {
     open: Mutex<HashMap<InodeId, Arc<OpenFile>>>,
-    /// The content that the kernel has pages of, as the metadata service counts its changes.
+    /// Content version of the kernel's cached pages, as the metadata service counts changes.
     contents: Mutex<HashMap<InodeId, u64>>,
 }
 
 impl Files {
-    /// The file if it is known.
+    /// The file, if it is open.
     pub(crate) fn get(&self, inode: InodeId) -> Option<Arc<OpenFile>> {
         self.all().get(&inode).cloned()
     }
 
-    /// One more handle of a file, whose inode was just read. Tells whether the kernel may keep its
+    /// Adds handles to a file whose inode was just read. Returns whether the kernel may keep its
     /// pages.
     pub(crate) fn open(
         &self,
@@ -134,7 +133,7 @@ impl Files {
         (file, same || dirty)
     }
 
-    /// An inode that was just opened: the kernel's pages will be of this content.
+    /// Records that the kernel's pages will be of this inode's content.
     fn remember(&self, inode: &Inode) {
         let Some(content) = content(inode) else { return };
         let mut contents = self.contents();
@@ -144,20 +143,20 @@ impl Files {
         contents.insert(inode.id, content);
     }
 
-    /// The inode after so many changes of this mount to its content: the kernel has those pages,
-    /// unless somebody else has changed it as well.
+    /// Records the inode after `changes` changes of its content by this mount: the kernel's pages
+    /// stay valid unless another client has changed it as well.
     pub(crate) fn advance(&self, inode: &Inode, changes: u64) {
         let Some(content) = content(inode) else { return };
         let mut contents = self.contents();
-        let Some(known) = contents.get_mut(&inode.id) else { return };
-        if known.checked_add(changes) == Some(content) {
-            *known = content;
+        let Some(cached) = contents.get_mut(&inode.id) else { return };
+        if cached.checked_add(changes) == Some(content) {
+            *cached = content;
         } else {
             contents.remove(&inode.id);
         }
     }
 
-    /// Whether the kernel's pages are of this content of the file.
+    /// Whether the kernel's pages match this content of the file.
     pub(crate) fn is_same(&self, inode: &Inode) -> bool {
         content(inode).is_some_and(|content| self.contents().get(&inode.id) == Some(&content))
     }
@@ -166,37 +165,38 @@ impl Files {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A handle of a former daemon less; true if no other is known, and the file is forgotten then.
+    /// Closes a handle of a previous daemon; true if no other handle is known, and the file is
+    /// dropped then.
     pub(crate) fn close_former(&self, inode: InodeId) -> bool {
         let mut open = self.all();
-        let known = open.get(&inode).is_some_and(|file| file.state().handles > 0);
-        if !known {
+        let in_use = open.get(&inode).is_some_and(|file| file.state().handles > 0);
+        if !in_use {
             open.remove(&inode);
         }
-        !known
+        !in_use
     }
 
-    /// One handle less; true if it was the last one, and the file is forgotten then.
+    /// Closes a handle; true if it was the last one, and the file is dropped then.
     pub(crate) fn close(&self, inode: InodeId) -> bool {
         let mut open = self.all();
         let Some(file) = open.get(&inode) else { return true };
-        let left = {
+        let handles = {
             let mut state = file.state();
             state.handles = state.handles.saturating_sub(1);
             state.handles
         };
-        if left == 0 {
+        if handles == 0 {
             open.remove(&inode);
         }
-        left == 0
+        handles == 0
     }
 
-    /// Everything that is open.
+    /// All open files.
     pub(crate) fn inodes(&self) -> Vec<InodeId> {
         self.all().keys().copied().collect()
     }
 
-    /// Files whose length the metadata service does not know.
+    /// Files with an unreported length.
     pub(crate) fn dirty(&self) -> Vec<(InodeId, Arc<OpenFile>)> {
         let open = self.all();
         let dirty = open.iter().filter(|(_, file)| file.state().dirty);
@@ -214,7 +214,7 @@ impl OpenFile {
             file,
             length: 0,
             dirty: false,
-            telling: false,
+            reporting: false,
             seen: 0,
             unreported: Written::default(),
             reserved: 0,
@@ -223,12 +223,12 @@ impl OpenFile {
             handles: 0,
             written: 0,
         };
-        Self { state: Mutex::new(state), telling: tokio::sync::Mutex::new(()) }
+        Self { state: Mutex::new(state), reporting: tokio::sync::Mutex::new(()) }
     }
 }
 
-/// The write session of a mount for a file: the same for all its daemons, so that any of them can
-/// end it.
+/// Write session of a mount for a file: the same for all its daemons, so that any of them can end
+/// it.
 pub(crate) fn session_of(client: ClientId, inode: InodeId) -> SessionId {
     SessionId(client.0 ^ (u128::from(inode.0) << 64))
 }
@@ -274,9 +274,10 @@ mod tests {
         }
     }
 
-    /// Each close of a descriptor may be the last one; others that are copies of it may write on.
+    /// Each close of a descriptor may be the last one; copies of the descriptor may continue to
+    /// write.
     #[test]
-    fn what_was_reserved_ends_with_the_session() {
+    fn a_reservation_ends_with_its_session() {
         let mut inode = file(10, 1);
         inode.quota = Some(InodeId(2));
         if let InodeKind::File { reserved, .. } = &mut inode.kind {
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_beside_a_resize_is_reported_unless_it_may_have_been_cut() {
+    fn a_write_concurrent_with_a_resize_is_reported_unless_it_may_have_been_truncated() {
         let inode = file(10, 1);
         let open = OpenFile::new(FileHandle::of("file", &inode).unwrap());
         let mut state = open.state();

@@ -1,20 +1,20 @@
-//! The kernel's protocol, version 7: numbers and layouts of linux/fuse.h, nothing else.
+//! FUSE protocol, version 7: constants and layouts of linux/fuse.h.
 //!
-//! Everything is little endian here, as on all machines that 3FS runs on.
+//! All integers are little endian, as on every platform that 3FS supports.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 
-/// The protocol that we speak; a kernel with a higher minor number falls back to it.
+/// The protocol version of this daemon; a kernel with a higher minor version falls back to it.
 pub(crate) const MAJOR: u32 = 7;
 pub(crate) const MINOR: u32 = 38;
-/// The largest write, and the largest read that we ask for.
+/// Maximum size of a write, and of a read.
 pub(crate) const WRITE_BYTES_MAX: usize = 1 << 20;
-/// Room of a request: a write with its headers.
+/// Maximum size of a request: a write with its headers.
 pub(crate) const REQUEST_BYTES_MAX: usize = WRITE_BYTES_MAX + 4096;
 pub(crate) const HEADER_BYTES: usize = 40;
-/// Set in the number of a request that the kernel sends again.
+/// Set in the number of a request that the kernel resends.
 pub(crate) const RESENT: u64 = 1 << 63;
 
 pub(crate) mod opcode {
@@ -57,7 +57,7 @@ pub(crate) mod opcode {
     pub(crate) const SYNCFS: u32 = 50;
 }
 
-/// Flags of INIT that we understand; the kernel's word over those that it offers.
+/// INIT flags that this daemon supports; the result is their intersection with the kernel's.
 pub(crate) mod init {
     pub(crate) const ASYNC_READ: u64 = 1 << 0;
     pub(crate) const BIG_WRITES: u64 = 1 << 5;
@@ -65,15 +65,16 @@ pub(crate) mod init {
     pub(crate) const READDIRPLUS: u64 = 1 << 13;
     pub(crate) const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub(crate) const ASYNC_DIRECT: u64 = 1 << 15;
-    /// The kernel keeps written pages and writes them behind, several at a time. It then knows
-    /// lengths and times better than we do, so nobody else may change the files.
+    /// Write-back cache: the kernel keeps written pages and writes them back later, several at a
+    /// time. It then knows lengths and times better than this daemon, so no other client may change
+    /// the files.
     pub(crate) const WRITE_BACK: u64 = 1 << 16;
     pub(crate) const PARALLEL_DIRECTORIES: u64 = 1 << 18;
     pub(crate) const MAX_PAGES: u64 = 1 << 22;
     pub(crate) const CACHE_SYMLINKS: u64 = 1 << 23;
     pub(crate) const EXTENDED: u64 = 1 << 30;
     pub(crate) const RESEND: u64 = 1 << 39;
-    pub(crate) const WANTED: u64 = ASYNC_READ
+    pub(crate) const SUPPORTED: u64 = ASYNC_READ
         | BIG_WRITES
         | AUTO_INVALIDATE
         | READDIRPLUS
@@ -86,7 +87,7 @@ pub(crate) mod init {
         | RESEND;
 }
 
-/// What SETATTR changes.
+/// Fields that a SETATTR changes.
 pub(crate) mod set {
     pub(crate) const MODE: u32 = 1 << 0;
     pub(crate) const UID: u32 = 1 << 1;
@@ -97,15 +98,15 @@ pub(crate) mod set {
     pub(crate) const FH: u32 = 1 << 6;
     pub(crate) const ATIME_NOW: u32 = 1 << 7;
     pub(crate) const MTIME_NOW: u32 = 1 << 8;
-    /// Sent with a write-back cache alone.
+    /// Sent only with a write-back cache.
     pub(crate) const CTIME: u32 = 1 << 10;
 }
 
-/// The kernel keeps the pages that it has of a file.
+/// The kernel keeps its cached pages of a file.
 pub(crate) const OPEN_KEEP_CACHE: u32 = 1 << 1;
-/// "Your copy of this inode is old."
+/// Invalidates the kernel's attributes of an inode.
 pub(crate) const NOTIFY_INVALIDATE_INODE: i32 = 2;
-/// "Send again what was not answered."
+/// Makes the kernel resend all unanswered requests.
 pub(crate) const NOTIFY_RESEND: i32 = 7;
 
 /// A request of the kernel.
@@ -120,7 +121,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// `None`: these bytes are no request.
+    /// `None`: the bytes are not a request.
     pub(crate) fn parse(bytes: Bytes) -> Option<Self> {
         let mut fields = Fields(&bytes);
         let length = fields.u32()? as usize;
@@ -133,7 +134,7 @@ impl Request {
     }
 }
 
-/// Takes fields from the front of a body.
+/// Reads fields from the front of a body.
 pub(crate) struct Fields<'a>(pub &'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -151,7 +152,7 @@ impl<'a> Fields<'a> {
         self.take().map(u64::from_le_bytes)
     }
 
-    /// A name that ends with a zero byte.
+    /// A NUL-terminated name.
     pub(crate) fn name(&mut self) -> Option<&'a [u8]> {
         let end = self.0.iter().position(|byte| *byte == 0)?;
         let (name, rest) = self.0.split_at(end);
@@ -204,8 +205,8 @@ pub(crate) struct Attributes {
     pub device: u32,
 }
 
-/// What programs should write at once: buffered writers go by it, and every write is durable when
-/// it returns.
+/// Preferred I/O size for programs: buffered writers use it, and every write is durable when it
+/// returns.
 const BLOCK_BYTES: u32 = 128 << 10;
 
 impl Attributes {
@@ -231,7 +232,7 @@ impl Attributes {
     }
 }
 
-/// An inode with a name, valid in the kernel's caches for so long.
+/// An entry, valid in the kernel's caches for `valid`.
 pub(crate) fn entry(body: Body, node: u64, attributes: &Attributes, valid: Duration) -> Body {
     let (seconds, nanoseconds) = (valid.as_secs(), valid.subsec_nanos());
     let body = body.u64(node).u64(0).u64(seconds).u64(seconds).u32(nanoseconds).u32(nanoseconds);
@@ -246,7 +247,7 @@ pub(crate) fn opened(body: Body, handle: u64, flags: u32) -> Body {
     body.u64(handle).u32(flags).u32(0)
 }
 
-/// One name of a directory; `next` is where the listing goes on behind it.
+/// A directory entry; `next` is the offset of the following one.
 pub(crate) fn directory_entry(body: Body, inode: u64, next: u64, mode: u32, name: &[u8]) -> Body {
     let padding = name.len().next_multiple_of(8) - name.len();
     // Names have at most 255 bytes.
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_lies_about_its_length_is_none() {
+    fn a_request_with_a_wrong_length_is_rejected() {
         let mut bytes = Body::default().u32(41).zeros(36).0;
         assert!(Request::parse(bytes.clone().into()).is_none());
         bytes[0] = 40;

@@ -11,7 +11,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use serde::Deserialize;
 use threefs_client::{Client, ClientConfig};
-use threefs_fuse::{ClaimConfig, FuseConfig, FuseError, LeftOpen};
+use threefs_fuse::{ClaimConfig, FuseConfig, FuseError, UnansweredCalls};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -90,7 +90,7 @@ pub fn run_fuse(py: Python<'_>, config_json: &str) -> PyResult<()> {
         claim,
         write_back: json.write_back,
         valid,
-        left_open: Arc::new(LeftOpen::new(trusted, resume)),
+        unanswered: Arc::new(UnansweredCalls::new(trusted, resume)),
     };
     let runtime = Builder::new_multi_thread()
         .worker_threads(2)
@@ -107,7 +107,7 @@ async fn serve(
     descriptor: OwnedFd,
     config: FuseConfig,
 ) -> Result<(), FuseError> {
-    let left_open = Arc::clone(&config.left_open);
+    let unanswered = Arc::clone(&config.unanswered);
     let mut terminate = signal(SignalKind::terminate()).map_err(FuseError::Device)?;
     let ready = Box::new(|ready: &threefs_fuse::Ready| {
         let line = serde_json::to_string(ready).unwrap_or_default();
@@ -118,6 +118,6 @@ async fn serve(
     tokio::select! {
         served = threefs_fuse::serve(Client::start(client), descriptor, config, ready) => served,
         // Everything acknowledged is durable; what is in work the kernel sends to the next one.
-        _ = terminate.recv() => left_open.check(),
+        _ = terminate.recv() => unanswered.check(),
     }
 }

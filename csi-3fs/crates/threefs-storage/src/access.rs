@@ -1,6 +1,6 @@
-//! Which requests a volume's credential may make: those of clients, for files that the metadata
-//! service gave it a capability for, and updates only of the bytes that its terms name. What replicas
-//! ask of each other needs the cluster's key.
+//! Access control of volume credentials: a credential may make client requests for files that the
+//! metadata service gave it a capability for, and may update only the bytes that the capability's
+//! terms name. Requests between replicas require the cluster's key.
 
 use std::sync::Arc;
 
@@ -28,15 +28,15 @@ pub(crate) fn permit(
         None => return grant.require_service("a request of the services"),
     };
     let Some(capability) = capability else {
-        return Err(Fault::forbidden(format!("{inode} without a capability for it")));
+        return Err(Fault::forbidden(format!("no capability for {inode}")));
     };
     if write && ticket.read_only {
-        return Err(Fault::forbidden(format!("the credential for `{}` only reads", ticket.path)));
+        return Err(Fault::forbidden(format!("the credential for `{}` is read-only", ticket.path)));
     }
     capability.check(&keys.current(), ticket, inode.0, write, now_unix_s)?;
     let StorageRequest::Update(update) = request else { return Ok(()) };
     let terms: FileTerms = decode(capability.terms())
-        .map_err(|error| Fault::bad_request(format!("the terms of the capability: {error}")))?;
+        .map_err(|error| Fault::bad_request(format!("invalid terms of the capability: {error}")))?;
     terms.check(update, payload_bytes, &routing(), now_unix_s).map_err(fault)
 }
 
@@ -45,7 +45,7 @@ fn fault(error: TermsError) -> Fault {
     Fault { code, detail: error.to_string() }
 }
 
-/// The file of a client's request, and whether it is changed.
+/// The file of a client's request, and whether the request changes it.
 fn file_of(request: &StorageRequest) -> Option<(InodeId, bool)> {
     match request {
         StorageRequest::Update(update) => Some((update.chunk.inode, true)),

@@ -1,21 +1,23 @@
-//! Budgets of the storage port: how the memory for requests and replies is divided by class.
+//! Admission budgets of the storage port: memory for requests and replies, divided by request
+//! class.
 //!
-//! The sizes only matter for speed: which class may wait for which is what keeps full budgets from
-//! stopping the chains (`threefs_core::message::class`). An update holds its bytes at the head until
-//! every replica has it, a forward at hop 1 until the replicas behind have it, and so on, so earlier
-//! classes get more. Chains are seldom longer than three replicas: later hops get little.
+//! The sizes affect performance only; the separation of classes keeps full budgets from deadlocking
+//! the chains (`threefs_core::message::class`). An update holds its bytes at the head until every
+//! replica has it, a forward at hop 1 until the replicas after it have it, and so on, so earlier
+//! classes get more. Chains rarely have more than three replicas, so later hops get little.
 
 use fabric::rpc::Budget;
 use threefs_core::message::class;
 
-/// The memory is divided into so many parts.
+/// Number of parts that the memory is divided into.
 pub const PARTS: usize = 32;
-/// Calls of each class in flight, whatever their size. One that waits costs about 2 KiB.
+/// Maximum number of calls in flight per class, of any size. A waiting call costs about 2 KiB.
 const CALLS_MAX: usize = 16_384;
-/// Those of one connection: far more than a client's window, far fewer than all.
+/// Maximum number of calls in flight per connection: far more than a client's window, far fewer
+/// than `CALLS_MAX`.
 pub(crate) const CALLS_OF_CONNECTION_MAX: usize = 512;
 
-/// One budget for each class of requests.
+/// Returns one budget per class of requests.
 #[must_use]
 pub fn budgets(memory_bytes: usize) -> Vec<Budget> {
     (0..class::COUNT).map(|class| budget(class, memory_bytes / PARTS)).collect()
@@ -24,7 +26,7 @@ pub fn budgets(memory_bytes: usize) -> Vec<Budget> {
 fn budget(class: u8, part: usize) -> Budget {
     let (requests, replies, shares) = match class {
         class::UPDATE => (7, 0, 4),
-        // From the nodes before this one in its chains, over two connections each.
+        // From the preceding nodes in the chains, over two connections each.
         1 => (5, 0, 2),
         2 => (4, 0, 2),
         3..=class::HOP_MAX => (1, 0, 2),

@@ -1,29 +1,33 @@
-//! The cluster that a data folder belongs to: a small file beside the targets.
+//! Identity of a storage process: the cluster of its data folder, and its incarnation.
 //!
-//! It is written once, when mgmtd has registered the node and before the first target is made, and
-//! sent with every heartbeat. A node with the data of one cluster takes no part in another, and no
-//! mgmtd that has lost its store makes new chains over the data of the old ones.
+//! The cluster id is written to a file next to the targets once, after mgmtd has registered the
+//! node and before the first target is created, and sent with every heartbeat. A node with data of
+//! one cluster does not join another, and an mgmtd that has lost its store does not create new
+//! chains over existing data.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
+use rand::TryRngCore;
 use threefs_core::heartbeat::DataFolder;
-use threefs_core::ids::ClusterId;
+use threefs_core::ids::{ClusterId, Incarnation};
 
 const FILE: &str = "cluster";
 const DRAFT: &str = "cluster.draft";
 const TARGETS: &str = "target-";
 
-/// What is known of a data folder.
+/// Reads the identity of a data folder.
 ///
 /// # Errors
-/// The folder or the file cannot be read, or the file holds no cluster.
+/// The folder or the file cannot be read, or the file holds no cluster id.
 pub(crate) fn read(data: &Path) -> io::Result<DataFolder> {
     match fs::read_to_string(data.join(FILE)) {
         Ok(text) => u128::from_str_radix(text.trim(), 16)
             .map(|number| DataFolder::Of(ClusterId(number)))
-            .map_err(|error| io::Error::other(format!("`{FILE}` holds no cluster id: {error}"))),
+            .map_err(|error| {
+                io::Error::other(format!("`{FILE}` does not hold a cluster id: {error}"))
+            }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             for entry in fs::read_dir(data)? {
                 if entry?.file_name().to_string_lossy().starts_with(TARGETS) {
@@ -36,7 +40,7 @@ pub(crate) fn read(data: &Path) -> io::Result<DataFolder> {
     }
 }
 
-/// Marks a data folder, durably.
+/// Writes the cluster id to a data folder, durably.
 ///
 /// # Errors
 /// It cannot be written.
@@ -47,6 +51,18 @@ pub(crate) fn write(data: &Path, cluster: ClusterId) -> io::Result<()> {
     file.sync_all()?;
     fs::rename(draft, data.join(FILE))?;
     File::open(data)?.sync_all()
+}
+
+/// Draws the incarnation of a process or of an open store. From the operating system's generator,
+/// because incarnations must be unique.
+pub(crate) fn draw_incarnation() -> Incarnation {
+    let mut bytes = [0; 8];
+    if rand::rngs::OsRng.try_fill_bytes(&mut bytes).is_err() {
+        // Without entropy: the time at least differs between incarnations.
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        return Incarnation(now.map_or(1, |elapsed| elapsed.as_nanos() as u64));
+    }
+    Incarnation(u64::from_le_bytes(bytes))
 }
 
 #[cfg(test)]
@@ -62,6 +78,8 @@ mod tests {
         write(folder.path(), ClusterId(u128::MAX - 5)).unwrap();
         assert_eq!(read(folder.path()).unwrap(), DataFolder::Of(ClusterId(u128::MAX - 5)));
         fs::write(folder.path().join(FILE), "no number").unwrap();
-        assert!(read(folder.path()).unwrap_err().to_string().contains("no cluster id"));
+        assert!(
+            read(folder.path()).unwrap_err().to_string().contains("does not hold a cluster id")
+        );
     }
 }

@@ -1,25 +1,27 @@
-//! The storage service: chunk replicas behind a port.
+//! Storage service: the chunk replicas of one node, served over RPC.
 //!
-//! Everything that decides is `threefs_core::replica`; here are its clock, sockets and threads.
+//! All replication decisions are made by `threefs_core::replica`; this crate provides its clock,
+//! sockets and threads. It has no replication rules and no unbounded waits.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
-//! | [`config`] | where it listens, where its data is, its timers |
-//! | `access` | which requests a volume's credential may make |
-//! | [`admission`] | how memory is divided between classes of requests |
-//! | `target` | one replica, its store, its timer: events in, actions carried out |
-//! | `workers` | the threads of one target |
+//! | [`config`] | configuration |
+//! | [`service`] | RPC port, startup and shutdown |
+//! | `access` | access control of volume credentials |
+//! | [`admission`] | memory budgets by class of request |
+//! | `node` | targets of this node: lifecycle, routing, lease |
+//! | `target` | one replica, its store and timer: events in, actions executed |
+//! | `workers` | threads of one target |
+//! | `context` | clock, peers and routing shared by the targets |
 //! | `peers` | calls to the storage services of other nodes |
-//! | `node` | all targets of this node: routing, lease, requests by target |
-//! | `identity` | the cluster that the data folder belongs to |
-//! | `heartbeat` | the conversation with mgmtd |
-//! | [`service`] | the port, and the life of the whole |
-//!
-//! Absent on purpose: any rule of replication, and any wait without an end.
+//! | `store` | the disk of the node and its stores |
+//! | `identity` | incarnation, and cluster of the data folder |
+//! | `heartbeat` | heartbeats to mgmtd, leases and routing from it |
 
 mod access;
 pub mod admission;
 pub mod config;
+mod context;
 mod heartbeat;
 mod identity;
 mod node;

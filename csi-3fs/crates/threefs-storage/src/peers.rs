@@ -1,4 +1,4 @@
-//! Calls to the storage services of other nodes.
+//! RPC client for the storage services of other nodes.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -15,16 +15,16 @@ use threefs_core::replica::PeerFailure;
 
 use crate::admission::CALLS_OF_CONNECTION_MAX;
 
-/// Connections to one other node: two, so that a large frame on one does not hold up the other.
+/// Connections per node: two, so that a large frame on one does not delay the other.
 const CONNECTIONS_MAX: usize = 2;
 
-/// A replica that answers other calls is waited for so many times as long as a silent one.
-pub(crate) const CALL_PATIENCE: u32 = 8;
+/// Timeout factor for a replica that answers other calls, compared with a silent one.
+pub(crate) const BUSY_TIMEOUT_FACTOR: u32 = 8;
 
 pub(crate) struct Peers {
     config: PoolConfig,
     idle_timeout: Duration,
-    /// By address. Addresses are those of the routing, so they are few.
+    /// By address. Addresses come from the routing, so there are few.
     pools: Mutex<HashMap<String, Pool>>,
 }
 
@@ -40,7 +40,7 @@ impl Peers {
         Self { config, idle_timeout, pools: Mutex::default() }
     }
 
-    /// One attempt.
+    /// Makes one attempt.
     pub(crate) async fn call(
         &self,
         address: &str,
@@ -49,7 +49,7 @@ impl Peers {
         deadline: Deadline,
     ) -> (Result<StorageReply, PeerFailure>, Bytes) {
         let unreachable = |error: &dyn std::fmt::Display| {
-            tracing::debug!(address, %error, "a call to another replica failed");
+            tracing::debug!(address, %error, "call to another replica failed");
             (Err(PeerFailure::Unreachable), Bytes::new())
         };
         let message = match encode(&(request, Presented::Nothing)) {

@@ -1,4 +1,4 @@
-//! The port, and the life of the whole.
+//! Storage service: RPC port, startup and shutdown.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,8 @@ use fabric::rpc::{
     Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown, decode_request,
 };
 use fabric::tls::ServiceTls;
-use rand::TryRngCore;
 use threefs_chunkstore::DiskBudget;
 use threefs_core::error::StorageError;
-use threefs_core::ids::Incarnation;
 use threefs_core::message::{StorageRequest, verify_payload};
 use threefs_mgmtd::{MgmtdClient, MgmtdError};
 use tokio::task::JoinSet;
@@ -25,48 +23,50 @@ use tokio::task::JoinSet;
 use crate::access;
 use crate::admission;
 use crate::config::StorageConfig;
+use crate::context::NodeContext;
 use crate::heartbeat;
-use crate::identity;
-use crate::node::{Disk, Node, Shared};
+use crate::identity::{self, draw_incarnation};
+use crate::node::Node;
 use crate::peers::Peers;
+use crate::store::{self, Disk};
 
-/// The longest payload of a reply: a chunk.
+/// Maximum payload of a reply: one chunk.
 const REPLY_BYTES_MAX: u32 = 64 << 20;
-/// What a repair is expected to need: a chunk of the usual size. A larger one is rare and brief.
+/// Expected payload of a repair: a chunk of the usual size. Larger chunks are rare and brief.
 const REPAIR_BYTES: usize = 4 << 20;
-/// What is known of a chunk: two states with all their tags.
+/// Encoded size of a chunk's metadata: two states with all their tags.
 const META_BYTES: usize = 2_048;
 const METAS_MAX: u32 = 1_024;
-/// A chunk's index and length.
+/// Encoded size of a chunk's index and length.
 const CHUNK_BYTES: usize = 10;
 const CHUNKS_MAX: u32 = 4_096;
 
-/// Why a storage service has ended or could not begin.
+/// Error that ended a storage service or kept it from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageServiceError {
-    /// The key file.
+    /// The key file cannot be used.
     #[error(transparent)]
     Key(#[from] AuthError),
-    /// The port.
+    /// The port cannot be served.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// The data folder.
+    /// The data folder cannot be used.
     #[error("data folder `{path}`: {reason}")]
     Data {
-        /// Which.
+        /// Path of the folder.
         path: String,
-        /// What the system said.
+        /// Error of the operating system.
         reason: String,
     },
-    /// Another process serves this node, or its data is of another cluster.
+    /// Another process serves this node, or its data belongs to another cluster.
     #[error(transparent)]
     Replaced(#[from] MgmtdError),
 }
 
-/// Serves until shutdown is requested or another process has taken over this node.
+/// Serves until shutdown is requested or another process replaces this one.
 ///
 /// # Errors
-/// When it cannot begin, or was replaced.
+/// It cannot start, or was replaced.
 pub fn run(
     config: StorageConfig,
     shutdown: Shutdown,
@@ -96,26 +96,26 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
     let server = Server::bind(&config.listen, server_config).await?;
     let address = config.advertise.clone().unwrap_or_else(|| server.address().to_string());
     let mgmtd = MgmtdClient::new(&config.mgmtd, &credentials);
-    let patience = Duration::from_millis(config.drain_ms);
+    let drain_timeout = Duration::from_millis(config.drain_ms);
     let call_timeout = Duration::from_millis(config.call_timeout_ms);
-    let shared = Shared::new(Peers::new(&credentials, call_timeout));
+    let context = NodeContext::new(Peers::new(&credentials, call_timeout));
     let data = identity::read(&config.data).map_err(|error| StorageServiceError::Data {
         path: config.data.display().to_string(),
         reason: error.to_string(),
     })?;
-    let disk = Disk { budget, open: Arc::new(crate::store::open) };
-    let node = Arc::new(Node::new(config, draw_incarnation(), shared, disk, data));
-    tracing::info!(node = %node.id, address, "storage service listens");
+    let disk = Disk { budget, open: Arc::new(store::open) };
+    let node = Arc::new(Node::new(config, draw_incarnation(), context, disk, data));
+    tracing::info!(node = %node.id, address, "storage service is listening");
 
-    // Ends with this function, however it ends.
+    // Aborted when this function returns.
     let mut follow = JoinSet::new();
     follow.spawn(heartbeat::follow(Arc::clone(&node), mgmtd.clone()));
     let (drained, closing) = Shutdown::new();
     let port = server.serve(Port { node: Arc::clone(&node), keys }, closing);
     let drain = async {
         shutdown.requested().await;
-        if !patience.is_zero() {
-            node.leave(patience).await;
+        if !drain_timeout.is_zero() {
+            node.drain(drain_timeout).await;
         }
         drained.request();
         std::future::pending::<()>().await;
@@ -127,25 +127,13 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
     }
 }
 
-/// The wall clock: credentials expire by it.
+/// Wall clock time, which expiry times of credentials use.
 fn unix_now_s() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.unwrap_or_default().as_secs()
 }
 
-/// One life of this service, or one opening of a store. From the system's generator: two must never
-/// be the same.
-pub(crate) fn draw_incarnation() -> Incarnation {
-    let mut bytes = [0; 8];
-    if rand::rngs::OsRng.try_fill_bytes(&mut bytes).is_err() {
-        // A system without entropy: the time is different in each life at least.
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        return Incarnation(now.map_or(1, |elapsed| elapsed.as_nanos() as u64));
-    }
-    Incarnation(u64::from_le_bytes(bytes))
-}
-
-/// Bytes of a long reply at most, or about; a short one is bounded by the number of calls.
+/// Approximate maximum size of a long reply; short replies are bounded by the number of calls.
 fn reply_bytes(request: &StorageRequest) -> Option<usize> {
     match request {
         StorageRequest::Read(read) => Some(read.length.min(REPLY_BYTES_MAX) as usize),
@@ -167,17 +155,19 @@ impl Service for Port {
     async fn handle(&self, call: Call) -> Result<Reply, Fault> {
         let (request, shown): (StorageRequest, Presented) = decode_request(&call)?;
         let (capability, now) = (shown.capability()?, unix_now_s());
-        let routing = || self.node.shared.routing();
+        let routing = || self.node.context.routing();
         let (grant, payload_bytes) = (&call.grant, call.payload.len());
         access::permit(grant, &request, payload_bytes, capability, &self.keys, now, routing)?;
         if request.class() != call.class {
-            let (said, class) = (call.class, request.class());
-            // A caller of version 1 names none, and sends updates and reads only.
-            if said != 0 {
-                return Err(Fault::bad_request(format!("class {said} for a request of {class}")));
+            let (sent, class) = (call.class, request.class());
+            // A caller of protocol version 1 sends no class, and only updates and reads.
+            if sent != 0 {
+                return Err(Fault::bad_request(format!(
+                    "class {sent} for a request of class {class}"
+                )));
             }
         }
-        // Before anything is read from a disk: what cannot be sent soon is not read yet.
+        // Before the disk is read: data is not read until it can be sent soon.
         if let Some(bytes) = reply_bytes(&request) {
             call.reply_memory.reserve(bytes).await?;
         }
@@ -192,7 +182,7 @@ impl Port {
         request: StorageRequest,
         payload: Bytes,
         expires: Option<BootInstant>,
-    ) -> crate::target::Answer {
+    ) -> crate::target::Response {
         let id = request.to().target;
         let Some(target) = self.node.target(id) else {
             return (Err(StorageError::WrongTarget { target: id }), Bytes::new());
@@ -223,9 +213,9 @@ mod tests {
         fabric::rpc::encode(&reply).unwrap().len()
     }
 
-    /// A peer that takes no replies must not fill the memory with lists of chunks either.
+    /// A peer that does not read replies must not fill the memory with lists of chunks.
     #[test]
-    fn the_longest_lists_have_room() {
+    fn the_longest_lists_fit_their_reservation() {
         let (chain, target) = (ChainId(u32::MAX), TargetId(u64::MAX));
         let to = Address { chain, chain_version: ChainVersion(u32::MAX), target };
         let inode = InodeId(u64::MAX);

@@ -1,4 +1,4 @@
-//! Opens the store of one target.
+//! Disk of a node: the shared space budget, and the stores of its targets.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,7 +7,19 @@ use threefs_chunkstore::{ChunkStore, DiskBudget, FileChunkStore, StoreConfig};
 use threefs_core::error::StoreError;
 use threefs_core::ids::StoreId;
 
-/// Opens, or makes, the chunk files in `folder`. Blocks.
+/// Opens or creates the store of one target in a folder. Blocks.
+type OpenStore =
+    dyn Fn(&Path, Arc<DiskBudget>) -> Result<Arc<dyn ChunkStore>, StoreError> + Send + Sync;
+
+/// Disk of a node's data folder.
+#[derive(Clone)]
+pub(crate) struct Disk {
+    /// Space budget shared by all targets.
+    pub(crate) budget: Arc<DiskBudget>,
+    pub(crate) open: Arc<OpenStore>,
+}
+
+/// Opens or creates the chunk store in `folder`. Blocks.
 pub(crate) fn open(
     folder: &Path,
     budget: Arc<DiskBudget>,

@@ -1,16 +1,18 @@
-//! A store that hangs while it holds everything that its target needs.
+//! Tests of a target whose store hangs or runs out of space.
 
 use std::sync::Condvar;
 
 use fabric::auth::Key;
-use threefs_chunkstore::{Room, RoomReady, RoomWait, Space};
-use threefs_core::chunk::{ChunkMeta, ChunkMetas, ChunkState, ContentChange, StoreUpdate};
+use threefs_chunkstore::{Reservation, ReserveCallback, ReserveWait, Space};
+use threefs_core::checksum::Checksum;
+use threefs_core::chunk::{ChunkMeta, ChunkMetas, ChunkState, ContentChange, StoreUpdate, Which};
 use threefs_core::error::StoreError;
 use threefs_core::forgotten::InodeRange;
 use threefs_core::ids::{
-    ChainId, ChunkId, ChunkVersion, Incarnation, InodeId, RequestTag, TargetId,
+    ChainId, ChainVersion, ChunkId, ChunkVersion, Incarnation, InodeId, NodeId, RequestTag,
+    TargetId,
 };
-use threefs_core::message::{Address, UpdateRequest};
+use threefs_core::message::{Address, ReadRequest, UpdateRequest};
 use threefs_core::routing::{Chain, ChainTarget, PublicState};
 
 use super::*;
@@ -18,14 +20,14 @@ use crate::peers::Peers;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Has no chunks; answers nothing while the gate is shut.
+/// A store without chunks that blocks while the gate is shut.
 #[derive(Default)]
 struct Hanging {
     shut: Mutex<bool>,
     opened: Condvar,
-    /// Nothing has room until the test gives it.
+    /// Reservations wait until the test grants them.
     full: Mutex<bool>,
-    waiting: Mutex<Vec<RoomReady>>,
+    waiting: Mutex<Vec<ReserveCallback>>,
 }
 
 impl Hanging {
@@ -75,11 +77,17 @@ impl ChunkStore for Hanging {
     ) -> Result<threefs_chunkstore::ReadOutcome, StoreError> {
         Err(StoreError::NotFound { chunk })
     }
-    fn reserve(&self, _: &StoreUpdate, _: usize, _: u8, ready: RoomReady) -> Option<RoomWait> {
+    fn reserve(
+        &self,
+        _: &StoreUpdate,
+        _: usize,
+        _: u8,
+        ready: ReserveCallback,
+    ) -> Option<ReserveWait> {
         if *self.full.lock().unwrap() {
             self.waiting.lock().unwrap().push(ready);
         } else {
-            ready(Ok(Room::default()));
+            ready(Ok(Reservation::default()));
         }
         None
     }
@@ -134,14 +142,14 @@ fn place(id: u64) -> Chain {
     Chain { id, version, targets: vec![target] }
 }
 
-/// The only target of its chain, serving, and its store.
-fn serving(shared: &Arc<Shared>, id: u64) -> (Arc<Target>, Arc<Hanging>) {
+/// A serving target, the only one of its chain, and its store.
+fn serving(context: &Arc<NodeContext>, id: u64) -> (Arc<Target>, Arc<Hanging>) {
     let mut config = Config::new(TargetId(id), ChainId(id as u32), Incarnation(1));
     config.store_stall_ms = 50;
     let store = Arc::new(Hanging::default());
-    let holds = Holds { id: StoreId(5), used_bytes: 1, chunks: 0 };
+    let usage = StoreUsage { id: StoreId(5), used_bytes: 1, chunks: 0 };
     let target =
-        Target::new(config, Arc::clone(&store) as Arc<dyn ChunkStore>, holds, Arc::clone(shared));
+        Target::new(config, Arc::clone(&store) as Arc<dyn ChunkStore>, usage, Arc::clone(context));
     let mut last = place(id);
     (last.version, last.targets[0].state) = (ChainVersion(1), PublicState::LastSrv);
     target.handle(Event::Routing(last));
@@ -159,9 +167,9 @@ async fn read(target: &Arc<Target>) -> StorageResult {
     target.request(request, Bytes::new(), None).await.0
 }
 
-fn shared() -> Arc<Shared> {
+fn context() -> Arc<NodeContext> {
     let key = Key::from_bytes(b"a key of sixteen bytes or more").unwrap();
-    Arc::new(Shared::new(Peers::new(&key.into(), LONG)))
+    Arc::new(NodeContext::new(Peers::new(&key.into(), LONG)))
 }
 
 async fn until(mut is_so: impl FnMut() -> bool) {
@@ -173,11 +181,11 @@ async fn until(mut is_so: impl FnMut() -> bool) {
     tokio::time::timeout(LONG, wait).await.unwrap();
 }
 
-/// One runtime thread, as heartbeats and every other target have to share it.
+/// One runtime thread, because heartbeats and all other targets share it.
 #[tokio::test]
-async fn a_store_that_hangs_stalls_its_target_alone_and_what_is_offline_does_not_serve() {
-    let shared = shared();
-    let ((hung, store), (healthy, _)) = (serving(&shared, 1), serving(&shared, 2));
+async fn a_hanging_store_stalls_only_its_target_and_an_offline_target_does_not_serve() {
+    let context = context();
+    let ((hung, store), (healthy, _)) = (serving(&context, 1), serving(&context, 2));
     assert!(read(&hung).await.is_ok() && read(&healthy).await.is_ok());
     store.set(true);
     let mut stuck: Vec<_> = (0..200)
@@ -191,7 +199,7 @@ async fn a_store_that_hangs_stalls_its_target_alone_and_what_is_offline_does_not
     assert_eq!(healthy.report().report.state, LocalState::UpToDate);
     assert!(stuck.iter().all(|it| !it.is_finished()));
     store.set(false);
-    // The first one was being taken; the others come after it: none is served.
+    // The first was being processed and the others follow it: none is served.
     for read in stuck.drain(1..) {
         assert!(read.await.unwrap().is_err());
     }
@@ -202,9 +210,9 @@ async fn a_store_that_hangs_stalls_its_target_alone_and_what_is_offline_does_not
 }
 
 #[tokio::test]
-async fn a_target_that_leaves_reports_it_only_when_it_serves_no_more() {
-    let shared = shared();
-    let (target, store) = serving(&shared, 1);
+async fn a_leaving_target_reports_offline_only_after_it_stops_serving() {
+    let context = context();
+    let (target, store) = serving(&context, 1);
     assert!(read(&target).await.is_ok());
     store.set(true);
     let stuck = tokio::spawn({
@@ -213,7 +221,7 @@ async fn a_target_that_leaves_reports_it_only_when_it_serves_no_more() {
     });
     until(|| target.busy_since.load(SeqCst) != IDLE).await;
     target.handle(Event::Leave);
-    assert_eq!(target.seen().report.state, LocalState::UpToDate, "it may still be serving");
+    assert_eq!(target.snapshot().report.state, LocalState::UpToDate, "it may still be serving");
     store.set(false);
     until(|| target.report().report.state == LocalState::Offline).await;
     assert!(read(&target).await.is_err());
@@ -235,12 +243,12 @@ async fn write(target: &Arc<Target>, index: u32) -> StorageResult {
     target.request(request, payload, None).await.0
 }
 
-/// More of them than the target has threads: the commits that make room need threads.
+/// More than the target has threads: the commits that free space need threads.
 #[tokio::test]
-async fn updates_that_wait_for_room_hold_no_thread_and_stall_nothing() {
+async fn updates_waiting_for_space_block_no_thread() {
     const UPDATES: u32 = 200;
-    let shared = shared();
-    let (target, store) = serving(&shared, 1);
+    let context = context();
+    let (target, store) = serving(&context, 1);
     *store.full.lock().unwrap() = true;
     let waiting: Vec<_> = (0..UPDATES)
         .map(|index| {
@@ -249,15 +257,15 @@ async fn updates_that_wait_for_room_hold_no_thread_and_stall_nothing() {
         })
         .collect();
     until(|| store.waiting.lock().unwrap().len() == UPDATES as usize).await;
-    let since = target.shared.clock.now();
-    until(|| target.shared.clock.now().since(since) > 2 * target.config.store_stall_ms).await;
+    let since = target.context.clock.now();
+    until(|| target.context.clock.now().since(since) > 2 * target.config.store_stall_ms).await;
     assert_eq!(target.report().report.state, LocalState::UpToDate);
     *store.full.lock().unwrap() = false;
-    assert!(write(&target, UPDATES).await.is_ok(), "others go on");
-    let refused = store.waiting.lock().unwrap().pop().unwrap();
-    refused(Err(StoreError::NoSpace { needed_bytes: 4 }));
+    assert!(write(&target, UPDATES).await.is_ok(), "other updates continue");
+    let rejected = store.waiting.lock().unwrap().pop().unwrap();
+    rejected(Err(StoreError::NoSpace { needed_bytes: 4 }));
     for ready in std::mem::take(&mut *store.waiting.lock().unwrap()) {
-        ready(Ok(Room::default()));
+        ready(Ok(Reservation::default()));
     }
     let mut full = 0;
     for update in waiting {

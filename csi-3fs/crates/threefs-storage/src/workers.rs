@@ -1,20 +1,20 @@
-//! The threads of one target: everything that may wait for its disk runs here.
+//! Worker threads of one target: everything that may wait for its disk runs here.
 //!
-//! Each target has its own, so a disk that hangs takes the threads of its target and of nothing
-//! else: neither the runtime's threads, on which heartbeats are sent, nor those of other targets.
+//! Each target has separate threads, so a hanging disk blocks only the threads of its target:
+//! neither the runtime's threads, which send heartbeats, nor those of other targets.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Threads of a target: as many store operations can wait for one flush together.
+/// Maximum number of threads per target, and so of store operations that share one flush.
 const THREADS_MAX: usize = 64;
-/// A thread without work ends after this time.
+/// A thread exits after being idle for this long.
 const IDLE: Duration = Duration::from_secs(10);
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// See the module. Jobs that were given before it is dropped are still run.
+/// A worker pool, see the module. Jobs submitted before it is dropped still run.
 pub(crate) struct Workers(Arc<Inner>);
 
 struct Inner {
@@ -25,7 +25,7 @@ struct Inner {
 
 #[derive(Default)]
 struct State {
-    /// As many as the port lets in, and the few that the target gives itself.
+    /// Bounded by the calls in flight of the port, plus a few jobs of the target itself.
     jobs: VecDeque<Job>,
     threads: usize,
     idle: usize,
@@ -33,13 +33,13 @@ struct State {
 }
 
 impl Workers {
-    /// No thread yet.
+    /// Creates a pool without threads.
     pub(crate) fn new(name: impl Into<String>) -> Self {
         let (state, ready) = (Mutex::default(), Condvar::new());
         Self(Arc::new(Inner { name: name.into(), state, ready }))
     }
 
-    /// Runs a job on one of the threads, in the order of the calls as far as threads are free.
+    /// Queues a job; jobs start in the order of the calls as threads become free.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
         let mut state = self.0.lock();
         state.jobs.push_back(Box::new(job));
@@ -57,8 +57,8 @@ impl Workers {
         let inner = Arc::clone(&self.0);
         let thread = std::thread::Builder::new().name(inner.name.clone());
         if let Err(error) = thread.spawn(move || inner.work()) {
-            tracing::warn!(name = self.0.name, %error, "a thread of a target cannot be started");
-            // Its jobs wait for another thread, or for the next job: each heartbeat gives one.
+            tracing::warn!(name = self.0.name, %error, "cannot start a worker thread of a target");
+            // Its jobs wait for another thread, or for the next job: each heartbeat submits one.
             self.0.lock().threads -= 1;
         }
     }
@@ -77,8 +77,8 @@ impl Inner {
     }
 
     fn work(&self) {
-        // Corrects the counts also when a job panics.
-        let _leave = Leave(self);
+        // Corrects the count even if a job panics.
+        let _guard = ThreadGuard(self);
         let mut state = self.lock();
         loop {
             if let Some(job) = state.jobs.pop_front() {
@@ -102,9 +102,9 @@ impl Inner {
     }
 }
 
-struct Leave<'a>(&'a Inner);
+struct ThreadGuard<'a>(&'a Inner);
 
-impl Drop for Leave<'_> {
+impl Drop for ThreadGuard<'_> {
     fn drop(&mut self) {
         self.0.lock().threads -= 1;
     }
@@ -119,7 +119,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn jobs_run_while_others_hang_and_all_are_run_in_the_end() {
+    fn jobs_run_while_others_hang_and_all_run_eventually() {
         let workers = Workers::new("test");
         let (release, hang) = mpsc::channel::<()>();
         let hang = Arc::new(Mutex::new(hang));
@@ -141,14 +141,14 @@ mod tests {
     }
 
     #[test]
-    fn more_jobs_than_threads_wait_and_a_panic_costs_its_thread_only() {
+    fn excess_jobs_wait_and_a_panic_ends_only_its_thread() {
         let workers = Workers::new("test");
         let (done, ended) = mpsc::channel();
         for number in 0..THREADS_MAX * 4 {
             let done = done.clone();
             workers.run(move || {
                 done.send(number).unwrap();
-                assert!(!number.is_multiple_of(50), "as asked");
+                assert!(!number.is_multiple_of(50), "expected panic");
             });
         }
         let mut numbers: Vec<usize> =

@@ -1,8 +1,8 @@
-//! The log written anew, without what is not so any more, and which of the logs counts.
+//! Log compaction: rewrites the log without obsolete records, and selects the valid log at opening.
 //!
-//! The live state is copied in slices, in the order of chunks, while updates go on. Of what they
-//! append, the copy needs the records about chunks that it has already; the others it will see in
-//! the index. So the new log has each change once, and is the old one's state at the switch.
+//! The live state is copied in slices, in the order of chunks, while updates continue. Records
+//! about chunks that are already copied are added to the copy; the others are covered by the index.
+//! So the new log has each change once, and equals the old one at the switch.
 
 use std::io;
 use std::ops::Bound;
@@ -18,28 +18,28 @@ use crate::index::{Copying, Entry, Version};
 use crate::log::{self, FRAME_BYTES_MAX, Record};
 
 impl<D: Disk> FileChunkStore<D> {
-    /// Takes the room of the log and of the next one before there is anything in them.
-    pub(super) fn take_log_room(&self) -> Result<(), StoreError> {
+    /// Allocates the space of the log and of the spare log before either has content.
+    pub(super) fn allocate_logs(&self) -> Result<(), StoreError> {
         let spare = self.disk.open(SPARE).map_err(|error| failed("open spare log", &error))?;
         let mut inner = self.lock();
-        let room = self.config.log_room_bytes(inner.compact_at);
-        // A disk that is full already has no room to set aside: the store works as far as it gets.
-        if let Err(error) = inner.log.allocate(room) {
-            tracing::warn!(%error, "no room for the log to grow: the disk is full");
+        let bytes = self.config.log_room_bytes(inner.compact_at);
+        // On a full disk no space can be reserved: the store works as far as the space allows.
+        if let Err(error) = inner.log.allocate(bytes) {
+            tracing::warn!(%error, "cannot allocate log space: the disk is full");
         }
         inner.log_room = inner.log.length().map_err(|error| failed("length of log", &error))?;
-        self.clear_spare(&spare, room);
+        self.clear_spare(&spare, bytes);
         self.disk.sync_names().map_err(|error| failed("sync folder", &error))
     }
 
-    /// Frames of a former log, or of an attempt that failed, must not follow those of the next.
-    fn clear_spare(&self, spare: &D::File, room: u64) {
+    /// Frames of a previous log, or of a failed compaction, must not follow those of the next.
+    fn clear_spare(&self, spare: &D::File, bytes: u64) {
         let cleared = spare.zero().and_then(|()| spare.sync_data());
         if let Err(error) = cleared {
-            tracing::warn!(%error, "the spare log could not be cleared");
+            tracing::warn!(%error, "could not clear the spare log");
             self.remove_file(SPARE);
-        } else if let Err(error) = spare.allocate(room) {
-            tracing::warn!(%error, "no room for another log: the disk is full");
+        } else if let Err(error) = spare.allocate(bytes) {
+            tracing::warn!(%error, "cannot allocate the spare log: the disk is full");
         }
     }
 
@@ -47,17 +47,17 @@ impl<D: Disk> FileChunkStore<D> {
         if let Err(error) = self.disk.remove(name)
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::warn!(%error, name, "a file of the store could not be removed");
+            tracing::warn!(%error, name, "could not remove a file of the store");
         }
     }
 
     /// Copies a slice of the live state into the spare log, once the log has grown enough, and
-    /// switches to it after the last slice. The updates that come share the work: one slice is far
-    /// more than an update adds, so the copy ends.
+    /// switches to it after the last slice. Updates share the work: a slice is far more than an
+    /// update adds, so the copy finishes.
     pub(super) fn compact_if_due(&self) {
         let mut copy = match self.compaction.try_lock() {
             Ok(copy) => copy,
-            // Another update does the next slice.
+            // Another update copies the next slice.
             Err(TryLockError::WouldBlock) => return,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         };
@@ -70,11 +70,11 @@ impl<D: Disk> FileChunkStore<D> {
         }
     }
 
-    /// The log has no room left: it is compacted now.
+    /// Compacts the log now, because it is full.
     pub(super) fn compact_now(&self) -> Result<(), StoreError> {
         let full = self.lock().log_name;
         let mut copy = self.compaction.lock().unwrap_or_else(PoisonError::into_inner);
-        // A copy that had begun has changes that were undone since: a new one may be smaller.
+        // A copy in progress contains records that are obsolete by now: a new one may be smaller.
         for _ in 0..=usize::from(copy.is_some()) {
             if self.lock().log_name == full {
                 while self.copy_next(&mut copy) {}
@@ -83,14 +83,14 @@ impl<D: Disk> FileChunkStore<D> {
         self.lock().check()
     }
 
-    /// One slice, or the switch after the last one; whether there is more to do.
-    fn copy_next(&self, place: &mut Option<LogCopy<D::File>>) -> bool {
-        // A panic leaves no copy behind: the next one begins anew.
-        let begun = place.take().map_or_else(|| self.begin_copy(), Ok);
-        let copied = begun.and_then(|mut copy| Ok((self.copy_slice(&mut copy)?, copy)));
+    /// Copies one slice, or switches after the last one; returns whether there is more to do.
+    fn copy_next(&self, copy: &mut Option<LogCopy<D::File>>) -> bool {
+        // After a panic the copy is gone: the next one starts over.
+        let started = copy.take().map_or_else(|| self.start_copy(), Ok);
+        let copied = started.and_then(|mut copy| Ok((self.copy_slice(&mut copy)?, copy)));
         match copied {
-            Ok((true, copy)) => {
-                *place = Some(copy);
+            Ok((true, next)) => {
+                *copy = Some(next);
                 return true;
             }
             Ok((false, copy)) => self.switch_log(copy),
@@ -99,7 +99,7 @@ impl<D: Disk> FileChunkStore<D> {
         false
     }
 
-    fn begin_copy(&self) -> io::Result<LogCopy<D::File>> {
+    fn start_copy(&self) -> io::Result<LogCopy<D::File>> {
         let mut copy = LogCopy::new(self.disk.open(SPARE)?);
         let (id, floor, gone) = {
             let mut inner = self.lock();
@@ -118,7 +118,7 @@ impl<D: Disk> FileChunkStore<D> {
         Ok(copy)
     }
 
-    /// Copies the next entries of the index, after what was appended about those before them;
+    /// Copies the next index entries, after the records appended about the previous ones; returns
     /// whether there are more.
     fn copy_slice(&self, copy: &mut LogCopy<D::File>) -> io::Result<bool> {
         let (tail, entries, more) = {
@@ -144,24 +144,23 @@ impl<D: Disk> FileChunkStore<D> {
         Ok(more)
     }
 
-    /// The old log is as good as before: try again when it has grown further.
+    /// The old log is still valid: retry when it has grown further.
     fn abandon_copy(&self, error: &io::Error) {
-        tracing::warn!(%error, "the log could not be compacted");
+        tracing::warn!(%error, "could not compact the log");
         let mut inner = self.lock();
         inner.copying = None;
         inner.compact_at = inner.log_end + self.config.log_step_bytes();
         drop(inner);
         match self.disk.open(SPARE) {
             Ok(spare) => self.clear_spare(&spare, 0),
-            Err(error) => tracing::warn!(%error, "the spare log could not be opened"),
+            Err(error) => tracing::warn!(%error, "could not open the spare log"),
         }
     }
 
-    /// The spare becomes the log. Nobody flushes meanwhile; records are appended, and belong to the
-    /// new log.
+    /// The spare log becomes the log. No flush runs meanwhile; appended records go to the new log.
     fn switch_log(&self, mut copy: LogCopy<D::File>) {
-        let room = match self.take_room(&copy) {
-            Ok(room) => room,
+        let bytes = match self.allocate_new_log(&copy) {
+            Ok(bytes) => bytes,
             Err(error) => return self.abandon_copy(&error),
         };
         let mut inner = self.lock();
@@ -171,24 +170,26 @@ impl<D: Disk> FileChunkStore<D> {
         let tail = inner.copying.as_mut().map(|copying| std::mem::take(&mut copying.tail));
         let tail = tail.unwrap_or_default();
         let end = copy.end_after(&tail);
-        let unfit = match inner.check() {
+        let failure = match inner.check() {
             Err(failed) => Some(io::Error::other(failed)),
-            Ok(()) if room < end + log::padded(0) as u64 => Some(io::ErrorKind::StorageFull.into()),
+            Ok(()) if bytes < end + log::padded(0) as u64 => {
+                Some(io::ErrorKind::StorageFull.into())
+            }
             Ok(()) => None,
         };
-        if let Some(error) = unfit {
+        if let Some(error) = failure {
             drop(inner);
             return self.abandon_copy(&error);
         }
         inner.flushing = true;
         if let Some(copying) = &mut inner.copying {
-            copying.tail_bytes_max = Some(room - end);
+            copying.tail_bytes_max = Some(bytes - end);
         }
         let (upto, name) = (inner.appended, inner.log_name);
         drop(inner);
-        // The records that are not flushed yet are in the new log, too: their data goes first, and
-        // that of small updates, which the new log does not have. After a failure the kernel counts
-        // as clean what the disk did not take: only the log has it, for the next opening.
+        // The new log contains the unflushed records, too: their data is flushed first, and that of
+        // small updates, which the new log lacks. After a failed flush the kernel treats unwritten
+        // pages as clean: only the log has the data, for the next opening.
         if let Err(error) = self.data.sync_data() {
             let mut inner = self.lock();
             inner.flushing = false;
@@ -202,8 +203,8 @@ impl<D: Disk> FileChunkStore<D> {
             self.flushed.notify_all();
             return self.abandon_copy(&error);
         }
-        // From the rename on either log may be the one that the next opening finds, until the
-        // folder is flushed: if that fails, nothing may be promised in either.
+        // After the rename, the next opening may find either log until the folder is flushed: if
+        // that fails, nothing may be acknowledged in either.
         let new = log_file(name + 1);
         let renamed = self.disk.rename(SPARE, &new).and_then(|()| self.disk.sync_names());
         let mut inner = self.lock();
@@ -219,35 +220,35 @@ impl<D: Disk> FileChunkStore<D> {
         inner.log_end = copy.at;
         inner.log_written = copy.at;
         inner.compact_at = self.compact_at(copy.at);
-        inner.log_room = room;
+        inner.log_room = bytes;
         inner.next_frame = copy.number;
         inner.body = copying.tail;
         inner.became_durable(upto);
         let former = std::mem::replace(&mut inner.log, Arc::new(copy.file));
         drop(inner);
         self.flushed.notify_all();
-        self.keep_as_spare(name, &former, room);
+        self.keep_as_spare(name, &former, bytes);
     }
 
-    /// The former log is the room for the next one.
-    fn keep_as_spare(&self, name: u64, former: &D::File, room: u64) {
+    /// Keeps the old log as the space of the next one.
+    fn keep_as_spare(&self, name: u64, former: &D::File, bytes: u64) {
         let old = log_file(name);
         match self.disk.rename(&old, SPARE) {
-            Ok(()) => self.clear_spare(former, room),
+            Ok(()) => self.clear_spare(former, bytes),
             Err(error) => {
-                tracing::warn!(%error, old, "the former log could not be kept as the spare one");
+                tracing::warn!(%error, old, "could not keep the old log as the spare log");
                 self.remove_file(&old);
             }
         }
     }
 
-    /// Takes the room that the new log will have, as far as there is any, and says how much.
-    fn take_room(&self, copy: &LogCopy<D::File>) -> io::Result<u64> {
-        // On a full disk it has the room that was set aside, which is enough while something else
-        // than the live state was in the old one.
-        let room = self.config.log_room_bytes(self.compact_at(copy.end_after(&[])));
-        if let Err(error) = copy.file.allocate(room) {
-            tracing::debug!(%error, "no room for the new log to grow");
+    /// Allocates the space of the new log as far as possible; returns its size.
+    fn allocate_new_log(&self, copy: &LogCopy<D::File>) -> io::Result<u64> {
+        // On a full disk it has the reserved space, which suffices unless the old log contained
+        // only live state.
+        let bytes = self.config.log_room_bytes(self.compact_at(copy.end_after(&[])));
+        if let Err(error) = copy.file.allocate(bytes) {
+            tracing::debug!(%error, "cannot grow the new log");
         }
         copy.file.length()
     }
@@ -257,12 +258,12 @@ impl<D: Disk> FileChunkStore<D> {
     }
 }
 
-/// The room for the next log, all zeros.
+/// Name of the spare log: preallocated space for the next log, all zeros.
 const SPARE: &str = "spare";
 
-/// What is written at once is flushed at once, so that the last flush is short.
+/// Unflushed bytes after which the copy is flushed, so that the last flush is short.
 const UNSYNCED_BYTES_MAX: u64 = 4 << 20;
-/// Records go into frames of this size.
+/// Frame size of the copy.
 const FRAME_BYTES: usize = FRAME_BYTES_MAX / 64;
 
 /// The spare log, with the live state up to some chunk.
@@ -293,7 +294,7 @@ impl<F: DiskFile> LogCopy<F> {
         self.finish_frame_if(FRAME_BYTES)
     }
 
-    /// Records as the old log has them.
+    /// Copies encoded records of the old log.
     fn records(&mut self, records: &[u8]) -> io::Result<()> {
         for record in log::split(records) {
             self.body.extend_from_slice(record?);
@@ -302,7 +303,7 @@ impl<F: DiskFile> LogCopy<F> {
         Ok(())
     }
 
-    /// Where the log ends at most with what was written and `tail`.
+    /// Upper bound of the end of the log after writing `tail`.
     fn end_after(&self, tail: &[u8]) -> u64 {
         let bytes = self.body.len() + tail.len();
         // Each full frame has a header and is padded to a block.
@@ -343,13 +344,13 @@ pub(super) fn log_file(name: u64) -> String {
     format!("log-{name:08}")
 }
 
-/// The newest whole log. What a crash during a compaction left behind is removed.
+/// Number of the newest complete log. Removes the remains of an interrupted compaction.
 pub(super) fn find_log(disk: &impl Disk) -> io::Result<Option<u64>> {
     let names = disk.list()?;
     let number = |name: &str| name.strip_prefix("log-").and_then(|rest| rest.parse::<u64>().ok());
     let newest = names.iter().filter_map(|name| number(name)).max();
     for name in &names {
-        if name.ends_with(".draft") || number(name).is_some_and(|found| Some(found) != newest) {
+        if name.ends_with(".draft") || number(name).is_some_and(|number| Some(number) != newest) {
             disk.remove(name)?;
         }
     }
@@ -424,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_log_ends_a_copy_that_has_begun() {
+    fn a_full_log_completes_a_copy_in_progress() {
         let folder = tempfile::tempdir().unwrap();
         let store = filled(folder.path());
         store.lock().compact_at = 0;
@@ -436,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn forgotten_chunks_are_dropped_slice_by_slice_and_seen_by_nobody() {
+    fn forgotten_chunks_are_dropped_in_slices_and_invisible() {
         let folder = tempfile::tempdir().unwrap();
         let store = filled(folder.path());
         let inodes = vec![InodeRange::one(InodeId(7))];

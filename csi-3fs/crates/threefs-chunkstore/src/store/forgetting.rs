@@ -1,4 +1,4 @@
-//! Forgetting chunks and inodes, and the floor of versions.
+//! Removal of chunks and inodes, and the version floor.
 
 use threefs_core::error::StoreError;
 use threefs_core::forgotten::InodeRange;
@@ -10,7 +10,7 @@ use crate::index::Inner;
 use crate::log::Record;
 
 impl<D: Disk> FileChunkStore<D> {
-    /// Appends, not durably, that versions of new chunks begin above `version`.
+    /// Appends, not durably, that versions of new chunks start above `version`.
     fn raise_floor(
         &self,
         inner: &mut Inner<D::File>,
@@ -22,7 +22,7 @@ impl<D: Disk> FileChunkStore<D> {
         Ok(())
     }
 
-    /// Appends, not durably, that nothing is known of a chunk, and the floor of versions.
+    /// Appends, not durably, the removal of a chunk and the version floor.
     pub(super) fn drop_entry(
         &self,
         chunk: ChunkId,
@@ -50,13 +50,13 @@ impl<D: Disk> FileChunkStore<D> {
         })?;
         while self.lock().drop_forgotten(SLICE_ENTRIES) {}
         self.wait_durable(number)?;
-        // Blocks may have been dropped after the record was durable.
+        // Blocks may have been released after the record became durable.
         let mut inner = self.lock();
         let durable = inner.durable;
         inner.became_durable(durable);
-        self.publish_holding(&inner);
+        self.publish_usage(&inner);
         drop(inner);
-        self.config.budget.settle();
+        self.config.budget.grant_waiting();
         self.compact_if_due();
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What the index says of chunks, in the order of their ids.
+//! Chunk metadata of the index, in the order of chunk ids.
 
 use std::ops::Bound;
 

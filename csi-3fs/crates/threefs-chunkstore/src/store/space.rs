@@ -1,4 +1,4 @@
-//! Blocks of the data file: taken, written, given back; and how the file grows.
+//! Block allocation of the data file: reservation, allocation, release, growth and truncation.
 
 use std::sync::{MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
@@ -7,78 +7,78 @@ use threefs_core::chunk::{BLOCK_BYTES, StoreUpdate};
 use threefs_core::error::StoreError;
 use threefs_core::message::class;
 
-use super::{FileChunkStore, RUNS_MAX, failed};
-use crate::blocks::{Extent, blocks_in};
-use crate::budget::Lender;
+use super::{FileChunkStore, failed};
+use crate::blocks::{Extent, RUNS_MAX, blocks_in};
+use crate::budget::Reclaim;
 use crate::disk::{Disk, DiskFile};
 use crate::index::Inner;
-use crate::room::{Need, Room, RoomReady, RoomWait};
+use crate::reservation::{Reservation, ReserveCallback, ReserveWait, SpaceRequest};
 use crate::{ChunkStore, plan};
 
-/// A store that needs room grows by at most this part of what the disk has left.
+/// Divisor of the remaining disk space that bounds a growth step.
 const STEP_PARTS: u64 = 16;
-/// [`ChunkStore::apply`] waits so long for room.
-const ROOM_WAIT: Duration = Duration::from_secs(8);
-/// Attempts to take blocks; each but the last makes some free.
-const TAKE_STEPS_MAX: usize = 64;
+/// How long [`ChunkStore::apply`] waits for space.
+const RESERVE_TIMEOUT: Duration = Duration::from_secs(8);
+/// Maximum number of attempts to allocate blocks; each failed one frees some.
+const ALLOCATE_STEPS_MAX: usize = 64;
 
 impl<D: Disk> FileChunkStore<D> {
-    /// Asks for the room of an update's copy.
-    pub(super) fn ask_room(
+    /// Reserves space for an update's copy.
+    pub(super) fn request_space(
         &self,
         update: &StoreUpdate,
         payload_bytes: usize,
         class: u8,
-        ready: RoomReady,
-    ) -> Option<RoomWait> {
+        ready: ReserveCallback,
+    ) -> Option<ReserveWait> {
         let base = self.committed(update.chunk);
         let (written, freed) = plan::blocks_needed(update, &base, payload_bytes);
         let whole = plan::blocks_after(update, &base, payload_bytes);
         let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
-        let need =
-            Need { class, bytes: bytes(written), returns: bytes(freed), whole: bytes(whole) };
-        if need.bytes == 0 {
-            ready(Ok(Room::default()));
+        let request =
+            SpaceRequest { class, bytes: bytes(written), freed: bytes(freed), whole: bytes(whole) };
+        if request.bytes == 0 {
+            ready(Ok(Reservation::default()));
             return None;
         }
         let free_bytes = self.disk.free_bytes().unwrap_or(0);
-        self.config.budget.ask(self.name, need, free_bytes, ready)
+        self.config.budget.request(self.name, request, free_bytes, ready)
     }
 
-    /// Waits, boundedly, for the room of a client's update.
-    pub(super) fn await_room(
+    /// Waits for the space of a client's update, up to `RESERVE_TIMEOUT`.
+    pub(super) fn wait_for_space(
         &self,
         update: &StoreUpdate,
         payload_bytes: usize,
-    ) -> Result<Room, StoreError> {
-        let (ready, room) = mpsc::channel();
+    ) -> Result<Reservation, StoreError> {
+        let (ready, reservation) = mpsc::channel();
         // The receiver lives until the end of this call.
-        let ready: RoomReady = Box::new(move |room| drop(ready.send(room)));
-        let wait = self.ask_room(update, payload_bytes, class::UPDATE, ready);
-        let room = room.recv_timeout(ROOM_WAIT).or_else(|_| {
+        let ready: ReserveCallback = Box::new(move |reservation| drop(ready.send(reservation)));
+        let wait = self.request_space(update, payload_bytes, class::UPDATE, ready);
+        let reservation = reservation.recv_timeout(RESERVE_TIMEOUT).or_else(|_| {
             wait.into_iter().for_each(|wait| self.expire(wait));
-            room.recv()
+            reservation.recv()
         });
         let needed_bytes = payload_bytes as u64;
-        room.unwrap_or(Err(StoreError::NoSpace { needed_bytes }))
+        reservation.unwrap_or(Err(StoreError::NoSpace { needed_bytes }))
     }
 
-    /// Takes `blocks` free blocks: of the file, of room that the file system has, of blocks that are
-    /// about to be free, of room that other stores of the disk do not use.
-    pub(super) fn take_blocks(
+    /// Allocates `blocks` blocks: from free blocks of the file, from the file system, from blocks
+    /// that are about to become free, or from free blocks of other stores of the disk.
+    pub(super) fn allocate_blocks(
         &self,
         blocks: u32,
-        room: &mut Room,
+        reservation: &mut Reservation,
     ) -> Result<Vec<Extent>, StoreError> {
         let needed_bytes = u64::from(blocks) * BLOCK_BYTES as u64;
-        // Others may take what one step has made free.
-        let (mut steps, mut lent_nothing) = (0, false);
-        while steps < TAKE_STEPS_MAX {
+        // Concurrent updates may take the blocks that one step has freed.
+        let (mut steps, mut reclaimed_nothing) = (0, false);
+        while steps < ALLOCATE_STEPS_MAX {
             let mut inner = self.lock();
             inner.check()?;
-            // Fragments are worth putting together once they are a quarter of the file.
+            // Fragments are used once they are a quarter of the file.
             let runs_max = if inner.free.free() * 4 > inner.data_blocks { RUNS_MAX / 4 } else { 1 };
-            if let Some(runs) = self.take_free(&mut inner, blocks, runs_max, room) {
+            if let Some(runs) = self.take_free(&mut inner, blocks, runs_max, reservation) {
                 return Ok(runs);
             }
             if inner.resizing {
@@ -99,20 +99,20 @@ impl<D: Disk> FileChunkStore<D> {
             }
             let progress = filled > 0 || more.is_some();
             let runs_max = if progress { RUNS_MAX } else { usize::MAX };
-            if let Some(runs) = self.take_free(&mut inner, blocks, runs_max, room) {
+            if let Some(runs) = self.take_free(&mut inner, blocks, runs_max, reservation) {
                 return Ok(runs);
             }
-            let leaving = !inner.leaving.is_empty();
+            let releasing = !inner.releasing.is_empty();
             drop(inner);
             if progress {
                 continue;
             }
-            if leaving {
+            if releasing {
                 self.flush()?;
-            } else if self.config.budget.borrow_for(self.name, needed_bytes) > 0 {
-                lent_nothing = false;
-            } else if std::mem::replace(&mut lent_nothing, true) {
-                // Not even once more: until then, blocks may have been on their way.
+            } else if self.config.budget.reclaim_for(self.name, needed_bytes) > 0 {
+                reclaimed_nothing = false;
+            } else if std::mem::replace(&mut reclaimed_nothing, true) {
+                // Two failures in a row: after the first, blocks may have been in transit.
                 break;
             }
         }
@@ -124,56 +124,58 @@ impl<D: Disk> FileChunkStore<D> {
         inner: &mut Inner<D::File>,
         blocks: u32,
         runs_max: usize,
-        room: &mut Room,
+        reservation: &mut Reservation,
     ) -> Option<Vec<Extent>> {
         let runs = inner.free.take(blocks, runs_max)?;
         inner.held_blocks += u64::from(blocks);
-        self.config.budget.holds_copy(self.name, inner.holding(), room);
+        self.config.budget.blocks_allocated(self.name, inner.usage(), reservation);
         Some(runs)
     }
 
-    /// Takes room for holes, as far as there is any; for how many blocks.
+    /// Allocates space for holes as far as possible; returns the number of blocks.
     fn fill(&self, holes: Vec<Extent>) -> u64 {
         let block_bytes = BLOCK_BYTES as u64;
         let mut filled = 0;
         for hole in holes {
             let bytes = u64::from(hole.blocks) * block_bytes;
             let free_bytes = self.disk.free_bytes().unwrap_or(0);
-            let room = self.config.budget.room(bytes, free_bytes) / block_bytes;
-            let (offset, length) = (hole.start * block_bytes, room * block_bytes);
-            let taken = if room > 0 && self.data.fill(offset, length).is_ok() { room } else { 0 };
-            self.config.budget.take(taken * block_bytes);
+            let available = self.config.budget.available(bytes, free_bytes) / block_bytes;
+            let (offset, length) = (hole.start * block_bytes, available * block_bytes);
+            let allocated =
+                if available > 0 && self.data.fill(offset, length).is_ok() { available } else { 0 };
+            self.config.budget.allocate(allocated * block_bytes);
             let mut inner = self.lock();
-            inner.free.release(hole.start, taken);
-            inner.holes.release(hole.start + taken, u64::from(hole.blocks) - taken);
-            filled += taken;
+            inner.free.release(hole.start, allocated);
+            inner.holes.release(hole.start + allocated, u64::from(hole.blocks) - allocated);
+            filled += allocated;
         }
         filled
     }
 
-    /// Gives the room of free runs back; they are holes from then on. How many bytes that is.
+    /// Returns the space of free runs to the file system, turning them into holes; returns the
+    /// number of bytes.
     fn punch(&self, runs: Vec<Extent>) -> u64 {
         let block_bytes = BLOCK_BYTES as u64;
-        let mut given = 0;
+        let mut released = 0;
         for run in runs {
             let (start, blocks) = (run.start, u64::from(run.blocks));
             let punched = self.data.punch(start * block_bytes, blocks * block_bytes);
             let mut inner = self.lock();
             if let Err(error) = punched {
-                tracing::debug!(%error, "free blocks could not be given back");
+                tracing::debug!(%error, "could not return free blocks to the file system");
                 inner.free.release(start, blocks);
                 continue;
             }
             inner.holes.release(start, blocks);
             drop(inner);
-            self.config.budget.give(blocks * block_bytes);
-            given += blocks * block_bytes;
+            self.config.budget.release(blocks * block_bytes);
+            released += blocks * block_bytes;
         }
-        given
+        released
     }
 
-    /// A file with holes is opened: which of its free blocks are holes is not known, so all become
-    /// holes.
+    /// When a file with holes is opened, it is unknown which of its free blocks are holes, so all
+    /// become holes.
     pub(super) fn find_holes(&self) {
         if self.data.has_holes().unwrap_or(false) {
             let free = self.lock().free.take_largest(u64::MAX);
@@ -188,28 +190,28 @@ impl<D: Disk> FileChunkStore<D> {
         inner
     }
 
-    /// Makes the data file longer than `before`, for `blocks` at least; by how many blocks.
+    /// Extends the data file beyond `before` by at least `blocks`; returns the number of blocks.
     fn grow(&self, before: u64, blocks: u32) -> Option<u64> {
         let block_bytes = BLOCK_BYTES as u64;
         let free_bytes = self.disk.free_bytes().unwrap_or(0);
-        let room = self.config.budget.room(u64::MAX, free_bytes);
-        // Small steps where little is left: the other stores of the disk need it as well.
-        let step_bytes = self.config.grow_bytes.min(room / STEP_PARTS);
+        let available = self.config.budget.available(u64::MAX, free_bytes);
+        // Small steps if little space is left: the other stores of the disk need it as well.
+        let step_bytes = self.config.grow_bytes.min(available / STEP_PARTS);
         let step = (step_bytes / block_bytes).max(u64::from(blocks));
-        let room = (room / block_bytes).min(step);
-        for more in [room, u64::from(blocks)] {
-            let fits = more > 0 && more <= room;
+        let available = (available / block_bytes).min(step);
+        for more in [available, u64::from(blocks)] {
+            let fits = more > 0 && more <= available;
             if fits && self.data.allocate((before + more) * block_bytes).is_ok() {
-                self.config.budget.take(more * block_bytes);
+                self.config.budget.allocate(more * block_bytes);
                 return Some(more);
             }
         }
         None
     }
 
-    /// A long free end of the file goes back to the file system, where other stores find it. Free
-    /// are only blocks that no durable record holds.
-    pub(super) fn give_tail_back(&self) {
+    /// Truncates a long free tail of the file, so that other stores can use its space. Only blocks
+    /// that no durable record refers to are free.
+    pub(super) fn truncate_free_tail(&self) {
         let block_bytes = BLOCK_BYTES as u64;
         let keep = self.config.grow_bytes / block_bytes;
         let mut inner = self.lock();
@@ -225,28 +227,28 @@ impl<D: Disk> FileChunkStore<D> {
         match cut {
             Ok(()) => {
                 inner.data_blocks = blocks;
-                self.config.budget.give((before - blocks) * block_bytes);
+                self.config.budget.release((before - blocks) * block_bytes);
             }
             Err(error) => {
-                tracing::warn!(%error, "free blocks could not be given back");
+                tracing::warn!(%error, "could not return free blocks to the file system");
                 inner.free.release(blocks, before - blocks);
             }
         }
     }
 
-    /// An update has failed: its blocks and its room are free.
-    pub(super) fn release_blocks(&self, runs: &[Extent], mut room: Room) {
+    /// Releases the blocks and the reservation of a failed update.
+    pub(super) fn release_blocks(&self, runs: &[Extent], mut reservation: Reservation) {
         let mut inner = self.lock();
         for run in runs {
             inner.free.release(run.start, u64::from(run.blocks));
         }
         inner.held_blocks -= blocks_in(runs);
-        self.config.budget.holds_all(self.name, inner.holding(), &mut room);
+        self.config.budget.update_finished(self.name, inner.usage(), &mut reservation);
         drop(inner);
-        self.config.budget.settle();
+        self.config.budget.grant_waiting();
     }
 
-    /// Writes `bytes` where `runs` says, holes left out.
+    /// Writes `bytes` to `runs`, skipping holes.
     pub(super) fn write_runs(&self, runs: &[Extent], bytes: &[u8]) -> Result<(), StoreError> {
         let mut at = 0;
         for run in runs {
@@ -270,25 +272,25 @@ impl<D: Disk> FileChunkStore<D> {
     }
 }
 
-impl<D: Disk> Lender for FileChunkStore<D> {
-    fn lend(&self, bytes: u64) -> u64 {
-        // Blocks that a commit has left are free once its record is durable.
+impl<D: Disk> Reclaim for FileChunkStore<D> {
+    fn reclaim(&self, bytes: u64) -> u64 {
+        // Blocks released by a commit are free once its record is durable.
         let flush = {
             let mut inner = self.lock();
             while inner.resizing {
                 inner = self.resized.wait(inner).unwrap_or_else(PoisonError::into_inner);
             }
-            !inner.leaving.is_empty() && inner.free.free() * (BLOCK_BYTES as u64) < bytes
+            !inner.releasing.is_empty() && inner.free.free() * (BLOCK_BYTES as u64) < bytes
         };
         if flush && let Err(error) = self.flush() {
-            tracing::warn!(%error, "no free blocks for other stores of the disk");
+            tracing::warn!(%error, "could not free blocks for other stores of the disk");
         }
         let runs = self.lock().free.take_largest(bytes.div_ceil(BLOCK_BYTES as u64));
         self.punch(runs)
     }
 }
 
-/// No room, for whichever reason the system names.
+/// Whether the error means that there is no space.
 fn is_full(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
@@ -324,10 +326,10 @@ mod tests {
         store.commit(chunk, update.version, update.chain_version).map(drop)
     }
 
-    /// What is judged by it must not see half a step: an overwrite would be refused, or growth get
-    /// the room that overwrites need.
+    /// Admission must not see half a step: an overwrite would be rejected, or growth would get the
+    /// space that overwrites need.
     #[test]
-    fn overwrites_in_flight_change_no_room_at_any_moment() {
+    fn overwrites_in_flight_never_change_the_free_space() {
         const WRITERS: u32 = 3;
         const UPDATES: u64 = 500;
         let budget = DiskBudget::new(64 * BLOCK_BYTES as u64, 0);
@@ -338,7 +340,7 @@ mod tests {
         for index in 0..WRITERS {
             put(&store, ChunkId::new(InodeId(7), index), 1, &content).unwrap();
         }
-        let alone = || budget.ledger().room().1;
+        let alone = || budget.accounting().free_space().1;
         let expected = alone();
         let write = |index| {
             for version in 2..UPDATES {
@@ -350,14 +352,14 @@ mod tests {
             let writers: Vec<_> =
                 (0..WRITERS).map(|index| scope.spawn(move || write(index))).collect();
             while !writers.iter().all(|writer| writer.is_finished()) {
-                assert_eq!(alone(), expected, "bytes of room");
+                assert_eq!(alone(), expected, "free bytes");
             }
         });
     }
 
-    /// The record is durable, and the thread that drops the chunks has not come to its end.
+    /// The record is durable, but not all chunks are dropped yet.
     #[test]
-    fn blocks_of_forgotten_chunks_are_taken_while_others_are_dropped() {
+    fn blocks_of_forgotten_chunks_are_reused_while_others_are_dropped() {
         const CHUNKS: u32 = SLICE_ENTRIES as u32 + 30;
         let capacity_bytes = u64::from(CHUNKS + 20) * BLOCK_BYTES as u64;
         let budget = DiskBudget::new(capacity_bytes, 0);
@@ -371,7 +373,7 @@ mod tests {
         store.append(&mut store.lock(), Record::Gone { inodes }, true).unwrap();
         store.flush().unwrap();
         assert!(store.lock().drop_forgotten(SLICE_ENTRIES));
-        store.publish_holding(&store.lock());
+        store.publish_usage(&store.lock());
         put(&store, ChunkId::new(InodeId(8), 0), 1, &[1; 80 * BLOCK_BYTES]).unwrap();
     }
 }

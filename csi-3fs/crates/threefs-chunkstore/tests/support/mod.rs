@@ -1,5 +1,5 @@
-//! A disk in memory that remembers every operation, so that any state that a loss of power may
-//! leave can be built from it; and one that runs full or fails on demand.
+//! In-memory disk that records every operation, so that any state that a loss of power may leave
+//! can be built from it; it can run full or fail on demand.
 
 #![allow(clippy::unwrap_used, dead_code)]
 
@@ -33,10 +33,10 @@ pub enum Operation {
 pub struct State {
     names: BTreeMap<String, usize>,
     files: Vec<Vec<u8>>,
-    /// Sectors of the files that hold no room.
+    /// Sectors of the files that are holes.
     holes: BTreeSet<(usize, u64)>,
     pub operations: Vec<Operation>,
-    /// Bytes that all files may have together.
+    /// Maximum total size of all files.
     pub quota: Option<u64>,
     /// The next flush fails.
     pub fail_sync: bool,
@@ -73,7 +73,7 @@ impl State {
         }
     }
 
-    /// The part of a file takes room where it is a hole.
+    /// Allocates space for the holes of a range.
     fn fill(&mut self, file: usize, offset: u64, length: u64) -> io::Result<()> {
         let filled: Vec<_> =
             sectors(file, offset, length).filter(|sector| self.holes.contains(sector)).collect();
@@ -108,11 +108,11 @@ impl DiskFile for MemoryFile {
     fn sync_data(&self) -> io::Result<()> {
         let mut state = self.state.lock().unwrap();
         if std::mem::take(&mut state.fail_sync) {
-            return Err(io::Error::other("the disk said no"));
+            return Err(io::Error::other("injected failure"));
         }
         if state.fail_sync_of == Some(self.file) {
             state.fail_sync_of = None;
-            return Err(io::Error::other("the disk said no"));
+            return Err(io::Error::other("injected failure"));
         }
         state.operations.push(Operation::Sync(self.file));
         Ok(())
@@ -214,7 +214,7 @@ impl Disk for MemoryDisk {
     fn sync_names(&self) -> io::Result<()> {
         let mut state = self.0.lock().unwrap();
         if std::mem::take(&mut state.fail_sync_names) {
-            return Err(io::Error::other("the folder cannot be flushed"));
+            return Err(io::Error::other("injected failure of the folder flush"));
         }
         state.operations.push(Operation::SyncNames);
         Ok(())
@@ -249,11 +249,11 @@ pub fn log_name(disk: &MemoryDisk) -> String {
     disk.list().unwrap().into_iter().find(|name| name.starts_with("log-")).unwrap()
 }
 
-/// What of the operations that nobody had flushed is on the disk after the power came back.
+/// Which unflushed operations are on the disk after a loss of power.
 pub enum Luck<'a> {
     Nothing,
     Everything,
-    /// Any subset of the writes, each possibly in part; any prefix of the name changes.
+    /// Any subset of the writes, each possibly torn; any prefix of the name changes.
     Random(&'a mut ChaCha8Rng),
 }
 
@@ -267,8 +267,8 @@ impl Luck<'_> {
     }
 }
 
-/// The disk as a new process finds it when the old one was killed just before operation number
-/// `at`: nothing is lost, and nothing more is durable than before.
+/// The disk after the process was killed just before operation number `at`: no operation is lost,
+/// and nothing more is durable than before.
 pub fn after_kill(operations: &[Operation], at: usize) -> MemoryDisk {
     let disk = after_power_loss(operations, at, Luck::Everything);
     disk.0.lock().unwrap().operations = operations[..at.min(operations.len())].to_vec();

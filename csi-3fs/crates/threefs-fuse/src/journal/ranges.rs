@@ -1,6 +1,6 @@
-//! Chunks that were written and that the metadata service has not been told of: a record for each
-//! range, in the state file. A successor reports them from here and not from what storage has: so a
-//! chunk that was lost meanwhile is known to be lost.
+//! Unreported written chunks: one record per range in the journal. A successor reports them from
+//! here rather than from what the storage services hold, so that a chunk lost in between is record
+//! to be lost.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::SeqCst;
@@ -10,8 +10,8 @@ use threefs_meta::Written;
 
 use super::{RANGES, RECORDS, Words};
 
-/// Words of a record: the inode (0: none), the first and the last chunk, the truncate version under
-/// which they were written.
+/// Words of a record: the inode (0: none), the first and the last chunk, and the truncate version
+/// under which they were written.
 pub(super) const RECORD_WORDS: usize = 3;
 
 pub(super) struct Ranges {
@@ -29,67 +29,67 @@ struct Record {
 impl Ranges {
     pub(super) fn open(words: &Words) -> Self {
         let mut ranges = Self { free: Vec::with_capacity(RECORDS), of: HashMap::new() };
-        for place in (0..RECORDS).map(|number| RANGES + number * RECORD_WORDS) {
-            match words.at(place).load(SeqCst) {
-                0 => ranges.free.push(place),
-                inode => ranges.of.entry(InodeId(inode)).or_default().push(place),
+        for index in (0..RECORDS).map(|number| RANGES + number * RECORD_WORDS) {
+            match words.at(index).load(SeqCst) {
+                0 => ranges.free.push(index),
+                inode => ranges.of.entry(InodeId(inode)).or_default().push(index),
             }
         }
         ranges
     }
 
-    /// False: there is no room.
-    pub(super) fn note(
+    /// False: the journal is full.
+    pub(super) fn add(
         &mut self,
         words: &Words,
         inode: InodeId,
         truncate_version: u64,
         (first, last): (u32, u32),
     ) -> bool {
-        let places = self.of.entry(inode).or_default();
-        for place in places.iter() {
-            let known = read(words, *place);
-            let touches = known.first <= last.saturating_add(1)
-                && first <= known.last.saturating_add(1)
-                && known.truncate_version == truncate_version;
+        let indexes = self.of.entry(inode).or_default();
+        for index in indexes.iter() {
+            let record = read(words, *index);
+            let touches = record.first <= last.saturating_add(1)
+                && first <= record.last.saturating_add(1)
+                && record.truncate_version == truncate_version;
             if touches {
-                let (first, last) = (known.first.min(first), known.last.max(last));
-                words.at(place + 1).store(u64::from(first) << 32 | u64::from(last), SeqCst);
+                let (first, last) = (record.first.min(first), record.last.max(last));
+                words.at(index + 1).store(u64::from(first) << 32 | u64::from(last), SeqCst);
                 return true;
             }
         }
-        let Some(place) = self.free.pop() else { return false };
-        places.push(place);
-        words.at(place + 1).store(u64::from(first) << 32 | u64::from(last), SeqCst);
-        words.at(place + 2).store(truncate_version, SeqCst);
-        // Last: with it the record counts.
-        words.at(place).store(inode.0, SeqCst);
+        let Some(index) = self.free.pop() else { return false };
+        indexes.push(index);
+        words.at(index + 1).store(u64::from(first) << 32 | u64::from(last), SeqCst);
+        words.at(index + 2).store(truncate_version, SeqCst);
+        // Stored last: it makes the record valid.
+        words.at(index).store(inode.0, SeqCst);
         true
     }
 
     pub(super) fn of(&self, words: &Words, inode: InodeId, truncate_version: u64) -> Written {
         let mut written = Written::default();
-        for place in self.of.get(&inode).into_iter().flatten() {
-            let known = read(words, *place);
-            if known.truncate_version == truncate_version {
-                written.add(known.first, known.last);
+        for index in self.of.get(&inode).into_iter().flatten() {
+            let record = read(words, *index);
+            if record.truncate_version == truncate_version {
+                written.add(record.first, record.last);
             }
         }
         written
     }
 
-    /// Drops what is in `written`, and what was written before the last truncation.
-    pub(super) fn reported(
+    /// Removes `written`, and everything written before the last truncation.
+    pub(super) fn remove(
         &mut self,
         words: &Words,
         inode: InodeId,
         truncate_version: u64,
         written: &Written,
     ) {
-        self.retain(words, inode, |known| {
-            known.truncate_version > truncate_version
-                || (known.truncate_version == truncate_version
-                    && !written.contains_all(known.first, known.last))
+        self.retain(words, inode, |record| {
+            record.truncate_version > truncate_version
+                || (record.truncate_version == truncate_version
+                    && !written.contains_all(record.first, record.last))
         });
     }
 
@@ -98,26 +98,26 @@ impl Ranges {
     }
 
     fn retain(&mut self, words: &Words, inode: InodeId, keep: impl Fn(Record) -> bool) {
-        let Some(places) = self.of.get_mut(&inode) else { return };
-        places.retain(|place| {
-            let stays = keep(read(words, *place));
+        let Some(indexes) = self.of.get_mut(&inode) else { return };
+        indexes.retain(|index| {
+            let stays = keep(read(words, *index));
             if !stays {
-                words.at(*place).store(0, SeqCst);
-                self.free.push(*place);
+                words.at(*index).store(0, SeqCst);
+                self.free.push(*index);
             }
             stays
         });
-        if places.is_empty() {
+        if indexes.is_empty() {
             self.of.remove(&inode);
         }
     }
 }
 
-fn read(words: &Words, place: usize) -> Record {
-    let range = words.at(place + 1).load(SeqCst);
+fn read(words: &Words, index: usize) -> Record {
+    let range = words.at(index + 1).load(SeqCst);
     Record {
         first: (range >> 32) as u32,
         last: range as u32,
-        truncate_version: words.at(place + 2).load(SeqCst),
+        truncate_version: words.at(index + 2).load(SeqCst),
     }
 }

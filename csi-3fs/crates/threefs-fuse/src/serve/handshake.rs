@@ -1,41 +1,39 @@
-//! INIT: what the kernel offers and what is agreed.
+//! FUSE INIT handshake: negotiation of protocol version and flags.
 
 use rustix::io::Errno;
 
-use super::Daemon;
 use crate::config::FuseError;
+use crate::daemon::Daemon;
 use crate::device::{Buffer, Received};
 use crate::wire::{self, Body, Request, init, opcode};
 
-/// Requests that the kernel sends without waiting for them: readahead, asynchronous writes.
+/// Maximum number of background requests of the kernel: readahead, asynchronous writes.
 const BACKGROUND_MAX: u16 = 64;
 
 impl Daemon {
-    /// Answers INIT. If the first request is another one, somebody has answered it before: gives
-    /// that request.
-    pub(super) fn shake_hands(&self) -> Result<Option<Request>, FuseError> {
+    /// Answers INIT. If the first request is another one, a previous daemon has answered INIT:
+    /// returns that request.
+    pub(super) fn handshake(&self) -> Result<Option<Request>, FuseError> {
         let mut buffer = Buffer::new();
         loop {
             let request = match self.device.receive(&mut buffer).map_err(FuseError::Device)? {
                 Received::Request(request) => request,
                 Received::Nothing => continue,
                 Received::End => {
-                    return Err(FuseError::Protocol(
-                        "it was unmounted before it was served".into(),
-                    ));
+                    return Err(FuseError::Protocol("unmounted before it was served".into()));
                 }
             };
             if request.opcode != opcode::INIT {
                 return Ok(Some(request));
             }
-            if self.agree(&request)? {
+            if self.answer_init(&request)? {
                 return Ok(None);
             }
         }
     }
 
-    /// Answers INIT; false if the kernel will ask again.
-    pub(super) fn agree(&self, request: &Request) -> Result<bool, FuseError> {
+    /// Answers INIT; false if the kernel will send it again.
+    pub(super) fn answer_init(&self, request: &Request) -> Result<bool, FuseError> {
         let mut fields = wire::Fields(&request.body);
         let (Some(major), Some(minor), Some(readahead), Some(flags)) =
             (fields.u32(), fields.u32(), fields.u32(), fields.u32())
@@ -43,22 +41,22 @@ impl Daemon {
             return Err(FuseError::Protocol("INIT is too short".into()));
         };
         if major > wire::MAJOR {
-            // It will say it again with ours.
+            // The kernel will send INIT again with our version.
             self.device.answer(request.unique, &Body::default().u32(wire::MAJOR).zeros(60).0);
             return Ok(false);
         }
         if major < wire::MAJOR || minor < 31 {
             self.device.refuse(request.unique, Errno::PROTO);
             return Err(FuseError::Protocol(format!(
-                "the kernel speaks FUSE {major}.{minor}; 3FS needs 7.31 (Linux 5.4) or newer"
+                "the kernel supports FUSE {major}.{minor}; 3FS needs 7.31 (Linux 5.4) or newer"
             )));
         }
         let mut offered = u64::from(flags);
         if offered & init::EXTENDED != 0 {
             offered |= u64::from(fields.u32().unwrap_or(0)) << 32;
         }
-        let wanted = init::WANTED | if self.write_back { init::WRITE_BACK } else { 0 };
-        let agreed = offered & wanted;
+        let supported = init::SUPPORTED | if self.write_back { init::WRITE_BACK } else { 0 };
+        let agreed = offered & supported;
         let body = Body::default()
             .u32(wire::MAJOR)
             .u32(wire::MINOR)

@@ -1,4 +1,4 @@
-//! Operations on names: looking up, making, removing, moving.
+//! Name operations: lookup, create, link, remove, rename.
 
 use rustix::io::Errno;
 use threefs_client::FileHandle;
@@ -6,9 +6,8 @@ use threefs_meta::{
     At, Inode, InodeKind, LayoutDefaults, MetaChange, MetaQuery, MetaReply, RenameMode, SpecialKind,
 };
 
-use crate::attributes::{kernel_attributes, kind_bits};
-use crate::calls::{inode_of, unexpected};
-use crate::daemon::{Call, Daemon};
+use super::attributes::kernel_attributes;
+use crate::daemon::{Call, Daemon, inode_of, unexpected};
 use crate::wire::{self, Body, Fields, opcode};
 
 const O_EXCL: u32 = 0o200;
@@ -27,11 +26,11 @@ impl Daemon {
         let at = self.entry(call.request.node, name)?;
         let what = format!("look up `{}` in {}", at.path, at.directory);
         let query = MetaQuery::Stat { at, follow: false };
-        Ok(self.named(&inode_of(self.query(call, &what, query).await?)?))
+        Ok(self.entry_body(&inode_of(self.query(call, &what, query).await?)?))
     }
 
-    /// An inode with a name, as the kernel wants it.
-    pub(crate) fn named(&self, inode: &Inode) -> Body {
+    /// FUSE entry of an inode.
+    pub(crate) fn entry_body(&self, inode: &Inode) -> Body {
         let attributes = kernel_attributes(inode, self.files.get(inode.id).as_deref());
         wire::entry(Body::default(), inode.id.0, &attributes, self.valid)
     }
@@ -43,7 +42,7 @@ impl Daemon {
         let what = format!("make directory `{}` in {}", at.path, at.directory);
         let defaults = LayoutDefaults::default();
         let change = MetaChange::MakeDirectory { at, mode, parents: false, defaults };
-        Ok(self.named(&inode_of(self.change(call, &what, change).await?)?))
+        Ok(self.entry_body(&inode_of(self.change(call, &what, change).await?)?))
     }
 
     pub(crate) async fn make_node<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
@@ -63,7 +62,7 @@ impl Daemon {
         if let Some(kind) = special {
             let what = format!("make special file `{}` in {}", at.path, at.directory);
             let change = MetaChange::MakeSpecial { at, mode: mode & 0o7777, kind, device };
-            return Ok(self.named(&inode_of(self.change(call, &what, change).await?)?));
+            return Ok(self.entry_body(&inode_of(self.change(call, &what, change).await?)?));
         }
         let change = MetaChange::Create {
             at,
@@ -74,7 +73,7 @@ impl Daemon {
             track_open: false,
         };
         match self.change(call, "make a file", change).await? {
-            MetaReply::Opened { inode, .. } => Ok(self.named(&inode)),
+            MetaReply::Opened { inode, .. } => Ok(self.entry_body(&inode)),
             other => Err(unexpected(&other)),
         }
     }
@@ -95,13 +94,13 @@ impl Daemon {
         };
         let inode = match self.change(call, &what, change).await? {
             MetaReply::Opened { inode, created: true, .. } => inode,
-            // Somebody else made it meanwhile: then it is opened, if that is allowed.
+            // Created by another client meanwhile: open it, if the caller is permitted to.
             MetaReply::Opened { inode, .. } => self.open_inode(call, inode.id, flags).await?,
             other => return Err(unexpected(&other)),
         };
         let handle = FileHandle::of(&inode.id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
         self.open_file(call, handle, &inode).await?;
-        Ok(wire::opened(self.named(&inode), self.handle(0), wire::OPEN_KEEP_CACHE))
+        Ok(wire::opened(self.entry_body(&inode), self.handle(0), wire::OPEN_KEEP_CACHE))
     }
 
     pub(crate) async fn symlink<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
@@ -111,7 +110,7 @@ impl Daemon {
         let target = std::str::from_utf8(target).map_err(|_| Errno::ILSEQ)?.to_owned();
         let what = format!("make symbolic link `{}` in {}", at.path, at.directory);
         let change = MetaChange::MakeSymlink { at, target };
-        Ok(self.named(&inode_of(self.change(call, &what, change).await?)?))
+        Ok(self.entry_body(&inode_of(self.change(call, &what, change).await?)?))
     }
 
     pub(crate) async fn read_link(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
@@ -127,7 +126,7 @@ impl Daemon {
         let to = self.entry(call.request.node, fields.name().ok_or(Errno::INVAL)?)?;
         let what = format!("link {} as `{}` in {}", from.directory, to.path, to.directory);
         let change = MetaChange::Link { from, to };
-        Ok(self.named(&inode_of(self.change(call, &what, change).await?)?))
+        Ok(self.entry_body(&inode_of(self.change(call, &what, change).await?)?))
     }
 
     pub(crate) async fn remove<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
@@ -138,7 +137,7 @@ impl Daemon {
             opcode::RMDIR => MetaChange::RemoveDirectory { at },
             _ => MetaChange::Unlink { at },
         };
-        self.tell_released().await;
+        self.report_closed().await;
         self.change(call, &what, change).await?;
         Ok(Body::default())
     }
@@ -166,13 +165,8 @@ impl Daemon {
             "rename `{}` in {} to `{}` in {}",
             from.path, from.directory, to.path, to.directory
         );
-        self.tell_released().await;
+        self.report_closed().await;
         self.change(call, &what, MetaChange::Rename { from, to, mode }).await?;
         Ok(Body::default())
     }
-}
-
-/// Kind and permission bits of a directory entry whose inode is not at hand.
-pub(crate) fn entry_mode(kind: threefs_meta::EntryKind) -> u32 {
-    kind_bits(kind)
 }

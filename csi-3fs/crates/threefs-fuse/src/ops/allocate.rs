@@ -1,27 +1,28 @@
-//! `fallocate`: space ahead, holes, zeros.
+//! `fallocate`: preallocation, holes, zeros.
 
 use rustix::io::Errno;
 use threefs_client::ClientError;
 
+use super::data::now;
 use crate::daemon::{Call, Daemon};
-use crate::data::now;
 use crate::wire::{Body, Fields};
 
 const KEEP_SIZE: u32 = 0x01;
 const PUNCH_HOLE: u32 = 0x02;
 const ZERO_RANGE: u32 = 0x10;
 
-/// What a mode of `fallocate` does.
+/// Effect of a `fallocate` mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mode {
-    /// Bytes within the file become zeros.
+    /// The range within the file is zeroed.
     zeros: bool,
-    /// The file becomes as long as the range's end.
+    /// The file is extended to the end of the range.
     extends: bool,
 }
 
 impl Mode {
-    /// `None`: not offered. Chunks have fixed places, so no range is collapsed or inserted.
+    /// `None`: not supported. Chunks have fixed positions, so ranges cannot be collapsed or
+    /// inserted.
     fn of(bits: u32) -> Option<Self> {
         match bits {
             0 => Some(Self { zeros: false, extends: true }),
@@ -36,9 +37,9 @@ impl Mode {
 }
 
 impl Daemon {
-    /// What is allocated counts for the quota, so that writing there cannot fail for it: with the
-    /// file's length for good, otherwise until the file is closed. Holes cost nothing, so nothing
-    /// else needs doing.
+    /// Charges the allocated range to the quota, so that writes to it cannot exceed it: permanently
+    /// if the file is extended, otherwise until the file is closed. Holes cost nothing, so nothing
+    /// else needs to be done.
     pub(crate) async fn allocate<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
         let mut fields = Fields(&call.request.body);
         let (handle, offset, length, bits) = (
@@ -51,7 +52,7 @@ impl Daemon {
         let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
         let id = self.inode(call.request.node);
         let open = self.file_of(call, handle).await?;
-        let (file, known_length) = {
+        let (file, current_length) = {
             let state = open.state();
             (state.file.clone(), state.length)
         };
@@ -61,11 +62,11 @@ impl Daemon {
         if bits & PUNCH_HOLE == 0 {
             self.reserve(&open, end, call.deadline).await?;
         }
-        if mode.zeros && offset < known_length {
-            let end = end.min(known_length);
+        if mode.zeros && offset < current_length {
+            let end = end.min(current_length);
             let mut punched = self.client.punch_hole(&file, offset, end, call.deadline).await;
             if matches!(punched, Err(ClientError::NotReserved { .. })) {
-                // Another client cut the file meanwhile.
+                // Another client truncated the file meanwhile.
                 open.state().reserved = 0;
                 self.reserve(&open, end, call.deadline).await?;
                 punched = self.client.punch_hole(&file, offset, end, call.deadline).await;
@@ -85,10 +86,10 @@ impl Daemon {
             }
             (longer, changed)
         };
-        // A length without chunks is told at once: a later daemon could not find it. Zeros are as
-        // any write.
-        if longer || (changed && !self.journal.untold(id)) {
-            self.tell_length(id, &open, false, call.deadline).await?;
+        // A length without chunks is reported at once: a later daemon could not find it. Zeroing is
+        // like any write.
+        if longer || (changed && !self.journal.mark_dirty(id)) {
+            self.report_length(id, &open, false, call.deadline).await?;
         }
         Ok(Body::default())
     }
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_offered_is_refused() {
+    fn unsupported_modes_are_rejected() {
         assert_eq!(Mode::of(0), Some(Mode { zeros: false, extends: true }));
         assert_eq!(Mode::of(KEEP_SIZE), Some(Mode { zeros: false, extends: false }));
         assert_eq!(Mode::of(3), Some(Mode { zeros: true, extends: false }));

@@ -1,4 +1,4 @@
-//! A nearly full disk: updates wait for the room that others in flight hold, and end.
+//! Reservations on a nearly full disk: updates wait for the space of others in flight, and finish.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use support::{Luck, MemoryDisk, Operation, after_power_loss};
 use threefs_chunkstore::disk::{Disk, DiskFile};
-use threefs_chunkstore::{ChunkStore, DiskBudget, FileChunkStore, Room, RoomWait, StoreConfig};
+use threefs_chunkstore::{
+    ChunkStore, DiskBudget, FileChunkStore, Reservation, ReserveWait, StoreConfig,
+};
 use threefs_core::chunk::{ContentChange, StoreUpdate, TagWindow, Which};
 use threefs_core::error::StoreError;
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
@@ -22,7 +24,7 @@ const CAPACITY: u64 = 8 << 20;
 const CHUNK: usize = 16 << 10;
 /// 95 % of the capacity, in chunks.
 const CHUNKS: u32 = (CAPACITY as usize * 95 / 100 / CHUNK) as u32;
-/// No wait of a test lasts this long, unless nothing ends it.
+/// Timeout of the waits of a test.
 const LONG: Duration = Duration::from_secs(60);
 
 fn chunk(index: u32) -> ChunkId {
@@ -63,12 +65,12 @@ fn stores(budget: &Arc<DiskBudget>) -> Vec<Arc<Store>> {
     (0..3).map(|_| open()).collect()
 }
 
-type Answer = mpsc::Receiver<Result<Room, StoreError>>;
+type Answer = mpsc::Receiver<Result<Reservation, StoreError>>;
 
 fn reserve(store: &Store, index: u32, class: u8) -> Answer {
     let (ready, room) = mpsc::channel();
     let update = update(index, 2, ContentChange::Replace);
-    // A test that waits no longer gives the room back.
+    // If the test no longer waits, the reservation is released.
     store.reserve(&update, CHUNK, class, Box::new(move |room| drop(ready.send(room))));
     room
 }
@@ -99,14 +101,14 @@ fn read<D: Disk>(store: &FileChunkStore<D>, index: u32) -> Vec<u8> {
     store.read(chunk(index), Which::Committed, 0, u32::MAX).unwrap().bytes
 }
 
-/// Each chunk is in one store of the disk, in turn.
+/// Distributes the chunks over the stores of the disk.
 fn filled(stores: &[Arc<Store>]) {
     for index in 0..CHUNKS {
         put(&stores[index as usize % stores.len()], index, 1).unwrap();
     }
 }
 
-/// Returns when the other threads have stopped making progress: they wait for room, or in here.
+/// Returns when the other threads have stopped making progress: they wait for space, or in here.
 fn until_quiet(progress: &AtomicU32) {
     let mut before = None;
     while before.replace(progress.load(SeqCst)) != Some(progress.load(SeqCst)) {
@@ -126,13 +128,13 @@ fn overwrites_on_three_stores_of_one_nearly_full_disk_all_succeed() {
             let (stores, progress) = (&stores, &progress);
             scope.spawn(move || {
                 for round in 0..ROUNDS {
-                    // All on one store for a while, then on the next: each needs all the room.
+                    // All on one store for a while, then on the next: each needs all the space.
                     let index = writer * 3 + round * 3 / ROUNDS;
                     let store = &stores[index as usize % 3];
                     let version = u64::from(round % (ROUNDS / 3)) + 2;
                     make(store, index, version, class::UPDATE).unwrap();
                     progress.fetch_add(1, SeqCst);
-                    // As many copies as there is room for are in flight now.
+                    // As many copies as there is space for are in flight now.
                     until_quiet(progress);
                     commit(store, index, version);
                 }
@@ -144,9 +146,9 @@ fn overwrites_on_three_stores_of_one_nearly_full_disk_all_succeed() {
     }
 }
 
-/// Each node's copies in flight wait for the next node's; three nodes in a circle.
+/// Each node's copies in flight wait for the next node's; three nodes in a cycle.
 #[test]
-fn chains_over_three_nearly_full_nodes_do_not_wait_in_a_circle() {
+fn chains_over_three_nearly_full_nodes_do_not_deadlock() {
     const WRITERS: u32 = 96;
     let nodes: Vec<_> = (0..3).map(|_| stores(&budget())).collect();
     for node in &nodes {
@@ -164,7 +166,7 @@ fn chains_over_three_nearly_full_nodes_do_not_wait_in_a_circle() {
                     for (hop, replica) in (0..).zip(&replicas) {
                         make(replica, writer, version, hop).unwrap();
                         progress.fetch_add(1, SeqCst);
-                        // Each hop takes all the room that it may.
+                        // Each hop takes all the space that it may.
                         until_quiet(progress);
                     }
                     for replica in replicas.iter().rev() {
@@ -183,7 +185,7 @@ fn chains_over_three_nearly_full_nodes_do_not_wait_in_a_circle() {
 }
 
 #[test]
-fn updates_leave_room_for_forwards_and_wait_for_commits() {
+fn updates_leave_space_for_forwards_and_wait_for_commits() {
     let stores = stores(&budget());
     filled(&stores);
     let mut pending = Vec::new();
@@ -203,13 +205,13 @@ fn updates_leave_room_for_forwards_and_wait_for_commits() {
         while let Ok(room) = reserve(&stores[1], 1, hop).try_recv() {
             rooms.push(room.unwrap());
         }
-        assert!(rooms.len() > before, "hop {hop} got no room of its own");
+        assert!(rooms.len() > before, "hop {hop} got no separate space");
     }
     assert!(waiting.try_recv().is_err(), "nothing was committed");
-    // Removing needs no room.
+    // Removals need no space.
     remove(&stores[2], 2, 2);
     drop(rooms);
-    assert!(waiting.try_recv().is_err(), "the updates hold what they leave to it");
+    assert!(waiting.try_recv().is_err(), "the updates hold the space");
     for index in pending {
         commit(&stores[0], index, 2);
     }
@@ -217,7 +219,7 @@ fn updates_leave_room_for_forwards_and_wait_for_commits() {
 }
 
 #[test]
-fn growth_is_refused_at_once_and_leaves_room_for_overwrites() {
+fn growth_is_rejected_immediately_and_leaves_space_for_overwrites() {
     let stores = stores(&budget());
     let mut written = 0;
     let error = loop {
@@ -236,7 +238,7 @@ fn growth_is_refused_at_once_and_leaves_room_for_overwrites() {
             put(&stores[index as usize % 3], index, version).unwrap();
         }
     }
-    // An update in flight does not make growth wait: it gives back what it takes.
+    // An update in flight does not make growth wait: it frees as much as it takes.
     make(&stores[0], 0, 6, class::UPDATE).unwrap();
     let answer = reserve(&stores[0], written, class::UPDATE).try_recv().unwrap();
     assert!(matches!(answer, Err(StoreError::NoSpace { .. })), "{answer:?}");
@@ -266,9 +268,9 @@ fn a_wait_ends_at_its_deadline() {
     put(&stores[0], 0, 2).unwrap();
 }
 
-/// On a nearly full disk an update of eight chunks waits for two in flight, and a small update of
-/// another store behind it.
-fn large_before_small() -> (Vec<Arc<Store>>, (RoomWait, Answer), Answer) {
+/// On a nearly full disk, an update of eight chunks waits for two in flight, and a small update of
+/// another store waits behind it.
+fn large_before_small() -> (Vec<Arc<Store>>, (ReserveWait, Answer), Answer) {
     let stores = stores(&budget());
     filled(&stores);
     let large = update(0, 2, ContentChange::Replace);
@@ -290,34 +292,35 @@ fn large_before_small() -> (Vec<Arc<Store>>, (RoomWait, Answer), Answer) {
 }
 
 #[test]
-fn what_waits_behind_a_wait_that_ends_gets_its_room_at_once() {
+fn a_request_behind_an_expired_one_is_granted_immediately() {
     let (stores, (wait, first), second) = large_before_small();
     stores[0].expire(wait);
     assert!(matches!(first.try_recv().unwrap(), Err(StoreError::NoSpace { .. })));
     drop(second.try_recv().unwrap().unwrap());
 }
 
-/// Those whose target is gone give their room back at once, from within the call that gave it.
+/// Callbacks whose target is gone release their reservation immediately, from within the call that
+/// granted it.
 #[test]
-fn thousands_of_waits_end_without_calls_within_calls() {
+fn thousands_of_waits_end_without_recursion() {
     const WAITS: usize = 4_096;
     let (stores, (wait, _), _second) = large_before_small();
-    let ended = Arc::new(AtomicU32::new(0));
+    let finished = Arc::new(AtomicU32::new(0));
     for _ in 0..WAITS {
-        let ended = Arc::clone(&ended);
-        let ready = move |room: Result<Room, StoreError>| {
+        let finished = Arc::clone(&finished);
+        let ready = move |room: Result<Reservation, StoreError>| {
             drop(room.unwrap());
-            ended.fetch_add(1, SeqCst);
+            finished.fetch_add(1, SeqCst);
         };
         let update = update(10, 2, ContentChange::Replace);
         assert!(stores[1].reserve(&update, CHUNK, class::UPDATE, Box::new(ready)).is_some());
     }
     stores[0].expire(wait);
-    assert_eq!(ended.load(SeqCst) as usize, WAITS);
+    assert_eq!(finished.load(SeqCst) as usize, WAITS);
 }
 
 #[test]
-fn a_closed_store_waits_for_no_room() {
+fn waits_of_a_closed_store_end() {
     let (mut stores, (_, first), second) = large_before_small();
     drop(stores.remove(0));
     assert!(matches!(first.try_recv().unwrap(), Err(StoreError::NoSpace { .. })));
@@ -325,7 +328,7 @@ fn a_closed_store_waits_for_no_room() {
 }
 
 #[test]
-fn a_store_that_cannot_be_opened_takes_no_room() {
+fn a_store_that_cannot_be_opened_uses_no_budget() {
     let budget = DiskBudget::new(0, 0);
     let disk = MemoryDisk::default();
     let open = || Store::open_on(disk.clone(), config(&budget));
@@ -337,9 +340,9 @@ fn a_store_that_cannot_be_opened_takes_no_room() {
     assert_eq!(budget.capacity(0), 0);
 }
 
-/// A small update is promised when the log has it: the data file may not have its length yet.
+/// A small update is acknowledged when it is in the log: the data file may not have its length yet.
 #[test]
-fn a_data_file_that_its_opening_makes_longer_takes_room() {
+fn a_data_file_extended_at_opening_counts_for_the_budget() {
     let disk = MemoryDisk::default();
     let store = Store::open_on(disk.clone(), config(&DiskBudget::new(0, 0))).unwrap();
     store.apply(&update(0, 1, ContentChange::Replace), &[1; 8_000]).unwrap();
@@ -352,10 +355,10 @@ fn a_data_file_that_its_opening_makes_longer_takes_room() {
     assert_eq!(budget.capacity(0), 0);
 }
 
-/// What one store of the disk gives up anywhere in its file, another one can use; also after both
-/// were opened again.
+/// Space freed anywhere in the file of one store can be used by another one, also after both were
+/// reopened.
 #[test]
-fn free_blocks_of_one_store_are_room_for_another() {
+fn free_blocks_of_one_store_are_available_to_another() {
     let budget = budget();
     let disks = [MemoryDisk::default(), MemoryDisk::default()];
     let open = |disk: &MemoryDisk| Store::open_on(disk.clone(), config(&budget)).unwrap().shared();
@@ -364,7 +367,7 @@ fn free_blocks_of_one_store_are_room_for_another() {
     for index in 0..count {
         put(&giver, index, 1).unwrap();
     }
-    // Every second chunk, so that the free blocks are all over the file.
+    // Every second chunk, so that the free blocks are scattered over the file.
     let mut taken = 0;
     for removed in (0..count).step_by(2).chain((1..count / 2).step_by(2)) {
         remove(&giver, removed, 2);
@@ -384,7 +387,7 @@ fn free_blocks_of_one_store_are_room_for_another() {
 }
 
 #[test]
-fn a_loss_of_power_while_blocks_are_given_up_loses_no_chunk() {
+fn a_loss_of_power_while_blocks_are_reclaimed_loses_no_chunk() {
     let config = |budget: &Arc<DiskBudget>| StoreConfig {
         log_bytes: 64 << 10,
         grow_bytes: 256 << 10,

@@ -1,4 +1,4 @@
-//! Stores that fail, at once and later, and what becomes of damaged ones.
+//! Tests of stores that fail at open or later, and of damaged stores.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
@@ -17,14 +17,14 @@ use threefs_core::message::{Address, ForgetInodes, StorageReply, StorageRequest}
 use threefs_core::routing::{Chain, ChainTarget, NodeInfo, PublicState, RoutingInfo};
 
 use super::*;
-use crate::node::{Disk, Shared};
+use crate::node::{Disk, NodeContext};
 use crate::peers::Peers;
 
 const LONG: Duration = Duration::from_secs(60);
 const TARGET: TargetId = TargetId(1);
 const CHAIN: ChainId = ChainId(1);
 
-/// A real store, until it is told to fail.
+/// A real store that fails on demand.
 struct Failing {
     store: Arc<dyn ChunkStore>,
     fails: Arc<AtomicBool>,
@@ -109,17 +109,17 @@ impl ChunkStore for Failing {
 }
 
 fn no() -> StoreError {
-    StoreError::Io { operation: "flush".into(), reason: "the disk said no".into() }
+    StoreError::Io { operation: "flush".into(), reason: "injected failure".into() }
 }
 
-/// A node whose stores open as a test says.
+/// A node whose stores open as the test specifies.
 struct Fixture {
     node: Arc<Node>,
     folder: TempDir,
-    /// So many openings fail from now on.
+    /// Number of further openings that fail.
     refused: Arc<AtomicU32>,
     opened: Arc<AtomicU32>,
-    /// Open stores fail.
+    /// Makes open stores fail.
     fails: Arc<AtomicBool>,
     version: u32,
     lease_ms: u64,
@@ -134,7 +134,7 @@ impl Fixture {
             let (refused, opened, fails) = (refused.clone(), opened.clone(), fails.clone());
             move |folder: &Path, budget| -> Result<Arc<dyn ChunkStore>, StoreError> {
                 opened.fetch_add(1, SeqCst);
-                if refused.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok() {
+                if refused.fetch_update(SeqCst, SeqCst, |drained| drained.checked_sub(1)).is_ok() {
                     return Err(no());
                 }
                 let store = crate::store::open(folder, budget)?;
@@ -150,7 +150,7 @@ impl Fixture {
         let node = Arc::new(Node::new(
             serde_json::from_value(config).unwrap(),
             Incarnation(1),
-            Shared::new(Peers::new(&key.into(), LONG)),
+            NodeContext::new(Peers::new(&key.into(), LONG)),
             disk,
             DataFolder::Empty,
         ));
@@ -173,9 +173,9 @@ impl Fixture {
             ..RoutingInfo::default()
         };
         let (routing_version, lease_ms) = (routing.version, self.lease_ms);
-        self.node.routing_arrived(&Arc::new(routing));
+        self.node.update_routing(&Arc::new(routing));
         let reply = HeartbeatReply { routing_version, lease_ms };
-        self.node.heartbeat_answered(self.node.shared.clock.now(), reply);
+        self.node.heartbeat_answered(self.node.context.clock.now(), reply);
     }
 
     fn report(&self) -> Option<TargetReport> {
@@ -198,7 +198,7 @@ impl Fixture {
         tokio::time::timeout(LONG, wait).await.unwrap()
     }
 
-    /// So many openings have begun.
+    /// Number of openings that have started.
     async fn until_opened(&self, count: u32) {
         let wait = async {
             while self.opened.load(SeqCst) < count {
@@ -221,7 +221,7 @@ impl Fixture {
         self.folder.path().join("target-1")
     }
 
-    /// Flips a bit in the checksum of the log's first frame, so that the later ones are left over.
+    /// Flips a bit in the checksum of the log's first frame, so that later frames are orphaned.
     fn damage(&self) {
         let log =
             std::fs::read_dir(self.target_folder()).unwrap().map(|entry| entry.unwrap().path());
@@ -231,7 +231,8 @@ impl Fixture {
         std::fs::write(&log, bytes).unwrap();
     }
 
-    /// Serves alone, has written, and its store has failed and is damaged when it is opened again.
+    /// A sole serving target that has written, whose store has failed and is damaged when it is
+    /// reopened.
     async fn damaged_at_work(&mut self) -> StoreId {
         self.routing(PublicState::LastSrv, PublicState::Offline);
         self.until(LocalState::UpToDate).await;
@@ -250,7 +251,7 @@ impl Fixture {
 }
 
 #[tokio::test]
-async fn a_store_that_does_not_open_is_opened_again() {
+async fn opening_a_store_is_retried() {
     let mut fixture = Fixture::new();
     fixture.refused.store(2, SeqCst);
     fixture.routing(PublicState::Offline, PublicState::Serving);
@@ -259,12 +260,12 @@ async fn a_store_that_does_not_open_is_opened_again() {
     let back = fixture.until(LocalState::Online).await;
     assert_eq!(fixture.opened.load(SeqCst), 3);
     assert!(back.store.is_some());
-    // It knows the routing, once its threads have taken the event.
+    // It has the routing once its threads have processed the event.
     fixture.until_report(|line| line.report.chain_version == ChainVersion(1)).await;
 }
 
 #[tokio::test]
-async fn a_store_that_fails_at_work_is_closed_and_opened_again_and_trusts_nothing() {
+async fn a_store_that_fails_is_reopened_without_cached_state() {
     let mut fixture = Fixture::new();
     fixture.routing(PublicState::LastSrv, PublicState::Offline);
     fixture.until(LocalState::UpToDate).await;
@@ -277,9 +278,9 @@ async fn a_store_that_fails_at_work_is_closed_and_opened_again_and_trusts_nothin
     fixture.fails.store(false, SeqCst);
     let back = fixture.until(LocalState::Online).await;
     assert_eq!(back.store, id, "the same store");
-    // A store that was still open could not have been opened: its folder is locked.
+    // The folder is locked while a store is open, so the old one was closed.
     assert_eq!(fixture.opened.load(SeqCst), 2);
-    // It does not serve by what it was told before.
+    // It does not serve by its old routing.
     fixture.forget(3).await.unwrap_err();
     fixture.routing(PublicState::LastSrv, PublicState::Offline);
     fixture.routing(PublicState::Serving, PublicState::Offline);
@@ -289,15 +290,15 @@ async fn a_store_that_fails_at_work_is_closed_and_opened_again_and_trusts_nothin
 }
 
 #[tokio::test]
-async fn a_damaged_store_is_set_aside_where_the_chain_is_served_without_it() {
+async fn a_damaged_store_is_quarantined_if_the_chain_is_served_without_it() {
     let mut fixture = Fixture::new();
     let old = fixture.damaged_at_work().await;
     fixture.routing(PublicState::Offline, PublicState::Serving);
     let back = fixture.until(LocalState::Online).await;
     assert_ne!(back.store, Some(old));
     let kept = fixture.folder.path().join("target-1.damaged");
-    assert!(kept.join("data").exists(), "for whoever wants to look");
-    // A second one takes its place.
+    assert!(kept.join("data").exists(), "kept for inspection");
+    // A second quarantined store replaces it.
     let new = fixture.damaged_at_work().await;
     fixture.routing(PublicState::Offline, PublicState::Serving);
     let back = fixture.until(LocalState::Online).await;
@@ -307,8 +308,8 @@ async fn a_damaged_store_is_set_aside_where_the_chain_is_served_without_it() {
 }
 
 #[tokio::test]
-async fn a_damaged_store_that_may_be_the_last_one_stays_as_it_is() {
-    // (what mgmtd says, with a lease): none of these is enough.
+async fn a_damaged_store_that_may_be_the_last_one_is_kept() {
+    // (routing, whether there is a lease): none of these is sufficient.
     for (own, other, lease) in [
         (PublicState::LastSrv, PublicState::Offline, true),
         (PublicState::LastSrv, PublicState::LastSrv, true),
@@ -333,27 +334,27 @@ async fn a_damaged_store_that_may_be_the_last_one_stays_as_it_is() {
 }
 
 #[tokio::test]
-async fn nothing_is_opened_again_that_was_retired_or_whose_node_ends() {
+async fn a_retired_target_or_one_of_a_stopped_node_is_not_reopened() {
     for retires in [true, false] {
         let mut fixture = Fixture::new();
         fixture.refused.store(1_000_000, SeqCst);
         fixture.routing(PublicState::Offline, PublicState::Serving);
         fixture.until(LocalState::Offline).await;
         if retires {
-            let mut routing = RoutingInfo::clone(&fixture.node.shared.routing());
+            let mut routing = RoutingInfo::clone(&fixture.node.context.routing());
             routing.chains.clear();
             routing.retired.insert(TARGET);
             routing.version = RoutingVersion(9);
-            fixture.node.routing_arrived(&Arc::new(routing));
+            fixture.node.update_routing(&Arc::new(routing));
             assert!(fixture.report().is_none());
-            assert!(!fixture.node.wants(TARGET));
+            assert!(!fixture.node.is_hosted(TARGET));
         } else {
-            fixture.node.leave(Duration::ZERO).await;
-            assert!(!fixture.node.wants(TARGET));
+            fixture.node.drain(Duration::ZERO).await;
+            assert!(!fixture.node.is_hosted(TARGET));
         }
         let node = Arc::downgrade(&fixture.node);
         drop(fixture);
-        // The task that opens it keeps no node.
+        // The opening task does not keep the node alive.
         let gone = async {
             while node.upgrade().is_some() {
                 tokio::time::sleep(Duration::from_millis(5)).await;

@@ -1,0 +1,129 @@
+//! File data operations: read, write, seek.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use fabric::deadline::Deadline;
+use rustix::io::Errno;
+use threefs_client::{ClientError, FileHandle};
+use threefs_meta::Written;
+
+use super::TRUNCATIONS_MAX;
+use crate::daemon::{Call, Daemon};
+use crate::files::OpenFile;
+use crate::wire::{Body, Fields};
+
+/// Maximum number of unreported ranges of a file; a write that finds more reports them first. A
+/// report has room for these and for what all running requests may add.
+const UNREPORTED_MAX: usize = 64;
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
+
+impl Daemon {
+    pub(crate) async fn read(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
+        let mut fields = Fields(&call.request.body);
+        let (handle, offset) =
+            (fields.u64().ok_or(Errno::INVAL)?, fields.u64().ok_or(Errno::INVAL)?);
+        let size = fields.u32().ok_or(Errno::INVAL)?;
+        let open = self.file_of(call, handle).await?;
+        let (file, length) = {
+            let state = open.state();
+            (state.file.clone(), state.length)
+        };
+        let size = length.saturating_sub(offset).min(u64::from(size));
+        // At most the size of one kernel read.
+        let mut buffer = vec![0; size as usize];
+        if size > 0 {
+            let read = self.client.read_range(&file, offset, &mut buffer, call.deadline).await;
+            read.map_err(|error| self.failed(&format!("read {}", file.inode), &error, true))?;
+        }
+        Ok(Body(buffer))
+    }
+
+    pub(crate) async fn write(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
+        let mut fields = Fields(&call.request.body);
+        let (handle, offset) =
+            (fields.u64().ok_or(Errno::INVAL)?, fields.u64().ok_or(Errno::INVAL)?);
+        let size = fields.u32().ok_or(Errno::INVAL)? as usize;
+        let payload =
+            call.request.body.slice_ref(call.request.body.get(40..40 + size).ok_or(Errno::INVAL)?);
+        let end = offset.checked_add(size as u64).ok_or(Errno::FBIG)?;
+        let id = self.inode(call.request.node);
+        let open = self.file_of(call, handle).await?;
+        self.reserve(&open, end, call.deadline).await?;
+        let unreported = open.state().unreported.ranges();
+        if unreported >= UNREPORTED_MAX {
+            self.report_length(id, &open, false, call.deadline).await?;
+        }
+        let file = self.write_reserved(&open, offset, payload, call.deadline).await?;
+        let mut chunks = Written::of_bytes(offset, end, file.layout.chunk_bytes);
+        let recorded = {
+            let mut state = open.state();
+            state.length = state.length.max(end);
+            if state.file.truncate_version != file.truncate_version {
+                // A truncation may have removed some of them.
+                chunks = Written::default();
+            }
+            state.unreported.merge(&chunks);
+            state.dirty = true;
+            state.written = now();
+            // Under the lock: a report that ended in between would leave the journal entry for
+            // ever.
+            self.journal.add_written(file.inode, file.truncate_version, &chunks)
+                && self.journal.mark_dirty(file.inode)
+        };
+        if !recorded {
+            self.report_length(file.inode, &open, false, call.deadline).await?;
+        }
+        Ok(Body::default().u32(size as u32).u32(0))
+    }
+
+    /// Writes a reserved range, and reserves it again if another client's truncation or a long
+    /// silence of this client dropped the reservation. Returns the file as of the write.
+    async fn write_reserved(
+        &self,
+        open: &OpenFile,
+        offset: u64,
+        payload: Bytes,
+        deadline: Deadline,
+    ) -> Result<FileHandle, Errno> {
+        let end = offset + payload.len() as u64;
+        let mut truncations = 0;
+        loop {
+            let file = open.state().file.clone();
+            match self.client.write_range(&file, offset, payload.clone(), deadline).await {
+                Ok(()) => return Ok(file),
+                Err(ClientError::NotReserved { .. }) if truncations < TRUNCATIONS_MAX => {
+                    truncations += 1;
+                    open.state().reserved = 0;
+                    self.reserve(open, end, deadline).await?;
+                }
+                Err(ClientError::InvalidArgument { .. }) => return Err(Errno::FBIG),
+                Err(error) => {
+                    return Err(self.failed(&format!("write {}", file.inode), &error, true));
+                }
+            }
+        }
+    }
+
+    /// SEEK_DATA and SEEK_HOLE: everything before the end counts as data, as POSIX allows.
+    pub(crate) async fn seek(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
+        let mut fields = Fields(&call.request.body);
+        let (handle, offset) =
+            (fields.u64().ok_or(Errno::INVAL)?, fields.u64().ok_or(Errno::INVAL)?);
+        let whence = fields.u32().ok_or(Errno::INVAL)?;
+        let length = self.file_of(call, handle).await?.state().length;
+        match whence {
+            SEEK_DATA | SEEK_HOLE if offset >= length => Err(Errno::NXIO),
+            SEEK_DATA => Ok(Body::default().u64(offset)),
+            SEEK_HOLE => Ok(Body::default().u64(length)),
+            _ => Err(Errno::INVAL),
+        }
+    }
+}
+
+/// The time of the local clock, in nanoseconds since 1970.
+pub(crate) fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+}

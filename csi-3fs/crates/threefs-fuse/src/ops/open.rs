@@ -1,0 +1,157 @@
+//! Open file operations: open, takeover of files of a previous daemon, release.
+
+use std::sync::{Arc, PoisonError};
+
+use rustix::io::Errno;
+use threefs_client::FileHandle;
+use threefs_core::ids::InodeId;
+use threefs_meta::identity::{READ, WRITE};
+use threefs_meta::{At, Inode, MetaQuery};
+
+use super::data::now;
+use crate::daemon::{Call, Daemon, inode_of};
+use crate::files::OpenFile;
+use crate::wire::{self, Body, Fields};
+
+const O_ACCMODE: u32 = 3;
+const O_WRONLY: u32 = 1;
+const O_RDWR: u32 = 2;
+
+impl Daemon {
+    /// Opens an inode if the caller is permitted to, and returns its current attributes.
+    pub(crate) async fn open_inode(
+        &self,
+        call: &Call<'_>,
+        id: InodeId,
+        flags: u32,
+    ) -> Result<Inode, Errno> {
+        let access = match flags & O_ACCMODE {
+            O_WRONLY => WRITE,
+            O_RDWR => READ | WRITE,
+            _ => READ,
+        };
+        if self.read_only && access & WRITE != 0 {
+            return Err(Errno::ROFS);
+        }
+        let open = MetaQuery::Open { at: At::inode(id), access, client: self.journal.client() };
+        let inode = match self.query(call, &format!("open {id}"), open).await {
+            // The kernel reads a file that is executable but not readable; it has checked the
+            // permission.
+            Err(Errno::ACCESS) if access == READ => {
+                let client = self.journal.client();
+                let access = threefs_meta::identity::EXECUTE;
+                let open = MetaQuery::Open { at: At::inode(id), access, client };
+                inode_of(self.query(call, &format!("execute {id}"), open).await?)?
+            }
+            reply => inode_of(reply?)?,
+        };
+        if inode.links == 0 && self.files.get(id).is_none() {
+            // Removed by another client; the path may lead to another inode now.
+            return Err(Errno::STALE);
+        }
+        Ok(inode)
+    }
+
+    pub(crate) async fn open(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
+        let flags = Fields(&call.request.body).u32().ok_or(Errno::INVAL)?;
+        let id = self.inode(call.request.node);
+        let inode = self.open_inode(call, id, flags).await?;
+        let handle = FileHandle::of(&id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
+        let (_, same) = self.open_file(call, handle, &inode).await?;
+        if !same {
+            // The length in the kernel may be as stale as the pages.
+            self.device.invalidate_attributes(call.request.node);
+        }
+        let flags = if same { wire::OPEN_KEEP_CACHE } else { 0 };
+        Ok(wire::opened(Body::default(), self.handle(0), flags))
+    }
+
+    /// Adds a handle to an open file.
+    pub(crate) async fn open_file(
+        &self,
+        call: &Call<'_>,
+        handle: FileHandle,
+        inode: &Inode,
+    ) -> Result<(Arc<OpenFile>, bool), Errno> {
+        // Neither a previous daemon nor the last close has reported it.
+        let find_end = self.journal.is_dirty(inode.id) && self.files.get(inode.id).is_none();
+        self.take_over(call, handle, inode, 1, find_end && !self.read_only).await
+    }
+
+    /// Takes over the unreported writes of a file: its chunks and, with `find_end`, its end.
+    async fn take_over(
+        &self,
+        call: &Call<'_>,
+        handle: FileHandle,
+        inode: &Inode,
+        handles: u32,
+        find_end: bool,
+    ) -> Result<(Arc<OpenFile>, bool), Errno> {
+        let (mut end, truncate_version) = (inode.length(), handle.truncate_version);
+        if find_end {
+            let stored = self.former_end(&handle, end, call.deadline).await;
+            let failed = |error| self.failed(&format!("take over {}", inode.id), &error, true);
+            end = stored.map_err(failed)?;
+        }
+        let written = self.journal.written(inode.id, truncate_version);
+        let (open, same) = self.files.open(handle, inode, handles);
+        let mut state = open.state();
+        let unreported = end > inode.length() || !written.is_empty();
+        // It may have been truncated meanwhile.
+        if unreported && state.file.truncate_version == truncate_version {
+            state.unreported.merge(&written);
+            state.length = state.length.max(end);
+            state.dirty = true;
+            state.written = now();
+        }
+        drop(state);
+        Ok((open, same))
+    }
+
+    /// The open file of a handle. A file that a previous daemon opened is taken over.
+    pub(crate) async fn file_of(
+        &self,
+        call: &Call<'_>,
+        handle: u64,
+    ) -> Result<Arc<OpenFile>, Errno> {
+        let id = self.inode(call.request.node);
+        if let Some(file) = self.files.get(id) {
+            return Ok(file);
+        }
+        let client = self.journal.client();
+        let open = MetaQuery::Open { at: At::inode(id), access: 0, client };
+        let inode = inode_of(self.query_as_root(call, &format!("take over {id}"), open).await?)?;
+        let file = FileHandle::of(&id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
+        let find_end = self.is_former(handle) && !self.read_only;
+        let (open, _) = self.take_over(call, file, &inode, 0, find_end).await?;
+        let mut state = open.state();
+        state.has_session = inode.quota.is_some();
+        state.learn(&inode);
+        drop(state);
+        Ok(open)
+    }
+
+    /// The kernel ignores errors of RELEASE: the preceding FLUSH has reported everything.
+    pub(crate) async fn release(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
+        let handle = Fields(&call.request.body).u64().ok_or(Errno::INVAL)?;
+        let id = self.inode(call.request.node);
+        let open = match self.files.get(id) {
+            Some(open) => open,
+            None if self.is_former(handle) => self.file_of(call, handle).await?,
+            None => return Ok(Body::default()),
+        };
+        let last = open.state().handles <= 1;
+        let reported = self.report_length(id, &open, last, call.deadline).await;
+        let dropped = match self.is_former(handle) {
+            true => self.files.close_former(id),
+            false => self.files.close(id),
+        };
+        if dropped {
+            let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+            closed.push(id);
+            self.closed_notify.notify_one();
+        }
+        reported?;
+        Ok(Body::default())
+    }
+}

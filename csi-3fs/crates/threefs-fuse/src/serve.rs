@@ -1,0 +1,229 @@
+//! FUSE daemon: runs each request as a task with a deadline, bounds their number, handles
+//! interrupts, startup and takeover.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use fabric::BoxFuture;
+use fabric::deadline::Deadline;
+use rustix::io::Errno;
+use threefs_client::Client;
+use threefs_core::ids::InodeId;
+use threefs_meta::{At, Identity, Inode, InodeKind, MetaQuery, MetaReply};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+use crate::claim::Gate;
+use crate::config::{FuseConfig, FuseError, Ready};
+use crate::daemon::{Call, Daemon};
+use crate::device::{Buffer, Device, Received};
+use crate::files::Files;
+use crate::journal::Journal;
+use crate::listings::Listings;
+use crate::wire::{self, Body, RESENT, Request, opcode};
+
+mod handshake;
+mod notify;
+
+/// Threads that read requests; the runtime's threads execute them.
+const READERS: usize = 2;
+/// Maximum number of running requests. Each may hold a payload of 1 MiB. Further requests wait in
+/// the kernel.
+const REQUESTS_MAX: usize = 256;
+/// While `REQUESTS_MAX` requests are running, each reader takes one request more per such pause:
+/// the kernel hands out interrupts first, and they must reach the requests that hold the permits.
+const OVERFLOW_PAUSE: Duration = Duration::from_secs(1);
+/// A signal ends an operation only if the cluster has not answered for this long. Earlier, the
+/// operation finishes by itself: programs do not expect EINTR from file operations.
+const INTERRUPT_AFTER: Duration = Duration::from_secs(1);
+
+/// Serves a mount until it is unmounted. Calls `on_ready` once it is being served.
+///
+/// # Errors
+/// [`FuseError`].
+pub fn serve(
+    client: Client,
+    descriptor: OwnedFd,
+    config: FuseConfig,
+    on_ready: Box<dyn FnOnce(&Ready) + Send>,
+) -> BoxFuture<'static, Result<(), FuseError>> {
+    Box::pin(run(client, descriptor, config, on_ready))
+}
+
+async fn run(
+    client: Client,
+    descriptor: OwnedFd,
+    config: FuseConfig,
+    on_ready: Box<dyn FnOnce(&Ready) + Send>,
+) -> Result<(), FuseError> {
+    let device = Device::new(descriptor).map_err(FuseError::Device)?;
+    let root = find_root(&client, &config).await?;
+    let gate = match config.claim.clone() {
+        None => None,
+        Some(claim) => Some(match Gate::open(&client, claim, config.resume).await? {
+            Ok(gate) => gate,
+            // Programs that use the mount get errors instead of hanging.
+            Err(holder) if config.resume => {
+                tracing::error!(by = holder, "lost the claim on this volume");
+                Gate::lost()
+            }
+            Err(holder) => return Err(FuseError::Claimed { holder }),
+        }),
+    };
+    let journal =
+        Journal::open(config.state.as_deref(), root, !config.resume).map_err(FuseError::State)?;
+    let generation = journal.generation();
+    client.tag_as_mount(journal.client(), generation);
+    let mut daemon = Daemon {
+        client,
+        device,
+        journal,
+        files: Files::default(),
+        listings: Listings::default(),
+        root,
+        read_only: config.read_only,
+        valid: config.valid,
+        gate,
+        write_back: config.write_back,
+        timeout: config.timeout,
+        permits: Arc::new(Semaphore::new(REQUESTS_MAX)),
+        running: Mutex::default(),
+        closed: Mutex::default(),
+        closed_notify: Notify::new(),
+        resumed: config.resume,
+        unanswered: config.unanswered,
+        tag: u64::from(rand::random::<u32>()) << 32,
+    };
+    let mut first = None;
+    if !config.resume {
+        // The kernel sends INIT as soon as the file system is mounted.
+        let handshake = tokio::task::spawn_blocking(move || {
+            let first = daemon.handshake();
+            (daemon, first)
+        });
+        let (connected, request) =
+            handshake.await.map_err(|error| FuseError::Protocol(error.to_string()))?;
+        daemon = connected;
+        first = request?;
+        daemon.resumed = first.is_some();
+    }
+    let daemon = Arc::new(daemon);
+    daemon.report_former_lengths(config.timeout).await;
+    let mut threads = Vec::new();
+    let runtime = tokio::runtime::Handle::current();
+    let (ended, mut over) = tokio::sync::mpsc::channel::<io::Result<()>>(READERS);
+    for number in 0..READERS {
+        let (daemon, runtime, ended) = (Arc::clone(&daemon), runtime.clone(), ended.clone());
+        let thread = std::thread::Builder::new()
+            .name(format!("fuse-{number}"))
+            .spawn(move || drop(ended.blocking_send(daemon.read_requests(&runtime))))
+            .map_err(FuseError::Device)?;
+        threads.push(thread);
+    }
+    if let Some(request) = first {
+        Arc::clone(&daemon).start(request, None);
+    }
+    let resent = daemon.resumed && daemon.device.resend();
+    on_ready(&Ready { ready: true, root: root.0, generation, resumed: daemon.resumed, resent });
+    tokio::select! {
+        ended = over.recv() => ended.unwrap_or(Ok(())).map_err(FuseError::Device)?,
+        () = daemon.report_periodically() => {}
+    }
+    daemon.report_final().await
+}
+
+async fn find_root(client: &Client, config: &FuseConfig) -> Result<InodeId, FuseError> {
+    // Tenants can create symbolic links in volumes: a link must not lead a mount out of its volume.
+    let query = MetaQuery::Stat { at: At::path(&config.root), follow: true };
+    let what = format!("root of the mount `{}`", config.root);
+    let deadline = Deadline::after(config.timeout);
+    let reply = client.query_for(&Identity::CONTROL_PLANE, &what, query, deadline).await?;
+    match reply {
+        MetaReply::Inode(Inode { id, kind: InodeKind::Directory { .. }, .. }) => Ok(id),
+        _ => Err(FuseError::NotADirectory(config.root.clone())),
+    }
+}
+
+impl Daemon {
+    fn read_requests(self: &Arc<Self>, runtime: &tokio::runtime::Handle) -> io::Result<()> {
+        let _entered = runtime.enter();
+        let mut buffer = Buffer::new();
+        loop {
+            let permit = Arc::clone(&self.permits).acquire_owned();
+            let permit = runtime.block_on(async {
+                tokio::time::timeout(OVERFLOW_PAUSE, permit).await.ok().and_then(Result::ok)
+            });
+            match self.device.receive(&mut buffer)? {
+                Received::Request(request) => Arc::clone(self).start(request, permit),
+                Received::Nothing => {}
+                Received::End => return Ok(()),
+            }
+        }
+    }
+
+    /// Starts a request; `permit` is one of `REQUESTS_MAX`, if one was free.
+    fn start(self: Arc<Self>, request: Request, permit: Option<OwnedSemaphorePermit>) {
+        match request.opcode {
+            opcode::FORGET | opcode::BATCH_FORGET => return,
+            opcode::INTERRUPT => return self.interrupt(&request),
+            // The previous daemon died before it answered.
+            opcode::INIT => {
+                if let Err(error) = self.answer_init(&request) {
+                    tracing::error!(%error, "FUSE handshake with the kernel failed");
+                }
+                return;
+            }
+            _ => {}
+        }
+        let interrupted = Arc::new(Notify::new());
+        let number = request.unique & !RESENT;
+        self.running().insert(number, Arc::clone(&interrupted));
+        let (started, deadline) = (Instant::now(), Deadline::after(self.timeout));
+        let work = async move {
+            let _permit = permit;
+            let mut call = Call { request: &request, deadline, ticket: None };
+            let result = tokio::select! {
+                result = self.answer(&mut call) => result,
+                () = give_up(&interrupted, started) => {
+                    self.unanswered.note();
+                    Err(Errno::INTR)
+                }
+            };
+            match result {
+                Ok(body) => self.device.answer(request.unique, &body.0),
+                Err(error) => self.device.refuse(request.unique, error),
+            }
+            // The change ends only after the kernel has its answer: until then a successor must
+            // know it.
+            drop(call);
+            self.running().remove(&number);
+        };
+        drop(tokio::spawn(work));
+    }
+
+    fn interrupt(&self, request: &Request) {
+        let number = wire::Fields(&request.body).u64().unwrap_or(0) & !RESENT;
+        if let Some(interrupted) = self.running().get(&number) {
+            interrupted.notify_one();
+        }
+    }
+
+    async fn answer<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
+        let deadline = call.deadline;
+        self.wait_servable(deadline).await?;
+        let body = tokio::select! {
+            body = self.execute(call) => body?,
+            () = self.wait_lost() => return Err(Errno::IO),
+        };
+        // The result is valid only if no other node can hold the claim by now.
+        self.wait_servable(deadline).await?;
+        Ok(body)
+    }
+}
+
+/// Returns once the caller has a signal and the cluster has not answered for `INTERRUPT_AFTER`.
+async fn give_up(interrupted: &Notify, started: Instant) {
+    interrupted.notified().await;
+    tokio::time::sleep_until((started + INTERRUPT_AFTER).into()).await;
+}

@@ -1,0 +1,185 @@
+//! Execution of the replica's actions: store operations, calls to peers, responses.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fabric::deadline::Deadline;
+use threefs_core::checksum::Checksum;
+use threefs_core::chunk::Which;
+use threefs_core::error::StorageError;
+use threefs_core::ids::{ChainVersion, ChunkId, NodeId};
+use threefs_core::message::{
+    Content, ReadDone, ReadRequest, RepairRequest, StorageReply, StorageRequest,
+};
+use threefs_core::replica::{Action, CallId, Event, Token};
+use threefs_core::time::Millis;
+use tokio::sync::oneshot;
+
+use super::{Job, Response, State, Target};
+
+impl Target {
+    /// The replica's actions for an event.
+    pub(super) fn actions(&self, state: &mut State, now: Millis, event: Event) -> Vec<Action> {
+        let mut actions = Vec::new();
+        state.replica.handle(now, event, &*self.store, &mut actions);
+        if self.offline_reported.swap(false, SeqCst) {
+            // The lease may have ended, and another target may serve, while the store was slow.
+            for action in &mut actions {
+                if let Action::ServeRead { token, .. } | Action::ServeRepair { token, .. } = action
+                {
+                    let (token, target) = (*token, self.config.target);
+                    *action =
+                        Action::Reply { token, result: Err(StorageError::Timeout { target }) };
+                }
+            }
+            let now = self.context.clock.now();
+            state.replica.handle(now, Event::Retire, &*self.store, &mut actions);
+        }
+        actions
+    }
+
+    /// Commits in place if that is a change in memory only, which is the common case.
+    pub(super) fn commit_at_once(&self, action: &Action) -> Option<Event> {
+        let Action::Commit { op, chunk, version, chain_version } = *action else { return None };
+        let result = self.store.commit_at_once(chunk, version, chain_version)?;
+        Some(Event::Committed { op, result })
+    }
+
+    /// Starts an action; returns a store operation, which the caller must run.
+    pub(super) fn start(self: &Arc<Self>, state: &mut State, action: Action) -> Option<Job> {
+        match action {
+            // Space is reserved on the target's threads, because this reads the free space of the
+            // disk.
+            Action::Apply { op, update, payload, class } => job(move |target| {
+                let job = target.apply(op, update, payload, class)?;
+                job(target)
+            }),
+            Action::Commit { op, chunk, version, chain_version } => job(move |target| {
+                let result = target.store.commit(chunk, version, chain_version);
+                Some(Event::Committed { op, result })
+            }),
+            Action::Forget { op, chunk } => job(move |target| {
+                let result = target.store.forget(chunk);
+                Some(Event::Forgotten { op, result })
+            }),
+            Action::Purge { op, chunk, version } => job(move |target| {
+                let result = target.store.purge(chunk, version);
+                Some(Event::Forgotten { op, result })
+            }),
+            Action::ForgetInodes { op, inodes, version_floor } => job(move |target| {
+                let result = target.store.forget_inodes(&inodes, version_floor);
+                Some(Event::InodesForgotten { op, result })
+            }),
+            Action::ReadContent { op, chunk, which } => job(move |target| {
+                let read = target.store.read(chunk, which, 0, u32::MAX);
+                let result = read.map(|outcome| (outcome.state, Bytes::from(outcome.bytes)));
+                Some(Event::Content { op, result })
+            }),
+            Action::Call { call, node, request, payload, timeout_ms } => {
+                let target = Arc::clone(self);
+                self.context.runtime.spawn(target.call(call, node, request, payload, timeout_ms));
+                None
+            }
+            Action::Reply { token, result } => {
+                answer(state, token, (result, Bytes::new()));
+                None
+            }
+            Action::ServeRead { token, request, chain_version } => {
+                let waiting = state.waiting.remove(&token)?;
+                job(move |target| target.serve_read(waiting, &request, chain_version))
+            }
+            Action::ServeRepair { token, request, which } => {
+                let waiting = state.waiting.remove(&token)?;
+                job(move |target| target.serve_repair(waiting, &request, which))
+            }
+            // A long poll already follows the routing and receives every change immediately.
+            Action::RefreshRouting => None,
+            Action::Alert(alert) => {
+                tracing::warn!("{alert}");
+                None
+            }
+        }
+    }
+
+    async fn call(
+        self: Arc<Self>,
+        call: CallId,
+        node: NodeId,
+        request: StorageRequest,
+        payload: Bytes,
+        timeout_ms: u64,
+    ) {
+        let deadline = Deadline::after(Duration::from_millis(timeout_ms));
+        let address = self.context.address_of(node);
+        let (result, payload) =
+            self.context.peers.call(&address, &request, payload, deadline).await;
+        self.handle_inline(Event::Answer { call, result, payload });
+    }
+
+    fn serve_read(
+        &self,
+        waiting: oneshot::Sender<Response>,
+        request: &ReadRequest,
+        chain_version: ChainVersion,
+    ) -> Option<Event> {
+        // The connection is closed.
+        if waiting.is_closed() {
+            return None;
+        }
+        let ReadRequest { chunk, offset, length, .. } = *request;
+        let answer = match self.store.read(chunk, Which::Committed, offset, length) {
+            Ok(outcome) => {
+                let done = ReadDone {
+                    version: outcome.state.version,
+                    length: outcome.bytes.len() as u32,
+                    chunk_length: outcome.state.length,
+                    checksum: Checksum::of(&outcome.bytes),
+                    chain_version,
+                };
+                (Ok(StorageReply::Read(done)), Bytes::from(outcome.bytes))
+            }
+            Err(error) => (Err(error.at(self.config.target)), Bytes::new()),
+        };
+        answered(waiting, answer, chunk)
+    }
+
+    fn serve_repair(
+        &self,
+        waiting: oneshot::Sender<Response>,
+        request: &RepairRequest,
+        which: Which,
+    ) -> Option<Event> {
+        let chunk = request.chunk;
+        let answer = match self.store.read(chunk, which, 0, u32::MAX) {
+            Ok(outcome) if outcome.state.version == request.version => {
+                let (version, checksum) = (outcome.state.version, outcome.state.checksum);
+                let content = Content { version, checksum };
+                (Ok(StorageReply::Content(content)), Bytes::from(outcome.bytes))
+            }
+            // The chunk has changed meanwhile: this is not the version that was requested.
+            Ok(_) => (Err(StorageError::ChunkNotCommit { chunk }), Bytes::new()),
+            Err(error) => (Err(error.at(self.config.target)), Bytes::new()),
+        };
+        answered(waiting, answer, chunk)
+    }
+}
+
+fn job(run: impl FnOnce(&Arc<Target>) -> Option<Event> + Send + 'static) -> Option<Job> {
+    Some(Box::new(run))
+}
+
+/// Sends a response that was read from the store; returns an event if the chunk is damaged.
+fn answered(waiting: oneshot::Sender<Response>, answer: Response, chunk: ChunkId) -> Option<Event> {
+    let damaged = matches!(answer.0, Err(StorageError::ChunkCorrupt { .. }));
+    // The reader may have disconnected.
+    let _ = waiting.send(answer);
+    damaged.then_some(Event::DamageFound { chunk })
+}
+
+fn answer(state: &mut State, token: Token, answer: Response) {
+    if let Some(waiting) = state.waiting.remove(&token) {
+        let _ = waiting.send(answer);
+    }
+}
