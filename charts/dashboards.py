@@ -93,7 +93,7 @@ DASHBOARDS = (
             Panel("Sidecars connected", "short", (("sum(flyer_gateway_connections)", "proved"), ("sum(flyer_gateway_sockets)", "all"))),
             Panel("Refused by the gateway", "ops", rate("flyer_gateway_refusals_total", "reason")),
             Panel("Who leads", "short", (("flyer_leader", "{{pod}}"), ("flyer_leader_epoch", "{{pod}} epoch"))),
-            Panel("Jobs left alone", "short", ((f"sum({of_leader('flyer_jobs_left_alone')})", "now"), ("sum by (kind) (increase(flyer_job_faults_total[1h]))", "{{kind}}, 1 h")), "Their status is not taken, or the scheduler fails at them: the event Quarantined says why"),
+            Panel("Quarantined jobs", "short", ((f"sum({of_leader('flyer_jobs_quarantined')})", "now"), ("sum by (kind) (increase(flyer_job_faults_total[1h]))", "{{kind}}, 1 h")), "Their status is not taken, or the scheduler fails at them: the event Quarantined says why"),
         ),
     ),
     Dashboard(

@@ -27,7 +27,7 @@ from fakekube.errors import ApiRefusal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from fakekube.paths import Place
+    from fakekube.paths import ObjectPath
     from fakekube.store import Object, Store
 
 __all__ = ["ADMINISTRATOR", "AGENT", "OPERATOR", "Admission", "Request", "User", "acting"]
@@ -88,7 +88,7 @@ class Request:
     """A write, as policies see it."""
 
     operation: str  # CREATE, UPDATE or DELETE
-    place: Place
+    target: ObjectPath
     name: str
     user: User
     dry_run: bool = False
@@ -96,14 +96,14 @@ class Request:
 
     def to_object(self) -> Object:
         """The variable `request`."""
-        place, user = self.place, self.user
-        resource = {"group": place.group, "version": place.version, "resource": place.plural}
+        target, user = self.target, self.user
+        resource = {"group": target.group, "version": target.version, "resource": target.plural}
         found: Object = {
-            "operation": self.operation, "name": self.name, "namespace": place.namespace,
+            "operation": self.operation, "name": self.name, "namespace": target.namespace,
             "resource": resource, "dryRun": self.dry_run, "options": self.options,
             "userInfo": {"username": user.name, "groups": list(user.groups), "extra": user.extra},
         }  # fmt: skip
-        return {**found, "subResource": place.subresource} if place.subresource else found
+        return {**found, "subResource": target.subresource} if target.subresource else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +146,9 @@ class _Policy:
     def matches(self, request: Request) -> bool:
         """Whether it is about such writes."""
         return any(
-            request.place.group in rule["apiGroups"]
+            request.target.group in rule["apiGroups"]
             and request.operation in rule["operations"]
-            and request.place.resource in rule["resources"]
+            and request.target.resource in rule["resources"]
             for rule in self._rules
         )
 
@@ -234,8 +234,8 @@ class _Policy:
 
     def _refusal(self, request: Request, code: int, why: str) -> ApiRefusal:
         reason = next(name for name, one in _CODES.items() if one == code)
-        group = f".{request.place.group}" if request.place.group else ""
-        what = f'{request.place.plural}{group} "{request.name}" is forbidden'
+        group = f".{request.target.group}" if request.target.group else ""
+        what = f'{request.target.plural}{group} "{request.name}" is forbidden'
         policy = f"ValidatingAdmissionPolicy '{self.name}' with binding '{self.name}'"
         return ApiRefusal(code, reason, f"{what}: {policy} denied request: {why}")
 
@@ -306,7 +306,7 @@ class Admission:
     def _with_priority(self, request: Request, new: Object) -> Object:
         """A new pod with the value of its PriorityClass. A class that is not there is let pass."""
         spec = new.get("spec")
-        if (request.operation, request.place.resource) != ("CREATE", "pods"):
+        if (request.operation, request.target.resource) != ("CREATE", "pods"):
             return new
         if not isinstance(spec, dict) or not isinstance(spec.get("priorityClassName"), str):
             return new

@@ -7,16 +7,16 @@ import contextlib
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from flyer.kube.client import Cache
-from flyer.kube.client.errors import ApiError
-from flyer.kube.client.resources import NODES, PODS
+from flyer.kube.apiserver import Cache
+from flyer.kube.apiserver.errors import ApiError
+from flyer.kube.apiserver.resources import NODES, PODS
 from flyer.kube.pods.names import LABEL_ATTEMPT, LABEL_JOB
 
 from fakekube.exits import Exit
 from fakekube.kubelets import node_object, wanted_node
 
 if TYPE_CHECKING:
-    from flyer.kube.client import Api
+    from flyer.kube.apiserver import Api
 
 __all__ = ["ApiNodes"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fakekube.errors import ApiRefusal, invalid
 
 if TYPE_CHECKING:
-    from fakekube.paths import Place
+    from fakekube.paths import ObjectPath
 
 __all__ = ["changed", "created", "is_event", "refused"]
 
@@ -31,9 +31,9 @@ _BYTES_MAX: Final = {"note": 1024, "reason": 128, "action": 128, "reportingInsta
 Object = dict[str, Any]
 
 
-def is_event(place: Place) -> bool:
+def is_event(target: ObjectPath) -> bool:
     """Whether a request is about this group's events."""
-    return (place.group, place.plural) == (GROUP, PLURAL)
+    return (target.group, target.plural) == (GROUP, PLURAL)
 
 
 def created(value: Object) -> Object:
@@ -77,8 +77,8 @@ def _check_series(name: str, value: Object) -> None:
         raise invalid(PLURAL, name, "series.lastObservedTime: Required value")
 
 
-def refused(place: Place) -> ApiRefusal:
+def refused(target: ObjectPath) -> ApiRefusal:
     """What this server does not do with them."""
     return ApiRefusal(
-        405, "MethodNotAllowed", f"{GROUP} {place.plural} are read as core events here"
+        405, "MethodNotAllowed", f"{GROUP} {target.plural} are read as core events here"
     )

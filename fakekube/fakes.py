@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from flyer.api import FlyerJob
     from flyer.engine import Event, Outcome, Signal, Start
-    from flyer.kube.gateway import Heard
+    from flyer.kube.gateway import Heartbeat
     from flyer.kube.gateway.identities import PodIdentity
 
 __all__ = ["FakeGateway", "Gang", "PodRunner"]
@@ -70,7 +70,7 @@ class FakeGateway:
 
     def __init__(
         self,
-        tell: Callable[[Event], None],
+        enqueue: Callable[[Event], None],
         kubelets: PodRunner,
         said: dict[tuple[str, int], list[Event]] | None = None,
     ) -> None:
@@ -78,8 +78,8 @@ class FakeGateway:
         self.gangs: dict[str, Gang] = {}
         self.signals: list[Signal] = []
         self.deaf = False
-        self.heard_of: dict[str, Heard] = {}  # what `heard` tells
-        self._tell = tell
+        self.heartbeats_of: dict[str, Heartbeat] = {}  # returned by `heartbeats`
+        self._enqueue = enqueue
         self._kubelets = kubelets
 
     async def serve(self) -> None:
@@ -93,7 +93,7 @@ class FakeGateway:
             return
         gang = self.gangs[start.job] = Gang(job, start, tuple(pods))
         for event in self._said.get((start.job, start.attempt), ()):
-            self._tell(event)
+            self._enqueue(event)
         for pod in pods:
             found = self._kubelets.store.find("pods", pod.name, pod.namespace)
             if found is not None and found["metadata"]["uid"] == pod.uid:
@@ -110,7 +110,7 @@ class FakeGateway:
             gang.located.add(uid)
         if not gang.up and len(gang.located) == len(gang.start.assignment.nodes):
             gang.up = True
-            self._tell(GangStarted(gang.start.job, gang.start.attempt))
+            self._enqueue(GangStarted(gang.start.job, gang.start.attempt))
 
     def signal(self, signal: Signal) -> None:
         """Ask the job to save and release."""
@@ -127,7 +127,7 @@ class FakeGateway:
         ]
         # Asked again, by the next leader, a gang that has saved and left saves no further step.
         for event in self._said.setdefault((job, attempt), left):
-            self._tell(event)
+            self._enqueue(event)
         for pod in gang.pods:
             self._kubelets.finish(pod.namespace, pod.name, Exit())
 
@@ -150,7 +150,7 @@ class FakeGateway:
                     gang.concluded.add(uid)
                     names = gang.start.assignment.names
                     name = names[rank] if len(gang.pods) == len(names) else self._node(pod)
-                    self._tell(PodExited(gang.start.job, gang.start.attempt, name, status))
+                    self._enqueue(PodExited(gang.start.job, gang.start.attempt, name, status))
         return status
 
     def _node(self, pod: PodIdentity) -> str:
@@ -171,9 +171,9 @@ class FakeGateway:
     def stored(self, events: Iterable[Event]) -> None:
         """Nothing of this gateway waits for an acknowledgement."""
 
-    def restate(self, job: str) -> None:
+    def republish_streams(self, job: str) -> None:
         """No gang of this gateway loses its streams."""
 
-    def heard(self) -> dict[str, Heard]:
+    def heartbeats(self) -> dict[str, Heartbeat]:
         """What is heard of each node."""
-        return dict(self.heard_of)
+        return dict(self.heartbeats_of)

@@ -8,7 +8,7 @@ from fakekube.errors import ApiRefusal
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ObjectPath:
     """A collection (no name), an object, or a subresource of one."""
 
     group: str
@@ -24,7 +24,7 @@ class Place:
         return f"{self.plural}/{self.subresource}" if self.subresource else self.plural
 
 
-def parse(path: str) -> Place:
+def parse(path: str) -> ObjectPath:
     """The place of `/api/v1/…` or `/apis/GROUP/VERSION/…`."""
     parts = [part for part in path.split("/") if part]
     if parts[:1] == ["api"] and len(parts) > 2:
@@ -39,7 +39,7 @@ def parse(path: str) -> Place:
     if len(rest) > 3:
         raise ApiRefusal(404, "NotFound", f"the server could not find {path}")
     plural, name, subresource = (*rest, "", "")[:3]
-    return Place(group, version, plural, namespace, name, subresource)
+    return ObjectPath(group, version, plural, namespace, name, subresource)
 
 
-__all__ = ["Place", "parse"]
+__all__ = ["ObjectPath", "parse"]

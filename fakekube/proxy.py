@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import aiohttp
 from aiohttp import web
-from flyer.kube.client.answers import lines_of
+from flyer.kube.apiserver.responses import iter_lines
 
 from fakekube import paths
 from fakekube.errors import ApiRefusal
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator
 
-    from flyer.kube.client import Access
+    from flyer.kube.apiserver import Access
 
     from fakekube.faults import Fault
     from fakekube.reaper import Key, Reaper
@@ -119,7 +119,7 @@ class Proxy:
 
     async def _watched(self, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         faults, sent = self.faults.watches, 0
-        async for line in lines_of(answer.content):
+        async for line in iter_lines(answer.content):
             if faults.delay_seconds:
                 await asyncio.sleep(faults.delay_seconds)
                 faults.delayed += 1
@@ -186,13 +186,13 @@ async def _committed(fault: Fault, request: web.Request) -> web.Response | None:
 def _call_of(request: web.Request) -> Call:
     agent = request.headers.get("User-Agent", "")
     try:
-        place = paths.parse(request.path)
+        target = paths.parse(request.path)
     except ApiRefusal:
         return Call(agent, "get", request.path, "", "")
-    verb = _VERBS.get(request.method) or ("get" if place.name else "list")
+    verb = _VERBS.get(request.method) or ("get" if target.name else "list")
     if "watch" in request.query:
         verb = "watch"
-    return Call(agent, verb, place.resource, place.namespace, place.name)
+    return Call(agent, verb, target.resource, target.namespace, target.name)
 
 
 def _cut(request: web.Request) -> web.Response:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fakekube.faults import Fault
-    from fakekube.paths import Place
+    from fakekube.paths import ObjectPath
 
 __all__ = ["ApiServer"]
 
@@ -124,22 +124,24 @@ class ApiServer:
         try:
             if special := discover(request.path, self.store):
                 return _answer(special)
-            place = paths.parse(request.path)
+            target = paths.parse(request.path)
             if "watch" in request.query and request.query["watch"] not in ("0", "false"):
-                return await self._watch(request, place)
-            return await self._call(request, place, agent)
+                return await self._watch(request, target)
+            return await self._call(request, target, agent)
         except ApiRefusal as refusal:
             return _refused(refusal)
 
-    async def _call(self, request: web.Request, place: Place, agent: str) -> web.StreamResponse:
-        verb = _VERBS.get(request.method) or ("get" if place.name else "list")
-        if verb == "delete" and not place.name:
+    async def _call(
+        self, request: web.Request, target: ObjectPath, agent: str
+    ) -> web.StreamResponse:
+        verb = _VERBS.get(request.method) or ("get" if target.name else "list")
+        if verb == "delete" and not target.name:
             verb = "deletecollection"
         if request.query.get("dryRun") == "All":
             verb = "dryrun"  # stores nothing
         body = await request.read()
-        name = place.name or (_name(body) if verb in ("create", "dryrun") else "")
-        call = Call(agent, verb, place.resource, place.namespace, name)
+        name = target.name or (_name(body) if verb in ("create", "dryrun") else "")
+        call = Call(agent, verb, target.resource, target.namespace, name)
         fault = self.faults.take(call)
         if fault is not None and fault.do != "lose":
             refused = await self._commit_fault(request, fault, call)
@@ -150,7 +152,7 @@ class ApiServer:
             death.then()
             return _cut(request)
         try:
-            response = self._perform(request, place, verb, body)
+            response = self._perform(request, target, verb, body)
             status = response.status
         except ApiRefusal as refusal:
             response, status = _refused(refusal), refusal.code
@@ -182,97 +184,99 @@ class ApiServer:
             Call(call.agent, call.verb, call.resource, call.namespace, call.name, status)
         )
 
-    def _perform(self, request: web.Request, place: Place, verb: str, body: bytes) -> web.Response:
+    def _perform(
+        self, request: web.Request, target: ObjectPath, verb: str, body: bytes
+    ) -> web.Response:
         store = self.store
         value = _object(body) if verb != "patch" else _json(body)
-        if place.plural in ("tokenreviews", "subjectaccessreviews", "selfsubjectaccessreviews"):
-            return _answer(self._review(place, value), 201)
-        admit = self._admission(request, place, verb, value)
-        if place.subresource in ("binding", "eviction", "token", "log"):
-            return self._subresource(place, value, admit)
-        if eventsapi.is_event(place):
-            return self._event(request, place, verb, value, admit)
-        table = store.table(place.plural, place.group)
+        if target.plural in ("tokenreviews", "subjectaccessreviews", "selfsubjectaccessreviews"):
+            return _answer(self._review(target, value), 201)
+        admit = self._admission(request, target, verb, value)
+        if target.subresource in ("binding", "eviction", "token", "log"):
+            return self._subresource(target, value, admit)
+        if eventsapi.is_event(target):
+            return self._event(request, target, verb, value, admit)
+        table = store.table(target.plural, target.group)
         match verb:
             case "get":
-                entry = table.entries.get((place.namespace, place.name))
+                entry = table.entries.get((target.namespace, target.name))
                 if entry is None:
-                    return _answer(store.get(place.plural, place.name, place.namespace))
+                    return _answer(store.get(target.plural, target.name, target.namespace))
                 return web.Response(body=entry.encoded, content_type="application/json")
             case "list":
-                return self._list(request, place)
+                return self._list(request, target)
             case "create" | "dryrun":
                 value.setdefault("apiVersion", table.kind.api_version)
-                return _answer(self._create(request, place, value, admit), 201)
+                return _answer(self._create(request, target, value, admit), 201)
             case "update":
                 value.setdefault("apiVersion", table.kind.api_version)
-                sub, namespace = place.subresource, place.namespace
+                sub, namespace = target.subresource, target.namespace
                 return _answer(
-                    store.replace(place.plural, place.name, value, namespace, sub, admit=admit)
+                    store.replace(target.plural, target.name, value, namespace, sub, admit=admit)
                 )
             case "patch":
                 return _answer(
                     store.patch(
-                        place.plural, place.name, value, place.namespace, place.subresource,
+                        target.plural, target.name, value, target.namespace, target.subresource,
                         kind=request.content_type, manager=request.query.get("fieldManager", ""),
-                        group=place.group, admit=admit,
+                        group=target.group, admit=admit,
                     )
                 )  # fmt: skip
             case "delete":
                 return _answer(
-                    store.delete(place.plural, place.name, place.namespace, value, admit=admit)
+                    store.delete(target.plural, target.name, target.namespace, value, admit=admit)
                 )
             case _:
-                return self._delete_collection(request, place, value, admit)
+                return self._delete_collection(request, target, value, admit)
 
     def _event(
-        self, request: web.Request, place: Place, verb: str, value: Any, admit: Any
+        self, request: web.Request, target: ObjectPath, verb: str, value: Any, admit: Any
     ) -> web.Response:
         if verb == "create":
             core = eventsapi.created({**value, "metadata": dict(value.get("metadata") or {})})
-            return _answer(self._create(request, place, core, admit), 201)
+            return _answer(self._create(request, target, core, admit), 201)
         if verb == "patch":
-            patch = eventsapi.changed(place.name, value)
+            patch = eventsapi.changed(target.name, value)
             stored = self.store.patch(
-                place.plural, place.name, patch, place.namespace, group="", admit=admit
+                target.plural, target.name, patch, target.namespace, group="", admit=admit
             )
             return _answer(stored)
-        raise eventsapi.refused(place)
+        raise eventsapi.refused(target)
 
     def _delete_collection(
-        self, request: web.Request, place: Place, options: Any, admit: Any
+        self, request: web.Request, target: ObjectPath, options: Any, admit: Any
     ) -> web.Response:
         selects = _selector(request)
-        for one in self.store.all(place.plural, place.namespace or None):
+        for one in self.store.all(target.plural, target.namespace or None):
             if selects(one):
                 name, namespace = one["metadata"]["name"], one["metadata"]["namespace"]
-                self.store.delete(place.plural, name, namespace, options, admit=admit)
+                self.store.delete(target.plural, name, namespace, options, admit=admit)
         return _answer({"kind": "Status", "apiVersion": "v1", "status": "Success"})
 
-    def _admission(self, request: web.Request, place: Place, verb: str, value: Any) -> Gate:
+    def _admission(self, request: web.Request, target: ObjectPath, verb: str, value: Any) -> Gate:
         user = User.of(request.headers, self._user)
 
         def asked(old: dict[str, Any] | None, new: dict[str, Any] | None) -> Request:
             operation = "CREATE" if old is None else "DELETE" if new is None else "UPDATE"
-            name = place.name or (old or new or value)["metadata"]["name"]
+            name = target.name or (old or new or value)["metadata"]["name"]
             options = value if operation == "DELETE" and isinstance(value, dict) else {}
-            return Request(operation, place, name, user, verb == "dryrun", options)
+            return Request(operation, target, name, user, verb == "dryrun", options)
 
         return self.admission.gate(asked)
 
-    def _create(self, request: web.Request, place: Place, value: Any, admit: Any) -> Any:
+    def _create(self, request: web.Request, target: ObjectPath, value: Any, admit: Any) -> Any:
         if not isinstance(value.get("metadata", {}), dict):
             raise ApiRefusal(400, "BadRequest", "metadata: expected an object")
         strict = request.query.get("fieldValidation") == "Strict"
-        if place.plural == "pods":
+        if target.plural == "pods":
             decode_pod(value, strict=strict)
         dry_run = request.query.get("dryRun") == "All"
         return self.store.create(
-            place.plural, value, place.namespace, admit=admit, strict=strict, dry_run=dry_run
+            target.plural, value, target.namespace, admit=admit, strict=strict, dry_run=dry_run
         )
 
-    def _list(self, request: web.Request, place: Place) -> web.Response:
-        table = self.store.table(place.plural, place.group)
+    def _list(self, request: web.Request, target: ObjectPath) -> web.Response:
+        table = self.store.table(target.plural, target.group)
         selects, limit = _selector(request), int(request.query.get("limit", 0))
         version, after, entries = self.store.version, ("", ""), table.entries
         if request.query.get("resourceVersion") == "0":
@@ -289,7 +293,7 @@ class ApiServer:
             entry = entries[key]
             if key <= after and "continue" in request.query:
                 continue
-            if (place.namespace and key[0] != place.namespace) or not selects(entry.object):
+            if (target.namespace and key[0] != target.namespace) or not selects(entry.object):
                 continue
             if limit and len(items) == limit:
                 token = json.dumps({"version": version, "after": last}).encode()
@@ -302,22 +306,22 @@ class ApiServer:
         text = json.dumps(head)[:-1].encode() + b',"items":[' + b",".join(items) + b"]}"
         return web.Response(body=text, content_type="application/json")
 
-    async def _watch(self, request: web.Request, place: Place) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, target: ObjectPath) -> web.StreamResponse:
         query = request.query
         selects = _selector(request)
-        if place.name:
-            plain, name = selects, place.name
+        if target.name:
+            plain, name = selects, target.name
             selects = lambda one: one["metadata"]["name"] == name and plain(one)  # noqa: E731
         watch = Watch(
             self.store,
-            self.store.table(place.plural, place.group),
+            self.store.table(target.plural, target.group),
             self.faults,
             selects,
-            place.namespace,
+            target.namespace,
             bookmarks=query.get("allowWatchBookmarks") in ("true", "1"),
         )
         call = Call(
-            request.headers.get("User-Agent", ""), "watch", place.resource, place.namespace, ""
+            request.headers.get("User-Agent", ""), "watch", target.resource, target.namespace, ""
         )
         fault = self.faults.take(call)
         if fault is not None and fault.do != "lose":
@@ -340,17 +344,17 @@ class ApiServer:
 
     # -- the rest of the API -------------------------------------------------------------------
 
-    def _subresource(self, place: Place, value: dict[str, Any], admit: Gate) -> web.Response:
-        store, name, namespace = self.store, place.name, place.namespace
+    def _subresource(self, target: ObjectPath, value: dict[str, Any], admit: Gate) -> web.Response:
+        store, name, namespace = self.store, target.name, target.namespace
         success = {"kind": "Status", "apiVersion": "v1", "status": "Success"}
-        if place.subresource == "binding":
+        if target.subresource == "binding":
             store.bind(namespace, name, value)
             return _answer(success, 201)
-        if place.subresource == "eviction":
+        if target.subresource == "eviction":
             admit.validate(None, value)
             store.delete("pods", name, namespace, value.get("deleteOptions"))
             return _answer(success, 201)
-        if place.subresource == "log":
+        if target.subresource == "log":
             store.get("pods", name, namespace)
             return web.Response(text=self.logs.get((namespace, name), ""))
         spec = value.get("spec", {})
@@ -359,8 +363,8 @@ class ApiServer:
         token = self.tokens.issue(namespace, pod=pod, service_account=name, audiences=audiences)
         return _answer({**value, "status": {"token": token}}, 201)
 
-    def _review(self, place: Place, value: dict[str, Any]) -> dict[str, Any]:
-        if place.plural == "tokenreviews":
+    def _review(self, target: ObjectPath, value: dict[str, Any]) -> dict[str, Any]:
+        if target.plural == "tokenreviews":
             return self.tokens.review(value)
         return {**value, "status": {"allowed": True}}
 

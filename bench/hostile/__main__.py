@@ -26,8 +26,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from flyer.kube.client import Api, Limits, find_access
-from flyer.kube.client.resources import FLYERJOBS
+from flyer.kube.apiserver import Api, Limits, find_access
+from flyer.kube.apiserver.resources import FLYERJOBS
 from flyer.kube.gateway import certificates_of, renewed
 
 from bench.hostile.probes import JOB, Lease, Probe, Probes

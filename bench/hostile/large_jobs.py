@@ -9,9 +9,9 @@ import asyncio
 import json
 import sys
 
-from flyer.kube.client import Api, Limits, find_access
-from flyer.kube.client.errors import ApiError
-from flyer.kube.client.resources import FLYERJOBS
+from flyer.kube.apiserver import Api, Limits, find_access
+from flyer.kube.apiserver.errors import ApiError
+from flyer.kube.apiserver.resources import FLYERJOBS
 
 from bench.sched.lab import IN_FLIGHT
 from bench.sched.loads import flyer_job

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import threefs
-from flyer.kube.client.errors import ApiError, NotFoundError
-from flyer.kube.client.resources import FLYERJOBS, Resource
+from flyer.kube.apiserver.errors import ApiError, NotFoundError
+from flyer.kube.apiserver.resources import FLYERJOBS, Resource
 
 from bench.sched.lab import SYSTEM, LabError
 from bench.sched.loads import NAMESPACE
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from flyer.kube.client import Api
+    from flyer.kube.apiserver import Api
 
     from bench.sched.crew import Crew
     from bench.sched.lab import Lab

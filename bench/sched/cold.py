@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flyer import engine
 from flyer.api import FlyerJob
-from flyer.kube.client.resources import FLYERJOBS, NODES, PODS
-from flyer.kube.services.views import shape_node
+from flyer.kube.apiserver.resources import FLYERJOBS, NODES, PODS
+from flyer.kube.views import shape_node
 
 from bench.sched.audit import OPERATOR
 from bench.sched.figures import Figure

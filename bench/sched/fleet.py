@@ -21,9 +21,9 @@ import sys
 import time
 from typing import Any, Final
 
-from flyer.kube.client import Api, Cache, Limits, find_access
-from flyer.kube.client.errors import ApiError
-from flyer.kube.client.resources import PODS, SECRETS, Resource
+from flyer.kube.apiserver import Api, Cache, Limits, find_access
+from flyer.kube.apiserver.errors import ApiError
+from flyer.kube.apiserver.resources import PODS, SECRETS, Resource
 from flyer.kube.gateway.certificates import SECRET_NAME
 from flyer.kube.pods import TOKEN_AUDIENCE
 from flyer.kube.pods.names import LABEL_JOB

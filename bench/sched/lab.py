@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from flyer.kube.client import Api, Limits, find_access
-from flyer.kube.client.errors import ApiError, NotFoundError
-from flyer.kube.client.resources import FLYERJOBS, NAMESPACES, NODES, PODS, Resource
+from flyer.kube.apiserver import Api, Limits, find_access
+from flyer.kube.apiserver.errors import ApiError, NotFoundError
+from flyer.kube.apiserver.resources import FLYERJOBS, NAMESPACES, NODES, PODS, Resource
 
 from bench.sched.audit import POLICY, AuditLog
 from bench.sched.costs import Costs

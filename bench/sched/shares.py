@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from flyer.kube.client.resources import FLYERJOBS, NODES, PODS
+from flyer.kube.apiserver.resources import FLYERJOBS, NODES, PODS
 
 from bench.sched.audit import OPERATOR, Write, by_kind
 from bench.sched.figures import Figure

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flyer.kube.client.resources import FLYERJOBS, PODS
+from flyer.kube.apiserver.resources import FLYERJOBS, PODS
 
 from bench.sched.audit import OPERATOR, PEER, Write, by_kind
 from bench.sched.figures import Figure

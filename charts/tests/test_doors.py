@@ -26,8 +26,8 @@ def table() -> dict[tuple[str, int], str]:
     text = PAGE.read_text().split("<!-- doors -->")[1].split("\n\n")[0]
     found = {}
     for row in text.strip().splitlines()[2:]:
-        door, port, peers = (cell.strip() for cell in row.strip("|").split("|")[:3])
-        found[door.partition(",")[0], int(port)] = peers
+        server, port, peers = (cell.strip() for cell in row.strip("|").split("|")[:3])
+        found[server.partition(",")[0], int(port)] = peers
     return found
 
 
@@ -69,16 +69,16 @@ def test_every_port_of_the_chart_is_a_row_and_every_row_a_port(everything: Rende
 
 def test_who_may_connect_is_what_the_policies_say(everything: Rendered) -> None:
     peers = opened(everything)
-    for door, words in table().items():
-        found = peers[door]
+    for server, words in table().items():
+        found = peers[server]
         if words.startswith("anybody"):
-            assert found == [None], door
+            assert found == [None], server
         elif words.startswith(("nobody", "as above")):
-            assert found == [], door
+            assert found == [], server
         else:
-            assert found, door
-            assert None not in found, door
-            assert ("fireflyer.dev/job" in str(found)) == ("job" in words), door
+            assert found, server
+            assert None not in found, server
+            assert ("fireflyer.dev/job" in str(found)) == ("job" in words), server
 
 
 def test_every_policy_that_the_page_names_is_installed(render: Render) -> None:
@@ -114,9 +114,9 @@ def test_every_value_that_the_page_names_exists() -> None:
 
 
 def test_limits_of_the_page_are_those_of_the_code() -> None:
-    from flyer.kube.doors.web import WebSettings
     from flyer.kube.gateway.settings import GatewaySettings
     from flyer.kube.injection.webhook import ANSWER_SECONDS, LIMITS, REVIEW_BYTES_MAX
+    from flyer.kube.servers.web import WebSettings
     from flyer.sidecar.wire import REPORT_BYTES_MAX
     from flyer_node import web as node
     from threefs import metrics_server as threefs
@@ -124,8 +124,8 @@ def test_limits_of_the_page_are_those_of_the_code() -> None:
     from threefs.csi.issuer.client import TEXT_BYTES_MAX
 
     status = WebSettings()
-    own = f"{status.places.total_max} connections ({status.places.source_max} of one source)"
-    places = LIMITS.places
+    own = f"{status.limits.total_max} connections ({status.limits.source_max} of one source)"
+    places = LIMITS.limits
     review = f"{places.total_max} connections ({places.source_max} of one source)"
     agent = f"{node.CONNECTIONS_MAX} connections ({node.PER_SOURCE_MAX} of one source)"
     scrapes = (
@@ -146,9 +146,9 @@ def test_limits_of_the_page_are_those_of_the_code() -> None:
         **{(one, 8080): (scrapes,) for one in ("mgmtd", "csi-controller", "csi-node")},
     }
     page = limits()
-    for door, words in wanted.items():
-        assert [one for one in words if one not in page[door]] == [], (door, page[door])
-    assert {door for door, words in page.items() if not words} == set()
+    for server, words in wanted.items():
+        assert [one for one in words if one not in page[server]] == [], (server, page[server])
+    assert {server for server, words in page.items() if not words} == set()
 
 
 DNS, API_SERVER, KUBELETS = {53, 5353}, {443, 6443, 8443, 16443}, {10250}

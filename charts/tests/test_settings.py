@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from flyer.kube.client import LeaseSettings
+from flyer.kube.apiserver import LeaseSettings
 from flyer.kube.injection.settings import WebhookSettings, parse_webhook_settings
 from flyer.kube.settings import Settings, parse_settings
 from flyer_node.settings import add_flags, read_settings

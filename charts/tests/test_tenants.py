@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from flyer.api import names
 from flyer.api.policies import admission_policies
-from flyer.kube.client import Access, Api, Limits
-from flyer.kube.client import resources as known
-from flyer.kube.client.errors import ApiError
+from flyer.kube.apiserver import Access, Api, Limits
+from flyer.kube.apiserver import resources as known
+from flyer.kube.apiserver.errors import ApiError
 
 from charts.tests.conftest import CHART, Render, Rendered
 from fakekube import ApiServer

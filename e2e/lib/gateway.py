@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from flyer.api import AssignedNode, Assignment, Chain, FlyerJob, FlyerJobStatus
 from flyer.engine import Start
-from flyer.kube.client import Api, find_access
-from flyer.kube.client.identities import TokenReviews
-from flyer.kube.client.resources import PODS
+from flyer.kube.apiserver import Api, find_access
+from flyer.kube.apiserver.resources import PODS
+from flyer.kube.apiserver.token_reviews import TokenReviews
 from flyer.kube.gateway import (
     Gateway,
     GatewayMetrics,
@@ -68,7 +68,7 @@ class Control:
         self.registry = CollectorRegistry()
         self.host = str(cluster.state.gateway)
         self.gateway = Gateway(
-            tell=self._tell,
+            enqueue=self._tell,
             identities=TokenReviews(api),
             settings=GatewaySettings(port=0),
             metrics=GatewayMetrics(self.registry),

@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flyer.kube.client import Access
+from flyer.kube.apiserver import Access
 
 from e2e.lib.chart import NAMESPACE
 from fakekube.proxy import Proxy

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from flyer.api import FlyerJobStatus, Phase
 from flyer.engine import Policy
-from flyer.kube.client import Access, Api, Cache, Election, LeaseSettings, find_access
-from flyer.kube.client.resources import FLYERJOBS, FLYERTOPOLOGIES, NODES
+from flyer.kube.apiserver import Access, Api, Cache, Election, LeaseSettings, find_access
+from flyer.kube.apiserver.resources import FLYERJOBS, FLYERTOPOLOGIES, NODES
 from flyer.kube.gateway import outcome_of
 from flyer.kube.metrics import Metrics
 from flyer.kube.pods import PodSettings, build_pods
-from flyer.kube.services import Leader, Seams, Term, World
+from flyer.kube.services import ClusterCache, Dependencies, Leader, LeaderTerm
+from flyer.kube.services.nodes.probes import probe_node
 
 from fakekube.api_nodes import ApiNodes
 from fakekube.fakes import FakeGateway
@@ -64,23 +65,26 @@ class Operators:
         """Another process; its name."""
         name = f"operator-{secrets.token_hex(4)}"
         api = Api(Access(self._proxy.url), agent=name)
-        world = World(api, outcome_of)
+        cache = ClusterCache(api, outcome_of)
         metrics = Metrics()
 
-        def make_term(api: Api, epoch: int, raise_epoch: Any) -> Term:
-            seams = Seams(
+        def make_term(api: Api, epoch: int, raise_epoch: Any) -> LeaderTerm:
+            dependencies = Dependencies(
                 build_pods=lambda job, start, nodes: build_pods(job, start, nodes, SETTINGS),
                 outcome_of=outcome_of,
                 # The pods of `ApiNodes` have no processes, so no sidecar connects.
-                make_gateway=lambda tell: FakeGateway(tell, self._nodes, self._said),
+                make_gateway=lambda enqueue: FakeGateway(enqueue, self._nodes, self._said),
+                probe=probe_node,
             )
-            return Term(api, world, seams, POLICY, metrics, epoch=epoch, raise_epoch=raise_epoch)
+            return LeaderTerm(
+                api, cache, dependencies, POLICY, metrics, epoch=epoch, raise_epoch=raise_epoch
+            )
 
-        leader = Leader(api, Election(api, name, self._lease), world, make_term, metrics)
+        leader = Leader(api, Election(api, name, self._lease), cache, make_term, metrics)
 
         async def run() -> None:
             async with asyncio.TaskGroup() as group:
-                group.create_task(world.run())
+                group.create_task(cache.run())
                 group.create_task(leader.run())
 
         self._running[name] = (asyncio.create_task(run(), name=name), api)

@@ -21,7 +21,7 @@ from flyer.engine import (
     Signal,
     SuspendReceived,
 )
-from flyer.kube.client.resources import PODS
+from flyer.kube.apiserver.resources import PODS
 from flyer.kube.gateway import outcome_of
 
 from e2e.lib.gateway import NODES, SECONDS, STEPS, TOKEN

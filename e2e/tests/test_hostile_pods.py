@@ -17,7 +17,7 @@ from flyer.engine import (
     StreamRestored,
     SuspendReceived,
 )
-from flyer.kube.client.resources import PODS
+from flyer.kube.apiserver.resources import PODS
 
 from e2e.lib.gateway import SECONDS, STEPS
 

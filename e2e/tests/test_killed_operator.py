@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from flyer.kube.client.resources import LEASES
+from flyer.kube.apiserver.resources import LEASES
 
 if TYPE_CHECKING:
     from e2e.lib.operators import Stage

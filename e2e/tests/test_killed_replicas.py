@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from flyer.api.names import TOPOLOGY_NAME
-from flyer.kube.client import Api, find_access
-from flyer.kube.client.errors import NotFoundError
-from flyer.kube.client.resources import FLYERJOBS, FLYERTOPOLOGIES, PODS
+from flyer.kube.apiserver import Api, find_access
+from flyer.kube.apiserver.errors import NotFoundError
+from flyer.kube.apiserver.resources import FLYERJOBS, FLYERTOPOLOGIES, PODS
 
 from e2e.lib.jobs import job
 from e2e.lib.killing import Killed, behind_proxy

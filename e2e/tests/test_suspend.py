@@ -14,8 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from flyer.kube.client import Api, find_access
-from flyer.kube.client.resources import FLYERJOBS
+from flyer.kube.apiserver import Api, find_access
+from flyer.kube.apiserver.resources import FLYERJOBS
 
 from e2e.lib.jobs import END_SECONDS, job, logs
 from testcluster.measurements import record

@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from flyer.kube.client.resources import LEASES
+from flyer.kube.apiserver.resources import LEASES
 
 from fakekube.faults import Fault, WatchFaults
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from flyer.kube.client import Access
+from flyer.kube.apiserver import Access
 
 from fakekube.errors import ApiRefusal
 from fakekube.kinds import KINDS

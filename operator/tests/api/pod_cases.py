@@ -9,14 +9,14 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from flyer.api.podpolicies import CRITICAL_PRIORITY
-from flyer.kube.client import resources as known
-from flyer.kube.client.errors import ApiError, ForbiddenError
+from flyer.kube.apiserver import resources as known
+from flyer.kube.apiserver.errors import ApiError, ForbiddenError
 
 from .real_api import OPERATOR, RESOURCES, acting, gone, named
 from .rule_cases import job
 
 if TYPE_CHECKING:
-    from flyer.kube.client import Api
+    from flyer.kube.apiserver import Api
 
     from testcluster.handle import Cluster
 

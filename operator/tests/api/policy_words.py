@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from flyer.kube.client.errors import ApiError, ForbiddenError, InvalidError
+from flyer.kube.apiserver.errors import ApiError, ForbiddenError, InvalidError
 
 from .real_api import OPERATOR
 from .rule_cases import CASES

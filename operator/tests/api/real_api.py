@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flyer.api import crd, names
-from flyer.kube.client import Access, Api, find_access
-from flyer.kube.client import resources as known
-from flyer.kube.client.errors import NotFoundError
+from flyer.kube.apiserver import Access, Api, find_access
+from flyer.kube.apiserver import resources as known
+from flyer.kube.apiserver.errors import NotFoundError
 
 from .memory_server import MemoryCluster
 

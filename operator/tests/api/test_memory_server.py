@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from flyer.kube.client import Access, Api
+from flyer.kube.apiserver import Access, Api
 
 from fakekube import ApiServer
 

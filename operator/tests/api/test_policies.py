@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from flyer.api import names
 from flyer.api.policies import admission_policies
-from flyer.kube.client.errors import ApiError, ForbiddenError, InvalidError
+from flyer.kube.apiserver.errors import ApiError, ForbiddenError, InvalidError
 
 from .pod_cases import pods_and_sizes
 from .policy_words import WORDS, Reader, pattern
@@ -21,7 +21,7 @@ from .rule_cases import CASES, RUNNING, job, status
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
 
-    from flyer.kube.client import Api
+    from flyer.kube.apiserver import Api
 
     from testcluster.handle import Cluster
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from flyer.api import crd
-from flyer.kube.client.errors import InvalidError
+from flyer.kube.apiserver.errors import InvalidError
 from flyer.sim import sample_job
 
 from .real_api import RESOURCES, broken, gone, stored
@@ -19,7 +19,7 @@ from .shape_cases import SHAPES, Shape
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from flyer.kube.client import Api
+    from flyer.kube.apiserver import Api
 
     from testcluster.handle import Cluster
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from flyer.client.kubernetes import AsyncKubeClient, KubeClient
-from flyer.kube.client import Access, Api
+from flyer.kube.apiserver import Access, Api
 from flyer.sim import sample_job
 
 from fakekube import ApiServer, node_object

@@ -15,7 +15,7 @@ from flyer.cli.output import Output
 from flyer.cli.screens import why_screen
 from flyer.client import FlyerError
 from flyer.client.kubernetes.loglines import PodLog
-from flyer.kube.client.errors import ForbiddenError
+from flyer.kube.apiserver.errors import ForbiddenError
 from ruamel.yaml import YAML
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 from flyer.api import FlyerJobStatus, Phase
 from flyer.engine import Policy
-from flyer.kube.client import Access, Api, Election, LeaseSettings, Limits, WatchSettings
-from flyer.kube.client.identities import TokenReviews
+from flyer.kube.apiserver import Access, Api, Election, LeaseSettings, Limits, WatchSettings
+from flyer.kube.apiserver.token_reviews import TokenReviews
 from flyer.kube.gateway import (
     Gateway,
     GatewayMetrics,
@@ -24,7 +24,7 @@ from flyer.kube.gateway import (
 )
 from flyer.kube.metrics import Metrics
 from flyer.kube.pods import PodSettings, build_pods
-from flyer.kube.services import Leader, Seams, Term, World
+from flyer.kube.services import ClusterCache, Dependencies, Leader, LeaderTerm
 
 from fakekube import ApiServer, Kubelets
 from fakekube.admission import OPERATOR, User
@@ -56,7 +56,7 @@ GATEWAY = GatewaySettings(
     review_seconds=30,
     silence_seconds=60,
     progress_seconds=0.02,
-    blame_seconds=0.05,
+    first_failure_seconds=0.05,
     peer_lost_seconds=0.1,
     status_seconds=0.1,
     account_seconds=0.5,
@@ -78,9 +78,9 @@ class Operator:
         self.api = Api(
             Access(cluster.server.url), agent=name, limits=LIMITS, observe=self.metrics.called
         )
-        self.world = World(self.api, outcome_of, WatchSettings(backoff_seconds=0.01))
+        self.cache = ClusterCache(self.api, outcome_of, WatchSettings(backoff_seconds=0.01))
         self.election = Election(self.api, name, lease)
-        self.leader = Leader(self.api, self.election, self.world, self._term, self.metrics)
+        self.leader = Leader(self.api, self.election, self.cache, self._term, self.metrics)
         self.task = asyncio.create_task(self._run(), name=name)
 
     @property
@@ -94,13 +94,13 @@ class Operator:
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.world.run())
+            group.create_task(self.cache.run())
             group.create_task(self.leader.run())
 
-    def _term(self, api: Api, epoch: int, raise_epoch: Any) -> Term:
-        def make_gateway(tell: Any) -> Gateway:
+    def _term(self, api: Api, epoch: int, raise_epoch: Any) -> LeaderTerm:
+        def make_gateway(enqueue: Any) -> Gateway:
             self.gateway = Gateway(
-                tell=tell,
+                enqueue=enqueue,
                 identities=TokenReviews(self.api),
                 settings=self._cluster.gateway_settings,
                 metrics=self._gateway_metrics,
@@ -108,14 +108,14 @@ class Operator:
             self.gateway.use(CERTIFICATES)
             return self.gateway
 
-        seams = Seams(
+        dependencies = Dependencies(
             build_pods=lambda job, start, nodes: build_pods(job, start, nodes, POD_SETTINGS),
             outcome_of=outcome_of,
             make_gateway=make_gateway,
             probe=lambda address, _port: self._cluster.kubelets.answers(address),
         )
-        return Term(
-            api, self.world, seams, self._policy, self.metrics,
+        return LeaderTerm(
+            api, self.cache, dependencies, self._policy, self.metrics,
             epoch=epoch, raise_epoch=raise_epoch,
         )  # fmt: skip
 

@@ -6,8 +6,8 @@ import copy
 import pytest
 from flyer.api import Phase
 from flyer.engine.limits import DEFAULT_LIMITS
-from flyer.kube.client import LeaseSettings
-from flyer.kube.services import counts
+from flyer.kube.apiserver import LeaseSettings
+from flyer.kube.services.jobs import quota_status
 
 from fakekube.containers import Behaviour
 
@@ -60,7 +60,7 @@ async def test_nodes_of_a_job_that_cannot_be_read_are_kept(cluster, until):
     assert not {*cluster.status("small").assignment.names} & {*names}
     cluster.finish("small")
     await until(lambda: cluster.phase("small") is Phase.SUCCEEDED)
-    assert "which is left alone" in cluster.status("large").pending.message
+    assert "which is quarantined" in cluster.status("large").pending.message
     assert len(cluster.pods("job")) == 2
     cluster.store.delete("flyerjobs", "job", "default")
     await until(lambda: cluster.phase("large") is Phase.RUNNING)
@@ -71,11 +71,11 @@ async def test_a_rebuild_has_the_streams_of_running_gangs_reported_again(cluster
     operator = cluster.operator(LEASE)
     cluster.submit("job")
     await until(lambda: cluster.phase("job") is Phase.RUNNING)
-    restated = []
-    operator.gateway.restate = restated.append
-    operator.leader.term.confused("a test asks for it")
-    await until(lambda: restated)
-    assert restated == ["default/job"]
+    republished = []
+    operator.gateway.republish_streams = republished.append
+    operator.leader.term.request_rebuild("a test asks for it")
+    await until(lambda: republished)
+    assert republished == ["default/job"]
 
 
 @pytest.mark.parametrize("own", [None, 10**6])
@@ -108,8 +108,8 @@ async def test_an_error_while_counting_ends_no_term(cluster, until, monkeypatch)
     operator = cluster.operator(LEASE)
     await until(lambda: operator.serves)
     epoch = operator.leader.term.epoch
-    monkeypatch.setattr(counts, "INTERVAL_SECONDS", 0.01)
-    monkeypatch.setattr(counts, "count_zones", fail)
+    monkeypatch.setattr(quota_status, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(quota_status, "count_zones", fail)
     cluster.submit("job")
     await until(failed.is_set)
     await until(lambda: cluster.phase("job") is Phase.RUNNING)

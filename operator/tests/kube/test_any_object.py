@@ -44,14 +44,14 @@ from flyer.engine import (
 )
 from flyer.kube.gateway import outcome_of
 from flyer.kube.pods import PlacedNode, PodSettings, PodsRefusedError, build_pods
-from flyer.kube.services.views import shape_job, shape_node, shape_pods
+from flyer.kube.views import shape_job, shape_node, shape_pods
 from pydantic import ValidationError
 
 from fakekube import Store
 from fakekube.admission import Admission, Request, User
 from fakekube.arbitrary import any_metadata, any_object, any_typed
 from fakekube.errors import ApiRefusal
-from fakekube.paths import Place
+from fakekube.paths import ObjectPath
 from fakekube.podschema import decode_pod
 from fakekube.samples import job_object
 
@@ -92,8 +92,8 @@ class Scene:
         body = copy.deepcopy(value)
         status = body.pop("status", None)
         name, namespace = body["metadata"]["name"], "default" if plural == "flyerjobs" else ""
-        place = Place("fireflyer.dev", "v1alpha1", plural, namespace, name)
-        request = Request("CREATE", place, name, User("anna"))
+        target = ObjectPath("fireflyer.dev", "v1alpha1", plural, namespace, name)
+        request = Request("CREATE", target, name, User("anna"))
         admit = self._admission.gate(lambda *_: request)
         try:
             found = self.store.create(plural, body, admit=admit)

@@ -6,8 +6,8 @@ import random
 
 import pytest
 from flyer.api import Phase
-from flyer.kube.client import LeaseSettings
-from flyer.kube.services import starts, templates
+from flyer.kube.apiserver import LeaseSettings
+from flyer.kube.services.pods import start_monitor, templates
 
 from fakekube.anything import any_json, any_template
 from fakekube.errors import ApiRefusal
@@ -24,8 +24,8 @@ LABELS = (
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(starts, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(starts, "CONFIRM_SECONDS", 0.1)
+    monkeypatch.setattr(start_monitor, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(start_monitor, "CONFIRM_SECONDS", 0.1)
     monkeypatch.setattr(templates, "AGAIN_SECONDS", 0.05)
 
 

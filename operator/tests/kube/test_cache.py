@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 
 import pytest
-from flyer.kube.client import Cache, WatchSettings
-from flyer.kube.client.errors import UnreachableError
-from flyer.kube.client.resources import FLYERJOBS, NODEHEALTHS
-from flyer.kube.client.streams import Page
+from flyer.kube.apiserver import Cache, WatchSettings
+from flyer.kube.apiserver.errors import UnreachableError
+from flyer.kube.apiserver.resources import FLYERJOBS, NODEHEALTHS
+from flyer.kube.apiserver.streams import Page
 
 from fakekube import Fault
 
@@ -204,7 +204,7 @@ class Away:
 
 
 async def test_a_server_that_is_away_is_asked_less_and_less_and_told_of_once(caplog, until):
-    caplog.set_level("INFO", "flyer.kube.client.cache")
+    caplog.set_level("INFO", "flyer.kube.apiserver.cache")
     api = Away(speaks={5})
     settings = WatchSettings(backoff_seconds=0.01, backoff_seconds_max=0.04)
     cache = Cache(api, FLYERJOBS, dict, lambda *_: None, settings=settings)
@@ -213,7 +213,7 @@ async def test_a_server_that_is_away_is_asked_less_and_less_and_told_of_once(cap
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-    assert len([one for one in caplog.records if "broke" in one.getMessage()]) == 2
+    assert len([one for one in caplog.records if "interrupted" in one.getMessage()]) == 2
     pauses = [cache._pause_seconds(breaks) for breaks in (0, 1, 2, 3, 1000)]
     for pause, middle in zip(pauses, (0.01, 0.02, 0.04, 0.04, 0.04), strict=True):
         assert middle * 0.5 <= pause <= middle * 1.5

@@ -6,8 +6,8 @@ import time
 from dataclasses import replace
 
 import pytest
-from flyer.kube.client import Election, LeadershipLostError, LeaseSettings
-from flyer.kube.client.resources import FLYERJOBS, LEASES
+from flyer.kube.apiserver import Election, LeadershipLostError, LeaseSettings
+from flyer.kube.apiserver.resources import FLYERJOBS, LEASES
 
 from fakekube import Fault
 from fakekube.samples import job_object

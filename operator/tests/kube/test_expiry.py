@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 from flyer.api import FinishedJobs, FlyerJobStatus, Phase
-from flyer.kube.services import expiry
-from flyer.kube.services.views import JobView
+from flyer.kube.services.jobs import expiry
+from flyer.kube.views import JobView
 from flyer.sim import sample_job
 
 from fakekube import Fault
@@ -66,7 +66,7 @@ async def test_a_job_that_runs_or_is_suspended_stays(cluster, until):
     cluster.submit("rests", ttlSecondsAfterFinished=0, suspend=True)
     await until(lambda: cluster.phase("runs") is Phase.RUNNING)
     await until(lambda: cluster.phase("rests") is Phase.SUSPENDED)
-    views = list(operator.world.jobs.values())
+    views = list(operator.cache.jobs.values())
     assert len(views) == 2
     assert expiry.to_delete(views, FinishedJobs(per_namespace=0, ttl_seconds=0), 2e9) == []
 

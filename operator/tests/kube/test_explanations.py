@@ -19,12 +19,12 @@ from flyer.api import (
     Phase,
 )
 from flyer.engine import Commit
-from flyer.kube.client import Lane, LeaseSettings, Limits
-from flyer.kube.client.errors import OverloadedError
-from flyer.kube.services import explanations as module
-from flyer.kube.services.commits import QUARANTINED, UNHURRIED
+from flyer.kube.apiserver import LeaseSettings, Limiter, Limits
+from flyer.kube.apiserver.errors import OverloadedError
 from flyer.kube.services.errors import StaleStateError
-from flyer.kube.services.explanations import Explanations, only_explains
+from flyer.kube.services.jobs import explanations as module
+from flyer.kube.services.jobs.commits import BACKGROUND_WRITES_MAX, QUARANTINED
+from flyer.kube.services.jobs.explanations import Explanations, only_explains
 
 from fakekube.faults import Fault
 
@@ -78,14 +78,14 @@ class _Commits:
     """Every job waits, as far as is stored. Writes are answered by the test."""
 
     def __init__(self):
-        self.unhurried = Lane(UNHURRIED, 1)
+        self.background = Limiter(BACKGROUND_WRITES_MAX, 1)
         self.written = []
         self.answers = asyncio.Queue()
         self.watch_tells = asyncio.Event()
         self.watch_tells.set()
         self.unheard = 0
 
-    async def heard(self, _job):
+    async def wait_observed(self, _job):
         self.unheard += 1
         await self.watch_tells.wait()
         self.unheard -= 1
@@ -105,8 +105,8 @@ class _Commits:
 async def explains():
     """`Explanations`, running; the commits behind them; jobs that are gone, and confusion."""
     commits, gone, confused = _Commits(), [], []
-    made = Explanations(commits, lambda job: f"uid of {job}", gone=gone.append,
-                        confused=confused.append)  # fmt: skip
+    made = Explanations(commits, lambda job: f"uid of {job}", vanished=gone.append,
+                        request_rebuild=confused.append)  # fmt: skip
     task = asyncio.create_task(made.run())
     yield made, commits, gone, confused
     task.cancel()
@@ -116,11 +116,11 @@ async def explains():
 
 async def test_a_job_whose_reason_changes_again_and_again_is_stored_in_its_turn(explains, until):
     made, commits, *_ = explains
-    jobs = [f"default/j{index}" for index in range(2 * UNHURRIED)]
-    made.put_aside([Commit(job, WAITS) for job in jobs])
+    jobs = [f"default/j{index}" for index in range(2 * BACKGROUND_WRITES_MAX)]
+    made.defer([Commit(job, WAITS) for job in jobs])
     latest = Commit(jobs[0], WAITS.replace(epoch=7))
-    made.put_aside([latest])
-    await until(lambda: len(commits.written) == UNHURRIED)
+    made.defer([latest])
+    await until(lambda: len(commits.written) == BACKGROUND_WRITES_MAX)
     assert commits.written[0] == latest
     for _ in jobs:
         commits.answers.put_nowait(True)
@@ -130,8 +130,8 @@ async def test_a_job_whose_reason_changes_again_and_again_is_stored_in_its_turn(
 
 async def test_one_is_under_way_while_a_decision_is_stored(explains, until):
     made, commits, *_ = explains
-    with commits.unhurried.narrowed():
-        made.put_aside([Commit(f"default/j{index}", WAITS) for index in range(4)])
+    with commits.background.reduced():
+        made.defer([Commit(f"default/j{index}", WAITS) for index in range(4)])
         await until(lambda: commits.written)
         commits.answers.put_nowait(True)
         await until(lambda: len(commits.written) == 2)
@@ -143,13 +143,13 @@ async def test_no_more_are_written_than_the_watch_has_told(explains, until):
     """A server that tells its watches late tells later with each write: decisions wait for it."""
     made, commits, *_ = explains
     commits.watch_tells.clear()
-    made.put_aside([Commit(f"default/j{index}", WAITS) for index in range(3 * UNHURRIED)])
-    for _ in range(3 * UNHURRIED):
+    made.defer([Commit(f"default/j{index}", WAITS) for index in range(3 * BACKGROUND_WRITES_MAX)])
+    for _ in range(3 * BACKGROUND_WRITES_MAX):
         commits.answers.put_nowait(True)
-    await until(lambda: commits.unheard == UNHURRIED)
-    assert len(commits.written) == UNHURRIED
+    await until(lambda: commits.unheard == BACKGROUND_WRITES_MAX)
+    assert len(commits.written) == BACKGROUND_WRITES_MAX
     commits.watch_tells.set()
-    await until(lambda: len(commits.written) == 3 * UNHURRIED)
+    await until(lambda: len(commits.written) == 3 * BACKGROUND_WRITES_MAX)
 
 
 @pytest.mark.parametrize("decided", [False, True])
@@ -159,14 +159,14 @@ async def test_a_reason_that_is_not_taken_is_tried_again_unless_something_was_de
     monkeypatch.setattr(module, "PAUSE_SECONDS_MAX", 0.01)
     made, commits, gone, confused = explains
     why = Commit("default/a", WAITS)
-    made.put_aside([why])
+    made.defer([why])
     await until(lambda: commits.written)
     if decided:
         decision = Commit("default/a", WAITS.replace(phase=Phase.RESERVED))
-        assert made.put_aside([decision]) == [decision]
+        assert made.defer([decision]) == [decision]
     commits.answers.put_nowait(OverloadedError("update", "busy"))
     if decided:
-        made.put_aside([Commit("default/b", WAITS)])
+        made.defer([Commit("default/b", WAITS)])
         await until(lambda: len(commits.written) == 2)
         assert commits.written[1].job == "default/b"
         assert len(made) == 0
@@ -178,30 +178,32 @@ async def test_a_reason_that_is_not_taken_is_tried_again_unless_something_was_de
 
 async def test_what_a_write_finds_out_is_reported(explains, until):
     made, commits, gone, confused = explains
-    made.put_aside([Commit("default/a", WAITS), Commit("default/b", WAITS)])
+    made.defer([Commit("default/a", WAITS), Commit("default/b", WAITS)])
     commits.answers.put_nowait(False)
     commits.answers.put_nowait(StaleStateError("somebody else"))
     await until(lambda: confused)
     assert gone == ["default/a"]
-    made.put_aside([Commit("default/c", WAITS)])
+    made.defer([Commit("default/c", WAITS)])
     await until(lambda: len(commits.written) == 3)
-    made.forgotten("default/c")  # another object may have its name by now
+    made.forget("default/c")  # another object may have its name by now
     commits.answers.put_nowait(False)
-    made.put_aside([Commit("default/d", WAITS)])
+    made.defer([Commit("default/d", WAITS)])
     await until(lambda: len(commits.written) == 4)
     assert gone == ["default/a"]
 
 
 async def test_pods_are_made_at_full_width_while_reasons_are_stored(cluster, until, monkeypatch):
-    narrowed = []
-    narrow = Lane.narrowed
-    monkeypatch.setattr(Lane, "narrowed", lambda lane: (narrowed.append(lane), narrow(lane))[1])
+    reduced = []
+    reduce = Limiter.reduced
+    monkeypatch.setattr(
+        Limiter, "reduced", lambda limiter: (reduced.append(limiter), reduce(limiter))[1]
+    )
     cluster.operator()
     names = ["first", "second"]
     for name in names:
         cluster.submit(name)
     await until(lambda: all(cluster.status(name).pending is not None for name in names))
-    assert not narrowed
+    assert not reduced
 
 
 async def test_a_suspension_does_not_wait_for_the_reasons_of_a_flood(cluster, until):
@@ -217,15 +219,15 @@ async def test_a_suspension_does_not_wait_for_the_reasons_of_a_flood(cluster, un
     for name in flood:
         cluster.submit(name)
 
-    def told():
+    def writes():
         return [name for name in flood if cluster.status(name).pending is not None]
 
-    await until(told)
-    before = len(told())
+    await until(writes)
+    before = len(writes())
     cluster.edit("runs", suspend=True)
     await until(lambda: cluster.phase("runs") is not Phase.RUNNING)
-    assert len(told()) - before <= 32
-    await until(lambda: len(told()) >= len(flood) - 1)  # one of them starts instead
+    assert len(writes()) - before <= 32
+    await until(lambda: len(writes()) >= len(flood) - 1)  # one of them starts instead
 
 
 class _Gate:
@@ -236,13 +238,13 @@ class _Gate:
         self.held = []
         whole = server._call
 
-        async def call(request, place, agent):
-            if request.method == "PUT" and place.resource == "flyerjobs/status":
+        async def call(request, target, agent):
+            if request.method == "PUT" and target.resource == "flyerjobs/status":
                 phase = json.loads(await request.read())["status"]["phase"]
-                if place.name.startswith("w") and phase == "Queued":
-                    self.held.append(place.name)
+                if target.name.startswith("w") and phase == "Queued":
+                    self.held.append(target.name)
                     await self._open.wait()
-            return await whole(request, place, agent)
+            return await whole(request, target, agent)
 
         monkeypatch.setattr(server, "_call", call)
 
@@ -271,7 +273,7 @@ async def flooded(cluster, until, monkeypatch):
     for name in names:
         cluster.submit(name, 3)
     await until(lambda: len(operator.leader.term.state.jobs) == 2 + len(names))
-    await until(lambda: len(gate.held) == UNHURRIED)
+    await until(lambda: len(gate.held) == BACKGROUND_WRITES_MAX)
     yield cluster, operator, gate, names
     gate.open()
 
@@ -286,7 +288,7 @@ async def test_decisions_are_stored_while_the_server_answers_no_reason(flooded, 
     await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
     cluster.submit("c", priority="high")
     await until(lambda: cluster.phase("c") is Phase.RUNNING)
-    assert len(gate.held) == UNHURRIED
+    assert len(gate.held) == BACKGROUND_WRITES_MAX
     gate.open()
     await until(lambda: all(cluster.status(name).pending is not None for name in names))
     assert rebuilds(operator) == 0
@@ -326,10 +328,10 @@ async def test_the_reasons_that_a_leader_did_not_store_are_stored_by_the_next(fl
     gate.open()
     await until(lambda: all(cluster.phase(name) is Phase.SUSPENDED for name in "ab"))
 
-    def told():
+    def writes():
         return [name for name in names if cluster.status(name).pending is not None]
 
-    await until(lambda: len(told()) == len(names) - 1)  # one runs
+    await until(lambda: len(writes()) == len(names) - 1)  # one runs
     assert len([name for name in names if cluster.phase(name) is Phase.RUNNING]) == 1
 
 

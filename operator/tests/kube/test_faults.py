@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from flyer.api import Phase
-from flyer.kube.client import LeaseSettings
+from flyer.kube.apiserver import LeaseSettings
 
 from fakekube import Fault
 

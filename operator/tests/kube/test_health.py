@@ -30,9 +30,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def made(clock: Clock, *, age: float, term: Any = None) -> tuple[Health, Metrics]:
     counted = Metrics()
-    world: Any = SimpleNamespace(age_seconds=age, synced=True, caches=())
+    cache: Any = SimpleNamespace(age_seconds=age, synced=True, caches=())
     leader: Any = SimpleNamespace(term=term)
-    return Health(world, leader, counted, clock.monotonic), counted
+    return Health(cache, leader, counted, clock.monotonic), counted
 
 
 def test_an_api_server_that_is_away_is_no_reason_to_restart(clock: Clock) -> None:

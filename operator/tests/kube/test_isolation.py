@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from flyer.api import Phase
-from flyer.kube.client import LeaseSettings
+from flyer.kube.apiserver import LeaseSettings
 
 from fakekube import Fault
 
@@ -70,10 +70,10 @@ async def test_a_template_of_the_wrong_shape_stops_only_its_own_job(cluster, unt
     assert not cluster.pods("bad", living=False)
 
 
-@pytest.mark.parametrize("place", ["look", "start", "conclude"])
+@pytest.mark.parametrize("place", ["report_empty_nodes", "start", "conclude"])
 async def test_an_exception_about_one_job_quarantines_it(cluster, until, monkeypatch, place):
     """Wherever it is raised: the job's status says so, and the others go on."""
-    from flyer.kube.services import gangs
+    from flyer.kube.services.pods import gangs
 
     cluster.nodes("AAA")
     operator = cluster.operator(LEASE)
@@ -114,14 +114,14 @@ async def test_an_object_that_cannot_be_read_ends_neither_process_nor_term(
     operator = cluster.operator(LEASE)
     await up(cluster, until, "a")
     term = operator.leader.term
-    shape = operator.world.jobs._shape
+    shape = operator.cache.jobs._shape
 
     def fails(value):
         if value["metadata"]["name"] == "bad":
             raise RecursionError
         return shape(value)
 
-    monkeypatch.setattr(operator.world.jobs, "_shape", fails)
+    monkeypatch.setattr(operator.cache.jobs, "_shape", fails)
     cluster.submit("bad")
     await up(cluster, until, "next")
     assert operator.leader.term is term
@@ -200,7 +200,7 @@ async def test_a_404_for_the_jobs_ends_none_of_them(cluster, until):
     await until(lambda: cluster.phase("c") is Phase.RUNNING)
     assert cluster.phase("b") is Phase.RUNNING
     assert {one["metadata"]["uid"] for one in cluster.pods("b")} < pods
-    assert operator.world.synced
+    assert operator.cache.synced
 
 
 async def test_a_404_at_the_start_makes_no_orphans(cluster, until):
@@ -216,7 +216,7 @@ async def test_a_404_at_the_start_makes_no_orphans(cluster, until):
     second = cluster.operator(LEASE)
     cluster.server.store.delete("leases", "flyer-operator", "fireflyer-system")
     while not second.serves:
-        assert unknown.times == 0 or not second.world.jobs.synced.is_set()
+        assert unknown.times == 0 or not second.cache.jobs.synced.is_set()
         await asyncio.sleep(0)
     assert unknown.times == 0
     await asyncio.sleep(0)
@@ -231,18 +231,18 @@ async def test_an_orphan_is_ended_only_when_its_job_is_gone(cluster, until):
     cluster.nodes("A")
     operator = cluster.operator(LEASE)
     await up(cluster, until, "a")
-    operator.world.jobs._held.clear()
+    operator.cache.jobs._held.clear()
     term = operator.leader.term
     term._state = term._state.__class__(
         term._state.epoch, term._state.policy, term._state.now, term._state.nodes, {}
     )
-    view = operator.world.pods.get("default", "a-1-0")
-    operator.world.listener.pod_changed(view, view)
+    view = operator.cache.pods.get("default", "a-1-0")
+    operator.cache.listener.pod_changed(view, view)
     gets = [one for one in cluster.server.faults.calls if one.verb == "get" and one.name == "a"]
     await until(lambda: [
         one for one in cluster.server.faults.calls if one.verb == "get" and one.name == "a"
     ] > gets)  # fmt: skip
-    await until(lambda: not term._gangs._strays)
+    await until(lambda: not term._gangs._orphans)
     # An event of the job that still lay in the inbox lets the engine, whose state was emptied, end
     # the ranks themselves; the pod is nobody's orphan all the same.
     calls = [one for one in cluster.server.faults.calls if one.resource == "pods"]

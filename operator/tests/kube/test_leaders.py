@@ -5,9 +5,9 @@ import time
 
 import pytest
 from flyer.api import Phase
-from flyer.kube.client import LeadershipLostError
+from flyer.kube.apiserver import LeadershipLostError
 from flyer.kube.metrics import Metrics
-from flyer.kube.services import Leader, World
+from flyer.kube.services import ClusterCache, Leader
 
 from fakekube import Fault
 
@@ -68,7 +68,7 @@ async def test_an_older_leader_that_will_not_stop_writes_nothing(cluster, until)
         {"leads": property(lambda _: True), "fence": lambda _: 60.0, "hold": lambda _: hold.wait()},
     )
     term = first.leader.term
-    for api in (term._api, term._commits._api, term._gangs._calls._api):
+    for api in (term._api, term._commits._api, term._gangs._pod_control._api):
         api._fence = lambda: 60.0
     # It does not hear of the Lease that it loses: its renewals are not even sent.
     lease = cluster.store.get("leases", "flyer-operator", "fireflyer-system")
@@ -207,10 +207,10 @@ async def test_whoever_served_leads_again_soon_unless_it_failed(
 
     monkeypatch.setattr(asyncio, "sleep", noted)
     api, election = connect(), Elected()
-    world = World(api, lambda _: None)
-    for cache in world.caches:
-        cache.synced.set()
-    leader = Leader(api, election, world, lambda *_: Brief(error), Metrics())
+    cache = ClusterCache(api, lambda _: None)
+    for kind in cache.caches:
+        kind.synced.set()
+    leader = Leader(api, election, cache, lambda *_: Brief(error), Metrics())
     with pytest.raises(EndedError):
         await leader.run()
     assert pauses == expected

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from flyer.api import Phase, SuspendCode
 from flyer.engine import Stop
-from flyer.kube.services import doubts
-from flyer.kube.services.gangs import Gangs
+from flyer.kube.services.nodes import not_ready_grace
+from flyer.kube.services.pods.gangs import Gangs
 
 from fakekube import Exit, Fault
 from fakekube.containers import Behaviour
@@ -97,7 +97,9 @@ async def test_a_deaf_job_is_killed_at_the_deadline(cluster, until):
 
 
 async def test_a_dead_node_is_replaced(cluster, until, monkeypatch):
-    monkeypatch.setattr(doubts, "SILENT_SECONDS", 0.2)  # after which Kubernetes is believed
+    monkeypatch.setattr(
+        not_ready_grace, "SILENT_SECONDS", 0.2
+    )  # after which Kubernetes is believed
     cluster.nodes("AAA")
     cluster.operator()
     cluster.submit("a", 2)
@@ -157,7 +159,7 @@ async def test_a_pod_that_vanishes_restarts_the_gang(cluster, until):
 
 
 async def test_pods_that_do_not_die_from_inside_are_deleted(cluster, until, monkeypatch):
-    monkeypatch.setattr("flyer.kube.services.gangs.LINGER_SECONDS", 0.2)
+    monkeypatch.setattr("flyer.kube.services.pods.gangs.LINGER_SECONDS", 0.2)
     cluster.containers.behaviour = Behaviour(hung=True)
     cluster.nodes("AA")
     cluster.operator()
@@ -193,13 +195,13 @@ async def test_the_end_of_the_last_pod_ends_the_wait_for_them():
     """Not the time that it takes at most."""
     pods = [SimpleNamespace(
         uid=f"u{n}", job="lab/a", attempt=1, node=f"a{n}", ended=False, deleting=False, ip="",
-        trouble=None, name=f"a-1-{n}",
+        problem=None, name=f"a-1-{n}",
     ) for n in range(2)]  # fmt: skip
-    world = SimpleNamespace(pods=None, pods_of=lambda _job, _uid: pods)
-    api, lane = SimpleNamespace(apart=lambda *_: None), SimpleNamespace(ahead=None)
+    cache = SimpleNamespace(pods=None, pods_of=lambda _job, _uid: pods)
+    api, limiter = SimpleNamespace(with_limiter=lambda *_: None), SimpleNamespace(priority=None)
     gangs = Gangs(
-        api, world, None, None, lane=lane, templates=None,
-        tell=None, state_of=lambda _job: None, uid_of=lambda _job: "uid",
+        api, cache, None, None, limiter=limiter, templates=None,
+        enqueue=None, state_of=lambda _job: None, uid_of=lambda _job: "uid",
         spawn=lambda work, _what, _job: work.close(),
     )  # fmt: skip
     stop = Stop("lab/a", 1, ("a0", "a1"), kill=False, reason="")

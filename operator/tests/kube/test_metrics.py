@@ -13,11 +13,11 @@ import pytest
 from flyer import engine
 from flyer.api import Phase
 from flyer.engine import CheckpointReported
-from flyer.kube.client import LeaseSettings
+from flyer.kube.apiserver import LeaseSettings
 from flyer.kube.gateway import GatewayMetrics
 from flyer.kube.injection.webhook import InjectionMetrics
 from flyer.kube.metrics import EVICTION_REASONS, Metrics
-from flyer.kube.services import doubts
+from flyer.kube.services.nodes import not_ready_grace
 from prometheus_client import CollectorRegistry
 
 from fakekube import Fault
@@ -166,7 +166,9 @@ async def test_a_preemption_over_two_zones(cluster, until):
 
 
 async def test_a_gang_that_saved_nothing_loses_all_its_time(cluster, until, monkeypatch):
-    monkeypatch.setattr(doubts, "SILENT_SECONDS", 0.2)  # after which Kubernetes is believed
+    monkeypatch.setattr(
+        not_ready_grace, "SILENT_SECONDS", 0.2
+    )  # after which Kubernetes is believed
     cluster.nodes("AA")
     operator = cluster.operator(LEASE)
     read = Gauges(operator)
@@ -244,7 +246,7 @@ async def test_faults_rebuilds_and_terms(cluster, until):
     read = Gauges(operator)
     cluster.submit("a", 1)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
-    operator.gateway._tell(CheckpointReported("default/a", 1, 7, "x" * 5000))
+    operator.gateway._enqueue(CheckpointReported("default/a", 1, 7, "x" * 5000))
     await until(lambda: read.by("flyer_job_faults_total", "kind") == {"event": 1})
 
     cluster.store.table("flyerjobs").checks.append(
@@ -255,7 +257,7 @@ async def test_faults_rebuilds_and_terms(cluster, until):
         )
     )
     cluster.submit("odd", 1)
-    await until(lambda: read("flyer_jobs_left_alone") == 1)
+    await until(lambda: read("flyer_jobs_quarantined") == 1)
     assert read("flyer_job_faults_total", kind="status") >= 1
     assert read("flyer_scheduler_rebuilds_total") >= 1
     assert read("flyer_leader") == 1
@@ -268,7 +270,7 @@ async def test_a_silent_watch_grows_old(cluster, until):
     read = Gauges(operator)
     await until(lambda: operator.serves)
     cluster.server.faults.watches.frozen = True
-    caches = operator.world.caches
+    caches = operator.cache.caches
     await until(lambda: all(one.age_seconds > 0.5 for one in caches))
     operator.metrics.heard((one.resource.plural, one.age_seconds) for one in caches)
     ages = read.by("flyer_watch_age_seconds", "resource")

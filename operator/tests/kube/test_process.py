@@ -13,10 +13,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 from flyer.api import Phase
-from flyer.kube.client.identities import TokenReviews
+from flyer.kube.apiserver.token_reviews import TokenReviews
 from flyer.kube.gateway import IdentityUnknownError, TokenRefusedError
 from flyer.kube.services import certificates
-from flyer.kube.services.certificates import CertificateKeeper
+from flyer.kube.services.certificates import CertificateManager
 from flyer.kube.settings import parse_settings
 
 from fakekube import Fault
@@ -152,7 +152,7 @@ async def test_a_port_that_is_taken_ends_it_with_a_message(cluster, kubeconfig):
 
 async def test_replicas_share_their_certificates(api_server, connect):
     names = ("flyer-gateway.fireflyer-system.svc",)
-    keepers = [CertificateKeeper(connect(f"k{n}"), "fireflyer-system", names) for n in range(3)]
+    keepers = [CertificateManager(connect(f"k{n}"), "fireflyer-system", names) for n in range(3)]
     seen = []
     keepers[0].serve_with(seen.append)
     found = await asyncio.gather(*(keeper.refresh() for keeper in keepers))
@@ -166,7 +166,7 @@ async def test_replicas_share_their_certificates(api_server, connect):
 
 
 async def test_a_secret_that_was_emptied_gets_back_what_sidecars_trust(api_server, connect):
-    keeper = CertificateKeeper(connect(), "fireflyer-system", ("x.svc",))
+    keeper = CertificateManager(connect(), "fireflyer-system", ("x.svc",))
     before = await keeper.refresh()
     api_server.store.patch(
         "secrets", "flyer-certificates", {"data": None}, namespace="fireflyer-system"
@@ -180,7 +180,7 @@ async def test_the_webhooks_configuration_is_told_whom_to_trust(api_server, conn
     hooks = [{"name": "injection.fireflyer.dev", "clientConfig": {"service": {"name": "w"}}}]
     value = {"metadata": {"name": "flyer-injection"}, "webhooks": hooks}
     api_server.store.create("mutatingwebhookconfigurations", value)
-    keeper = CertificateKeeper(connect(), "fireflyer-system", ("x.svc",), webhook=("w.svc",))
+    keeper = CertificateManager(connect(), "fireflyer-system", ("x.svc",), webhook=("w.svc",))
     found = await keeper.refresh()
     stored = api_server.store.get("mutatingwebhookconfigurations", "flyer-injection")
     config = stored["webhooks"][0]["clientConfig"]
@@ -198,7 +198,7 @@ async def test_a_registration_that_comes_late_or_is_written_over_is_told_too(
     """An installer makes it after the operator, and may write it anew."""
     monkeypatch.setattr(certificates, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(certificates, "LOOK_SECONDS", 0.01)
-    keeper = CertificateKeeper(connect(), "fireflyer-system", ("x.svc",), webhook=("w.svc",))
+    keeper = CertificateManager(connect(), "fireflyer-system", ("x.svc",), webhook=("w.svc",))
     running = asyncio.create_task(keeper.run())
     await keeper.ready.wait()
     hooks = [{"name": "injection.fireflyer.dev", "clientConfig": {"service": {"name": "w"}}}]

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 from flyer.api import FlyerJobStatus, Phase
 from flyer.engine import Policy
-from flyer.kube.client import Access, Api, Cache, Election, LeaseSettings, find_access
-from flyer.kube.client.resources import FLYERJOBS, FLYERTOPOLOGIES, NODES
+from flyer.kube.apiserver import Access, Api, Cache, Election, LeaseSettings, find_access
+from flyer.kube.apiserver.resources import FLYERJOBS, FLYERTOPOLOGIES, NODES
 from flyer.kube.gateway import outcome_of
 from flyer.kube.metrics import Metrics
 from flyer.kube.pods import PodSettings, build_pods
-from flyer.kube.services import Leader, Seams, Term, World
+from flyer.kube.services import ClusterCache, Dependencies, Leader, LeaderTerm
+from flyer.kube.services.nodes.probes import probe_node
 
 from fakekube.api_nodes import ApiNodes
 from fakekube.fakes import FakeGateway
@@ -40,33 +41,40 @@ class Scene:
         self.nodes = ApiNodes(api)
         self.gateway: FakeGateway | None = None
         self.jobs: Cache[FlyerJobStatus] = Cache(api, FLYERJOBS, _status_of, lambda *_: None)
-        self.world = World(api, outcome_of)
+        self.cache = ClusterCache(api, outcome_of)
         # Terms of other tests count on the same objects.
         lease = LeaseSettings(
             namespace=namespace, duration_seconds=4, renew_seconds=3, retry_seconds=0.5
         )
         self.metrics = Metrics()
         election = Election(api, "test", lease)
-        self.leader = Leader(api, election, self.world, self._term, self.metrics)
+        self.leader = Leader(api, election, self.cache, self._term, self.metrics)
 
-    def _term(self, api: Api, epoch: int, raise_epoch: Any) -> Term:
-        def make_gateway(tell: Any) -> Any:
+    def _term(self, api: Api, epoch: int, raise_epoch: Any) -> LeaderTerm:
+        def make_gateway(enqueue: Any) -> Any:
             # The pods of `ApiNodes` have no processes, so no sidecar connects.
-            self.gateway = FakeGateway(tell, self.nodes)
+            self.gateway = FakeGateway(enqueue, self.nodes)
             return self.gateway
 
-        seams = Seams(
+        dependencies = Dependencies(
             build_pods=lambda job, start, nodes: build_pods(job, start, nodes, SETTINGS),
             outcome_of=outcome_of,
             make_gateway=make_gateway,
+            probe=probe_node,
         )
-        return Term(
-            api, self.world, seams, POLICY, self.metrics, epoch=epoch, raise_epoch=raise_epoch
+        return LeaderTerm(
+            api,
+            self.cache,
+            dependencies,
+            POLICY,
+            self.metrics,
+            epoch=epoch,
+            raise_epoch=raise_epoch,
         )
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for work in (self.nodes, self.jobs, self.world, self.leader):
+            for work in (self.nodes, self.jobs, self.cache, self.leader):
                 group.create_task(work.run())
 
     async def add_node(self, name: str, zone: str, *, dedicated: bool = True) -> None:

@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from flyer.kube.client import Access, Api, Limits
-from flyer.kube.client.errors import ConflictError, UnreachableError
-from flyer.kube.client.resources import LEASES, PODS
+from flyer.kube.apiserver import Access, Api, Limits
+from flyer.kube.apiserver.errors import ConflictError, UnreachableError
+from flyer.kube.apiserver.resources import LEASES, PODS
 
 from fakekube import ApiServer
 from fakekube.proxy import Proxy

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from flyer.kube.services.submissions import Submissions
+from flyer.kube.services.jobs.submissions import Submissions
 
 
 def unreadable(index, uid=None):
@@ -13,22 +13,22 @@ def unreadable(index, uid=None):
 
 
 def test_objects_that_cannot_be_read_are_announced_once_and_forgotten_when_they_go():
-    announced = []
-    announcer = SimpleNamespace(tell=lambda key, uid, _what: announced.append((key, uid)))
+    recorded = []
+    recorder = SimpleNamespace(record=lambda key, uid, _what: recorded.append((key, uid)))
     submissions = Submissions(
-        None, None, announcer, {}, None, tell=None, spawn=None, rebuild=None
+        None, None, recorder, {}, None, enqueue=None, spawn=None, request_rebuild=None
     )  # fmt: skip
     one = unreadable(0)
     for _ in range(3):
         submissions.changed(one, one)
-        submissions.tell_invalid(one)  # a rebuild
-    assert announced == [(one.key, one.uid)]
+        submissions.report_invalid(one)  # a rebuild
+    assert recorded == [(one.key, one.uid)]
     again = unreadable(0, "uid-other")
     submissions.changed(one, again)
-    assert announced[1:] == [(again.key, again.uid)]
+    assert recorded[1:] == [(again.key, again.uid)]
     for index in range(1, 1000):
         view = unreadable(index)
         submissions.changed(None, view)
         submissions.changed(view, None)
-    assert len(announced) == 1001
+    assert len(recorded) == 1001
     assert list(submissions._invalid) == [again.key]

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 from flyer.api import Phase
-from flyer.kube.client import LeaseSettings
-from flyer.kube.services import templates
+from flyer.kube.apiserver import LeaseSettings
+from flyer.kube.services.pods import templates
 
 from fakekube import Fault
 
@@ -147,8 +147,8 @@ async def test_an_outage_refuses_no_template(cluster, until):
 async def test_what_says_nothing_of_the_template_refuses_none(
     cluster, until, monkeypatch, code, message
 ):
-    from flyer.kube.client import Api
-    from flyer.kube.client.errors import error_of
+    from flyer.kube.apiserver import Api
+    from flyer.kube.apiserver.errors import error_of
 
     whole = Api.create
 
@@ -192,7 +192,7 @@ async def test_many_templates_of_one_namespace_delay_no_other_namespace(cluster,
     cluster.submit("quiet", namespace="other")
     await until(lambda: cluster.status("quiet", "other").epoch, 20)
     namespaces = [one.namespace for one in dry_runs(cluster)]
-    assert namespaces.index("other") <= 2 * templates.AT_ONCE
+    assert namespaces.index("other") <= 2 * templates.CONCURRENCY_MAX
     await until(lambda: len(dry_runs(cluster)) >= 101, 20)
 
 
@@ -224,7 +224,7 @@ async def relabel(cluster):
     operator = cluster.operators[0]
     cluster.store.patch("nodes", "a0", {"metadata": {"labels": {"disk": "slow"}}})
     async with asyncio.timeout(20):
-        while operator.world.nodes.get("", "a0").labels["disk"] != "slow":
+        while operator.cache.nodes.get("", "a0").labels["disk"] != "slow":
             await asyncio.sleep(0.002)
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from flyer.kube.services.views import shape_node
+from flyer.kube.views import shape_node
 
 
 def node(allocatable: dict[str, str], capacity: dict[str, str]) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def test_slots_are_the_devices_that_work_or_the_cores(
 
 def test_of_a_jobs_metadata_what_is_ours_alone_is_kept() -> None:
     """Annotations may be 256 KiB large, and the cache has every job."""
-    from flyer.kube.services.views import shape_job
+    from flyer.kube.views import shape_job
 
     spec = {"containers": [{"name": "t", "image": "i", "command": ["c"]}]}
     value = {

@@ -12,10 +12,10 @@ from flyer import engine
 from flyer.api import Phase
 from flyer.cli.screens import why_screen
 from flyer.client.kubernetes.asynchronous import AsyncKubeClient
-from flyer.kube.client import Access, Api
-from flyer.kube.client.errors import ForbiddenError
-from flyer.kube.client.resources import FLYERJOBS
-from flyer.kube.services.privacy import Privacy
+from flyer.kube.apiserver import Access, Api
+from flyer.kube.apiserver.errors import ForbiddenError
+from flyer.kube.apiserver.resources import FLYERJOBS
+from flyer.kube.services.jobs.redaction import Redactor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -75,18 +75,18 @@ async def test_a_tenant_reads_what_the_leader_decided(
 
     await until(decided)
     state = operator.leader.term.state
-    private = Privacy(
+    redactor = Redactor(
         lambda key: cluster.store.find("flyerjobs", *key.split("/")[::-1]) is not None
     )
     for name in names:
         key, told = f"{OURS}/{name}", await tenant.why(name)
         wanted = engine.explain(state, key, time.time())
         assert (told.verdict, told.position) == (wanted.verdict, wanted.position), name
-        assert told.summary == private.words(wanted.summary, key)
-        messages = [private.words(one.message, key) for one in wanted.blockers]
+        assert told.summary == redactor.redact(wanted.summary, key)
+        messages = [redactor.redact(one.message, key) for one in wanted.blockers]
         assert [one.message for one in told.reasons] == messages
         commands = [f"{one.command}  # {one.effect}" for one in wanted.remedies]
-        assert told.unblock == [one for one in commands if private.words(one, key) == one]
+        assert told.unblock == [one for one in commands if redactor.redact(one, key) == one]
         assert "secret" not in json.dumps(cluster.store.get("flyerjobs", name, OURS))
     found = {name: await tenant.why(name) for name in names}
     assert found["zone"].verdict == found["large"].verdict == "never"
@@ -112,5 +112,5 @@ async def test_a_node_that_is_out_comes_with_the_command_that_brings_it_back(
     told = await tenant.why("waits")
     assert "node a0 is out: drained by anna: disk" in [one.message for one in told.reasons]
     release = """kubectl patch nodehealth a0 --type=merge -p '{"spec":{"drain":null}}'"""
-    assert f"{release}  # gives a0 new work again: drained by anna: disk" in told.unblock
-    assert "kubectl uncordon a1  # gives a1 new work again" in told.unblock
+    assert f"{release}  # makes a0 schedulable again: drained by anna: disk" in told.unblock
+    assert "kubectl uncordon a1  # makes a1 schedulable again" in told.unblock

@@ -5,9 +5,10 @@ import itertools
 
 import pytest
 from flyer.api import API_VERSION, Phase
-from flyer.kube.client import LeaseSettings
-from flyer.kube.services import inbox, podcalls
-from flyer.kube.services.counts import Counts
+from flyer.kube.apiserver import LeaseSettings
+from flyer.kube.services.jobs import event_queue
+from flyer.kube.services.jobs.quota_status import QuotaStatusReporter
+from flyer.kube.services.pods import pod_control
 
 from fakekube.containers import Behaviour
 
@@ -15,8 +16,8 @@ from fakekube.containers import Behaviour
 @pytest.fixture
 def patient(monkeypatch):
     """What belongs together is told together, also where the machine is busy with other things."""
-    monkeypatch.setattr(inbox, "GATHER_SECONDS", 1.0)
-    monkeypatch.setattr(inbox, "LEAVE_SECONDS", 30.0)
+    monkeypatch.setattr(event_queue, "GATHER_SECONDS", 1.0)
+    monkeypatch.setattr(event_queue, "LEAVE_SECONDS", 30.0)
 
 
 def writes(cluster, since):
@@ -27,7 +28,7 @@ def writes(cluster, since):
 @pytest.mark.parametrize(("zones", "nodes"), [("A", 1), ("AAAA", 4), ("AAABBB", 5), ("A" * 16, 16)])
 async def test_a_start_costs_two_writes_a_node_and_four(cluster, until, monkeypatch, zones, nodes):
     # The nodes of zones are counted every three seconds, whatever starts.
-    monkeypatch.setattr(Counts, "look", lambda _: None)
+    monkeypatch.setattr(QuotaStatusReporter, "mark_dirty", lambda _: None)
     cluster.nodes(zones)
     # A term that is lost on a busy machine, and begun again, writes the topology.
     operator = cluster.operator(LeaseSettings(namespace="fireflyer-system"))
@@ -42,8 +43,8 @@ async def test_a_start_costs_two_writes_a_node_and_four(cluster, until, monkeypa
 
 async def test_pods_are_bound_before_more_are_made(cluster, until, monkeypatch):
     """Of jobs that start together the first do not wait for the pods of the last."""
-    monkeypatch.setattr(podcalls, "AT_ONCE", 2)
-    monkeypatch.setattr(podcalls, "BESIDE_COMMITS", 1)
+    monkeypatch.setattr(pod_control, "CONCURRENCY_MAX", 2)
+    monkeypatch.setattr(pod_control, "CONCURRENCY_DURING_COMMITS", 1)
     names = [f"job-{number}" for number in range(12)]
     cluster.nodes("A" * len(names))
     for name in names:

@@ -1,7 +1,7 @@
 """`flyer-operator`: scheduler and gateway of the jobs.
 
-Probes and metrics are served by a process of its own (`flyer.kube.doors.status`), the injection
-webhook by `flyer-webhook`: no client of theirs runs on the scheduler's event loop.
+A separate process serves probes and metrics (`flyer.kube.servers.status`), and `flyer-webhook` the
+injection webhook, so that their clients do not run on the scheduler's event loop.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer.engine import Policy
-from flyer.kube.client import AccessError, Api, Election, LeaseSettings, Limits, find_access
-from flyer.kube.client.identities import TokenReviews
+from flyer.kube.apiserver import AccessError, Api, Election, LeaseSettings, Limits, find_access
+from flyer.kube.apiserver.token_reviews import TokenReviews
 from flyer.kube.gateway import Gateway, GatewayMetrics, GatewaySettings, outcome_of
 from flyer.kube.health import Health, PortTakenError
 from flyer.kube.logs import write_json_logs
 from flyer.kube.metrics import Metrics
 from flyer.kube.pods import PodSettings, build_pods
-from flyer.kube.services import Leader, LeaderMark, Seams, Term, World
-from flyer.kube.services.certificates import CertificateKeeper
+from flyer.kube.services import ClusterCache, Dependencies, Leader, LeaderMark, LeaderTerm
+from flyer.kube.services.certificates import CertificateManager
+from flyer.kube.services.nodes.probes import probe_node
 from flyer.kube.settings import Settings, parse_settings
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ _GC_THRESHOLDS: Final = (100_000, 50, 100)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run until SIGTERM or SIGINT. Exit status 0; 2: cannot begin."""
+    """Run until SIGTERM or SIGINT. Exit status 0; 2: the operator cannot start."""
     settings = parse_settings(arguments)
-    # Objects live long here and are many: looking through all of them stops the scheduler.
+    # Millions of long-lived objects: a full garbage collection would stall the scheduler.
     gc.set_threshold(*_GC_THRESHOLDS)
     write_json_logs(settings.log_level)
     try:
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def operate(settings: Settings) -> None:
-    """Run until told to end; then give the Lease back."""
+    """Run until a signal, then release the Lease."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -84,21 +85,21 @@ async def operate(settings: Settings) -> None:
 
 
 class _Operator:
-    """The parts of one process, joined."""
+    """Wiring of one process."""
 
     def __init__(self, settings: Settings, api: Api, metrics: Metrics, holder: str) -> None:
         self._settings = settings
         self._api = api
         self._metrics = metrics
-        self._gateway: Gateway | None = None  # of the present or the latest term
+        self._gateway: Gateway | None = None  # of the current or latest term
         self._gateway_metrics = GatewayMetrics(metrics.registry)
-        self._certificates = CertificateKeeper(
+        self._certificates = CertificateManager(
             api,
             settings.namespace,
             settings.names,
             webhook=settings.webhook_names if settings.injection else (),
         )
-        self._world = World(api, outcome_of)
+        self._cache = ClusterCache(api, outcome_of)
         lease = LeaseSettings(
             namespace=settings.namespace,
             duration_seconds=settings.lease_seconds,
@@ -107,7 +108,7 @@ class _Operator:
         )
         mark = LeaderMark(settings.namespace, settings.pod_name) if settings.pod_name else None
         self._leader = Leader(
-            api, Election(api, holder, lease), self._world, self._term, metrics, mark, self._handle
+            api, Election(api, holder, lease), self._cache, self._term, metrics, mark, self._handle
         )
         self._policy = replace(
             Policy(),
@@ -120,24 +121,24 @@ class _Operator:
         )
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         settings = self._settings
-        health = Health(self._world, self._leader, self._metrics)
+        health = Health(self._cache, self._leader, self._metrics)
         async with asyncio.TaskGroup() as group:
             group.create_task(health.run("", settings.metrics_port), name="health")
-            group.create_task(self._world.run(), name="world")
+            group.create_task(self._cache.run(), name="world")
             group.create_task(self._freeze(), name="freeze")
-            # Nobody serves without a certificate, and pods are given its authority.
+            # The gateway needs a certificate, and pods are given its authority.
             group.create_task(self._certificates.run(), name="certificates")
             await self._certificates.ready.wait()
             group.create_task(self._leader.run(), name="leader")
 
     async def _freeze(self) -> None:
-        """What was there at the start mostly stays: the collector need never look at it."""
-        await self._world.wait_synced()
+        """Exempt the initially listed objects from garbage collection: most of them stay."""
+        await self._cache.wait_synced()
         gc.freeze()
 
-    async def _handle(self, term: Term) -> None:
+    async def _handle(self, term: LeaderTerm) -> None:
         from flyer.kube.handlers import Handlers
 
         def nodes() -> list[Node]:
@@ -148,7 +149,7 @@ class _Operator:
 
     def _pod_settings(self) -> PodSettings:
         settings, certificates = self._settings, self._certificates.current
-        assert certificates is not None, "the certificates come first"
+        assert certificates is not None, "certificates are not ready"
         secrets = tuple(one for one in settings.image_pull_secrets.split(",") if one)
         return PodSettings(
             controller_image=settings.sidecar_image,
@@ -169,10 +170,10 @@ class _Operator:
                 pod["spec"].setdefault("priorityClassName", self._settings.job_priority_class)
         return pods
 
-    def _make_gateway(self, tell: Callable[[Event], None]) -> Gateway:
+    def _make_gateway(self, enqueue: Callable[[Event], None]) -> Gateway:
         settings = self._settings
         gateway = Gateway(
-            tell=tell,
+            enqueue=enqueue,
             identities=TokenReviews(self._api),
             settings=GatewaySettings(host=settings.gateway_host, port=settings.gateway_port),
             metrics=self._gateway_metrics,
@@ -183,12 +184,17 @@ class _Operator:
         self._certificates.serve_with(gateway.use)
         return gateway
 
-    def _term(self, api: Api, epoch: int, raise_epoch: Callable[[int], Awaitable[int]]) -> Term:
-        seams = Seams(
-            build_pods=self._build_pods, outcome_of=outcome_of, make_gateway=self._make_gateway
+    def _term(
+        self, api: Api, epoch: int, raise_epoch: Callable[[int], Awaitable[int]]
+    ) -> LeaderTerm:
+        dependencies = Dependencies(
+            build_pods=self._build_pods,
+            outcome_of=outcome_of,
+            make_gateway=self._make_gateway,
+            probe=probe_node,
         )
-        return Term(
-            api, self._world, seams, self._policy, self._metrics,
+        return LeaderTerm(
+            api, self._cache, dependencies, self._policy, self._metrics,
             epoch=epoch, raise_epoch=raise_epoch, instance=self._settings.instance,
         )  # fmt: skip
 

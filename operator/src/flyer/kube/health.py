@@ -6,7 +6,7 @@ depend on the API server: while that is away, a restart would help nobody and lo
 /leaderz: this process leads and serves.
 /metrics: Prometheus, from a page that is at most a second old.
 
-Nothing here listens: `flyer.kube.doors.status` is a process of its own, so that its clients never
+Nothing here listens: `flyer.kube.servers.status` is a process of its own, so that its clients never
 run on the scheduler's loop.
 """
 
@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from flyer.kube.doors.status import EXIT_NO_PORT
+from flyer.kube.servers.status import EXIT_NO_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from flyer.kube.metrics import Metrics
-    from flyer.kube.services import Leader, World
+    from flyer.kube.services import ClusterCache, Leader
 
 __all__ = ["Health", "PortTakenError"]
 
@@ -56,12 +56,12 @@ class Health:
 
     def __init__(
         self,
-        world: World,
+        cache: ClusterCache,
         leader: Leader,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._world = world
+        self._cache = cache
         self._leader = leader
         self._metrics = metrics
         self._clock = clock
@@ -69,7 +69,7 @@ class Health:
 
     def sick(self) -> str:
         """Why the process should be restarted; empty: it is well."""
-        age = self._world.age_seconds
+        age = self._cache.age_seconds
         answering = self._metrics.answering_seconds()
         if age > WATCH_AGE_SECONDS_MAX and answering > WATCH_AGE_SECONDS_MAX:
             return f"a watch has been silent for {age:.0f} s while the API server answered"
@@ -86,7 +86,7 @@ class Health:
         leads = term is not None and term.serving
         found = {
             "/healthz": self.sick(),
-            "/readyz": "" if self._world.synced else "the cluster is not listed yet",
+            "/readyz": "" if self._cache.synced else "the cluster is not listed yet",
             "/leaderz": "" if leads else "this replica does not lead",
         }
         return {path: (503 if why else 200, why or "ok") for path, why in found.items()}
@@ -95,7 +95,7 @@ class Health:
         """Keep the status process running until cancelled."""
         while True:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "flyer.kube.doors.status", host, str(port),
+                sys.executable, "-m", "flyer.kube.servers.status", host, str(port),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             )  # fmt: skip
             try:
@@ -143,7 +143,7 @@ class Health:
         body = b""
         if self._wanted.is_set():
             self._wanted.clear()
-            ages = ((cache.resource.plural, cache.age_seconds) for cache in self._world.caches)
+            ages = ((cache.resource.plural, cache.age_seconds) for cache in self._cache.caches)
             self._metrics.heard(ages)
             self._metrics.count()
             # Of a large registry milliseconds of processor time, which the loop must not wait for.

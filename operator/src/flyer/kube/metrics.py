@@ -104,8 +104,8 @@ class Metrics:
             "Jobs left alone (status: not taken; job: not judged), and events dropped", ["kind"],
             registry=one,
         )  # fmt: skip
-        self.left_alone = Gauge(
-            "flyer_jobs_left_alone", "Jobs that are left alone until they are tried again",
+        self.quarantined_jobs = Gauge(
+            "flyer_jobs_quarantined", "Jobs that are left alone until they are tried again",
             registry=one,
         )  # fmt: skip
         self.watch_age_seconds = Gauge(

@@ -58,7 +58,7 @@ SETTINGS = GatewaySettings(
     sidecars_beat_seconds=0.2,
     silence_seconds=60,
     progress_seconds=0.05,
-    blame_seconds=0.3,
+    first_failure_seconds=0.3,
     peer_lost_seconds=0.6,
     account_seconds=0.5,
 )
@@ -130,13 +130,13 @@ class Raw:
         self.writer.transport.abort()
 
 
-class World:
+class GatewayHarness:
     """One gateway, its gangs and their events."""
 
     def __init__(self, settings: GatewaySettings, folder: Path) -> None:
         self.identities = FakeIdentities()
         self.events: list[Any] = []
-        self.told = asyncio.Event()
+        self.changed = asyncio.Event()
         self.stores = True  # what is told, soon after
         self.settings = settings
         self.folder = folder
@@ -148,7 +148,7 @@ class World:
     async def open(self, port: int = 0) -> None:
         self.registry = CollectorRegistry()
         self.gateway = Gateway(
-            tell=self._tell,
+            enqueue=self._enqueue,
             identities=self.identities,
             settings=replace(self.settings, port=port),
             metrics=GatewayMetrics(self.registry),
@@ -166,9 +166,9 @@ class World:
         await self._exits.aclose()
         await self.shut()
 
-    def _tell(self, event: Any) -> None:
+    def _enqueue(self, event: Any) -> None:
         self.events.append(event)
-        self.told.set()
+        self.changed.set()
         if self.stores:
             asyncio.get_running_loop().call_soon(self.gateway.stored, [event])
 
@@ -179,8 +179,8 @@ class World:
                 for event in self.events:
                     if isinstance(event, kind) and job in (None, event.job):
                         return event
-                self.told.clear()
-                await self.told.wait()
+                self.changed.clear()
+                await self.changed.wait()
 
     def count(self, reason: str) -> float:
         value = self.registry.get_sample_value("flyer_gateway_refusals_total", {"reason": reason})
@@ -275,12 +275,12 @@ def settings() -> GatewaySettings:
 
 
 @pytest.fixture
-async def world(settings: GatewaySettings, tmp_path: Path) -> AsyncIterator[World]:
+async def harness(settings: GatewaySettings, tmp_path: Path) -> AsyncIterator[GatewayHarness]:
     async with nothing_left():
-        world = World(settings, tmp_path)
-        await world.open()
-        yield world
-        await world.close()
+        harness = GatewayHarness(settings, tmp_path)
+        await harness.open()
+        yield harness
+        await harness.close()
 
 
 @pytest.fixture

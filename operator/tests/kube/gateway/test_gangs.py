@@ -68,112 +68,114 @@ class Launcher:
                     return message
 
 
-async def launcher(world: Any, name: str, state: str = "waiting") -> Launcher:
-    one = Launcher(world.folder / name)
+async def launcher(harness: Any, name: str, state: str = "waiting") -> Launcher:
+    one = Launcher(harness.folder / name)
     await one.open(state)
     return one
 
 
-async def started(world: Any, nodes: int = 2, name: str = "gpt") -> tuple[Any, list[Launcher]]:
+async def started(harness: Any, nodes: int = 2, name: str = "gpt") -> tuple[Any, list[Launcher]]:
     """A gang whose launchers run."""
-    gang = world.gang(name, nodes=nodes)
-    world.expect(gang)
+    gang = harness.gang(name, nodes=nodes)
+    harness.expect(gang)
     for pod in gang.pods:
-        await world.sidecar(pod.name)
-    launchers = [await launcher(world, pod.name) for pod in gang.pods]
+        await harness.sidecar(pod.name)
+    launchers = [await launcher(harness, pod.name) for pod in gang.pods]
     for one in launchers:
         await one.hear("start")
         await one.say(op="launcher", state="running")
-    await world.event(GangStarted, gang.key)
+    await harness.event(GangStarted, gang.key)
     return gang, launchers
 
 
-async def client(world: Any, name: str, rank: int) -> JobClient:
-    path = str(world.folder / name / "job.sock")
+async def client(harness: Any, name: str, rank: int) -> JobClient:
+    path = str(harness.folder / name / "job.sock")
     return await asyncio.to_thread(JobClient, path, rank)
 
 
-async def test_nobody_starts_before_all_are_there(world: Any) -> None:
-    gang = world.gang(nodes=2)
+async def test_nobody_starts_before_all_are_there(harness: Any) -> None:
+    gang = harness.gang(nodes=2)
     gang.pods[0] = replace(gang.pods[0], ip="10.0.0.1")
     gang.pods[1] = replace(gang.pods[1], ip="")
-    world.expect(gang)
-    await world.sidecar("gpt-1-0")
-    first = await launcher(world, "gpt-1-0")
-    await world.until(lambda: world.gateway.absent(gang.key) == ["gpt-1-1"])
-    await world.sidecar("gpt-1-1")
-    second = await launcher(world, "gpt-1-1")
-    sidecar = world.sidecars["gpt-1-1"]
-    await world.until(lambda: sidecar.ledger.acknowledged >= sidecar.ledger.report.revision)
-    assert world.sidecars["gpt-1-0"].ledger.start is None  # an address is still not known
-    world.gateway.locate("uid-gpt-1-1", "10.0.0.2")
+    harness.expect(gang)
+    await harness.sidecar("gpt-1-0")
+    first = await launcher(harness, "gpt-1-0")
+    await harness.until(lambda: harness.gateway.absent(gang.key) == ["gpt-1-1"])
+    await harness.sidecar("gpt-1-1")
+    second = await launcher(harness, "gpt-1-1")
+    sidecar = harness.sidecars["gpt-1-1"]
+    await harness.until(lambda: sidecar.ledger.acknowledged >= sidecar.ledger.report.revision)
+    assert harness.sidecars["gpt-1-0"].ledger.start is None  # an address is still not known
+    harness.gateway.locate("uid-gpt-1-1", "10.0.0.2")
     orders = [(await one.hear("start"))["pod"] for one in (first, second)]
-    port = world.sidecars["gpt-1-0"].ledger.report.port
+    port = harness.sidecars["gpt-1-0"].ledger.report.port
     assert [one["node_rank"] for one in orders] == [0, 1]
     assert {(one["master_addr"], one["master_port"]) for one in orders} == {("10.0.0.1", port)}
-    document = json.loads((world.folder / "gpt-1-1" / "topology.json").read_text())
+    document = json.loads((harness.folder / "gpt-1-1" / "topology.json").read_text())
     assert [node["address"] for node in document["nodes"]] == ["10.0.0.1", "10.0.0.2"]
-    assert not world.events
+    assert not harness.events
     await first.say(op="launcher", state="running")
     await second.say(op="launcher", state="running")
-    assert await world.event(GangStarted) == GangStarted(gang.key, 1)
+    assert await harness.event(GangStarted) == GangStarted(gang.key, 1)
 
 
-async def test_it_is_known_when_each_node_was_heard(world: Any) -> None:
-    assert world.gateway.heard() == {}
-    gang, _ = await started(world)
-    first = world.gateway.heard()
+async def test_it_is_known_when_each_node_was_heard(harness: Any) -> None:
+    assert harness.gateway.heartbeats() == {}
+    gang, _ = await started(harness)
+    first = harness.gateway.heartbeats()
     assert first.keys() == {"a0", "a1"}
     assert all(one.replaceable for one in first.values())
-    await world.until(lambda: all(world.gateway.heard()[name] > first[name] for name in first))
-    await world.sidecars[gang.pods[1].name].end()
-    await world.until(lambda: len(world.gateway._streams) == 1)
-    silent = world.gateway.heard()
-    await world.until(lambda: world.gateway.heard()["a0"] > silent["a0"])
-    assert world.gateway.heard()["a1"] == silent["a1"]
-    world.gateway.forget(gang.key, 1)
-    assert world.gateway.heard() == {}
+    await harness.until(
+        lambda: all(harness.gateway.heartbeats()[name] > first[name] for name in first)
+    )
+    await harness.sidecars[gang.pods[1].name].end()
+    await harness.until(lambda: len(harness.gateway._streams) == 1)
+    silent = harness.gateway.heartbeats()
+    await harness.until(lambda: harness.gateway.heartbeats()["a0"] > silent["a0"])
+    assert harness.gateway.heartbeats()["a1"] == silent["a1"]
+    harness.gateway.forget(gang.key, 1)
+    assert harness.gateway.heartbeats() == {}
     # Alone, a silent one would go on: Kubernetes decides when it is dead.
-    await started(world, 1, "alone")
-    [alone] = world.gateway.heard().values()
+    await started(harness, 1, "alone")
+    [alone] = harness.gateway.heartbeats().values()
     assert not alone.replaceable
 
 
 async def test_of_a_gang_that_ran_before_we_led_a_sidecar_is_missed_that_never_came(
-    world: Any,
+    harness: Any,
 ) -> None:
     for name, phase, missed in (
         ("begins", Phase.STARTING, False), ("ran", Phase.RUNNING, True),
         ("saves", Phase.SUSPENDING, True),
     ):  # fmt: skip
-        gang = world.gang(name)
+        gang = harness.gang(name)
         gang.job = gang.job.replace(status=gang.job.status.replace(phase=phase))
-        world.expect(gang)
-        heard = world.gateway.heard()
-        assert {one.said_at for one in heard.values()} == {0.0}
+        harness.expect(gang)
+        heard = harness.gateway.heartbeats()
+        assert {one.received_at for one in heard.values()} == {0.0}
         assert [one.replaceable for one in heard.values()] == [missed, missed]
-        world.gateway.forget(gang.key, 1)
+        harness.gateway.forget(gang.key, 1)
 
 
-async def test_what_ranks_say_becomes_events(world: Any) -> None:
-    gang, launchers = await started(world)
-    with await client(world, "gpt-1-0", 0) as rank:
+async def test_what_ranks_say_becomes_events(harness: Any) -> None:
+    gang, launchers = await started(harness)
+    with await client(harness, "gpt-1-0", 0) as rank:
         assert rank.welcome.life_state == 7
         await asyncio.to_thread(rank.progress, 5, {"loss": 1.5})
-        assert (await world.event(ProgressReported)).step == 5
-        assert world.gateway.progress(gang.key) == (5, {"loss": 1.5})
+        assert (await harness.event(ProgressReported)).step == 5
+        assert harness.gateway.progress(gang.key) == (5, {"loss": 1.5})
         await asyncio.to_thread(lambda: rank.checkpoint(5, "/ckpt", durable=True))
-        event = await world.event(CheckpointReported)
+        event = await harness.event(CheckpointReported)
         assert (event.step, event.path, event.durable) == (5, "/ckpt", True)
         await asyncio.to_thread(rank.life_state, -1)
-        assert (await world.event(LifeStateSet)).value == 2**32 - 1
+        assert (await harness.event(LifeStateSet)).value == 2**32 - 1
     await launchers[1].say(op="output")
-    await world.event(LogObserved)
+    await harness.event(LogObserved)
 
 
-async def test_progress_is_told_before_what_follows_it(world: Any) -> None:
-    _gang, _ = await started(world)
-    with await client(world, "gpt-1-0", 0) as rank:
+async def test_progress_is_told_before_what_follows_it(harness: Any) -> None:
+    _gang, _ = await started(harness)
+    with await client(harness, "gpt-1-0", 0) as rank:
 
         def speak() -> None:
             for step in range(50):
@@ -181,218 +183,218 @@ async def test_progress_is_told_before_what_follows_it(world: Any) -> None:
             rank.checkpoint(49, "/ckpt", durable=True)
 
         await asyncio.to_thread(speak)
-        await world.event(CheckpointReported)
-    steps = [event.step for event in world.events if isinstance(event, ProgressReported)]
+        await harness.event(CheckpointReported)
+    steps = [event.step for event in harness.events if isinstance(event, ProgressReported)]
     assert steps == sorted(steps)
     assert steps[-1] == 49
-    assert isinstance(world.events[-1], CheckpointReported)
+    assert isinstance(harness.events[-1], CheckpointReported)
 
 
-async def test_a_suspension_goes_there_and_back(world: Any) -> None:
-    gang, launchers = await started(world)
-    with await client(world, "gpt-1-0", 0) as rank:
+async def test_a_suspension_goes_there_and_back(harness: Any) -> None:
+    gang, launchers = await started(harness)
+    with await client(harness, "gpt-1-0", 0) as rank:
         change = await asyncio.to_thread(rank.watch, 0)
         assert change.suspend_code is SuspendCode.NONE
         watching = asyncio.create_task(asyncio.to_thread(rank.watch, change.revision))
-        world.signal(gang, seconds=60)
+        harness.signal(gang, seconds=60)
         change = await watching
         assert change.suspend_code is SuspendCode.SENT
         assert change.seconds_left is not None
         assert 50 < change.seconds_left <= 60
         assert change.reason == "Preempted by lab/other"
         await asyncio.to_thread(rank.received)
-        await world.event(SuspendReceived)
+        await harness.event(SuspendReceived)
         await asyncio.to_thread(rank.release, 9)
-        await world.event(Released)
+        await harness.event(Released)
     for one in launchers:  # all ranks may go now, wherever the API server and kubelets are
         await one.hear("terminate")
-    kinds = [type(event).__name__ for event in world.events]
+    kinds = [type(event).__name__ for event in harness.events]
     assert kinds == ["GangStarted", "SuspendReceived", "Released"]
 
 
 async def test_a_checkpoint_is_acknowledged_and_the_gang_ends_once_it_is_stored(
-    world: Any,
+    harness: Any,
 ) -> None:
     """A leader that dies before leaves sidecars that report it to the next one."""
-    world.stores = False
-    gang, launchers = await started(world)
-    ledger = world.sidecars["gpt-1-0"].ledger
-    with await client(world, "gpt-1-0", 0) as rank:
+    harness.stores = False
+    gang, launchers = await started(harness)
+    ledger = harness.sidecars["gpt-1-0"].ledger
+    with await client(harness, "gpt-1-0", 0) as rank:
         # Else it would be a job that never opened its socket.
-        await world.until(lambda: world.gateway._gangs[gang.key].members[0].report.ranks_seen)
-        world.signal(gang)
+        await harness.until(lambda: harness.gateway._gangs[gang.key].members[0].report.ranks_seen)
+        harness.signal(gang)
         await asyncio.to_thread(rank.received)
         await asyncio.to_thread(lambda: rank.checkpoint(9, "/ckpt", durable=True))
         await asyncio.to_thread(rank.life_state, 5)
         await asyncio.to_thread(rank.release, 9)
-        await world.event(Released)
+        await harness.event(Released)
         # The other pod's acknowledgements pass: it has nothing that is not stored.
         await launchers[1].say(op="output")
-        other = world.sidecars["gpt-1-1"].ledger
-        await world.until(lambda: other.acknowledged == other.report.revision > 1)
-        saved, state = await world.event(CheckpointReported), await world.event(LifeStateSet)
+        other = harness.sidecars["gpt-1-1"].ledger
+        await harness.until(lambda: other.acknowledged == other.report.revision > 1)
+        saved, state = await harness.event(CheckpointReported), await harness.event(LifeStateSet)
         assert not await ledger.flush(0.05)
         for fact in (saved, state):
-            assert not world.gateway._gangs[gang.key].order(0, 0.0).terminate
-            world.gateway.stored([fact])
+            assert not harness.gateway._gangs[gang.key].order(0, 0.0).terminate
+            harness.gateway.stored([fact])
         for one in launchers:
             await one.hear("terminate")
     assert await ledger.flush(60)
 
 
-async def test_a_job_that_never_opened_its_socket_gets_sigterm(world: Any) -> None:
-    gang, launchers = await started(world)
-    world.signal(gang)
+async def test_a_job_that_never_opened_its_socket_gets_sigterm(harness: Any) -> None:
+    gang, launchers = await started(harness)
+    harness.signal(gang)
     for one in launchers:
         await one.hear("terminate")
-    await world.event(SuspendReceived)
+    await harness.event(SuspendReceived)
 
 
-async def test_half_of_the_grace_without_an_answer_gets_sigterm(world: Any) -> None:
-    gang, launchers = await started(world)
-    with await client(world, "gpt-1-1", 2):
-        await world.until(lambda: world.sidecars["gpt-1-1"].ledger.report.ranks_seen)
-        ledger = world.sidecars["gpt-1-1"].ledger
-        await world.until(lambda: ledger.acknowledged >= ledger.report.revision)
-        world.signal(gang, seconds=2)
+async def test_half_of_the_grace_without_an_answer_gets_sigterm(harness: Any) -> None:
+    gang, launchers = await started(harness)
+    with await client(harness, "gpt-1-1", 2):
+        await harness.until(lambda: harness.sidecars["gpt-1-1"].ledger.report.ranks_seen)
+        ledger = harness.sidecars["gpt-1-1"].ledger
+        await harness.until(lambda: ledger.acknowledged >= ledger.report.revision)
+        harness.signal(gang, seconds=2)
         for one in launchers:
             await one.hear("terminate")
-    assert not [event for event in world.events if isinstance(event, SuspendReceived)]
+    assert not [event for event in harness.events if isinstance(event, SuspendReceived)]
 
 
-async def test_an_attempt_that_is_over_is_killed_by_its_own_launchers(world: Any) -> None:
-    gang, launchers = await started(world)
-    assert world.gateway.kill(gang.key, gang.attempt + 1) == set()
-    await world.sidecars["gpt-1-1"].end()
-    await world.until(lambda: world.gateway.kill(gang.key, gang.attempt) == {"uid-gpt-1-0"})
+async def test_an_attempt_that_is_over_is_killed_by_its_own_launchers(harness: Any) -> None:
+    gang, launchers = await started(harness)
+    assert harness.gateway.kill(gang.key, gang.attempt + 1) == set()
+    await harness.sidecars["gpt-1-1"].end()
+    await harness.until(lambda: harness.gateway.kill(gang.key, gang.attempt) == {"uid-gpt-1-0"})
     await launchers[0].hear("kill")
-    await world.sidecar("gpt-1-1")  # whoever comes later hears it too
-    await world.until(lambda: world.sidecars["gpt-1-1"].ledger.kill)
+    await harness.sidecar("gpt-1-1")  # whoever comes later hears it too
+    await harness.until(lambda: harness.sidecars["gpt-1-1"].ledger.kill)
     # A pod whose launcher has ended does so by itself, though its sidecar is gone.
     await launchers[0].say(op="ended", code=-9, failure=None)
     await launchers[0].hear("done")
-    await world.sidecars["gpt-1-0"].end()
+    await harness.sidecars["gpt-1-0"].end()
     told = {"uid-gpt-1-0", "uid-gpt-1-1"}
-    await world.until(lambda: world.gateway.kill(gang.key, gang.attempt) == told)
+    await harness.until(lambda: harness.gateway.kill(gang.key, gang.attempt) == told)
 
 
-async def test_the_gateway_restarts_in_the_middle_of_a_suspension(world: Any) -> None:
+async def test_the_gateway_restarts_in_the_middle_of_a_suspension(harness: Any) -> None:
     """The new one knows the pods and the signal alone; the sidecars say everything again."""
-    gang, _ = await started(world)
-    with await client(world, "gpt-1-0", 0) as rank:
+    gang, _ = await started(harness)
+    with await client(harness, "gpt-1-0", 0) as rank:
         await asyncio.to_thread(rank.progress, 8, {})
         await asyncio.to_thread(lambda: rank.checkpoint(8, "/ckpt", durable=True))
-        world.signal(gang)
+        harness.signal(gang)
         change = await asyncio.to_thread(rank.watch, 1)
         await asyncio.to_thread(rank.received)
-        await world.event(SuspendReceived)
-        port = world.port
-        await world.shut()
-        world.events.clear()
+        await harness.event(SuspendReceived)
+        port = harness.port
+        await harness.shut()
+        harness.events.clear()
         assert change.suspend_code is SuspendCode.SENT
         await asyncio.to_thread(rank.release, 8)  # while nobody is there to hear it
-        await world.open(port)
-        world.expect(gang)
-        world.signal(gang)
-        await world.event(Released)
-        await world.event(SuspendReceived)
-        assert (await world.event(CheckpointReported)).step == 8
-        assert (await world.event(ProgressReported)).step == 8
-        await world.event(GangStarted)
+        await harness.open(port)
+        harness.expect(gang)
+        harness.signal(gang)
+        await harness.event(Released)
+        await harness.event(SuspendReceived)
+        assert (await harness.event(CheckpointReported)).step == 8
+        assert (await harness.event(ProgressReported)).step == 8
+        await harness.event(GangStarted)
         again = await asyncio.to_thread(rank.watch, 0)
         assert again.suspend_code is SuspendCode.MAY_SUSPEND
 
 
-async def test_a_sidecar_that_dies_goes_on_where_it_was(world: Any) -> None:
-    gang, launchers = await started(world)
-    with await client(world, "gpt-1-0", 0) as rank:
+async def test_a_sidecar_that_dies_goes_on_where_it_was(harness: Any) -> None:
+    gang, launchers = await started(harness)
+    with await client(harness, "gpt-1-0", 0) as rank:
         await asyncio.to_thread(lambda: rank.checkpoint(3, "/ckpt", durable=True))
-        world.signal(gang)
-        await world.until(lambda: world.sidecars["gpt-1-0"].ledger.suspend)
+        harness.signal(gang)
+        await harness.until(lambda: harness.sidecars["gpt-1-0"].ledger.suspend)
         await asyncio.to_thread(rank.received)
-        await world.event(SuspendReceived)
-    await world.sidecars["gpt-1-0"].end()
-    world.events.clear()
-    await world.sidecar("gpt-1-0")
-    again = await launcher(world, "gpt-1-0", "running")
-    with await client(world, "gpt-1-0", 0) as rank:
+        await harness.event(SuspendReceived)
+    await harness.sidecars["gpt-1-0"].end()
+    harness.events.clear()
+    await harness.sidecar("gpt-1-0")
+    again = await launcher(harness, "gpt-1-0", "running")
+    with await client(harness, "gpt-1-0", 0) as rank:
         change = await asyncio.to_thread(rank.watch, 0)
         assert change.suspend_code is SuspendCode.RECEIVED
         await asyncio.to_thread(rank.release, None)
-        await world.event(Released)
+        await harness.event(Released)
     await again.say(op="ended", code=104, failure=None)
     await again.hear("done")
-    assert (await world.event(PodExited)).outcome == Killed(0, "it gave its node back")
+    assert (await harness.event(PodExited)).outcome == Killed(0, "it gave its node back")
     assert launchers
 
 
-async def test_the_first_failure_is_told_first_with_its_rank(world: Any) -> None:
-    gang, launchers = await started(world)
+async def test_the_first_failure_is_told_first_with_its_rank(harness: Any) -> None:
+    gang, launchers = await started(harness)
     peer = {"rank": 0, "time": 10.0, "exit_status": 75, "peer_lost": True, "traceback": "x\ngone"}
     root = {"rank": 3, "time": 10.4, "exit_status": 1, "traceback": "Traceback\nValueError: seven"}
     await launchers[0].say(op="ended", code=75, failure=peer)
     await launchers[0].hear("done")
     await launchers[1].say(op="ended", code=1, failure=root)
     await launchers[1].hear("done")
-    await world.until(lambda: len([e for e in world.events if isinstance(e, PodExited)]) == 2)
-    exits = [event for event in world.events if isinstance(event, PodExited)]
+    await harness.until(lambda: len([e for e in harness.events if isinstance(e, PodExited)]) == 2)
+    exits = [event for event in harness.events if isinstance(event, PodExited)]
     assert exits[0] == PodExited(gang.key, 1, "a1", Failed(1, "rank 3: ValueError: seven"))
     assert (exits[0].outcome.rank, exits[0].outcome.traceback) == (3, root["traceback"])
     assert exits[1].node == "a0"
-    guilty = world.gateway.failure(gang.key)
+    guilty = harness.gateway.failure(gang.key)
     assert (guilty.rank, guilty.node, guilty.node_rank) == (3, "a1", 1)
     assert guilty.traceback.endswith("ValueError: seven")
 
 
-async def test_the_sidecars_account_of_an_end_counts_before_the_pods_status(world: Any) -> None:
-    _gang, launchers = await started(world)
+async def test_the_sidecars_account_of_an_end_counts_before_the_pods_status(harness: Any) -> None:
+    _gang, launchers = await started(harness)
     await launchers[0].say(op="ended", code=0, failure=None)
     await launchers[0].hear("done")
-    await world.event(PodExited)
-    assert await world.gateway.conclude("uid-gpt-1-0", Killed(0, "gone")) == Succeeded()
-    assert len([event for event in world.events if isinstance(event, PodExited)]) == 1
+    await harness.event(PodExited)
+    assert await harness.gateway.conclude("uid-gpt-1-0", Killed(0, "gone")) == Succeeded()
+    assert len([event for event in harness.events if isinstance(event, PodExited)]) == 1
 
 
-async def test_a_pod_that_ends_without_a_word_is_told_from_its_status(world: Any) -> None:
-    gang, _ = await started(world)
-    await world.sidecars["gpt-1-1"].end()
-    outcome = await world.gateway.conclude("uid-gpt-1-1", Killed(9, "OOMKilled"))
+async def test_a_pod_that_ends_without_a_word_is_told_from_its_status(harness: Any) -> None:
+    gang, _ = await started(harness)
+    await harness.sidecars["gpt-1-1"].end()
+    outcome = await harness.gateway.conclude("uid-gpt-1-1", Killed(9, "OOMKilled"))
     assert outcome == Killed(9, "OOMKilled")
-    assert await world.event(PodExited) == PodExited(gang.key, 1, "a1", outcome)
-    assert await world.gateway.conclude("uid-unknown", Succeeded()) == Succeeded()
+    assert await harness.event(PodExited) == PodExited(gang.key, 1, "a1", outcome)
+    assert await harness.gateway.conclude("uid-unknown", Succeeded()) == Succeeded()
 
 
 async def test_a_pod_that_ended_is_told_as_soon_as_its_account_is_there(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all that may end the wait, without the time that it takes at most."""
-    patient = replace(world.gateway._settings, account_seconds=3600.0)
-    monkeypatch.setattr(world.gateway, "_settings", patient)
-    gang, launchers = await started(world, nodes=3)
+    patient = replace(harness.gateway._settings, account_seconds=3600.0)
+    monkeypatch.setattr(harness.gateway, "_settings", patient)
+    gang, launchers = await started(harness, nodes=3)
 
     def concluded(node_rank: int) -> asyncio.Task[Any]:
-        work = world.gateway.conclude(f"uid-gpt-1-{node_rank}", Killed(9, "OOMKilled"))
+        work = harness.gateway.conclude(f"uid-gpt-1-{node_rank}", Killed(9, "OOMKilled"))
         return asyncio.create_task(work)
 
     accounted, silent, forgotten = (concluded(node_rank) for node_rank in range(3))
     await asyncio.sleep(0)
     await launchers[0].say(op="ended", code=0, failure=None)
     assert await accounted == Succeeded()
-    await world.sidecars["gpt-1-1"].end()
+    await harness.sidecars["gpt-1-1"].end()
     assert await silent == Killed(9, "OOMKilled")
     assert not forgotten.done()
-    world.gateway.forget(gang.key, 1)
+    harness.gateway.forget(gang.key, 1)
     assert await forgotten == Killed(9, "OOMKilled")
-    assert len([event for event in world.events if isinstance(event, PodExited)]) == 2
+    assert len([event for event in harness.events if isinstance(event, PodExited)]) == 2
 
 
 async def test_the_pods_status_explains_a_kill_as_soon_as_it_is_there(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patient = replace(world.gateway._settings, account_seconds=3600.0, status_seconds=3600.0)
-    monkeypatch.setattr(world.gateway, "_settings", patient)
-    _gang, launchers = await started(world)
-    work = world.gateway.conclude("uid-gpt-1-0", Killed(9, OOM))
+    patient = replace(harness.gateway._settings, account_seconds=3600.0, status_seconds=3600.0)
+    monkeypatch.setattr(harness.gateway, "_settings", patient)
+    _gang, launchers = await started(harness)
+    work = harness.gateway.conclude("uid-gpt-1-0", Killed(9, OOM))
     waiting = asyncio.create_task(work)
     await asyncio.sleep(0)
     await launchers[0].say(op="ended", code=-9, failure={"rank": 0, "signal": 9})
@@ -400,105 +402,105 @@ async def test_the_pods_status_explains_a_kill_as_soon_as_it_is_there(
 
 
 async def test_of_a_forgotten_gang_no_end_waits_for_others(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one may be to blame, for an hour here; nobody asks any more."""
-    patient = replace(world.gateway._settings, blame_seconds=3600.0)
-    monkeypatch.setattr(world.gateway, "_settings", patient)
-    gang, _ = await started(world)
-    await world.sidecars["gpt-1-1"].end()
-    waiting = asyncio.create_task(world.gateway.conclude("uid-gpt-1-1", Failed(1, "1")))
-    known = world.gateway._gangs[gang.key].exits.known
-    await world.until(lambda: known(1))
-    world.gateway.forget(gang.key, 1)
+    patient = replace(harness.gateway._settings, first_failure_seconds=3600.0)
+    monkeypatch.setattr(harness.gateway, "_settings", patient)
+    gang, _ = await started(harness)
+    await harness.sidecars["gpt-1-1"].end()
+    waiting = asyncio.create_task(harness.gateway.conclude("uid-gpt-1-1", Failed(1, "1")))
+    known = harness.gateway._gangs[gang.key].exits.known
+    await harness.until(lambda: known(1))
+    harness.gateway.forget(gang.key, 1)
     assert await waiting == Failed(1, "1")
 
 
-async def test_a_rank_that_gives_up_fails_the_job(world: Any) -> None:
-    gang, _ = await started(world)
-    with await client(world, "gpt-1-1", 3) as rank:
+async def test_a_rank_that_gives_up_fails_the_job(harness: Any) -> None:
+    gang, _ = await started(harness)
+    with await client(harness, "gpt-1-1", 3) as rank:
         await asyncio.to_thread(rank.fail, "no data left")
-    event = await world.event(PodExited)
+    event = await harness.event(PodExited)
     assert event == PodExited(gang.key, 1, "a1", Failed(1, "no data left"))
 
 
-async def test_a_rank_that_gives_another_pods_number_speaks_for_its_own_pod(world: Any) -> None:
+async def test_a_rank_that_gives_another_pods_number_speaks_for_its_own_pod(harness: Any) -> None:
     """Its pod is heard all the same: the gateway would hang up on it again and again."""
-    _, launchers = await started(world)  # ranks 0, 1 and 2, 3
-    with await client(world, "gpt-1-1", 0) as rank:
+    _, launchers = await started(harness)  # ranks 0, 1 and 2, 3
+    with await client(harness, "gpt-1-1", 0) as rank:
         await asyncio.to_thread(rank.fail, "the loss is NaN")
-    exited = await world.event(PodExited)
+    exited = await harness.event(PodExited)
     told = "(rank 0 by its own count) the loss is NaN"
     assert (exited.node, exited.outcome) == ("a1", Failed(1, told, 2))
     await launchers[1].say(op="ended", code=1, failure={"rank": 99, "exit_status": 1})
     await launchers[1].hear("done")
-    sidecar = world.sidecars["gpt-1-1"]
-    await world.until(lambda: sidecar.ledger.acknowledged >= sidecar.ledger.report.revision)
-    assert world.count("bad_rank") == 0
+    sidecar = harness.sidecars["gpt-1-1"]
+    await harness.until(lambda: sidecar.ledger.acknowledged >= sidecar.ledger.report.revision)
+    assert harness.count("bad_rank") == 0
 
 
-async def test_an_end_whose_rank_the_sidecar_does_not_know_is_its_pods(world: Any) -> None:
+async def test_an_end_whose_rank_the_sidecar_does_not_know_is_its_pods(harness: Any) -> None:
     """It was restarted, and what it had been ordered is lost: the traceback is not."""
-    _, launchers = await started(world)
-    world.sidecars["gpt-1-1"].ledger.start = None
+    _, launchers = await started(harness)
+    harness.sidecars["gpt-1-1"].ledger.start = None
     failure = {"rank": 3, "exit_status": 1, "traceback": "Traceback\nValueError: seven"}
     await launchers[1].say(op="ended", code=1, failure=failure)
-    exited = await world.event(PodExited)
+    exited = await harness.event(PodExited)
     assert (exited.node, exited.outcome.rank) == ("a1", 2)
     assert exited.outcome.traceback == failure["traceback"]
 
 
-async def test_garbage_from_inside_the_pod_disturbs_nobody(world: Any) -> None:
-    _gang, launchers = await started(world, nodes=1)
+async def test_garbage_from_inside_the_pod_disturbs_nobody(harness: Any) -> None:
+    _gang, launchers = await started(harness, nodes=1)
     for garbage in (b"\0\xff\n", b"[]\n", b'{"op": "fly"}\n', b"x" * 70000, b'{"op": "ended"}\n'):
         _, writer = await asyncio.open_unix_connection(
-            str(world.folder / "gpt-1-0" / "launcher.sock")
+            str(harness.folder / "gpt-1-0" / "launcher.sock")
         )
         writer.write(garbage)
         await writer.drain()
         writer.close()
     await launchers[0].say(op="ended", code=0, failure=None)
     await launchers[0].hear("done")
-    assert (await world.event(PodExited)).outcome == Succeeded()
+    assert (await harness.event(PodExited)).outcome == Succeeded()
 
 
-async def test_a_sidecar_reads_its_token_again(world: Any) -> None:
+async def test_a_sidecar_reads_its_token_again(harness: Any) -> None:
     """Kubelet replaces the file before the token expires."""
-    gang = world.gang(nodes=1)
-    world.expect(gang)
-    world.identities.expired.add(token_of("gpt-1-0"))
-    await world.sidecar("gpt-1-0")
-    await world.until(lambda: world.count("bad_token") >= 1)
+    gang = harness.gang(nodes=1)
+    harness.expect(gang)
+    harness.identities.expired.add(token_of("gpt-1-0"))
+    await harness.sidecar("gpt-1-0")
+    await harness.until(lambda: harness.count("bad_token") >= 1)
     fresh = token_of("gpt-1-0", secret="fresh")
-    world.identities.pods[fresh] = gang.pods[0]
-    (world.folder / "gpt-1-0" / "token").write_text(fresh)
-    await world.until(lambda: not world.gateway.absent(gang.key) or world.gateway._streams)
+    harness.identities.pods[fresh] = gang.pods[0]
+    (harness.folder / "gpt-1-0" / "token").write_text(fresh)
+    await harness.until(lambda: not harness.gateway.absent(gang.key) or harness.gateway._streams)
 
 
-async def test_sidecars_do_not_take_anybody_for_the_gateway(world: Any) -> None:
+async def test_sidecars_do_not_take_anybody_for_the_gateway(harness: Any) -> None:
     """Another authority's certificate: the token is not even sent."""
     from datetime import UTC, datetime
 
     from flyer.kube.gateway import certificates_of, renewed
 
-    gang = world.gang(nodes=1)
-    world.expect(gang)
+    gang = harness.gang(nodes=1)
+    harness.expect(gang)
     other = certificates_of(renewed(None, ["localhost"], datetime.now(UTC)))
-    await world.sidecar("gpt-1-0", authority=other.bundle)
-    await world.until(lambda: world.count("bad_handshake") >= 1)
-    assert world.identities.reviews == 0
+    await harness.sidecar("gpt-1-0", authority=other.bundle)
+    await harness.until(lambda: harness.count("bad_handshake") >= 1)
+    assert harness.identities.reviews == 0
 
 
-async def test_a_new_certificate_serves_without_a_restart(world: Any) -> None:
+async def test_a_new_certificate_serves_without_a_restart(harness: Any) -> None:
     from flyer.kube.gateway import certificates_of, renewed
 
-    await started(world, nodes=1, name="one")
+    await started(harness, nodes=1, name="one")
     data = dict(renewed(None, ["localhost"], _now()))
-    world.gateway.use(certificates_of(data))
-    gang = world.gang("two", nodes=1)
-    world.expect(gang)
-    await world.sidecar("two-1-0", authority=certificates_of(data).bundle)
-    one = await launcher(world, "two-1-0")
+    harness.gateway.use(certificates_of(data))
+    gang = harness.gang("two", nodes=1)
+    harness.expect(gang)
+    await harness.sidecar("two-1-0", authority=certificates_of(data).bundle)
+    one = await launcher(harness, "two-1-0")
     await one.hear("start")
 
 
@@ -508,26 +510,26 @@ def _now() -> Any:
     return datetime.now(UTC)
 
 
-async def test_a_running_gang_without_all_its_streams_is_reported(world: Any) -> None:
-    gang, _ = await started(world)
-    await world.sidecars["gpt-1-1"].end()
-    assert await world.event(StreamLost) == StreamLost(gang.key, 1)
-    raw = await world.greeted("gpt-1-1")
-    assert await world.event(StreamRestored) == StreamRestored(gang.key, 1)
+async def test_a_running_gang_without_all_its_streams_is_reported(harness: Any) -> None:
+    gang, _ = await started(harness)
+    await harness.sidecars["gpt-1-1"].end()
+    assert await harness.event(StreamLost) == StreamLost(gang.key, 1)
+    raw = await harness.greeted("gpt-1-1")
+    assert await harness.event(StreamRestored) == StreamRestored(gang.key, 1)
     raw.close()
 
 
-async def test_an_adopted_gang_is_unheard_until_its_sidecars_come(world: Any) -> None:
-    gang = world.gang()
+async def test_an_adopted_gang_is_unheard_until_its_sidecars_come(harness: Any) -> None:
+    gang = harness.gang()
     status = gang.job.status.replace(phase=Phase.RUNNING)
     gang.job = gang.job.replace(status=status)
-    world.expect(gang)
-    assert world.events == [StreamLost(gang.key, 1)]
-    world.gateway.restate(gang.key)
-    assert world.events == [StreamLost(gang.key, 1)] * 2, "an engine that was rebuilt forgot it"
+    harness.expect(gang)
+    assert harness.events == [StreamLost(gang.key, 1)]
+    harness.gateway.republish_streams(gang.key)
+    assert harness.events == [StreamLost(gang.key, 1)] * 2, "an engine that was rebuilt forgot it"
     for pod in gang.pods:
-        await world.sidecar(pod.name)
-    assert await world.event(StreamRestored) == StreamRestored(gang.key, 1)
-    before = list(world.events)
-    world.gateway.restate(gang.key)
-    assert world.events == before
+        await harness.sidecar(pod.name)
+    assert await harness.event(StreamRestored) == StreamRestored(gang.key, 1)
+    before = list(harness.events)
+    harness.gateway.republish_streams(gang.key)
+    assert harness.events == before

@@ -12,16 +12,16 @@ from flyer.sidecar.wire import Beat, LauncherState, Report
 from .tokens import token_of
 
 
-async def test_a_gang_comes_and_goes(world: Any) -> None:
+async def test_a_gang_comes_and_goes(harness: Any) -> None:
     def read(name: str, **labels: str) -> float | None:
-        value: float | None = world.registry.get_sample_value(name, labels)
+        value: float | None = harness.registry.get_sample_value(name, labels)
         return value
 
-    gang = world.gang()
+    gang = harness.gang()
     begun = time.monotonic()
-    world.expect(gang)
+    harness.expect(gang)
     assert read("flyer_gateway_connections") == 0
-    rank0, rank1 = [await world.greeted(pod.name) for pod in gang.pods]
+    rank0, rank1 = [await harness.greeted(pod.name) for pod in gang.pods]
     assert read("flyer_gateway_connections") == 2
     assert read("flyer_gateway_sockets") == 2
     assert read("flyer_gateway_messages_total", kind="hello") == 2
@@ -30,7 +30,7 @@ async def test_a_gang_comes_and_goes(world: Any) -> None:
     for revision, launcher in ((1, LauncherState.WAITING), (2, LauncherState.RUNNING)):
         for raw in (rank0, rank1):
             await raw.say(Report(revision=revision, launcher=launcher, port=4000, ranks_seen=2))
-    await world.event(GangStarted)
+    await harness.event(GangStarted)
     assert read("flyer_gateway_messages_total", kind="report") == 4
     assert read("flyer_gateway_start_seconds_count") == 1
     took = read("flyer_gateway_start_seconds_sum") or 0.0
@@ -38,7 +38,7 @@ async def test_a_gang_comes_and_goes(world: Any) -> None:
 
     assert read("flyer_gateway_signal_seconds_count") == 0
     asked = time.monotonic()
-    world.signal(gang)
+    harness.signal(gang)
     for raw in (rank0, rank1):
         while (await raw.hear_kind("order") or {}).get("suspend") is None:
             pass
@@ -47,17 +47,17 @@ async def test_a_gang_comes_and_goes(world: Any) -> None:
     )
     # That another rank's sidecar knows is not what is measured, and rank 0's counts once.
     await rank1.say(told)
-    await world.until(lambda: read("flyer_gateway_messages_total", kind="report") == 5)
+    await harness.until(lambda: read("flyer_gateway_messages_total", kind="report") == 5)
     assert read("flyer_gateway_signal_seconds_count") == 0
     await rank0.say(told, replace(told, revision=4, received=True))
-    await world.event(SuspendReceived)
+    await harness.event(SuspendReceived)
     assert read("flyer_gateway_signal_seconds_count") == 1
     took = read("flyer_gateway_signal_seconds_sum") or 0.0
     assert 0 < took <= time.monotonic() - asked
 
     await rank1.say(Beat())
-    await world.until(lambda: read("flyer_gateway_messages_total", kind="beat") == 1)
-    stranger = await world.raw()
+    await harness.until(lambda: read("flyer_gateway_messages_total", kind="beat") == 1)
+    stranger = await harness.raw()
     await stranger.say(
         {"kind": "hello", "version": 1, "token": token_of("gpt-1-0", secret="forged")}
     )
@@ -65,5 +65,5 @@ async def test_a_gang_comes_and_goes(world: Any) -> None:
     assert read("flyer_gateway_refusals_total", reason="bad_token") == 1
     for raw in (rank0, rank1):
         raw.close()
-    await world.until(lambda: read("flyer_gateway_connections") == 0)
-    await world.until(lambda: read("flyer_gateway_sockets") == 0)
+    await harness.until(lambda: read("flyer_gateway_connections") == 0)
+    await harness.until(lambda: read("flyer_gateway_sockets") == 0)

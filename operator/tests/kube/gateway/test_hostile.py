@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from flyer.engine import GangStarted, Killed, PodExited, Released, SuspendReceived
-from flyer.kube.doors.places import PlaceSettings
+from flyer.kube.servers.connection_limits import ConnectionLimitSettings
 from flyer.sidecar.wire import LauncherState, Report
 
 from .tokens import token_of
@@ -25,51 +25,53 @@ def hello(token: str, version: int = 1) -> dict[str, object]:
 RUNNING = Report(revision=1, launcher=LauncherState.RUNNING, port=20000, ranks_seen=2)
 
 
-async def test_a_token_that_the_api_server_does_not_know(world: Any) -> None:
-    world.expect(world.gang())
-    raw = await world.raw()
+async def test_a_token_that_the_api_server_does_not_know(harness: Any) -> None:
+    harness.expect(harness.gang())
+    raw = await harness.raw()
     await raw.say(hello(token_of("gpt-1-0", secret="forged")))
     assert await raw.refused() == "bad_token"
-    assert world.count("bad_token") == 1
+    assert harness.count("bad_token") == 1
 
 
 @pytest.mark.parametrize(
     "token",
     ["stolen", "a.b.c", "..", "a." + "W10" + ".c", token_of("other-1-0"), token_of("x", "")],
 )
-async def test_a_token_that_claims_no_expected_pod_costs_no_review(world: Any, token: str) -> None:
-    world.expect(world.gang())
-    raw = await world.raw()
+async def test_a_token_that_claims_no_expected_pod_costs_no_review(
+    harness: Any, token: str
+) -> None:
+    harness.expect(harness.gang())
+    raw = await harness.raw()
     await raw.say(hello(token))
     assert await raw.refused() == "unknown_pod"
-    assert world.identities.reviews == 0
+    assert harness.identities.reviews == 0
 
 
-async def test_an_expired_token(world: Any) -> None:
-    world.expect(world.gang())
-    world.identities.expired.add(token_of("gpt-1-0"))
-    raw = await world.raw()
+async def test_an_expired_token(harness: Any) -> None:
+    harness.expect(harness.gang())
+    harness.identities.expired.add(token_of("gpt-1-0"))
+    raw = await harness.raw()
     await raw.say(hello(token_of("gpt-1-0")))
     assert await raw.refused() == "bad_token"
 
 
-async def test_a_good_token_of_a_pod_that_is_in_no_gang(world: Any) -> None:
-    world.gang("other")  # known to the API server, not expected here
-    raw = await world.raw()
+async def test_a_good_token_of_a_pod_that_is_in_no_gang(harness: Any) -> None:
+    harness.gang("other")  # known to the API server, not expected here
+    raw = await harness.raw()
     await raw.say(hello(token_of("other-1-0")))
     assert await raw.refused() == "unknown_pod"
-    assert world.count("unknown_pod") == 1
+    assert harness.count("unknown_pod") == 1
 
 
-async def test_another_jobs_token_speaks_for_that_job_alone(world: Any) -> None:
+async def test_another_jobs_token_speaks_for_that_job_alone(harness: Any) -> None:
     """Whatever a pod says of itself, its token's pod is who it is."""
-    mine, theirs = world.gang("mine", nodes=1), world.gang("theirs", nodes=1)
-    world.expect(mine)
-    world.expect(theirs)
-    raw = await world.greeted("theirs-1-0")
+    mine, theirs = harness.gang("mine", nodes=1), harness.gang("theirs", nodes=1)
+    harness.expect(mine)
+    harness.expect(theirs)
+    raw = await harness.greeted("theirs-1-0")
     await raw.say({**_body(RUNNING), "job": "lab/mine", "pod": "mine-1-0", "node_rank": 0})
-    assert (await world.event(GangStarted)).job == "lab/theirs"
-    assert not [event for event in world.events if event.job == "lab/mine"]
+    assert (await harness.event(GangStarted)).job == "lab/theirs"
+    assert not [event for event in harness.events if event.job == "lab/mine"]
 
 
 def _body(report: Report) -> dict[str, object]:
@@ -80,31 +82,31 @@ def _body(report: Report) -> dict[str, object]:
     return json.loads(encode(report))
 
 
-async def test_an_acknowledgement_of_what_nobody_asked(world: Any) -> None:
-    gang = world.gang(nodes=1)
-    world.expect(gang)
-    raw = await world.greeted("gpt-1-0")
+async def test_an_acknowledgement_of_what_nobody_asked(harness: Any) -> None:
+    gang = harness.gang(nodes=1)
+    harness.expect(gang)
+    raw = await harness.greeted("gpt-1-0")
     await raw.say(replace(RUNNING, received=True))
     await raw.hear_kind("acknowledgement")
-    assert world.count("unasked") == 1
-    assert not [event for event in world.events if isinstance(event, SuspendReceived)]
+    assert harness.count("unasked") == 1
+    assert not [event for event in harness.events if isinstance(event, SuspendReceived)]
     # Asked for real, and answered again, it counts.
-    world.signal(gang)
+    harness.signal(gang)
     while (await raw.hear_kind("order") or {})["suspend"] is None:
         pass
     await raw.say(replace(RUNNING, revision=2, received=True))
-    assert (await world.event(SuspendReceived)).attempt == 1
+    assert (await harness.event(SuspendReceived)).attempt == 1
 
 
 @pytest.mark.parametrize("field", ["given_up", "end"])
-async def test_a_sidecar_that_speaks_for_a_rank_of_another_pod(world: Any, field: str) -> None:
-    world.expect(world.gang(nodes=2))  # ranks 0, 1 and 2, 3
-    raw = await world.greeted("gpt-1-1")
+async def test_a_sidecar_that_speaks_for_a_rank_of_another_pod(harness: Any, field: str) -> None:
+    harness.expect(harness.gang(nodes=2))  # ranks 0, 1 and 2, 3
+    raw = await harness.greeted("gpt-1-1")
     claims = {"given_up": {"rank": 0, "reason": "x"}, "end": {"code": 1, "rank": 0}}
     await raw.say({**_body(RUNNING), field: claims[field]})
     assert await raw.refused() == "bad_rank"
-    assert world.count("bad_rank") == 1
-    assert not [event for event in world.events if isinstance(event, PodExited)]
+    assert harness.count("bad_rank") == 1
+    assert not [event for event in harness.events if isinstance(event, PodExited)]
 
 
 @pytest.mark.parametrize(
@@ -124,13 +126,13 @@ async def test_a_sidecar_that_speaks_for_a_rank_of_another_pod(world: Any, field
         (hello(token_of("gpt-1-0")), "bad_handshake"),
     ],
 )
-async def test_garbage_after_the_hello(world: Any, said: object, code: str) -> None:
-    world.expect(world.gang())
-    raw = await world.greeted("gpt-1-0")
+async def test_garbage_after_the_hello(harness: Any, said: object, code: str) -> None:
+    harness.expect(harness.gang())
+    raw = await harness.greeted("gpt-1-0")
     await raw.say(said)
     assert await raw.refused() == code
-    assert world.count(code) == 1
-    await world.greeted("gpt-1-1")  # others are served
+    assert harness.count(code) == 1
+    await harness.greeted("gpt-1-1")  # others are served
 
 
 @pytest.mark.parametrize(
@@ -143,18 +145,18 @@ async def test_garbage_after_the_hello(world: Any, said: object, code: str) -> N
         (hello(token_of("gpt-1-0"), version=0), "bad_version"),
     ],
 )
-async def test_garbage_instead_of_the_hello(world: Any, said: object, code: str) -> None:
-    world.expect(world.gang())
-    raw = await world.raw()
+async def test_garbage_instead_of_the_hello(harness: Any, said: object, code: str) -> None:
+    harness.expect(harness.gang())
+    raw = await harness.raw()
     await raw.say(said)
     assert await raw.refused() == code
-    assert world.identities.reviews == 0
+    assert harness.identities.reviews == 0
 
 
-async def test_no_tls_at_all(world: Any) -> None:
-    _, writer = await asyncio.open_connection("127.0.0.1", world.port)
+async def test_no_tls_at_all(harness: Any) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", harness.port)
     writer.write(b'{"kind": "hello"}\n' * 10)
-    await world.until(lambda: world.count("bad_handshake") == 1)
+    await harness.until(lambda: harness.count("bad_handshake") == 1)
     writer.close()
 
 
@@ -163,15 +165,15 @@ class TestSomeTimeForTheHello:
     def settings(self, settings: GatewaySettings) -> GatewaySettings:
         return replace(settings, hello_seconds=3)
 
-    async def test_who_never_says_hello(self, world: Any) -> None:
-        raw = await world.raw()
+    async def test_who_never_says_hello(self, harness: Any) -> None:
+        raw = await harness.raw()
         assert await raw.refused() == "silent"
 
 
-async def test_the_api_server_is_away(world: Any) -> None:
-    world.expect(world.gang())
-    world.identities.away = True
-    raw = await world.raw()
+async def test_the_api_server_is_away(harness: Any) -> None:
+    harness.expect(harness.gang())
+    harness.identities.away = True
+    raw = await harness.raw()
     await raw.say(hello(token_of("gpt-1-0")))
     assert await raw.refused() == "review_unavailable"
 
@@ -181,9 +183,9 @@ class TestLittleTimeForTheHello:
     def settings(self, settings: GatewaySettings) -> GatewaySettings:
         return replace(settings, hello_seconds=0.5)
 
-    async def test_who_never_shakes_hands(self, world: Any) -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", world.port)
-        await world.until(lambda: world.count("bad_handshake") == 1)
+    async def test_who_never_shakes_hands(self, harness: Any) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", harness.port)
+        await harness.until(lambda: harness.count("bad_handshake") == 1)
         writer.close()
 
 
@@ -192,10 +194,10 @@ class TestLittleTimeForALine:
     def settings(self, settings: GatewaySettings) -> GatewaySettings:
         return replace(settings, silence_seconds=0.6)
 
-    async def test_a_slow_loris(self, world: Any) -> None:
+    async def test_a_slow_loris(self, harness: Any) -> None:
         """A byte at a time, each in time, and never a whole line."""
-        world.expect(world.gang())
-        raw = await world.greeted("gpt-1-0")
+        harness.expect(harness.gang())
+        raw = await harness.greeted("gpt-1-0")
 
         async def drip() -> None:
             with contextlib.suppress(OSError):
@@ -207,13 +209,13 @@ class TestLittleTimeForALine:
         assert await raw.refused() == "silent"
         dripping.cancel()
 
-    async def test_a_half_open_connection_ends_by_itself(self, world: Any) -> None:
+    async def test_a_half_open_connection_ends_by_itself(self, harness: Any) -> None:
         """Nothing is heard of it, not even its end."""
-        world.expect(world.gang())
-        raw = await world.greeted("gpt-1-0")
+        harness.expect(harness.gang())
+        raw = await harness.greeted("gpt-1-0")
         raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        await world.until(lambda: world.count("silent") == 1)
-        await world.until(lambda: world.gateway.absent("lab/gpt") == ["gpt-1-0", "gpt-1-1"])
+        await harness.until(lambda: harness.count("silent") == 1)
+        await harness.until(lambda: harness.gateway.absent("lab/gpt") == ["gpt-1-0", "gpt-1-1"])
 
 
 class TestLittleTimeToRead:
@@ -221,14 +223,14 @@ class TestLittleTimeToRead:
     def settings(self, settings: GatewaySettings) -> GatewaySettings:
         return replace(settings, write_seconds=0.5, lines_per_second=1000, lines_burst=10_000)
 
-    async def test_who_does_not_read(self, world: Any) -> None:
+    async def test_who_does_not_read(self, harness: Any) -> None:
         """Its orders pile up nowhere: the stream ends."""
-        gang = world.gang(nodes=1)
-        world.expect(gang)
-        raw = await world.greeted("gpt-1-0")
+        gang = harness.gang(nodes=1)
+        harness.expect(gang)
+        raw = await harness.greeted("gpt-1-0")
         raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
         big = "x" * 1_000_000
-        gang_state = world.gateway._gangs["lab/gpt"]
+        gang_state = harness.gateway._gangs["lab/gpt"]
         gang_state.order = lambda *_: _big_order(big)
         gang_state.order_version += 1
 
@@ -240,7 +242,7 @@ class TestLittleTimeToRead:
                     await asyncio.sleep(0.1)
 
         beating = asyncio.create_task(beat())
-        await world.until(lambda: world.count("slow") == 1)
+        await harness.until(lambda: harness.count("slow") == 1)
         beating.cancel()
 
 
@@ -258,131 +260,137 @@ class TestFloods:
             hello_seconds=90,
             lines_per_second=10,
             lines_burst=20,
-            places=PlaceSettings(total_max=12, source_max=8, rate_per_second=1e6, burst=10_000),
+            limits=ConnectionLimitSettings(
+                total_max=12, source_max=8, rate_per_second=1e6, burst=10_000
+            ),
         )
 
-    async def test_of_lines(self, world: Any) -> None:
-        world.expect(world.gang())
-        raw = await world.greeted("gpt-1-0")
-        other = await world.greeted("gpt-1-1")
+    async def test_of_lines(self, harness: Any) -> None:
+        harness.expect(harness.gang())
+        raw = await harness.greeted("gpt-1-0")
+        other = await harness.greeted("gpt-1-1")
         for _ in range(10):
             await raw.say(*[{"kind": "beat"}] * 10)
         assert await raw.refused() == "flood"
-        assert world.count("flood") == 1
+        assert harness.count("flood") == 1
         await other.say(RUNNING)
         assert await other.hear_kind("acknowledgement") is not None
 
-    async def test_of_connections_from_many_addresses_while_a_gang_joins(self, world: Any) -> None:
+    async def test_of_connections_from_many_addresses_while_a_gang_joins(
+        self, harness: Any
+    ) -> None:
         """Members have places of their own, and whoever is connected stays."""
-        world.expect(world.gang(nodes=8))
-        known = await world.greeted("gpt-1-0")
+        harness.expect(harness.gang(nodes=8))
+        known = await harness.greeted("gpt-1-0")
         sockets = await asyncio.gather(
             *(
                 asyncio.open_connection(
-                    "127.0.0.1", world.port, local_addr=(f"127.0.{i % 4 + 1}.{i % 40 + 1}", 0)
+                    "127.0.0.1", harness.port, local_addr=(f"127.0.{i % 4 + 1}.{i % 40 + 1}", 0)
                 )
                 for i in range(400)
             )
         )
-        others = [await world.greeted(f"gpt-1-{i}") for i in range(1, 8)]
-        assert world.count("too_many") >= 300
+        others = [await harness.greeted(f"gpt-1-{i}") for i in range(1, 8)]
+        assert harness.count("too_many") >= 300
         for member in (known, *others):
             await member.say(RUNNING)
             assert await member.hear_kind("acknowledgement") is not None
         for _, writer in sockets:
             writer.transport.abort()
-        await world.until(lambda: world.gateway._listener.unproved == 0)
+        await harness.until(lambda: harness.gateway._listener.unauthenticated == 0)
 
-    async def test_a_member_whose_address_is_not_known_yet_finds_a_place(self, world: Any) -> None:
+    async def test_a_member_whose_address_is_not_known_yet_finds_a_place(
+        self, harness: Any
+    ) -> None:
         """Its node may be a source of silent connections, too: the oldest of them go."""
-        world.expect(world.gang())
+        harness.expect(harness.gang())
         for address in ("127.0.9.1", "127.0.9.2"):
             for _ in range(20):
-                await asyncio.open_connection("127.0.0.1", world.port, local_addr=(address, 0))
-        member = await world.greeted("gpt-1-1", address="127.0.9.1")
+                await asyncio.open_connection("127.0.0.1", harness.port, local_addr=(address, 0))
+        member = await harness.greeted("gpt-1-1", address="127.0.9.1")
         await member.say(RUNNING)
         assert await member.hear_kind("acknowledgement") is not None
 
-    async def test_of_claims_delays_no_review_of_a_member(self, world: Any) -> None:
+    async def test_of_claims_delays_no_review_of_a_member(self, harness: Any) -> None:
         """Tokens that claim to be the pod's, from elsewhere, have few reviews among them."""
-        world.expect(world.gang())
-        world.identities.slow = asyncio.Event()  # forged tokens take as long as they can
+        harness.expect(harness.gang())
+        harness.identities.slow = asyncio.Event()  # forged tokens take as long as they can
         raws = []
         for i in range(12):
-            raw = await world.raw(address=f"127.0.7.{i + 1}")
+            raw = await harness.raw(address=f"127.0.7.{i + 1}")
             await raw.say(hello(token_of("gpt-1-0", secret=f"forged {i}")))
             raws.append(raw)
-        limit = world.settings.stranger_reviews_max
-        await world.until(lambda: world.identities.reviews == limit)
-        await world.greeted("gpt-1-0")
-        assert world.identities.reviews == limit + 1
-        world.identities.slow.set()
+        limit = harness.settings.unexpected_reviews_max
+        await harness.until(lambda: harness.identities.reviews == limit)
+        await harness.greeted("gpt-1-0")
+        assert harness.identities.reviews == limit + 1
+        harness.identities.slow.set()
         assert {await raw.refused() for raw in raws} == {"bad_token"}
 
-    async def test_of_one_bad_token_costs_one_review(self, world: Any) -> None:
-        world.expect(world.gang())
+    async def test_of_one_bad_token_costs_one_review(self, harness: Any) -> None:
+        harness.expect(harness.gang())
         for _ in range(5):
-            raw = await world.raw(address="127.0.7.1")
+            raw = await harness.raw(address="127.0.7.1")
             await raw.say(hello(token_of("gpt-1-0", secret="forged")))
             assert await raw.refused() == "bad_token"
-        assert world.identities.reviews == 1
+        assert harness.identities.reviews == 1
 
-    async def test_of_bad_tokens_is_reviewed_a_few_at_a_time(self, world: Any) -> None:
-        world.expect(world.gang())
+    async def test_of_bad_tokens_is_reviewed_a_few_at_a_time(self, harness: Any) -> None:
+        harness.expect(harness.gang())
 
         async def knock() -> str | None:
-            raw = await world.raw()
+            raw = await harness.raw()
             await raw.say(hello(token_of("gpt-1-0", secret="forged")))
             return await raw.refused()
 
         codes = await asyncio.gather(*(knock() for _ in range(6)))
         assert set(codes) == {"bad_token"}
-        await world.greeted("gpt-1-0")
+        await harness.greeted("gpt-1-0")
 
 
-async def test_of_two_streams_of_one_pod_the_newer_one_counts(world: Any) -> None:
-    gang = world.gang(nodes=1)
-    world.expect(gang)
-    old = await world.greeted("gpt-1-0")
-    new = await world.greeted("gpt-1-0")
+async def test_of_two_streams_of_one_pod_the_newer_one_counts(harness: Any) -> None:
+    gang = harness.gang(nodes=1)
+    harness.expect(gang)
+    old = await harness.greeted("gpt-1-0")
+    new = await harness.greeted("gpt-1-0")
     assert await old.refused() == "replaced"
-    assert world.count("replaced") == 1
+    assert harness.count("replaced") == 1
     await new.say(RUNNING)
-    await world.event(GangStarted)
+    await harness.event(GangStarted)
     await old.say(replace(RUNNING, revision=9, released=True))
     await new.hear_kind("acknowledgement")
-    assert not [event for event in world.events if isinstance(event, Released)]
+    assert not [event for event in harness.events if isinstance(event, Released)]
 
 
-async def test_a_forgotten_attempt_is_sent_away_and_says_nothing_more(world: Any) -> None:
-    gang = world.gang(nodes=1)
-    world.expect(gang)
-    raw = await world.greeted("gpt-1-0")
-    world.gateway.forget(gang.key, 1)
+async def test_a_forgotten_attempt_is_sent_away_and_says_nothing_more(harness: Any) -> None:
+    gang = harness.gang(nodes=1)
+    harness.expect(gang)
+    raw = await harness.greeted("gpt-1-0")
+    harness.gateway.forget(gang.key, 1)
     await raw.say(RUNNING)
     assert await raw.refused() == "forgotten"
-    assert world.events == []
-    again = await world.raw()
+    assert harness.events == []
+    again = await harness.raw()
     await again.say(hello(token_of("gpt-1-0")))
     assert await again.refused() == "unknown_pod"
 
 
-async def test_a_pod_of_the_attempt_before_is_in_no_gang(world: Any) -> None:
-    world.expect(world.gang(attempt=1, nodes=1))
-    old = await world.greeted("gpt-1-0")
-    world.expect(world.gang(attempt=2, nodes=1))
+async def test_a_pod_of_the_attempt_before_is_in_no_gang(harness: Any) -> None:
+    harness.expect(harness.gang(attempt=1, nodes=1))
+    old = await harness.greeted("gpt-1-0")
+    harness.expect(harness.gang(attempt=2, nodes=1))
     assert await old.refused() == "forgotten"
-    await world.greeted("gpt-2-0")
+    await harness.greeted("gpt-2-0")
 
 
-async def test_of_a_forgotten_gang_no_end_is_told(world: Any) -> None:
-    gang = world.gang(nodes=1)
-    world.expect(gang)
-    await world.greeted("gpt-1-0")
-    waiting = asyncio.create_task(world.gateway.conclude("uid-gpt-1-0", Killed(9)))
+async def test_of_a_forgotten_gang_no_end_is_told(harness: Any) -> None:
+    gang = harness.gang(nodes=1)
+    harness.expect(gang)
+    await harness.greeted("gpt-1-0")
+    waiting = asyncio.create_task(harness.gateway.conclude("uid-gpt-1-0", Killed(9)))
     await asyncio.sleep(0)  # it waits for the sidecar's account
-    world.gateway.forget(gang.key, 1)
-    world.expect(world.gang(attempt=2, nodes=1))
+    harness.gateway.forget(gang.key, 1)
+    harness.expect(harness.gang(attempt=2, nodes=1))
     assert await waiting == Killed(9)
-    assert world.events == []
-    assert {one.start.attempt for one in world.gateway._woken} == {2}
+    assert harness.events == []
+    assert {one.start.attempt for one in harness.gateway._woken} == {2}

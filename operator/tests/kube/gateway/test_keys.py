@@ -16,9 +16,9 @@ from .test_gangs import Launcher
 WAITING = Report(revision=1, launcher=LauncherState.WAITING, port=20000)
 
 
-async def keys_of(world: Any, *names: str, version: int = 2) -> list[str | None]:
+async def keys_of(harness: Any, *names: str, version: int = 2) -> list[str | None]:
     """What the pods' start orders say."""
-    raws = [await world.greeted(name, version=version) for name in names]
+    raws = [await harness.greeted(name, version=version) for name in names]
     for raw in raws:
         await raw.say(WAITING)
     found = []
@@ -30,34 +30,34 @@ async def keys_of(world: Any, *names: str, version: int = 2) -> list[str | None]
     return found
 
 
-async def test_all_pods_of_an_attempt_get_one_key_and_others_another(world: Any) -> None:
-    world.expect(world.gang())
-    first = await keys_of(world, "gpt-1-0", "gpt-1-1")
-    world.expect(world.gang(attempt=2))
-    second = await keys_of(world, "gpt-2-0", "gpt-2-1")
-    world.expect(world.gang("other"))
-    third = await keys_of(world, "other-1-0", "other-1-1")
+async def test_all_pods_of_an_attempt_get_one_key_and_others_another(harness: Any) -> None:
+    harness.expect(harness.gang())
+    first = await keys_of(harness, "gpt-1-0", "gpt-1-1")
+    harness.expect(harness.gang(attempt=2))
+    second = await keys_of(harness, "gpt-2-0", "gpt-2-1")
+    harness.expect(harness.gang("other"))
+    third = await keys_of(harness, "other-1-0", "other-1-1")
     found = [set(one) for one in (first, second, third)]
     assert all(len(one) == 1 for one in found)
     assert len(set.union(*found)) == 3
     assert all(len(bytes.fromhex(key or "")) == 32 for one in found for key in one)
 
 
-async def test_the_next_leader_gives_the_same_key(world: Any) -> None:
+async def test_the_next_leader_gives_the_same_key(harness: Any) -> None:
     """A gang may start under one leader in part and under the next in part."""
-    world.expect(world.gang())
-    before = await keys_of(world, "gpt-1-0", "gpt-1-1")
-    await world.shut()
-    await world.open()
-    world.expect(world.gang())
-    assert await keys_of(world, "gpt-1-0", "gpt-1-1") == before
+    harness.expect(harness.gang())
+    before = await keys_of(harness, "gpt-1-0", "gpt-1-1")
+    await harness.shut()
+    await harness.open()
+    harness.expect(harness.gang())
+    assert await keys_of(harness, "gpt-1-0", "gpt-1-1") == before
 
 
-async def test_a_gang_with_an_old_sidecar_has_no_key(world: Any) -> None:
+async def test_a_gang_with_an_old_sidecar_has_no_key(harness: Any) -> None:
     """A group in which some have another key would not form."""
-    world.expect(world.gang())
-    old = await world.greeted("gpt-1-0", version=1)
-    new = await world.greeted("gpt-1-1", version=2)
+    harness.expect(harness.gang())
+    old = await harness.greeted("gpt-1-0", version=1)
+    new = await harness.greeted("gpt-1-1", version=2)
     for raw in (old, new):
         await raw.say(WAITING)
     for raw in (old, new):
@@ -66,15 +66,15 @@ async def test_a_gang_with_an_old_sidecar_has_no_key(world: Any) -> None:
         assert order["start"]["key"] is None
 
 
-async def test_a_sidecar_hands_it_to_its_launcher_and_keeps_it_to_itself(world: Any) -> None:
-    gang = world.gang(nodes=1)
-    world.expect(gang)
-    await world.sidecar("gpt-1-0")
-    launcher = Launcher(world.folder / "gpt-1-0")
+async def test_a_sidecar_hands_it_to_its_launcher_and_keeps_it_to_itself(harness: Any) -> None:
+    gang = harness.gang(nodes=1)
+    harness.expect(gang)
+    await harness.sidecar("gpt-1-0")
+    launcher = Launcher(harness.folder / "gpt-1-0")
     await launcher.open()
     key = (await launcher.hear("start"))["key"]
     assert len(bytes.fromhex(key)) == 32
-    path = world.folder / "gpt-1-0" / "sidecar-order.json"
+    path = harness.folder / "gpt-1-0" / "sidecar-order.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     order = parse_from_gateway(path.read_bytes())
     assert key not in repr(order)

@@ -52,18 +52,18 @@ async def _launch(folder: Path) -> asyncio.StreamWriter:
 
 
 @pytest.mark.alone
-async def test_rank_0_knows_in_milliseconds(world: Any, record_property: Any) -> None:
-    gang = world.gang(nodes=NODES)
-    world.expect(gang)
+async def test_rank_0_knows_in_milliseconds(harness: Any, record_property: Any) -> None:
+    gang = harness.gang(nodes=NODES)
+    harness.expect(gang)
     for pod in gang.pods:
-        await world.sidecar(pod.name)
-    writers = await asyncio.gather(*(_launch(world.folder / pod.name) for pod in gang.pods))
-    await world.event(GangStarted)
+        await harness.sidecar(pod.name)
+    writers = await asyncio.gather(*(_launch(harness.folder / pod.name) for pod in gang.pods))
+    await harness.event(GangStarted)
     watcher = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
         WATCHER,
-        str(world.folder / "gpt-1-0" / "job.sock"),
+        str(harness.folder / "gpt-1-0" / "job.sock"),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
@@ -74,7 +74,7 @@ async def test_rank_0_knows_in_milliseconds(world: Any, record_property: Any) ->
             seconds = []
             for sample in range(SAMPLES):
                 began = time.monotonic()
-                world.signal(gang, seconds=100 + 10 * sample)
+                harness.signal(gang, seconds=100 + 10 * sample)
                 while True:  # the answer to this signal, not to one before
                     heard, left = (await watcher.stdout.readline()).split()
                     if float(left) > 95 + 10 * sample:

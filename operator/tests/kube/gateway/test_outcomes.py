@@ -91,7 +91,7 @@ def failure(rank: int, time: float, **fields: Any) -> Failure:
     )  # fmt: skip
 
 
-SETTINGS = GatewaySettings(blame_seconds=1.0, peer_lost_seconds=3.0, status_seconds=3.0)
+SETTINGS = GatewaySettings(first_failure_seconds=1.0, peer_lost_seconds=3.0, status_seconds=3.0)
 SIGKILL = Killed(9, "rank 1: killed by SIGKILL")
 
 
@@ -138,7 +138,7 @@ def test_a_sigkill_that_no_memory_limit_explains_stays_one() -> None:
     exits.explain(1, Killed(9, "Error"))
     assert exits.tick(11.0) == [(1, SIGKILL)]
     exits.explain(1, Killed(9, "OOMKilled"))  # too late
-    assert exits.told == {1: SIGKILL}
+    assert exits.reported == {1: SIGKILL}
 
 
 def test_a_status_that_never_comes_is_not_waited_for_for_ever() -> None:
@@ -174,7 +174,7 @@ def test_lost_peers_wait_for_who_lost_them() -> None:
     assert exits.due() == 13.0
     assert exits.tick(12.9) == []
     assert exits.tick(13.0) == [(1, Killed(9)), (0, LOST_PEERS)]
-    assert exits.guilty == failure(1, 10.5, exit_status=None, signal=9)
+    assert exits.root_cause == failure(1, 10.5, exit_status=None, signal=9)
 
 
 def test_the_earlier_exception_comes_first_whatever_arrived_first() -> None:

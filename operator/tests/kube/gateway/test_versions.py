@@ -20,10 +20,10 @@ def report(revision: int, **changes: Any) -> Report:
     return Report(revision=revision, port=20000, ranks_seen=2, **changes)
 
 
-async def test_a_gang_of_old_sidecars_starts_and_is_suspended(world: Any) -> None:
-    gang = world.gang()
-    world.expect(gang)
-    raws = [await world.greeted(f"gpt-1-{i}", version=OLD) for i in range(2)]
+async def test_a_gang_of_old_sidecars_starts_and_is_suspended(harness: Any) -> None:
+    gang = harness.gang()
+    harness.expect(gang)
+    raws = [await harness.greeted(f"gpt-1-{i}", version=OLD) for i in range(2)]
     for raw in raws:
         await raw.say(report(1, launcher=LauncherState.WAITING))
     for raw in raws:
@@ -31,35 +31,35 @@ async def test_a_gang_of_old_sidecars_starts_and_is_suspended(world: Any) -> Non
             pass
         assert "key" not in order["start"] or order["start"]["key"] is None
         await raw.say(report(2, launcher=LauncherState.RUNNING))
-    await world.event(GangStarted)
-    world.signal(gang)
+    await harness.event(GangStarted)
+    harness.signal(gang)
     for raw in raws:
         while (await raw.hear_kind("order") or {})["suspend"] is None:
             pass
     await raws[0].say(report(3, launcher=LauncherState.RUNNING, received=True))
-    await world.event(SuspendReceived)
+    await harness.event(SuspendReceived)
 
 
-async def test_a_newer_sidecar_is_answered_with_what_both_speak(world: Any) -> None:
+async def test_a_newer_sidecar_is_answered_with_what_both_speak(harness: Any) -> None:
     """After a rollback of the operator pods of the newer version are still there."""
-    world.expect(world.gang())
-    await world.greeted("gpt-1-0", version=VERSION + 1)
+    harness.expect(harness.gang())
+    await harness.greeted("gpt-1-0", version=VERSION + 1)
 
 
 @pytest.mark.parametrize("version", [OLDEST_VERSION, VERSION])
 async def test_a_sidecar_takes_any_version_that_it_speaks(
-    version: int, world: Any, monkeypatch: pytest.MonkeyPatch
+    version: int, harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _answer_with(version, monkeypatch)
-    gang = world.gang(nodes=1)
-    world.expect(gang)
-    await world.sidecar("gpt-1-0")
-    await world.until(lambda: world.gateway._streams)
-    await world.sidecars["gpt-1-0"].relay.connected.wait()
+    gang = harness.gang(nodes=1)
+    harness.expect(gang)
+    await harness.sidecar("gpt-1-0")
+    await harness.until(lambda: harness.gateway._streams)
+    await harness.sidecars["gpt-1-0"].relay.connected.wait()
 
 
 async def test_a_sidecar_refuses_a_version_that_it_does_not_speak(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _answer_with(VERSION + 1, monkeypatch)
     ended: list[str] = []
@@ -70,9 +70,9 @@ async def test_a_sidecar_refuses_a_version_that_it_does_not_speak(
         ended.append(code)
 
     monkeypatch.setattr(relay.StreamEndedError, "__init__", remember)
-    world.expect(world.gang(nodes=1))
-    await world.sidecar("gpt-1-0")
-    await world.until(lambda: "bad_version" in ended)
+    harness.expect(harness.gang(nodes=1))
+    await harness.sidecar("gpt-1-0")
+    await harness.until(lambda: "bad_version" in ended)
 
 
 def _answer_with(version: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,14 +240,14 @@ async def test_large_reviews_of_many_sources_wait_for_a_small_one(served: Served
         answered.append(address)
 
     reached = asyncio.Semaphore(0)
-    turn = served.webhook._turns.turn
+    acquire = served.webhook._semaphore.acquire
 
     def asked(source: str, cost: int = 1) -> Any:
         reached.release()
-        return turn(source, cost)
+        return acquire(source, cost)
 
-    served.webhook._turns.turn = asked  # type: ignore[method-assign]
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group, turn("running"):
+    served.webhook._semaphore.acquire = asked  # type: ignore[method-assign]
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group, acquire("running"):
         for number in range(6):
             group.create_task(post(f"127.0.0.{number + 2}", large))
             await reached.acquire()

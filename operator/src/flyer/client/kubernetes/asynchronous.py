@@ -25,8 +25,8 @@ from flyer.client.kubernetes.logstream import stream_logs
 from flyer.client.kubernetes.views import event_view, job_of, node_views, view_of
 from flyer.client.kubernetes.watching import JobWatch
 from flyer.errors import FlyerError
-from flyer.kube.client.errors import ApiError
-from flyer.kube.client.resources import EVENTS, FLYERJOBS
+from flyer.kube.apiserver.errors import ApiError
+from flyer.kube.apiserver.resources import EVENTS, FLYERJOBS
 from flyer.presenter import queue_views, quota_views
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from flyer.client.connection import WatchItem
     from flyer.client.logs import LogLine
-    from flyer.kube.client import Api
+    from flyer.kube.apiserver import Api
     from flyer.views import EventView, JobView, NodeView, QueueView, QuotaView, WhyView
 
 __all__ = ["AsyncKubeClient"]

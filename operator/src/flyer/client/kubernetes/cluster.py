@@ -25,8 +25,8 @@ from flyer.api import (
 from flyer.client.kubernetes.views import job_of
 from flyer.engine import NodeState, Quota, Zones
 from flyer.engine.removals import judged
-from flyer.kube.client.errors import ApiError, NotFoundError
-from flyer.kube.client.resources import (
+from flyer.kube.apiserver.errors import ApiError, NotFoundError
+from flyer.kube.apiserver.resources import (
     FLYERJOBS,
     FLYERQUOTAS,
     FLYERTOPOLOGIES,
@@ -35,14 +35,14 @@ from flyer.kube.client.resources import (
     NODEHEALTHS,
     NODES,
 )
-from flyer.kube.services.views import shape_node
+from flyer.kube.views import shape_node
 from flyer.presenter import why_of
 from flyer.views import WhyReason, WhyView
 
 if TYPE_CHECKING:
     from flyer.engine import EngineState
-    from flyer.kube.client import Api
-    from flyer.kube.client.resources import Resource
+    from flyer.kube.apiserver import Api
+    from flyer.kube.apiserver.resources import Resource
 
 __all__ = ["NO_LEADER", "Objects", "explain_job", "leaderless", "observe"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from flyer.client.kubernetes.asynchronous import FINISHED_STATES, AsyncKubeClient
 from flyer.client.kubernetes.errors import words_for
 from flyer.errors import FlyerError
-from flyer.kube.client import AccessError, Api, find_access
+from flyer.kube.apiserver import AccessError, Api, find_access
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
@@ -56,7 +56,7 @@ def namespace_of(kubeconfig: str, context: str) -> str:
     """The namespace that the kubeconfig's context names; in a pod its own."""
     from kubernetes.aio import config
 
-    from flyer.kube.client.access import SERVICE_ACCOUNT
+    from flyer.kube.apiserver.access import SERVICE_ACCOUNT
 
     if not kubeconfig and (SERVICE_ACCOUNT / "namespace").exists():
         return (SERVICE_ACCOUNT / "namespace").read_text().strip()

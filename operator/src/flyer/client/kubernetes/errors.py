@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from flyer.errors import ExitStatus, FlyerError
-from flyer.kube.client import AccessError
-from flyer.kube.client.errors import (
+from flyer.kube.apiserver import AccessError
+from flyer.kube.apiserver.errors import (
     AlreadyExistsError,
     ApiError,
     ForbiddenError,

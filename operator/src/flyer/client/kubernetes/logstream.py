@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from flyer.api import FlyerJobStatus, Phase
 from flyer.client.kubernetes.loglines import PodLog
 from flyer.client.kubernetes.views import job_of
-from flyer.kube.client.errors import ApiError, InvalidError, NotFoundError
-from flyer.kube.client.resources import FLYERJOBS, PODS
+from flyer.kube.apiserver.errors import ApiError, InvalidError, NotFoundError
+from flyer.kube.apiserver.resources import FLYERJOBS, PODS
 from flyer.kube.pods.names import (
     ANNOTATION_DEFAULT_CONTAINER,
     LABEL_ATTEMPT,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from flyer.api import FlyerJob
     from flyer.client.logs import LogLine
-    from flyer.kube.client import Api
+    from flyer.kube.apiserver import Api
 
 __all__ = ["stream_logs"]
 

@@ -11,14 +11,14 @@ from flyer.client.connection import WatchItem
 from flyer.client.kubernetes.errors import words_for
 from flyer.client.kubernetes.views import job_of, view_of
 from flyer.job_events import REMOVED, job_events
-from flyer.kube.client.errors import ApiError, ForbiddenError, GoneError, NotFoundError
-from flyer.kube.client.resources import FLYERJOBS
+from flyer.kube.apiserver.errors import ApiError, ForbiddenError, GoneError, NotFoundError
+from flyer.kube.apiserver.resources import FLYERJOBS
 from flyer.views import EventView
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from flyer.kube.client import Api
+    from flyer.kube.apiserver import Api
 
 __all__ = ["JobWatch"]
 

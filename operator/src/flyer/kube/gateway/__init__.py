@@ -5,7 +5,7 @@
 """
 
 from flyer.kube.gateway.certificates import SECRET_NAME, Certificates, certificates_of, renewed
-from flyer.kube.gateway.gateway import Gateway, Heard
+from flyer.kube.gateway.gateway import Gateway, Heartbeat
 from flyer.kube.gateway.identities import (
     Identities,
     IdentityUnknownError,
@@ -22,7 +22,7 @@ __all__ = [
     "Gateway",
     "GatewayMetrics",
     "GatewaySettings",
-    "Heard",
+    "Heartbeat",
     "Identities",
     "IdentityUnknownError",
     "PodIdentity",

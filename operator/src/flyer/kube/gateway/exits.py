@@ -36,16 +36,16 @@ class Exits:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
-        self.told: dict[int, Outcome] = {}
+        self.reported: dict[int, Outcome] = {}
         self._waiting: dict[int, _Waiting] = {}
         self._failures: list[Failure] = []
 
     def known(self, node_rank: int) -> bool:
         """Whether this pod's end has come, told or not."""
-        return node_rank in self.told or node_rank in self._waiting
+        return node_rank in self.reported or node_rank in self._waiting
 
     @property
-    def guilty(self) -> Failure | None:
+    def root_cause(self) -> Failure | None:
         """The failure that the others follow from, as far as is known."""
         return first(self._failures)
 
@@ -56,12 +56,12 @@ class Exits:
         if self.known(node_rank):
             return []
         if not _is_suspicious(outcome):
-            self.told[node_rank] = outcome
+            self.reported[node_rank] = outcome
             return [(node_rank, outcome)]
         if failure is not None:
             self._failures.append(failure)
         lost_peers = outcome == LOST_PEERS or (failure is not None and failure.peer_lost)
-        pause = self._settings.blame_seconds
+        pause = self._settings.first_failure_seconds
         if lost_peers:
             pause = self._settings.peer_lost_seconds
         known = failure or _unknown(node_rank, outcome, now, lost_peers=lost_peers)
@@ -87,17 +87,19 @@ class Exits:
         return max(due, min(unexplained, default=due))
 
     def tick(self, now: float) -> list[tuple[int, Outcome]]:
-        """What is to be told now, the guilty one first."""
+        """What is to be told now, the root_cause one first."""
         due = self.due()
         if due is None or now < due:
             return []
         ordered = []
         while self._waiting:
-            guilty = first(one.failure for one in self._waiting.values())
-            node_rank = next(rank for rank, one in self._waiting.items() if one.failure is guilty)
+            root_cause = first(one.failure for one in self._waiting.values())
+            node_rank = next(
+                rank for rank, one in self._waiting.items() if one.failure is root_cause
+            )
             ended = self._waiting.pop(node_rank)
             ordered.append((node_rank, explained(ended.outcome, ended.failure)))
-        self.told.update(ordered)
+        self.reported.update(ordered)
         return ordered
 
 

@@ -117,8 +117,8 @@ class Gang:
             pod_name(job, self.start.attempt, node_rank)
             for node_rank in range(len(self.start.assignment.nodes))
         ]
-        if strangers := by_name.keys() - set(names):
-            raise ValueError(f"{self.start.job}: pod {min(strangers)} is none of its attempt")
+        if unknown := by_name.keys() - set(names):
+            raise ValueError(f"{self.start.job}: pod {min(unknown)} is none of its attempt")
         return [by_name.get(name) or PodIdentity(namespace, name, "") for name in names]
 
     # -- what happens --------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Gang:
         kind = StreamRestored if heard else StreamLost
         return [kind(self.start.job, self.start.attempt)]
 
-    def restated(self) -> list[Event]:
+    def all_streams(self) -> list[Event]:
         """As `streams`, for an engine that has forgotten what was reported to it."""
         self._heard = True
         return self.streams()
@@ -211,7 +211,7 @@ class Gang:
         self, node_rank: int, outcome: Outcome, failure: Failure | None, now: float
     ) -> list[Event]:
         """A pod ended so; the first account of it counts."""
-        return self._told(self.exits.add(node_rank, outcome, failure, now))
+        return self._exit_events(self.exits.add(node_rank, outcome, failure, now))
 
     def pod_ended(self, node_rank: int, status: Outcome, now: float) -> list[Event]:
         """As `conclude`, with what the pod's status says; it explains a SIGKILL told before."""
@@ -234,7 +234,7 @@ class Gang:
             if not self._received and not self._terminate:
                 self._terminate = True  # half of the grace is over, and nobody answers
                 self.order_version += 1
-        return events + self._told(self.exits.tick(now))
+        return events + self._exit_events(self.exits.tick(now))
 
     def order(self, node_rank: int, now: float) -> Order:
         """All that is wanted of a pod now."""
@@ -423,7 +423,7 @@ class Gang:
             traceback=text,
         )
 
-    def _told(self, ends: list[tuple[int, Outcome]]) -> list[Event]:
+    def _exit_events(self, ends: list[tuple[int, Outcome]]) -> list[Event]:
         job, attempt = self.start.job, self.start.attempt
         names = self.start.assignment.names
         events = self._flush() if ends else []

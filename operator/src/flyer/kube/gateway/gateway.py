@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from prometheus_client import CollectorRegistry
 
 from flyer.engine import CheckpointReported, LifeStateSet, PodExited
-from flyer.kube.changes import Changes
 from flyer.kube.gateway.gang import Gang
 from flyer.kube.gateway.listener import Listener
 from flyer.kube.gateway.metrics import GatewayMetrics
-from flyer.kube.gateway.reviews import Reviews
+from flyer.kube.gateway.reviews import TokenReviewer
 from flyer.kube.gateway.stream import RefusedError, Stream
 from flyer.kube.gateway.tls import load_certificates, server_context
+from flyer.kube.keyed_condition import KeyedCondition
 from flyer.sidecar.wire import OLDEST_VERSION, VERSION, LauncherState
 
 if TYPE_CHECKING:
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from flyer.kube.gateway.settings import GatewaySettings
     from flyer.sidecar.wire import Report
 
-__all__ = ["Gateway", "Heard"]
+__all__ = ["Gateway", "Heartbeat"]
 
 log = logging.getLogger(__name__)
 
 
-class Heard(NamedTuple):
+class Heartbeat(NamedTuple):
     """What is heard of a node."""
 
-    said_at: float
+    received_at: float
     """When its sidecar said something last, by the loop's clock; 0 = it is still to come."""
     replaceable: bool
     """Whether its silence may be judged: what runs there gets no further alone."""
@@ -61,30 +61,32 @@ class Gateway:
     def __init__(
         self,
         *,
-        tell: Callable[[Event], None],
+        enqueue: Callable[[Event], None],
         identities: Identities,
         settings: GatewaySettings,
         metrics: GatewayMetrics | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._tell = tell
+        self._enqueue = enqueue
         self._settings = settings
         self._metrics = metrics or GatewayMetrics(CollectorRegistry())
         self._clock = clock
         self._context = server_context()
         self._secret = ""
         self._listener = Listener(
-            settings, self._context, self._metrics, self._converse, self._is_expected
+            settings, self._context, self._metrics, self._serve_stream, self._is_expected
         )
         self._gangs: dict[str, Gang] = {}
         self._members: dict[str, tuple[Gang, int]] = {}
         self._streams: dict[str, Stream] = {}
-        self._said_at: dict[str, float] = {}  # of members whose stream has ended
+        self._received_at: dict[str, float] = {}  # of members whose stream has ended
         self._addresses: Counter[str] = Counter()  # of members' pods
-        self._reviews = Reviews(identities, self._members.__contains__, settings)
+        self._reviews = TokenReviewer(identities, self._members.__contains__, settings)
         self._timers: dict[Gang, asyncio.TimerHandle] = {}
         self._woken: dict[Gang, int] = {}
-        self._changes = Changes()  # of members: their streams, accounts and being expected, by uid
+        self._changes = (
+            KeyedCondition()
+        )  # of members: their streams, accounts and being expected, by uid
 
     @property
     def port(self) -> int:
@@ -135,7 +137,7 @@ class Gateway:
         for member in gang.members:
             if member.identity.uid:
                 self._members[member.identity.uid] = (gang, member.node_rank)
-        self._after(gang, gang.streams())
+        self._apply(gang, gang.streams())
 
     def locate(self, uid: str, ip: str) -> None:
         """The pods cache saw where a pod is. Repeating it is harmless; unknown pods are ignored.
@@ -148,13 +150,13 @@ class Gateway:
             self._addresses -= Counter([gang.members[node_rank].ip])
             self._addresses[ip] += 1
             gang.locate(node_rank, ip)
-            self._after(gang, ())
+            self._apply(gang, ())
 
     def signal(self, signal: Signal) -> None:
         """Ask the job to save and release: in milliseconds where its sidecars are connected."""
         gang = self._gang(signal.job, signal.attempt)
         if gang is not None:
-            self._after(gang, gang.signal(signal, self._clock()))
+            self._apply(gang, gang.signal(signal, self._clock()))
 
     def kill(self, job: str, attempt: int) -> set[str]:
         """The attempt is over: have its ranks killed by their own launchers.
@@ -165,9 +167,9 @@ class Gateway:
         gang = self._gang(job, attempt)
         if gang is None:
             return set()
-        told = gang.kill()
-        self._after(gang, ())
-        return told
+        self_ending = gang.kill()
+        self._apply(gang, ())
+        return self_ending
 
     async def conclude(self, uid: str, status: Outcome) -> Outcome:
         """A pod has ended (phase Succeeded or Failed, or gone): tell PodExited, exactly once.
@@ -191,9 +193,9 @@ class Gateway:
         )
         if forgotten():
             return status
-        self._after(gang, gang.pod_ended(node_rank, status, self._clock()))
-        await self._changes.until(uid, lambda: node_rank in gang.exits.told or forgotten())
-        return gang.exits.told.get(node_rank, status)
+        self._apply(gang, gang.pod_ended(node_rank, status, self._clock()))
+        await self._changes.until(uid, lambda: node_rank in gang.exits.reported or forgotten())
+        return gang.exits.reported.get(node_rank, status)
 
     def forget(self, job: str, attempt: int) -> None:
         """The attempt is over: its sidecars are sent away, and no event of it is told any more."""
@@ -223,7 +225,7 @@ class Gateway:
                 stream = self._streams.get(gang.members[node_rank].identity.uid)
                 if stream is not None:
                     stream.wake()
-            self._after(gang, ())
+            self._apply(gang, ())
 
     # -- what the operator may want to show ----------------------------------------------------
 
@@ -232,18 +234,18 @@ class Gateway:
         gang = self._gangs.get(job)
         return gang.absent() if gang is not None else []
 
-    def restate(self, job: str) -> None:
+    def republish_streams(self, job: str) -> None:
         """The engine was rebuilt, and no status stores whether a running gang has its streams."""
         gang = self._gangs.get(job)
         if gang is not None:
-            self._after(gang, gang.restated())
+            self._apply(gang, gang.all_streams())
 
     def failure(self, job: str) -> Failure | None:
         """The failure that the others of the job's attempt follow from, with its traceback."""
         gang = self._gangs.get(job)
-        return gang.exits.guilty if gang is not None else None
+        return gang.exits.root_cause if gang is not None else None
 
-    def heard(self) -> dict[str, Heard]:
+    def heartbeats(self) -> dict[str, Heartbeat]:
         """What is heard of each node where something runs, since we listen.
 
         Replaceable are nodes of gangs that run on several: what is left of such a gang ends before
@@ -251,17 +253,17 @@ class Gateway:
         that runs, or a job of one node, would go on. Of a gang that ran before we led a sidecar is
         missed also if it never came to us; one that starts may take its time.
         """
-        found: dict[str, Heard] = {}
+        found: dict[str, Heartbeat] = {}
         running = [one for one in self._members.items() if not one[1][0].exits.known(one[1][1])]
         nodes = Counter(gang for _, (gang, _) in running)
         for uid, (gang, node_rank) in running:
             stream = self._streams.get(uid)
-            said_at = stream.heard_at if stream else self._said_at.get(uid, 0.0)
+            received_at = stream.heard_at if stream else self._received_at.get(uid, 0.0)
             launched = gang.members[node_rank].launcher is not LauncherState.ABSENT
-            heard = Heard(
-                said_at,
-                replaceable=nodes[gang] > 1 and (said_at > 0 or gang.adopted),
-                runs=launched or not said_at,
+            heard = Heartbeat(
+                received_at,
+                replaceable=nodes[gang] > 1 and (received_at > 0 or gang.adopted),
+                runs=launched or not received_at,
             )
             name = gang.start.assignment.names[node_rank]
             found[name] = max(heard, found.get(name, heard))
@@ -276,7 +278,7 @@ class Gateway:
 
     # -- streams -------------------------------------------------------------------------------
 
-    async def _converse(self, connection: Connection) -> None:
+    async def _serve_stream(self, connection: Connection) -> None:
         stream = connection.stream
         hello = await stream.hello()
         if hello.version < OLDEST_VERSION:
@@ -291,10 +293,10 @@ class Gateway:
         if member is None:
             message = f"pod {identity.namespace}/{identity.name} is in no gang that runs"
             raise RefusedError("unknown_pod", message)
-        connection.proved()
-        await self._attend(stream, version, identity.uid, *member)
+        connection.authenticated()
+        await self._serve_member(stream, version, identity.uid, *member)
 
-    async def _attend(
+    async def _serve_member(
         self, stream: Stream, version: int, uid: str, gang: Gang, node_rank: int
     ) -> None:
         """One stream a pod: a new one replaces the old, which may be half-open and never end."""
@@ -304,7 +306,7 @@ class Gateway:
         self._streams[uid] = stream
         self._metrics.connections.set(len(self._streams))
         gang.connect(node_rank, version)
-        self._after(gang, gang.streams())
+        self._apply(gang, gang.streams())
         start = gang.start
         log.info("%s: attempt %d: node rank %d is connected", start.job, start.attempt, node_rank)
 
@@ -316,7 +318,7 @@ class Gateway:
             self._take(gang, node_rank, report)
 
         try:
-            await stream.converse(
+            await stream.serve(
                 take,
                 lambda: gang.order(node_rank, self._clock()),
                 lambda: gang.order_version,
@@ -328,10 +330,10 @@ class Gateway:
                 del self._streams[uid]
                 self._changes.notify(uid)
                 if uid in self._members:
-                    self._said_at[uid] = stream.heard_at
+                    self._received_at[uid] = stream.heard_at
                 gang.disconnect(node_rank)
                 if self._members.get(uid) == (gang, node_rank):
-                    self._after(gang, gang.streams())
+                    self._apply(gang, gang.streams())
                 self._metrics.connections.set(len(self._streams))
 
     def _take(self, gang: Gang, node_rank: int, report: Report) -> None:
@@ -345,7 +347,7 @@ class Gateway:
         events = gang.take(node_rank, report, now)
         if was_started is None and gang.started_at is not None:
             self._metrics.start_seconds.observe(gang.started_at - gang.expected_at)
-        self._after(gang, events)
+        self._apply(gang, events)
         self._changes.notify(gang.members[node_rank].identity.uid)
 
     def _key(self, job: FlyerJob, start: Start) -> str | None:
@@ -369,17 +371,17 @@ class Gateway:
 
     def _dismiss(self, uid: str) -> None:
         self._members.pop(uid, None)
-        self._said_at.pop(uid, None)
+        self._received_at.pop(uid, None)
         stream = self._streams.get(uid)
         if stream is not None:
             stream.end(RefusedError("forgotten", "this attempt is over"))
         self._changes.notify(uid)
 
-    def _after(self, gang: Gang, events: Iterable[Event]) -> None:
+    def _apply(self, gang: Gang, events: Iterable[Event]) -> None:
         """Tell what there is to tell, wake the streams if there are new orders, set the timer."""
         ended = []
         for event in events:
-            self._tell(event)
+            self._enqueue(event)
             if isinstance(event, PodExited):
                 ended.append(event.node)
         if ended:
@@ -402,4 +404,4 @@ class Gateway:
             self._timers[gang] = asyncio.get_running_loop().call_later(pause, self._tick, gang)
 
     def _tick(self, gang: Gang) -> None:
-        self._after(gang, gang.tick(self._clock()))
+        self._apply(gang, gang.tick(self._clock()))

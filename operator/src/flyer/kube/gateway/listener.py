@@ -1,4 +1,4 @@
-"""TLS and the first line of every accepted connection; places and limits are `flyer.kube.doors`."""
+"""TLS and first line of accepted connections; `flyer.kube.servers` has the connection limits."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import logging
 import socket
 from typing import TYPE_CHECKING
 
-from flyer.kube.doors.accept import Accepted, BoundedListener
-from flyer.kube.doors.tls import accept_tls
 from flyer.kube.gateway.stream import RefusedError, Stream
+from flyer.kube.servers.accept import Accepted, BoundedListener
+from flyer.kube.servers.tls import accept_tls
 from flyer.sidecar.wire import REPORT_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -33,21 +33,21 @@ class Connection:
 
     @property
     def source(self) -> str:
-        """The source that its place counts for."""
-        return self._accepted.place.source
+        """The source that its slot counts for."""
+        return self._accepted.slot.source
 
     @property
     def expected(self) -> bool:
         """Whether it comes from the address of a pod that should connect."""
-        return self._accepted.place.expected
+        return self._accepted.slot.expected
 
     def busy(self) -> None:
         """Its token is reviewed: it is not evicted any more."""
-        self._accepted.place.busy = True
+        self._accepted.slot.busy = True
 
-    def proved(self) -> None:
+    def authenticated(self) -> None:
         """Its pod is known: it does not count as unauthenticated any more."""
-        self._accepted.proved()
+        self._accepted.authenticated()
 
 
 class _Protocol(asyncio.StreamReaderProtocol):
@@ -79,7 +79,7 @@ class Listener:
         self._serve = serve
         self._bounded = BoundedListener(
             self._handle,
-            settings.places,
+            settings.limits,
             connections_max=settings.connections_max,
             expected=expected,
             refused=metrics.refusals.labels("too_many").inc,
@@ -92,9 +92,9 @@ class Listener:
         return self._bounded.port
 
     @property
-    def unproved(self) -> int:
+    def unauthenticated(self) -> int:
         """Connections that have not authenticated."""
-        return len(self._bounded.places)
+        return len(self._bounded.limits)
 
     def open(self) -> None:
         """Bind and listen."""
@@ -119,7 +119,7 @@ class Listener:
             assert protocol.transport is not None, "the handshake is over"
             writer = asyncio.StreamWriter(protocol.transport, protocol, reader, loop)
             stream = Stream(reader, writer, self._settings, self._metrics)
-            await self._converse(Connection(accepted, stream), accepted.address)
+            await self._serve_stream(Connection(accepted, stream), accepted.address)
         except (OSError, TimeoutError) as error:
             if protocol.transport is None:
                 self._metrics.refusals.labels("bad_handshake").inc()
@@ -128,7 +128,7 @@ class Listener:
             if protocol.transport is not None:
                 protocol.transport.abort()
 
-    async def _converse(self, one: Connection, address: str) -> None:
+    async def _serve_stream(self, one: Connection, address: str) -> None:
         try:
             await self._serve(one)
         except RefusedError as error:

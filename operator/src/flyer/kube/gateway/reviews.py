@@ -12,9 +12,9 @@ import hashlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from flyer.kube.doors.turns import FairTurns
 from flyer.kube.gateway.identities import IdentityUnknownError, TokenRefusedError, claimed_pod
 from flyer.kube.gateway.stream import RefusedError
+from flyer.kube.servers.fair_semaphore import FairSemaphore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from flyer.kube.gateway.listener import Connection
     from flyer.kube.gateway.settings import GatewaySettings
 
-__all__ = ["Reviews"]
+__all__ = ["TokenReviewer"]
 
 
-class Reviews:
+class TokenReviewer:
     """Asks `identities`; `expects` is given a pod's uid."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Reviews:
         self._expects = expects
         self._settings = settings
         self._members = asyncio.Semaphore(settings.reviews_max)
-        self._strangers = FairTurns(settings.stranger_reviews_max)
+        self._unexpected = FairSemaphore(settings.unexpected_reviews_max)
         self._refused: OrderedDict[bytes, tuple[float, str]] = OrderedDict()  # digest → until, why
 
     async def review(self, token: str, connection: Connection) -> PodIdentity:
@@ -67,7 +67,7 @@ class Reviews:
         if connection.expected:
             async with self._members:
                 return await self._identities.review(token)
-        async with self._strangers.turn(connection.source):
+        async with self._unexpected.acquire(connection.source):
             return await self._identities.review(token)
 
     def _remember(self, digest: bytes, until: float, why: str) -> None:

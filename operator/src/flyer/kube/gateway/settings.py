@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flyer.kube.doors.places import PlaceSettings
 from flyer.kube.pods.settings import GATEWAY_PORT
+from flyer.kube.servers.connection_limits import ConnectionLimitSettings
 
 __all__ = ["GatewaySettings"]
 
@@ -23,7 +23,7 @@ class GatewaySettings:
     review_seconds: float = 10.0
     """What a token review may take before the sidecar is told to come again."""
     reviews_max: int = 32
-    """Reviews under way at once: what a leader change of a large cluster asks of the API server."""
+    """Concurrent token reviews, which a leader change of a large cluster needs."""
     beat_seconds: float = 5.0
     """We say something at least so often."""
     sidecars_beat_seconds: float = 2.0
@@ -35,9 +35,9 @@ class GatewaySettings:
 
     connections_max: int = 20_000
     """Open connections in all: twice the nodes of the largest cluster in mind."""
-    places: PlaceSettings = field(default_factory=PlaceSettings)
+    limits: ConnectionLimitSettings = field(default_factory=ConnectionLimitSettings)
     """Of them, those that have not authenticated yet, and how they are shared among sources."""
-    stranger_reviews_max: int = 4
+    unexpected_reviews_max: int = 4
     """Token reviews under way at once for connections from unexpected addresses; a further
     `reviews_max` are for the addresses of expected pods alone."""
     refusals_max: int = 4096
@@ -53,7 +53,7 @@ class GatewaySettings:
     """Progress of one job is told to the engine at most so often; the newest step wins."""
     output_seconds: float = 30.0
     """Launchers tell that ranks wrote something so often, or four times within a watchdog."""
-    blame_seconds: float = 1.0
+    first_failure_seconds: float = 1.0
     """The first failure waits so long for others; then the guilty one is told first."""
     peer_lost_seconds: float = 3.0
     """A pod that lost its peers waits so long for the peer's own account."""

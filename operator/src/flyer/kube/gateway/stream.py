@@ -84,7 +84,7 @@ class Stream:
             raise RefusedError("bad_handshake", f"say `hello` first, not `{message.kind}`")
         return message
 
-    async def converse(
+    async def serve(
         self,
         take: Callable[[Report], None],
         order: Callable[[], Order],

@@ -19,12 +19,12 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from flyer.kube.doors.web import WebDoor, WebSettings
 from flyer.kube.gateway.certificates import BUNDLE, LEAF, LEAF_KEY, Certificates
 from flyer.kube.injection.settings import WebhookSettings, parse_webhook_settings
 from flyer.kube.injection.webhook import InjectionMetrics, Webhook
 from flyer.kube.logs import write_json_logs
 from flyer.kube.pods import PodSettings
+from flyer.kube.servers.web import WebServer, WebSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,9 +111,9 @@ class _Process:
         return self._held is not None
 
     async def _serve_status(self) -> None:
-        door = WebDoor(self._status, WebSettings())
-        door.open(self._settings.host, self._settings.metrics_port)
-        await door.run()
+        server = WebServer(self._status, WebSettings())
+        server.open(self._settings.host, self._settings.metrics_port)
+        await server.run()
 
     async def _status(self, request: web.BaseRequest) -> web.StreamResponse:
         match request.path:

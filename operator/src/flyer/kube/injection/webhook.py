@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter
 
-from flyer.kube.doors.places import PlaceSettings
-from flyer.kube.doors.turns import FairTurns
-from flyer.kube.doors.web import (
-    BodyTooLargeError,
-    WebDoor,
-    WebSettings,
-    place_of,
-    read_body,
-)
 from flyer.kube.gateway.tls import load_certificates, server_context, trust_clients
 from flyer.kube.injection.review import INJECTED, UNCHANGED, NoReviewError, respond
+from flyer.kube.servers.connection_limits import ConnectionLimitSettings
+from flyer.kube.servers.fair_semaphore import FairSemaphore
+from flyer.kube.servers.web import (
+    BodyTooLargeError,
+    WebServer,
+    WebSettings,
+    read_body,
+    slot_of,
+)
 
 if TYPE_CHECKING:
     from flyer.kube.gateway.certificates import Certificates
@@ -44,7 +44,7 @@ ANSWER_SECONDS: Final = 4.0  # below the configuration's five
 FAILED, REFUSED = "failed", "refused"
 LIMITS: Final = WebSettings(
     # With every body at its limit 384 MiB. The API server may be one source: it has most places.
-    places=PlaceSettings(total_max=128, source_max=96, rate_per_second=200.0, burst=400),
+    limits=ConnectionLimitSettings(total_max=128, source_max=96, rate_per_second=200.0, burst=400),
     head_seconds=10.0,
     answer_seconds=ANSWER_SECONDS,
 )
@@ -89,8 +89,8 @@ class Webhook:
         self._context = server_context()
         if client_authority:
             trust_clients(self._context, client_authority)
-        self._turns = FairTurns()
-        self._door = WebDoor(
+        self._semaphore = FairSemaphore()
+        self._server_ = WebServer(
             self._handle,
             limits,
             context=self._context,
@@ -101,7 +101,7 @@ class Webhook:
     @property
     def port(self) -> int:
         """The bound port, once it listens."""
-        return self._door.port
+        return self._server_.port
 
     def use(self, certificates: Certificates) -> None:
         """Serve with these from the next connection on; before `serve` at the latest."""
@@ -109,18 +109,18 @@ class Webhook:
 
     async def serve(self) -> None:
         """Serve; returns only by being cancelled."""
-        self._door.open(self._host, self._port)
+        self._server_.open(self._host, self._port)
         self.listening.set()
-        await self._door.run()
+        await self._server_.run()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path != INJECTION_PATH or request.method != "POST":
             return web.Response(status=404, text=f"POST {INJECTION_PATH} is all there is\n")
         try:
             body = await read_body(request, REVIEW_BYTES_MAX)
-            place = place_of(request)
+            slot = slot_of(request)
             cost = 1 << (len(body) // COST_BYTES).bit_length()
-            async with self._turns.turn(place.source, cost):
+            async with self._semaphore.acquire(slot.source, cost):
                 answer, result = respond(json.loads(body), self._settings, self._own_namespaces)
         except (NoReviewError, ValueError, RecursionError) as error:
             self._metrics.injections.labels(FAILED).inc()

@@ -1,11 +1,11 @@
 """The scheduler on Kubernetes: observe, decide, execute, report.
 
-`World` sees, a `Term` of the leader decides and acts, `Leader` runs terms one after the other.
+`ClusterCache` observes. `Leader` runs one `LeaderTerm` after another, which decides and acts.
 """
 
-from flyer.kube.services.leader import Leader, LeaderMark
-from flyer.kube.services.seams import Gateway, Seams
-from flyer.kube.services.term import Term
-from flyer.kube.services.world import World
+from flyer.kube.services.cluster_cache import ClusterCache
+from flyer.kube.services.dependencies import Dependencies, Gateway
+from flyer.kube.services.leader.leader import Leader, LeaderMark
+from flyer.kube.services.leader.term import LeaderTerm
 
-__all__ = ["Gateway", "Leader", "LeaderMark", "Seams", "Term", "World"]
+__all__ = ["ClusterCache", "Dependencies", "Gateway", "Leader", "LeaderMark", "LeaderTerm"]

@@ -1,7 +1,7 @@
-"""The operator's certificates in their Secrets: made, renewed, handed to what serves with them.
+"""Certificate manager: creates and renews the operator's certificates in their Secrets.
 
-Every replica does this, because each may lead; a Secret's compare-and-swap decides whose version
-counts.
+Every replica runs it, because each may lead; a compare-and-swap on the Secret decides between
+concurrent renewals.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from flyer.kube.client.errors import ApiError, ConflictError, NotFoundError
-from flyer.kube.client.resources import SECRETS, WEBHOOKS
+from flyer.kube.apiserver.errors import ApiError, ConflictError, NotFoundError
+from flyer.kube.apiserver.resources import SECRETS, WEBHOOKS
 from flyer.kube.gateway.certificates import (
     SECRET_NAME,
     WEBHOOK_SECRET_NAME,
@@ -26,24 +26,24 @@ from flyer.kube.gateway.certificates import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from flyer.kube.client import Api
+    from flyer.kube.apiserver import Api
 
-__all__ = ["WEBHOOK_NAME", "CertificateKeeper"]
+__all__ = ["WEBHOOK_NAME", "CertificateManager"]
 
 WEBHOOK_NAME: Final = "flyer-injection"
 LOOK_SECONDS: Final = 30.0
-"""Whoever replaced the registration or the Secret, an installer for one, is corrected so soon."""
+"""Time until a changed webhook configuration or Secret is corrected, such as by an installer."""
 RETRY_SECONDS: Final = 5.0
-"""Also until the registration is there: it is installed after the operator."""
+"""Also used until the webhook configuration exists, which is installed after the operator."""
 _TRIES_MAX: Final = 10
 
 log = logging.getLogger(__name__)
 
 
-class CertificateKeeper:
-    """`use` is called with every new version.
+class CertificateManager:
+    """Manages the certificates. Each `use` callback gets every new version.
 
-    `names`: under which the operator is reached; `webhook`: the webhook, none where it is off.
+    `names`: DNS names of the operator; `webhook`: those of the webhook, empty if it is disabled.
     """
 
     def __init__(
@@ -56,34 +56,34 @@ class CertificateKeeper:
         self._names = tuple(names)
         self._webhook = tuple(webhook)
         self._told = False
-        self._held: dict[str, bytes] | None = None  # as last read or stored
+        self._held: dict[str, bytes] | None = None  # last read or stored
         self._users: list[Callable[[Certificates], None]] = []
 
     def serve_with(self, use: Callable[[Certificates], None]) -> None:
-        """Hand them over now, and again when they are renewed."""
+        """Call `use` now and after each renewal."""
         self._users.append(use)
         if self.current is not None:
             use(self.current)
 
     def forget(self, use: Callable[[Certificates], None]) -> None:
-        """Whoever served serves no more."""
+        """Remove a callback."""
         self._users.remove(use)
 
     async def run(self) -> None:
-        """Keep them fresh until cancelled."""
+        """Renew the certificates until cancelled."""
         while True:
             try:
                 await self.refresh()
             except ApiError as error:
-                log.warning("certificates cannot be renewed now: %s", error)
+                log.warning("cannot renew certificates, retrying: %s", error)
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 told = self._told or not self._webhook
                 await asyncio.sleep(LOOK_SECONDS if told else RETRY_SECONDS)
 
     async def refresh(self) -> Certificates:
-        """Read, renew what is due, store, hand over."""
-        # Emptied by an installer, it gets back what running sidecars trust.
+        """Read the Secrets, renew and store what is due, and call the callbacks."""
+        # A Secret emptied by an installer is restored with the authorities that sidecars trust.
         data = await self._stored(
             SECRET_NAME, lambda held, now: renewed(held or self._held, self._names, now)
         )
@@ -117,9 +117,9 @@ class CertificateKeeper:
             try:
                 await self._store(name, secret, data)
             except ConflictError:
-                continue  # another replica was faster: use what it stored
+                continue  # another replica renewed it: use its version
             return data
-        raise ConflictError(f"update secrets {name}", "it changes all the time")
+        raise ConflictError(f"update secrets {name}", "it changes too often")
 
     async def _store(self, name: str, secret: dict[str, Any], data: dict[str, bytes]) -> None:
         encoded = {key: base64.b64encode(one).decode() for key, one in data.items()}
@@ -131,9 +131,9 @@ class CertificateKeeper:
         await self._api.create(SECRETS, {**fresh, "data": encoded}, self._namespace)
 
     async def _tell_webhook(self, bundle: str) -> bool:
-        """The API server has to trust the webhook: write the authorities into its configuration.
+        """Write the authorities into the webhook configuration, so that the API server trusts it.
 
-        Whether they stand there.
+        Returns whether they are in place.
         """
         encoded = base64.b64encode(bundle.encode()).decode()
         try:
@@ -151,6 +151,6 @@ class CertificateKeeper:
         try:
             await self._api.merge(WEBHOOKS, WEBHOOK_NAME, patch)
         except ConflictError:
-            return False  # it changed meanwhile
-        log.info("the registration of the webhook has our authorities")
+            return False  # it changed concurrently
+        log.info("webhook caBundle updated")
         return True

@@ -1,17 +1,17 @@
-"""What ends a term, or a part of it."""
+"""Errors that end a term or force a rebuild of its state."""
 
 from __future__ import annotations
 
-__all__ = ["LeftAloneError", "StaleStateError", "TermOverError"]
+__all__ = ["QuarantinedError", "StaleStateError", "TermOverError"]
 
 
 class StaleStateError(Exception):
-    """Somebody else wrote what we thought was ours alone: read everything again and go on."""
+    """Another writer changed what only the leader writes: rebuild the state and continue."""
 
 
-class LeftAloneError(StaleStateError):
-    """One job's status is not taken: the job is left alone, and the others read again."""
+class QuarantinedError(StaleStateError):
+    """The API server rejects one job's status: the job is quarantined and the state rebuilt."""
 
 
 class TermOverError(Exception):
-    """The term is ending: nothing new is begun."""
+    """The term is ending: no new work is started."""

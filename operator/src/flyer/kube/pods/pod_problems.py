@@ -1,0 +1,83 @@
+"""Why a kubelet does not start a pod, and whose fault that is. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer.kube.pods.names import DAEMON_CONTAINER, SIDECAR_CONTAINER, TOOLS_CONTAINER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["PodProblem", "pod_problem"]
+
+_OURS: Final = frozenset({TOOLS_CONTAINER, SIDECAR_CONTAINER, DAEMON_CONTAINER})
+# The same on every node.
+_OF_THE_JOB: Final = frozenset(
+    {"InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"}
+)
+# On some node: the message says which.
+_UNSURE: Final = frozenset({
+    "ErrImagePull", "ImagePullBackOff", "CreateContainerError", "RunContainerError", "StartError",
+    "ContainerCannotRun",
+})  # fmt: skip
+_SAYS_JOB: Final = re.compile(
+    r"not found|manifest unknown|does not exist|unauthorized|denied|forbidden|invalid reference"
+    r"|no match for platform|no such file|executable file|permission denied|no such host",
+    re.IGNORECASE,
+)
+# Of a sidecar (an init container that is restarted): its own doing, unless it is one of ours.
+_OF_A_CONTAINER: Final = frozenset({"CrashLoopBackOff"})
+_OF_THE_NODE: Final = frozenset({"CreatePodSandboxError"})
+_WORDS_MAX: Final = 400
+
+
+@dataclass(frozen=True, slots=True)
+class PodProblem:
+    """The kubelet's reason and words; `job_fault`: it would be the same on any node."""
+
+    reason: str
+    message: str
+    job_fault: bool
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}" if self.message else self.reason
+
+
+def pod_problem(pod: Mapping[str, Any]) -> PodProblem | None:
+    """What keeps this pod from running; None: nothing that waiting would not cure."""
+    status = pod.get("status") or {}
+    phase = status.get("phase")
+    ran = status.get("containerStatuses") or status.get("startTime")
+    if phase == "Failed" and not status.get("containerStatuses") and status.get("reason"):
+        # The kubelet's own admission: it would not take the pod, on this node.
+        return PodProblem(str(status["reason"]), _cut(status.get("message")), job_fault=False)
+    if phase != "Pending":
+        return None
+    for name, waiting in _waiting(status):
+        reason, message = str(waiting.get("reason") or ""), _cut(waiting.get("message"))
+        if reason in _OF_THE_JOB | _UNSURE | _OF_A_CONTAINER and name not in _OURS:
+            fault = reason not in _UNSURE or bool(_SAYS_JOB.search(message))
+            return PodProblem(reason, f"container {name}: {message}", job_fault=fault)
+        if reason in _OF_THE_JOB | _UNSURE | _OF_A_CONTAINER | _OF_THE_NODE:
+            return PodProblem(reason, f"container {name}: {message}", job_fault=False)
+    if not ran:
+        for one in status.get("conditions") or ():
+            unschedulable = one.get("reason") == "Unschedulable" and one.get("status") == "False"
+            if one.get("type") == "PodScheduled" and unschedulable:
+                return PodProblem("Unschedulable", _cut(one.get("message")), job_fault=False)
+    return None
+
+
+def _waiting(status: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        for one in status.get(kind) or ():
+            waiting = (one.get("state") or {}).get("waiting")
+            if waiting:
+                yield str(one.get("name")), waiting
+
+
+def _cut(message: Any) -> str:
+    return " ".join(str(message or "").split())[:_WORDS_MAX]

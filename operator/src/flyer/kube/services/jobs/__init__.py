@@ -1,0 +1,1 @@
+"""FlyerJobs: the event queue, status commits, quarantine and events."""

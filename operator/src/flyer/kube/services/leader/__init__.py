@@ -1,0 +1,1 @@
+"""Leadership: terms of a leader, the resync that opens one, and the scheduling loop."""

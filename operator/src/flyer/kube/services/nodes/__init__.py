@@ -1,0 +1,1 @@
+"""Nodes: their state for the engine, and failure detection."""

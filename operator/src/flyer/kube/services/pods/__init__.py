@@ -1,0 +1,1 @@
+"""Pods of gangs: template checks, creation, start monitoring and deletion."""

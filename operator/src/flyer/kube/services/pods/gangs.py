@@ -1,0 +1,432 @@
+"""Gangs of pods: create and bind all pods of an attempt, delete them, and detect empty nodes.
+
+Every call is idempotent: an existing pod is used, a bound one left. Whether a node is empty follows
+from the observed pods, not from past calls (`report_empty_nodes`): a node of a gang is empty when
+it has no pod of this or an earlier attempt of the job in a phase in which a process may live, and
+no pods are being created.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
+
+from flyer.api import Duration, Phase, PodTemplate, SuspendCode
+from flyer.engine import Failed, NodeEmptied, PodExited, RequeueRequested, Start, StartRefused
+from flyer.kube.apiserver.election import LeadershipLostError
+from flyer.kube.apiserver.errors import ApiError, InvalidError, NotFoundError
+from flyer.kube.apiserver.resources import FLYERJOBS
+from flyer.kube.gateway.identities import PodIdentity
+from flyer.kube.keyed_condition import KeyedCondition
+from flyer.kube.pods import PlacedNode, PodsRefusedError
+from flyer.kube.services.pods.pod_control import KILL_SECONDS, PodControl
+from flyer.kube.services.pods.start_monitor import StartMonitor
+from flyer.kube.services.pods.templates import NodesUnfitError
+from flyer.kube.views import mark_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from flyer.api import FlyerJob
+    from flyer.engine import Event, JobState, Stop
+    from flyer.kube.apiserver import Api, Limiter
+    from flyer.kube.services.cluster_cache import ClusterCache
+    from flyer.kube.services.dependencies import Dependencies, Gateway
+    from flyer.kube.services.pods.templates import TemplateChecker
+    from flyer.kube.views import PodView
+
+__all__ = ["Gangs"]
+
+# BSD's EX_CANTCREAT, as in the local driver: the pods cannot be created.
+EXIT_NOT_STARTED: Final = 73
+# A pod that exits by itself keeps its logs, which a deleted one loses: pods of a finished or
+# released job exit, and so do pods whose launchers are ordered to kill their ranks. A kubelet
+# reports the exit seconds later. Less than the engine's stop deadline.
+LINGER_SECONDS: Final = 8.0
+# Other jobs wait for released nodes, and ranks may ignore SIGTERM.
+LINGER_RELEASED_SECONDS: Final = 0.5  # after the hold time of the event queue, four seconds
+# After the grace period, for ranks killed by their launchers: a second until SIGKILL, and the
+# kubelet's report.
+LINGER_KILLED_SECONDS: Final = 3.0
+STOP_SECONDS: Final = 5
+# Number of attempts whose pods are kept for their logs.
+ATTEMPTS_KEPT: Final = 3
+PRUNED_MAX: Final = 500
+"""Old pods deleted per start; later starts delete the rest."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Gang:
+    attempt: int
+    settled: bool = False  # no pods are being created or bound
+    failed: bool = (
+        False  # some pods could not be created: reported to the engine, which stops the rest
+    )
+    stopping: bool = False
+    task: asyncio.Task[None] | None = None
+
+
+class Gangs:
+    """The gangs of one term."""
+
+    def __init__(
+        self,
+        api: Api,
+        cache: ClusterCache,
+        gateway: Gateway,
+        dependencies: Dependencies,
+        *,
+        limiter: Limiter,
+        enqueue: Callable[[Event], None],
+        state_of: Callable[[str], JobState | None],
+        uid_of: Callable[[str], str | None],
+        spawn: Callable[[Coroutine[Any, Any, None], str, str], asyncio.Task[None]],
+        templates: TemplateChecker,
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._gateway = gateway
+        self._dependencies = dependencies
+        self._enqueue = enqueue
+        self._state_of = state_of
+        self._uid_of = uid_of
+        self._spawn = spawn
+        self._templates = templates
+        self._pod_control = PodControl(api, cache.pods, limiter)
+        self._gangs: dict[str, _Gang] = {}
+        self._leaving: dict[
+            str, PodView
+        ] = {}  # gone or terminated, with their sidecar's report still awaited
+        self._start_monitor = StartMonitor(
+            api, gateway, enqueue=enqueue, state_of=state_of, pods_of=self._pods_of
+        )
+        self._concluded: set[str] = set()
+        self._changes = KeyedCondition()  # notified of changed pods and forgotten jobs, by job
+        self._orphans: set[str] = set()  # uids of orphans being deleted
+
+    # -- engine actions ------------------------------------------------------------------------
+
+    def start(self, job: FlyerJob, start: Start, stored: dict[str, Any] | None = None) -> None:
+        """Create the pods of an attempt; the gateway reports GangStarted.
+
+        `stored` is the stored object if known; otherwise it is read.
+        """
+        known = self._gangs.get(start.job)
+        if known is not None and known.attempt == start.attempt:
+            return
+        gang = self._gangs[start.job] = _Gang(start.attempt)
+        work = self._start(gang, job, start, stored)
+        gang.task = self._spawn(work, f"start {start.job}", start.job)
+
+    def adopt(self, job: FlyerJob, start: Start) -> None:
+        """Accept the sidecars of a gang that already runs.
+
+        The streams of a gang that this term knows are reported again, after a rebuild.
+        """
+        if self.knows(start.job):
+            self._gateway.republish_streams(start.job)
+            return
+        job = self._capped(job)
+        self._gangs[start.job] = _Gang(start.attempt, settled=True)
+        pods = [one for one in self._pods_of(start.job) if one.attempt == start.attempt]
+        self._expect(job, start, [(one.rank, _identity(one)) for one in pods])
+
+    def stop(self, stop: Stop) -> None:
+        """Stop pods; `report_empty_nodes` reports when they are gone."""
+        gang = self._gangs.get(stop.job)
+        if gang is not None and gang.attempt <= stop.attempt:
+            gang.stopping = True
+        self._spawn(self._stop(stop, gang), f"stop {stop.job}", stop.job)
+
+    def forget(self, job: str) -> None:
+        """The attempt is over and its nodes are empty."""
+        self._changes.notify(job)
+        gang = self._gangs.pop(job, None)
+        if gang is not None:
+            self._gateway.forget(job, gang.attempt)
+
+    def _pods_of(self, job: str) -> list[PodView]:
+        """The pods of the object that the engine has under this key."""
+        return self._cache.pods_of(job, self._uid_of(job))
+
+    def knows(self, job: str) -> bool:
+        """Whether this term has a gang of the job."""
+        return job in self._gangs
+
+    # -- pod changes ---------------------------------------------------------------------------
+
+    def pod_changed(self, before: PodView | None, after: PodView | None) -> None:
+        """A pod was added, changed or deleted."""
+        pod = after or before
+        assert pod is not None, "a change without an object"
+        self._changes.notify(pod.job)
+        if after is not None:
+            self.locate(after)
+        if after is not None and after.deleting and not (before and before.deleting):
+            self._evicted(after)
+        if after is None or after.ended:
+            self.conclude(pod, gone=after is None)
+        elif before is None or before.node != after.node:
+            self.report_empty_nodes(pod.job)
+
+    def locate(self, pod: PodView) -> None:
+        """Report the pod's address, which the gang's start may wait for. Idempotent."""
+        if pod.ip:
+            self._gateway.locate(pod.uid, pod.ip)
+
+    def _evicted(self, pod: PodView) -> None:
+        """A pod is deleted, as by `kubectl drain`: the gang checkpoints and is requeued."""
+        state, view = self._state_of(pod.job), self._cache.job(pod.job)
+        if view is None or view.deleting or view.uid != pod.owner:
+            return  # the pod is deleted with its job
+        if pod.ended or state is None or state.status.phase is not Phase.RUNNING:
+            return
+        if pod.attempt == state.status.chain.attempt:
+            why = f"pod {pod.name} on node {pod.node} is being deleted, as when a node is drained"
+            self._enqueue(RequeueRequested(pod.job, pod.attempt, by="kubernetes", reason=why))
+
+    def conclude(self, pod: PodView, *, gone: bool = False) -> None:
+        """A pod terminated or is gone: collect its outcome, then check its node."""
+        if pod.uid in self._concluded or pod.uid in self._leaving:
+            if gone:
+                self._concluded.discard(pod.uid)
+            return
+        self._leaving[pod.uid] = pod
+        self._start_monitor.failed(pod)
+        self._spawn(self._conclude(pod), f"conclude {pod.name}", pod.job)
+
+    async def _conclude(self, pod: PodView) -> None:
+        if not pod.ended and not pod.deleting:
+            await self._pod_control.wait_ended(pod)  # its node is not empty before
+        outcome = pod.outcome if pod.outcome is not None else self._dependencies.outcome_of(None)
+        await self._gateway.conclude(pod.uid, outcome)
+        del self._leaving[pod.uid]
+        if any(one.uid == pod.uid for one in self._pods_of(pod.job)):
+            self._concluded.add(pod.uid)
+        self.report_empty_nodes(pod.job)
+
+    def report_empty_nodes(self, job: str) -> None:
+        """Report NodeEmptied for every occupied node of the job's status that has no live pod."""
+        state = self._state_of(job)
+        if state is None or not state.status.occupied:
+            return
+        attempt = state.status.chain.attempt
+        made = self._all_made(self._gangs.get(job), attempt, state)
+        occupied = [one for one in state.status.occupied if made or one.attempt != attempt]
+        if not occupied:
+            return
+        # The earliest attempt with a live pod, by node; "": not bound yet.
+        first: dict[str, int] = {}
+        pods = [one for one in self._pods_of(job) if not one.ended]
+        for pod in (*pods, *(one for one in self._leaving.values() if one.job == job)):
+            first[pod.node] = min(pod.attempt, first.get(pod.node, pod.attempt))
+        for one in occupied:
+            held = [first[name] for name in ("", one.name) if name in first]
+            if not held or min(held) > one.attempt:
+                self._enqueue(NodeEmptied(one.name, job, one.attempt))
+
+    def _all_made(self, gang: _Gang | None, attempt: int, state: JobState) -> bool:
+        """Whether all pods have been created, so that a missing pod is gone."""
+        if gang is None or gang.attempt != attempt:
+            return state.status.phase is not Phase.STARTING
+        return gang.settled and (gang.stopping or not gang.failed)
+
+    # -- creation ------------------------------------------------------------------------------
+
+    async def _start(
+        self, gang: _Gang, job: FlyerJob, start: Start, stored: dict[str, Any] | None
+    ) -> None:
+        try:
+            stored = await self._read(job) if stored is None else stored
+            whole = _with_template(job, stored["spec"]["template"])
+            names = frozenset(start.assignment.names)
+            await self._templates.require(whole, mark_of(stored), names)
+            await self._make(gang, self._capped(whole), start)
+        except LeadershipLostError:
+            raise
+        except (PodsRefusedError, InvalidError, ValidationError) as error:
+            # A permanent fault of the manifest.
+            self._not_started(gang, start, Failed(EXIT_NOT_STARTED, str(error)[:1000]))
+        except (ApiError, NodesUnfitError) as error:
+            # Temporary: a full quota or node, a policy, or an unavailable API server. It is not a
+            # fault of the job and costs no restart.
+            log.warning("%s: attempt %d cannot start now: %s", start.job, start.attempt, error)
+            gang.failed = True
+            self._enqueue(StartRefused(start.job, start.attempt, str(error)[:1000]))
+        finally:
+            gang.settled = True
+        self.report_empty_nodes(start.job)
+
+    def _capped(self, job: FlyerJob) -> FlyerJob:
+        """The job with the grace periods that the engine grants, for its pods and sidecars."""
+        held = self._state_of(job.key)
+        priority = held.status.priority if held is not None else None
+        terms = self._cache.zones().limits.terms(job.spec, priority or job.spec.priority)
+        asked = job.spec.preemption
+        granted = asked.replace(
+            grace=Duration.of_seconds(terms.grace), max_grace=Duration.of_seconds(terms.max_grace)
+        )
+        return job.replace(spec=job.spec.replace(preemption=granted))
+
+    def _not_started(self, gang: _Gang, start: Start, outcome: Failed) -> None:
+        log.warning("%s: attempt %d cannot start: %s", start.job, start.attempt, outcome.reason)
+        gang.failed = True
+        for name in start.assignment.names:
+            self._enqueue(PodExited(start.job, start.attempt, name, outcome))
+
+    async def _make(self, gang: _Gang, job: FlyerJob, start: Start) -> None:
+        names = start.assignment.names
+        manifests = self._build(job, start)
+        made = await _all([
+            self._pod_control.create(job, manifest, name)
+            for manifest, name in zip(manifests, names, strict=True)
+        ])  # fmt: skip
+        if gang.stopping:
+            return
+        identities = [
+            (
+                rank,
+                PodIdentity(
+                    job.metadata.namespace, one["metadata"]["name"], one["metadata"]["uid"]
+                ),
+            )
+            for rank, one in enumerate(made)
+        ]
+        self._expect(job, start, identities)
+        for one in made:
+            address = (one.get("status") or {}).get("podIP")
+            if address:
+                self._gateway.locate(one["metadata"]["uid"], address)
+        await _all(
+            [self._pod_control.bind(one, name) for one, name in zip(made, names, strict=True)],
+        )
+        watch = self._start_monitor.watch(start, manifests[0]["spec"])
+        self._spawn(watch, f"start of {start.job}", start.job)
+        old = [
+            one for one in self._pods_of(start.job)
+            if one.ended and one.attempt <= start.attempt - ATTEMPTS_KEPT
+        ]  # fmt: skip
+        for pod in sorted(old, key=lambda one: one.attempt)[:PRUNED_MAX]:
+            await self._pod_control.delete(pod.namespace, pod.name, pod.uid, 0)
+
+    def _build(self, job: FlyerJob, start: Start) -> list[dict[str, Any]]:
+        """Build the pods' manifests. Every error is the template's, the only variable input."""
+        try:
+            return self._dependencies.build_pods(job, start, self._placed(start.assignment.names))
+        except PodsRefusedError:
+            raise
+        except Exception as error:
+            log.exception("%s: a bug, please report it", job.key)
+            why = f"spec.template: cannot be built into pods ({type(error).__name__}: {error})"
+            raise PodsRefusedError(job.key, [why]) from error
+
+    async def _read(self, job: FlyerJob) -> dict[str, Any]:
+        """Read the object with its pod template, which views omit."""
+        found = await self._api.get(FLYERJOBS, job.metadata.name, job.metadata.namespace)
+        metadata = found["metadata"]
+        if metadata.get("uid") != job.metadata.uid:
+            raise NotFoundError(f"get flyerjobs {job.key}", "the job was deleted")
+        return found
+
+    def _placed(self, names: Sequence[str]) -> dict[str, PlacedNode]:
+        placed = {}
+        for name in names:
+            view = self._cache.nodes.get("", name)
+            placed[name] = PlacedNode(
+                name=name,
+                dedicated=view.dedicated if view else True,
+                allocatable=view.allocatable if view else {},
+            )
+        return placed
+
+    def _expect(self, job: FlyerJob, start: Start, pods: Sequence[tuple[int, PodIdentity]]) -> None:
+        ordered = [identity for _, identity in sorted(pods, key=lambda one: one[0])]
+        self._gateway.expect(job, start, ordered)
+
+    # -- deletion ------------------------------------------------------------------------------
+
+    async def _stop(self, stop: Stop, gang: _Gang | None) -> None:
+        if gang is not None and gang.stopping and gang.task is not None:
+            await asyncio.wait([gang.task])  # bounded: its calls have deadlines
+        state, kill_seconds = self._state_of(stop.job), LINGER_SECONDS
+        if _ends_by_itself(state):
+            over = state is not None and state.ended
+            await self._linger(stop, LINGER_SECONDS if over else LINGER_RELEASED_SECONDS)
+            kill_seconds = LINGER_KILLED_SECONDS
+        self_ending = self._gateway.kill(stop.job, stop.attempt)
+        await self._delete([one for one in self._living(stop) if one.uid not in self_ending], stop)
+        if self_ending:
+            await self._linger(stop, kill_seconds)
+            await self._delete(self._living(stop), stop)
+        self.report_empty_nodes(stop.job)
+
+    async def _delete(self, pods: Sequence[PodView], stop: Stop) -> None:
+        grace_seconds = KILL_SECONDS if stop.kill else STOP_SECONDS
+        await _all([
+            self._pod_control.delete(
+                pod.namespace, pod.name, pod.uid, grace_seconds if pod.node else 0
+            )
+            for pod in pods
+        ])  # fmt: skip
+
+    def _living(self, stop: Stop) -> list[PodView]:
+        nodes = frozenset(stop.nodes)  # called often, for thousands of pods
+        return [
+            one
+            for one in self._pods_of(stop.job)
+            if one.attempt <= stop.attempt and not one.ended and (not one.node or one.node in nodes)
+        ]
+
+    async def _linger(self, stop: Stop, seconds: float) -> None:
+        """Wait until the pods have terminated, for at most `seconds`."""
+        await self._changes.until(stop.job, lambda: not self._living(stop), seconds)
+
+    def delete_orphan(self, pod: PodView) -> None:
+        """Delete a live pod that no job's status accounts for."""
+        if not pod.deleting and pod.uid not in self._orphans:
+            self._orphans.add(pod.uid)
+            self._spawn(self._delete_orphan(pod), f"orphan {pod.name}", pod.job)
+
+    async def _delete_orphan(self, pod: PodView) -> None:
+        """Delete it unless the stored job accounts for it: the cache may be stale."""
+        try:
+            if await self._pod_control.is_assigned(pod):
+                return
+            log.warning(
+                "deleting orphan pod %s/%s on %s: no job's status accounts for it",
+                pod.namespace, pod.name, pod.node,
+            )  # fmt: skip
+            await self._pod_control.delete(pod.namespace, pod.name, pod.uid, KILL_SECONDS)
+        finally:
+            self._orphans.discard(pod.uid)
+
+
+def _with_template(job: FlyerJob, template: dict[str, Any]) -> FlyerJob:
+    found = PodTemplate.model_validate(template)
+    return job.replace(spec=job.spec.replace(template=found))
+
+
+def _ends_by_itself(state: JobState | None) -> bool:
+    """Whether the job has checkpointed or is over, so that its remaining ranks exit soon."""
+    if state is None or state.removed:
+        return False
+    return state.ended or state.status.suspend_code is SuspendCode.MAY_SUSPEND
+
+
+def _identity(pod: PodView) -> PodIdentity:
+    return PodIdentity(pod.namespace, pod.name, pod.uid, pod.ip)
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Results in order. A failure is raised once all calls have ended."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    failures = [one for one in results if isinstance(one, BaseException)]
+    for failure in sorted(failures, key=lambda one: not isinstance(one, LeadershipLostError)):
+        raise failure
+    return results

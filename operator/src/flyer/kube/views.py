@@ -1,0 +1,354 @@
+"""What the scheduler keeps of the objects that it watches: the fields it reads, and no more."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
+
+from flyer.api import GROUP, KIND_JOB, FlyerJob, Phase, PodTemplate, names
+from flyer.api.metadata import ObjectMeta
+from flyer.engine import Node
+from flyer.kube.pods.names import RESOURCE_GPU, pod_place
+from flyer.kube.pods.pod_problems import PodProblem, pod_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from flyer.engine import Outcome
+
+__all__ = [
+    "CORDONED",
+    "JobView",
+    "NamespaceView",
+    "NodeView",
+    "PodView",
+    "Strings",
+    "controller_of",
+    "mark_of",
+    "shape_job",
+    "shape_node",
+    "shape_pods",
+]
+
+CORDONED: Final = "cordoned"  # why a node is not ready, when somebody cordoned it
+
+LABEL_ZONE: Final = "fireflyer.dev/zone"
+LABEL_ZONE_COMMON: Final = "topology.kubernetes.io/zone"
+LABEL_LEAF: Final = "fireflyer.dev/leaf"
+LABEL_GROUP: Final = "fireflyer.dev/group"
+LABEL_DEDICATED: Final = "fireflyer.dev/dedicated"
+RELEASE_FINALIZER: Final = "fireflyer.dev/release"
+
+# Taints that keep new work away without meaning more; an evicting one of these means a loss.
+_OUR_TAINTS: Final = frozenset({"fireflyer.dev/dedicated"})
+_LOST_TAINTS: Final = frozenset(
+    {"node.kubernetes.io/unreachable", "node.kubernetes.io/out-of-service"}
+)
+# What counts the places for ranks of a node, in this order; without either its cores do.
+_SLOT_RESOURCES: Final = (RESOURCE_GPU, "nvidia.com/gpu")
+
+_OVER: Final = (Phase.SUCCEEDED, Phase.FAILED)
+
+# Where its kubelet listens, unless the node says otherwise.
+KUBELET_PORT: Final = 10250
+_POD_FIELDS: Final = (
+    "template", "group", "ranksPerNode", "collectives", "preemption", "checkpoint",
+)  # fmt: skip
+
+Strings = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A FlyerJob, without its pod template.
+
+    `job` is None when the object is not one (see `problem`), or is another controller's (then there
+    is no problem).
+    """
+
+    key: str
+    uid: str
+    version: str
+    job: FlyerJob | None
+    problem: str = ""
+    deleting: bool = False
+    finalizers: tuple[str, ...] = ()
+    mark: str = ""  # of all that its pods are made of but its name: the same for the same pods
+    kept_nodes: frozenset[str] = frozenset()  # of a job that cannot be read: where it may run
+
+    @property
+    def forgettable(self) -> bool:
+        """Whether the job has ended and occupies nothing."""
+        status = self.job.status if self.job else None
+        return status is not None and status.phase in _OVER and not status.occupied
+
+    def asks_otherwise(self, before: JobView) -> bool:
+        """Whether anything but the status changed that the engine reads."""
+        old, new = before.job, self.job
+        if old is None or new is None:
+            return True
+        return (
+            old.metadata.generation != new.metadata.generation
+            or old.metadata.annotations != new.metadata.annotations
+            or old.spec != new.spec
+        )
+
+
+# The scheduler never looks into a template, which is most of an object: it is read again when pods
+# are made of it.
+_NO_TEMPLATE: Final = PodTemplate.model_validate(
+    {"spec": {"containers": [{"name": "unread", "command": ["unread"]}]}}
+)
+
+
+# The others are of any size: managed fields, owner references.
+_METADATA: Final = frozenset({one.alias or name for name, one in ObjectMeta.model_fields.items()})
+
+
+def _kept(metadata: dict[str, Any]) -> dict[str, Any]:
+    """What our models name of it, without foreign annotations and labels."""
+    found = {name: one for name, one in metadata.items() if name in _METADATA}
+    for name in ("annotations", "labels"):
+        if name in found:
+            found[name] = {
+                key: one
+                for key, one in (found[name] or {}).items()
+                if key.startswith(f"{names.GROUP}/") or key == names.QUEUE_LABEL
+            }
+    return found
+
+
+def shape_job(value: dict[str, Any]) -> JobView:
+    """From the object's JSON, all but its pod template."""
+    whole = value["metadata"]
+    metadata = _kept(whole)
+    job, problem = None, ""
+    spec = value.get("spec") or {}
+    if "template" in spec:
+        spec = {**spec, "template": _NO_TEMPLATE}
+    try:
+        job = FlyerJob.model_validate({**value, "metadata": metadata, "spec": spec})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        problem = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    except Exception as error:  # noqa: BLE001 - one object's content must not stop the others
+        problem = f"{type(error).__name__}: {error}"
+    if job is not None and job.others:
+        job = None
+    return JobView(
+        key=f"{metadata.get('namespace', '')}/{metadata.get('name', '')}",
+        uid=metadata.get("uid", ""),
+        version=metadata.get("resourceVersion", ""),
+        job=job,
+        problem=problem,
+        deleting="deletionTimestamp" in metadata,
+        finalizers=tuple(whole.get("finalizers") or ()),
+        mark=mark_of(value),
+        kept_nodes=_kept_nodes(value) if problem else frozenset(),
+    )
+
+
+def _kept_nodes(job: Mapping[str, Any]) -> frozenset[str]:
+    """The nodes in a status of any shape: another version of the operator may have written it."""
+    status = job.get("status")
+    found: set[str] = set()
+    if not isinstance(status, dict):
+        return frozenset()
+    assignment = status.get("assignment")
+    listed = [status.get("occupied")]
+    if isinstance(assignment, dict) and status.get("phase") not in ("Succeeded", "Failed"):
+        listed.append(assignment.get("nodes"))
+    for nodes in listed:
+        for one in nodes if isinstance(nodes, list) else ():
+            name = one.get("name") if isinstance(one, dict) else None
+            if isinstance(name, str):
+                found.add(name)
+    return frozenset(found)
+
+
+def mark_of(job: Mapping[str, Any]) -> str:
+    """A digest of what a job's pods, and the nodes they may get, depend on."""
+    spec = job.get("spec") or {}
+    parts = [job["metadata"].get("namespace"), *(spec.get(name) for name in _POD_FIELDS)]
+    try:
+        text = json.dumps(parts, sort_keys=True)
+    except (ValueError, RecursionError):
+        text = repr(job["metadata"].get("uid"))
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def controller_of(metadata: Mapping[str, Any]) -> Strings | None:
+    """The controller reference of an object, if it names a FlyerJob."""
+    for one in metadata.get("ownerReferences") or ():
+        group = str(one.get("apiVersion", "")).rpartition("/")[0]
+        ours = one.get("controller") is True and one.get("kind") == KIND_JOB and group == GROUP
+        if ours and one.get("name") and one.get("uid"):
+            return {"name": str(one["name"]), "uid": str(one["uid"])}
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """A pod whose controller is a FlyerJob. Labels prove nothing: any user can write them."""
+
+    namespace: str
+    name: str
+    uid: str
+    owner: str  # uid of the FlyerJob
+    job: str  # its key
+    attempt: int  # 0: the pod's name is not one that the operator gives
+    rank: int
+    node: str  # empty: not bound
+    phase: str
+    ip: str
+    deleting: bool
+    outcome: Outcome | None  # in a terminal phase
+    problem: PodProblem | None = None  # why its kubelet does not start it
+
+    @property
+    def ended(self) -> bool:
+        """Whether no process of it exists any more."""
+        return self.outcome is not None
+
+
+def shape_pods(
+    outcome_of: Callable[[Mapping[str, Any] | None], Outcome],
+) -> Callable[[dict[str, Any]], PodView | None]:
+    """A function from a pod's JSON; `outcome_of` reads a terminal phase.
+
+    None: the pod's controller is not a FlyerJob, whatever its labels say.
+    """
+
+    def shape(value: dict[str, Any]) -> PodView | None:
+        metadata, status = value["metadata"], value.get("status") or {}
+        owner = controller_of(metadata)
+        if owner is None:
+            return None
+        attempt, rank = pod_place(owner["name"], metadata["name"]) or (0, 0)
+        phase = status.get("phase", "Pending")
+        return PodView(
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            uid=metadata["uid"],
+            owner=owner["uid"],
+            job=f"{metadata['namespace']}/{owner['name']}",
+            attempt=attempt,
+            rank=rank,
+            node=value["spec"].get("nodeName") or "",
+            phase=phase,
+            ip=status.get("podIP") or "",
+            deleting="deletionTimestamp" in metadata,
+            outcome=outcome_of(value) if phase in ("Succeeded", "Failed") else None,
+            problem=pod_problem(value),
+        )
+
+    return shape
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node: as the engine sees it, what its pods depend on, and whether it died."""
+
+    node: Node
+    ours: bool  # may get gangs at all
+    dedicated: bool
+    lost: str  # the cause; empty: not lost
+    allocatable: Strings = field(default_factory=dict)
+    labels: Strings = field(default_factory=dict)
+    address: str = ""  # of the machine; empty: not known
+    port: int = KUBELET_PORT
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceView:
+    """A namespace: one of its labels may name the team of its jobs."""
+
+    name: str
+    labels: Strings
+
+
+def shape_node(value: dict[str, Any]) -> NodeView:
+    """From the object's JSON."""
+    metadata, spec, status = value["metadata"], value.get("spec") or {}, value.get("status") or {}
+    labels = metadata.get("labels") or {}
+    taints = spec.get("taints") or []
+    allocatable = {str(key): str(one) for key, one in (status.get("allocatable") or {}).items()}
+    conditions = status.get("conditions") or ()
+    ready: Strings = next((one for one in conditions if one["type"] == "Ready"), {})
+    lost = _lost(ready, taints)
+    reason = lost or _unready(ready, spec, taints)
+    capacity = status.get("capacity") or {}
+    # A device plugin that finds no device offers none: such a node has its cores. One that has
+    # devices, all of them out of order, has nothing to offer.
+    slots = next(
+        (
+            _number(allocatable[name])
+            for name in _SLOT_RESOURCES
+            if name in allocatable
+            and (_number(allocatable[name]) or _number(str(capacity.get(name, "0"))))
+        ),
+        _cores(allocatable.get("cpu", "1")),
+    )
+    if not slots:
+        reason = reason or "no allocatable device is left"
+    dedicated = labels.get(LABEL_DEDICATED) == "true"
+    return NodeView(
+        node=Node(
+            name=metadata["name"],
+            zone=labels.get(LABEL_ZONE) or labels.get(LABEL_ZONE_COMMON) or "default",
+            leaf=labels.get(LABEL_LEAF, ""),
+            node_class=labels.get(LABEL_GROUP) or "default",
+            slots=slots,
+            ready=not reason,
+            reason=reason,
+        ),
+        ours=dedicated or LABEL_GROUP in labels,
+        dedicated=dedicated,
+        lost=lost,
+        allocatable=allocatable,
+        labels=labels,
+        address=_address(status),
+        port=_port(status),
+    )
+
+
+def _address(status: dict[str, Any]) -> str:
+    addresses = status.get("addresses") or ()
+    return next((one["address"] for one in addresses if one.get("type") == "InternalIP"), "")
+
+
+def _port(status: dict[str, Any]) -> int:
+    kubelet = (status.get("daemonEndpoints") or {}).get("kubeletEndpoint") or {}
+    return int(kubelet.get("Port") or KUBELET_PORT)
+
+
+def _lost(ready: Strings, taints: list[dict[str, Any]]) -> str:
+    """Unknown is what the control plane writes when a kubelet has fallen silent."""
+    if ready.get("status") == "Unknown":
+        return ready.get("reason") or "NodeStatusUnknown"
+    found = [one["key"] for one in taints if one.get("key") in _LOST_TAINTS]
+    return found[0] if found else ""
+
+
+def _unready(ready: Strings, spec: dict[str, Any], taints: list[dict[str, Any]]) -> str:
+    if ready.get("status") != "True":
+        return f"not ready: {ready.get('reason', 'no Ready condition')}"
+    if spec.get("unschedulable"):
+        return CORDONED
+    for one in taints:
+        if one.get("key") not in _OUR_TAINTS and one.get("effect") in ("NoSchedule", "NoExecute"):
+            return f"tainted {one.get('key')}"
+    return ""
+
+
+def _cores(text: str) -> int:
+    """Whole cores of a quantity such as 64 or 63500m."""
+    return int(text[:-1]) // 1000 if text.endswith("m") else _number(text)
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() else 0

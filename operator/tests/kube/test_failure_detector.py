@@ -1,0 +1,378 @@
+"""Who is dead, and who is only not heard."""
+
+import errno
+import socket
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from flyer.api import Phase
+from flyer.kube.gateway import Heartbeat
+from flyer.kube.services.nodes import failure_detector, not_ready_grace, probes
+from flyer.kube.services.nodes.failure_detector import TICK_SECONDS, FailureDetector
+from flyer.kube.services.nodes.probes import probe_node
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+class Watch:
+    """Machines that talk and answer as they are told, and who listens."""
+
+    def __init__(self, *names):
+        self.detector, self.now = FailureDetector(set()), 1000.0
+        self.heartbeats = dict.fromkeys(names, 0.0)
+        self.talks, self.answering, self.found, self.returned = set(names), set(names), {}, []
+        self.asked = []
+        self.alone = set()
+        self.slow = False  # answers come when it has been judged
+        self.look()
+
+    def look(self, seconds=TICK_SECONDS):
+        self.now += seconds
+        self.heartbeats |= dict.fromkeys(self.talks, self.now)
+        heard = {
+            name: Heartbeat(at, name not in self.alone) for name, at in self.heartbeats.items()
+        }
+        due = self.detector.tick(heard, self.now)
+        self.asked += due
+        if not self.slow:
+            self._answer(due)
+        found, back = self.detector.evaluate()
+        self.found |= found
+        self.returned += back
+        if self.slow:
+            self._answer(due)
+
+    def _answer(self, due):
+        for name in due:
+            answered = None if self.answering is None else name in self.answering
+            self.detector.probed(name, answered=answered)
+
+    def pass_time(self, seconds):
+        for _ in range(int(seconds / TICK_SECONDS)):
+            self.look()
+
+
+def names(count):
+    return [f"n{index}" for index in range(count)]
+
+
+def cut(watch, *lost):
+    watch.talks -= set(lost)
+    watch.answering -= set(lost)
+
+
+def test_a_machine_that_says_nothing_and_answers_nothing_is_lost():
+    watch = Watch(*names(4))
+    cut(watch, "n1")
+    watch.pass_time(4.5)
+    assert not watch.found
+    watch.pass_time(1)
+    assert list(watch.found) == ["n1"]
+    assert watch.found["n1"] == "nothing heard for 5.0 s, and no probe answered"
+
+
+def test_of_what_would_go_on_alone_only_its_talking_counts():
+    watch = Watch(*names(4))
+    watch.alone = {"n1"}
+    cut(watch, "n1", "n2")
+    watch.pass_time(20)
+    assert list(watch.found) == ["n2"], "and the one alone is none of those that are too many"
+    assert "n1" not in watch.asked[4:]
+    assert watch.detector.now - watch.detector.last_heard()["n1"] == 20
+    watch.talks.add("n1")
+    watch.look()
+    assert watch.detector.last_heard()["n1"] == watch.detector.now
+
+
+def test_one_unanswered_probe_is_not_enough():
+    watch = Watch(*names(4))
+    cut(watch, "n1")
+    while "n1" not in watch.asked[4:]:
+        watch.look()
+    watch.answering.add("n1")
+    watch.pass_time(100)
+    assert not watch.found
+
+
+def test_a_machine_that_answers_lives_whatever_its_jobs_do():
+    watch = Watch(*names(4))
+    watch.talks -= {"n1", "n2", "n3"}
+    watch.pass_time(100)
+    assert not watch.found
+
+
+def test_who_never_answered_may_be_behind_a_wall():
+    watch = Watch()
+    watch.talks, watch.answering = set(names(4)), {"n0", "n2", "n3"}
+    watch.pass_time(2)
+    cut(watch, "n1")
+    watch.pass_time(100)
+    assert not watch.found
+    assert len(watch.asked) < 12  # nor is it asked all the time
+
+
+def test_a_first_probe_that_failed_by_chance_is_made_up_for_in_seconds():
+    """A machine may be busy just when it is asked first: so it is while its pod starts."""
+    watch = Watch()
+    watch.talks, watch.answering = set(names(4)), {"n0", "n2", "n3"}
+    watch.look()
+    assert sorted(watch.asked) == names(4)
+    watch.answering.add("n1")
+    watch.pass_time(3)
+    assert watch.asked[4:] == ["n1"]
+    cut(watch, "n1")
+    watch.pass_time(6)
+    assert list(watch.found) == ["n1"]
+
+
+def test_who_never_answers_is_asked_ever_less():
+    watch = Watch()
+    watch.talks, watch.answering, asked_at = {"n0"}, set(), []
+    while watch.detector.now < 250:
+        watch.look()
+        asked_at += [watch.detector.now] * (len(watch.asked) - len(asked_at))
+    pauses = [later - earlier for earlier, later in pairwise(asked_at)]
+    assert pauses == [3, 6, 12, 24, 48, 60, 60]
+
+
+def test_two_that_are_silent_and_alive_hide_no_death():
+    """Sidecars may hang: their machines answer, and are none of those that are too many."""
+    watch = Watch(*names(6))
+    watch.talks -= {"n4", "n5"}
+    watch.pass_time(6)
+    cut(watch, "n1")
+    watch.pass_time(6)
+    assert list(watch.found) == ["n1"]
+
+
+def test_what_nobody_answered_while_many_were_silent_is_held_against_nobody():
+    watch = Watch(*names(8))
+    cut(watch, "n1")
+    watch.pass_time(1)
+    cut(watch, *names(8))
+    watch.pass_time(60)
+    assert watch.asked[8:10] == ["n1", "n1"], "in vain, before it is seen that we hear nobody"
+    watch.talks |= set(names(8)) - {"n1"}
+    watch.answering |= set(names(8))
+    watch.slow = True
+    watch.pass_time(60)
+    assert not watch.found
+
+
+def test_whose_silence_is_left_to_kubernetes_is_told_once():
+    watch = Watch()
+    everybody = set(names(12))
+    watch.talks, watch.answering, watch.alone = everybody, everybody - {"n1"}, {"n3"}
+    watch.look()
+    watch.talks -= {"n1", "n2", "n3"}
+    told = []
+    for _ in range(40):
+        watch.look()
+        told.append(watch.detector.unresolved())
+    assert [one for one in told if one] == [
+        {
+            "n1": "it has never answered a probe",
+            "n2": "it answers probes",
+            "n3": "its pods do not depend on other nodes",
+        }
+    ]
+    watch.talks.add("n2")
+    watch.look()
+    watch.talks.remove("n2")
+    cut(watch, "n4")
+    watch.pass_time(8)
+    assert list(watch.found) == ["n4"]
+    watch.alone.add("n4")  # the others of its gang have ended
+    watch.look()
+    assert watch.detector.unresolved() == {"n2": "it answers probes"}
+
+
+def test_whoever_hears_nobody_is_cut_off_himself():
+    watch = Watch(*names(20))
+    cut(watch, *names(20))
+    watch.pass_time(100)
+    assert not watch.found
+
+
+@pytest.mark.parametrize(("count", "lost", "dead"), [(20, 5, 5), (20, 6, 0), (2, 1, 1), (1, 1, 0)])
+def test_no_more_than_every_fourth_at_a_time(count, lost, dead):
+    watch = Watch(*names(count))
+    cut(watch, *names(lost))
+    watch.pass_time(20)
+    assert len(watch.found) == dead
+
+
+def test_while_we_stood_still_nobody_was_silent():
+    watch = Watch(*names(4))
+    watch.answering -= {"n1"}
+    watch.talks -= {"n1"}
+    watch.look(seconds=3600)
+    assert not watch.found
+    watch.talks |= {"n1"}  # what it said meanwhile is read only now
+    watch.pass_time(10)
+    assert not watch.found
+
+
+def test_a_probe_that_says_nothing_is_none():
+    watch = Watch(*names(4))
+    watch.talks -= {"n1"}
+    watch.answering = None  # we have no network
+    watch.pass_time(100)
+    assert not watch.found
+
+
+@pytest.mark.parametrize("again", ["answers", "talks"])
+def test_a_lost_machine_comes_back(again):
+    watch = Watch(*names(4))
+    cut(watch, "n1")
+    watch.pass_time(6)
+    assert "n1" in watch.detector.lost
+    watch.heartbeats.pop("n1")  # its attempt is over
+    watch.pass_time(60)
+    watch.look(seconds=3600)
+    watch.pass_time(60)
+    assert not watch.returned
+    if again == "answers":
+        watch.answering.add("n1")
+    else:
+        watch.talks.add("n1")
+    watch.pass_time(4)
+    assert watch.returned == ["n1"]
+    assert not watch.detector.lost
+
+
+def test_who_answered_an_earlier_term_of_this_process_need_not_be_heard():
+    """It may have died before its sidecar came to the new leader."""
+    watch = Watch(*names(4))
+    answered = watch.detector._answered
+    assert answered == set(names(4))
+    watch.detector = FailureDetector(answered)
+    cut(watch, "n1")
+    watch.heartbeats["n1"] = 0.0
+    watch.pass_time(6)
+    assert list(watch.found) == ["n1"]
+    assert watch.asked[4:] == ["n1", "n1"]
+
+
+def test_a_leader_that_hears_nobody_yet_asks_a_hundred_at_a_time_and_judges_nobody():
+    watch = Watch(*names(250))
+    watch.detector, watch.answering = FailureDetector(set(names(250))), set()
+    watch.talks, watch.heartbeats, watch.asked = set(), dict.fromkeys(names(250), 0.0), []
+    watch.pass_time(3)
+    assert not watch.asked
+    watch.pass_time(1.5)
+    assert sorted(watch.asked) == sorted(names(250))
+    watch.pass_time(60)
+    assert not watch.found
+
+
+def test_who_is_new_has_not_been_silent():
+    """A leader that has just begun hears its first sidecars."""
+    watch = Watch(*names(4))
+    watch.heartbeats["late"] = 3.0
+    watch.pass_time(2.5)
+    watch.answering.add("late")
+    assert not watch.found
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["talk", "answer"])), max_size=40))
+def test_nobody_is_lost_who_talks_or_answers(changes):
+    watch = Watch(*names(6))
+    for index, what in changes:
+        group = watch.talks if what == "talk" else watch.answering
+        group ^= {f"n{index}"}
+        watch.pass_time(3)
+        assert not watch.detector.lost.keys() & (watch.talks | watch.answering)
+
+
+def test_any_answer_is_one(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert probe_node("127.0.0.1", port) is True
+    assert probe_node("127.0.0.1", port) is True  # refused: there is somebody
+    for number, found in (
+        (errno.EHOSTUNREACH, False), (errno.ENETUNREACH, None), (errno.EMFILE, None),
+    ):  # fmt: skip
+
+        def fail(*_, number=number):
+            raise OSError(number, "no")
+
+        monkeypatch.setattr(probes.socket, "create_connection", fail)
+        assert probe_node("127.0.0.1", port) is found
+
+
+async def test_a_gang_leaves_a_machine_that_died_before_kubernetes_says_so(
+    cluster, until, monkeypatch
+):
+    monkeypatch.setattr(probes, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(failure_detector, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(failure_detector, "SUSPECT_SECONDS", 0.3)
+    monkeypatch.setattr(failure_detector, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(failure_detector, "LOST_SECONDS", 0.5)
+    cluster.gateway_settings = replace(cluster.gateway_settings, sidecars_beat_seconds=0.05)
+    cluster.nodes("AAAA", answers_probes=True)
+    leader = cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    lost = cluster.status("a").assignment.names[1]
+    nodes = leader.leader.term._nodes
+    await until(lambda: nodes.failure_detector.has_answered(lost))
+    cluster.kubelets.cut_node(lost)
+    await until(
+        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
+    )
+    status = cluster.status("a")
+    assert lost not in status.assignment.names
+    assert status.eviction.reason == "NodeFailures"
+    assert "NodeSilent (nothing heard for " in status.eviction.message
+    assert not leader.leader.term.state.nodes[lost].node.ready
+    cluster.kubelets.return_node(lost)
+    await until(lambda: leader.leader.term.state.nodes[lost].eligible)
+
+
+@pytest.mark.parametrize("then", ["it is ready again", "it falls silent"])
+async def test_a_node_that_talks_is_lost_to_nobody_but_gets_no_work(
+    cluster, until, monkeypatch, then
+):
+    """After a minute without an API server Kubernetes calls all nodes lost."""
+    cluster.nodes("AAA")
+    leader = cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    node = cluster.status("a").assignment.names[1]
+    nodes = leader.leader.term._nodes
+    await until(lambda: node in nodes.failure_detector.last_heard())
+    cluster.kubelets.set_ready(node, ready=False)
+    await until(lambda: not leader.leader.term.state.nodes[node].node.ready)
+    await until(lambda: node in nodes._not_ready_grace)
+    assert (cluster.phase("a"), cluster.status("a").chain.attempt) == (Phase.RUNNING, 1)
+    if then == "it is ready again":
+        cluster.kubelets.set_ready(node, ready=True)
+        await until(lambda: leader.leader.term.state.nodes[node].node.ready)
+        await until(lambda: node not in nodes._not_ready_grace)
+        assert cluster.status("a").chain.attempt == 1
+        return
+    cluster.kubelets.cut_node(node)
+    monkeypatch.setattr(not_ready_grace, "SILENT_SECONDS", 0.5)
+    await until(
+        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
+    )
+    assert node not in cluster.status("a").assignment.names
+    assert "NodeStatusUnknown" in cluster.status("a").eviction.message
+
+
+async def test_a_doubted_machine_that_dies_is_lost_as_soon_as_its_silence_is_sure(cluster, until):
+    cluster.nodes("AAA")
+    leader = cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    node = cluster.status("a").assignment.names[1]
+    nodes = leader.leader.term._nodes
+    await until(lambda: node in nodes.failure_detector.last_heard())
+    cluster.kubelets.set_ready(node, ready=False)
+    await until(lambda: node in nodes._not_ready_grace)
+    nodes.failure_detector.lost[node] = "nothing heard"
+    nodes.changed(node)
+    assert node in nodes._lost
+    assert node not in nodes._not_ready_grace

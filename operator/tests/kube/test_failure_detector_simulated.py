@@ -1,0 +1,107 @@
+"""Leaders follow each other, machines are busy when they are asked first, and one loses power."""
+
+import random
+
+import pytest
+from flyer.kube.gateway import Heartbeat
+from flyer.kube.services.nodes.failure_detector import TICK_SECONDS, FailureDetector
+from flyer.kube.services.nodes.probes import PROBE_SECONDS
+
+BEAT_SECONDS = 2.0
+RECONNECT_SECONDS_MAX = 2.5
+# From a leader's beginning to an answer, with so many first probes that fail by chance.
+KNOWN_SECONDS = (0.6, 4.1, 10.6)
+NOTICE_SECONDS = 8.0
+VICTIM = "n0"
+
+
+class Machines:
+    """What each says and answers. The time is in seconds."""
+
+    def __init__(self, chance, count):
+        self.names = [f"n{index}" for index in range(count)]
+        self.cut_at = float("inf")
+        self.talks_from = {}  # to the present leader
+        self.busy = {}  # how many of its probes fail
+        self._beats = {name: chance.uniform(0, BEAT_SECONDS) for name in self.names}
+        self._chance = chance
+
+    def follow(self, now, busy_most):
+        """A new leader: all come to it, soon."""
+        for name in self.names:
+            self.talks_from[name] = now + self._chance.uniform(0, RECONNECT_SECONDS_MAX)
+            self.busy[name] = self._chance.randint(0, busy_most)
+
+    def received_at(self, name, now):
+        """When it said its last word to the present leader; 0 = none yet."""
+        last = min(now, self.cut_at) if name == VICTIM else now
+        began = self.talks_from[name]
+        if last < began:
+            return 0.0
+        return max(began, last - (last - self._beats[name]) % BEAT_SECONDS)
+
+    def probe(self, name, now):
+        """Whether it answers, and when that is known."""
+        if name == VICTIM and now >= self.cut_at:
+            return False, now + PROBE_SECONDS
+        if self.busy[name]:
+            self.busy[name] -= 1
+            return False, now + PROBE_SECONDS
+        return True, now + 0.01
+
+
+class Leader:
+    """Looks and asks, as `NodeProber` does. `answered` is what its process knows."""
+
+    def __init__(self, machines, answered):
+        self.detector, self.found, self._machines, self._probes = (
+            FailureDetector(answered), {}, machines, [],
+        )  # fmt: skip
+
+    def look(self, now):
+        for one in [one for one in self._probes if one[0] <= now]:
+            self._probes.remove(one)
+            self.detector.probed(one[1], answered=one[2])
+        heartbeats = {name: self._machines.received_at(name, now) for name in self._machines.names}
+        heard = {name: Heartbeat(at, replaceable=True) for name, at in heartbeats.items()}
+        for name in self.detector.tick(heard, now):
+            answered, at = self._machines.probe(name, now)
+            self._probes.append((at, name, answered))
+        self.found |= dict.fromkeys(self.detector.evaluate()[0], now)
+
+
+def live(seed, busy_most):
+    """Two processes lead in turn; power is cut under the third leader.
+
+    When it came, when that was, whether the machine had answered its process, what it found.
+    """
+    chance, now = random.Random(seed), 100.0
+    machines = Machines(chance, chance.randint(2, 12))
+    processes = (set(), set())
+    for turn in range(3):
+        last, answered = turn == 2, processes[turn % 2]
+        machines.follow(now, busy_most)
+        leader, came_at, known = Leader(machines, answered), now, False
+        if last:
+            machines.cut_at = now + chance.uniform(0, 20)
+        until = now + (50 if last else chance.uniform(0.5, 8))
+        while now < until:
+            known = known or (now <= machines.cut_at and VICTIM in answered)
+            leader.look(now)
+            now += TICK_SECONDS
+        assert last or not leader.found
+    return came_at, machines.cut_at, known, leader.found
+
+
+@pytest.mark.parametrize("busy_most", range(len(KNOWN_SECONDS)))
+def test_who_has_ever_answered_this_process_is_lost_within_ten(busy_most):
+    at_once = 0
+    for seed in range(300):
+        came_at, cut_at, known, found = live(seed, busy_most)
+        assert found.keys() <= {VICTIM}, f"seed {seed}"
+        if known or cut_at > came_at + KNOWN_SECONDS[busy_most]:
+            assert VICTIM in found, f"seed {seed}: never noticed"
+        if VICTIM in found:
+            assert found[VICTIM] - cut_at < NOTICE_SECONDS, f"seed {seed}"
+            at_once += cut_at < came_at + 1
+    assert at_once > 2, "also before its sidecar has come to the new leader"

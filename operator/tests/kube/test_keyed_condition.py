@@ -1,0 +1,69 @@
+"""Waiting for a condition: woken by its changes, and by nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from flyer.kube.keyed_condition import KeyedCondition
+
+
+class Condition:
+    """Holds when the test says so; counts its evaluations."""
+
+    def __init__(self) -> None:
+        self.holds = False
+        self.asked = 0
+
+    def __call__(self) -> bool:
+        self.asked += 1
+        return self.holds
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_it_is_asked_at_once_and_after_each_change_of_its_key() -> None:
+    changes, condition = KeyedCondition(), Condition()
+    waiting = asyncio.create_task(changes.until("a", condition))
+    await settle()
+    assert condition.asked == 1
+    changes.notify("b")
+    await settle()
+    assert condition.asked == 1
+    changes.notify("a")
+    changes.notify("a")
+    await settle()
+    assert condition.asked == 2, "two changes of one turn are one"
+    condition.holds = True
+    changes.notify("a")
+    assert await waiting is True
+    assert condition.asked == 3
+    assert changes._waiting == {}
+
+
+async def test_what_holds_already_is_not_waited_for() -> None:
+    condition = Condition()
+    condition.holds = True
+    assert await KeyedCondition().until("a", condition, 0) is True
+
+
+async def test_after_its_time_it_says_what_is_so() -> None:
+    changes, condition = KeyedCondition(), Condition()
+    assert await changes.until("a", condition, 0.01) is False
+    assert changes._waiting == {}
+
+
+async def test_one_that_is_cancelled_leaves_the_others() -> None:
+    changes, first, second = KeyedCondition(), Condition(), Condition()
+    waiting = [asyncio.create_task(changes.until("a", one)) for one in (first, second)]
+    await settle()
+    waiting[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting[0]
+    second.holds = True
+    changes.notify("a")
+    assert await waiting[1] is True
+    assert changes._waiting == {}

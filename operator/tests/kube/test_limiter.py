@@ -1,0 +1,65 @@
+"""A limiter keeps order and width, whatever becomes of those who wait."""
+
+import asyncio
+
+from flyer.kube.apiserver import Limiter
+
+
+async def ride(turns, log, name, leave):
+    async with turns:
+        log.append(name)
+        await leave.wait()
+
+
+async def settle():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_fewer_at_once_while_something_is_urgent():
+    limiter, log, leave = Limiter(3, 1), [], asyncio.Event()
+    with limiter.reduced():
+        tasks = [asyncio.create_task(ride(limiter, log, n, leave)) for n in range(5)]
+        await settle()
+        assert log == [0]
+    await settle()
+    assert log == [0, 1, 2]
+    leave.set()
+    await asyncio.gather(*tasks)
+    assert log == [0, 1, 2, 3, 4]
+
+
+async def test_who_came_before_it_was_urgent_finishes():
+    limiter, log, leave = Limiter(2, 1), [], asyncio.Event()
+    tasks = [asyncio.create_task(ride(limiter, log, n, leave)) for n in range(3)]
+    await settle()
+    with limiter.reduced():
+        assert log == [0, 1]
+        leave.set()
+        await asyncio.gather(*tasks)
+    assert log == [0, 1, 2]
+
+
+async def test_what_is_ahead_comes_before_all_that_wait():
+    limiter, log, leave = Limiter(1, 1), [], asyncio.Event()
+    tasks = [asyncio.create_task(ride(limiter, log, n, leave)) for n in range(3)]
+    tasks += [asyncio.create_task(ride(limiter.priority, log, n, leave)) for n in "ab"]
+    await settle()
+    assert log == [0]  # nobody is sent away for it
+    leave.set()
+    await asyncio.gather(*tasks)
+    assert log == [0, "a", "b", 1, 2]
+
+
+async def test_a_turn_is_not_lost_with_whoever_is_cancelled():
+    limiter, log, leave = Limiter(1, 1), [], asyncio.Event()
+    tasks = [asyncio.create_task(ride(limiter, log, n, leave)) for n in range(4)]
+    await settle()
+    tasks[1].cancel()  # while it waits
+    leave.set()
+    await tasks[0]  # the turn goes to the third: cancelled at the moment at which it comes
+    tasks[2].cancel()
+    async with asyncio.timeout(60):
+        await tasks[3]
+    assert log[0] == 0
+    assert log[-1] == 3

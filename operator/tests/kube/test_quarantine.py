@@ -1,0 +1,451 @@
+"""A job that cannot be judged, or whose status is not taken, stops nobody but itself."""
+
+import pytest
+from flyer import engine
+from flyer.api import API_VERSION, FlyerJobStatus, Phase
+from flyer.engine import (
+    CheckpointReported,
+    JobRemoved,
+    Killed,
+    LifeStateSet,
+    NodeEmptied,
+    PodExited,
+    StreamLost,
+    StreamRestored,
+    schedule,
+)
+from flyer.kube.apiserver import LeaseSettings
+from flyer.kube.services.jobs.quarantine import RETRIES_PER_REBUILD_MAX, Quarantine
+from flyer.kube.services.jobs.quarantine_controller import QuarantineController
+from flyer.kube.services.jobs.submissions import Submissions
+from flyer.kube.services.leader.leader import LABEL_LEADER, LeaderMark
+from flyer.kube.views import shape_job
+
+from fakekube import Fault
+
+# Whoever stalls for a while does not lose it: terms are compared here.
+LEASE = LeaseSettings(
+    namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1
+)
+
+
+def told(cluster, name, reason):
+    return [
+        one for one in cluster.store.all("events")
+        if one["involvedObject"]["name"] == name and one["reason"] == reason
+    ]  # fmt: skip
+
+
+def rebuilds(operator):
+    return operator.metrics.registry.get_sample_value("flyer_scheduler_rebuilds_total") or 0
+
+
+async def up(cluster, until, *names):
+    for name in names:
+        cluster.submit(name)
+    await until(lambda: all(cluster.phase(name) is Phase.RUNNING for name in names))
+
+
+@pytest.mark.parametrize("inline", [True, False])
+async def test_an_event_that_cannot_be_taken_in_is_dropped(cluster, until, monkeypatch, inline):
+    if not inline:
+        monkeypatch.setattr("flyer.kube.services.leader.steps.JOBS_INLINE_MAX", 0)
+    cluster.nodes("AAA")
+    operator = cluster.operator(LEASE)
+    await up(cluster, until, "a", "b")
+    term = operator.leader.term
+    operator.gateway._enqueue(CheckpointReported("default/a", 1, 7, "x" * 5000))
+    operator.gateway._enqueue(LifeStateSet("default/a", 1, 5))
+    await until(lambda: told(cluster, "a", "EventDropped"))
+    await until(lambda: cluster.status("a").chain.life_state == 5)
+    assert operator.leader.term is term
+    cluster.submit("c")
+    await until(lambda: cluster.phase("c") is Phase.RUNNING)
+    assert cluster.status("a").checkpoint is None
+    assert operator.metrics.registry.get_sample_value(
+        "flyer_job_faults_total", {"kind": "event"}
+    ) == 1  # fmt: skip
+
+
+async def test_a_job_that_cannot_be_judged_is_left_alone_and_tried_again(
+    cluster, until, monkeypatch
+):
+    cluster.nodes("AAA")
+    operator = cluster.operator(LEASE)
+    await up(cluster, until, "a", "b")
+    term = operator.leader.term
+    whole = engine.transitions.begin_suspension
+
+    def fails(draft, key, **asked):
+        if key == "default/a":
+            raise ZeroDivisionError(key)
+        whole(draft, key, **asked)
+
+    monkeypatch.setattr(engine.transitions, "begin_suspension", fails)
+    cluster.edit("a", suspend=True)
+    await until(lambda: told(cluster, "a", "Quarantined"))
+    cluster.submit("c", 2)  # one node is free, and that of `a` is kept
+    cluster.submit("d")
+    cluster.edit("b", suspend=True)
+    await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
+    await until(lambda: cluster.phase("c") is Phase.RUNNING)
+    assert cluster.phase("a") is Phase.RUNNING
+    assert len(cluster.pods("a")) == 1
+    monkeypatch.setattr(engine.transitions, "begin_suspension", whole)
+    await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
+    await until(lambda: cluster.phase("d") is Phase.RUNNING)
+    assert operator.leader.term is term
+
+
+@pytest.mark.parametrize("code", [403, 500])
+async def test_a_status_that_is_not_taken_stops_nobody_else(cluster, until, code):
+    cluster.nodes("AA")
+    operator = cluster.operator(LEASE)
+    await up(cluster, until, "a", "b")
+    term = operator.leader.term
+    guarded = Fault(
+        "refuse", resource="flyerjobs/status", name="a", code=code, reason="Forbidden", times=10**6
+    )
+    cluster.server.faults.add(guarded)
+    cluster.edit("a", suspend=True)
+    cluster.edit("b", suspend=True)
+    cluster.submit("c")
+    cluster.submit("d")
+    # The node that `b` gives back goes to one of them; that of `a` to nobody.
+    await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
+    await until(lambda: told(cluster, "a", "Quarantined"))
+    await until(lambda: Phase.RUNNING in (cluster.phase("c"), cluster.phase("d")))
+    running = next(name for name in "cd" if cluster.phase(name) is Phase.RUNNING)
+    cluster.finish(running)
+    await until(lambda: cluster.phase(running) is Phase.SUCCEEDED)
+    seen = guarded.seen
+    await until(lambda: guarded.seen > seen)  # it is tried again
+    assert cluster.phase("a") is Phase.RUNNING
+    assert len(cluster.pods("a")) == 1
+    guarded.times = 0
+    await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
+    await until(lambda: all(cluster.phase(one) in (Phase.RUNNING, Phase.SUCCEEDED) for one in "cd"))
+    assert operator.leader.term is term
+    assert len(told(cluster, "a", "Quarantined")) == 1
+
+
+@pytest.mark.parametrize("code", [403, 500])
+async def test_what_is_told_once_of_a_job_that_is_left_alone_is_not_lost(cluster, until, code):
+    cluster.nodes("AA")
+    cluster.operator(LEASE)
+    cluster.submit("a", maxRestarts=0)
+    await up(cluster, until, "b")
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    guarded = Fault("refuse", resource="flyerjobs/status", name="a", code=code, times=10**6)
+    cluster.server.faults.add(guarded)
+    cluster.finish("a")
+    cluster.edit("b", suspend=True)
+    await until(lambda: told(cluster, "a", "Quarantined"))
+    await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
+    guarded.times = 0
+    await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
+    assert cluster.status("a").chain.restarts == 0
+
+
+def test_what_is_told_again_and_again_of_a_job_in_quarantine_is_kept_once():
+    quarantine = Quarantine(lambda *_: None)
+    controller = QuarantineController(
+        None, quarantine, None, None, None, None, zones=None, epoch=None, redact=None, spawn=None
+    )
+    quarantine.add("n/a", "why")
+    others = NodeEmptied("x", "n/b", 1)
+    lost, back = StreamLost("n/a", 1), StreamRestored("n/a", 1)
+    for step in range(1000):
+        saved, word = CheckpointReported("n/a", 1, step, "/p"), LifeStateSet("n/a", 1, step)
+        told = [NodeEmptied("x", "n/a", 1), PodExited("n/a", 1, "x", Killed(9)), lost, back, lost,
+                saved, word]  # fmt: skip
+        assert controller.hold_back([*told, others]) == [others]
+        controller.retain(told[:2])
+    quarantine.retry_now("n/a")
+    quarantine.release_due()
+    kept = controller.take_retained()
+    assert set(kept) == {*told}
+    assert len(kept) == len({*told})
+    assert kept.index(back) < kept.index(lost)
+
+
+async def test_a_status_that_conflicts_again_and_again_stops_nobody_else(
+    cluster, until, monkeypatch
+):
+    """Somebody edits the job whenever its status is to be written."""
+    cluster.nodes("AA")
+    operator = cluster.operator(LEASE)
+    await up(cluster, until, "a", "b")
+    term, tries, edits = operator.leader.term, [], True
+    whole = cluster.server._call
+
+    async def call(request, target, agent):
+        if (request.method, target.resource, target.name) == ("PUT", "flyerjobs/status", "a"):
+            tries.append(target.name)
+            if edits:
+                metadata = {"annotations": {"edit": str(len(tries))}}
+                cluster.store.patch("flyerjobs", "a", {"metadata": metadata}, "default")
+        return await whole(request, target, agent)
+
+    monkeypatch.setattr(cluster.server, "_call", call)
+    for name in "ab":
+        cluster.edit(name, suspend=True)
+    await until(lambda: told(cluster, "a", "Quarantined"))
+    assert "changed 20 times" in told(cluster, "a", "Quarantined")[0]["message"]
+    await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
+    cluster.submit("c")
+    await until(lambda: cluster.phase("c") is Phase.RUNNING)
+    assert cluster.phase("a") is Phase.RUNNING
+    edits = False
+    await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
+    assert operator.leader.term is term
+
+
+async def test_who_is_left_alone_and_deleted_keeps_its_finalizer_while_its_pods_run(cluster, until):
+    cluster.nodes("AA")
+    cluster.operator(LEASE)
+    await up(cluster, until, "a")
+    patch = {"metadata": {"finalizers": ["fireflyer.dev/release"]}}
+    cluster.store.patch("flyerjobs", "a", patch, "default")
+    guarded = Fault("refuse", resource="flyerjobs/status", name="a", code=403, times=10**6)
+    cluster.server.faults.add(guarded)
+    cluster.edit("a", suspend=True)
+    await until(lambda: told(cluster, "a", "Quarantined"))
+    cluster.store.delete("flyerjobs", "a", "default")
+    seen = guarded.seen
+    cluster.submit("b")
+    await until(lambda: cluster.phase("b") is Phase.RUNNING)
+    await until(lambda: guarded.seen > seen)
+    kept = [one["metadata"]["name"] for one in cluster.store.all("flyerjobs")]
+    assert "a" in kept or not cluster.pods("a")
+    guarded.times = 0
+
+    def gone():
+        return "a" not in [one["metadata"]["name"] for one in cluster.store.all("flyerjobs")]
+
+    await until(gone)
+    assert not cluster.pods("a")
+
+
+async def test_what_a_job_that_is_left_alone_holds_counts_against_its_quota(cluster, until):
+    cluster.nodes("AAA")
+    spec = {"user": "*", "priority": "*", "group": "*", "nodes": 2}
+    quota = {"apiVersion": API_VERSION, "kind": "FlyerQuota", "metadata": {"name": "two"}}
+    cluster.store.create("flyerquotas", {**quota, "spec": spec})
+    cluster.operator(LEASE)
+    await up(cluster, until, "a")
+    guarded = Fault("refuse", resource="flyerjobs/status", name="a", code=403, times=10**6)
+    cluster.server.faults.add(guarded)
+    cluster.edit("a", suspend=True)
+    await until(lambda: told(cluster, "a", "Quarantined"))
+    cluster.submit("b")
+    await until(lambda: cluster.phase("b") is Phase.RUNNING)
+    cluster.submit("c")
+    await until(lambda: cluster.status("c").pending is not None)
+    pending = cluster.status("c").pending
+    assert pending.reason == "WaitingForQuota"
+    assert "default/a (1)" in pending.message
+    cluster.submit("d")
+    await until(lambda: cluster.status("d").pending is not None)
+    assert cluster.phase("c") is Phase.QUEUED
+    guarded.times = 0
+    await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
+    await until(lambda: cluster.phase("c") is Phase.RUNNING)
+
+
+async def test_the_nodes_of_a_job_that_was_left_alone_and_is_gone_are_given_out(cluster, until):
+    cluster.nodes("A")
+    cluster.operator(LEASE)
+    await up(cluster, until, "a")
+    guarded = Fault("refuse", resource="flyerjobs/status", name="a", code=403, times=10**6)
+    cluster.server.faults.add(guarded)
+    cluster.edit("a", suspend=True)
+    await until(lambda: told(cluster, "a", "Quarantined"))
+    cluster.submit("b")
+    await until(lambda: cluster.status("b").pending is not None)
+    cluster.store.delete("flyerjobs", "a", "default")
+    await until(lambda: cluster.phase("b") is Phase.RUNNING)
+
+
+async def test_a_leader_takes_over_although_a_status_is_guarded(cluster, until):
+    cluster.nodes("AA")
+    first = cluster.operator()
+    await up(cluster, until, "b", "a")
+    cluster.server.faults.add(
+        Fault("refuse", resource="flyerjobs/status", name="a", code=403, times=10**6)
+    )
+    first.kill()
+    cluster.operator()
+    cluster.submit("c")
+    cluster.finish("b")
+    await until(lambda: cluster.phase("c") is Phase.RUNNING)
+
+
+def test_pauses_grow_until_something_is_stored():
+    heard = []
+    quarantine = Quarantine(lambda *what: heard.append(what))
+    assert quarantine.wait_seconds() == float("inf")
+    status = FlyerJobStatus()
+    for pause_seconds in (1, 2, 4):
+        quarantine.add("n/a", "why", status)
+        assert "n/a" in quarantine
+        assert pause_seconds - 1 < quarantine.wait_seconds() <= pause_seconds
+    assert heard == [("n/a", "status", "why")]
+    for _ in range(20):
+        quarantine.add("n/a", "why", status)
+    assert 290 < quarantine.wait_seconds() <= 300
+    quarantine.release_due()
+    assert list(quarantine) == ["n/a"]
+    quarantine.resolve("n/a")  # a write that was under way: the job is still to be taken out
+    assert list(quarantine) == ["n/a"]
+    quarantine.retry_now("n/a")
+    quarantine.release_due()
+    assert len(quarantine) == 0
+    quarantine.resolve("n/a")
+    assert not quarantine.is_suspect("n/a")
+
+
+def test_many_jobs_are_tried_again_some_at_a_time_and_seldom():
+    quarantine = Quarantine(lambda *_: None)
+    jobs = [f"n/{index}" for index in range(200)]
+    for job in jobs:
+        quarantine.add(job, "why")
+        quarantine.retry_now(job)  # due
+    quarantine.release_due()
+    assert [job for job in jobs if job not in quarantine] == jobs[:RETRIES_PER_REBUILD_MAX]
+    assert quarantine.wait_seconds() == 0.0
+    quarantine.record_rebuild(1.0)
+    assert 19 < quarantine.wait_seconds() <= 20
+    quarantine.release_due()  # a rebuild for another reason
+    assert len(quarantine) == len(jobs) - RETRIES_PER_REBUILD_MAX
+    quarantine.record_rebuild(10.0)
+    assert 59 < quarantine.wait_seconds() <= 60
+
+
+async def test_jobs_in_quarantine_cost_no_rebuild_before_they_are_tried_again(
+    cluster, until, monkeypatch
+):
+    monkeypatch.setattr("flyer.kube.services.jobs.quarantine.PAUSE_SECONDS", 100.0)
+    whole = schedule._Plan._look_at
+
+    def fails(plan, job, class_key):
+        if job.key.startswith("default/bad"):
+            raise ZeroDivisionError(job.key)
+        return whole(plan, job, class_key)
+
+    monkeypatch.setattr(schedule._Plan, "_look_at", fails)
+    cluster.nodes("A")
+    operator = cluster.operator(LEASE)
+    await until(lambda: operator.leader.term is not None)
+    bad = [f"bad{index}" for index in range(20)]
+    for name in bad:
+        cluster.submit(name)
+    cluster.submit("good")
+    await until(lambda: cluster.phase("good") is Phase.RUNNING)
+    await until(lambda: all(told(cluster, name, "Quarantined") for name in bad))
+    assert rebuilds(operator) == 0
+
+
+async def test_reasons_that_are_not_taken_cost_no_rebuild(cluster, until, monkeypatch):
+    monkeypatch.setattr("flyer.kube.services.jobs.quarantine.PAUSE_SECONDS", 100.0)
+    cluster.nodes("A")
+    operator = cluster.operator(LEASE)
+    await up(cluster, until, "runs")
+    bad = [f"bad{index}" for index in range(20)]
+    for name in bad:
+        cluster.server.faults.add(
+            Fault("refuse", resource="flyerjobs/status", name=name, code=403, times=10**6)
+        )
+        cluster.submit(name)
+    cluster.submit("waits")
+    await until(lambda: all(told(cluster, name, "Quarantined") for name in bad))
+    await until(lambda: cluster.status("waits").pending is not None)
+    assert rebuilds(operator) == 0
+    assert set(operator.leader.term.state.jobs) == {"default/runs", "default/waits"}
+
+
+async def test_pods_that_are_forbidden_wait_and_cost_no_restart(cluster, until):
+    cluster.nodes("A")
+    cluster.operator()
+    full = Fault(
+        "refuse", verb="create", resource="pods", code=403, reason="Forbidden", times=10**6
+    )
+    cluster.server.faults.add(full)
+    cluster.submit("a", maxRestarts=0)
+
+    def waits():
+        pending = cluster.status("a").pending
+        return pending is not None and pending.reason == "PodsRefused"
+
+    await until(waits)
+    assert "403" in cluster.status("a").pending.message
+    seen = full.seen
+    await until(lambda: full.seen > seen)
+    full.times = 0
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    assert cluster.status("a").chain.restarts == 0
+
+
+async def test_a_job_of_another_controller_is_not_touched(cluster, until):
+    cluster.nodes("A")
+    cluster.operator()
+    theirs = "kueue.x-k8s.io/multikueue"
+    cluster.submit("theirs", managedBy=theirs, priority="extreme-high")
+    before = cluster.store.find("flyerjobs", "theirs", "default")
+    cluster.submit("ours", managedBy="fireflyer.dev/flyerjob-controller")
+    await until(lambda: cluster.phase("ours") is Phase.RUNNING)
+    # Its name goes to another controller's job: what ran under it is ended, and nothing begins.
+    cluster.store.delete("flyerjobs", "ours", "default")
+    cluster.submit("ours", managedBy=theirs)
+    cluster.submit("next")
+    await until(lambda: cluster.phase("next") is Phase.RUNNING)
+    assert not cluster.pods("ours")
+    assert not cluster.pods("theirs")
+    assert cluster.store.find("flyerjobs", "theirs", "default") == before
+    assert "status" not in cluster.store.find("flyerjobs", "ours", "default")
+    assert not told(cluster, "theirs", "InvalidJob")
+
+
+def test_a_name_that_another_controllers_job_took_is_ours_no_more():
+    """Seen at once, as after a watch that broke: the old one's end is not told by itself."""
+    heard = []
+    submissions = Submissions(
+        None,
+        None,
+        None,
+        Quarantine(lambda *_: None),
+        None,
+        enqueue=heard.append,
+        spawn=None,
+        request_rebuild=lambda why: None,
+    )
+    container = {"name": "trainer", "image": "i", "command": ["train"]}
+
+    def view(uid, **spec):
+        spec = {"nodes": 1, "template": {"spec": {"containers": [container]}}, **spec}
+        return shape_job({"metadata": {"name": "a", "namespace": "n", "uid": uid}, "spec": spec})
+
+    ours, theirs = view("1"), view("2", managedBy="kueue.x-k8s.io/multikueue")
+    assert ours.job is not None
+    submissions.reset({ours.key: ours})
+    submissions.changed(ours, theirs)
+    assert heard == [JobRemoved("n/a")]
+
+
+async def test_a_label_that_was_taken_away_comes_back(cluster, until, monkeypatch):
+    monkeypatch.setattr("flyer.kube.services.leader.leader.MARK_SECONDS", 0.05)
+    namespace = "fireflyer-system"
+    for name in ("leads", "led"):
+        cluster.store.create("pods", {"metadata": {"name": name}, "spec": {}}, namespace)
+    operator = cluster.operator()
+    operator.leader._mark = LeaderMark(namespace, "leads")
+
+    def marked():
+        pods = [cluster.store.get("pods", name, namespace) for name in ("leads", "led")]
+        return [LABEL_LEADER in (one["metadata"].get("labels") or {}) for one in pods]
+
+    await until(lambda: marked() == [True, False])
+    for name, value in (("leads", None), ("led", "true")):
+        patch = {"metadata": {"labels": {LABEL_LEADER: value}}}
+        cluster.store.patch("pods", name, patch, namespace)
+    await until(lambda: marked() == [True, False])

@@ -1,0 +1,141 @@
+"""Who reads a job does not read of the jobs in other namespaces."""
+
+import json
+
+import pytest
+from flyer.api import Condition, Eviction, FlyerJobStatus, Pending, Phase, Suspension
+from flyer.kube.services.jobs.redaction import Redactor
+from flyer.kube.services.pods import gangs
+
+JOBS = {"prod/gpt-5", "team-a/mine"}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("prod/gpt-5 of ann has 2 at priority high", "another job has 2 at priority high"),
+        ("kept for prod/gpt-5, which is quarantined", "kept for another job, which is quarantined"),
+        ("team-a/mine of bob has 1", "team-a/mine of bob has 1"),
+        ("restored from /prod/gpt-5 and 3/4 shards", "restored from /prod/gpt-5 and 3/4 shards"),
+        ("no-such/job", "no-such/job"),
+        (
+            "prod/gpt-5 of Ann van Dijk has 2; prod/gpt-5 of Bo Li is leaving (suspend code 1)",
+            "another job has 2; another job is leaving (suspend code 1)",
+        ),
+        (
+            "preempted by prod/gpt-5 of Ann, R&D (priority high)",
+            "preempted by another job (priority high)",
+        ),
+    ],
+)
+def test_names_of_other_namespaces_are_left_out(words, told):
+    assert Redactor(JOBS.__contains__).redact(words, "team-a/mine") == told
+
+
+def test_every_field_of_a_status_is_covered():
+    words = "prod/gpt-5 of ann"
+    status = FlyerJobStatus(
+        message=words,
+        pending=Pending(reason="x", message=words, blocked_by=("prod/gpt-5", "team-a/other")),
+        eviction=Eviction(reason="Preempted", by="prod/gpt-5", message=words, time=0.0, attempt=1),
+    )
+    found = Redactor(JOBS.__contains__).redact_status(status, "team-a/mine")
+    assert "gpt-5" not in json.dumps(found.to_object())
+    assert found.pending.blocked_by == ("team-a/other",)
+
+
+def test_a_job_that_is_gone_by_now_stays_unnamed():
+    """The engine keeps what it said of a preemption for as long as the victim lives."""
+    words = "preempted by prod/gpt-5 of ann (priority high)"
+    status = FlyerJobStatus(
+        phase=Phase.SUSPENDING,
+        message=words,
+        suspension=Suspension(
+            reason="Preempted",
+            by="prod/gpt-5",
+            message=words,
+            since=0.0,
+            deadline=1.0,
+            limit=1.0,
+        ),
+        conditions=(
+            Condition(
+                type="Suspended",
+                status="True",
+                reason="x",
+                message=words,
+                last_transition_time=0.0,
+            ),
+        ),
+    )
+    left = Eviction(reason="Preempted", by="prod/gpt-5", message=words, time=0.0, attempt=1)
+    nobody = Redactor(lambda _key: False)
+    for one in (status, status.replace(suspension=None, eviction=left)):
+        assert "prod" not in json.dumps(nobody.redact_status(one, "team-a/mine").to_object())
+
+
+def test_a_user_whose_name_has_a_slash_is_named():
+    left = Eviction(reason="Suspended", by="corp/ann", message="by corp/ann", time=0.0, attempt=1)
+    found = Redactor(lambda _key: False).redact_status(FlyerJobStatus(eviction=left), "team-a/mine")
+    assert found.eviction == left
+
+
+async def test_a_preempted_and_a_waiting_tenant_read_no_names(cluster, until):
+    for name in ("prod", "team-a"):
+        cluster.store.create("namespaces", {"metadata": {"name": name}})
+    cluster.nodes("A")
+    cluster.operator()
+    cluster.submit("mine", namespace="team-a", priority="low")
+    await until(lambda: cluster.status("mine", "team-a").phase is Phase.RUNNING, 20)
+    cluster.submit("secret", namespace="prod", priority="extreme-high")
+    await until(lambda: cluster.status("secret", "prod").phase is Phase.RUNNING, 20)
+    cluster.submit("later", namespace="team-a", priority="low")
+    await until(lambda: cluster.status("later", "team-a").pending, 20)
+    await until(lambda: cluster.status("mine", "team-a").eviction, 20)
+    told = list(cluster.store.all("flyerjobs", "team-a"))
+    told += list(cluster.store.all("events", "team-a"))
+    assert "another job" in json.dumps(told)
+    assert "secret" not in json.dumps(told)
+    assert "prod/" not in json.dumps(told)
+
+
+async def test_a_victim_never_reads_of_a_job_that_was_deleted_since(cluster, until):
+    for name in ("prod", "team-a"):
+        cluster.store.create("namespaces", {"metadata": {"name": name}})
+    cluster.nodes("A")
+    cluster.operator()
+    cluster.submit("mine", namespace="team-a", priority="low")
+    await until(lambda: cluster.status("mine", "team-a").phase is Phase.RUNNING, 20)
+    cluster.submit("secret", namespace="prod", priority="extreme-high")
+    await until(lambda: cluster.status("secret", "prod").phase is Phase.RUNNING, 20)
+    cluster.store.delete("flyerjobs", "secret", "prod")
+    await until(lambda: cluster.status("mine", "team-a").phase is Phase.RUNNING, 20)
+    found = cluster.status("mine", "team-a")
+    assert found.chain.attempt == 2
+    assert found.eviction.by == "another job"
+    assert "secret" not in json.dumps(found.to_object())
+
+
+async def test_a_fault_at_a_job_names_no_other(cluster, until, monkeypatch):
+    """An error of the operator may quote what it was looking at."""
+    for name in ("prod", "team-a"):
+        cluster.store.create("namespaces", {"metadata": {"name": name}})
+    cluster.nodes("AA")
+    cluster.operator()
+    cluster.submit("secret", namespace="prod")
+    await until(lambda: cluster.status("secret", "prod").phase is Phase.RUNNING, 20)
+
+    def fails(_self, _job, start, _found=None):
+        raise ZeroDivisionError(f"{start.job} beside prod/secret of ann")
+
+    monkeypatch.setattr(gangs.Gangs, "start", fails)
+    cluster.submit("mine", namespace="team-a")
+
+    def quarantined():
+        return cluster.status("mine", "team-a").condition("Quarantined")
+
+    await until(quarantined, 20)
+    await until(lambda: cluster.store.all("events", "team-a"), 20)
+    told = [quarantined().message, *cluster.store.all("events", "team-a")]
+    assert "beside another job" in json.dumps(told)
+    assert "secret" not in json.dumps(told)

@@ -1,0 +1,122 @@
+"""A new leader has seen all that was committed before it, however old its copy of the jobs was."""
+
+from flyer.api import TOPOLOGY_NAME, Phase, ZoneCount
+from flyer.kube.gateway import outcome_of
+from flyer.kube.services import ClusterCache
+from flyer.kube.services.jobs.token import Token
+from flyer.kube.services.leader.resync import Resync
+
+from fakekube import Fault
+
+
+async def running(cluster, until, name="a", nodes=2):
+    cluster.submit(name, nodes)
+    await until(lambda: cluster.phase(name) is Phase.RUNNING)
+
+
+def lists(cluster, agent):
+    return [
+        call for call in cluster.server.faults.calls
+        if (call.agent, call.verb, call.resource) == (agent, "list", "flyerjobs")
+    ]  # fmt: skip
+
+
+async def test_a_standby_lists_no_jobs_again(cluster, until):
+    cluster.nodes("AAAA")
+    first = cluster.operator()
+    await until(lambda: first.serves)
+    second = cluster.operator()
+    await running(cluster, until)
+    await until(lambda: second.cache.synced and lists(cluster, second.name))
+    first.kill()
+    await until(lambda: second.serves)
+    assert len(lists(cluster, second.name)) == 1
+    assert cluster.status("a").epoch == second.election.epoch
+    cluster.finish("a")
+    await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
+
+
+async def test_a_watch_that_tells_nothing_is_not_waited_for(cluster, until):
+    cluster.nodes("AAAA")
+    first = cluster.operator()
+    await until(lambda: first.serves)
+    await running(cluster, until, "old")
+    second = cluster.operator()
+    await until(lambda: second.cache.synced)
+    cluster.server.faults.watches.frozen = True
+    await until(lambda: not second.serves)
+    # The successor's copy has nothing of this one, and has to find it in the store.
+    before = cluster.status("old")
+    cluster.store.patch("flyerjobs", "old", {"status": {"reason": "x"}}, "default", "status")
+    first.kill()
+    await until(lambda: second.serves)
+    assert len(lists(cluster, second.name)) >= 2
+    assert second.leader.term.state.jobs["default/old"].status.chain == before.chain
+    cluster.server.faults.watches.frozen = False
+    cluster.finish("old")
+    await until(lambda: cluster.phase("old") is Phase.SUCCEEDED)
+
+
+async def test_an_old_first_list_is_caught_up_with(cluster, until):
+    cluster.nodes("AAAA")
+    first = cluster.operator()
+    await until(lambda: first.serves)
+    await running(cluster, until, "early")
+    cluster.server.keep_lists()
+    await running(cluster, until, "late")
+    taken = set(cluster.status("late").assignment.names)
+    first.kill()
+    second = cluster.operator()  # its first list does not have the later job
+    await until(lambda: second.serves)
+    assert second.leader.term.state.jobs["default/late"].status.phase is Phase.RUNNING
+    cluster.submit("next", 2)
+    cluster.finish("early")
+    await until(lambda: cluster.phase("next") is Phase.RUNNING)
+    assert not taken & set(cluster.status("next").assignment.names)
+    assert cluster.status("late").chain.attempt == 1
+
+
+async def test_a_name_that_is_another_job_now_is_not_written_to(api_server, connect):
+    store = api_server.store
+    for name in ("a", "b"):
+        store.create("flyerjobs", manifest(name), "default")
+        store.patch("flyerjobs", name, {"status": {"epoch": 3}}, "default", "status")
+    api = connect()
+    cache = ClusterCache(api, outcome_of)
+    await cache.jobs.refresh()
+    for kind in cache.caches:
+        kind.synced.set()
+    store.delete("flyerjobs", "b", "default")
+    store.create("flyerjobs", manifest("b"), "default")
+
+    async def raise_epoch(least):
+        return least
+
+    assert await Resync(api, cache, Token(api), raise_epoch).run(2) == 4
+    assert store.get("flyerjobs", "a", "default")["status"]["epoch"] == 4
+    assert "status" not in store.get("flyerjobs", "b", "default")
+    # No watch told of the write, so all were listed, and the other object was found.
+    assert cache.job("default/b").job.status is None
+
+
+async def test_a_token_whose_writes_are_performed_unheard(api_server, connect):
+    """The second try of each is refused: the first has changed the topology."""
+    unheard = Fault("lose", verb="patch", resource="flyertopologies/status", times=1000, every=2)
+    api_server.faults.add(unheard)
+    token = Token(connect())
+    await token.read()
+    await token.open(3, [ZoneCount(name="A", nodes=2, ready_nodes=1)])
+    await token.hold("default/a")
+    assert token.holder == "default/a"
+    await token.release("default/a")
+    assert not token.holder
+    stored = api_server.store.get("flyertopologies", TOPOLOGY_NAME)["status"]
+    assert stored["epoch"] == 3
+    assert not stored.get("holder")
+    assert unheard.committed == 3
+
+
+def manifest(name):
+    containers = [{"name": "trainer", "image": "i", "command": ["train"]}]
+    spec = {"nodes": 1, "template": {"spec": {"containers": containers}}}
+    return {"metadata": {"name": name}, "spec": spec}
