@@ -240,8 +240,8 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
             "The quota is hard: writes beyond it fail, and checkpoints with them.",
         ),
         Alert(
-            "ThreeFSHolderDown", "critical", "min by (node) (threefs_csi_holder_up) == 0", "2m",
-            "The holder of the mounts on {{ $labels.node }} does not answer",
+            "ThreeFSMountManagerDown", "critical", "min by (node) (threefs_csi_mount_manager_up) == 0", "2m",
+            "The mount manager on {{ $labels.node }} does not answer",
             "Mounted volumes may be gone there; new ones cannot be mounted.",
         ),
         Alert(

@@ -17,7 +17,7 @@ COMPONENTS = {
     "StatefulSet/threefs-storage": "storage",
     "Deployment/threefs-csi-controller": "csi-controller",
     "DaemonSet/threefs-csi-node": "csi-node",
-    "DaemonSet/threefs-csi-holder": "csi-holder",
+    "DaemonSet/threefs-csi-mount-manager": "csi-mount-manager",
 }
 
 
@@ -120,8 +120,8 @@ def test_limits_of_the_page_are_those_of_the_code() -> None:
     from flyer.sidecar.wire import REPORT_BYTES_MAX
     from flyer_node import web as node
     from threefs import metrics_server as threefs
-    from threefs.csi.issuer import server as issuer
-    from threefs.csi.issuer.client import TEXT_BYTES_MAX
+    from threefs.csi.tickets import issuer_server as issuer
+    from threefs.csi.tickets.issuer_client import TEXT_BYTES_MAX
 
     status = WebSettings()
     own = f"{status.limits.total_max} connections ({status.limits.source_max} of one source)"
@@ -141,7 +141,7 @@ def test_limits_of_the_page_are_those_of_the_code() -> None:
         ("node-agent", 8080): (agent, f"{node.REQUEST_SECONDS:g} s"),
         ("csi-controller", 9003): (
             f"{TEXT_BYTES_MAX >> 10} KiB a request",
-            f"{issuer.PLACES} requests, {issuer.PLACES_OF_ADDRESS} of an address",
+            f"{issuer.REQUESTS_MAX} requests, {issuer.REQUESTS_PER_ADDRESS_MAX} of an address",
         ),
         **{(one, 8080): (scrapes,) for one in ("mgmtd", "csi-controller", "csi-node")},
     }
@@ -272,10 +272,10 @@ def test_the_guides_policy_opens_a_further_connection_of_the_operator(render: Re
 
 def test_a_3fs_elsewhere_may_be_anywhere_unless_named(render: Render) -> None:
     elsewhere = {"threefs.enabled": False, "csi.existingClusterSecret": "elsewhere"}
-    assert "anything (0)" in (destinations(render(**elsewhere))["csi-holder"] or [])
+    assert "anything (0)" in (destinations(render(**elsewhere))["csi-mount-manager"] or [])
     peers = [{"ipBlock": {"cidr": "10.9.0.0/16"}}]
     named = destinations(render(**elsewhere, **{"networkPolicies.egress.threefsTo": peers}))
-    for component in ("csi-controller", "csi-node", "csi-holder"):
+    for component in ("csi-controller", "csi-node", "csi-mount-manager"):
         assert f"{peers[0]} (0)" in (named[component] or []), component
         assert "anything (0)" not in (named[component] or []), component
 

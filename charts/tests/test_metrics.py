@@ -92,7 +92,7 @@ def test_every_metric_is_shown_or_told_about() -> None:
         "flyer_node_kernel_log_lost_total", "flyer_node_events_total", "flyer_node_gpu_probes_total",
         "flyer_queued_nodes", "flyer_waiting_jobs",
         "threefs_csi_calls_in_flight", "threefs_csi_inline_removals_deferred_total",
-        "threefs_csi_unreadable_records_total", "threefs_csi_mounts_undone_total",
+        "threefs_csi_unreadable_records_total", "threefs_csi_unmounts_total",
         "threefs_csi_tickets_total",
     }  # fmt: skip
     missing = {name for name in METRICS if not re.search(rf"\b{name}(_bucket)?\b", shown)}
@@ -356,9 +356,9 @@ CASES: dict[str, tuple[Series, Series]] = {
             'kube_persistentvolumeclaim_info{namespace="n",persistentvolumeclaim="c",storageclass="other"}': "1x180",
         },
     ),
-    "ThreeFSHolderDown": (
-        {'threefs_csi_holder_up{node="x"}': "0x180", 'threefs_csi_holder_up{node="y"}': "1x180"},
-        {'threefs_csi_holder_up{node="x"}': "1x180", 'threefs_csi_holder_up{node="y"}': "1x180"},
+    "ThreeFSMountManagerDown": (
+        {'threefs_csi_mount_manager_up{node="x"}': "0x180", 'threefs_csi_mount_manager_up{node="y"}': "1x180"},
+        {'threefs_csi_mount_manager_up{node="x"}': "1x180", 'threefs_csi_mount_manager_up{node="y"}': "1x180"},
     ),
     "ThreeFSMountsLost": (
         {'threefs_csi_mounts{node="x",state="lost"}': "1x180"},

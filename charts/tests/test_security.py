@@ -7,17 +7,17 @@ import pytest
 from cryptography import x509
 from flyer.api.podpolicies import CRITICAL_PRIORITY
 from ruamel.yaml import YAML
-from threefs.csi.issuer import review
+from threefs.csi.tickets import review
 
 from charts.tests.conftest import Render, Rendered, containers, pods, template
 from charts.tests.test_references import referred
 
 AUDIENCE = "3fs"
-PRIVILEGED = {("DaemonSet/threefs-csi-holder", "holder")}
+PRIVILEGED = {("DaemonSet/threefs-csi-mount-manager", "mount-manager")}
 """mount(2) and mounts that reach the kubelet are for privileged containers alone."""
 OPERATOR = "flyer-operator"
 NODE_PARTS = {
-    "DaemonSet/threefs-csi-node", "DaemonSet/threefs-csi-holder", "DaemonSet/flyer-node",
+    "DaemonSet/threefs-csi-node", "DaemonSet/threefs-csi-mount-manager", "DaemonSet/flyer-node",
 }  # fmt: skip
 HOST_PATHS = {
     "DaemonSet/flyer-node": {
@@ -26,11 +26,11 @@ HOST_PATHS = {
     },
     "DaemonSet/threefs-csi-node": {
         "/var/lib/kubelet/plugins/3fs.csi.fireflyer.dev", "/var/lib/kubelet/plugins_registry",
-        "/run/threefs-holder",
+        "/run/threefs-mount-manager",
     },
-    "DaemonSet/threefs-csi-holder": {
+    "DaemonSet/threefs-csi-mount-manager": {
         "/var/lib/kubelet/pods", "/var/lib/kubelet/plugins/kubernetes.io/csi", "/dev/fuse",
-        "/run/threefs-holder",
+        "/run/threefs-mount-manager",
     },
 }  # fmt: skip
 
@@ -141,14 +141,14 @@ def test_the_daemons_of_a_volume_have_a_control_group_unless_a_value_says_no(
     render: Render,
 ) -> None:
     for on in (True, False):
-        [holder] = [
+        [manager] = [
             one
-            for name, pod in pods(render(**{"csi.holder.daemonGroups": on}))
+            for name, pod in pods(render(**{"csi.mountManager.daemonCgroups": on}))
             for one in containers(pod)
             if (name, one["name"]) in PRIVILEGED
         ]
-        setting = {one["name"]: one.get("value") for one in holder["env"]}
-        assert setting["THREEFS_DAEMON_GROUPS"] == ("true" if on else "false")
+        setting = {one["name"]: one.get("value") for one in manager["env"]}
+        assert setting["THREEFS_DAEMON_CGROUPS"] == ("true" if on else "false")
 
 
 def test_node_parts_see_the_folders_that_they_need_and_no_more(everything: Rendered) -> None:

@@ -91,7 +91,7 @@ def test_the_node_agent_reads_what_it_is_told(render: Render) -> None:
         ("StatefulSet/threefs-storage", "storage", "services"),
         ("Deployment/threefs-csi-controller", "driver", "csi"),
         ("DaemonSet/threefs-csi-node", "driver", "csi"),
-        ("DaemonSet/threefs-csi-holder", "holder", "csi"),
+        ("DaemonSet/threefs-csi-mount-manager", "mount-manager", "csi"),
     ],
 )
 def test_3fs_and_its_driver_read_what_they_are_told(

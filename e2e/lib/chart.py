@@ -67,7 +67,7 @@ VALUES: dict[str, Any] = {
     "nodeAgent": AGENT_VALUES,
     "csi": {
         "node": {"maxUnavailable": "100%"},
-        "holder": {"maxSurge": "100%"},
+        "mountManager": {"maxSurge": "100%"},
         "inline": {"enabled": True},
     },
     "threefs": {

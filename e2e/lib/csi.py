@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from threefs.csi.errors import CsiError
-from threefs.csi.holder import mountinfo
-from threefs.csi.holder_client import HolderClient
-from threefs.csi.main import holder_command
+from threefs.csi.main import mount_manager_command
+from threefs.csi.mount_manager import mountinfo
+from threefs.csi.mount_manager_client import MountManagerClient
 from threefs.csi.proto import csi_pb2_grpc as stubs
-from threefs.csi.testing import sanity
+
+from testcluster import csi_sanity
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,11 +46,11 @@ def _let_pass(folder: Path) -> None:
 
 @dataclass
 class NodeProcesses:
-    """A holder and a node service with a kubelet's folder of their own."""
+    """A mount manager and a node service with their own kubelet folder."""
 
     name: str
     folder: Path
-    holder: Process
+    mount_manager: Process
     driver: Process
 
     @property
@@ -63,9 +64,9 @@ class NodeProcesses:
         return f"unix://{self.folder}/csi.sock"
 
     @property
-    def holder_client(self) -> HolderClient:
-        """Its holder."""
-        return HolderClient(self.folder / "holder.sock")
+    def mount_manager_client(self) -> MountManagerClient:
+        """Its mount manager."""
+        return MountManagerClient(self.folder / "manager.sock")
 
     def stub(self) -> Any:
         """Calls of the node service."""
@@ -91,18 +92,20 @@ class Deployed:
         for number in range(nodes):
             folder = self.folder / f"node-{number}"
             (folder / "kubelet").mkdir(parents=True)
-            holder = self.holder(folder)
-            self.nodes.append(NodeProcesses(folder.name, folder, holder, self.node_service(folder)))
+            manager = self.mount_manager(folder)
+            self.nodes.append(
+                NodeProcesses(folder.name, folder, manager, self.node_service(folder))
+            )
 
-    def holder(self, folder: Path) -> Process:
-        """A holder for a node; it takes over from the one that is there."""
-        where = ("--socket", f"{folder}/holder.sock", "--kubelet-dir", f"{folder}/kubelet")
+    def mount_manager(self, folder: Path) -> Process:
+        """Start a mount manager for a node; it takes over from a running one."""
+        where = ("--socket", f"{folder}/manager.sock", "--kubelet-dir", f"{folder}/kubelet")
         clusters = ("--clusters", str(self.folder / "clusters"))
-        return self.until_it_says("ready", holder_command([*where, *clusters]))
+        return self.until_it_says("ready", mount_manager_command([*where, *clusters]))
 
     def node_service(self, folder: Path) -> Process:
         """A node service."""
-        own = ("--holder", f"{folder}/holder.sock", "--node-id", folder.name)
+        own = ("--mount-manager", f"{folder}/manager.sock", "--node-id", folder.name)
         return self._driver("node", folder / "csi.sock", *own)
 
     @property
@@ -119,12 +122,12 @@ class Deployed:
         return (self.folder / "log").read_text()[-20_000:]
 
     def stop(self) -> None:
-        """End everything; what is still mounted is undone by the holders first."""
+        """End everything; what is still mounted is unmounted by the mount managers first."""
         for node in self.nodes:
             # Whatever cannot be undone so is taken away below: processes must end in any case.
             with contextlib.suppress(CsiError):
-                for mounted in reversed(node.holder_client.state()[0]):
-                    node.holder_client.unmount(mounted.target)
+                for mounted in reversed(node.mount_manager_client.state()[0]):
+                    node.mount_manager_client.unmount(mounted.target)
         for process in reversed(self._processes):
             process.terminate()
         for process in reversed(self._processes):
@@ -144,7 +147,7 @@ class Deployed:
 
     def _driver(self, what: str, socket: Path, *more: str) -> Process:
         shared = ("--clusters", str(self.folder / "clusters"), "--metrics-port", "0")
-        named = ("--endpoint", f"unix://{socket}", "--driver-name", sanity.DRIVER_NAME)
+        named = ("--endpoint", f"unix://{socket}", "--driver-name", csi_sanity.DRIVER_NAME)
         socket.unlink(missing_ok=True)
         process = self._start([sys.executable, "-c", CSI, what, *shared, *named, *more])
         deadline = time.monotonic() + READY_SECONDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from threefs.csi.holder.daemons import ticket_folder
+from threefs.csi.mount_manager.daemon_factory import ticket_folder
 
 from e2e.lib.chart import NAMESPACE
 from e2e.lib.pods import sleeper
@@ -131,9 +131,9 @@ def signal_daemon(
 ) -> None:
     """Send a signal to the FUSE daemon of a claim on a node; its ticket is on its command line."""
     _, handle = _volume_of(release.cluster, namespace, claim)
-    (holder,) = release.pods("csi-holder", node)
+    (manager,) = release.pods("csi-mount-manager", node)
     release.cluster.kubectl(
-        *("exec", f"--namespace={NAMESPACE}", holder["metadata"]["name"], "--"),
+        *("exec", f"--namespace={NAMESPACE}", manager["metadata"]["name"], "--"),
         *("pkill", f"-{signal}", "-f", f"fuse.*{ticket_folder(handle)}"),
     )
 

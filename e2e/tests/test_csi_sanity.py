@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from threefs.csi.testing import sanity
 
 from e2e.lib.csi import Deployed, has_daemon
-from testcluster import binaries
+from testcluster import binaries, csi_sanity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +36,9 @@ def test_csi_sanity_finds_nothing(deployed: Deployed) -> None:
     """0 failures; skipped is only what the driver does not say that it can."""
     program = binaries.require("csi-sanity")["csi-sanity"]
     node = deployed.nodes[0]
-    outcome = sanity.run(program, node.endpoint, deployed.controller_endpoint, node.kubelet, REPORT)
+    outcome = csi_sanity.run(
+        program, node.endpoint, deployed.controller_endpoint, node.kubelet, REPORT
+    )
     assert outcome.failed == (), outcome.text + deployed.log()
     assert outcome.status == 0, outcome.text
     assert outcome.passed >= 49, outcome.text

@@ -112,7 +112,7 @@ def sh(command: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_two_nodes_share_a_volume_that_outlives_daemons_holders_and_drivers(
+def test_two_nodes_share_a_volume_that_outlives_daemons_mount_managers_and_drivers(
     deployed: Deployed,
 ) -> None:
     first, second = deployed.nodes
@@ -127,7 +127,7 @@ def test_two_nodes_share_a_volume_that_outlives_daemons_holders_and_drivers(
     assert sh(f"cat {here}/byte").stdout == "first\nsecond\n"
 
     # The daemon dies under an open file.
-    held = first.holder_client.state()[1][0]
+    held = first.mount_manager_client.state()[1][0]
     with (here / "open").open("wb", buffering=0) as file:
         file.write(b"before")
         os.kill(held.pid, signal.SIGKILL)
@@ -139,21 +139,21 @@ def test_two_nodes_share_a_volume_that_outlives_daemons_holders_and_drivers(
     assert "replaced 1 times" in told.volume_condition.message
 
     # A stopped one is told, and goes on.
-    held = first.holder_client.state()[1][0]
+    held = first.mount_manager_client.state()[1][0]
     os.kill(held.pid, signal.SIGSTOP)
     try:
         assert condition(first, volume, here).volume_condition.abnormal
     finally:
         os.kill(held.pid, signal.SIGCONT)
 
-    # The node service is restarted, then the holder is replaced.
+    # The node service is restarted, then the mount manager is replaced.
     first.driver.terminate()
     first.driver.wait(PATIENCE_SECONDS)
     assert sh(f"cat {here}/byte").stdout == "first\nsecond\n"
     first.driver = deployed.node_service(first.folder)
     with (here / "over").open("wb", buffering=0) as file:
         file.write(b"old")
-        first.holder = deployed.holder(first.folder)
+        first.mount_manager = deployed.mount_manager(first.folder)
         file.write(b" new")
         os.fsync(file.fileno())
     assert sh(f"cat {there}/over").stdout == "old new"
@@ -162,7 +162,7 @@ def test_two_nodes_share_a_volume_that_outlives_daemons_holders_and_drivers(
         began = time.monotonic()
         undo(node, volume, pod)
         assert time.monotonic() - began < 2 * UNDO_SECONDS_MAX
-        assert node.holder_client.state() == ([], [])
+        assert node.mount_manager_client.state() == ([], [])
     deployed.controller().DeleteVolume(
         csi.DeleteVolumeRequest(volume_id=volume), timeout=CALL_SECONDS
     )
@@ -218,7 +218,7 @@ def test_undoing_never_waits_for_a_cluster_that_is_gone(deployed: Deployed) -> N
             undo(node, volume, "pod", unstage=unstage)
             assert time.monotonic() - began < UNDO_SECONDS_MAX * (2 if unstage else 1)
         waiting.wait(PATIENCE_SECONDS)
-        assert node.holder_client.state() == ([], [])
+        assert node.mount_manager_client.state() == ([], [])
     finally:
         for pid in own:
             os.kill(pid, signal.SIGCONT)
@@ -227,7 +227,7 @@ def test_undoing_never_waits_for_a_cluster_that_is_gone(deployed: Deployed) -> N
 def test_a_volume_that_is_not_there_is_not_mounted(deployed: Deployed) -> None:
     with pytest.raises(grpc.RpcError, match="does not exist"):
         mount(deployed.nodes[0], "v1:default:/volumes/none", "pod")
-    assert deployed.nodes[0].holder_client.state() == ([], [])
+    assert deployed.nodes[0].mount_manager_client.state() == ([], [])
 
 
 def _command(pid: int) -> str:

@@ -113,7 +113,7 @@ def test_objects_of_others_are_closed(scene: Scene) -> None:
         ("create", "token", "flyer-operator", ours),
         ("create", "token", "default", theirs),
         ("patch", "lease", "flyer-operator", ours, "--type=merge", holder),
-        ("exec", "daemonset/threefs-csi-holder", ours, "--", "true"),
+        ("exec", "daemonset/threefs-csi-mount-manager", ours, "--", "true"),
         ("patch", "flyertopology", "cluster", "--type=merge", '--patch={"spec":{"zones":[]}}'),
         ("patch", "nodehealth", DEDICATED, "--type=merge", drain),
         ("delete", "flyerquota", scene.user.name),

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from threefs.csi.volume_id import directory_name
+from threefs.csi.volumes.volume_id import directory_name
 
 from e2e.lib import volumes
 from e2e.lib.volumes import DRIVER, claim, directories, inline_pod, pod_with, wait_event

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["CLAIM_SECONDS", "VALID_SECONDS", "default_state", "run_daemon"]
 
 CLAIM_SECONDS = 20.0
-"""How long a renewal of the mount's claim is trusted; `threefs.csi.claims` waits longer."""
+"""How long a renewal of the mount's claim is trusted; `threefs.csi.volumes.node_claims` waits
+longer."""
 
 VALID_SECONDS = 1.0
 """How long the kernel trusts names and attributes; opening a file always asks."""

@@ -80,7 +80,7 @@ startupProbe:
   failureThreshold: 90
 {{- end }}
 
-{{/* Whether somebody listens at a socket of this node. Expects the socket's name: holder or keeper. */}}
-{{- define "fire-flyer.holder-probe" -}}
-import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(9); s.connect('/run/threefs-holder/{{ . }}.sock')
+{{/* Checks that a socket of this node is served. Expects its name: mount-manager or fd-store. */}}
+{{- define "fire-flyer.mount-manager-probe" -}}
+import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(9); s.connect('/run/threefs-mount-manager/{{ . }}.sock')
 {{- end }}

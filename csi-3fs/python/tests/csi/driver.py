@@ -1,4 +1,4 @@
-"""The whole driver behind one real gRPC socket, over 3FS and a holder in memory."""
+"""The whole driver behind one real gRPC socket, over 3FS and a mount manager in memory."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 import threefs
-from threefs.csi.claims import Claims
-from threefs.csi.controller import Controller
-from threefs.csi.directories import Clusters
-from threefs.csi.identity import Identity
-from threefs.csi.inline import InlineVolumes
 from threefs.csi.metrics import Metrics, NodeCollector
-from threefs.csi.node import Node
 from threefs.csi.proto import csi_pb2 as csi
 from threefs.csi.proto import csi_pb2_grpc as stubs
 from threefs.csi.server import make_server
+from threefs.csi.services.controllerserver import ControllerServer
+from threefs.csi.services.identityserver import IdentityServer
+from threefs.csi.services.nodeserver import NodeServer
 from threefs.csi.settings import DRIVER
-from threefs.csi.testing.holder import MemoryHolder
-from threefs.csi.testing.memory import MemoryDirectories, MemoryTicket
-from threefs.csi.tickets import KeyIssuer, Tickets
+from threefs.csi.tickets.key_issuer import KeyIssuer
+from threefs.csi.tickets.ticket_store import TicketStore
+from threefs.csi.volumes.clusters import Clusters
+from threefs.csi.volumes.inline import InlineVolumes
+from threefs.csi.volumes.node_claims import NodeClaims
+
+from .doubles.directories import MemoryDirectories, MemoryTicket
+from .doubles.mount_manager import MemoryMountManager
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from threefs.cluster import ClusterFile
-    from threefs.csi.tickets import Issuer
+    from threefs.csi.tickets.key_issuer import Issuer
 
 CALL_SECONDS = 60.0
 TIMEOUT_SECONDS = 10.0
@@ -45,7 +47,7 @@ class Driver:
 
     folder: Path
     files: MemoryDirectories = field(default_factory=MemoryDirectories)
-    holder: MemoryHolder = field(default_factory=MemoryHolder)
+    mount_manager: MemoryMountManager = field(default_factory=MemoryMountManager)
     metrics: Metrics = field(default_factory=Metrics)
     name: str = DRIVER
     issuer: Issuer | None = None
@@ -76,7 +78,7 @@ class Driver:
 
         clusters = Clusters(self.folder / "clusters", TIMEOUT_SECONDS, connect)
         self.key_issuer = KeyIssuer(clusters, "node-a", seal=sealed, unseal=unsealed, clock=clock)
-        self.tickets = Tickets(
+        self.tickets = TicketStore(
             self.folder,
             self.issuer or self.key_issuer,
             self.metrics,
@@ -85,20 +87,22 @@ class Driver:
             clock,
         )
         self.inline = InlineVolumes(
-            "node-a", clusters, self.tickets, self.holder, self.metrics, GIBIBYTE, INLINE_MAX
+            "node-a", clusters, self.tickets, self.mount_manager, self.metrics, GIBIBYTE, INLINE_MAX
         )
         endpoint = f"unix://{self.folder}/csi.sock"
         self.clusters = clusters
         self.server = make_server(endpoint, 8, self.metrics)
-        self.metrics.registry.register(NodeCollector(self.holder))
+        self.metrics.registry.register(NodeCollector(self.mount_manager))
         stubs.add_IdentityServicer_to_server(
-            Identity(self.name, is_ready=lambda: True), self.server
+            IdentityServer(self.name, is_ready=lambda: True), self.server
         )
         stubs.add_ControllerServicer_to_server(
-            Controller(clusters, GIBIBYTE, self.metrics), self.server
+            ControllerServer(clusters, GIBIBYTE, self.metrics), self.server
         )
-        claims = Claims("node-a", lambda: self.now)
-        self.node = Node("node-a", self.tickets, self.holder, self.inline, self.metrics, claims)
+        claims = NodeClaims("node-a", lambda: self.now)
+        self.node = NodeServer(
+            "node-a", self.tickets, self.mount_manager, self.inline, self.metrics, claims
+        )
         stubs.add_NodeServicer_to_server(self.node, self.server)
         self.server.start()
         self.channel = grpc.insecure_channel(endpoint)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import threefs
-from threefs.csi.inline import InlineVolumes
 from threefs.csi.proto import csi_pb2 as csi
+from threefs.csi.volumes.inline import InlineVolumes
 
 from .driver import (
     GIBIBYTE,
@@ -26,7 +26,7 @@ EPHEMERAL = {
 
 
 def targets(driver: Driver) -> list[str]:
-    return sorted(mounted.target for mounted in driver.holder.state()[0])
+    return sorted(mounted.target for mounted in driver.mount_manager.state()[0])
 
 
 def unpublish(volume: str, path: str = "/k/pod") -> csi.NodeUnpublishVolumeRequest:
@@ -60,11 +60,11 @@ def test_an_inline_volume_lives_and_dies_with_its_pod(driver: Driver) -> None:
         ({"size": "much"}, "attribute `size` is `much`"),
         ({"size": "0"}, "attribute `size`"),
         ({"size": "4Pi"}, "above the"),
-        ({"colour": "red"}, "attribute `colour` is not known"),
-        ({"path": "/volumes/pvc-1/data"}, "attribute `path` is not known"),
-        ({"cluster": "default"}, "attribute `cluster` is not known"),
-        ({"uid": "0"}, "attribute `uid` is not known"),
-        ({"mode": "4777"}, "attribute `mode` is not known"),
+        ({"colour": "red"}, "unknown attribute `colour`"),
+        ({"path": "/volumes/pvc-1/data"}, "unknown attribute `path`"),
+        ({"cluster": "default"}, "unknown attribute `cluster`"),
+        ({"uid": "0"}, "unknown attribute `uid`"),
+        ({"mode": "4777"}, "unknown attribute `mode`"),
     ],
 )
 def test_a_pods_author_chooses_the_size_and_nothing_else(
@@ -90,7 +90,7 @@ def test_inline_volumes_are_off_unless_an_administrator_gives_a_size(driver: Dri
         "node-a",
         driver.clusters,
         driver.tickets,
-        driver.holder,
+        driver.mount_manager,
         driver.metrics,
         GIBIBYTE,
         0,
@@ -98,7 +98,7 @@ def test_inline_volumes_are_off_unless_an_administrator_gives_a_size(driver: Dri
     driver.node._inline = off
     code, message = driver.refused(inline("csi-1"))
     assert code == "INVALID_ARGUMENT"
-    assert "switched off" in message
+    assert "disabled" in message
     assert "PersistentVolumeClaim" in message
     assert driver.files.paths() == ["/"]
 
@@ -112,7 +112,7 @@ def test_a_forged_record_in_a_claims_volume_is_never_looked_at(driver: Driver) -
     driver.files.setxattr(forged, "user.threefs.volume", record)
     assert driver.refused(inline("csi-1", path="/volumes/a/data"))[0] == "INVALID_ARGUMENT"
     driver.call(inline("csi-1"))
-    mounted = driver.holder.state()[0][0]
+    mounted = driver.mount_manager.state()[0][0]
     assert mounted.volume == f"v1:default:{driver.inline.parent}/csi-1"
     driver.inline.sweep()
     driver.call(unpublish("csi-1"))
@@ -155,19 +155,19 @@ def test_a_sweep_lists_the_own_node_and_reads_no_records(driver: Driver) -> None
         "node-b",
         driver.clusters,
         driver.tickets,
-        driver.holder,
+        driver.mount_manager,
         driver.metrics,
         GIBIBYTE,
         INLINE_MAX,
     )
-    with other.making("csi-9", EPHEMERAL):
+    with other.create("csi-9", EPHEMERAL):
         pass
     for number in (1, 2, 3):
         driver.call(inline(f"csi-{number}", f"/k/{number}"))
         driver.create(f"pvc-{number}")
     driver.files.setxattr(f"{driver.inline.parent}/csi-1", "user.threefs.volume", b"no record")
     for number in (1, 2):
-        driver.holder.unmount(f"/k/{number}")
+        driver.mount_manager.unmount(f"/k/{number}")
     driver.files.calls.clear()
     assert driver.inline.sweep() == 2
     assert driver.files.calls == ["listdir", "remove_tree", "remove_tree"]
@@ -179,13 +179,13 @@ def test_a_sweep_lists_the_own_node_and_reads_no_records(driver: Driver) -> None
 
 
 def test_a_sweep_leaves_a_volume_alone_that_is_about_to_be_mounted(driver: Driver) -> None:
-    real, swept = driver.holder.mount, []
+    real, swept = driver.mount_manager.mount, []
 
     def mount(*arguments: Any, **more: Any) -> None:
         swept.append(driver.inline.sweep())
         real(*arguments, **more)
 
-    driver.holder.mount = mount  # type: ignore[method-assign]
+    driver.mount_manager.mount = mount  # type: ignore[method-assign]
     driver.call(inline("csi-1"))
     assert swept == [0]
     assert f"{driver.inline.parent}/csi-1/data" in driver.files.paths()

@@ -26,12 +26,12 @@ from threefs.csi.errors import (
     NoPermission,
     Unreachable,
 )
-from threefs.csi.issuer.client import METHOD, SERVICE, TOKENS, IssuerClient
-from threefs.csi.issuer.kubernetes import ApiServer
-from threefs.csi.issuer.review import PodName, Policy
-from threefs.csi.issuer.server import Places, TlsFiles, serve_issuer
 from threefs.csi.proto import csi_pb2 as csi
-from threefs.csi.volume_id import VolumeId
+from threefs.csi.tickets.issuer_client import METHOD, SERVICE, TOKENS, IssuerClient
+from threefs.csi.tickets.issuer_server import RequestSlots, TlsFiles, serve_issuer
+from threefs.csi.tickets.kubernetes import ApiServer
+from threefs.csi.tickets.review import PodName, Policy
+from threefs.csi.volumes.volume_id import VolumeId
 
 from .api_server import DRIVER_NAME, DRIVER_NAMESPACE, FakeApiServer, pod_path
 from .driver import Driver, Mode, capability, publish_request, sealed, stage_request
@@ -206,7 +206,7 @@ def test_a_pod_of_another_node_or_one_that_has_ended_is_refused(cluster: Cluster
     pod = api.add_pod("a", "far", "node-b", ("claim",))
     assert "not on the node" in cluster.refused(MINE, api.issue("a", "far"))
     pod["spec"]["nodeName"] = ""
-    assert "is on no node" in cluster.refused(MINE, api.issue("a", "far"))
+    assert "is not assigned to a node" in cluster.refused(MINE, api.issue("a", "far"))
     for phase in ("Succeeded", "Failed"):
         api.objects[pod_path("a", "pod")]["status"]["phase"] = phase
         assert phase in cluster.refused(MINE, api.issue("a", "pod"))
@@ -252,7 +252,7 @@ def test_volumes_that_do_not_exist_and_inline_ones_are_refused(cluster: Cluster)
     cluster.driver.files._entry("/volumes/mine").limits = None
     api.add_claim("a", "claim", MINE)
     message = cluster.refused(MINE, api.issue("a", "pod"), FailedPrecondition)
-    assert "no directory with a quota" in message
+    assert "not a directory with a quota" in message
 
 
 def test_what_the_api_server_cannot_say_is_not_guessed(cluster: Cluster) -> None:
@@ -327,14 +327,14 @@ def test_connections_that_say_nothing_keep_nobody_waiting(cluster: Cluster) -> N
 
 
 def test_one_address_has_its_share_of_places_alone() -> None:
-    places = Places(in_all=8, of_address=3)
-    held = [places.take("ipv4:10.0.0.1:4000") for _ in range(3)]
-    assert places.take("ipv4:10.0.0.1:5000") is None
-    assert places.take("ipv6:%5B::1%5D:5000") is not None
-    for free in held:
+    slots = RequestSlots(total=8, per_address=3)
+    releases = [slots.acquire("ipv4:10.0.0.1:4000") for _ in range(3)]
+    assert slots.acquire("ipv4:10.0.0.1:5000") is None
+    assert slots.acquire("ipv6:%5B::1%5D:5000") is not None
+    for free in releases:
         assert free is not None
         free()
-    others = [places.take(f"ipv4:10.0.1.{number}:1") for number in range(9)]
+    others = [slots.acquire(f"ipv4:10.0.1.{number}:1") for number in range(9)]
     assert [free is not None for free in others] == [True] * 7 + [False] * 2
 
 
@@ -370,7 +370,7 @@ def published(
 
 
 def targets(driver: Driver) -> list[str]:
-    return sorted(mounted.target for mounted in driver.holder.state()[0])
+    return sorted(mounted.target for mounted in driver.mount_manager.state()[0])
 
 
 def test_a_volume_is_mounted_when_the_pods_token_is_there(cluster: Cluster, node: Driver) -> None:
@@ -403,7 +403,7 @@ def test_a_ticket_is_renewed_at_half_of_its_time(cluster: Cluster, node: Driver)
     node.call(published(cluster))
     [folder] = (node.folder / "tickets").iterdir()
     modes = {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
-    # The folder's group is the daemon's once the holder has it; nobody else reads anything.
+    # The folder's group is the daemon's once the mount manager has it; nobody else reads anything.
     assert modes == {"ticket": 0o640, "cluster.json": 0o640, "pods.json": 0o600}
     assert folder.stat().st_mode & 0o777 == 0o700
     for passed, seals in ((3500.0, 1), (200.0, 2), (3500.0, 2), (200.0, 3)):
@@ -443,7 +443,7 @@ def test_a_valid_ticket_outlives_an_issuer_that_is_away(
     assert "ticket not renewed" in "".join(capfd.readouterr())
     passes(cluster, node, 300.0)
     node.node.renew()
-    assert "ticket has ended" in "".join(capfd.readouterr())
+    assert "ticket expired" in "".join(capfd.readouterr())
     assert node.refused(published(cluster))[0] == "UNAVAILABLE"
     # It is genuine still, and its pod is there.
     cluster.api.fail = 0
@@ -510,7 +510,7 @@ def test_no_ticket_is_renewed_whose_claim_or_volume_is_gone(cluster: Cluster) ->
     with pytest.raises(Missing):
         cluster.client.renew(mine, ticket, pods)
     cluster.driver.create("mine")
-    with pytest.raises(FailedPrecondition, match="deleted and made again"):
+    with pytest.raises(FailedPrecondition, match="deleted and recreated"):
         cluster.client.renew(mine, ticket, pods)
     fresh = cluster.issue(MINE, api.issue("a", "pod")).ticket
     cluster.client.renew(mine, fresh, pods)
@@ -539,12 +539,12 @@ def test_a_claim_of_one_node_is_taken_when_its_volume_is_mounted(
 
 def test_tickets_that_ended_unused_are_removed(cluster: Cluster, node: Driver) -> None:
     node.tickets.issue(VolumeId.parse(MINE), tokens(cluster.api.issue("a", "pod")))
-    node.tickets.forget_expired([])
+    node.tickets.remove_expired([])
     assert len(list((node.folder / "tickets").iterdir())) == 1
     node.wall += 7300.0
-    node.tickets.forget_expired([MINE])
+    node.tickets.remove_expired([MINE])
     assert len(list((node.folder / "tickets").iterdir())) == 1
-    node.tickets.forget_expired([])
+    node.tickets.remove_expired([])
     assert list((node.folder / "tickets").iterdir()) == []
 
 

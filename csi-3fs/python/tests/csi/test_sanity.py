@@ -1,14 +1,15 @@
-"""csi-sanity against the driver with 3FS in memory, and real mounts by a real holder."""
+"""csi-sanity against the driver with 3FS in memory, and real mounts by a real manager."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from threefs.csi.testing import sanity
+
+from testcluster import csi_sanity
 
 from .driver import Driver
-from .holder_process import HolderProcess, can_mount
+from .mount_manager_process import MountManagerProcess, can_mount
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,18 +19,20 @@ if TYPE_CHECKING:
 @pytest.mark.skipif(not can_mount(), reason="FUSE mounts need root and /dev/fuse")
 @pytest.mark.timeout(900)
 def test_csi_sanity_finds_nothing(tmp_path: Path) -> None:
-    program = sanity.build()
+    program = csi_sanity.build()
     if program is None:
         pytest.skip("csi-sanity is built with Go, which is not here")
-    holder = HolderProcess(tmp_path / "node")
-    holder.start()
-    driver = Driver(tmp_path / "driver", holder=holder.client, name=sanity.DRIVER_NAME)
+    manager = MountManagerProcess(tmp_path / "node")
+    manager.start()
+    driver = Driver(tmp_path / "driver", mount_manager=manager.client, name=csi_sanity.DRIVER_NAME)
     endpoint = f"unix://{tmp_path}/driver/csi.sock"
     try:
-        outcome = sanity.run(program, endpoint, endpoint, holder.kubelet, tmp_path / "sanity.xml")
+        outcome = csi_sanity.run(
+            program, endpoint, endpoint, manager.kubelet, tmp_path / "sanity.xml"
+        )
     finally:
         driver.close()
-        holder.close()
+        manager.close()
     assert outcome.failed == (), outcome.text
     assert outcome.status == 0, outcome.text
     assert outcome.passed >= 49

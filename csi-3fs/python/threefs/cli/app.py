@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from threefs.cli.backup import backup_commands
-from threefs.cli.output import EXIT_INTERRUPTED, Output, bytes_of, report
+from threefs.cli.output import EXIT_INTERRUPTED, Output, bytes_of, report_error
 from threefs.errors import ThreeFSError
 
 __all__ = ["app", "main"]
@@ -347,6 +347,6 @@ def main() -> None:
     try:
         app()
     except (ThreeFSError, OSError) as error:
-        sys.exit(report(error))
+        sys.exit(report_error(error))
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

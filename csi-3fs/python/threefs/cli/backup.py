@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threefs.cli.output import tell
+from threefs.cli.output import stdout_console
 from threefs.errors import ThreeFSError
 
 if TYPE_CHECKING:
@@ -84,7 +84,9 @@ def adopt(
         _native.store_adopt(str(data))
     except OSError as error:
         raise ThreeFSError(str(error)) from error
-    tell().print(f"{data} replaces the metadata of its cluster at the next start of the service")
+    stdout_console().print(
+        f"{data} replaces the metadata of its cluster at the next start of the service"
+    )
 
 
 def _report(done: str, file: Path, work: Callable[[], tuple[int, int]]) -> None:
@@ -92,4 +94,4 @@ def _report(done: str, file: Path, work: Callable[[], tuple[int, int]]) -> None:
         rows, size = work()
     except OSError as error:
         raise ThreeFSError(str(error)) from error
-    tell().print(f"{done} {rows} rows, {size} bytes: {file}")
+    stdout_console().print(f"{done} {rows} rows, {size} bytes: {file}")

@@ -7,7 +7,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from threefs.cli.output import Output, describe_bytes, print_json, tell
+from threefs.cli.output import Output, describe_bytes, print_json, stdout_console
 from threefs.client import Client, connect
 from threefs.errors import InvalidArgument
 
@@ -46,7 +46,7 @@ def run_bench(
     if output is Output.JSON:
         print_json(figures)
         return
-    console = tell()
+    console = stdout_console()
     console.print(f"size   {describe_bytes(size)} in batches of {describe_bytes(batch)}")
     console.print(f"write  {_rate(figures['write_bytes_per_second'])}, durable on all replicas")
     console.print(f"read   {_rate(figures['read_bytes_per_second'])}")

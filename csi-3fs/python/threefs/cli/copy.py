@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from threefs.cli.output import talk
+from threefs.cli.output import stderr_console
 from threefs.client import Client, connect
 from threefs.errors import InvalidArgument, IsADirectory, NotFound
 
@@ -185,7 +185,7 @@ def _progress() -> Progress:
         TransferSpeedColumn,
     )
 
-    console = talk()
+    console = stderr_console()
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -19,9 +19,9 @@ __all__ = [
     "bytes_of",
     "describe_bytes",
     "print_json",
-    "report",
-    "talk",
-    "tell",
+    "report_error",
+    "stderr_console",
+    "stdout_console",
 ]
 
 EXIT_FAILED = 1
@@ -41,14 +41,14 @@ class Output(StrEnum):
     JSON = "json"
 
 
-def tell() -> Console:
+def stdout_console() -> Console:
     """The console for results."""
     from rich.console import Console
 
     return Console(highlight=False)
 
 
-def talk() -> Console:
+def stderr_console() -> Console:
     """The console for progress and remarks; silent colours and bars when it is no terminal."""
     from rich.console import Console
 
@@ -61,7 +61,7 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
-def report(error: ThreeFSError | OSError) -> int:
+def report_error(error: ThreeFSError | OSError) -> int:
     """Say what happened; gives the exit status for it."""
     sys.stderr.write(f"threefs: error: {error}\n")
     return _status(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from threefs.cli.output import Output, print_json, tell
+from threefs.cli.output import Output, print_json, stdout_console
 from threefs.client import connect
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def show_promotion(
     if output is Output.JSON:
         print_json(promotion)
         return
-    console = tell()
+    console = stdout_console()
     for line in _sentences(promotion):
         console.print(line)
     if apply:

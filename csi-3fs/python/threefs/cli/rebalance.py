@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from threefs.cli.output import Output, print_json, tell
+from threefs.cli.output import Output, print_json, stdout_console
 from threefs.client import connect
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def show_rebalance(
     if output is Output.JSON:
         print_json(plan)
         return
-    console = tell()
+    console = stdout_console()
     for move in plan["under_way"]:
         console.print(
             f"chain-{move['chain']}: target-{move['source']} moves to "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from threefs.cli.output import EXIT_FAILED, Output, describe_bytes, print_json, tell
+from threefs.cli.output import EXIT_FAILED, Output, describe_bytes, print_json, stdout_console
 from threefs.client import connect
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def show_status(cluster: Path | None, output: Output, timeout_seconds: float) ->
     if output is Output.JSON:
         print_json(status)
     else:
-        _show(status, tell())
+        _show(status, stdout_console())
     if status["cluster"]["chains_down"] > 0 or status["meta"] is None:
         raise typer.Exit(EXIT_FAILED)
 

@@ -1,20 +1,17 @@
-"""The CSI driver `3fs.csi.fireflyer.dev` (CSI 1.12): directories of 3FS as volumes of Kubernetes.
+"""CSI driver `3fs.csi.fireflyer.dev` (CSI 1.12): directories of 3FS as Kubernetes volumes.
 
-| module | what |
+| module | contents |
 |---|---|
-| `main`, `settings` | `threefs-csi controller|node|holder`: flags, variables, ports |
-| `server`, `calls` | the gRPC socket and its bounds; a wrapper round every call |
-| `identity`, `controller`, `node` | the three services of the specification |
-| `requests`, `parameters`, `volume_id` | what a request may say; pure |
-| `locks` | one call at a time for a volume |
-| `volumes`, `directories` | a volume as a directory; 3FS behind a protocol |
-| `inline` | volumes that live and die with a pod |
-| `stats` | use and condition |
-| `holder/` | a process of its own: keeps /dev/fuse descriptors, mounts, daemons |
-| `holder_client` | the node service's side of the holder's socket |
-| `proto/` | the specification's messages, generated |
+| `main`, `settings` | command line of the four processes: flags, variables, ports |
+| `server`, `interceptor` | gRPC servers and their limits; logging and metrics of every call |
+| `services/` | `identityserver`, `controllerserver`, `nodeserver`, and validation of requests |
+| `volumes/` | volumes as directories: ids, parameters, records, inline volumes, node claims |
+| `tickets/` | credentials of single volumes: issuer, authorization, store of a node |
+| `mount_manager/` | separate process that owns /dev/fuse descriptors, mounts and daemons |
+| `mount_manager_client` | client of the mount manager, for the node service |
+| `proto/` | generated code of the specification |
 
-There is no database: a volume is what its directory's record says, a mount is what the kernel's
-mount table and the holder say. The controller never mounts anything; the node service never mounts
-anything itself and never touches a path inside a mount.
+There is no database: a volume is defined by its directory's record, a mount by the kernel's mount
+table and the mount manager. The controller never mounts; the node service mounts only through the
+mount manager, and never touches a path inside a mount.
 """

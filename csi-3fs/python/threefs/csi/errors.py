@@ -1,6 +1,6 @@
-"""Refusals of the driver: each is one gRPC status code and a sentence with thing, value, remedy."""
+"""Errors of the driver: each has a gRPC status code and a message with field, value and remedy."""
 
-# ruff: noqa: N818 -- they are answers, named as the specification names them.
+# ruff: noqa: N818 -- they are replies, named as in the specification.
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from threefs.errors import NoSpace, PermissionDenied, ThreeFSError, Unavailable
 __all__ = [
     "AlreadyExists",
     "CsiError",
+    "DirtyMount",
     "Exhausted",
     "FailedPrecondition",
     "InFlight",
@@ -25,13 +26,12 @@ __all__ = [
     "TooLarge",
     "Unreachable",
     "Unreadable",
-    "Unwritten",
     "from_storage",
 ]
 
 
 class CsiError(Exception):
-    """What a call answers instead of a reply."""
+    """An error reply of a call."""
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
 
@@ -53,59 +53,59 @@ class Missing(CsiError):
 
 
 class AlreadyExists(CsiError):
-    """Something of this name exists and is not what was asked for."""
+    """A volume of this name exists with other properties."""
 
     code = grpc.StatusCode.ALREADY_EXISTS
 
 
 class Unreadable(AlreadyExists):
-    """The record of a volume says nothing that this driver understands."""
+    """The record of a volume cannot be parsed."""
 
 
 class FailedPrecondition(CsiError):
-    """The volume is in a state in which this cannot be done."""
+    """The state of the volume does not allow the call."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class OutOfRange(CsiError):
-    """A size that cannot be had."""
+    """The size cannot be provided."""
 
     code = grpc.StatusCode.OUT_OF_RANGE
 
 
 class InFlight(CsiError):
-    """Another call for the same volume is under way; the caller tries again later."""
+    """Another call for the same volume is in progress; the caller retries later."""
 
     code = grpc.StatusCode.ABORTED
 
 
 class StaleToken(CsiError):
-    """A page token that this driver did not give; begin the list anew."""
+    """A page token that this driver did not issue; restart the listing."""
 
     code = grpc.StatusCode.ABORTED
 
 
 class Unreachable(CsiError):
-    """3FS or the holder does not answer; the same call may go well later."""
+    """3FS or the mount manager does not answer; the same call may succeed later."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
 
-class Unwritten(CsiError):
-    """A mount has data that is not in 3FS yet: it stays, and the caller asks again."""
+class DirtyMount(CsiError):
+    """A mount has dirty data that is not in 3FS yet: it stays mounted, and the caller retries."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
 
 class TooLarge(CsiError):
-    """A request larger than any that this driver answers."""
+    """The request is larger than the driver accepts."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class NoPermission(CsiError):
-    """The cluster's key does not open it."""
+    """The credential does not allow the operation."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
 
@@ -117,7 +117,7 @@ class Exhausted(CsiError):
 
 
 def from_storage(error: ThreeFSError) -> CsiError:
-    """An error of 3FS that the driver did not expect, as the code that lets callers act on it."""
+    """Map an unexpected error of 3FS to the status code on which callers can act."""
     if isinstance(error, Unavailable):
         return Unreachable(f"3FS does not answer: {error}")
     if isinstance(error, NoSpace):

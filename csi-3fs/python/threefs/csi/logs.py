@@ -1,4 +1,4 @@
-"""Logs as JSON lines on standard error. Requests are never logged whole: they may hold secrets."""
+"""Logs as JSON lines on standard error. Only listed fields of requests are logged."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FIELDS_LOGGED = (
     "target_path",
     "volume_path",
 )
-"""Fields of requests that say what a call was about and hold nothing secret."""
+"""Fields of requests that identify the object of a call and contain no secrets."""
 
 FIELD_CHARACTERS_MAX = 200
 
 
 def configure(level: str) -> None:
-    """Once, at the start of a process."""
+    """Configure logging, once per process."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -41,12 +41,12 @@ def configure(level: str) -> None:
 
 
 def logger() -> FilteringBoundLogger:
-    """The driver's logger."""
+    """Return the driver's logger."""
     log: FilteringBoundLogger = structlog.get_logger("threefs-csi")
     return log
 
 
 def about(request: object) -> dict[str, str]:
-    """What a request was about."""
-    found = {name: getattr(request, name, "") for name in FIELDS_LOGGED}
-    return {name: value[:FIELD_CHARACTERS_MAX] for name, value in found.items() if value}
+    """Return the logged fields of a request."""
+    fields = {name: getattr(request, name, "") for name in FIELDS_LOGGED}
+    return {name: value[:FIELD_CHARACTERS_MAX] for name, value in fields.items() if value}

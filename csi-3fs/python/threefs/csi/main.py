@@ -1,4 +1,4 @@
-"""`threefs-csi controller|node|holder|keeper`: the driver's processes, as `settings` lists them."""
+"""`threefs-csi controller|node|mount-manager|fd-store`: command line of the driver's processes."""
 
 from __future__ import annotations
 
@@ -7,85 +7,85 @@ import os
 import sys
 from pathlib import Path
 
-from threefs.cli.output import report
+from threefs.cli.output import report_error
 from threefs.csi.errors import CsiError, InvalidArgument
-from threefs.csi.parameters import quantity_bytes
 from threefs.csi.settings import DRIVER, ISSUER, ControllerSettings, NodeSettings
+from threefs.csi.volumes.parameters import quantity_bytes
 from threefs.errors import ThreeFSError
 
-__all__ = ["holder_command", "main"]
+__all__ = ["main", "mount_manager_command"]
 
 PROGRAM = (
-    "import sys; sys.path.append(sys.argv[1]); from holder.{module} import main; "
+    "import sys; sys.path.append(sys.argv[1]); from mount_manager.{module} import main; "
     "sys.exit(main(sys.argv[2:]))"
 )
 
 
-def holder_command(arguments: list[str], module: str = "server") -> list[str]:
-    """The holder, or its keeper: loads the standard library and itself, nothing else."""
-    # -I: what the environment says of Python does not matter. -S: nor does what is installed.
+def mount_manager_command(arguments: list[str], module: str = "server") -> list[str]:
+    """Return the command of the mount manager or of its descriptor store."""
+    # -I ignores Python's environment variables, -S the installed packages.
     folder = str(Path(__file__).parent)
     return [sys.executable, "-I", "-S", "-c", PROGRAM.format(module=module), folder, *arguments]
 
 
 def main() -> None:
-    """Entry point: an expected failure is one line and an exit status."""
-    if sys.argv[1:2] == ["holder"]:
-        command = holder_command(sys.argv[2:])
+    """Run a process; an expected failure is one line and an exit status."""
+    if sys.argv[1:2] == ["mount-manager"]:
+        command = mount_manager_command(sys.argv[2:])
         os.execv(command[0], command)  # noqa: S606
-    if sys.argv[1:2] == ["keeper"]:
-        command = holder_command(sys.argv[2:], "keeper")
+    if sys.argv[1:2] == ["fd-store"]:
+        command = mount_manager_command(sys.argv[2:], "fd_store")
         os.execv(command[0], command)  # noqa: S606
-    options = _parser().parse_args()
+    args = _parser().parse_args()
     try:
-        _run(options)
+        _run(args)
     except CsiError as error:
         sys.exit(f"threefs-csi: error: {error}")
     except (ThreeFSError, OSError) as error:
-        sys.exit(report(error))
+        sys.exit(report_error(error))
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(args: argparse.Namespace) -> None:
     from threefs.csi.logs import configure
     from threefs.csi.server import run_controller, run_node
 
-    configure(options.log_level)
-    if options.what == "controller":
+    configure(args.log_level)
+    if args.process == "controller":
         run_controller(
             ControllerSettings(
-                endpoint=options.endpoint,
-                clusters=options.clusters,
-                metrics_port=options.metrics_port,
-                workers=options.workers,
-                timeout_seconds=options.timeout,
-                default_size_bytes=quantity_bytes("--default-size", options.default_size),
-                ticket_seconds=_ticket_seconds(options.ticket_seconds),
-                issuer_listen=options.issuer_listen,
-                issuer_tls=options.issuer_tls,
-                namespace=options.namespace,
-                node_account=options.node_account,
-                log_level=options.log_level,
-                driver_name=options.driver_name,
+                endpoint=args.endpoint,
+                clusters=args.clusters,
+                metrics_port=args.metrics_port,
+                workers=args.workers,
+                timeout_seconds=args.timeout,
+                default_size_bytes=quantity_bytes("--default-size", args.default_size),
+                ticket_seconds=_ticket_seconds(args.ticket_seconds),
+                issuer_listen=args.issuer_listen,
+                issuer_tls=args.issuer_tls,
+                namespace=args.namespace,
+                node_account=args.node_account,
+                log_level=args.log_level,
+                driver_name=args.driver_name,
             )
         )
         return
     run_node(
         NodeSettings(
-            node_id=options.node_id,
-            endpoint=options.endpoint,
-            clusters=options.clusters,
-            holder=options.holder,
-            metrics_port=options.metrics_port,
-            workers=options.workers,
-            timeout_seconds=options.timeout,
-            default_size_bytes=quantity_bytes("--default-size", options.default_size),
-            inline_size_max_bytes=_inline_size_max(options.inline_size_max),
-            ticket_seconds=_ticket_seconds(options.ticket_seconds),
-            issuer=options.issuer,
-            issuer_ca=options.issuer_ca,
-            issuer_token=options.issuer_token,
-            log_level=options.log_level,
-            driver_name=options.driver_name,
+            node_id=args.node_id,
+            endpoint=args.endpoint,
+            clusters=args.clusters,
+            mount_manager=args.mount_manager,
+            metrics_port=args.metrics_port,
+            workers=args.workers,
+            timeout_seconds=args.timeout,
+            default_size_bytes=quantity_bytes("--default-size", args.default_size),
+            inline_size_max_bytes=_inline_size_max(args.inline_size_max),
+            ticket_seconds=_ticket_seconds(args.ticket_seconds),
+            issuer=args.issuer,
+            issuer_ca=args.issuer_ca,
+            issuer_token=args.issuer_token,
+            log_level=args.log_level,
+            driver_name=args.driver_name,
         )
     )
 
@@ -94,14 +94,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="threefs-csi", description="The CSI driver 3fs.csi.fireflyer.dev."
     )
-    commands = parser.add_subparsers(dest="what", required=True)
-    controller = commands.add_parser("controller", help="make and remove volumes; one or more")
-    node = commands.add_parser("node", help="mount volumes; one a node, beside the holder")
-    commands.add_parser("holder", help="keep mounts alive; one a node, privileged")
-    commands.add_parser("keeper", help="keep the holder's mounts if it is killed; one a node")
+    commands = parser.add_subparsers(dest="process", required=True)
+    controller = commands.add_parser(
+        "controller", help="create and remove volumes; one or more replicas"
+    )
+    node = commands.add_parser(
+        "node", help="mount volumes; one per node, next to the mount manager"
+    )
+    commands.add_parser("mount-manager", help="manage FUSE mounts; one per node, privileged")
+    commands.add_parser("fd-store", help="keep copies of the mounts' descriptors; one per node")
     for command, port in ((controller, "9180"), (node, "9181")):
         _common(command, port)
-    node.add_argument("--holder", type=Path, default=_env("THREEFS_HOLDER", HOLDER_SOCKET))
+    node.add_argument(
+        "--mount-manager", type=Path, default=_env("THREEFS_MOUNT_MANAGER", MOUNT_MANAGER_SOCKET)
+    )
     node.add_argument("--node-id", default=_env("NODE_NAME", os.uname().nodename))
     node.add_argument("--inline-size-max", default=_env("THREEFS_INLINE_SIZE_MAX", "0"))
     node.add_argument("--issuer", default=_env("THREEFS_ISSUER", ""))
@@ -130,8 +136,8 @@ def _inline_size_max(text: str) -> int:
 
 
 TICKET_SECONDS_MIN, TICKET_SECONDS_MAX = 600.0, 7 * 86_400.0
-"""Tickets are looked at every half minute, and renewed at half of their time."""
-HOLDER_SOCKET = "/run/threefs-holder/holder.sock"
+"""Tickets are checked every 30 s, and renewed after half of their lifetime."""
+MOUNT_MANAGER_SOCKET = "/run/threefs-mount-manager/mount-manager.sock"
 
 
 def _common(command: argparse.ArgumentParser, metrics_port: str) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of the driver, for Prometheus; names begin with `threefs_csi_`, units are base units."""
+"""Metrics of the driver, for Prometheus; names start with `threefs_csi_`, units are base units."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-    from threefs.csi.holder_client import Holder
+    from threefs.csi.mount_manager_client import MountManager
 
 __all__ = ["Metrics", "NodeCollector", "serve"]
 
@@ -25,85 +25,90 @@ STATES = ("serving", "starting", "stopped", "down", "ended", "lost")
 
 
 class Metrics:
-    """One registry a process, so that tests do not share counts."""
+    """Metrics in a separate registry, so that tests do not share counts."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.calls = Counter(
             "threefs_csi_calls_total",
-            "Calls of the driver by name and gRPC code.",
+            "Calls to the driver, by name and gRPC code.",
             ["call", "code"],
             registry=self.registry,
         )
         self.seconds = Histogram(
             "threefs_csi_call_seconds",
-            "How long calls took.",
+            "Duration of calls, in seconds.",
             ["call"],
             buckets=BUCKETS_SECONDS,
             registry=self.registry,
         )
         self.in_flight = Gauge(
-            "threefs_csi_calls_in_flight", "Calls under way.", registry=self.registry
+            "threefs_csi_calls_in_flight", "Calls in progress.", registry=self.registry
         )
-        self.ephemeral_left = Counter(
+        self.removals_deferred = Counter(
             "threefs_csi_inline_removals_deferred_total",
-            "Inline volumes whose directory could not be removed at once; the sweep removes them.",
+            "Inline volumes whose directory could not be removed immediately; the sweep "
+            "removes them.",
             registry=self.registry,
         )
         self.tickets = Counter(
             "threefs_csi_tickets_total",
-            "Tickets for volumes by result: issued, or refused (also: the issuer did not answer).",
+            "Ticket requests by result: issued, or refused (including when the issuer did "
+            "not answer).",
             ["result"],
             registry=self.registry,
         )
         self.unreadable = Counter(
             "threefs_csi_unreadable_records_total",
-            "Times that a volume's record could not be read and the volume was left out.",
+            "Volume records that could not be parsed; their volumes were skipped.",
             registry=self.registry,
         )
-        self.undone = Counter(
-            "threefs_csi_mounts_undone_total",
-            "Mounts undone by how: clean, unseen (synced, but without fusectl nothing says whether "
-            "all was answered), detached, or unwritten (detached, data not written).",
-            ["how"],
+        self.unmounts = Counter(
+            "threefs_csi_unmounts_total",
+            "Unmounts by result: clean, unverified (synced, but without fusectl it is "
+            "unknown whether "
+            "all requests were answered), detached, or data_lost (detached, data not written).",
+            ["result"],
             registry=self.registry,
         )
 
 
 class NodeCollector(Collector):
-    """What the holder says at the moment of a scrape."""
+    """State of the mount manager at each scrape."""
 
-    def __init__(self, holder: Holder) -> None:
-        self._holder = holder
+    def __init__(self, mount_manager: MountManager) -> None:
+        self._mount_manager = mount_manager
 
     def collect(self) -> Iterable[Metric]:
-        """Mounts by state of their daemon, and replacements of daemons that live."""
-        up = GaugeMetricFamily("threefs_csi_holder_up", "1 when the holder answers.")
-        mounts = GaugeMetricFamily(
+        """Return mounts by state of their daemon, and daemon restarts."""
+        up = GaugeMetricFamily(
+            "threefs_csi_mount_manager_up", "1 if the mount manager answers, otherwise 0."
+        )
+        by_state = GaugeMetricFamily(
             "threefs_csi_mounts",
-            "Volumes mounted on this node by their daemon's state.",
+            "Volumes mounted on this node, by state of their daemon.",
             labels=["state"],
         )
         restarts = CounterMetricFamily(
-            "threefs_csi_daemon_restarts", "Replacements of daemons of present mounts."
+            "threefs_csi_daemon_restarts", "Daemon restarts of the present mounts."
         )
         try:
-            table, held = self._holder.state()
+            mount_points, mounts = self._mount_manager.state()
         except CsiError:
             up.add_metric([], 0)
             yield up
             return
         up.add_metric([], 1)
-        kept = {served.device for served in held}
-        lost = {mounted.device for mounted in table} - kept
+        managed = {mount.device for mount in mounts}
+        lost = {point.device for point in mount_points} - managed
         for state in STATES:
-            count = sum(served.state == state for served in held)
-            mounts.add_metric([state], len(lost) if state == "lost" else count)
-        restarts.add_metric([], sum(served.restarts for served in held))
-        yield from (up, mounts, restarts)
+            count = sum(mount.state == state for mount in mounts)
+            by_state.add_metric([state], len(lost) if state == "lost" else count)
+        restarts.add_metric([], sum(mount.restarts for mount in mounts))
+        yield from (up, by_state, restarts)
 
 
 def serve(metrics: Metrics, port: int) -> None:
-    """Answer scrapes; port 0 is no."""
+    """Serve metrics; not for port 0."""
     if port:
         MetricsServer(metrics.registry, port).start()

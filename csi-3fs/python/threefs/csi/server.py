@@ -1,4 +1,7 @@
-"""The gRPC socket: who may connect is a matter of the folder's mode; how much is bounded here."""
+"""gRPC servers of the controller and the node: sockets, limits, and assembly of the services.
+
+The mode of the socket's folder decides who may connect; the limits of requests are set here.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,23 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from threefs.csi.calls import Calls
-from threefs.csi.controller import Controller
-from threefs.csi.directories import Clusters
 from threefs.csi.errors import CsiError, InvalidArgument
-from threefs.csi.holder_client import HolderClient
-from threefs.csi.identity import Identity
-from threefs.csi.inline import InlineVolumes
-from threefs.csi.issuer.client import IssuerClient
-from threefs.csi.issuer.kubernetes import ApiServer
-from threefs.csi.issuer.review import Policy
-from threefs.csi.issuer.server import TlsFiles, serve_issuer
+from threefs.csi.interceptor import CallInterceptor
 from threefs.csi.logs import logger
 from threefs.csi.metrics import Metrics, NodeCollector, serve
-from threefs.csi.node import Node
+from threefs.csi.mount_manager_client import MountManagerClient
 from threefs.csi.proto import csi_pb2_grpc
-from threefs.csi.tickets import KeyIssuer, Tickets
+from threefs.csi.services.controllerserver import ControllerServer
+from threefs.csi.services.identityserver import IdentityServer
+from threefs.csi.services.nodeserver import NodeServer
+from threefs.csi.tickets.issuer_client import IssuerClient
+from threefs.csi.tickets.issuer_server import TlsFiles, serve_issuer
+from threefs.csi.tickets.key_issuer import KeyIssuer
+from threefs.csi.tickets.kubernetes import ApiServer
+from threefs.csi.tickets.review import Policy
+from threefs.csi.tickets.ticket_store import TicketStore
+from threefs.csi.volumes.clusters import Clusters
+from threefs.csi.volumes.inline import InlineVolumes
 
 if TYPE_CHECKING:
     from threefs.csi.settings import ControllerSettings, NodeSettings
@@ -35,14 +39,14 @@ if TYPE_CHECKING:
 __all__ = ["make_server", "run_controller", "run_node", "socket_of"]
 
 WIRE_BYTES_MAX = 4 << 20
-"""gRPC refuses more before memory is taken for it, uncounted; `calls` draws the line far below."""
+"""gRPC refuses larger messages unread and uncounted; the interceptor's limit is far lower."""
 WAITING_MAX = 64
-"""Calls that may wait for a free worker; more are refused (RESOURCE_EXHAUSTED)."""
+"""Calls that may wait for a free worker; further calls are refused (RESOURCE_EXHAUSTED)."""
 STOP_SECONDS = 10.0
 
 
 def socket_of(endpoint: str) -> Path:
-    """The path of a `unix://` endpoint."""
+    """Return the path of a `unix://` endpoint."""
     path = endpoint.removeprefix("unix://")
     if not endpoint.startswith("unix://") or not path.startswith("/"):
         raise InvalidArgument(f"--endpoint is `{endpoint}`; it must be unix:///PATH")
@@ -50,14 +54,14 @@ def socket_of(endpoint: str) -> Path:
 
 
 def make_server(endpoint: str, workers: int, metrics: Metrics) -> grpc.Server:
-    """A server at a socket, without services yet; a socket that was left there is replaced."""
+    """Create a server at a socket, without services; a stale socket is replaced."""
     path = socket_of(endpoint)
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     server = grpc.server(
         ThreadPoolExecutor(workers, thread_name_prefix="csi"),
-        interceptors=[Calls(metrics)],
+        interceptors=[CallInterceptor(metrics)],
         maximum_concurrent_rpcs=workers + WAITING_MAX,
         options=[
             ("grpc.max_receive_message_length", WIRE_BYTES_MAX),
@@ -65,9 +69,7 @@ def make_server(endpoint: str, workers: int, metrics: Metrics) -> grpc.Server:
         ],
     )
     if server.add_insecure_port(f"unix://{path}") == 0:
-        raise InvalidArgument(
-            f"--endpoint: `{path}` cannot be listened at; is its folder writable?"
-        )
+        raise InvalidArgument(f"--endpoint: `{path}` cannot be bound; is its folder writable?")
     return server
 
 
@@ -76,13 +78,13 @@ def run_controller(settings: ControllerSettings) -> None:
     metrics = Metrics()
     clusters = Clusters(settings.clusters, settings.timeout_seconds)
     server = make_server(settings.endpoint, settings.workers, metrics)
-    identity = Identity(settings.driver_name, is_ready=lambda: bool(clusters.names()))
+    identity = IdentityServer(settings.driver_name, is_ready=lambda: bool(clusters.names()))
     csi_pb2_grpc.add_IdentityServicer_to_server(identity, server)
-    controller = Controller(clusters, settings.default_size_bytes, metrics)
+    controller = ControllerServer(clusters, settings.default_size_bytes, metrics)
     csi_pb2_grpc.add_ControllerServicer_to_server(controller, server)
     serve(metrics, settings.metrics_port)
     if not settings.issuer_listen:
-        _serve_until_told(server, settings.endpoint)
+        _serve_until_signal(server, settings.endpoint)
         return
     issuer = serve_issuer(
         settings.issuer_listen,
@@ -93,28 +95,28 @@ def run_controller(settings: ControllerSettings) -> None:
         metrics,
     )
     logger().info("issuer listens", port=issuer.port)
-    _serve_until_told(server, settings.endpoint)
+    _serve_until_signal(server, settings.endpoint)
     issuer.stop(STOP_SECONDS)
 
 
 def run_node(settings: NodeSettings) -> None:
-    """Serve the node service until SIGTERM; mounts stay, they are the holder's."""
+    """Serve the node service until SIGTERM; the mount manager keeps the mounts."""
     metrics = Metrics()
     clusters = Clusters(settings.clusters, settings.timeout_seconds)
-    holder = HolderClient(settings.holder)
-    metrics.registry.register(NodeCollector(holder))
-    folder = settings.holder.parent
-    own = KeyIssuer(clusters, settings.node_id, settings.ticket_seconds)
-    own_tickets = Tickets(folder, own, metrics, settings.timeout_seconds)
-    tickets = own_tickets
+    mount_manager = MountManagerClient(settings.mount_manager)
+    metrics.registry.register(NodeCollector(mount_manager))
+    folder = settings.mount_manager.parent
+    key_issuer = KeyIssuer(clusters, settings.node_id, settings.ticket_seconds)
+    key_tickets = TicketStore(folder, key_issuer, metrics, settings.timeout_seconds)
+    tickets = key_tickets
     if settings.issuer:
         issuer = IssuerClient(settings.issuer, settings.issuer_ca, settings.issuer_token)
-        tickets = Tickets(folder, issuer, metrics, settings.timeout_seconds)
+        tickets = TicketStore(folder, issuer, metrics, settings.timeout_seconds)
     inline = InlineVolumes(
         settings.node_id,
         clusters,
-        own_tickets,
-        holder,
+        key_tickets,
+        mount_manager,
         metrics,
         settings.default_size_bytes,
         settings.inline_size_max_bytes,
@@ -122,26 +124,26 @@ def run_node(settings: NodeSettings) -> None:
 
     def is_ready() -> bool:
         try:
-            known = bool(settings.issuer or clusters.names())
-            return known and not holder.hello()["leaving"]
+            configured = bool(settings.issuer or clusters.names())
+            return configured and not mount_manager.hello()["draining"]
         except CsiError:
             return False
 
     server = make_server(settings.endpoint, settings.workers, metrics)
-    identity = Identity(settings.driver_name, is_ready=is_ready)
+    identity = IdentityServer(settings.driver_name, is_ready=is_ready)
     csi_pb2_grpc.add_IdentityServicer_to_server(identity, server)
-    node = Node(settings.node_id, tickets, holder, inline, metrics)
+    node = NodeServer(settings.node_id, tickets, mount_manager, inline, metrics)
     csi_pb2_grpc.add_NodeServicer_to_server(node, server)
     serve(metrics, settings.metrics_port)
     stop = threading.Event()
     threading.Thread(target=inline.sweep_until, args=(stop,), daemon=True).start()
     threading.Thread(target=node.renew_until, args=(stop,), daemon=True).start()
-    _serve_until_told(server, settings.endpoint)
+    _serve_until_signal(server, settings.endpoint)
     stop.set()
 
 
 def _api_server() -> ApiServer:
-    """The API server of the cluster that this pod is in."""
+    """Return the API server of this pod's cluster."""
     host = os.environ.get("KUBERNETES_SERVICE_HOST")
     if not host:
         raise InvalidArgument(
@@ -151,12 +153,12 @@ def _api_server() -> ApiServer:
     return ApiServer.in_cluster(host, int(os.environ.get("KUBERNETES_SERVICE_PORT", "443")))
 
 
-def _serve_until_told(server: grpc.Server, endpoint: str) -> None:
-    told = threading.Event()
+def _serve_until_signal(server: grpc.Server, endpoint: str) -> None:
+    stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: told.set())
+        signal.signal(number, lambda _number, _frame: stop.set())
     server.start()
     logger().info("serving", endpoint=endpoint)
-    told.wait()
+    stop.wait()
     server.stop(STOP_SECONDS).wait(STOP_SECONDS + 1)
-    logger().info("ended")
+    logger().info("stopped")

@@ -1,21 +1,21 @@
 """Settings of the driver's processes.
 
-| flag | variable | controller | node | holder | default |
+| flag | variable | controller | node | mount manager | default |
 |---|---|---|---|---|---|
 | `--endpoint` | `CSI_ENDPOINT` | yes | yes | | `unix:///csi/csi.sock` |
 | `--clusters` | `THREEFS_CLUSTERS` | yes | yes | yes | `/etc/threefs/clusters` |
-| `--holder` | `THREEFS_HOLDER` | | yes | yes | `/run/threefs-holder/holder.sock` |
+| `--mount-manager` | `THREEFS_MOUNT_MANAGER` | | yes | yes | see below |
 | `--node-id` | `NODE_NAME` | | yes | | the host's name |
-| `--keeper` | `THREEFS_KEEPER` | | | yes | none; the keeper itself listens there (`--socket`) |
-| `--write-patience` | `THREEFS_WRITE_PATIENCE` | | | yes | 120 seconds for data written behind |
+| `--fd-store` | `THREEFS_FD_STORE` | | | yes | none; its socket |
+| `--writeback-timeout` | `THREEFS_WRITEBACK_TIMEOUT` | | | yes | 120 seconds to write dirty data |
 | `--kubelet-dir` | `THREEFS_KUBELET_DIR` | | | yes | `/var/lib/kubelet` |
 | `--metrics-port` | `THREEFS_METRICS_PORT` | yes | yes | | 9180, node 9181; 0: none |
-| `--workers` | `THREEFS_WORKERS` | yes | yes | | 16 calls at a time |
+| `--workers` | `THREEFS_WORKERS` | yes | yes | | 16 concurrent calls |
 | `--timeout` | `THREEFS_TIMEOUT` | yes | yes | | 10 seconds for one call to 3FS |
-| `--default-size` | `THREEFS_DEFAULT_SIZE` | yes | yes | | 1Gi, for a claim that asks for none |
+| `--default-size` | `THREEFS_DEFAULT_SIZE` | yes | yes | | 1Gi, for a claim without a size |
 | `--inline-size-max` | `THREEFS_INLINE_SIZE_MAX` | | yes | | 0: no inline volumes |
-| `--ticket-seconds` | `THREEFS_TICKET_SECONDS` | yes | yes | | 7200; renewed at half of it |
-| `--issuer-listen` | `THREEFS_ISSUER_LISTEN` | yes | | | none; where the issuer listens |
+| `--ticket-seconds` | `THREEFS_TICKET_SECONDS` | yes | yes | | 7200; renewed after half of it |
+| `--issuer-listen` | `THREEFS_ISSUER_LISTEN` | yes | | | none; address of the issuer |
 | `--issuer-tls` | `THREEFS_ISSUER_TLS` | yes | | | `/etc/threefs/issuer`: `tls.crt`, `tls.key` |
 | `--namespace` | `POD_NAMESPACE` | yes | | | `fireflyer-system`, of the node plugins |
 | `--node-account` | `THREEFS_NODE_ACCOUNT` | yes | | | `threefs-csi-node`, their service account |
@@ -25,12 +25,12 @@
 | `--driver-name` | `THREEFS_CSI_DRIVER` | yes | yes | | `3fs.csi.fireflyer.dev` |
 | `--log-level` | `THREEFS_LOG_LEVEL` | yes | yes | | info |
 
-`--clusters` is a folder with one folder a cluster, each with a `cluster.json` and the key file
-that it names (a projected volume of a ConfigMap and a Secret). The cluster that a class does not
-name is `default`. The driver's name is that of the CSIDriver object: two installations in one
+`--clusters` is a folder with one folder per cluster, each with a `cluster.json` and the key file
+that it names (a projected volume of a ConfigMap and a Secret). The default cluster
+is named `default`. The driver's name is that of the CSIDriver object: two installations in one
 Kubernetes need two names. With `--issuer` a node plugin needs no cluster's folder, unless there are
-inline volumes. Tickets are in `tickets` beside the holder's socket. The holder listens at
-`--holder`; only root may connect to it.
+inline volumes. The mount manager listens at `/run/threefs-mount-manager/mount-manager.sock` by
+default (its own flag is `--socket`); only root may connect. Tickets are in `tickets` next to it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ __all__ = ["DRIVER", "ISSUER", "TICKET_SECONDS", "ControllerSettings", "NodeSett
 GIBIBYTE = 1 << 30
 ISSUER = Path("/etc/threefs/issuer")
 TICKET_SECONDS = 7200.0
-"""Renewed at half of it, so an hour without an issuer stops no mount."""
+"""Renewed after half of it, so that an hour without an issuer affects no mount."""
 DRIVER = "3fs.csi.fireflyer.dev"
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """Of `threefs-csi controller`."""
+    """Settings of `threefs-csi controller`."""
 
     endpoint: str = "unix:///csi/csi.sock"
     clusters: Path = Path("/etc/threefs/clusters")
@@ -68,12 +68,12 @@ class ControllerSettings:
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """Of `threefs-csi node`."""
+    """Settings of `threefs-csi node`."""
 
     node_id: str
     endpoint: str = "unix:///csi/csi.sock"
     clusters: Path = Path("/etc/threefs/clusters")
-    holder: Path = Path("/run/threefs-holder/holder.sock")
+    mount_manager: Path = Path("/run/threefs-mount-manager/mount-manager.sock")
     metrics_port: int = 9181
     workers: int = 16
     timeout_seconds: float = 10.0

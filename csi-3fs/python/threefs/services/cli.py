@@ -24,7 +24,7 @@ from typing import Annotated
 
 import typer
 
-from threefs.cli.output import bytes_of, report
+from threefs.cli.output import bytes_of, report_error
 from threefs.errors import InvalidArgument, ThreeFSError
 from threefs.services.settings import (
     META_PORT,
@@ -266,4 +266,4 @@ def main() -> None:
     try:
         app()
     except (InvalidArgument, ThreeFSError, OSError) as error:
-        sys.exit(report(error))
+        sys.exit(report_error(error))

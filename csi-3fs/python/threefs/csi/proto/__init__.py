@@ -1,4 +1,4 @@
-"""The CSI wire format: `csi.proto` of the public specification and what is generated from it.
+"""CSI wire format: `csi.proto` of the public specification and the code generated from it.
 
-The generated modules are never edited; ``python -m threefs.csi.proto.generate`` writes them anew.
+Do not edit `csi_pb2*`: ``python -m threefs.csi.proto.generate`` regenerates them.
 """

@@ -1,6 +1,6 @@
-"""Writes the stubs of `csi.proto` anew: ``python -m threefs.csi.proto.generate [FOLDER]``.
+"""Generator of the stubs of `csi.proto`: ``python -m threefs.csi.proto.generate [FOLDER]``.
 
-Needs grpcio-tools and mypy-protobuf, which only developers have.
+Needs grpcio-tools and mypy-protobuf, which are development dependencies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GENERATE_TIMEOUT_SECONDS = 120
 
 
 def generate(root: Path = PACKAGE_ROOT) -> Path:
-    """Write the stubs below `root`, in the package's own folders; gives the folder."""
+    """Write the stubs below `root`, in the package's folders; return the folder."""
     tools = files("grpc_tools") / "_proto"
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PACKAGE_ROOT}", f"-I{tools}"]
     # The plugins are scripts of this interpreter's environment, which need not be on the PATH.
@@ -27,7 +27,7 @@ def generate(root: Path = PACKAGE_ROOT) -> Path:
     command += [f"--plugin={name}={scripts / name}" for name in PLUGINS]
     outputs = ("python", "grpc_python", "mypy", "mypy_grpc")
     command += [f"--{name}_out={root}" for name in outputs]
-    # A servicer need not have every method: what is missing answers UNIMPLEMENTED.
+    # A servicer may omit methods, which then return UNIMPLEMENTED.
     command.append("--mypy_grpc_opt=generate_concrete_servicer_stubs")
     subprocess.run([*command, PROTO], check=True, timeout=GENERATE_TIMEOUT_SECONDS)
     return root / Path(PROTO).parent

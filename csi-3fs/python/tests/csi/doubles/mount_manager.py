@@ -1,0 +1,103 @@
+"""A mount table in memory with the mount manager's replies."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from threefs.csi.errors import AlreadyExists, CsiError, FailedPrecondition
+from threefs.csi.mount_manager_client import MountPoint, MountStatus, UnmountResult
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["MemoryMountManager"]
+
+
+class MemoryMountManager:
+    """In-memory mount manager; thread-safe.
+
+    `fail` is raised by every call while it is set; without `clean` mounts are torn down, and
+    `data_lost` is the reason why written data is lost.
+    """
+
+    def __init__(self) -> None:
+        self.fail: CsiError | None = None
+        self.clean = True
+        self.data_lost = ""
+        self.states: dict[str, str] = {}
+        self.claimed_for: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._mounts: dict[str, MountPoint] = {}
+        self._managed: dict[str, str] = {}
+        self._devices = 40
+
+    def mount(
+        self, volume: str, cluster: str, root: str, target: str, *, read_only: bool, node: str = ""
+    ) -> None:
+        """See `MountManager`."""
+        with self._enter():
+            self.claimed_for[target] = node
+            if (known := self._mounts.get(target)) is not None:
+                if (known.volume, known.read_only) != (volume, read_only):
+                    raise AlreadyExists(f"`{target}` is already mounted: `{known.volume}`")
+                return
+            self._devices += 1
+            device = f"0:{self._devices}"
+            self._mounts[target] = MountPoint(volume, target, device, read_only)
+            self._managed[device] = f"{cluster}:{root}"
+
+    def bind(self, source: str, target: str, *, read_only: bool, flags: Sequence[str]) -> None:
+        """See `MountManager`."""
+        with self._enter():
+            there = self._mounts.get(source)
+            if there is None:
+                raise AlreadyExists(f"no 3FS volume is mounted at `{source}`")
+            wanted = MountPoint(there.volume, target, there.device, read_only or there.read_only)
+            if self._mounts.setdefault(target, wanted) != wanted:
+                raise AlreadyExists(f"`{target}` is already mounted ({', '.join(flags)})")
+
+    def unmount(self, target: str) -> UnmountResult:
+        """See `MountManager`."""
+        with self._enter():
+            there = self._mounts.get(target)
+            if there is None:
+                return UnmountResult(None, clean=True)
+            others = [one for one in self._mounts.values() if one.device == there.device]
+            first = next(one.target for one in others)
+            if first == target and len(others) > 1:
+                raise FailedPrecondition(f"`{there.volume}` is still mounted elsewhere")
+            del self._mounts[target]
+            if len(others) == 1:
+                self._managed.pop(there.device, None)
+            return UnmountResult(there.volume, self.clean, self.data_lost)
+
+    def state(self) -> tuple[list[MountPoint], list[MountStatus]]:
+        """See `MountManager`."""
+        with self._enter():
+            table = list(self._mounts.values())
+            mounts = []
+            for device in self._managed:
+                first = next(one for one in table if one.device == device)
+                state = self.states.get(first.volume, "serving")
+                served = MountStatus(
+                    first.volume, first.target, device, state, 1, 0, time.time(), ""
+                )
+                mounts.append(served)
+            return table, mounts
+
+    def roots(self) -> list[str]:
+        """CLUSTER:PATH of each mount, sorted."""
+        with self._lock:
+            return sorted(self._managed.values())
+
+    def die(self) -> None:
+        """Act as after the death of the manager: mounts exist, but none is managed."""
+        with self._lock:
+            self._managed.clear()
+
+    def _enter(self) -> threading.Lock:
+        if self.fail is not None:
+            raise self.fail
+        return self._lock

@@ -1,0 +1,114 @@
+"""Parameters of a StorageClass, parsed and validated. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from threefs.csi.errors import InvalidArgument
+from threefs.csi.volumes.volume_id import check_claims_parent, check_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "DEFAULT_CLUSTER",
+    "DEFAULT_PARENT",
+    "KUBERNETES",
+    "Parameters",
+    "inodes_max",
+    "quantity_bytes",
+]
+
+DEFAULT_CLUSTER = "default"
+DEFAULT_PARENT = "/volumes"
+KNOWN = ("cluster", "path", "uid", "gid", "mode", "inodes")
+KUBERNETES = "csi.storage.k8s.io/"
+"""Prefix of the parameters that the provisioner and the kubelet add; they are ignored."""
+
+ID_MAX = (1 << 32) - 2
+INODES_MAX = 1 << 40
+BYTES_PER_INODE = 16 << 10
+"""Default ratio if the class sets no limit, as in ext4."""
+INODES_MIN = 1024
+INODES_DEFAULT_MAX = 1 << 24
+"""Maximum of the default: the claim's author chooses the size, and metadata is shared."""
+QUANTITY_CHARACTERS_MAX = 24
+QUANTITY = re.compile(r"([0-9]+)(Ki|Mi|Gi|Ti|Pi|K|k|M|G|T|P)?")
+UNITS = {
+    None: 1,
+    "k": 10**3,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "P": 10**15,
+    "Ki": 1 << 10,
+    "Mi": 1 << 20,
+    "Gi": 1 << 30,
+    "Ti": 1 << 40,
+    "Pi": 1 << 50,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Where volumes of a class are created, and the owner and mode of their root."""
+
+    cluster: str = DEFAULT_CLUSTER
+    path: str = DEFAULT_PARENT
+    uid: int = 0
+    gid: int = 0
+    mode: int = 0o777
+    inodes: int = 0
+    """Maximum number of files, directories and links of a volume; 0: one for every 16 KiB of its
+    size, at most 16,777,216."""
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Parameters:
+        """Parse the parameters of a class; an unknown one is an error."""
+        given = {name: text for name, text in given.items() if not name.startswith(KUBERNETES)}
+        unknown = sorted(name for name in given if name not in KNOWN)
+        if unknown:
+            raise InvalidArgument(
+                f"unknown parameter `{unknown[0][:80]}`; supported are {', '.join(KNOWN)}"
+            )
+        return cls(
+            cluster=check_cluster("parameter `cluster`", given.get("cluster", DEFAULT_CLUSTER)),
+            path=check_claims_parent("parameter `path`", given.get("path", DEFAULT_PARENT)),
+            uid=_number("uid", given.get("uid", "0"), 10, ID_MAX),
+            gid=_number("gid", given.get("gid", "0"), 10, ID_MAX),
+            mode=_number("mode", given.get("mode", "0777"), 8, 0o7777),
+            inodes=_number("inodes", given.get("inodes", "0"), 10, INODES_MAX),
+        )
+
+    def as_record(self) -> dict[str, str | int]:
+        """Return the part that is stored in the volume's record."""
+        return {"uid": self.uid, "gid": self.gid, "mode": self.mode, "inodes": self.inodes}
+
+
+def inodes_max(size_bytes: int, requested: int) -> int:
+    """Return the inode limit of a volume; every volume has one, because metadata is shared.
+
+    `requested` is the class's parameter; 0 derives the limit from the volume's size.
+    """
+    return requested or min(max(INODES_MIN, size_bytes // BYTES_PER_INODE), INODES_DEFAULT_MAX)
+
+
+def quantity_bytes(name: str, text: str) -> int:
+    """Parse a Kubernetes quantity such as 10Gi."""
+    match = QUANTITY.fullmatch(text) if len(text) <= QUANTITY_CHARACTERS_MAX else None
+    if match is None or int(match[1]) == 0:
+        raise InvalidArgument(f"{name} is `{text[:80]}`; give a quantity such as 10Gi")
+    return int(match[1]) * UNITS[match[2]]
+
+
+def _number(name: str, text: str, base: int, largest: int) -> int:
+    digits = "01234567" if base == 8 else "0123456789"
+    if not text or len(text) > 13 or any(letter not in digits for letter in text):
+        expected = "an octal mode such as 0770" if base == 8 else "a number such as 1000"
+        raise InvalidArgument(f"parameter `{name}` is `{text[:80]}`; it must be {expected}")
+    if int(text, base) > largest:
+        raise InvalidArgument(f"parameter `{name}` is `{text}`; it must be at most {largest}")
+    return int(text, base)

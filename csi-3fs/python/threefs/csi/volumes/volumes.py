@@ -1,0 +1,219 @@
+"""Volumes as directories with a record, a hard quota, and `data`, which is mounted in pods.
+
+::
+
+    /volumes/pvc-1        quota; attribute user.threefs.volume: the record (JSON)
+    /volumes/pvc-1/data   the mounted directory, with the owner and mode of the class
+
+The record is outside the mounted directory, so that pods cannot write it. It is written last: a
+directory without one is an unfinished creation, which the next attempt completes. 3FS itself stores
+where volumes are: `/.csi/parents` has one directory for each parent.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+from threefs.csi.errors import AlreadyExists, InvalidArgument, Missing, Unreadable
+from threefs.csi.logs import logger
+from threefs.csi.volumes.parameters import inodes_max
+from threefs.csi.volumes.volume_id import VolumeId, check_claims_parent
+from threefs.errors import DirectoryNotEmpty, NoAttribute, NotADirectory, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from threefs.client import Quota
+    from threefs.csi.metrics import Metrics
+    from threefs.csi.volumes.clusters import Directories
+    from threefs.csi.volumes.parameters import Parameters
+
+__all__ = ["DATA", "Volume", "Volumes"]
+
+RECORD = "user.threefs.volume"
+DATA = "data"
+PARENTS = "/.csi/parents"
+RECORD_BYTES_MAX = 16 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """An existing volume."""
+
+    id: VolumeId
+    name: str
+    capacity_bytes: int
+    parameters: dict[str, Any]
+
+    def record(self) -> bytes:
+        """Return the stored record."""
+        return json.dumps(
+            {
+                "version": 1,
+                "name": self.name,
+                "capacity_bytes": self.capacity_bytes,
+                "parameters": self.parameters,
+            }
+        ).encode()
+
+
+class Volumes:
+    """The volumes of one cluster."""
+
+    def __init__(self, cluster: str, files: Directories) -> None:
+        self.cluster = cluster
+        self.files = files
+
+    def create(
+        self,
+        volume: VolumeId,
+        name: str,
+        size_bytes: int,
+        parameters: Parameters,
+    ) -> Volume:
+        """Create a volume that does not exist, or complete an unfinished creation."""
+        files, path = self.files, volume.path
+        self._make_parent(volume)
+        try:
+            files.make_directory(path, 0o711, exist_ok=True)
+            entries = [entry for entry in files.listdir(path) if entry != DATA]
+            if DATA in files.listdir(path):
+                entries += files.listdir(f"{path}/{DATA}")
+        except NotADirectory as error:
+            raise AlreadyExists(f"`{path}` in 3FS is a file, not a volume; move it away") from error
+        if entries:
+            raise AlreadyExists(
+                f"`{path}` in 3FS has files and is not a volume of this driver; move it away, or "
+                f"use "
+                "another `path` in the class"
+            )
+        inodes = inodes_max(size_bytes, parameters.inodes)
+        files.set_quota(path, bytes_max=size_bytes, inodes_max=inodes)
+        files.make_directory(f"{path}/{DATA}", parameters.mode, exist_ok=True)
+        files.chmod(f"{path}/{DATA}", parameters.mode)
+        if parameters.uid or parameters.gid:
+            files.chown(f"{path}/{DATA}", parameters.uid, parameters.gid)
+        created = Volume(volume, name, size_bytes, dict(parameters.as_record()))
+        files.setxattr(path, RECORD, created.record())
+        return created
+
+    def find(self, volume: VolumeId) -> Volume | None:
+        """Return the volume, or None if it does not exist."""
+        try:
+            record = self.files.getxattr(volume.path, RECORD)
+        except (NotFound, NotADirectory, NoAttribute):
+            return None
+        return _parsed(volume, record)
+
+    def get(self, volume: VolumeId) -> Volume:
+        """Return a volume for claims, which must exist."""
+        found = self.find(volume)
+        if found is None:
+            raise Missing(f"volume `{volume}` does not exist: it was deleted, or never made")
+        if volume.is_inline:
+            raise Missing(f"`{volume}` is a pod's inline volume, which only that pod may use")
+        return found
+
+    def find_readable(self, volume: VolumeId, metrics: Metrics) -> Volume | None:
+        """Return the volume for listings; an unreadable record is counted and logged."""
+        try:
+            return self.find(volume)
+        except Unreadable as error:
+            metrics.unreadable.inc()
+            logger().error("unreadable volume record", volume_id=str(volume), error=error.message)
+            return None
+
+    def resize(self, volume: Volume, size_bytes: int) -> Volume:
+        """Raise the hard limit, with immediate effect in pods."""
+        inodes = inodes_max(size_bytes, int(volume.parameters.get("inodes", 0)))
+        quota = self.files.quota(volume.id.path)
+        if quota is not None and quota.inodes_max is not None:
+            # A volume created by an earlier release may have a higher limit.
+            inodes = max(inodes, quota.inodes_max)
+        self.files.set_quota(volume.id.path, bytes_max=size_bytes, inodes_max=inodes)
+        grown = Volume(volume.id, volume.name, size_bytes, volume.parameters)
+        self.files.setxattr(volume.id.path, RECORD, grown.record())
+        return grown
+
+    def remove(self, volume: VolumeId) -> None:
+        """Remove a volume, or the rest of an unfinished creation."""
+        if self.find(volume) is not None:
+            self.files.remove_tree(volume.path, missing_ok=True)
+            return
+        # A directory without a record is removed only if it is as empty as `create` leaves it, with
+        # its quota. Foreign files stay.
+        if volume.parent not in self._parents():
+            return
+        with suppress(NotFound, NotADirectory, DirectoryNotEmpty):
+            if self.files.listdir(volume.path) == [DATA]:
+                self.files.rmdir(f"{volume.path}/{DATA}")
+            self.files.rmdir(volume.path)
+
+    def usage(self, volume: VolumeId) -> Quota | None:
+        """Return limits and usage."""
+        with suppress(NotFound):
+            return self.files.quota(volume.path)
+        return None
+
+    def ids(self) -> Iterator[VolumeId]:
+        """Return all volumes of claims, in the order of their ids."""
+        ids: list[VolumeId] = []
+        for parent in self._parents():
+            ids += self.ids_in(parent)
+        yield from sorted(ids, key=str)
+
+    def ids_in(self, parent: str) -> list[VolumeId]:
+        """Return the volumes in one directory."""
+        ids = []
+        with suppress(NotFound, NotADirectory):
+            for name in self.files.listdir(parent):
+                with suppress(InvalidArgument):
+                    ids.append(VolumeId.parse(str(VolumeId(self.cluster, parent, name))))
+        return ids
+
+    def _parents(self) -> list[str]:
+        parents = []
+        with suppress(NotFound):
+            for name in self.files.listdir(PARENTS):
+                with suppress(InvalidArgument):
+                    parents.append(check_claims_parent("parent", unquote(name)))
+        return parents
+
+    def _make_parent(self, volume: VolumeId) -> None:
+        parent = volume.parent
+        try:
+            self._make_all(parent)
+        except NotADirectory as error:
+            raise InvalidArgument(
+                f"parameter `path` is `{parent}`, and a part of it is a file in 3FS; use "
+                "another path"
+            ) from error
+        if not volume.is_inline:
+            # Before the volume, so that none is in an unregistered directory, and after its
+            # parent, so that a refused path is not registered.
+            self._make_all(PARENTS)
+            self.files.make_directory(f"{PARENTS}/{quote(parent, safe='')}", 0o700, exist_ok=True)
+
+    def _make_all(self, path: str) -> None:
+        made = ""
+        for part in path.strip("/").split("/"):
+            made += f"/{part}"
+            if made != "/":
+                self.files.make_directory(made, 0o755, exist_ok=True)
+
+
+def _parsed(volume: VolumeId, record: bytes) -> Volume:
+    try:
+        data = json.loads(record[:RECORD_BYTES_MAX])
+        return Volume(
+            volume, str(data["name"]), int(data["capacity_bytes"]), dict(data["parameters"])
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unreadable(
+            f"the record of volume `{volume}` cannot be read ({error}); attribute {RECORD} of "
+            f"`{volume.path}` was written by something else"
+        ) from error
