@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from flyer.api.nodehealth import NodeHealth
 from flyer_node.hardware.driver import GpuStatus
-from flyer_node.health.ledger import Change, Ledger, Subject
-from flyer_node.health.machine import Health, State
 from flyer_node.health.policy import load_policy
+from flyer_node.health.state_machine import DeviceHealth, State
+from flyer_node.health.store import Change, HealthStore, Subject
 from flyer_node.inventory.hca import PortStatus
 from flyer_node.metrics import Metrics
 from flyer_node.report.client import NodeHealthClient
 from flyer_node.report.document import status_document
-from flyer_node.report.events import REASONS, Announcer, Bucket
+from flyer_node.report.events import REASONS, EventRecorder, TokenBucket
 from flyer_node.report.reporter import Reporter
 
 from deviceplugin.testing.harness import inventory_of
@@ -35,9 +35,9 @@ def node(folder: Path) -> Inventory:
     return replace(inventory_of(paper_node(), folder / "sys"), node="node-1", boot_id="b")
 
 
-def document(inventory: Inventory, book: Ledger, now: float = 100.0) -> dict[str, object]:
+def document(inventory: Inventory, book: HealthStore, now: float = 100.0) -> dict[str, object]:
     return status_document(
-        inventory, book.health, book.happened, agent_version="1", before={}, now=now
+        inventory, book.health, book.fault_events, agent_version="1", before={}, now=now
     )
 
 
@@ -55,8 +55,8 @@ def checked(status: dict[str, object]) -> NodeHealth:
 
 def test_every_state_of_a_device_makes_a_status_that_the_api_accepts(tmp_path: Path) -> None:
     inventory = node(tmp_path)
-    book = Ledger(load_policy())
-    book.know(inventory, 1.0)
+    book = HealthStore(load_policy())
+    book.track(inventory, 1.0)
     uuids = [gpu.uuid for gpu in inventory.gpus]
     seen = {checked(document(inventory, book)).status.state.value}  # type: ignore[union-attr]
     book.xid(inventory, uuids[0], 63, 2.0, source="driver")
@@ -79,7 +79,7 @@ def test_every_state_of_a_device_makes_a_status_that_the_api_accepts(tmp_path: P
         book.gpu_statuses(inventory, good, now)
         book.port_statuses([up], now)
     seen.add(checked(document(inventory, book)).status.state.value)  # type: ignore[union-attr]
-    book.blind(("gpu", "pair"), "the driver hangs")
+    book.mark_unobservable(("gpu", "pair"), "the driver hangs")
     status = checked(document(inventory, book)).status
     assert status is not None
     seen.add(status.state.value)
@@ -89,11 +89,11 @@ def test_every_state_of_a_device_makes_a_status_that_the_api_accepts(tmp_path: P
 
 def test_what_did_not_change_keeps_its_times(tmp_path: Path) -> None:
     inventory = node(tmp_path)
-    book = Ledger(load_policy())
-    book.know(inventory, 1.0)
+    book = HealthStore(load_policy())
+    book.track(inventory, 1.0)
     first = document(inventory, book, 100.0)
     again = status_document(
-        inventory, book.health, book.happened, agent_version="1", before=first, now=999.0
+        inventory, book.health, book.fault_events, agent_version="1", before=first, now=999.0
     )
     assert again == first
 
@@ -102,8 +102,8 @@ async def test_the_object_is_made_once_and_written_only_when_something_changed(
     tmp_path: Path,
 ) -> None:
     inventory = node(tmp_path)
-    book = Ledger(load_policy())
-    book.know(inventory, 1.0)
+    book = HealthStore(load_policy())
+    book.track(inventory, 1.0)
     async with ApiServer(user=ON_NODE_1) as api:
         client = NodeHealthClient(api.url, NOWHERE, NOWHERE, "node-1")
         metrics = Metrics()
@@ -112,7 +112,7 @@ async def test_the_object_is_made_once_and_written_only_when_something_changed(
             return status_document(
                 inventory,
                 book.health,
-                book.happened,
+                book.fault_events,
                 agent_version="1",
                 before=before,  # type: ignore[arg-type]
                 now=now,
@@ -135,8 +135,8 @@ async def test_the_object_is_made_once_and_written_only_when_something_changed(
 
 async def test_an_api_server_that_is_away_is_asked_again(tmp_path: Path) -> None:
     inventory = node(tmp_path)
-    book = Ledger(load_policy())
-    book.know(inventory, 1.0)
+    book = HealthStore(load_policy())
+    book.track(inventory, 1.0)
     metrics = Metrics()
     async with ApiServer(user=ON_NODE_1) as api:
         port = int(api.url.rsplit(":", 1)[1])
@@ -162,7 +162,7 @@ async def _until(condition: object, seconds: float = 60.0) -> None:
             await asyncio.sleep(0.02)
 
 
-def change(name: str, before: State, after: Health) -> Change:
+def change(name: str, before: State, after: DeviceHealth) -> Change:
     return Change(Subject("gpu", name), before, after)
 
 
@@ -170,20 +170,22 @@ async def test_events_tell_of_the_node_count_up_and_are_bounded() -> None:
     metrics = Metrics()
     async with ApiServer(user=ON_NODE_1) as api:
         client = NodeHealthClient(api.url, NOWHERE, NOWHERE, "node-1")
-        announcer = Announcer(client, metrics, Bucket(burst=4, seconds_each=3600))
-        running = asyncio.create_task(announcer.run())
-        bad = Health(
-            known=State.UNHEALTHY, reason="Xid79", message="fell off the bus", remedy="reboot"
+        event_recorder = EventRecorder(client, metrics, TokenBucket(burst=4, seconds_each=3600))
+        running = asyncio.create_task(event_recorder.run())
+        bad = DeviceHealth(
+            last_state=State.UNHEALTHY, reason="Xid79", message="fell off the bus", remedy="reboot"
         )
         try:
             for one in (
                 change("G0", State.HEALTHY, bad),
-                change("G0", State.UNHEALTHY, Health(known=State.RECOVERING, reason="Xid79")),
+                change(
+                    "G0", State.UNHEALTHY, DeviceHealth(last_state=State.RECOVERING, reason="Xid79")
+                ),
                 change("G0", State.RECOVERING, bad),
-                change("G0", State.UNHEALTHY, Health()),
+                change("G0", State.UNHEALTHY, DeviceHealth()),
                 change("G1", State.HEALTHY, bad),
             ):
-                announcer.tell(one)
+                event_recorder.record(one)
             await _until(lambda: metrics.value("flyer_node_events_total", outcome="dropped") == 1)
         finally:
             running.cancel()
@@ -206,17 +208,19 @@ async def test_an_event_that_is_refused_is_given_up_and_counted() -> None:
     async with ApiServer(user=ON_NODE_1) as api:
         port = int(api.url.rsplit(":", 1)[1])
     client = NodeHealthClient(f"http://127.0.0.1:{port}", NOWHERE, NOWHERE, "node-1")
-    announcer = Announcer(client, metrics)
-    running = asyncio.create_task(announcer.run())
+    event_recorder = EventRecorder(client, metrics)
+    running = asyncio.create_task(event_recorder.run())
     try:
-        announcer.tell(change("G0", State.HEALTHY, Health(known=State.UNHEALTHY, reason="x")))
+        event_recorder.record(
+            change("G0", State.HEALTHY, DeviceHealth(last_state=State.UNHEALTHY, reason="x"))
+        )
         await _until(lambda: metrics.value("flyer_node_events_total", outcome="failed") == 1)
     finally:
         running.cancel()
 
 
 def test_a_bucket_fills_up_again() -> None:
-    bucket = Bucket(burst=2, seconds_each=10)
+    bucket = TokenBucket(burst=2, seconds_each=10)
     assert [bucket.take(now) for now in (100, 100, 100, 105, 110, 111)] == [
         True, True, False, False, True, False,
     ]  # fmt: skip

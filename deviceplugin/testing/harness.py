@@ -1,4 +1,4 @@
-"""A node's plugin side on a fake kubelet, without hardware: sockets, registrar, offers.
+"""A node's plugin side on a fake kubelet, without hardware: sockets, registrar, device_lists.
 
 For tests of the protocol. Health is whatever the test publishes.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from flyer_node.inventory import Gpu, Inventory
 from flyer_node.inventory.assemble import DriverFacts, DriverGpu, assemble, read_sysfs
 from flyer_node.metrics import Metrics
-from flyer_node.plugin.offers import Offers
+from flyer_node.plugin.device_lists import DeviceLists
 from flyer_node.plugin.registrar import Registrar
 from flyer_node.plugin.resources import RESOURCES, NodeView
 
@@ -25,7 +25,7 @@ from deviceplugin.testing.sysfs import FakeNode, paper_node, write_sysfs
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-__all__ = ["Stage", "inventory_of", "staged"]
+__all__ = ["PluginHarness", "inventory_of", "plugin_harness"]
 
 LINKS = 12
 """Of a pair of A100s."""
@@ -45,11 +45,11 @@ def inventory_of(node: FakeNode, folder: Path) -> Inventory:
 
 
 @dataclass
-class Stage:
+class PluginHarness:
     """What runs, and what it was started with."""
 
     kubelet: FakeKubelet
-    offers: Offers
+    device_lists: DeviceLists
     metrics: Metrics
     registrar: Registrar
     view: NodeView
@@ -70,7 +70,7 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def staged(view: NodeView | None = None) -> AsyncIterator[Stage]:
+async def plugin_harness(view: NodeView | None = None) -> AsyncIterator[PluginHarness]:
     """A kubelet and a registrar; by default on the paper's node."""
     # Sockets' paths are at most 107 bytes: pytest's own folders are too deep.
     with tempfile.TemporaryDirectory(prefix="fn") as short:
@@ -80,13 +80,13 @@ async def staged(view: NodeView | None = None) -> AsyncIterator[Stage]:
         if view is None:
             view = NodeView(inventory_of(paper_node(), Path(short) / "sys"))
         metrics = Metrics(RESOURCES)
-        offers = Offers(view)
-        registrar = Registrar(folder, RESOURCES, offers, metrics)
+        device_lists = DeviceLists(view)
+        registrar = Registrar(folder, RESOURCES, device_lists, metrics)
         kubelet = FakeKubelet(folder)
         await kubelet.start()
         running = asyncio.create_task(registrar.run())
         try:
-            yield Stage(kubelet, offers, metrics, registrar, view)
+            yield PluginHarness(kubelet, device_lists, metrics, registrar, view)
         finally:
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -2,7 +2,7 @@
 
 It does what the kubelet does, in the kubelet's order: on start it deletes every socket in its
 folder and makes its own; a registration is answered only after the plugin was dialled back; what a
-plugin offers is what its last message said; when a stream ends the resource counts as unhealthy.
+plugin advertises is its last message; when a stream ends, the resource counts as unhealthy.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class FakeKubelet:
     async def cut_stream(self, resource: str) -> None:
         """Ends the list of one resource, as a kubelet that lost its connection does."""
         await self._forget(self.plugins[resource])
-        self._tell()
+        self._notify()
 
     async def until(
         self, condition: Callable[[], object], timeout_seconds: float = 60.0, what: str = ""
@@ -209,7 +209,7 @@ class FakeKubelet:
         self.plugins[request.resource_name] = plugin
         plugin.stream = asyncio.create_task(self._listen(plugin))
         self.registrations.append((time.monotonic(), request.resource_name))
-        self._tell()
+        self._notify()
         return pb.Empty()
 
     async def _listen(self, plugin: Plugin) -> None:
@@ -222,12 +222,12 @@ class FakeKubelet:
             async for message in stub(pb.Empty()):
                 plugin.devices = {one.ID: one for one in message.devices}
                 plugin.messages += 1
-                self._tell()
+                self._notify()
         except grpc.aio.AioRpcError:
             pass
         finally:
             plugin.connected = False
-            self._tell()
+            self._notify()
 
     async def _forget(self, plugin: Plugin) -> None:
         plugin.connected = False
@@ -238,6 +238,6 @@ class FakeKubelet:
         # Calls that are under way end first, as the kubelet's do.
         await plugin.channel.close(grace=2.0)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from flyer_node.errors import SettingError
 from flyer_node.hardware.driver import EventKind
-from flyer_node.health.ledger import Subject
-from flyer_node.health.machine import State
+from flyer_node.health.state_machine import State
+from flyer_node.health.store import Subject
 from flyer_node.inventory import FindingKind
 from flyer_node.plugin.resources import GPU
 
@@ -29,14 +29,14 @@ HFREDUCE = "fireflyer.dev/rdma-hfreduce"
 
 def state(node: Node, kind: str, name: str) -> State:
     assert node.agent is not None
-    return node.agent.ledger.health[Subject(kind, name)].state  # type: ignore[arg-type]
+    return node.agent.health_store.health[Subject(kind, name)].state  # type: ignore[arg-type]
 
 
 async def gone(node: Node, gpu: int) -> None:
     """A reset that follows an Xid before the agent has looked would leave no trace."""
     assert node.agent is not None
-    pages, page = node.agent.ledger.health, Subject("gpu", node.uuid(gpu))
-    await node.until(lambda: pages[page].gone, f"GPU {gpu} seen as gone")
+    records, record = node.agent.health_store.health, Subject("gpu", node.uuid(gpu))
+    await node.until(lambda: records[record].unresponsive, f"GPU {gpu} seen as gone")
 
 
 async def test_a_gpu_that_falls_off_the_bus_leaves_and_returns_after_its_reset(node: Node) -> None:
@@ -65,9 +65,9 @@ async def test_a_gpu_that_came_back_with_half_its_lanes_stays_out(node: Node) ->
     node.driver.width[3] = 8
     node.driver.write()
     assert node.agent is not None
-    pages, page = node.agent.ledger.health, Subject("gpu", node.uuid(3))
-    await node.until(lambda: pages[page].reason == "ProbeFailed", "a probe that fails")
-    assert "8 of 16 lanes" in pages[page].message
+    records, record = node.agent.health_store.health, Subject("gpu", node.uuid(3))
+    await node.until(lambda: records[record].reason == "ProbeFailed", "a probe that fails")
+    assert "8 of 16 lanes" in records[record].message
     assert len(node.kubelet.healthy(GPU)) == 7
     node.driver.reset(3)
     await node.gpus(8)
@@ -98,9 +98,9 @@ async def test_a_gpu_that_the_driver_calls_unavailable_leaves(node: Node) -> Non
     await node.gpus(8)
     node.driver.event(3, EventKind.UNAVAILABLE)
     await node.gpus(7)
-    page = Subject("gpu", node.uuid(3))
+    record = Subject("gpu", node.uuid(3))
     assert node.agent is not None
-    assert node.agent.ledger.health[page].reason == "GpuUnavailable"
+    assert node.agent.health_store.health[record].reason == "GpuUnavailable"
 
 
 async def test_nothing_returns_while_the_driver_asks_for_a_recovery_action(node: Node) -> None:
@@ -182,8 +182,11 @@ async def test_a_driver_that_hangs_makes_unknown_gpus_and_nothing_else_waits(mac
         set_port(machine.sysfs, "mlx5_0", up=False)
         await machine.until(lambda: not machine.kubelet.healthy(HFREDUCE))
         assert machine.agent is not None
-        url = f"http://127.0.0.1:{machine.agent.web.port}"
-        for path, part in (("/healthz", "turned"), ("/metrics", "flyer_node_device_state")):
+        url = f"http://127.0.0.1:{machine.agent.http_server.port}"
+        for path, part in (
+            ("/healthz", "event loop iteration"),
+            ("/metrics", "flyer_node_device_state"),
+        ):
             body = await asyncio.to_thread(lambda p=path: _get(url + p))
             assert part in body
         machine.driver.hang = ""
@@ -197,7 +200,7 @@ async def test_a_driver_that_hangs_makes_unknown_gpus_and_nothing_else_waits(mac
 async def test_silent_connections_keep_neither_probes_nor_scrapes_out(node: Node) -> None:
     """160 of them, from many addresses, each of which says nothing."""
     assert node.agent is not None
-    port = node.agent.web.port
+    port = node.agent.http_server.port
 
     def flooded() -> str:
         with contextlib.ExitStack() as stack:
@@ -276,8 +279,8 @@ async def test_the_kernels_log_tells_processes_and_is_not_counted_twice(machine:
             await machine.gpus(7)
             machine.driver.xid(4, 79)
             assert machine.agent is not None
-            page = machine.agent.ledger.health[Subject("gpu", machine.uuid(4))]
-            assert "pid=4242" in page.evidence
+            record = machine.agent.health_store.health[Subject("gpu", machine.uuid(4))]
+            assert "pid=4242" in record.evidence
             machine.driver.xid(0, 31)
             label = {"gpu": machine.uuid(0), "xid": "31", "class": "software"}
             await machine.until(lambda: machine.value("flyer_node_gpu_xid_total", **label) == 1)
@@ -293,7 +296,7 @@ async def test_two_agents_on_one_node_do_not_fight(node: Node) -> None:
 
     assert node.agent is not None
     second = Agent(node.agent.settings)
-    with pytest.raises(SettingError, match="another agent"):
+    with pytest.raises(SettingError, match="a running agent"):
         await second.run()
     assert len(node.kubelet.healthy(GPU)) == 8
 
@@ -302,13 +305,16 @@ async def test_a_metrics_port_that_is_taken_is_named(node: Node) -> None:
     from flyer_node.agent import Agent
 
     assert node.agent is not None
-    settings = replace(node.agent.settings, metrics_port=node.agent.web.port)
-    with pytest.raises(SettingError, match=f"--metrics-port: '127.0.0.1:{node.agent.web.port}'"):
+    settings = replace(node.agent.settings, metrics_port=node.agent.http_server.port)
+    with pytest.raises(
+        SettingError,
+        match=f"--metrics-port: invalid value '127.0.0.1:{node.agent.http_server.port}'",
+    ):
         Agent(settings)
 
 
 async def test_the_topology_file_lies_where_containers_mount_it(node: Node) -> None:
-    """By the specification that the grant names."""
+    """By the specification that the allocate names."""
     got = await node.kubelet.admit("fireflyer.dev/rdma-nccl", "a", 1)
     text = await asyncio.to_thread((node.folder / "state/nccl-topology.xml").read_text)
     paths = sorted((node.folder / "cdi").glob("*.json"))
@@ -342,7 +348,7 @@ def _get(url: str) -> str:
 
 def test_the_saved_state_is_json_that_people_can_read(tmp_path: object) -> None:
     from flyer_node.inventory import Inventory
-    from flyer_node.serial import from_json, to_json
+    from flyer_node.json_codec import from_json, to_json
 
     inventory = Inventory("n")
     assert from_json(Inventory, json.loads(json.dumps(to_json(inventory)))) == inventory

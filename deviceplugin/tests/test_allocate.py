@@ -6,7 +6,7 @@ import itertools
 import time
 
 import pytest
-from flyer_node.allocate import board_of, choose
+from flyer_node.allocate import choose, gpu_topology
 from flyer_node.errors import RequestError
 from flyer_node.inventory import Bridge, Gpu, Hca, Inventory, PciDevice
 from hypothesis import given, settings
@@ -82,19 +82,19 @@ def brute_force(node: Inventory, free: set[str], must: set[str], size: int) -> s
 
 
 def test_it_equals_brute_force_on_every_free_set_and_size() -> None:
-    board = board_of(PAPER)
+    topology = gpu_topology(PAPER)
     names = [gpu.uuid for gpu in PAPER.gpus]
     asked = 0
     for bits in range(256):
         free = {name for place, name in enumerate(names) if bits >> place & 1}
         for size in range(len(free) + 1):
-            assert set(choose(board, free, (), size)) == brute_force(PAPER, free, set(), size)
+            assert set(choose(topology, free, (), size)) == brute_force(PAPER, free, set(), size)
             asked += 1
     assert asked == sum(bits.bit_count() + 1 for bits in range(256))
 
 
 def test_it_equals_brute_force_with_every_must_include() -> None:
-    board = board_of(PAPER)
+    topology = gpu_topology(PAPER)
     names = [gpu.uuid for gpu in PAPER.gpus]
     for bits in range(256):
         free = {name for place, name in enumerate(names) if bits >> place & 1}
@@ -109,7 +109,7 @@ def test_it_equals_brute_force_with_every_must_include() -> None:
             for must in itertools.combinations(sorted(free), musts):
                 for size in range(musts, len(free) + 1):
                     expected = next(one for _, one in by_size[size] if set(must) <= one)
-                    assert set(choose(board, free, must, size)) == expected, (free, must, size)
+                    assert set(choose(topology, free, must, size)) == expected, (free, must, size)
 
 
 @st.composite
@@ -132,16 +132,16 @@ def test_it_equals_brute_force_on_odd_machines(node: Inventory, data: st.DataObj
     free = data.draw(st.sets(st.sampled_from(names)))
     must = data.draw(st.sets(st.sampled_from(sorted(free)))) if free else set()
     size = data.draw(st.integers(len(must), len(free)))
-    assert set(choose(board_of(node), free, must, size)) == brute_force(node, free, must, size)
+    assert set(choose(gpu_topology(node), free, must, size)) == brute_force(node, free, must, size)
 
 
 def test_no_sequence_of_requests_breaks_a_pair_needlessly() -> None:
     """Every sequence of up to 8 GPUs in requests of 1 to 4: a pair breaks only when it must."""
-    board = board_of(PAPER)
+    topology = gpu_topology(PAPER)
 
     def walk(free: frozenset[str]) -> None:
         for size in range(1, min(4, len(free)) + 1):
-            taken = frozenset(choose(board, free, (), size))
+            taken = frozenset(choose(topology, free, (), size))
             halves = [b for b in PAPER.bridges if len({b.first, b.second} & free) == 1]
             broken = [
                 b
@@ -155,22 +155,22 @@ def test_no_sequence_of_requests_breaks_a_pair_needlessly() -> None:
                 walk(key)
 
     seen: set[frozenset[str]] = set()
-    walk(frozenset(board.gpus))
+    walk(frozenset(topology.gpus))
 
 
 def test_one_gpu_comes_from_a_half_used_pair_and_two_are_a_pair() -> None:
-    board = board_of(PAPER)
+    topology = gpu_topology(PAPER)
     free = ["GPU-1", "GPU-2", "GPU-3", "GPU-5", "GPU-6", "GPU-7"]
-    assert choose(board, free, (), 1) == ("GPU-5",)
-    assert choose(board, free, (), 2) == ("GPU-6", "GPU-7")
+    assert choose(topology, free, (), 1) == ("GPU-5",)
+    assert choose(topology, free, (), 2) == ("GPU-6", "GPU-7")
     # GPU-5 and GPU-6 share a root complex: a pair and a half elsewhere are better.
-    assert choose(board, free, (), 3) == ("GPU-1", "GPU-2", "GPU-3")
+    assert choose(topology, free, (), 3) == ("GPU-1", "GPU-2", "GPU-3")
 
 
 def test_a_broken_bridge_makes_its_gpus_single() -> None:
-    board = board_of(PAPER, {"pair-GPU-6"})
-    assert choose(board, board.gpus, (), 1) == ("GPU-6",)
-    assert choose(board, board.gpus, (), 2) == ("GPU-4", "GPU-5")
+    topology = gpu_topology(PAPER, {"pair-GPU-6"})
+    assert choose(topology, topology.gpus, (), 1) == ("GPU-6",)
+    assert choose(topology, topology.gpus, (), 2) == ("GPU-4", "GPU-5")
 
 
 @pytest.mark.parametrize(
@@ -188,25 +188,25 @@ def test_bad_questions_are_refused_by_name(
     available: list[str], must: list[str], size: int, code: str, names: str
 ) -> None:
     with pytest.raises(RequestError, match=names) as caught:
-        choose(board_of(PAPER), available, must, size)
+        choose(gpu_topology(PAPER), available, must, size)
     assert caught.value.code == code
 
 
 def test_a_machine_past_the_bound_still_keeps_pairs_whole() -> None:
     node = machine([("00", 0)] * 24, [], [(i, i + 12) for i in range(12)])
-    chosen = choose(board_of(node), [gpu.uuid for gpu in node.gpus], (), 12)
+    chosen = choose(gpu_topology(node), [gpu.uuid for gpu in node.gpus], (), 12)
     indices = {int(name.removeprefix("GPU-")) for name in chosen}
     assert all((index + 12) % 24 in indices for index in indices)
 
 
 def test_the_hardest_question_takes_milliseconds() -> None:
     """70 subsets of 8 GPUs; the bound is 5 ms at the 99th percentile on an idle machine."""
-    board = board_of(PAPER)
-    best = min(_seconds(board) for _ in range(50))
+    topology = gpu_topology(PAPER)
+    best = min(_seconds(topology) for _ in range(50))
     assert best < 0.005
 
 
-def _seconds(board: object) -> float:
+def _seconds(topology: object) -> float:
     start = time.perf_counter()
-    choose(board, board.gpus, (), 4)  # type: ignore[attr-defined, arg-type]
+    choose(topology, topology.gpus, (), 4)  # type: ignore[attr-defined, arg-type]
     return time.perf_counter() - start

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from flyer_node.cdi import CdiFolder, nvidia_specifications
-from flyer_node.plugin.cdi import FILES, documents, nvidia_devices
+from flyer_node.plugin.cdi_folder import CdiFolder, nvidia_cdi_gpus
+from flyer_node.plugin.cdi_spec import FILES, documents, nvidia_devices
 from flyer_node.plugin.resources import GPU, NodeView, resources_of
 
 from deviceplugin.testing.harness import inventory_of
@@ -78,11 +78,11 @@ def test_a_pods_environment_does_not_change_the_granted_gpus(
 ) -> None:
     assert CdiFolder(tmp_path / "cdi").write(view) == ""
     gpu = view.inventory.gpus[5]
-    grant = resources_of(view)[GPU].grant([gpu.uuid])
+    allocate = resources_of(view)[GPU].allocate([gpu.uuid])
     image = {"NVIDIA_VISIBLE_DEVICES": "all"}  # as in the images that NVIDIA publishes
-    environment = image | grant.environment | own  # the kubelet's order: the pod's own wins
+    environment = image | allocate.environment | own  # the kubelet's order: the pod's own wins
     runtime = Runtime(tmp_path / "cdi", accepts_environment=False)
-    nodes, _ = runtime.start(list(grant.cdi_devices), environment)
+    nodes, _ = runtime.start(list(allocate.cdi_devices), environment)
     assert gpus(nodes) == {"/dev/nvidia5"}
     assert "/dev/nvidiactl" in nodes
 
@@ -91,19 +91,19 @@ def test_an_images_own_value_never_beats_the_grant(view: NodeView, tmp_path: Pat
     """Also where NVIDIA's runtime still reads the environment of unprivileged containers."""
     CdiFolder(tmp_path / "cdi").write(view)
     runtime = Runtime(tmp_path / "cdi", accepts_environment=True)
-    grant = resources_of(view)[GPU].grant([view.inventory.gpus[2].uuid])
-    environment = {"NVIDIA_VISIBLE_DEVICES": "all"} | grant.environment
-    nodes, _ = runtime.start(list(grant.cdi_devices), environment)
+    allocate = resources_of(view)[GPU].allocate([view.inventory.gpus[2].uuid])
+    environment = {"NVIDIA_VISIBLE_DEVICES": "all"} | allocate.environment
+    nodes, _ = runtime.start(list(allocate.cdi_devices), environment)
     assert gpus(nodes) == {"/dev/nvidia2"}
 
 
 def test_rdma_and_topology_come_by_name_too(view: NodeView, tmp_path: Path) -> None:
     CdiFolder(tmp_path / "cdi").write(view)
-    grant = resources_of(view)[NCCL].grant([resources_of(view)[NCCL].devices()[0].id])
+    allocate = resources_of(view)[NCCL].allocate([resources_of(view)[NCCL].devices()[0].id])
     runtime = Runtime(tmp_path / "cdi", accepts_environment=False)
-    nodes, mounts = runtime.start(list(grant.cdi_devices), grant.environment)
+    nodes, mounts = runtime.start(list(allocate.cdi_devices), allocate.environment)
     assert nodes == {"/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"}
-    assert mounts == {grant.environment["NCCL_TOPO_FILE"]}
+    assert mounts == {allocate.environment["NCCL_TOPO_FILE"]}
 
 
 def test_the_hosts_paths_are_those_of_the_driver_s_root(view: NodeView) -> None:
@@ -141,12 +141,14 @@ def test_nvidias_specification_adds_the_libraries_of_the_gpus_that_it_names(
     uuid = view.inventory.gpus[0].uuid
     (tmp_path / "nvidia.yaml").write_text(NVIDIA_YAML.format(kind="nvidia.com/gpu", uuid=uuid))
     (tmp_path / "broken.yaml").write_bytes(b"\xff\xfe")
-    found = nvidia_specifications([tmp_path / "none", tmp_path])
+    found = nvidia_cdi_gpus([tmp_path / "none", tmp_path])
     assert found == {uuid}
     with_libraries = replace(view, nvidia_cdi=found)
-    grant = resources_of(with_libraries)[GPU].grant([one.uuid for one in view.inventory.gpus[:2]])
-    assert f"nvidia.com/gpu={uuid}" in grant.cdi_devices
-    assert len(grant.cdi_devices) == 3, "the second GPU is in no specification of NVIDIA's"
+    allocate = resources_of(with_libraries)[GPU].allocate(
+        [one.uuid for one in view.inventory.gpus[:2]]
+    )
+    assert f"nvidia.com/gpu={uuid}" in allocate.cdi_devices
+    assert len(allocate.cdi_devices) == 3, "the second GPU is in no specification of NVIDIA's"
 
 
 def test_an_index_or_another_kind_is_not_nvidias_name_of_a_gpu(view: NodeView) -> None:

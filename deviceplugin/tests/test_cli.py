@@ -40,7 +40,7 @@ def test_the_inventory_for_people_and_programs(machine: Node) -> None:
 
 def test_the_tree_and_nccls_file(machine: Node) -> None:
     text = flyer_node(machine, "topo").stdout
-    assert "pci0000:a0 (shared: about 37.5 GB/s to the CPU together)" in text
+    assert "pci0000:a0 (shared: about 37.5 GB/s to the CPU in total)" in text
     assert "pair GPU 4 = GPU 5" in text
     system = ET.fromstring(flyer_node(machine, "topo", "-o", "xml").stdout)
     assert len(list(system.iter("pci"))) == 9
@@ -82,8 +82,8 @@ def test_the_commands_of_the_guide_are_understood(machine: Node) -> None:
 @pytest.mark.parametrize(
     ("flag", "value", "expected"),
     [
-        ("slots", "0", "a whole number from 1 to 1000"),
-        ("slots", "many", "a whole number"),
+        ("slots", "0", "an integer from 1 to 1000"),
+        ("slots", "many", "an integer"),
         ("poll", "0", "a number from 0.1"),
         ("poll", "nan", "a number from 0.1"),
         ("device-mode", "both", "cdi or nodes"),
@@ -95,7 +95,7 @@ def test_the_commands_of_the_guide_are_understood(machine: Node) -> None:
 def test_a_setting_that_cannot_be_used_is_named_with_the_remedy(
     flag: str, value: str, expected: str
 ) -> None:
-    with pytest.raises(SettingError, match=rf"--{flag}: '{value}'.*{expected}"):
+    with pytest.raises(SettingError, match=rf"--{flag}: invalid value '{value}'.*{expected}"):
         settings_from([f"--{flag}={value}"], {})
 
 
@@ -105,7 +105,7 @@ def test_variables_are_flags_with_another_spelling(machine: Node) -> None:
     assert settings_from(["--slots=9"], {"FLYER_NODE_SLOTS": "7"}).slots == 9
     done = flyer_node(machine, "run", slots="0")
     assert done.returncode == 2
-    assert "--slots: '0' cannot be used" in done.stderr
+    assert "--slots: invalid value '0'" in done.stderr
 
 
 def test_sigterm_ends_the_agent_with_its_sockets_and_its_worker(machine: Node) -> None:
@@ -130,7 +130,7 @@ def test_sigterm_ends_the_agent_with_its_sockets_and_its_worker(machine: Node) -
 
 
 RESIDENT_KIB_MAX = 80_000
-"""Agent and worker together, shared pages counted twice: what a node gives up for them."""
+"""Agent and worker together, shared records counted twice: what a node gives up for them."""
 
 
 def resident_kib(pid: int) -> int:

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import flyer_node.proto
+from flyer_node.plugin.traffic import MARKS, TrafficClass
 from flyer_node.proto.generate import SOURCES, generate
-from flyer_node.traffic import MARKS, TrafficClass
 
 ROOT = Path(__file__).resolve().parents[2]
 

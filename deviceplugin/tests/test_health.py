@@ -1,4 +1,4 @@
-"""The state machine, the policy and the ledger: pure, with times as arguments."""
+"""The state machine, the policy and the health_store: pure, with times as arguments."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 import pytest
 from flyer_node.errors import DataError
 from flyer_node.hardware.driver import EventKind, GpuProbe, GpuStatus
-from flyer_node.health.ledger import Ledger, Subject
-from flyer_node.health.machine import (
+from flyer_node.health.detectors import kernel_xid
+from flyer_node.health.policy import Action, load_policy, parse_policy
+from flyer_node.health.state_machine import (
+    DeviceHealth,
     Fault,
-    Health,
-    Look,
+    Observation,
     Severity,
     State,
-    Times,
-    look,
-    probed,
-    take,
-    unseen,
+    Timings,
+    apply_fault,
+    apply_probe,
+    mark_unobservable,
+    observe,
 )
-from flyer_node.health.policy import Action, load_policy, parse_policy
-from flyer_node.health.signs import kernel_xid
+from flyer_node.health.store import HealthStore, Subject
 from flyer_node.inventory import Bridge, Gpu, Hca, HcaPort, Inventory, LinkLayer
 from flyer_node.inventory.hca import PortStatus
 from hypothesis import given, settings
@@ -32,135 +32,140 @@ from hypothesis import strategies as st
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TIMES = Times(hold=10, hold_max=3600, probation=30, suspect=600)
+TIMES = Timings(hold=10, hold_max=3600, probation=30, suspect=600)
 RESET = Fault("Xid62", "text", Severity.UNHEALTHY, "GPU reset", needs_reset=True)
 SOFT = Fault("Xid63", "text", Severity.SUSPECT, "reset at idle")
-LOST = Look(
-    fault=Fault("GpuLost", "no answer", Severity.UNHEALTHY, "GPU reset or node reboot"), gone=True
+LOST = Observation(
+    fault=Fault("GpuLost", "no answer", Severity.UNHEALTHY, "GPU reset or node reboot"),
+    unresponsive=True,
 )
 
 
-def asks(action: str) -> Look:
+def asks(action: str) -> Observation:
     fault = Fault("RecoveryAction", f"asks {action}", Severity.UNHEALTHY, action)
-    return Look(fault=fault, action=action)
+    return Observation(fault=fault, recovery_action=action)
 
 
 def test_the_whole_way_from_healthy_to_healthy() -> None:
-    health = take(Health(), RESET, 100, TIMES)
+    health = apply_fault(DeviceHealth(), RESET, 100, TIMES)
     assert (health.state, health.reason, health.since) == (State.UNHEALTHY, "Xid62", 100)
-    health = look(health, Look(), 200, TIMES)
+    health = observe(health, Observation(), 200, TIMES)
     assert health.state is State.UNHEALTHY, "no reset was seen"
-    health = look(health, LOST, 201, TIMES)
-    health = look(health, Look(), 205, TIMES)
+    health = observe(health, LOST, 201, TIMES)
+    health = observe(health, Observation(), 205, TIMES)
     assert health.state is State.UNHEALTHY, "the hold-down starts when the fault ends"
-    health = look(health, Look(), 212, TIMES)
+    health = observe(health, Observation(), 212, TIMES)
     assert health.state is State.RECOVERING
     assert not health.in_service
-    assert look(health, Look(), 241, TIMES).state is State.RECOVERING
-    health = look(health, Look(), 242, TIMES)
-    assert health.state is State.RECOVERING, "nothing has proved it"
-    health = probed(health, "", 243, TIMES)
+    assert observe(health, Observation(), 241, TIMES).state is State.RECOVERING
+    health = observe(health, Observation(), 242, TIMES)
+    assert health.state is State.RECOVERING, "nothing has probe_passed it"
+    health = apply_probe(health, "", 243, TIMES)
     assert (health.state, health.reason) == (State.HEALTHY, "")
 
 
 def test_a_probe_that_fails_sends_it_back_for_twice_as_long() -> None:
-    health = replace(take(Health(), RESET, 0, TIMES), reset_seen=True)
-    health = look(health, Look(), 10, TIMES)
-    health = probed(health, "8 of 16 lanes", 40, TIMES)
+    health = replace(apply_fault(DeviceHealth(), RESET, 0, TIMES), reset_seen=True)
+    health = observe(health, Observation(), 10, TIMES)
+    health = apply_probe(health, "8 of 16 lanes", 40, TIMES)
     assert (health.state, health.reason) == (State.UNHEALTHY, "ProbeFailed")
     assert health.until == 40 + 2 * TIMES.hold
     assert "8 of 16 lanes" in health.message
     assert health.remedy == RESET.remedy
-    health = look(health, Look(), 61, TIMES)
+    health = observe(health, Observation(), 61, TIMES)
     assert health.state is State.RECOVERING
-    assert probed(health, "", 91, TIMES).state is State.HEALTHY
+    assert apply_probe(health, "", 91, TIMES).state is State.HEALTHY
 
 
 def test_a_probe_moves_only_what_is_on_probation() -> None:
-    for health in (Health(), take(Health(), SOFT, 0, TIMES), take(Health(), RESET, 0, TIMES)):
-        assert probed(health, "", 5, TIMES) == health
-        assert probed(health, "refused", 5, TIMES) == health
+    for health in (
+        DeviceHealth(),
+        apply_fault(DeviceHealth(), SOFT, 0, TIMES),
+        apply_fault(DeviceHealth(), RESET, 0, TIMES),
+    ):
+        assert apply_probe(health, "", 5, TIMES) == health
+        assert apply_probe(health, "refused", 5, TIMES) == health
 
 
 def test_a_driver_that_asks_for_nothing_does_not_prove_a_reset() -> None:
-    health = take(Health(), RESET, 0, TIMES)
+    health = apply_fault(DeviceHealth(), RESET, 0, TIMES)
     for now in range(1, 10_000, 100):
-        health = look(health, Look(), now, TIMES)
+        health = observe(health, Observation(), now, TIMES)
         assert health.state is State.UNHEALTHY
-    assert look(health, Look(was_reset=True), 10_050, TIMES).state is State.RECOVERING
+    assert observe(health, Observation(was_reset=True), 10_050, TIMES).state is State.RECOVERING
 
 
 def test_nothing_recovers_while_an_action_is_wanted() -> None:
-    health = look(Health(), asks("GPU_RESET"), 0, TIMES)
+    health = observe(DeviceHealth(), asks("GPU_RESET"), 0, TIMES)
     for now in range(1, 10_000, 100):
-        health = look(health, asks("GPU_RESET"), now, TIMES)
+        health = observe(health, asks("GPU_RESET"), now, TIMES)
         assert health.state is State.UNHEALTHY
-    health = look(health, Look(), 10_050, TIMES)
+    health = observe(health, Observation(), 10_050, TIMES)
     assert health.state is State.RECOVERING
 
 
 def test_a_fault_in_probation_sends_it_back_for_twice_as_long() -> None:
-    health = replace(take(Health(), RESET, 0, TIMES), reset_seen=True)
-    health = look(health, Look(), 10, TIMES)
+    health = replace(apply_fault(DeviceHealth(), RESET, 0, TIMES), reset_seen=True)
+    health = observe(health, Observation(), 10, TIMES)
     assert health.state is State.RECOVERING
-    health = replace(take(health, RESET, 20, TIMES), reset_seen=True)
+    health = replace(apply_fault(health, RESET, 20, TIMES), reset_seen=True)
     assert health.until == 20 + 2 * TIMES.hold
-    assert look(health, Look(), 39, TIMES).state is State.UNHEALTHY
-    assert look(health, Look(), 40, TIMES).state is State.RECOVERING
+    assert observe(health, Observation(), 39, TIMES).state is State.UNHEALTHY
+    assert observe(health, Observation(), 40, TIMES).state is State.RECOVERING
 
 
 def test_the_hold_down_has_a_bound_and_old_returns_are_forgotten() -> None:
-    health, now = Health(), 0.0
+    health, now = DeviceHealth(), 0.0
     for _ in range(40):
-        health = replace(take(health, RESET, now, TIMES), reset_seen=True)
+        health = replace(apply_fault(health, RESET, now, TIMES), reset_seen=True)
         assert health.until - now <= TIMES.hold_max
         now = health.until
-        health = look(health, Look(), now, TIMES)
+        health = observe(health, Observation(), now, TIMES)
         now += TIMES.probation
-        health = probed(look(health, Look(), now, TIMES), "", now, TIMES)
+        health = apply_probe(observe(health, Observation(), now, TIMES), "", now, TIMES)
         assert health.state is State.HEALTHY
-    health = take(health, RESET, now + 90_000, TIMES)
+    health = apply_fault(health, RESET, now + 90_000, TIMES)
     assert health.until == now + 90_000 + TIMES.hold
 
 
 def test_suspicion_keeps_it_in_service_and_passes() -> None:
-    health = take(Health(), SOFT, 0, TIMES)
+    health = apply_fault(DeviceHealth(), SOFT, 0, TIMES)
     assert health.state is State.SUSPECT
     assert health.in_service
-    assert look(health, Look(), 599, TIMES).state is State.SUSPECT
-    assert look(health, Look(), 600, TIMES).state is State.HEALTHY
+    assert observe(health, Observation(), 599, TIMES).state is State.SUSPECT
+    assert observe(health, Observation(), 600, TIMES).state is State.HEALTHY
 
 
 def test_suspicion_never_softens_what_is_worse() -> None:
-    health = take(Health(), RESET, 0, TIMES)
-    assert take(health, SOFT, 1, TIMES) == health
+    health = apply_fault(DeviceHealth(), RESET, 0, TIMES)
+    assert apply_fault(health, SOFT, 1, TIMES) == health
 
 
 def test_the_first_cause_stays_unless_a_stricter_one_comes() -> None:
-    lost = look(Health(), LOST, 0, TIMES)
-    strict = take(lost, replace(RESET, reason="Xid79"), 1, TIMES)
+    lost = observe(DeviceHealth(), LOST, 0, TIMES)
+    strict = apply_fault(lost, replace(RESET, reason="Xid79"), 1, TIMES)
     assert strict.reason == "Xid79"
-    assert take(strict, replace(RESET, reason="Xid62"), 2, TIMES).reason == "Xid79"
+    assert apply_fault(strict, replace(RESET, reason="Xid62"), 2, TIMES).reason == "Xid79"
 
 
 def test_what_cannot_be_seen_hides_the_state_and_forgets_nothing() -> None:
-    for known in (Health(), take(Health(), RESET, 0, TIMES)):
-        hidden = unseen(known, "the driver hangs")
+    for known in (DeviceHealth(), apply_fault(DeviceHealth(), RESET, 0, TIMES)):
+        hidden = mark_unobservable(known, "the driver hangs")
         assert hidden.state is State.UNKNOWN
         assert not hidden.in_service
-        assert look(hidden, Look(), 5, TIMES).state is known.state
+        assert observe(hidden, Observation(), 5, TIMES).state is known.state
 
 
-EVENTS: dict[str, Callable[[Health, float], Health]] = {
-    "reset fault": lambda health, now: take(health, RESET, now, TIMES),
-    "soft fault": lambda health, now: take(health, SOFT, now, TIMES),
-    "ok": lambda health, now: look(health, Look(), now, TIMES),
-    "was reset": lambda health, now: look(health, Look(was_reset=True), now, TIMES),
-    "lost": lambda health, now: look(health, LOST, now, TIMES),
-    "action": lambda health, now: look(health, asks("GPU_RESET"), now, TIMES),
-    "probe": lambda health, now: probed(health, "", now, TIMES),
-    "bad probe": lambda health, now: probed(health, "refused", now, TIMES),
-    "blind": lambda health, now: unseen(health, "hangs"),
+EVENTS: dict[str, Callable[[DeviceHealth, float], DeviceHealth]] = {
+    "reset fault": lambda health, now: apply_fault(health, RESET, now, TIMES),
+    "soft fault": lambda health, now: apply_fault(health, SOFT, now, TIMES),
+    "ok": lambda health, now: observe(health, Observation(), now, TIMES),
+    "was reset": lambda health, now: observe(health, Observation(was_reset=True), now, TIMES),
+    "lost": lambda health, now: observe(health, LOST, now, TIMES),
+    "action": lambda health, now: observe(health, asks("GPU_RESET"), now, TIMES),
+    "probe": lambda health, now: apply_probe(health, "", now, TIMES),
+    "bad probe": lambda health, now: apply_probe(health, "refused", now, TIMES),
+    "mark_unobservable": lambda health, now: mark_unobservable(health, "hangs"),
 }
 
 
@@ -169,30 +174,30 @@ EVENTS: dict[str, Callable[[Health, float], Health]] = {
 def test_the_rules_hold_after_every_step_and_there_is_always_a_way_back(
     steps: list[tuple[str, float]],
 ) -> None:
-    health, now = Health(), 1.0
+    health, now = DeviceHealth(), 1.0
     for event, later in steps:
         now += later
         before = health
         health = EVENTS[event](health, now)
-        if health.known in (State.UNHEALTHY, State.SUSPECT):
+        if health.last_state in (State.UNHEALTHY, State.SUSPECT):
             assert health.reason
             assert health.remedy
-        if before.known is State.UNHEALTHY and health.known is not State.UNHEALTHY:
-            assert health.known is State.RECOVERING
+        if before.last_state is State.UNHEALTHY and health.last_state is not State.UNHEALTHY:
+            assert health.last_state is State.RECOVERING
             assert event in ("ok", "was reset")
             assert now >= before.until
-            assert not health.action
+            assert not health.recovery_action
             assert not before.needs_reset or health.reset_seen
-        if before.known is State.RECOVERING and health.known is State.HEALTHY:
+        if before.last_state is State.RECOVERING and health.last_state is State.HEALTHY:
             assert now >= before.until
-            assert event == "probe" or before.proved
+            assert event == "probe" or before.probe_passed
         if event in ("lost", "action", "reset fault"):
             assert not health.in_service
     # The way back: it is reset, answers, and time passes.
     for _ in range(8):
         now += TIMES.hold_max + TIMES.suspect
-        health = look(health, Look(was_reset=True), now, TIMES)
-        health = probed(health, "", now + TIMES.probation, TIMES)
+        health = observe(health, Observation(was_reset=True), now, TIMES)
+        health = apply_probe(health, "", now + TIMES.probation, TIMES)
     assert health.state is State.HEALTHY
 
 
@@ -203,7 +208,7 @@ def test_the_built_in_policy_has_the_papers_xids_with_provenance() -> None:
     assert all(policy.xids[code].source.startswith("paper") for code in paper)
     software = {rule.code for rule in policy.xids.values() if rule.klass == "software"}
     assert software == {13, 31, 43, 45}
-    assert all(policy.xids[code].action is Action.RECORD for code in software)
+    assert all(policy.xids[code].recovery_action is Action.RECORD for code in software)
     assert all(rule.reset for rule in policy.xids.values() if rule.action is Action.UNHEALTHY), (
         "every removal says what ends it"
     )
@@ -236,7 +241,7 @@ def test_a_wrong_policy_is_refused_whole_and_by_name(text: str, names: str) -> N
 
 def test_two_rows_of_one_xid_are_refused() -> None:
     row = "[[xid]]\ncode = 9\nclass = 'ecc'\naction = 'record'\nremedy = 'r'\nsource = 's'\n"
-    with pytest.raises(DataError, match="only row"):
+    with pytest.raises(DataError, match="one rule per Xid"):
         parse_policy("version = 'a'\n" + row * 2, "p")
     with pytest.raises(DataError, match="missing"):
         load_policy(Path("/nonexistent/missing.toml"))
@@ -283,9 +288,9 @@ NODE = Inventory(
 )
 
 
-def ledger() -> Ledger:
-    book = Ledger(load_policy())
-    book.know(NODE, 0)
+def health_store() -> HealthStore:
+    book = HealthStore(load_policy())
+    book.track(NODE, 0)
     return book
 
 
@@ -294,7 +299,7 @@ def port(state: str = "active", downed: int = 0) -> PortStatus:
 
 
 def test_one_xid_from_two_sources_is_one_and_repeats_count() -> None:
-    book = ledger()
+    book = health_store()
     assert book.xid(NODE, "G0", 79, 10, source="driver")
     assert not book.xid(NODE, "G0", 79, 11, source="kernel", process="5", line="x")
     assert book.xid(NODE, "G0", 79, 12, source="driver")
@@ -303,7 +308,7 @@ def test_one_xid_from_two_sources_is_one_and_repeats_count() -> None:
 
 
 def test_three_processes_on_one_gpu_in_a_day_are_worth_a_look() -> None:
-    book = ledger()
+    book = health_store()
     for hour, process in enumerate(("1", "1", "2", "2")):
         book.xid(NODE, "G0", 31, hour * 3600.0, source="kernel", process=process)
     assert book.health[Subject("gpu", "G0")].state is State.HEALTHY
@@ -317,7 +322,7 @@ def test_three_processes_on_one_gpu_in_a_day_are_worth_a_look() -> None:
 def test_a_year_of_the_papers_xids_quarantines_for_hardware_only() -> None:
     """Table VI's counts on one node, an Xid an hour: software Xids take no GPU out."""
     counts = {74: 55, 13: 1, 31: 25, 43: 43, 45: 2, 63: 2, 94: 1, 44: 1, 69: 1}
-    book, now = ledger(), 0.0
+    book, now = health_store(), 0.0
     for code, count in counts.items():
         for turn in range(count):
             now += 3600
@@ -340,16 +345,16 @@ def test_a_year_of_the_papers_xids_quarantines_for_hardware_only() -> None:
 
 
 def test_volatile_errors_that_grow_are_seen_and_cleared_ones_prove_a_reset() -> None:
-    book, page = ledger(), Subject("gpu", "G0")
+    book, record = health_store(), Subject("gpu", "G0")
 
     def counted(errors: int, now: float) -> State:
         status = GpuStatus("G0", answers=True, recovery_action=0, uncorrectable_errors=errors)
         book.gpu_statuses(NODE, [status], now)
-        return book.health[page].state
+        return book.health[record].state
 
     assert counted(3, 0) is State.HEALTHY, "errors of before"
     assert counted(4, 1) is State.SUSPECT
-    assert book.health[page].reason == "UncorrectableEcc"
+    assert book.health[record].reason == "UncorrectableEcc"
     book.xid(NODE, "G0", 48, 2, source="driver")
     assert counted(4, 4000) is State.UNHEALTHY
     assert counted(0, 4001) is State.RECOVERING
@@ -364,13 +369,13 @@ def test_volatile_errors_that_grow_are_seen_and_cleared_ones_prove_a_reset() -> 
     ],
 )
 def test_events_of_the_driver_count(kind: EventKind, state: State) -> None:
-    book = ledger()
+    book = health_store()
     book.event("G0", kind, 5)
     assert book.health[Subject("gpu", "G0")].state is state
 
 
 def test_flash_cuts_count_however_short_and_a_reset_counter_is_no_cut() -> None:
-    book = ledger()
+    book = health_store()
     book.port_statuses([port(downed=7)], 0)
     assert book.health[Subject("hca", "mlx5_0-1")].state is State.HEALTHY
     assert book.port_statuses([port(downed=8)], 1) == {"mlx5_0-1": 1}
@@ -384,7 +389,7 @@ def test_flash_cuts_count_however_short_and_a_reset_counter_is_no_cut() -> None:
 
 
 def test_a_port_that_is_down_for_less_than_its_grace_stays() -> None:
-    book = ledger()
+    book = health_store()
     book.port_statuses([port("down")], 0)
     assert not book.out_of_service("hca")
     book.port_statuses([port("down")], 0.5)
@@ -394,19 +399,19 @@ def test_a_port_that_is_down_for_less_than_its_grace_stays() -> None:
 
 
 def test_a_reboot_proves_every_reset_but_forgets_no_cause() -> None:
-    book = ledger()
+    book = health_store()
     book.xid(NODE, "G0", 79, 0, source="driver")
-    page = dict(book.health)
-    later = ledger()
-    later.restore(page, same_boot=False)
+    record = dict(book.health)
+    later = health_store()
+    later.restore(record, same_boot=False)
     mine = later.health[Subject("gpu", "G0")]
     assert (mine.reason, mine.reset_seen) == ("Xid79", True)
-    again = ledger()
-    again.restore(page, same_boot=True)
+    again = health_store()
+    again.restore(record, same_boot=True)
     assert not again.health[Subject("gpu", "G0")].reset_seen
 
 
-def recovering(book: Ledger, uuid: str = "G0") -> float:
+def recovering(book: HealthStore, uuid: str = "G0") -> float:
     """A GPU that was reset and is on probation; when that is so."""
     book.xid(NODE, uuid, 79, 0, source="driver")
     book.gpu_statuses(NODE, [GpuStatus(uuid, answers=False)], 3000)
@@ -421,10 +426,13 @@ GOOD = GpuProbe("G0", uncorrectable_errors=2, link_width=16, link_width_max=16)
 @pytest.mark.parametrize(
     ("after", "said"),
     [
-        (replace(GOOD, refused="its utilisation (Unknown Error)"), "it refuses its utilisation"),
-        (replace(GOOD, recovery_action=1), "the driver asks for GPU_RESET"),
-        (replace(GOOD, remap_pending=True), "a memory row waits"),
-        (replace(GOOD, uncorrectable_errors=5), "3 uncorrectable memory errors came"),
+        (
+            replace(GOOD, refused="its utilisation (Unknown Error)"),
+            "GPU query failed: its utilisation",
+        ),
+        (replace(GOOD, recovery_action=1), "the driver requests GPU_RESET"),
+        (replace(GOOD, remap_pending=True), "a memory row remap"),
+        (replace(GOOD, uncorrectable_errors=5), "3 new uncorrectable memory errors"),
         (replace(GOOD, link_width=8), "8 of 16 lanes"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
@@ -432,62 +440,62 @@ GOOD = GpuProbe("G0", uncorrectable_errors=2, link_width=16, link_width_max=16)
 def test_a_gpu_returns_only_after_a_probe_at_each_end_of_its_probation(
     after: GpuProbe, said: str
 ) -> None:
-    page = Subject("gpu", "G0")
+    record = Subject("gpu", "G0")
     for last, state in ((GOOD, State.HEALTHY), (after, State.UNHEALTHY)):
-        book = ledger()
+        book = health_store()
         now = recovering(book)
         assert book.gpus_to_probe(NODE, now) == ("G0",)
         book.gpus_probed(NODE, [GOOD], now)
         assert not book.gpus_to_probe(NODE, now + 1), "one sample, and then time has to pass"
-        end = book.health[page].until
+        end = book.health[record].until
         assert end >= now + 30
         assert book.gpus_to_probe(NODE, end) == ("G0",)
         book.gpus_probed(NODE, [last], end)
-        assert book.health[page].state is state
-    assert said in book.health[page].message
-    assert [one.code for one in book.happened][-1] == "ProbeFailed"
+        assert book.health[record].state is state
+    assert said in book.health[record].message
+    assert [one.code for one in book.fault_events][-1] == "ProbeFailed"
 
 
 def test_an_agent_that_was_replaced_begins_the_probation_anew() -> None:
-    book = ledger()
+    book = health_store()
     now = recovering(book)
     book.gpus_probed(NODE, [GOOD], now)
-    later = ledger()
+    later = health_store()
     later.restore(book.health, same_boot=True)
     assert later.gpus_to_probe(NODE, now + 29) == ("G0",)
     later.gpus_probed(NODE, [GOOD], now + 29)
-    page = later.health[Subject("gpu", "G0")]
-    assert (page.state, page.until) == (State.RECOVERING, now + 59)
+    record = later.health[Subject("gpu", "G0")]
+    assert (record.state, record.until) == (State.RECOVERING, now + 59)
 
 
 def test_a_pair_returns_when_both_ends_prove_all_links() -> None:
-    page = Subject("pair", "pair-G0")
+    record = Subject("pair", "pair-G0")
     for links, state in ((12, State.HEALTHY), (11, State.UNHEALTHY)):
-        book = ledger()
+        book = health_store()
         [bridge] = [one.id for one in NODE.bridges if one.first == "G0"]
-        page = Subject("pair", bridge)
+        record = Subject("pair", bridge)
         book.xid(NODE, "G0", 74, 0, source="driver")
         ends = [GpuStatus(one, answers=True, links_active=12) for one in ("G0", "G1")]
         book.gpu_statuses(NODE, ends, 100)
         assert book.gpus_to_probe(NODE, 100) == ("G0", "G1")
-        for now in (100, book.health[page].until + 60):
+        for now in (100, book.health[record].until + 60):
             found = [GpuProbe("G0", links_active=12), GpuProbe("G1", links_active=links)]
             book.gpus_probed(NODE, found, now)
-        assert book.health[page].state is state
+        assert book.health[record].state is state
 
 
 def test_a_port_returns_when_its_counters_stood_still() -> None:
-    page = Subject("hca", "mlx5_0-1")
+    record = Subject("hca", "mlx5_0-1")
     for grown, state in ((0, State.HEALTHY), (4, State.UNHEALTHY)):
-        book = ledger()
+        book = health_store()
         for now in (0, 1):
             book.port_statuses([port("down")], now)
         up = port()
         book.port_statuses([up], 50)
-        assert book.health[page].state is State.RECOVERING
+        assert book.health[record].state is State.RECOVERING
         worse = replace(up, counters={**up.counters, "symbol_error": grown})
         book.port_statuses([worse], 60)
-        assert book.health[page].state is State.RECOVERING
+        assert book.health[record].state is State.RECOVERING
         book.port_statuses([worse], 71)
-        assert book.health[page].state is state
-    assert "symbol_error grew by 4" in book.health[page].message
+        assert book.health[record].state is state
+    assert "symbol_error increased by 4" in book.health[record].message

@@ -17,7 +17,7 @@ from flyer_node.inventory.hca import read_ports
 from flyer_node.inventory.nccl import nccl_topology
 from flyer_node.inventory.pci import normal_address, parse_cpus
 from flyer_node.inventory.tree import SysfsTree
-from flyer_node.serial import from_json, to_json
+from flyer_node.json_codec import from_json, to_json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from flyer_node.metrics import Metrics
-from flyer_node.plugin.offers import Offers
+from flyer_node.plugin.device_lists import DeviceLists
 from flyer_node.plugin.resources import GPU, RESOURCES, NodeView
 from flyer_node.plugin.server import METHODS, ResourceServer
 from flyer_node.proto import deviceplugin_pb2 as pb
 
-from deviceplugin.testing.harness import Stage, inventory_of, staged
+from deviceplugin.testing.harness import PluginHarness, inventory_of, plugin_harness
 from deviceplugin.testing.kubelet import call
 from deviceplugin.testing.sysfs import paper_node
 
@@ -29,8 +29,8 @@ NCCL = "fireflyer.dev/rdma-nccl"
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    async with staged() as one:
+async def harness() -> AsyncIterator[PluginHarness]:
+    async with plugin_harness() as one:
         yield one
 
 
@@ -57,13 +57,15 @@ async def first_list(channel: grpc.aio.Channel) -> pb.ListAndWatchResponse:
     return message
 
 
-async def refused(stage: Stage, resource: str, method: str, request: Any) -> tuple[str, str]:
+async def refused(
+    harness: PluginHarness, resource: str, method: str, request: Any
+) -> tuple[str, str]:
     """The code and the words; it is counted once."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call(stage.kubelet.plugins[resource].channel, method, request)
+        await call(harness.kubelet.plugins[resource].channel, method, request)
     code = caught.value.code().name
     details = {"resource": resource, "method": method, "code": code}
-    assert stage.count("flyer_node_requests_total", **details) == 1
+    assert harness.count("flyer_node_requests_total", **details) == 1
     return code, caught.value.details() or ""
 
 
@@ -78,9 +80,9 @@ async def test_any_order_of_the_first_calls_gets_the_same_answers() -> None:
     answers: dict[str, set[bytes]] = {method: set() for method in METHODS}
     # Sockets' paths are at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="fn") as short:
-        offers = Offers(NodeView(inventory_of(paper_node(), Path(short) / "sys")))
+        device_lists = DeviceLists(NodeView(inventory_of(paper_node(), Path(short) / "sys")))
         for order in itertools.permutations(METHODS):
-            server = ResourceServer(GPU, Path(short), offers, Metrics(RESOURCES))
+            server = ResourceServer(GPU, Path(short), device_lists, Metrics(RESOURCES))
             await server.start()
             # Without a pool of its own, the channel would be the one to the server before.
             options = [("grpc.use_local_subchannel_pool", 1)]
@@ -103,48 +105,52 @@ def without(view: NodeView, gone: set[str]) -> NodeView:
     return replace(view, inventory=replace(inventory, gpus=gpus, bridges=bridges))
 
 
-async def test_ids_of_the_list_before_are_unknown_and_good_again_with_it(stage: Stage) -> None:
-    await stage.ready()
+async def test_ids_of_the_list_before_are_unknown_and_good_again_with_it(
+    harness: PluginHarness,
+) -> None:
+    await harness.ready()
     gone = UUIDS[-2:]
-    stage.offers.publish(without(stage.view, set(gone)))
+    harness.device_lists.publish(without(harness.view, set(gone)))
     # At once, whether the kubelet has the new list yet or not.
     for method, request in (
         ("GetPreferredAllocation", preferred(UUIDS, 4)),
         ("Allocate", allocate([UUIDS[0], gone[0]])),
     ):
-        code, words = await refused(stage, GPU, method, request)
+        code, words = await refused(harness, GPU, method, request)
         assert code == "NOT_FOUND"
         assert gone[0] in words or gone[1] in words
-    await stage.kubelet.until(lambda: stage.kubelet.healthy(GPU) == set(UUIDS[:-2]))
-    await stage.kubelet.admit(GPU, "six", 6)
-    stage.kubelet.release("six")
-    stage.offers.publish(stage.view)
-    await stage.kubelet.until(lambda: stage.kubelet.healthy(GPU) == set(UUIDS))
-    channel = stage.kubelet.plugins[GPU].channel
+    await harness.kubelet.until(lambda: harness.kubelet.healthy(GPU) == set(UUIDS[:-2]))
+    await harness.kubelet.admit(GPU, "six", 6)
+    harness.kubelet.release("six")
+    harness.device_lists.publish(harness.view)
+    await harness.kubelet.until(lambda: harness.kubelet.healthy(GPU) == set(UUIDS))
+    channel = harness.kubelet.plugins[GPU].channel
     await call(channel, "Allocate", allocate(gone))
     answer = await call(channel, "GetPreferredAllocation", preferred(UUIDS, 4))
     assert set(answer.container_responses[0].deviceIDs) <= set(UUIDS)
 
 
-async def test_slots_of_a_list_that_shrank_are_unknown(stage: Stage) -> None:
-    await stage.ready()
-    before = sorted(stage.kubelet.healthy(NCCL))
-    stage.offers.publish(replace(stage.view, slots=len(before) // 2))
-    await stage.kubelet.until(lambda: len(stage.kubelet.healthy(NCCL)) == len(before) // 2)
-    last = max(set(before) - stage.kubelet.healthy(NCCL))
+async def test_slots_of_a_list_that_shrank_are_unknown(harness: PluginHarness) -> None:
+    await harness.ready()
+    before = sorted(harness.kubelet.healthy(NCCL))
+    harness.device_lists.publish(replace(harness.view, slots=len(before) // 2))
+    await harness.kubelet.until(lambda: len(harness.kubelet.healthy(NCCL)) == len(before) // 2)
+    last = max(set(before) - harness.kubelet.healthy(NCCL))
     for method, request in (
         ("GetPreferredAllocation", preferred(before, 1)),
         ("Allocate", allocate([last])),
     ):
-        assert (await refused(stage, NCCL, method, request))[0] == "NOT_FOUND"
-    await stage.kubelet.admit(NCCL, "after", 1)
+        assert (await refused(harness, NCCL, method, request))[0] == "NOT_FOUND"
+    await harness.kubelet.admit(NCCL, "after", 1)
 
 
-async def test_calls_while_the_list_changes_see_the_one_or_the_other(stage: Stage) -> None:
+async def test_calls_while_the_list_changes_see_the_one_or_the_other(
+    harness: PluginHarness,
+) -> None:
     """Each answer is of one list: never half of two, never a bug of ours."""
-    await stage.ready()
-    channel = stage.kubelet.plugins[GPU].channel
-    fewer = without(stage.view, set(UUIDS[-2:]))
+    await harness.ready()
+    channel = harness.kubelet.plugins[GPU].channel
+    fewer = without(harness.view, set(UUIDS[-2:]))
     codes: set[str] = set()
 
     async def ask() -> None:
@@ -156,13 +162,13 @@ async def test_calls_while_the_list_changes_see_the_one_or_the_other(stage: Stag
             codes.add("OK")
             environment = answer.container_responses[0].envs
             assert environment["FLYER_GPUS"] == ",".join(UUIDS)
-            assert environment["FLYER_GPU_PAIRS"].count("+") == len(stage.view.inventory.bridges)
+            assert environment["FLYER_GPU_PAIRS"].count("+") == len(harness.view.inventory.bridges)
 
     for turn in range(40):
         asking = [asyncio.create_task(ask()) for _ in range(4)]
         for _ in range(turn // 2):  # further and further into the calls
             await asyncio.sleep(0)
-        stage.offers.publish(fewer if turn % 2 == 0 else stage.view)
+        harness.device_lists.publish(fewer if turn % 2 == 0 else harness.view)
         await asyncio.gather(*asking)
     assert codes == {"OK", "NOT_FOUND"}
-    await stage.kubelet.until(lambda: len(stage.kubelet.healthy(GPU)) == len(UUIDS))
+    await harness.kubelet.until(lambda: len(harness.kubelet.healthy(GPU)) == len(UUIDS))

@@ -12,12 +12,12 @@ import grpc
 import pytest
 from flyer_node.inventory import Inventory
 from flyer_node.metrics import Metrics
-from flyer_node.plugin.offers import Offers
+from flyer_node.plugin.device_lists import DeviceLists
 from flyer_node.plugin.registrar import Registrar
 from flyer_node.plugin.resources import GPU, RESOURCES, NodeView
 from flyer_node.proto import deviceplugin_pb2 as pb
 
-from deviceplugin.testing.harness import Stage, inventory_of, staged
+from deviceplugin.testing.harness import PluginHarness, inventory_of, plugin_harness
 from deviceplugin.testing.kubelet import call
 from deviceplugin.testing.sysfs import paper_node
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    async with staged() as one:
+async def harness() -> AsyncIterator[PluginHarness]:
+    async with plugin_harness() as one:
         yield one
 
 
-async def test_every_resource_is_offered_with_numa_hints(stage: Stage) -> None:
-    await stage.ready()
-    gpus = stage.kubelet.plugins[GPU].devices
+async def test_every_resource_is_offered_with_numa_hints(harness: PluginHarness) -> None:
+    await harness.ready()
+    gpus = harness.kubelet.plugins[GPU].devices
     assert [one.topology.nodes[0].ID for one in gpus.values()] == [0, 0, 0, 0, 1, 1, 1, 1]
     for name in RESOURCES[1:]:
-        devices = stage.kubelet.plugins[name].devices
+        devices = harness.kubelet.plugins[name].devices
         assert len(devices) == 64
         assert {one.topology.nodes[0].ID for one in devices.values()} == {1}
         assert all(len(one) <= 63 for one in devices)
@@ -46,21 +46,21 @@ async def test_unknown_numa_nodes_give_no_hint() -> None:
     with tempfile.TemporaryDirectory() as folder:
         inventory = inventory_of(paper_node(), Path(folder) / "sys")
     lost = replace(inventory, pci=tuple(replace(one, numa_node=None) for one in inventory.pci))
-    async with staged(NodeView(lost)) as stage:
-        await stage.ready()
-        devices = stage.kubelet.plugins[GPU].devices.values()
+    async with plugin_harness(NodeView(lost)) as harness:
+        await harness.ready()
+        devices = harness.kubelet.plugins[GPU].devices.values()
         assert all(not one.HasField("topology") for one in devices)
 
 
 async def test_no_devices_are_no_capacity() -> None:
-    async with staged(NodeView(Inventory("empty"))) as stage:
-        await stage.ready()
-        assert all(not one.devices for one in stage.kubelet.plugins.values())
+    async with plugin_harness(NodeView(Inventory("empty"))) as harness:
+        await harness.ready()
+        assert all(not one.devices for one in harness.kubelet.plugins.values())
 
 
-async def test_a_container_gets_whole_pairs_nodes_and_environment(stage: Stage) -> None:
-    await stage.ready()
-    got = await stage.kubelet.admit(GPU, "a", 4)
+async def test_a_container_gets_whole_pairs_nodes_and_environment(harness: PluginHarness) -> None:
+    await harness.ready()
+    got = await harness.kubelet.admit(GPU, "a", 4)
     pairs = [set(pair.split("+")) for pair in got.envs["FLYER_GPU_PAIRS"].split(",")]
     assert len(pairs) == 2
     assert set().union(*pairs) == set(got.envs["FLYER_GPUS"].split(","))
@@ -71,48 +71,48 @@ async def test_a_container_gets_whole_pairs_nodes_and_environment(stage: Stage) 
 
 
 async def test_a_grant_of_gpus_never_speaks_through_the_environment(tmp_path: Path) -> None:
-    """NVIDIA's runtime adds the GPUs of NVIDIA_VISIBLE_DEVICES: a grant must name none there."""
+    """NVIDIA's runtime adds the GPUs of NVIDIA_VISIBLE_DEVICES: a allocate must name none there."""
     inventory = inventory_of(paper_node(), tmp_path / "sys")
     for mode in ("nodes", "cdi"):
-        async with staged(NodeView(inventory, device_mode=mode)) as stage:
-            await stage.ready()
-            got = await stage.kubelet.admit(GPU, "a", 2)
+        async with plugin_harness(NodeView(inventory, device_mode=mode)) as harness:
+            await harness.ready()
+            got = await harness.kubelet.admit(GPU, "a", 2)
             assert got.envs["NVIDIA_VISIBLE_DEVICES"] == "void", mode
 
 
 async def test_cdi_names_or_device_nodes_but_never_both(tmp_path: Path) -> None:
     inventory = inventory_of(paper_node(), tmp_path / "sys")
     view = NodeView(inventory, device_mode="cdi", topology_file="/var/lib/x/nccl.xml")
-    async with staged(view) as stage:
-        await stage.ready()
+    async with plugin_harness(view) as harness:
+        await harness.ready()
         for resource in RESOURCES:
-            got = await stage.kubelet.admit(resource, f"a-{resource[-3:]}", 2)
+            got = await harness.kubelet.admit(resource, f"a-{resource[-3:]}", 2)
             assert not got.devices, resource
             assert not got.mounts, resource
             assert got.cdi_devices, resource
-        got = await stage.kubelet.admit(GPU, "b", 2)
+        got = await harness.kubelet.admit(GPU, "b", 2)
         names = [one.name for one in got.cdi_devices]
         assert names == [f"fireflyer.dev/gpu={one}" for one in got.envs["FLYER_GPUS"].split(",")]
 
 
 async def test_without_specifications_a_grant_says_why(tmp_path: Path) -> None:
-    """A name that the runtime does not know gives an error of containerd that names no remedy."""
+    """A name that the runtime does not track gives an error of containerd that names no remedy."""
     inventory = inventory_of(paper_node(), tmp_path / "sys")
     view = NodeView(inventory, device_mode="cdi", cdi_error="/var/run/cdi cannot be written")
-    async with staged(view) as stage:
-        await stage.ready()
+    async with plugin_harness(view) as harness:
+        await harness.ready()
         for resource in RESOURCES:
             with pytest.raises(grpc.aio.AioRpcError, match="/var/run/cdi cannot be written"):
-                await stage.kubelet.admit(resource, "a", 1)
+                await harness.kubelet.admit(resource, "a", 1)
 
 
 @pytest.mark.parametrize("layer", ["InfiniBand", "Ethernet"])
 async def test_classes_have_their_own_fields_and_keys(layer: str, tmp_path: Path) -> None:
     inventory = inventory_of(paper_node().with_layer(layer), tmp_path / "sys")
-    async with staged(NodeView(inventory, topology_file="/var/lib/x/nccl.xml")) as stage:
-        await stage.ready()
-        grants = {name: await stage.kubelet.admit(name, "a", 1) for name in RESOURCES}
-    keys = [key for grant in grants.values() for key in grant.envs]
+    async with plugin_harness(NodeView(inventory, topology_file="/var/lib/x/nccl.xml")) as harness:
+        await harness.ready()
+        grants = {name: await harness.kubelet.admit(name, "a", 1) for name in RESOURCES}
+    keys = [key for allocate in grants.values() for key in allocate.envs]
     assert len(keys) == len(set(keys)), "one container may ask for all of them at once"
     nccl = grants["fireflyer.dev/rdma-nccl"]
     assert nccl.envs["NCCL_IB_HCA"] == "=mlx5_0:1"
@@ -133,74 +133,76 @@ async def test_classes_have_their_own_fields_and_keys(layer: str, tmp_path: Path
     assert paths == {"/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"}
 
 
-async def test_a_bad_gpu_leaves_and_returns_without_a_new_registration(stage: Stage) -> None:
-    await stage.ready()
-    before = len(stage.kubelet.registrations)
-    bad = sorted(stage.kubelet.healthy(GPU))[3]
-    stage.offers.publish(replace(stage.view, bad_gpus=frozenset({bad})))
-    await stage.kubelet.until(lambda: bad not in stage.kubelet.healthy(GPU))
-    assert len(stage.kubelet.plugins[GPU].devices) == 8, "the list is always whole"
-    stage.offers.publish(stage.view)
-    await stage.kubelet.until(lambda: len(stage.kubelet.healthy(GPU)) == 8)
-    assert len(stage.kubelet.registrations) == before
+async def test_a_bad_gpu_leaves_and_returns_without_a_new_registration(
+    harness: PluginHarness,
+) -> None:
+    await harness.ready()
+    before = len(harness.kubelet.registrations)
+    bad = sorted(harness.kubelet.healthy(GPU))[3]
+    harness.device_lists.publish(replace(harness.view, bad_gpus=frozenset({bad})))
+    await harness.kubelet.until(lambda: bad not in harness.kubelet.healthy(GPU))
+    assert len(harness.kubelet.plugins[GPU].devices) == 8, "the list is always whole"
+    harness.device_lists.publish(harness.view)
+    await harness.kubelet.until(lambda: len(harness.kubelet.healthy(GPU)) == 8)
+    assert len(harness.kubelet.registrations) == before
 
 
-async def test_kubelet_restarts_are_survived_with_the_same_ids(stage: Stage) -> None:
-    await stage.ready()
-    ids = {name: set(one.devices) for name, one in stage.kubelet.plugins.items()}
+async def test_kubelet_restarts_are_survived_with_the_same_ids(harness: PluginHarness) -> None:
+    await harness.ready()
+    ids = {name: set(one.devices) for name, one in harness.kubelet.plugins.items()}
     slowest = 0.0
     for _ in range(25):
-        await stage.kubelet.restart()
-        slowest = max(slowest, await stage.ready())
-        assert {name: set(one.devices) for name, one in stage.kubelet.plugins.items()} == ids
-    assert stage.count("flyer_node_kubelet_restarts_total") == 25
+        await harness.kubelet.restart()
+        slowest = max(slowest, await harness.ready())
+        assert {name: set(one.devices) for name, one in harness.kubelet.plugins.items()} == ids
+    assert harness.count("flyer_node_kubelet_restarts_total") == 25
     assert slowest < 30, "seconds; the figure on an idle machine is in the benchmarks' table"
 
 
-async def test_a_kubelet_that_refuses_at_first_is_asked_again(stage: Stage) -> None:
-    await stage.ready()
-    await stage.kubelet.stop()
-    stage.kubelet.refuse_next = 12
-    await stage.kubelet.start()
-    await stage.ready()
-    assert stage.count("flyer_node_registrations_total", resource=GPU, outcome="failed") >= 1
+async def test_a_kubelet_that_refuses_at_first_is_asked_again(harness: PluginHarness) -> None:
+    await harness.ready()
+    await harness.kubelet.stop()
+    harness.kubelet.refuse_next = 12
+    await harness.kubelet.start()
+    await harness.ready()
+    assert harness.count("flyer_node_registrations_total", resource=GPU, outcome="failed") >= 1
 
 
-async def test_a_deleted_socket_is_made_anew(stage: Stage) -> None:
-    await stage.ready()
-    plugin = stage.kubelet.plugins[GPU]
-    (stage.kubelet.folder / plugin.endpoint).unlink()
-    await stage.kubelet.until(lambda: stage.kubelet.plugins[GPU] is not plugin)
-    await stage.ready()
-    await stage.kubelet.admit(GPU, "a", 2)
+async def test_a_deleted_socket_is_made_anew(harness: PluginHarness) -> None:
+    await harness.ready()
+    plugin = harness.kubelet.plugins[GPU]
+    (harness.kubelet.folder / plugin.endpoint).unlink()
+    await harness.kubelet.until(lambda: harness.kubelet.plugins[GPU] is not plugin)
+    await harness.ready()
+    await harness.kubelet.admit(GPU, "a", 2)
 
 
-async def test_a_wiped_folder_with_the_old_kubelet_is_served_again(stage: Stage) -> None:
-    await stage.ready()
-    old = dict(stage.kubelet.plugins)
+async def test_a_wiped_folder_with_the_old_kubelet_is_served_again(harness: PluginHarness) -> None:
+    await harness.ready()
+    old = dict(harness.kubelet.plugins)
     for plugin in old.values():
-        (stage.kubelet.folder / plugin.endpoint).unlink()
-    await stage.kubelet.until(
-        lambda: all(stage.kubelet.plugins[name] is not one for name, one in old.items())
+        (harness.kubelet.folder / plugin.endpoint).unlink()
+    await harness.kubelet.until(
+        lambda: all(harness.kubelet.plugins[name] is not one for name, one in old.items())
     )
-    await stage.ready()
+    await harness.ready()
 
 
-async def test_a_kubelet_that_stopped_listening_is_registered_again(stage: Stage) -> None:
-    await stage.ready()
-    await stage.kubelet.cut_stream(GPU)
-    assert not stage.kubelet.healthy(GPU)
-    await stage.kubelet.until(lambda: len(stage.kubelet.healthy(GPU)) == 8)
+async def test_a_kubelet_that_stopped_listening_is_registered_again(harness: PluginHarness) -> None:
+    await harness.ready()
+    await harness.kubelet.cut_stream(GPU)
+    assert not harness.kubelet.healthy(GPU)
+    await harness.kubelet.until(lambda: len(harness.kubelet.healthy(GPU)) == 8)
 
 
 async def test_it_waits_for_a_kubelet_that_is_not_there_yet() -> None:
-    async with staged() as stage:
-        await stage.ready()
-        await stage.kubelet.stop()
-        stage.kubelet.socket.unlink()
-        await stage.kubelet.until(lambda: not stage.registrar.registered)
-        await stage.kubelet.start()
-        await stage.ready()
+    async with plugin_harness() as harness:
+        await harness.ready()
+        await harness.kubelet.stop()
+        harness.kubelet.socket.unlink()
+        await harness.kubelet.until(lambda: not harness.registrar.registered)
+        await harness.kubelet.start()
+        await harness.ready()
 
 
 def preferred(available: list[str], must: list[str], size: int) -> pb.PreferredAllocationRequest:
@@ -251,31 +253,33 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-async def test_hostile_requests_get_their_code_and_are_counted(stage: Stage, case: str) -> None:
-    await stage.ready()
+async def test_hostile_requests_get_their_code_and_are_counted(
+    harness: PluginHarness, case: str
+) -> None:
+    await harness.ready()
     method, request, code = HOSTILE[case]
-    channel = stage.kubelet.plugins[GPU].channel
+    channel = harness.kubelet.plugins[GPU].channel
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(channel, method, request)
     assert caught.value.code().name == code
     details = {"resource": GPU, "method": method, "code": code}
-    assert stage.count("flyer_node_requests_total", **details) == 1
-    assert len(stage.kubelet.healthy(GPU)) == 8
-    await stage.kubelet.admit(GPU, "after", 2)
+    assert harness.count("flyer_node_requests_total", **details) == 1
+    assert len(harness.kubelet.healthy(GPU)) == 8
+    await harness.kubelet.admit(GPU, "after", 2)
 
 
-async def test_a_message_past_grpcs_own_bound_is_refused(stage: Stage) -> None:
-    await stage.ready()
+async def test_a_message_past_grpcs_own_bound_is_refused(harness: PluginHarness) -> None:
+    await harness.ready()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call(stage.kubelet.plugins[GPU].channel, "Allocate", b"\x0a" * (9 << 20))
+        await call(harness.kubelet.plugins[GPU].channel, "Allocate", b"\x0a" * (9 << 20))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    await stage.kubelet.admit(GPU, "after", 2)
+    await harness.kubelet.admit(GPU, "after", 2)
 
 
-async def test_an_unhealthy_gpu_is_not_given_out(stage: Stage) -> None:
-    await stage.ready()
-    channel = stage.kubelet.plugins[GPU].channel
-    stage.offers.publish(replace(stage.view, bad_gpus=frozenset({UUID})))
+async def test_an_unhealthy_gpu_is_not_given_out(harness: PluginHarness) -> None:
+    await harness.ready()
+    channel = harness.kubelet.plugins[GPU].channel
+    harness.device_lists.publish(replace(harness.view, bad_gpus=frozenset({UUID})))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(channel, "Allocate", allocate([UUID]))
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
@@ -284,16 +288,18 @@ async def test_an_unhealthy_gpu_is_not_given_out(stage: Stage) -> None:
 
 async def test_a_missing_device_node_is_told_before_the_runtime_stumbles(tmp_path: Path) -> None:
     view = NodeView(inventory_of(paper_node(), tmp_path / "sys"), exists=lambda _: False)
-    async with staged(view) as stage:
-        await stage.ready()
+    async with plugin_harness(view) as harness:
+        await harness.ready()
         with pytest.raises(grpc.aio.AioRpcError, match="driver loaded"):
-            await call(stage.kubelet.plugins[GPU].channel, "Allocate", allocate([UUID]))
+            await call(harness.kubelet.plugins[GPU].channel, "Allocate", allocate([UUID]))
 
 
-async def test_repeated_and_concurrent_calls_all_get_the_same_answer(stage: Stage) -> None:
-    await stage.ready()
-    channel = stage.kubelet.plugins[GPU].channel
-    free = sorted(stage.kubelet.healthy(GPU))
+async def test_repeated_and_concurrent_calls_all_get_the_same_answer(
+    harness: PluginHarness,
+) -> None:
+    await harness.ready()
+    channel = harness.kubelet.plugins[GPU].channel
+    free = sorted(harness.kubelet.healthy(GPU))
     questions = [call(channel, "GetPreferredAllocation", preferred(free, [], 4)) for _ in range(48)]
     answers = await asyncio.gather(*questions)
     assert len({tuple(one.container_responses[0].deviceIDs) for one in answers}) == 1
@@ -302,9 +308,11 @@ async def test_repeated_and_concurrent_calls_all_get_the_same_answer(stage: Stag
     assert len({one.SerializeToString(deterministic=True) for one in given}) == 1
 
 
-async def test_too_many_streams_are_refused_and_the_kubelets_own_lives(stage: Stage) -> None:
-    await stage.ready()
-    endpoint = stage.kubelet.folder / stage.kubelet.plugins[GPU].endpoint
+async def test_too_many_streams_are_refused_and_the_kubelets_own_lives(
+    harness: PluginHarness,
+) -> None:
+    await harness.ready()
+    endpoint = harness.kubelet.folder / harness.kubelet.plugins[GPU].endpoint
     async with grpc.aio.insecure_channel(f"unix:{endpoint}") as channel:
         method = channel.unary_stream(
             "/v1beta1.DevicePlugin/ListAndWatch",
@@ -319,13 +327,13 @@ async def test_too_many_streams_are_refused_and_the_kubelets_own_lives(stage: St
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         for stream in streams:
             stream.cancel()
-    stage.offers.publish(replace(stage.view, bad_gpus=frozenset({UUID})))
-    await stage.kubelet.until(lambda: len(stage.kubelet.healthy(GPU)) == 7)
+    harness.device_lists.publish(replace(harness.view, bad_gpus=frozenset({UUID})))
+    await harness.kubelet.until(lambda: len(harness.kubelet.healthy(GPU)) == 7)
 
 
-async def test_an_unknown_method_is_unimplemented(stage: Stage) -> None:
-    await stage.ready()
-    channel = stage.kubelet.plugins[GPU].channel
+async def test_an_unknown_method_is_unimplemented(harness: PluginHarness) -> None:
+    await harness.ready()
+    channel = harness.kubelet.plugins[GPU].channel
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await channel.unary_unary("/v1beta1.DevicePlugin/Deallocate")(b"", timeout=30)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -337,7 +345,7 @@ async def test_a_folder_with_a_path_that_is_too_long_is_told() -> None:
     with tempfile.TemporaryDirectory() as short:
         deep = Path(short) / ("d" * 100)
         deep.mkdir()
-        offers = Offers(NodeView(Inventory("n")))
-        registrar = Registrar(deep, RESOURCES, offers, Metrics(RESOURCES))
+        device_lists = DeviceLists(NodeView(Inventory("n")))
+        registrar = Registrar(deep, RESOURCES, device_lists, Metrics(RESOURCES))
         with pytest.raises(SettingError, match="--plugin-folder"):
             await registrar.run()

@@ -16,7 +16,7 @@ import pytest
 from flyer_node.plugin import registrar
 from flyer_node.plugin.resources import GPU
 
-from deviceplugin.testing.harness import Stage, staged
+from deviceplugin.testing.harness import PluginHarness, plugin_harness
 
 STEPS = 50
 REFUSALS = (
@@ -29,12 +29,12 @@ REFUSALS = (
 class Chaos:
     """One seed's run."""
 
-    def __init__(self, stage: Stage, seed: int) -> None:
-        self.stage = stage
-        self.kubelet = stage.kubelet
+    def __init__(self, harness: PluginHarness, seed: int) -> None:
+        self.harness = harness
+        self.kubelet = harness.kubelet
         self.random = random.Random(seed)
-        self.bridges = stage.view.inventory.bridges
-        self.ids = {gpu.uuid for gpu in stage.view.inventory.gpus}
+        self.bridges = harness.view.inventory.bridges
+        self.ids = {gpu.uuid for gpu in harness.view.inventory.gpus}
         self.bad: set[str] = set()
         self.bad_pairs: set[str] = set()
         self.containers = 0
@@ -80,7 +80,7 @@ class Chaos:
         except grpc.aio.UsageError:
             return  # registered again between the two calls: the kubelet's old channel is closed
         except grpc.aio.AioRpcError as error:
-            # The socket was just wiped, or the GPU just went bad: refused, and nothing happened.
+            # The socket was just wiped, or the GPU just went bad: refused.
             if error.code() in REFUSALS:
                 return
             raise
@@ -114,9 +114,9 @@ class Chaos:
 
     async def publish(self) -> None:
         view = replace(
-            self.stage.view, bad_gpus=frozenset(self.bad), bad_pairs=frozenset(self.bad_pairs)
+            self.harness.view, bad_gpus=frozenset(self.bad), bad_pairs=frozenset(self.bad_pairs)
         )
-        self.stage.offers.publish(view)
+        self.harness.device_lists.publish(view)
 
     async def settle(self) -> None:
         await self.kubelet.until(
@@ -131,11 +131,11 @@ async def test_any_sequence_ends_with_everything_offered(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A kubelet that cuts a stream listens again by itself, or is asked to after this time.
-    monkeypatch.setattr(registrar, "DEAF_SECONDS", 0.5)
-    monkeypatch.setattr(registrar, "DEAF_SECONDS_MAX", 0.5)
-    async with staged() as stage:
-        await stage.ready()
-        chaos = Chaos(stage, seed)
+    monkeypatch.setattr(registrar, "NO_STREAM_SECONDS", 0.5)
+    monkeypatch.setattr(registrar, "NO_STREAM_SECONDS_MAX", 0.5)
+    async with plugin_harness() as harness:
+        await harness.ready()
+        chaos = Chaos(harness, seed)
         for number in range(STEPS):
             await chaos.step()
             if number % 6 == 0:
@@ -143,4 +143,4 @@ async def test_any_sequence_ends_with_everything_offered(
             else:
                 await asyncio.sleep(0)
         await chaos.settle()
-        await stage.ready()
+        await harness.ready()

@@ -1,1 +1,1 @@
-"""The node's side of Fire-Flyer: inventory, device plugin and health of PCIe GPU nodes."""
+"""Node agent of Fire-Flyer: inventory, device plugin and health of PCIe GPU nodes."""

@@ -1,8 +1,9 @@
-"""The agent: one event loop over hardware, health, kubelet and API server.
+"""Node agent: one event loop over hardware, health, kubelet and API server.
 
-Order at the start: what the node has, one look at its health, then the kubelet. So no GPU that is
-broken is ever offered because nobody has looked yet. A driver that hangs at the start delays that
-by its deadline; then the GPUs of the last inventory are offered as unhealthy until it answers.
+At startup the agent reads the inventory, polls health once and then registers with the kubelet, so
+that a broken GPU is never advertised before its first health check. A driver that hangs at startup
+delays registration by its deadline; the GPUs of the last inventory are then advertised as unhealthy
+until the driver answers.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from flyer_node.cdi import CdiFolder, nvidia_specifications
 from flyer_node.errors import DataError, HardwareError
 from flyer_node.hardware.client import Deadlines, Hardware
 from flyer_node.hardware.driver import DriverEvent, EventKind
+from flyer_node.health.detectors import kernel_xid
 from flyer_node.health.kmsg import KernelLog
-from flyer_node.health.ledger import Ledger
 from flyer_node.health.policy import load_policy
-from flyer_node.health.signs import kernel_xid
+from flyer_node.health.store import HealthStore
+from flyer_node.heap import trim_heap
+from flyer_node.http_server import Heartbeat, HttpServer
 from flyer_node.inventory import Finding, FindingKind, Inventory
 from flyer_node.inventory.assemble import DriverFacts, SysfsFacts, assemble
 from flyer_node.inventory.nccl import nccl_topology
-from flyer_node.memory import give_back
 from flyer_node.metrics import Metrics
-from flyer_node.plugin.offers import Offers
+from flyer_node.plugin.cdi_folder import CdiFolder, nvidia_cdi_gpus
+from flyer_node.plugin.device_lists import DeviceLists
 from flyer_node.plugin.registrar import Registrar
 from flyer_node.plugin.resources import RESOURCES, NodeView
 from flyer_node.report.client import NodeHealthClient
 from flyer_node.report.document import status_document
-from flyer_node.report.events import Announcer
+from flyer_node.report.events import EventRecorder
 from flyer_node.report.reporter import Reporter
-from flyer_node.state import StateFolder
-from flyer_node.web import Pulse, Web
+from flyer_node.state_folder import StateFolder
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -48,26 +49,26 @@ if TYPE_CHECKING:
 __all__ = ["Agent"]
 
 INVENTORY_SECONDS = 60.0
-"""Hardware that is added or renamed is seen within so long."""
-MISSES_MAX = 3
-"""Looks in a row that may fail (a worker that died) before devices count as Unknown. A hang is
-known after one."""
+"""Interval of inventory refreshes."""
+POLL_FAILURES_MAX = 3
+"""Consecutive failed polls (for example a worker that died) after which devices are Unknown. One
+hang is enough."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 log = structlog.get_logger()
 
 
 class Agent:
-    """Everything that runs on one node."""
+    """The node agent process."""
 
     def __init__(self, settings: Settings, deadlines: Deadlines | None = None) -> None:
         self.settings = settings
         self.policy = load_policy(settings.policy)
         self.metrics = Metrics(RESOURCES)
-        self.ledger = Ledger(self.policy)
+        self.health_store = HealthStore(self.policy)
         self.inventory = Inventory(settings.name)
-        self.offers = Offers(NodeView(self.inventory))
-        self.pulse = Pulse()
+        self.device_lists = DeviceLists(NodeView(self.inventory))
+        self.heartbeat = Heartbeat()
         self._state = StateFolder(settings.state_folder)
         self._hardware = Hardware(
             settings.sysfs_root,
@@ -75,43 +76,45 @@ class Agent:
             on_event=self._on_event,
             on_kill=self._on_kill,
         )
-        self._look_now = asyncio.Event()
-        self._misses = {"driver": 0, "sysfs": 0}
+        self._poll_now = asyncio.Event()
+        self._poll_failures = {"driver": 0, "sysfs": 0}
         self._topology = ""
         self._cdi = CdiFolder(settings.cdi_folder)
         self._last_error: dict[str, str] = {}
-        self._gone: set[str] = set()
-        self.web = Web(
-            settings.metrics_address, settings.metrics_port, self.metrics.text, self.pulse
+        self._unresponsive: set[str] = set()
+        self.http_server = HttpServer(
+            settings.metrics_address, settings.metrics_port, self.metrics.text, self.heartbeat
         )
-        self.announcer: Announcer | None = None
+        self.event_recorder: EventRecorder | None = None
         self.reporter = self._make_reporter()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         self._state.open()
-        self.web.start()
-        registrar = Registrar(self.settings.plugin_folder, RESOURCES, self.offers, self.metrics)
+        self.http_server.start()
+        registrar = Registrar(
+            self.settings.plugin_folder, RESOURCES, self.device_lists, self.metrics
+        )
         kernel_log = self._make_kernel_log()
         tasks: list[asyncio.Task[None]] = []
         try:
-            await self._begin()
+            await self._initialize()
             if kernel_log is not None and (why := kernel_log.start()):
-                log.info("kernel log is not read; the driver's events tell the same", reason=why)
+                log.info("kernel log not read; driver events report the same Xids", reason=why)
             poll = self.settings.poll_seconds
             loops: list[Awaitable[None]] = [
                 registrar.run(),
-                self._every(poll, self._look_at_gpus, at_once=self._look_now),
-                self._every(poll, self._look_at_ports),
-                self._every(INVENTORY_SECONDS, self._take_inventory, wait_first=True),
-                self._beat(registrar),
+                self._every(poll, self._poll_gpus, at_once=self._poll_now),
+                self._every(poll, self._poll_ports),
+                self._every(INVENTORY_SECONDS, self._refresh_inventory, wait_first=True),
+                self._heartbeat(registrar),
             ]
             if self.reporter is not None:
                 loops.append(self.reporter.run())
-            if self.announcer is not None:
-                loops.append(self.announcer.run())
-            give_back()
-            tasks = [asyncio.ensure_future(one) for one in loops]
+            if self.event_recorder is not None:
+                loops.append(self.event_recorder.run())
+            trim_heap()
+            tasks = [asyncio.ensure_future(loop) for loop in loops]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -122,21 +125,21 @@ class Agent:
             if kernel_log is not None:
                 kernel_log.stop()
             await self._hardware.close()
-            self.web.stop()
+            self.http_server.stop()
             self._state.close()
 
-    async def _begin(self) -> None:
+    async def _initialize(self) -> None:
         saved = self._state.load()
         if saved is not None:
             self.inventory = saved.inventory
-        await self._take_inventory()
+        await self._refresh_inventory()
         now = time.time()
-        self.ledger.know(self.inventory, now)
+        self.health_store.track(self.inventory, now)
         if saved is not None:
             same = saved.inventory.boot_id == self.inventory.boot_id
-            self.ledger.restore(saved.health, same_boot=same)
-        await self._look_at_gpus()
-        await self._look_at_ports()
+            self.health_store.restore(saved.health, same_boot=same)
+        await self._poll_gpus()
+        await self._poll_ports()
         self._publish()
 
     async def _every(
@@ -158,18 +161,18 @@ class Agent:
             if at_once is None:
                 await asyncio.sleep(pause)
             else:
-                await asyncio.sleep(0.05)  # events in a storm are looked at together
+                await asyncio.sleep(0.05)  # coalesces an event storm into one poll
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(at_once.wait(), pause)
 
-    async def _beat(self, registrar: Registrar) -> None:
+    async def _heartbeat(self, registrar: Registrar) -> None:
         while True:
-            self.pulse.beat()
-            self.pulse.ready = registrar.registered
+            self.heartbeat.beat()
+            self.heartbeat.ready = registrar.registered
             await asyncio.sleep(0.25)
 
-    async def _take_inventory(self) -> None:
-        """Reads everything anew; what cannot be read stays as it was, with a finding."""
+    async def _refresh_inventory(self) -> None:
+        """Reads the inventory again; unreadable parts keep their values, with a finding."""
         before = self.inventory
         extra: list[Finding] = []
         try:
@@ -179,38 +182,38 @@ class Agent:
             extra.append(Finding(FindingKind.UNREADABLE, "sysfs", str(error)))
         try:
             driver = await self._hardware.facts()
-            listed = {one.gpu.uuid for one in driver.gpus}
-            # After a reboot a GPU that is not listed is not there; before one it fell off.
+            listed = {item.gpu.uuid for item in driver.gpus}
+            # An unlisted GPU was removed if the node has rebooted; otherwise it fell off the bus.
             same_boot = before.boot_id == _boot_id()
-            missing = [one.uuid for one in before.gpus if same_boot and one.uuid not in listed]
+            missing = [gpu.uuid for gpu in before.gpus if same_boot and gpu.uuid not in listed]
         except (HardwareError, DataError) as error:
-            driver, missing = DriverFacts(before.driver_version), [one.uuid for one in before.gpus]
+            driver, missing = DriverFacts(before.driver_version), [gpu.uuid for gpu in before.gpus]
             extra.append(Finding(FindingKind.DRIVER, "driver", str(error)))
-        found = assemble(
+        current = assemble(
             self.settings.name, sysfs, driver, boot_id=_boot_id(), known_bridges=before.bridges
         )
-        inventory = _with_missing(found, before, missing, extra)
+        inventory = _with_missing(current, before, missing, extra)
         if inventory != before or not self._topology:
             if set(inventory.gpus_by_uuid) != set(before.gpus_by_uuid):
-                self._hardware.renew()  # events are asked for anew, for all of them
+                self._hardware.renew()  # event subscriptions are renewed for all GPUs
             self.inventory = inventory
-            self.ledger.know(inventory, time.time())
-            self.metrics.know(inventory, self.policy)
+            self.health_store.track(inventory, time.time())
+            self.metrics.track(inventory, self.policy)
             self._topology = self._state.write_topology(nccl_topology(inventory))
             log.info(
                 "inventory",
                 gpus=len(inventory.gpus),
                 pairs=len(inventory.bridges),
                 hcas=len(inventory.hcas),
-                findings=[f"{one.where}: {one.detail}" for one in inventory.findings][:8],
+                findings=[f"{item.where}: {item.detail}" for item in inventory.findings][:8],
             )
             self._publish()
         else:
-            # Device nodes and NVIDIA's specification come and go without a change of the inventory.
-            self.offers.publish(self._view())
+            # Device nodes and NVIDIA's specification change independently of the inventory.
+            self.device_lists.publish(self._view())
         self.metrics.observed.labels("inventory").set_to_current_time()
 
-    async def _look_at_gpus(self) -> None:
+    async def _poll_gpus(self) -> None:
         uuids = [gpu.uuid for gpu in self.inventory.gpus]
         if not uuids:
             return
@@ -219,60 +222,62 @@ class Agent:
             if not self._hardware.listening:
                 await self._hardware.listen(uuids)
         except (HardwareError, DataError) as error:
-            self._missed("driver", error)
+            self._poll_failed("driver", error)
             return
-        self._misses["driver"] = 0
+        self._poll_failures["driver"] = 0
         self._last_error.pop("driver", None)
         self.metrics.observed.labels("driver").set_to_current_time()
         if self._hardware.listening:
             self.metrics.observed.labels("events").set_to_current_time()
-        gone = {status.uuid for status in statuses if not status.answers}
-        if self._gone - gone:
+        unresponsive = {status.uuid for status in statuses if not status.answers}
+        if self._unresponsive - unresponsive:
             self._hardware.renew()
-        self._gone = gone
-        self.ledger.gpu_statuses(self.inventory, statuses, time.time())
+        self._unresponsive = unresponsive
+        self.health_store.gpu_statuses(self.inventory, statuses, time.time())
         await self._probe_gpus()
         self._publish_changes()
 
     async def _probe_gpus(self) -> None:
-        """Devices on probation return only after a closer look, from the worker as all others."""
-        wanted = self.ledger.gpus_to_probe(self.inventory, time.time())
-        if not wanted:
+        """Probes the GPUs whose probation starts or ends now."""
+        uuids = self.health_store.gpus_to_probe(self.inventory, time.time())
+        if not uuids:
             return
         try:
-            found = await self._hardware.probe(wanted)
+            samples = await self._hardware.probe(uuids)
         except (HardwareError, DataError) as error:
-            self._missed("driver", error)
+            self._poll_failed("driver", error)
             return
-        self.metrics.probes.inc(len(found))
-        self.ledger.gpus_probed(self.inventory, found, time.time())
+        self.metrics.probes.inc(len(samples))
+        self.health_store.gpus_probed(self.inventory, samples, time.time())
 
-    async def _look_at_ports(self) -> None:
+    async def _poll_ports(self) -> None:
         if not self.inventory.hcas:
             return
         try:
             statuses = await self._hardware.ports()
         except (HardwareError, DataError) as error:
-            self._missed("sysfs", error)
+            self._poll_failed("sysfs", error)
             return
-        self._misses["sysfs"] = 0
+        self._poll_failures["sysfs"] = 0
         self._last_error.pop("sysfs", None)
         self.metrics.observed.labels("ports").set_to_current_time()
         self.metrics.ports(statuses)
-        self.ledger.port_statuses(statuses, time.time())
+        self.health_store.port_statuses(statuses, time.time())
         self._publish_changes()
 
-    def _missed(self, source: str, error: Exception) -> None:
-        """A look that gave nothing; after enough of them the devices are Unknown."""
-        self._misses[source] += 1
+    def _poll_failed(self, source: str, error: Exception) -> None:
+        """Counts a failed poll; after POLL_FAILURES_MAX of them the devices are Unknown."""
+        self._poll_failures[source] += 1
         text = str(error)
         hung = isinstance(error, HardwareError) and error.kind == "hung"
         if self._last_error.get(source) is None:
             log.warning("hardware does not answer", source=source, error=text)
         self._last_error[source] = text
-        if hung or self._misses[source] >= MISSES_MAX:
+        if hung or self._poll_failures[source] >= POLL_FAILURES_MAX:
             reason = "the driver hangs" if source == "driver" else "sysfs cannot be read"
-            self.ledger.blind(("gpu", "pair") if source == "driver" else ("hca",), reason)
+            self.health_store.mark_unobservable(
+                ("gpu", "pair") if source == "driver" else ("hca",), reason
+            )
             self._publish_changes()
 
     def _on_event(self, event: DriverEvent) -> None:
@@ -280,10 +285,10 @@ class Agent:
             self._xid(event.uuid, event.data, source="driver")
         else:
             log.warning("driver event", gpu=event.uuid, kind=event.kind.value, data=event.data)
-            self.ledger.event(event.uuid, event.kind, time.time())
+            self.health_store.event(event.uuid, event.kind, time.time())
             self._publish_changes()
-        # What it did to the GPU is in its status: lost, or an action that the driver asks for.
-        self._look_now.set()
+        # The GPU's status shows the effect: lost, or a recovery action requested by the driver.
+        self._poll_now.set()
 
     def _on_kernel_line(self, line: str) -> None:
         self.metrics.observed.labels("kernel-log").set_to_current_time()
@@ -297,7 +302,9 @@ class Agent:
                 )
 
     def _xid(self, uuid: str, code: int, *, source: str, **seen: str) -> None:
-        fresh = self.ledger.xid(self.inventory, uuid, code, time.time(), source=source, **seen)
+        fresh = self.health_store.xid(
+            self.inventory, uuid, code, time.time(), source=source, **seen
+        )
         if fresh:
             self.metrics.xids.labels(uuid, str(code), self.policy.rule(code).klass).inc()
             log.warning("xid", gpu=uuid, xid=code, source=source, **seen)
@@ -310,30 +317,30 @@ class Agent:
         log.warning("hardware worker replaced", reason=why)
 
     def _publish_changes(self) -> None:
-        changes = self.ledger.take_changes()
+        changes = self.health_store.drain_changes()
         for change in changes:
             self.metrics.changed(change)
-            if self.announcer is not None:
-                self.announcer.tell(change)
+            if self.event_recorder is not None:
+                self.event_recorder.record(change)
             log.warning(
                 "device",
                 kind=change.subject.kind,
                 id=change.subject.id,
                 before=change.before.value,
                 after=change.after.state.value,
-                reason=change.after.reason or change.after.blind_reason,
+                reason=change.after.reason or change.after.unobservable_reason,
             )
         if changes:
             self._publish()
 
     def _view(self) -> NodeView:
-        """Inventory and health; in mode `cdi` with specifications that the runtime can read."""
-        settings, ledger = self.settings, self.ledger
+        """Inventory and health; in mode `cdi` also writes the CDI specifications."""
+        settings, health_store = self.settings, self.health_store
         view = NodeView(
             self.inventory,
-            bad_gpus=ledger.out_of_service("gpu"),
-            bad_pairs=ledger.out_of_service("pair"),
-            bad_ports=ledger.out_of_service("hca"),
+            bad_gpus=health_store.out_of_service("gpu"),
+            bad_pairs=health_store.out_of_service("pair"),
+            bad_ports=health_store.out_of_service("hca"),
             device_mode=settings.device_mode,
             device_root=settings.device_root,
             slots=settings.slots,
@@ -341,22 +348,22 @@ class Agent:
             exists=self._device_exists,
         )
         if settings.device_mode == "cdi":
-            nvidia = nvidia_specifications((settings.cdi_static_folder, settings.cdi_folder))
+            nvidia = nvidia_cdi_gpus((settings.cdi_static_folder, settings.cdi_folder))
             view = replace(view, cdi_error=self._cdi.write(view), nvidia_cdi=nvidia)
         return view
 
     def _publish(self) -> None:
-        """The newest facts to kubelet, metrics, disk and API server, in this order."""
-        ledger = self.ledger
-        self.offers.publish(self._view())
+        """Publishes the current state to kubelet, metrics, disk and API server, in this order."""
+        health_store = self.health_store
+        self.device_lists.publish(self._view())
         for name in RESOURCES:
-            devices = self.offers.resource(name).devices()
+            devices = self.device_lists.resource(name).devices()
             healthy = sum(device.healthy for device in devices)
             self.metrics.devices.labels(name, "healthy").set(healthy)
             self.metrics.devices.labels(name, "unhealthy").set(len(devices) - healthy)
-        self.metrics.states(ledger.health)
+        self.metrics.states(health_store.health)
         try:
-            self._state.save(self.inventory, ledger.health)
+            self._state.save(self.inventory, health_store.health)
         except OSError as error:
             log.warning("state not saved", error=str(error))
         if self.reporter is not None:
@@ -375,19 +382,19 @@ class Agent:
     def _make_reporter(self) -> Reporter | None:
         settings = self.settings
         if not settings.api_server:
-            log.info("no API server: NodeHealth is not written")
+            log.info("no API server configured: NodeHealth is not written")
             return None
         client = NodeHealthClient(
             settings.api_server, settings.api_token_file, settings.api_ca_file, settings.name
         )
-        self.announcer = Announcer(client, self.metrics)
+        self.event_recorder = EventRecorder(client, self.metrics)
         return Reporter(client, self._document, self.metrics)
 
     def _document(self, before: Mapping[str, Any], now: float) -> dict[str, Any]:
         return status_document(
             self.inventory,
-            self.ledger.health,
-            self.ledger.happened,
+            self.health_store.health,
+            self.health_store.fault_events,
             agent_version=version("flyer-node"),
             before=before,
             now=now,
@@ -395,19 +402,19 @@ class Agent:
 
 
 def _with_missing(
-    found: Inventory, before: Inventory, missing: list[str], extra: list[Finding]
+    current: Inventory, before: Inventory, missing: list[str], extra: list[Finding]
 ) -> Inventory:
-    """Keeps GPUs that the driver does not list now: their ids must stay, as unhealthy devices."""
+    """Keeps GPUs that the driver no longer lists, so that their ids stay as unhealthy devices."""
     kept = tuple(gpu for gpu in before.gpus if gpu.uuid in missing)
-    gpus = tuple(sorted((*found.gpus, *kept), key=lambda gpu: (gpu.index, gpu.uuid)))
+    gpus = tuple(sorted((*current.gpus, *kept), key=lambda gpu: (gpu.index, gpu.uuid)))
     present = {gpu.uuid for gpu in gpus}
     bridges = {bridge.id: bridge for bridge in before.bridges}
-    bridges |= {bridge.id: bridge for bridge in found.bridges}
+    bridges |= {bridge.id: bridge for bridge in current.bridges}
     return replace(
-        found,
+        current,
         gpus=gpus,
-        bridges=tuple(one for one in bridges.values() if {one.first, one.second} <= present),
-        findings=tuple(dict.fromkeys((*found.findings, *extra))),
+        bridges=tuple(pair for pair in bridges.values() if {pair.first, pair.second} <= present),
+        findings=tuple(dict.fromkeys((*current.findings, *extra))),
     )
 
 

@@ -1,4 +1,4 @@
-"""What this package refuses: every error names the thing, the value and the remedy."""
+"""Errors of the package: each message names the subject, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ class NodeAgentError(Exception):
 
 
 class SettingError(NodeAgentError):
-    """A flag or an environment variable with a value that cannot be used."""
+    """Invalid value of a flag or an environment variable."""
 
     def __init__(self, name: str, value: object, expected: str) -> None:
         self.name = name
-        super().__init__(f"{name}: {value!r} cannot be used; give {expected}")
+        super().__init__(f"{name}: invalid value {value!r}; expected {expected}")
 
 
 class DataError(NodeAgentError):
-    """Stored or received data that is not of the shape it should have; `where` is a path in it."""
+    """Stored or received data that fails validation; `where` is a path in it."""
 
     def __init__(self, where: str, value: object, expected: str) -> None:
         self.where = where
-        super().__init__(f"{where}: {value!r} is not {expected}")
+        super().__init__(f"{where}: invalid value {value!r}; expected {expected}")
 
 
 class HardwareError(NodeAgentError):
-    """A question to the hardware that was not answered: the worker hung, died or said no.
+    """A hardware query without an answer: the worker hung, died or returned an error.
 
-    `kind` is one of `hung`, `died`, `refused`; it becomes a finding and an Unknown state.
+    `kind` is `hung`, `died` or `refused`. The agent reports a finding and the state Unknown.
     """
 
-    def __init__(self, kind: str, question: str, why: str) -> None:
+    def __init__(self, kind: str, query: str, why: str) -> None:
         self.kind = kind
-        self.question = question
-        super().__init__(f"{question}: {why}")
+        self.query = query
+        super().__init__(f"{query}: {why}")
 
 
 class RequestError(NodeAgentError):
-    """A call of the kubelet that is refused; `code` is the name of the gRPC status."""
+    """A rejected request of the kubelet; `code` is the name of the gRPC status."""
 
     def __init__(self, code: str, message: str) -> None:
         self.code = code

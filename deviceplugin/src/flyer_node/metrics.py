@@ -1,4 +1,4 @@
-"""Metrics of the agent: one registry, base units, every series there from the start.
+"""Prometheus metrics of the agent: one registry, base units, all series initialized at startup.
 
 A node has at most 1,500 series; labels are devices, resources, methods and codes, never pods.
 """
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from flyer_node.health.machine import State
+from flyer_node.health.state_machine import State
 from flyer_node.inventory import FindingKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from flyer_node.health.ledger import Change, Subject
-    from flyer_node.health.machine import Health
     from flyer_node.health.policy import Policy
+    from flyer_node.health.state_machine import DeviceHealth
+    from flyer_node.health.store import Change, Subject
     from flyer_node.inventory import Inventory
     from flyer_node.inventory.hca import PortStatus
 
@@ -32,90 +32,90 @@ CODES = (
     "INTERNAL",
 )
 CALLS = ("ListAndWatch", "GetPreferredAllocation", "Allocate")
-"""The methods whose series are there from the start; the other two never fail."""
+"""Methods whose series are initialized at startup; the other two never fail."""
 FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
 
 
 class Metrics:
-    """All of them; `text` is the page."""
+    """The metrics registry of the agent."""
 
     def __init__(self, resources: Iterable[str] = ()) -> None:
         self._registry = registry = CollectorRegistry()
         self.requests = Counter(
             "flyer_node_requests",
-            "Calls of the kubelet by resource, method and gRPC code",
+            "Kubelet requests by resource, method and gRPC code",
             ["resource", "method", "code"],
             registry=registry,
         )
         self.request_seconds = Histogram(
             "flyer_node_request_seconds",
-            "Time to answer a call of the kubelet",
+            "Time to answer a kubelet request, in seconds",
             ["resource", "method"],
             buckets=FAST,
             registry=registry,
         )
         self.registrations = Counter(
             "flyer_node_registrations",
-            "Registrations with the kubelet",
+            "Registration attempts with the kubelet",
             ["resource", "outcome"],
             registry=registry,
         )
         self.kubelet_restarts = Counter(
-            "flyer_node_kubelet_restarts", "Kubelet restarts that were seen", registry=registry
+            "flyer_node_kubelet_restarts", "Observed kubelet restarts", registry=registry
         )
         self.devices = Gauge(
             "flyer_node_devices",
-            "Devices that are offered, by resource and health",
+            "Advertised devices by resource and health",
             ["resource", "health"],
             registry=registry,
         )
         self.state = Gauge(
             "flyer_node_device_state",
-            "1 for the state that a device is in",
+            "1 for the current state of a device",
             ["kind", "device", "state"],
             registry=registry,
         )
         self.transitions = Counter(
             "flyer_node_device_transitions",
-            "Changes of state",
+            "Device state transitions",
             ["kind", "before", "after"],
             registry=registry,
         )
         self.xids = Counter(
-            "flyer_node_gpu_xid", "Xids of a GPU", ["gpu", "xid", "class"], registry=registry
+            "flyer_node_gpu_xid", "Xid errors by GPU", ["gpu", "xid", "class"], registry=registry
         )
         self.port_errors = Counter(
             "flyer_node_port_errors",
-            "Growth of a port's error counters since the agent started",
+            "Increase of a port's error counters since the agent started",
             ["hca", "port", "counter"],
             registry=registry,
         )
         self.findings = Gauge(
             "flyer_node_findings",
-            "What is wrong with the node's description",
+            "Inconsistencies in the hardware inventory by kind",
             ["kind"],
             registry=registry,
         )
         self.worker_kills = Counter(
             "flyer_node_hardware_worker_kills",
-            "Workers that were killed because the hardware did not answer, or that died",
+            "Hardware workers that were killed after a timeout or died",
             registry=registry,
         )
         self.observed = Gauge(
             "flyer_node_last_observation_timestamp_seconds",
-            "When a source last told something (0: never)",
+            "Unix time of the last observation of a source (0: none)",
             ["source"],
             registry=registry,
         )
         self.reports = Counter(
             "flyer_node_report_writes",
-            "Writes of the NodeHealth object",
+            "NodeHealth status writes by outcome",
             ["outcome"],
             registry=registry,
         )
         self.events = Counter(
             "flyer_node_events",
-            "Kubernetes Events about devices; dropped: more than the limit",
+            "Kubernetes Events about devices by outcome; dropped: over the rate limit",
             ["outcome"],
             registry=registry,
         )
@@ -123,27 +123,27 @@ class Metrics:
             self.events.labels(outcome)
         self.probes = Counter(
             "flyer_node_gpu_probes",
-            "Closer looks at GPUs that are to return to service",
+            "Recovery probes of GPUs on probation",
             registry=registry,
         )
         self.kernel_log_lost = Counter(
             "flyer_node_kernel_log_lost",
-            "Records of the kernel's log that were overwritten before they were read",
+            "Kernel log records overwritten before they were read",
             registry=registry,
         )
         self._port_last: dict[tuple[str, int], Mapping[str, int]] = {}
         self._zero(resources)
 
     def text(self) -> bytes:
-        """The page in Prometheus' format."""
+        """The metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def value(self, name: str, **labels: str) -> float:
-        """One sample, as a scrape would find it; KeyError if there is none."""
-        found = self._registry.get_sample_value(name, labels)
-        if found is None:
+        """The current value of a series; KeyError if it does not exist."""
+        value = self._registry.get_sample_value(name, labels)
+        if value is None:
             raise KeyError(f"{name}{labels}")
-        return found
+        return value
 
     def _zero(self, resources: Iterable[str]) -> None:
         for resource in resources:
@@ -164,8 +164,8 @@ class Metrics:
         for outcome in ("ok", "failed"):
             self.reports.labels(outcome)
 
-    def know(self, inventory: Inventory, policy: Policy) -> None:
-        """Opens the series of the node's devices and of every Xid that the policy names."""
+    def track(self, inventory: Inventory, policy: Policy) -> None:
+        """Initializes the series of the node's devices and of every Xid in the policy."""
         for gpu in inventory.gpus:
             for rule in policy.xids.values():
                 self.xids.labels(gpu.uuid, str(rule.code), rule.klass)
@@ -176,29 +176,29 @@ class Metrics:
             self.findings.labels(kind).set(count)
 
     def request(self, resource: str, method: str, code: str, seconds: float | None = None) -> None:
-        """One call of the kubelet."""
+        """Counts a kubelet request."""
         self.requests.labels(resource, method, code).inc()
         if seconds is not None:
             self.request_seconds.labels(resource, method).observe(seconds)
 
     def registration(self, resource: str, *, ok: bool) -> None:
-        """One try to register."""
+        """Counts a registration attempt."""
         self.registrations.labels(resource, "ok" if ok else "failed").inc()
 
     def changed(self, change: Change) -> None:
-        """A device changed its state."""
+        """Counts a state transition."""
         after = change.after.state.value
         self.transitions.labels(change.subject.kind, change.before.value, after).inc()
 
-    def states(self, health: Mapping[Subject, Health]) -> None:
-        """All devices' states."""
-        for subject, page in health.items():
+    def states(self, health: Mapping[Subject, DeviceHealth]) -> None:
+        """Sets the states of all devices."""
+        for subject, record in health.items():
             for state in State:
-                value = 1 if page.state is state else 0
+                value = 1 if record.state is state else 0
                 self.state.labels(subject.kind, subject.id, state.value).set(value)
 
     def ports(self, statuses: Iterable[PortStatus]) -> None:
-        """Growth of the error counters; one that fell was reset and starts anew."""
+        """Adds the increase of the error counters; a counter that decreased was reset."""
         for status in statuses:
             key = (status.hca, status.port)
             before = self._port_last.get(key, status.counters)

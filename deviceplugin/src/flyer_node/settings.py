@@ -1,4 +1,4 @@
-"""Settings of the agent: every flag has an environment variable of the same name."""
+"""Settings of the agent: flags, each with an environment variable of the same name."""
 
 from __future__ import annotations
 
@@ -20,31 +20,43 @@ PREFIX = "FLYER_NODE_"
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 _FLAGS: tuple[tuple[str, str, str], ...] = (
-    ("name", "", "name of this node (default: the host's)"),
-    ("plugin-folder", "/var/lib/kubelet/device-plugins", "the kubelet's folder of plugin sockets"),
-    ("sysfs-root", "/sys", "where sysfs is mounted for the agent"),
-    ("device-root", "/dev", "where device nodes are on the host, for the container runtime"),
-    ("device-view", "", "where the agent sees the host's device nodes (default: --device-root)"),
-    ("device-mode", "cdi", "cdi: name devices to the runtime's CDI; nodes: pass character devices"),
-    ("cdi-folder", "/var/run/cdi", "the runtime's folder for CDI specifications of this node"),
-    ("cdi-static-folder", "/etc/cdi", "where NVIDIA's CDI specification may also be; read only"),
-    ("state-folder", "/var/lib/fire-flyer/node", "for what survives the agent, on the host's disk"),
-    ("kernel-log", "/dev/kmsg", "the kernel's log; empty: do not read it"),
-    ("policy", "", "policy of Xids and times (TOML; default: the built-in one)"),
-    ("slots", "64", "containers that may share one port, 1 to 1000; each class counts for itself"),
-    ("poll", "0.5", "seconds between two looks at the hardware, 0.1 to 60"),
+    ("name", "", "name of this node (default: the host name)"),
+    ("plugin-folder", "/var/lib/kubelet/device-plugins", "the kubelet's device plugin folder"),
+    ("sysfs-root", "/sys", "mount point of sysfs in the agent's container"),
+    ("device-root", "/dev", "folder of device nodes on the host, as the container runtime sees it"),
+    (
+        "device-view",
+        "",
+        "folder of the host's device nodes in the agent's container (default: --device-root)",
+    ),
+    ("device-mode", "cdi", "cdi: return CDI device names; nodes: return character devices"),
+    ("cdi-folder", "/var/run/cdi", "folder of the runtime for generated CDI specifications"),
+    (
+        "cdi-static-folder",
+        "/etc/cdi",
+        "additional folder with NVIDIA's CDI specification; read only",
+    ),
+    (
+        "state-folder",
+        "/var/lib/fire-flyer/node",
+        "folder on the host's disk for state that survives restarts",
+    ),
+    ("kernel-log", "/dev/kmsg", "kernel log device; empty disables it"),
+    ("policy", "", "Xid policy and timers (TOML; default: built in)"),
+    ("slots", "64", "maximum containers per port and traffic class, 1 to 1000"),
+    ("poll", "0.5", "interval of hardware polls in seconds, 0.1 to 60"),
     ("metrics-address", "0.0.0.0", "address of /metrics, /healthz and /readyz"),  # noqa: S104
-    ("metrics-port", "9400", "port of /metrics; 0: any free one"),
-    ("api-server", "", "URL of the API server (default: the pod's own cluster, if there is one)"),
-    ("api-token-file", f"{SERVICE_ACCOUNT}/token", "token for the API server"),
-    ("api-ca-file", f"{SERVICE_ACCOUNT}/ca.crt", "certificates that the API server is checked by"),
+    ("metrics-port", "9400", "port of /metrics; 0 selects a free port"),
+    ("api-server", "", "URL of the API server (default: the cluster of the pod, if any)"),
+    ("api-token-file", f"{SERVICE_ACCOUNT}/token", "file with the token for the API server"),
+    ("api-ca-file", f"{SERVICE_ACCOUNT}/ca.crt", "CA certificates of the API server"),
     ("log-level", "info", "debug, info, warning or error"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Checked values."""
+    """Validated settings."""
 
     name: str
     plugin_folder: Path
@@ -68,7 +80,7 @@ class Settings:
 
 
 def add_flags(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
-    """Adds every flag, with its variable's value as the default."""
+    """Adds all flags; the environment variables are their defaults."""
     for name, default, text in _FLAGS:
         variable = _variable(name)
         parser.add_argument(
@@ -80,11 +92,11 @@ def add_flags(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -
 
 
 def read_settings(values: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
-    """Checks the values; SettingError names the flag, the value and what is allowed."""
-    given: dict[str, Any] = vars(values)
+    """Validates the values; SettingError names the flag, the value and the allowed values."""
+    arguments: dict[str, Any] = vars(values)
 
     def text(name: str) -> str:
-        return str(given[name.replace("-", "_")])
+        return str(arguments[name.replace("-", "_")])
 
     name = text("name") or socket.gethostname()
     return Settings(
@@ -103,7 +115,7 @@ def read_settings(values: argparse.Namespace, environment: Mapping[str, str]) ->
         poll_seconds=_number("poll", text("poll"), 0.1, 60),
         metrics_address=text("metrics-address"),
         metrics_port=int(_number("metrics-port", text("metrics-port"), 0, 65535, whole=True)),
-        api_server=text("api-server") or _own_cluster(environment),
+        api_server=text("api-server") or _in_cluster_url(environment),
         api_token_file=Path(text("api-token-file")),
         api_ca_file=Path(text("api-ca-file")),
         log_level=_one_of("log-level", text("log-level"), ("debug", "info", "warning", "error")),
@@ -113,7 +125,7 @@ def read_settings(values: argparse.Namespace, environment: Mapping[str, str]) ->
 def settings_from(
     arguments: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Settings:
-    """Settings of a command line; for tests and for embedding."""
+    """Parses settings from a command line; for tests and for embedding."""
     variables = os.environ if environment is None else environment
     parser = argparse.ArgumentParser()
     add_flags(parser, variables)
@@ -124,7 +136,7 @@ def _variable(flag: str) -> str:
     return PREFIX + flag.replace("-", "_").upper()
 
 
-def _own_cluster(environment: Mapping[str, str]) -> str:
+def _in_cluster_url(environment: Mapping[str, str]) -> str:
     host = environment.get("KUBERNETES_SERVICE_HOST", "")
     port = environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
@@ -145,7 +157,7 @@ def _one_of(name: str, value: str, allowed: Sequence[str]) -> str:
 
 
 def _number(name: str, value: str, low: float, high: float, *, whole: bool = False) -> float:
-    expected = f"{'a whole number' if whole else 'a number'} from {low:g} to {high:g}"
+    expected = f"{'an integer' if whole else 'a number'} from {low:g} to {high:g}"
     try:
         number: float = int(value) if whole else float(value)
     except ValueError:

@@ -1,6 +1,6 @@
-"""Which GPUs a container gets: pure, exact over all subsets."""
+"""GPU allocation: an exact search over all subsets. Pure."""
 
 from flyer_node.allocate.choose import Cost, choose, cost
-from flyer_node.allocate.problem import Board, board_of
+from flyer_node.allocate.topology import GpuTopology, gpu_topology
 
-__all__ = ["Board", "Cost", "board_of", "choose", "cost"]
+__all__ = ["Cost", "GpuTopology", "choose", "cost", "gpu_topology"]

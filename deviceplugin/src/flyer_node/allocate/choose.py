@@ -1,16 +1,16 @@
-"""Which GPUs a container gets: the best of all subsets, never a heuristic.
+"""Selects the GPUs of a container: the cheapest of all subsets, without heuristics.
 
-The cost of a subset is compared field by field, smaller first:
+The costs of subsets are compared field by field, smaller first:
 
-1. broken: pairs that were whole and free before and of which it takes one half. So a single GPU
-   comes out of a half-used pair as long as there is one.
-2. loose: chosen GPUs whose bridged partner is not chosen. So two GPUs are a pair, not two halves.
-3. NUMA nodes it touches.
-4. root-complex sharing: couples of chosen GPUs below one root complex (paper, section IV-D3).
-5. distance to the nearest HCA, summed.
-6. the subset itself, lower indices first: the same question always has the same answer.
+1. broken: free pairs of which the subset takes one half. A single GPU therefore comes from a
+   half-used pair if there is one.
+2. loose: chosen GPUs whose bridged partner is not chosen. Two GPUs therefore are a pair.
+3. NUMA nodes of the subset.
+4. root-complex sharing: pairs of chosen GPUs below one root complex (paper, section IV-D3).
+5. sum of the distances to the nearest HCA.
+6. the subset itself, lower indices first, which makes the choice deterministic.
 
-Pure; a node has 8 GPUs, so at most 70 subsets of one size.
+A node has 8 GPUs, so there are at most 70 subsets of one size.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from flyer_node.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from flyer_node.allocate.problem import Board
+    from flyer_node.allocate.topology import GpuTopology
 
 __all__ = ["SUBSETS_MAX", "Cost", "choose", "cost"]
 
 SUBSETS_MAX = 20_000
-"""Above this many subsets (more than 16 GPUs in a machine) the search is cut: pairs in order."""
+"""With more subsets (more than 16 GPUs in a node), pairs are taken in order instead."""
 
 
 class Cost(NamedTuple):
-    """What a subset costs; the fields' order is their weight."""
+    """Cost of a subset; earlier fields take precedence."""
 
     broken: int
     loose: int
@@ -43,56 +43,56 @@ class Cost(NamedTuple):
     indices: tuple[int, ...]
 
 
-def cost(board: Board, free: int, chosen: int) -> Cost:
-    """The cost of taking `chosen` when `free` was free; both are masks of the board."""
+def cost(topology: GpuTopology, free: int, chosen: int) -> Cost:
+    """Cost of allocating `chosen` out of `free`; both are masks of the topology."""
     broken = loose = 0
-    for pair in board.pairs:
+    for pair in topology.pairs:
         if (chosen & pair).bit_count() == 1:
             loose += 1
             broken += free & pair == pair
-    sharing = sum(comb((chosen & root).bit_count(), 2) for root in board.roots)
-    indices = tuple(index for index in range(len(board.gpus)) if chosen >> index & 1)
+    sharing = sum(comb((chosen & root).bit_count(), 2) for root in topology.roots)
+    indices = tuple(index for index in range(len(topology.gpus)) if chosen >> index & 1)
     return Cost(
         broken=broken,
         loose=loose,
-        numa_nodes=sum(1 for node in board.numa if chosen & node),
+        numa_nodes=sum(1 for node in topology.numa if chosen & node),
         root_sharing=sharing,
-        nic_distance=sum(board.distances[index] for index in indices),
+        nic_distance=sum(topology.distances[index] for index in indices),
         indices=indices,
     )
 
 
 def choose(
-    board: Board, available: Collection[str], must_include: Collection[str], size: int
+    topology: GpuTopology, available: Collection[str], must_include: Collection[str], size: int
 ) -> Sequence[str]:
-    """The best `size` of `available` that contain `must_include`, in the board's order."""
+    """The cheapest `size` GPUs of `available` that contain `must_include`, in topology order."""
     try:
-        free = board.mask(available)
-        must = board.mask(must_include)
+        free = topology.mask(available)
+        must = topology.mask(must_include)
     except KeyError as error:
         raise RequestError("NOT_FOUND", f"GPU {error.args[0]!r} is not on this node") from None
     if must & ~free:
-        names = ", ".join(board.names(must & ~free))
+        names = ", ".join(topology.names(must & ~free))
         raise RequestError(
-            "INVALID_ARGUMENT", f"must_include has {names}, which available lacks: list them there"
+            "INVALID_ARGUMENT", f"must_include has {names}, which are not in available"
         )
     if not must.bit_count() <= size <= free.bit_count():
         raise RequestError(
             "INVALID_ARGUMENT",
-            f"allocation_size {size} is outside {must.bit_count()} (must_include) to "
+            f"invalid allocation_size {size}: expected {must.bit_count()} (must_include) to "
             f"{free.bit_count()} (available)",
         )
-    rest = [1 << index for index in range(len(board.gpus)) if (free & ~must) >> index & 1]
-    wanted = size - must.bit_count()
-    if comb(len(rest), wanted) > SUBSETS_MAX:
-        return board.names(must | sum(_pairs_first(board, rest)[:wanted]))
-    best = min(cost(board, free, must | sum(some)) for some in combinations(rest, wanted))
-    return tuple(board.gpus[index] for index in best.indices)
+    rest = [1 << index for index in range(len(topology.gpus)) if (free & ~must) >> index & 1]
+    count = size - must.bit_count()
+    if comb(len(rest), count) > SUBSETS_MAX:
+        return topology.names(must | sum(_pairs_first(topology, rest)[:count]))
+    best = min(cost(topology, free, must | sum(bits)) for bits in combinations(rest, count))
+    return tuple(topology.gpus[index] for index in best.indices)
 
 
-def _pairs_first(board: Board, rest: list[int]) -> list[int]:
-    """For machines past the bound: GPUs of whole free pairs together, then the others."""
+def _pairs_first(topology: GpuTopology, rest: list[int]) -> list[int]:
+    """Fallback above SUBSETS_MAX: GPUs of whole free pairs first, then the others."""
     free = sum(rest)
-    whole = sum(pair for pair in board.pairs if free & pair == pair)
-    partner = {bit: pair for pair in board.pairs for bit in (pair & -pair, pair & (pair - 1))}
+    whole = sum(pair for pair in topology.pairs if free & pair == pair)
+    partner = {bit: pair for pair in topology.pairs for bit in (pair & -pair, pair & (pair - 1))}
     return sorted(rest, key=lambda bit: (not bit & whole, partner.get(bit, bit), bit))

@@ -20,7 +20,7 @@ from flyer_node.hardware.driver import DriverEvent, GpuProbe, GpuStatus
 from flyer_node.hardware.worker import CHANNEL_OF, PULSE_SECONDS
 from flyer_node.inventory.assemble import DriverFacts, SysfsFacts
 from flyer_node.inventory.hca import PortStatus
-from flyer_node.serial import from_json
+from flyer_node.json_codec import from_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -209,13 +209,13 @@ class Hardware:
         why = "the worker ended"
         try:
             while line := await worker.process.stdout.readline():
-                self._heard(worker, json.loads(line))
+                self._handle_message(worker, json.loads(line))
         except (ValueError, DataError) as error:
             why = f"the worker spoke nonsense: {error}"
         if worker is self._worker:
             self._kill(why)
 
-    def _heard(self, worker: _Worker, message: dict[str, Any]) -> None:
+    def _handle_message(self, worker: _Worker, message: dict[str, Any]) -> None:
         if "id" in message:
             waiting = worker.waiting.pop(message["id"], None)
             if waiting is None or waiting.done():

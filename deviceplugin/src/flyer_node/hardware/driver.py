@@ -97,4 +97,4 @@ class GpuDriver(Protocol):
         """A closer look at each of these GPUs."""
 
     def events(self, gpus: Sequence[str], wait_seconds: float) -> Iterator[DriverEvent | None]:
-        """Events for ever; None whenever nothing happened for `wait_seconds`."""
+        """Events for ever; None whenever nothing fault_events for `wait_seconds`."""

@@ -10,10 +10,10 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from flyer_node.hardware.driver import DriverEvent, EventKind, GpuProbe, GpuStatus
+from flyer_node.heap import trim_heap
 from flyer_node.inventory.assemble import DriverFacts, DriverGpu
 from flyer_node.inventory.model import Finding, FindingKind, Gpu
 from flyer_node.inventory.pci import normal_address
-from flyer_node.memory import give_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +49,7 @@ class NvmlDriver:
         nvml = self._library()
         if nvml is None:
             return ()
-        return tuple(self._look(nvml, uuid) for uuid in gpus)
+        return tuple(self._observe(nvml, uuid) for uuid in gpus)
 
     def probe(self, gpus: Sequence[str]) -> tuple[GpuProbe, ...]:
         """A closer look at each of these GPUs: calls that need a GPU that works."""
@@ -97,7 +97,7 @@ class NvmlDriver:
             except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
                 return None
             self._nvml = pynvml
-            give_back()  # its import leaves more free memory than all else here takes
+            trim_heap()  # its import leaves more free memory than all else here takes
         return self._nvml
 
     def _describe(self, nvml: Any, handle: Any, index: int) -> DriverGpu:
@@ -131,7 +131,7 @@ class NvmlDriver:
             except nvml.NVMLError:
                 return
 
-    def _look(self, nvml: Any, uuid: str) -> GpuStatus:
+    def _observe(self, nvml: Any, uuid: str) -> GpuStatus:
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
             field = nvml.nvmlDeviceGetFieldValues(
@@ -167,7 +167,7 @@ class NvmlDriver:
         )
 
     def _probe(self, nvml: Any, uuid: str) -> GpuProbe:
-        status = self._look(nvml, uuid)
+        status = self._observe(nvml, uuid)
         if not status.answers:
             return GpuProbe(uuid, refused=f"to answer ({status.error})")
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)

@@ -17,11 +17,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flyer_node.heap import limit_arenas
 from flyer_node.inventory.assemble import read_sysfs
 from flyer_node.inventory.hca import read_ports
 from flyer_node.inventory.tree import SysfsTree
-from flyer_node.memory import few_arenas
-from flyer_node.serial import to_json
+from flyer_node.json_codec import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -118,7 +118,7 @@ class Worker:
 
 def main() -> None:
     """Serves standard input until it ends."""
-    few_arenas()
+    limit_arenas()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     from flyer_node.hardware.nvml import NvmlDriver

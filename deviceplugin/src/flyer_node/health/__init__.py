@@ -1,1 +1,1 @@
-"""Health of GPUs, pairs and ports: a pure state machine, policy as data, and the sources."""
+"""Health of GPUs, pairs and ports: detectors, state machine, policy and fault sources."""

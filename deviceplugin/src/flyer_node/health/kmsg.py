@@ -1,9 +1,8 @@
-"""The kernel's log as it grows: /dev/kmsg, one record a read, from now on.
+"""Kernel log reader: follows /dev/kmsg from its end, one record per read.
 
-Processes write into /dev/kmsg as well; the kernel gives their records a facility other than its
-own, and those are left out. A FIFO of the same lines works too. Records that were overwritten
-before they were read are counted; that the file is missing is a finding, not an error: the driver's
-events report the same without processes.
+Records that processes wrote to /dev/kmsg have another facility than the kernel's and are skipped. A
+FIFO with lines of the same format works too. Records that were overwritten before they were read
+are counted. A missing file is not an error: driver events report the same Xids, without processes.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ if TYPE_CHECKING:
 __all__ = ["KernelLog"]
 
 RECORD_BYTES_MAX = 8192
-"""The kernel's bound on a record (CONSOLE_EXT_LOG_MAX)."""
-RECORDS_A_TURN = 256
-"""So a storm of lines leaves time for everything else."""
+"""Maximum size of a record (CONSOLE_EXT_LOG_MAX of the kernel)."""
+RECORDS_PER_WAKEUP = 256
+"""Bounds the time that a burst of records holds the event loop."""
 RECORD = re.compile(r"([0-9]{1,10}),[^;]*;(.*)", re.DOTALL)
-"""`priority,sequence,time,flags;text`; continuation lines begin with a blank."""
+"""`priority,sequence,time,flags;text`; continuation lines start with a space."""
 LEVEL_BITS = 3
 """The facility of a priority lies above its level (syslog.h); 0 is the kernel's."""
 
 
 class KernelLog:
-    """Calls `on_line` with the text of every new record that the kernel itself wrote."""
+    """Calls `on_line` with the text of each new record written by the kernel."""
 
     def __init__(
         self,
@@ -46,11 +45,11 @@ class KernelLog:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> str:
-        """Begins; returns why it cannot, or nothing."""
+        """Starts reading; returns the reason of a failure, or an empty string."""
         self._loop = asyncio.get_running_loop()
         try:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            with contextlib.suppress(OSError):  # a FIFO has no end to go to
+            with contextlib.suppress(OSError):  # a FIFO cannot seek
                 os.lseek(self._descriptor, 0, os.SEEK_END)
             self._loop.add_reader(self._descriptor, self._ready)
         except OSError as error:
@@ -59,7 +58,7 @@ class KernelLog:
         return ""
 
     def stop(self) -> None:
-        """Ends."""
+        """Stops reading."""
         if self._descriptor >= 0:
             assert self._loop is not None
             self._loop.remove_reader(self._descriptor)
@@ -67,22 +66,22 @@ class KernelLog:
             self._descriptor = -1
 
     def _ready(self) -> None:
-        for _ in range(RECORDS_A_TURN):
+        for _ in range(RECORDS_PER_WAKEUP):
             try:
                 record = os.read(self._descriptor, RECORD_BYTES_MAX)
             except BlockingIOError:
                 return
-            except BrokenPipeError:  # EPIPE: overwritten; the next read goes on after the gap
+            except BrokenPipeError:  # EPIPE: overwritten; the next read continues after the gap
                 self._on_lost()
                 continue
             except OSError:
                 self.stop()
                 return
             if not record:
-                # All writers of a FIFO have closed it; the end of a real log never comes.
+                # End of a FIFO whose writers closed it; /dev/kmsg never ends.
                 self.stop()
                 return
             for line in record.decode(errors="replace").split("\n"):
-                found = RECORD.fullmatch(line)
-                if found and int(found[1]) >> LEVEL_BITS == 0:
-                    self._on_line(found[2])
+                match = RECORD.fullmatch(line)
+                if match and int(match[1]) >> LEVEL_BITS == 0:
+                    self._on_line(match[2])

@@ -1,4 +1,4 @@
-"""The policy that turns Xids and times into states: read from TOML, checked whole."""
+"""Health policy: Xid rules and timers, read from TOML and validated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLASSES = ("software", "nvlink", "ecc", "uncorrectable", "gsp", "other")
 
 
 class Action(enum.StrEnum):
-    """What an Xid does to the device's health."""
+    """Effect of an Xid on the device's health."""
 
     RECORD = "record"
     SUSPECT = "suspect"
@@ -27,7 +27,7 @@ class Action(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class XidRule:
-    """One row."""
+    """Rule for one Xid."""
 
     code: int
     klass: str
@@ -40,7 +40,7 @@ class XidRule:
 
 @dataclass(frozen=True, slots=True)
 class Timers:
-    """Seconds and counts; the file says what each is for."""
+    """Timers in seconds, and counts; `xid_policy.toml` documents each."""
 
     gpu_hold: float = 10.0
     gpu_hold_max: float = 3600.0
@@ -59,25 +59,25 @@ class Timers:
 
 @dataclass(frozen=True)
 class Policy:
-    """All rows and times, of one version."""
+    """A version of all rules and timers."""
 
     version: str
     timers: Timers = field(default_factory=Timers)
     xids: dict[int, XidRule] = field(default_factory=dict)
 
     def rule(self, code: int) -> XidRule:
-        """The row of an Xid; an unknown one is suspect until somebody decides."""
+        """The rule of an Xid; an unknown Xid makes the device Suspect."""
         return self.xids.get(code) or XidRule(
             code,
             "other",
             Action.SUSPECT,
-            "validation: this Xid has no row in the policy",
+            "validation: this Xid has no rule in the policy",
             "default",
         )
 
 
 def load_policy(path: Path | None = None) -> Policy:
-    """Reads a policy file, or the one that comes with the package."""
+    """Reads a policy file; without a path, the built-in one."""
     where = path or BUILT_IN
     try:
         text = where.read_text(encoding="utf-8")
@@ -87,20 +87,20 @@ def load_policy(path: Path | None = None) -> Policy:
 
 
 def parse_policy(text: str, where: str) -> Policy:
-    """Checks the text of a policy; nothing of a wrong one is used."""
+    """Parses a policy; an invalid policy is rejected as a whole."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise DataError(where, str(error), "TOML") from None
-    _only(data, {"version", "timers", "xid"}, where)
+    _check_keys(data, {"version", "timers", "xid"}, where)
     version = data.get("version")
     if not isinstance(version, str):
-        raise DataError(f"{where}: version", version, "a text that names this version")
+        raise DataError(f"{where}: version", version, "a string that names this version")
     rows: dict[int, XidRule] = {}
     for index, row in enumerate(data.get("xid", ())):
         rule = _rule(row, f"{where}: xid[{index}]")
         if rule.code in rows:
-            raise DataError(f"{where}: xid[{index}].code", rule.code, "the only row of this Xid")
+            raise DataError(f"{where}: xid[{index}].code", rule.code, "one rule per Xid")
         rows[rule.code] = rule
     return Policy(version, _timers(data.get("timers", {}), f"{where}: timers"), rows)
 
@@ -108,7 +108,7 @@ def parse_policy(text: str, where: str) -> Policy:
 def _timers(data: object, where: str) -> Timers:
     if not isinstance(data, dict):
         raise DataError(where, data, "a table")
-    _only(data, {one.name for one in fields(Timers)}, where)
+    _check_keys(data, {timer.name for timer in fields(Timers)}, where)
     for name, value in data.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e8:
             raise DataError(f"{where}.{name}", value, "a number of seconds, 0 or more")
@@ -118,7 +118,7 @@ def _timers(data: object, where: str) -> Timers:
 def _rule(row: object, where: str) -> XidRule:
     if not isinstance(row, dict):
         raise DataError(where, row, "a table")
-    _only(row, {"code", "class", "action", "reset", "recurrence", "remedy", "source"}, where)
+    _check_keys(row, {"code", "class", "action", "reset", "recurrence", "remedy", "source"}, where)
     code, klass, action = row.get("code"), row.get("class"), row.get("action")
     if isinstance(code, bool) or not isinstance(code, int) or not 0 < code <= XID_MAX:
         raise DataError(f"{where}.code", code, f"an Xid, 1 to {XID_MAX}")
@@ -129,7 +129,7 @@ def _rule(row: object, where: str) -> XidRule:
     for name in ("remedy", "source"):
         text = row.get(name)
         if not isinstance(text, str) or not 0 < len(text) <= 200:
-            raise DataError(f"{where}.{name}", text, "a text of 1 to 200 characters")
+            raise DataError(f"{where}.{name}", text, "a string of 1 to 200 characters")
     reset, recurrence = row.get("reset", False), row.get("recurrence", 0)
     if not isinstance(reset, bool):
         raise DataError(f"{where}.reset", reset, "true or false")
@@ -138,7 +138,7 @@ def _rule(row: object, where: str) -> XidRule:
     return XidRule(code, klass, Action(action), row["remedy"], row["source"], reset, recurrence)
 
 
-def _only(data: dict[str, object], known: set[str], where: str) -> None:
+def _check_keys(data: dict[str, object], known: set[str], where: str) -> None:
     unknown = sorted(data.keys() - known)
     if unknown:
-        raise DataError(where, unknown[0], f"a key that is known here: {', '.join(sorted(known))}")
+        raise DataError(where, unknown[0], f"one of the keys {', '.join(sorted(known))}")

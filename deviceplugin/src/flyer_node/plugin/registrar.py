@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flyer_node.metrics import Metrics
-    from flyer_node.plugin.offers import Offers
+    from flyer_node.plugin.device_lists import DeviceLists
 
 __all__ = ["Registrar"]
 
 VERSION = "v1beta1"
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 REGISTER_SECONDS = 5.0
 """Deadline of one registration; the kubelet dials back within it."""
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 5.0
-DEAF_SECONDS, DEAF_SECONDS_MAX = 3.0, 60.0
+NO_STREAM_SECONDS, NO_STREAM_SECONDS_MAX = 3.0, 60.0
 """A kubelet that registered us and then has no stream open for so long gets us again."""
 
 log = structlog.get_logger()
 
 
 @dataclass
-class _Standing:
+class _Registration:
     """Where one resource stands with the kubelet."""
 
     server: ResourceServer
@@ -50,30 +50,30 @@ class _Standing:
     """The kubelet's socket at which it is registered."""
     next_try: float = 0.0
     retry: float = RETRY_SECONDS
-    deaf_since: float | None = None
-    patience: float = DEAF_SECONDS
+    no_stream_since: float | None = None
+    patience: float = NO_STREAM_SECONDS
 
 
 class Registrar:
     """Owns the servers of all resources."""
 
     def __init__(
-        self, folder: Path, resources: Sequence[str], offers: Offers, metrics: Metrics
+        self, folder: Path, resources: Sequence[str], device_lists: DeviceLists, metrics: Metrics
     ) -> None:
         self._folder = folder
         self._kubelet_socket = folder / "kubelet.sock"
         self._metrics = metrics
         self._wake = asyncio.Event()
         self._seen: tuple[int, int, int] | None = None
-        self._standings = [
-            _Standing(ResourceServer(name, folder, offers, metrics)) for name in resources
+        self._registrations = [
+            _Registration(ResourceServer(name, folder, device_lists, metrics)) for name in resources
         ]
 
     @property
     def registered(self) -> bool:
         """Whether all resources are registered at the kubelet that is there now."""
         kubelet = self._kubelet()
-        return kubelet is not None and all(one.kubelet == kubelet for one in self._standings)
+        return kubelet is not None and all(one.kubelet == kubelet for one in self._registrations)
 
     async def run(self) -> None:
         """Until cancelled; then the sockets are removed, which tells the kubelet at once."""
@@ -82,30 +82,34 @@ class Registrar:
             while True:
                 watch.renew()
                 self._wake.clear()
-                pause = await self._mend()
+                pause = await self._reconcile()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await self._wake.wait()
         finally:
             watch.close()
-            stops = (one.server.stop() for one in self._standings)
+            stops = (one.server.stop() for one in self._registrations)
             await asyncio.gather(*stops, return_exceptions=True)
 
-    async def _mend(self) -> float:
+    async def _reconcile(self) -> float:
         """One look at everything; how long to wait for the next."""
         if not self._folder.is_dir():
-            return LOOK_SECONDS
+            return POLL_SECONDS
         kubelet = self._kubelet()
         if kubelet is not None and self._seen is not None and kubelet != self._seen:
             self._metrics.kubelet_restarts.inc()
             log.info("kubelet restarted", socket=str(self._kubelet_socket))
         self._seen = kubelet or self._seen
-        await asyncio.gather(*(self._mend_one(one, kubelet) for one in self._standings))
+        await asyncio.gather(
+            *(self._reconcile_resource(one, kubelet) for one in self._registrations)
+        )
         now = time.monotonic()
-        waits = [one.next_try - now for one in self._standings if one.kubelet != kubelet]
-        return max(0.01, min(LOOK_SECONDS, *waits)) if waits and kubelet else LOOK_SECONDS
+        waits = [one.next_try - now for one in self._registrations if one.kubelet != kubelet]
+        return max(0.01, min(POLL_SECONDS, *waits)) if waits and kubelet else POLL_SECONDS
 
-    async def _mend_one(self, one: _Standing, kubelet: tuple[int, int, int] | None) -> None:
+    async def _reconcile_resource(
+        self, one: _Registration, kubelet: tuple[int, int, int] | None
+    ) -> None:
         if not one.server.intact:
             if one.kubelet is not None:
                 log.info("socket was deleted; serving again", resource=one.server.name)
@@ -124,21 +128,21 @@ class Registrar:
             return
         await self._register(one, kubelet)
 
-    def _check_stream(self, one: _Standing) -> None:
+    def _check_stream(self, one: _Registration) -> None:
         """A registration without a listener is none."""
         now = time.monotonic()
         if one.kubelet is None or one.server.streams:
-            one.deaf_since = None
+            one.no_stream_since = None
             if one.server.streams:
-                one.patience = DEAF_SECONDS
+                one.patience = NO_STREAM_SECONDS
             return
-        one.deaf_since = one.deaf_since or now
-        if now - one.deaf_since >= one.patience:
+        one.no_stream_since = one.no_stream_since or now
+        if now - one.no_stream_since >= one.patience:
             log.info("kubelet does not listen; registering again", resource=one.server.name)
-            one.kubelet, one.deaf_since = None, None
-            one.patience = min(DEAF_SECONDS_MAX, one.patience * 2)
+            one.kubelet, one.no_stream_since = None, None
+            one.patience = min(NO_STREAM_SECONDS_MAX, one.patience * 2)
 
-    async def _register(self, one: _Standing, kubelet: tuple[int, int, int]) -> None:
+    async def _register(self, one: _Registration, kubelet: tuple[int, int, int]) -> None:
         request = pb.RegisterRequest(
             version=VERSION,
             endpoint=one.server.endpoint,
@@ -168,7 +172,7 @@ class Registrar:
                 detail=error.details(),
             )
             return
-        one.kubelet, one.retry, one.deaf_since = kubelet, RETRY_SECONDS, None
+        one.kubelet, one.retry, one.no_stream_since = kubelet, RETRY_SECONDS, None
         self._metrics.registration(one.server.name, ok=True)
         seconds = round(time.monotonic() - started, 4)
         log.info("registered", resource=one.server.name, seconds=seconds)

@@ -1,4 +1,4 @@
-"""What each resource offers and what a container that asks for it gets. Pure.
+"""What each resource device_lists and what a container that asks for it gets. Pure.
 
 One snapshot (`Offer`) is made of inventory and health whenever one of them changes; all answers to
 the kubelet come from the newest snapshot, so no question ever touches the hardware.
@@ -10,13 +10,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from flyer_node import traffic
-from flyer_node.allocate import Board, board_of, choose
+from flyer_node.allocate import GpuTopology, choose, gpu_topology
 from flyer_node.errors import RequestError
-from flyer_node.health.ledger import port_id
-from flyer_node.plugin import cdi
+from flyer_node.health.store import port_id
+from flyer_node.plugin import cdi_spec, traffic
 from flyer_node.plugin.devices import gpu_common, gpu_nodes, rdma_common, rdma_nodes
-from flyer_node.traffic import TrafficClass
+from flyer_node.plugin.traffic import TrafficClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RESOURCES",
+    "Allocation",
     "Device",
     "GpuResource",
-    "Grant",
     "NodeView",
     "RdmaResource",
     "Resource",
@@ -59,7 +58,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Grant:
+class Allocation:
     """What a container gets."""
 
     environment: dict[str, str] = field(default_factory=dict)
@@ -101,12 +100,12 @@ class Resource(Protocol):
     def devices(self) -> tuple[Device, ...]:
         """The whole list."""
 
-    def prefer(
+    def preferred(
         self, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Sequence[str]:
         """The best choice; raises RequestError for a question that has no answer."""
 
-    def grant(self, ids: Sequence[str]) -> Grant:
+    def allocate(self, ids: Sequence[str]) -> Allocation:
         """What a container with these devices gets; raises RequestError."""
 
 
@@ -116,7 +115,7 @@ def resources_of(view: NodeView) -> dict[str, Resource]:
     return {GPU: GpuResource(view), **rdma}
 
 
-def _known(resource: str, ids: Sequence[str], devices: dict[str, Device]) -> None:
+def _check_ids(resource: str, ids: Sequence[str], devices: dict[str, Device]) -> None:
     """Refuses what no container may get: nothing, twice the same, unknown, out of service."""
     if not ids:
         raise RequestError("INVALID_ARGUMENT", f"{resource}: no device ids; ask for at least one")
@@ -132,8 +131,8 @@ def _known(resource: str, ids: Sequence[str], devices: dict[str, Device]) -> Non
             raise RequestError("FAILED_PRECONDITION", text)
 
 
-def _written(resource: str, view: NodeView) -> None:
-    """Refuses to name devices that the container runtime cannot know."""
+def _check_cdi(resource: str, view: NodeView) -> None:
+    """Refuses to name devices that the container runtime cannot track."""
     if view.cdi_error:
         text = f"{resource}: no CDI specification: {view.cdi_error}"
         raise RequestError("FAILED_PRECONDITION", text)
@@ -146,7 +145,7 @@ class GpuResource:
 
     def __init__(self, view: NodeView) -> None:
         self._view = view
-        self._board: Board = board_of(view.inventory, view.bad_pairs)
+        self._gpu_topology: GpuTopology = gpu_topology(view.inventory, view.bad_pairs)
         self._devices = {
             gpu.uuid: Device(
                 gpu.uuid, gpu.uuid not in view.bad_gpus, view.inventory.numa_of_gpu(gpu.uuid)
@@ -158,15 +157,15 @@ class GpuResource:
         """One a GPU."""
         return tuple(self._devices.values())
 
-    def prefer(
+    def preferred(
         self, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Sequence[str]:
         """Exact over all subsets."""
-        return choose(self._board, available, must_include, size)
+        return choose(self._gpu_topology, available, must_include, size)
 
-    def grant(self, ids: Sequence[str]) -> Grant:
+    def allocate(self, ids: Sequence[str]) -> Allocation:
         """GPUs in NVML's order, with their pairs and NUMA nodes told to the job."""
-        _known(self.name, ids, self._devices)
+        _check_ids(self.name, ids, self._devices)
         view = self._view
         chosen = [uuid for uuid in self._devices if uuid in set(ids)]
         pairs = [
@@ -183,11 +182,11 @@ class GpuResource:
         environment["NVIDIA_VISIBLE_DEVICES"] = NO_DEVICES
         nodes = [node for uuid in chosen for node in gpu_nodes(view, uuid)]
         if view.device_mode == "cdi":
-            _written(self.name, view)
-            names = [cdi.gpu_name(uuid) for uuid in chosen]
-            names += [cdi.nvidia_name(uuid) for uuid in chosen if uuid in view.nvidia_cdi]
-            return Grant(environment, cdi_devices=tuple(names))
-        return Grant(environment, device_nodes=(*nodes, *gpu_common(view)))
+            _check_cdi(self.name, view)
+            names = [cdi_spec.gpu_name(uuid) for uuid in chosen]
+            names += [cdi_spec.nvidia_name(uuid) for uuid in chosen if uuid in view.nvidia_cdi]
+            return Allocation(environment, cdi_devices=tuple(names))
+        return Allocation(environment, device_nodes=(*nodes, *gpu_common(view)))
 
 
 class RdmaResource:
@@ -199,20 +198,20 @@ class RdmaResource:
         self._class = traffic_class
         self._prefix = prefix
         self._devices: dict[str, Device] = {}
-        self._place: dict[str, tuple[str, int, LinkLayer]] = {}
+        self._port_of: dict[str, tuple[str, int, LinkLayer]] = {}
         for hca in view.inventory.hcas:
             for port in hca.ports if hca.verbs_device else ():
                 own = port_id(hca.name, port.number)
                 for slot in range(view.slots):
                     device = Device(f"{own}-{slot:03d}", own not in view.bad_ports, hca.numa_node)
                     self._devices[device.id] = device
-                    self._place[device.id] = (hca.name, port.number, port.link_layer)
+                    self._port_of[device.id] = (hca.name, port.number, port.link_layer)
 
     def devices(self) -> tuple[Device, ...]:
         """`slots` a port."""
         return tuple(self._devices.values())
 
-    def prefer(
+    def preferred(
         self, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Sequence[str]:
         """As many different ports as possible, those with the most free slots first."""
@@ -226,10 +225,10 @@ class RdmaResource:
             raise RequestError("INVALID_ARGUMENT", text)
         free: dict[tuple[str, int], list[str]] = defaultdict(list)
         for one in sorted(set(available) - set(chosen), reverse=True):
-            free[self._place[one][:2]].append(one)
+            free[self._port_of[one][:2]].append(one)
         used = dict.fromkeys(free, 0)
         for one in chosen:
-            used[self._place[one][:2]] = used.get(self._place[one][:2], 0) + 1
+            used[self._port_of[one][:2]] = used.get(self._port_of[one][:2], 0) + 1
         while len(chosen) < size:
             port = min(
                 (port for port in free if free[port]),
@@ -239,21 +238,21 @@ class RdmaResource:
             chosen.append(free[port].pop())
         return chosen
 
-    def grant(self, ids: Sequence[str]) -> Grant:
+    def allocate(self, ids: Sequence[str]) -> Allocation:
         """The verbs devices of the ports, the class's fields, and for NCCL its topology file."""
-        _known(self.name, ids, self._devices)
+        _check_ids(self.name, ids, self._devices)
         view = self._view
-        ports = sorted({self._place[one] for one in ids})
+        ports = sorted({self._port_of[one] for one in ids})
         adapters = {name for name, _, _ in ports}
         nodes = (*rdma_nodes(view, adapters), *rdma_common(view))
         environment = traffic.environment(self._class, ports, prefix=self._prefix)
         topology = self._class is TrafficClass.NCCL and bool(view.topology_file)
         if topology:
-            environment["NCCL_TOPO_FILE"] = cdi.TOPOLOGY_IN_CONTAINER
+            environment["NCCL_TOPO_FILE"] = cdi_spec.TOPOLOGY_IN_CONTAINER
         if view.device_mode == "cdi":
-            _written(self.name, view)
-            names = [cdi.rdma_name(adapter) for adapter in sorted(adapters)]
-            names += [cdi.topology_name()] if topology else []
-            return Grant(environment, cdi_devices=tuple(names))
-        mounts = ((cdi.TOPOLOGY_IN_CONTAINER, view.topology_file),) if topology else ()
-        return Grant(environment, device_nodes=nodes, mounts=mounts)
+            _check_cdi(self.name, view)
+            names = [cdi_spec.rdma_name(adapter) for adapter in sorted(adapters)]
+            names += [cdi_spec.topology_name()] if topology else []
+            return Allocation(environment, cdi_devices=tuple(names))
+        mounts = ((cdi_spec.TOPOLOGY_IN_CONTAINER, view.topology_file),) if topology else ()
+        return Allocation(environment, device_nodes=nodes, mounts=mounts)

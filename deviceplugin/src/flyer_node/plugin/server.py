@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flyer_node.metrics import Metrics
-    from flyer_node.plugin.offers import Offers
-    from flyer_node.plugin.resources import Grant
+    from flyer_node.plugin.device_lists import DeviceLists
+    from flyer_node.plugin.resources import Allocation
 
 __all__ = ["METHODS", "ResourceServer"]
 
@@ -55,12 +55,14 @@ SOCKET_PATH_MAX = 107
 class ResourceServer:
     """Serves one resource; may be started again after its socket was deleted."""
 
-    def __init__(self, name: str, folder: Path, offers: Offers, metrics: Metrics) -> None:
+    def __init__(
+        self, name: str, folder: Path, device_lists: DeviceLists, metrics: Metrics
+    ) -> None:
         self.name = name
         self.endpoint = f"flyer-{name.replace('/', '-').replace('.', '-')}.sock"
         self.socket = folder / self.endpoint
         self.streams = 0
-        self._offers = offers
+        self._device_lists = device_lists
         self._metrics = metrics
         self._server: grpc.aio.Server | None = None
         self._closing = asyncio.Event()
@@ -128,7 +130,7 @@ class ResourceServer:
                 request_deserializer=lambda raw: _read(pb.Empty, raw),
                 response_serializer=lambda message: message.SerializeToString(),
             ),
-            METHODS[2]: unary(METHODS[2], pb.PreferredAllocationRequest, self._prefer),
+            METHODS[2]: unary(METHODS[2], pb.PreferredAllocationRequest, self._preferred),
             METHODS[3]: unary(METHODS[3], pb.AllocateRequest, self._allocate),
             METHODS[4]: unary(METHODS[4], pb.PreStartContainerRequest, self._pre_start),
         }
@@ -140,7 +142,7 @@ class ResourceServer:
             started = time.perf_counter()
             code, text = "OK", ""
             try:
-                return answer(_sound(request))
+                return answer(_valid(request))
             except RequestError as error:
                 code, text = error.code, str(error)
             except Exception as error:  # noqa: BLE001 - a bug of ours must not look like a hang
@@ -168,7 +170,7 @@ class ResourceServer:
         self._metrics.request(self.name, method, "OK")
         self.streams += 1
         try:
-            async for devices in self._offers.lists(self.name, self._closing):
+            async for devices in self._device_lists.lists(self.name, self._closing):
                 message = pb.ListAndWatchResponse()
                 for device in devices:
                     health = "Healthy" if device.healthy else "Unhealthy"
@@ -179,12 +181,12 @@ class ResourceServer:
         finally:
             self.streams -= 1
 
-    def _prefer(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
+    def _preferred(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
         response = pb.PreferredAllocationResponse()
-        resource = self._offers.resource(self.name)
+        resource = self._device_lists.resource(self.name)
         for one in _containers(self.name, request.container_requests):
-            _few(self.name, one.available_deviceIDs, one.must_include_deviceIDs)
-            chosen = resource.prefer(
+            _check_length(self.name, one.available_deviceIDs, one.must_include_deviceIDs)
+            chosen = resource.preferred(
                 one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size
             )
             response.container_responses.add(deviceIDs=chosen)
@@ -192,10 +194,10 @@ class ResourceServer:
 
     def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
         response = pb.AllocateResponse()
-        resource = self._offers.resource(self.name)
+        resource = self._device_lists.resource(self.name)
         for one in _containers(self.name, request.container_requests):
-            _few(self.name, one.devices_ids)
-            response.container_responses.append(_answer(resource.grant(one.devices_ids)))
+            _check_length(self.name, one.devices_ids)
+            response.container_responses.append(_answer(resource.allocate(one.devices_ids)))
         return response
 
     def _pre_start(self, _: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
@@ -214,7 +216,7 @@ def _read(kind: type[Message], raw: bytes) -> Message | RequestError:
         return RequestError("INVALID_ARGUMENT", f"{len(raw)} bytes that are no {kind.__name__}")
 
 
-def _sound(request: Any) -> Any:
+def _valid(request: Any) -> Any:
     """The request that could be read; raises why it could not."""
     if isinstance(request, RequestError):
         raise request
@@ -228,20 +230,20 @@ def _containers(resource: str, requests: Any) -> Any:
     return requests
 
 
-def _few(resource: str, *lists: Any) -> None:
+def _check_length(resource: str, *lists: Any) -> None:
     longest = max(len(one) for one in lists)
     if longest > IDS_MAX:
         text = f"{resource}: {longest} device ids in one request; at most {IDS_MAX} are read"
         raise RequestError("RESOURCE_EXHAUSTED", text)
 
 
-def _answer(grant: Grant) -> pb.ContainerAllocateResponse:
-    answer = pb.ContainerAllocateResponse(envs=grant.environment)
-    for container_path, host_path in grant.device_nodes:
+def _answer(allocate: Allocation) -> pb.ContainerAllocateResponse:
+    answer = pb.ContainerAllocateResponse(envs=allocate.environment)
+    for container_path, host_path in allocate.device_nodes:
         answer.devices.add(container_path=container_path, host_path=host_path, permissions="rw")
-    for container_path, host_path in grant.mounts:
+    for container_path, host_path in allocate.mounts:
         answer.mounts.add(container_path=container_path, host_path=host_path, read_only=True)
-    for name in grant.cdi_devices:
+    for name in allocate.cdi_devices:
         answer.cdi_devices.add(name=name)
     return answer
 

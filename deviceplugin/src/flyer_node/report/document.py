@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from flyer_node.health.machine import Health, State
+from flyer_node.health.state_machine import DeviceHealth, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from flyer_node.health.ledger import Happened, Subject
+    from flyer_node.health.store import FaultEvent, Subject
     from flyer_node.inventory import Inventory
 
 __all__ = ["node_state", "status_document"]
@@ -22,8 +22,8 @@ _ORDER = (State.UNHEALTHY, State.UNKNOWN, State.RECOVERING, State.SUSPECT)
 
 def status_document(
     inventory: Inventory,
-    health: Mapping[Subject, Health],
-    happened: Iterable[Happened],
+    health: Mapping[Subject, DeviceHealth],
+    fault_events: Iterable[FaultEvent],
     *,
     agent_version: str,
     before: Mapping[str, Any],
@@ -50,9 +50,9 @@ def status_document(
             "driverVersion": inventory.driver_version[:64],
         },
         "devices": [
-            _device(subject, page)
-            for subject, page in sorted(health.items())
-            if page.state is not State.HEALTHY or page.returns
+            _device(subject, record)
+            for subject, record in sorted(health.items())
+            if record.state is not State.HEALTHY or record.failures
         ][:DEVICES_MAX],
         "faults": [
             {
@@ -62,44 +62,48 @@ def status_document(
                 "message": one.message[:1024],
                 "count": one.count,
             }
-            for one in sorted(happened, key=lambda one: -one.at)
+            for one in sorted(fault_events, key=lambda one: -one.at)
         ][:FAULTS_MAX],
         "conditions": _conditions(inventory, state, reason, message, before, now),
     }
     return document
 
 
-def node_state(health: Mapping[Subject, Health]) -> tuple[State, str, str]:
+def node_state(health: Mapping[Subject, DeviceHealth]) -> tuple[State, str, str]:
     """The worst device's state, with its reason and how many share it."""
     for state in _ORDER:
-        found = [(subject, page) for subject, page in sorted(health.items()) if page.state is state]
+        found = [
+            (subject, record) for subject, record in sorted(health.items()) if record.state is state
+        ]
         if found:
-            subject, page = found[0]
-            reason = _reason(page)
+            subject, record = found[0]
+            reason = _reason(record)
             others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-            return state, reason, f"{subject.kind} {subject.id}: {_message(page)}{others}"
+            return state, reason, f"{subject.kind} {subject.id}: {_message(record)}{others}"
     return State.HEALTHY, "", ""
 
 
-def _device(subject: Subject, page: Health) -> dict[str, Any]:
+def _device(subject: Subject, record: DeviceHealth) -> dict[str, Any]:
     return {
         "id": subject.id,
         "kind": subject.kind,
-        "state": page.state.value,
-        "reason": _reason(page),
-        "message": _message(page)[:1024],
-        "evidence": page.evidence[:2048],
-        "recovery": page.remedy[:256],
-        "since": _time(page.since),
+        "state": record.state.value,
+        "reason": _reason(record),
+        "message": _message(record)[:1024],
+        "evidence": record.evidence[:2048],
+        "recovery": record.remedy[:256],
+        "since": _time(record.since),
     }
 
 
-def _reason(page: Health) -> str:
-    return page.reason if page.seen else "NotObserved"
+def _reason(record: DeviceHealth) -> str:
+    return record.reason if record.observable else "NotObserved"
 
 
-def _message(page: Health) -> str:
-    return page.message if page.seen else f"cannot be observed: {page.blind_reason}"
+def _message(record: DeviceHealth) -> str:
+    return (
+        record.message if record.observable else f"cannot be observed: {record.unobservable_reason}"
+    )
 
 
 def _conditions(

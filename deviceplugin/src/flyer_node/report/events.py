@@ -16,14 +16,14 @@ from uuid import uuid4
 
 import structlog
 
-from flyer_node.health.machine import State
+from flyer_node.health.state_machine import State
 from flyer_node.report.client import ApiError, NodeHealthClient
 
 if TYPE_CHECKING:
-    from flyer_node.health.ledger import Change
+    from flyer_node.health.store import Change
     from flyer_node.metrics import Metrics
 
-__all__ = ["REASONS", "Announcer", "Bucket"]
+__all__ = ["REASONS", "EventRecorder", "TokenBucket"]
 
 REASONS = {
     State.HEALTHY: "DeviceHealthy",
@@ -45,7 +45,7 @@ TRIES_MAX = 3
 log = structlog.get_logger()
 
 
-class Bucket:
+class TokenBucket:
     """Lets BURST through at once, and one each SECONDS_EACH. Times are arguments."""
 
     def __init__(self, burst: int = BURST, seconds_each: float = SECONDS_EACH) -> None:
@@ -65,24 +65,26 @@ class Bucket:
 
 
 @dataclass(slots=True)
-class _Told:
+class _PostedEvent:
     name: str
     count: int
     at: float
 
 
-class Announcer:
+class EventRecorder:
     """Posts an event for each change, as long as there are not too many."""
 
-    def __init__(self, client: NodeHealthClient, metrics: Metrics, bucket: Bucket | None = None):
+    def __init__(
+        self, client: NodeHealthClient, metrics: Metrics, bucket: TokenBucket | None = None
+    ):
         self._client = client
         self._metrics = metrics
-        self._bucket = bucket or Bucket()
+        self._bucket = bucket or TokenBucket()
         self._waiting: deque[Change] = deque()
         self._wake = asyncio.Event()
-        self._told: OrderedDict[tuple[str, str, str], _Told] = OrderedDict()
+        self._posted: OrderedDict[tuple[str, str, str], _PostedEvent] = OrderedDict()
 
-    def tell(self, change: Change) -> None:
+    def record(self, change: Change) -> None:
         """A device changed its state."""
         if len(self._waiting) >= WAITING_MAX:
             self._metrics.events.labels("dropped").inc()
@@ -122,7 +124,7 @@ class Announcer:
         text = message_of(change)
         key = (change.subject.kind, change.subject.id, reason)
         stamp = datetime.fromtimestamp(int(now), tz=UTC).isoformat().replace("+00:00", "Z")
-        told = self._told.get(key)
+        told = self._posted.get(key)
         if told is not None and now - told.at < AGAIN_SECONDS:
             again = {"count": told.count + 1, "lastTimestamp": stamp, "message": text}
             try:
@@ -136,20 +138,22 @@ class Announcer:
                 return
         name = f"{self._client.node}.{uuid4().hex[:16]}"
         self._client.post_event(name, reason, text, stamp, warning=_is_bad(change))
-        self._told[key] = _Told(name, 1, now)
-        self._told.move_to_end(key)
-        while len(self._told) > REMEMBERED_MAX:
-            self._told.popitem(last=False)
+        self._posted[key] = _PostedEvent(name, 1, now)
+        self._posted.move_to_end(key)
+        while len(self._posted) > REMEMBERED_MAX:
+            self._posted.popitem(last=False)
 
 
 def message_of(change: Change) -> str:
-    """What happened to which device, why, and what would mend it."""
-    page, subject = change.after, change.subject
-    words = f"{subject.kind} {subject.id}: {change.before.value} -> {page.state.value}"
+    """What fault_events to which device, why, and what would mend it."""
+    record, subject = change.after, change.subject
+    words = f"{subject.kind} {subject.id}: {change.before.value} -> {record.state.value}"
     why = (
-        page.blind_reason if not page.seen else ": ".join(filter(None, (page.reason, page.message)))
+        record.unobservable_reason
+        if not record.observable
+        else ": ".join(filter(None, (record.reason, record.message)))
     )
-    remedy = f"; needs {page.remedy}" if page.remedy and page.state is State.UNHEALTHY else ""
+    remedy = f"; needs {record.remedy}" if record.remedy and record.state is State.UNHEALTHY else ""
     return f"{words}{f' ({why})' if why else ''}{remedy}"[:MESSAGE_MAX]
 
 

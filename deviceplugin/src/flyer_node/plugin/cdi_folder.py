@@ -1,4 +1,4 @@
-"""The container runtime's CDI folders: writes the agent's specifications, reads NVIDIA's."""
+"""CDI folders of the container runtime: writes the agent's specifications, reads NVIDIA's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from flyer_node.plugin.cdi import FILES, documents, nvidia_devices
+from flyer_node.plugin.cdi_spec import FILES, documents, nvidia_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from flyer_node.plugin.resources import NodeView
 
-__all__ = ["CdiFolder", "nvidia_specifications"]
+__all__ = ["CdiFolder", "nvidia_cdi_gpus"]
 
 SPECIFICATION_BYTES_MAX = 4 << 20
 """NVIDIA's specification of a node with 16 GPUs has about 200 KiB."""
@@ -29,28 +29,30 @@ class CdiFolder:
         self._folder = folder
 
     def write(self, view: NodeView) -> str:
-        """Makes the files those of `view`; why a grant cannot name them, or nothing.
+        """Writes the specifications of `view`; returns the error, or an empty string.
 
-        A container that restarts asks for its devices again, so a file is replaced in one step and
+        A restarted container requests its devices again, so a file is replaced atomically and
         removed only with the last device of its kind.
         """
-        wanted = documents(view)
+        specifications = documents(view)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             for name in FILES.values():
-                if name in wanted:
-                    _replace(self._folder / name, wanted[name])
+                if name in specifications:
+                    _replace(self._folder / name, specifications[name])
                 else:
                     (self._folder / name).unlink(missing_ok=True)
         except OSError as error:
             reason = f"{self._folder} cannot be written: {error.strerror or error}"
-            log.warning("no CDI specifications", folder=str(self._folder), error=str(error))
+            log.warning(
+                "CDI specifications not written", folder=str(self._folder), error=str(error)
+            )
             return reason
         return ""
 
 
-def nvidia_specifications(folders: Sequence[Path]) -> frozenset[str]:
-    """UUIDs of the GPUs that a specification of NVIDIA's toolkit names."""
+def nvidia_cdi_gpus(folders: Sequence[Path]) -> frozenset[str]:
+    """UUIDs of the GPUs that the specifications of NVIDIA's toolkit list."""
     return nvidia_devices(text for folder in folders for text in _texts(folder))
 
 
@@ -66,7 +68,7 @@ def _texts(folder: Path) -> Iterator[str]:
             if path.stat().st_size <= SPECIFICATION_BYTES_MAX:
                 yield path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            log.warning("CDI specification ignored", file=str(path), error=str(error))
+            log.warning("ignoring unreadable CDI specification", file=str(path), error=str(error))
 
 
 def _replace(path: Path, text: str) -> None:
@@ -74,7 +76,7 @@ def _replace(path: Path, text: str) -> None:
         if path.read_text(encoding="utf-8") == text:
             return
     except (OSError, ValueError):
-        pass  # not there yet, or damaged
+        pass  # missing or damaged
     # The runtime reads files that end in .json or .yaml.
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(text, encoding="utf-8")

@@ -1,10 +1,10 @@
-"""Traffic classes of the node: one table, three fields, and the variables that carry them.
+"""Traffic classes of the node: the table of their markings and the environment variables.
 
-An InfiniBand Service Level, a RoCE traffic class and a DSCP are read by different switches: they
-come from this table and are never derived from each other (paper, section VI-A). The values are
-those of the transports' own table; a test compares the two.
+InfiniBand Service Level, RoCE traffic class and DSCP are evaluated by different switches: all three
+come from this table and are never derived from each other (paper, section VI-A). The values equal
+those of the `fabric` crate; a test compares the two.
 
-A Service Level is cooperative: nothing on a node stops a process from using another one.
+Service Levels are cooperative: the node does not prevent a process from using another one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["MARKS", "Marks", "TrafficClass", "environment"]
 
 
 class TrafficClass(enum.StrEnum):
-    """What a connection carries."""
+    """Purpose of a connection."""
 
     OTHER = "other"
     NCCL = "nccl"
@@ -32,7 +32,7 @@ class TrafficClass(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """One class on the three kinds of network."""
+    """Markings of one class on the three kinds of network."""
 
     service_level: int
     """InfiniBand, 0 to 15."""
@@ -60,11 +60,11 @@ _ROCE_NAMES = {
 def environment(
     traffic: TrafficClass, ports: Sequence[tuple[str, int, LinkLayer]], *, prefix: str
 ) -> dict[str, str]:
-    """Variables of a container that was given `ports` (HCA, port number, link layer).
+    """Environment of a container to which `ports` (HCA, port number, link layer) were allocated.
 
-    `prefix` keeps the keys of several resources in one container apart: FLYER_NCCL, FLYER_HCA, …
-    On InfiniBand the Service Level is set, on Ethernet the traffic class; a container with both
-    kinds of ports gets both fields, each read by its own network only.
+    `prefix` separates the keys of several resources in one container: FLYER_NCCL, FLYER_HCA, …
+    InfiniBand ports set the Service Level, Ethernet ports the traffic class; a container with both
+    kinds of ports gets both fields.
     """
     marks = MARKS[traffic]
     layers = {layer for _, _, layer in ports}
@@ -81,7 +81,7 @@ def environment(
         keys = (f"{prefix}_ROCE_TRAFFIC_CLASS", *_ROCE_NAMES.get(traffic, ()))
         values |= dict.fromkeys(keys, str(marks.roce_traffic_class))
     if traffic is TrafficClass.NCCL:
-        # '=' asks for exact names: a bare mlx5_1 would match mlx5_10 as well.
+        # '=' requests exact names: a bare mlx5_1 would also match mlx5_10.
         values["NCCL_IB_HCA"] = "=" + ",".join(names)
         values["NCCL_IB_PCI_RELAXED_ORDERING"] = "2"
         values["UCX_NET_DEVICES"] = ",".join(names)

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from flyer_node.plugin.resources import Device, NodeView, Resource
 
-__all__ = ["Offers"]
+__all__ = ["DeviceLists"]
 
 
-class Offers:
+class DeviceLists:
     """Holds one snapshot; a stream that lags behind skips to the newest, which is whole."""
 
     def __init__(self, view: NodeView) -> None:

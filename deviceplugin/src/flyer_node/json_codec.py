@@ -1,7 +1,7 @@
-"""Frozen dataclasses to JSON and back, checked on the way in.
+"""JSON codec of frozen dataclasses, with validation on decode.
 
-Only what the models need: str, int, float, bool, None, enums of strings, tuples, dicts with string
-keys, optional values and dataclasses of these. Unknown and missing keys are refused by name.
+Supports what the models use: str, int, float, bool, None, string enums, tuples, dicts with string
+keys, optional values and dataclasses of these. Unknown and missing keys are errors that name them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def to_json(value: Any) -> Any:
-    """The JSON form of a model."""
+    """Encodes a model."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)
@@ -36,7 +36,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[T], value: Any, where: str = "") -> T:
-    """Reads a model of type `kind`; raises DataError with the path of what is wrong."""
+    """Decodes a model of type `kind`; DataError has the path of the invalid value."""
     return typing.cast("T", _read(kind, value, where or kind.__name__))
 
 
@@ -57,7 +57,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         try:
             return kind(value)
         except ValueError:
-            raise DataError(where, value, f"one of {[one.value for one in kind]}") from None
+            raise DataError(where, value, f"one of {[member.value for member in kind]}") from None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

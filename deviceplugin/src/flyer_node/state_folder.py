@@ -1,10 +1,10 @@
-"""What survives the agent: inventory and health in one file, and the lock that keeps it single.
+"""State folder of the agent: inventory and health in one file, and a lock against a second agent.
 
-A file that cannot be read is worth nothing and is ignored, with a line in the log: everything in it
-can be observed again, except that a fault without visible traces would be forgotten.
+An unreadable file is ignored with a warning: everything in it can be observed again, except faults
+that leave no visible trace.
 """
 
-# ruff: noqa: TC001 - `serial` resolves the annotations of what is read
+# ruff: noqa: TC001 - `json_codec` resolves the annotations at run time
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ from typing import TYPE_CHECKING
 import structlog
 
 from flyer_node.errors import DataError, SettingError
-from flyer_node.health.ledger import Kind, Subject
-from flyer_node.health.machine import Health
+from flyer_node.health.state_machine import DeviceHealth
+from flyer_node.health.store import Kind, Subject
 from flyer_node.inventory import Inventory
-from flyer_node.serial import from_json, to_json
+from flyer_node.json_codec import from_json, to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Page", "Saved", "StateFolder"]
+__all__ = ["DeviceRecord", "SavedState", "StateFolder"]
 
-VERSION = 1
+VERSION = 2
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """One device's health."""
+class DeviceRecord:
+    """Health of one device."""
 
     kind: str
     id: str
-    health: Health
+    health: DeviceHealth
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """The file."""
+class SavedState:
+    """Contents of the state file."""
 
     version: int
     inventory: Inventory
-    pages: tuple[Page, ...] = ()
+    records: tuple[DeviceRecord, ...] = ()
 
     @property
-    def health(self) -> dict[Subject, Health]:
+    def health(self) -> dict[Subject, DeviceHealth]:
         """Health by subject."""
         kinds: dict[str, Kind] = {"gpu": "gpu", "pair": "pair", "hca": "hca"}
         return {
-            Subject(kinds[page.kind], page.id): page.health
-            for page in self.pages
-            if page.kind in kinds
+            Subject(kinds[record.kind], record.id): record.health
+            for record in self.records
+            if record.kind in kinds
         }
 
 
 class StateFolder:
-    """A folder on the node's disk."""
+    """The agent's folder on the node's disk."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -69,7 +69,7 @@ class StateFolder:
         self._lock = -1
 
     def open(self) -> None:
-        """Makes the folder and takes the lock; SettingError if another agent has it."""
+        """Creates the folder and takes the lock; SettingError if another agent holds it."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / "lock"
@@ -81,39 +81,41 @@ class StateFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._lock)
-            expected = "a folder of its own: another agent runs on this node"
+            expected = "another folder: a running agent holds its lock"
             raise SettingError("--state-folder", str(self.folder), expected) from None
 
     def close(self) -> None:
-        """Gives the lock back."""
+        """Releases the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
-    def load(self) -> Saved | None:
-        """What an earlier agent wrote, if it can be read."""
+    def load(self) -> SavedState | None:
+        """Loads the state of an earlier agent; None if there is none or it cannot be read."""
         try:
-            saved = from_json(Saved, json.loads(self.file.read_text(encoding="utf-8")))
+            saved = from_json(SavedState, json.loads(self.file.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, DataError) as error:
-            log.warning("earlier state ignored", file=str(self.file), error=str(error))
+            log.warning("ignoring unreadable state file", file=str(self.file), error=str(error))
             return None
         return saved if saved.version == VERSION else None
 
-    def save(self, inventory: Inventory, health: dict[Subject, Health]) -> None:
-        """Writes all, in one step."""
-        pages = tuple(Page(subject.kind, subject.id, page) for subject, page in health.items())
-        text = json.dumps(to_json(Saved(VERSION, inventory, pages)))
+    def save(self, inventory: Inventory, health: dict[Subject, DeviceHealth]) -> None:
+        """Writes the state atomically."""
+        records = tuple(
+            DeviceRecord(subject.kind, subject.id, record) for subject, record in health.items()
+        )
+        text = json.dumps(to_json(SavedState(VERSION, inventory, records)))
         _replace(self.file, text)
 
     def write_topology(self, text: str) -> str:
-        """Writes NCCL's file; its path, or nothing if that failed."""
+        """Writes NCCL's topology file; returns its path, or an empty string on failure."""
         try:
             _replace(self.topology, text)
             self.topology.chmod(0o644)
         except OSError as error:
-            log.warning("no topology file", file=str(self.topology), error=str(error))
+            log.warning("topology file not written", file=str(self.topology), error=str(error))
             return ""
         return str(self.topology)
 

@@ -1,6 +1,6 @@
-"""The allocator's view of a node: GPUs as bits, what connects them as masks.
+"""GPU topology of a node as bit masks, the input of the allocator.
 
-Built once per inventory and per change of health; choosing only does integer arithmetic on it.
+Built once per change of inventory or health; the allocator only does integer arithmetic on it.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
 
     from flyer_node.inventory import Inventory, PciDevice
 
-__all__ = ["FAR", "Board", "board_of", "nic_distance"]
+__all__ = ["FAR", "GpuTopology", "gpu_topology", "nic_distance"]
 
 FAR = 4
-"""Distance to the nearest HCA when there is none, or when nobody knows where it is."""
+"""Distance to the nearest HCA if there is none or its place is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class GpuTopology:
     """GPUs in NVML's order; bit i of every mask is `gpus[i]`."""
 
     gpus: tuple[str, ...]
     pairs: tuple[int, ...]
     """One mask of two bits per healthy NVLink bridge."""
     numa: tuple[int, ...]
-    """One mask per NUMA node that has GPUs; GPUs of unknown place form one of their own."""
+    """One mask per NUMA node that has GPUs; GPUs without a known node share a separate one."""
     roots: tuple[int, ...]
     """One mask per root complex that more than one GPU shares."""
     distances: tuple[int, ...]
-    """Of each GPU to its nearest HCA, 0 (same switch) to `FAR`."""
+    """Distance of each GPU to its nearest HCA, 0 (same switch) to `FAR`."""
 
     def mask(self, gpus: Collection[str]) -> int:
-        """The bits of these GPUs; KeyError names one that the board lacks."""
+        """The bits of these GPUs; KeyError names an unknown one."""
         places = {uuid: 1 << index for index, uuid in enumerate(self.gpus)}
         total = 0
         for uuid in gpus:
@@ -42,12 +42,12 @@ class Board:
         return total
 
     def names(self, mask: int) -> tuple[str, ...]:
-        """The GPUs of these bits, in the board's order."""
+        """The GPUs of these bits, in topology order."""
         return tuple(uuid for index, uuid in enumerate(self.gpus) if mask >> index & 1)
 
 
-def board_of(inventory: Inventory, broken_bridges: Collection[str] = ()) -> Board:
-    """The board of a node; GPUs over a bridge named in `broken_bridges` count as unbridged."""
+def gpu_topology(inventory: Inventory, broken_bridges: Collection[str] = ()) -> GpuTopology:
+    """The topology of a node; bridges in `broken_bridges` are ignored."""
     gpus = sorted(inventory.gpus, key=lambda gpu: gpu.index)
     bit = {gpu.uuid: 1 << place for place, gpu in enumerate(gpus)}
     numa: dict[int | None, int] = {}
@@ -58,7 +58,7 @@ def board_of(inventory: Inventory, broken_bridges: Collection[str] = ()) -> Boar
         numa[node] = numa.get(node, 0) | bit[gpu.uuid]
         if device:
             roots[device.root_complex] = roots.get(device.root_complex, 0) | bit[gpu.uuid]
-    return Board(
+    return GpuTopology(
         gpus=tuple(gpu.uuid for gpu in gpus),
         pairs=tuple(
             bit[bridge.first] | bit[bridge.second]
@@ -72,7 +72,7 @@ def board_of(inventory: Inventory, broken_bridges: Collection[str] = ()) -> Boar
 
 
 def nic_distance(gpu: PciDevice, nic: PciDevice) -> int:
-    """How far a GPU is from a NIC: 0 below one switch, 1 root complex, 2 NUMA node, 3 the other."""
+    """Distance of GPU and NIC: 0 same switch, 1 same root complex, 2 same NUMA node, 3 other."""
     if gpu.upstream and nic.upstream and gpu.upstream[0] == nic.upstream[0]:
         return 0
     if gpu.root_complex == nic.root_complex:

@@ -1,7 +1,7 @@
-"""/metrics, /healthz and /readyz from a thread of their own.
+"""HTTP server for /metrics, /healthz and /readyz, in a separate thread.
 
-They answer from memory. Health means that the event loop turns: hardware that hangs is a finding,
-never a reason to be restarted.
+All responses come from memory. /healthz fails only if the event loop is stuck: hardware that hangs
+is reported as a finding and must not restart the agent.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from flyer_node.errors import SettingError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Pulse", "Web"]
+__all__ = ["Heartbeat", "HttpServer"]
 
 STUCK_SECONDS = 30.0
-"""An event loop that has not turned for so long is not coming back."""
+"""Time without an event loop iteration after which /healthz fails."""
 REQUEST_SECONDS = 5.0
 """From accept to the last byte."""
 CONNECTIONS_MAX = 32
@@ -30,25 +30,25 @@ PER_SOURCE_MAX = 4
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Pulse:
-    """Beaten by the event loop, read by the thread."""
+class Heartbeat:
+    """Heartbeat of the event loop, read by the server thread."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
         self.ready = False
 
     def beat(self) -> None:
-        """The loop turns."""
+        """Records an iteration of the event loop."""
         self._last = time.monotonic()
 
     @property
     def age_seconds(self) -> float:
-        """Since it last turned."""
+        """Time since the last iteration."""
         return time.monotonic() - self._last
 
 
 class _BoundedServer(ThreadingHTTPServer):
-    """At most so many connections in all and from one address; each has its time and no more."""
+    """HTTP server with limits on connections, connections per source and time per connection."""
 
     daemon_threads = True
     block_on_close = False
@@ -60,62 +60,66 @@ class _BoundedServer(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Refuse a source that has all its places; otherwise the oldest connection gives way."""
+        """Refuses sources over PER_SOURCE_MAX; over CONNECTIONS_MAX, closes the oldest."""
         source = str(client_address[0])
         with self._lock:
-            if sum(one == source for _, one in self._open.values()) >= PER_SOURCE_MAX:
+            if sum(peer == source for _, peer in self._open.values()) >= PER_SOURCE_MAX:
                 return False
             if len(self._open) >= CONNECTIONS_MAX:
                 oldest = next(iter(self._open))
                 del self._open[oldest]
-                _cut(oldest)
+                _shutdown(oldest)
             self._open[request] = (time.monotonic(), source)
         return True
 
     def shutdown_request(self, request: Any) -> None:
-        """Forget a connection and close it."""
+        """Closes a connection."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Cut what is over its time; called twice a second."""
+        """Closes connections past their deadline; called twice a second."""
         with self._lock:
             for connection, (opened, _) in self._open.items():
                 if time.monotonic() - opened >= REQUEST_SECONDS:
-                    _cut(connection)
+                    _shutdown(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that was cut is not worth a traceback."""
+        """Suppresses the traceback of a closed connection."""
 
 
-def _cut(connection: socket.socket) -> None:
+def _shutdown(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
-class Web:
-    """The server."""
+class HttpServer:
+    """The agent's HTTP server."""
 
-    def __init__(self, address: str, port: int, page: Callable[[], bytes], pulse: Pulse) -> None:
+    def __init__(
+        self, address: str, port: int, metrics: Callable[[], bytes], heartbeat: Heartbeat
+    ) -> None:
         class Handler(BaseHTTPRequestHandler):
             timeout = REQUEST_SECONDS
 
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
                 if path == "/metrics":
-                    self._say(200, page())
+                    self._respond(200, metrics())
                 elif path == "/healthz":
-                    age = pulse.age_seconds
-                    text = f"the event loop turned {age:.1f} s ago\n"
-                    self._say(200 if age < STUCK_SECONDS else 503, text.encode())
+                    age = heartbeat.age_seconds
+                    text = f"last event loop iteration {age:.1f} s ago\n"
+                    self._respond(200 if age < STUCK_SECONDS else 503, text.encode())
                 elif path == "/readyz":
-                    text = "registered\n" if pulse.ready else "not registered with the kubelet\n"
-                    self._say(200 if pulse.ready else 503, text.encode())
+                    text = (
+                        "registered\n" if heartbeat.ready else "not registered with the kubelet\n"
+                    )
+                    self._respond(200 if heartbeat.ready else 503, text.encode())
                 else:
-                    self._say(404, b"try /metrics, /healthz or /readyz\n")
+                    self._respond(404, b"not found: use /metrics, /healthz or /readyz\n")
 
-            def _say(self, status: int, body: bytes) -> None:
+            def _respond(self, status: int, body: bytes) -> None:
                 self.send_response(status)
                 self.send_header("Content-Type", CONTENT_TYPE)
                 self.send_header("Content-Length", str(len(body)))
@@ -123,21 +127,21 @@ class Web:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Probes are not news."""
+                """Suppresses access logs: probes and scrapes are frequent."""
 
         try:
             self._server = _BoundedServer((address, port), Handler)
         except OSError as error:
-            expected = f"an address and port that are free ({error.strerror})"
+            expected = f"a free address and port ({error.strerror})"
             raise SettingError("--metrics-port", f"{address}:{port}", expected) from error
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     def start(self) -> None:
-        """Serves from now on."""
+        """Starts the server thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends."""
+        """Stops the server."""
         self._server.shutdown()
         self._server.server_close()

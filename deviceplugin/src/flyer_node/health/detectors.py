@@ -1,4 +1,4 @@
-"""What observations and events mean: from numbers of the hardware to looks and faults. Pure."""
+"""Fault detectors: turn hardware readings and events into observations and faults. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flyer_node.hardware.driver import EventKind, RecoveryAction
-from flyer_node.health.machine import Fault, Look, Severity
+from flyer_node.health.state_machine import Fault, Observation, Severity
 
 if TYPE_CHECKING:
     from flyer_node.hardware.driver import GpuStatus
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KernelXid",
-    "bridge_look",
     "event_fault",
-    "gpu_look",
     "kernel_xid",
-    "port_look",
+    "observe_bridge",
+    "observe_gpu",
+    "observe_port",
     "xid_fault",
 ]
 
@@ -32,7 +32,7 @@ _XID_LINE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class KernelXid:
-    """An Xid as the kernel's log tells it."""
+    """An Xid from the kernel log."""
 
     address: str
     """PCI address without function: 0000:01:00."""
@@ -43,10 +43,10 @@ class KernelXid:
 
 
 def kernel_xid(line: str) -> KernelXid | None:
-    """Reads a record of the kernel's log; None if it is about something else.
+    """Parses a kernel log record; None if it does not report an Xid.
 
-    The driver's records start with its name. The kernel quotes text of processes in its own, such
-    as an unknown option of a mount.
+    The driver's records start with its name: text of processes that other records quote, such as an
+    unknown mount option, never matches.
     """
     match = _XID_LINE.match(line)
     if match is None:
@@ -61,7 +61,7 @@ def kernel_xid(line: str) -> KernelXid | None:
 
 
 def xid_fault(rule: XidRule, severity: Severity, evidence: str) -> Fault:
-    """The fault that an Xid is by its row."""
+    """The fault of an Xid, by its rule."""
     return Fault(
         reason=f"Xid{rule.code}",
         message=f"Xid {rule.code} ({rule.klass}); {rule.source}",
@@ -72,8 +72,8 @@ def xid_fault(rule: XidRule, severity: Severity, evidence: str) -> Fault:
     )
 
 
-def gpu_look(status: GpuStatus, before: GpuStatus | None = None) -> Look:
-    """What one look at a GPU says, compared with the one before."""
+def observe_gpu(status: GpuStatus, before: GpuStatus | None = None) -> Observation:
+    """Evaluates the status of a GPU against the previous one."""
     if not status.answers:
         lost = Fault(
             "GpuLost",
@@ -82,19 +82,19 @@ def gpu_look(status: GpuStatus, before: GpuStatus | None = None) -> Look:
             "GPU reset or node reboot",
             evidence=status.error,
         )
-        return Look(fault=lost, gone=True)
+        return Observation(fault=lost, unresponsive=True)
     if status.recovery_action:
         name = RecoveryAction.name_of(status.recovery_action)
-        asked = Fault(
+        requested = Fault(
             "RecoveryAction",
-            f"the driver asks for {name}",
+            f"the driver requests {name}",
             Severity.UNHEALTHY,
             name.replace("_", " ").lower(),
             evidence=f"recovery action {status.recovery_action}",
         )
-        return Look(fault=asked, action=name)
+        return Observation(fault=requested, recovery_action=name)
     if status.remap_failed:
-        return Look(
+        return Observation(
             fault=Fault(
                 "RowRemapFailed",
                 "a memory row could not be remapped",
@@ -104,10 +104,10 @@ def gpu_look(status: GpuStatus, before: GpuStatus | None = None) -> Look:
             )
         )
     if status.remap_pending:
-        return Look(
+        return Observation(
             fault=Fault(
                 "RowRemapPending",
-                "a memory row waits to be remapped",
+                "a memory row remap is pending",
                 Severity.SUSPECT,
                 "GPU reset at the next idle moment",
                 evidence="remapped rows: pending",
@@ -115,21 +115,23 @@ def gpu_look(status: GpuStatus, before: GpuStatus | None = None) -> Look:
         )
     grown = _grown(before, status)
     if grown > 0:
-        text = f"{grown} uncorrectable memory errors came"
+        text = f"{grown} new uncorrectable memory errors"
         remedy = "GPU reset at the next idle moment"
-        return Look(fault=Fault("UncorrectableEcc", text, Severity.SUSPECT, remedy, evidence=text))
-    return Look(was_reset=grown < 0)
+        return Observation(
+            fault=Fault("UncorrectableEcc", text, Severity.SUSPECT, remedy, evidence=text)
+        )
+    return Observation(was_reset=grown < 0)
 
 
 def _grown(before: GpuStatus | None, after: GpuStatus) -> int:
-    """New uncorrectable errors; below 0, the volatile counter began anew."""
+    """New uncorrectable errors; negative if the volatile counter was reset."""
     if before is None or before.uncorrectable_errors is None or after.uncorrectable_errors is None:
         return 0
     return after.uncorrectable_errors - before.uncorrectable_errors
 
 
 def event_fault(kind: EventKind) -> Fault | None:
-    """The fault that an event of the driver is, other than an Xid; None where a look decides."""
+    """The fault of a driver event other than an Xid; None if the next poll decides."""
     if kind is EventKind.UNAVAILABLE:
         return Fault(
             "GpuUnavailable",
@@ -146,14 +148,14 @@ def event_fault(kind: EventKind) -> Fault | None:
     return None
 
 
-def bridge_look(links: int, first: GpuStatus, second: GpuStatus) -> Look | None:
-    """What one look at both ends says of a bridge; None if an end cannot be seen."""
+def observe_bridge(links: int, first: GpuStatus, second: GpuStatus) -> Observation | None:
+    """Evaluates a bridge from both ends; None if an end does not report its links."""
     if first.links_active is None or second.links_active is None:
         return None
     active = min(first.links_active, second.links_active)
     if active >= links:
-        return Look()
-    return Look(
+        return Observation()
+    return Observation(
         fault=Fault(
             "NvLinkDown",
             f"{active} of {links} NVLink links are up",
@@ -164,14 +166,14 @@ def bridge_look(links: int, first: GpuStatus, second: GpuStatus) -> Look | None:
     )
 
 
-def port_look(status: PortStatus, down_seconds: float, timers: Timers) -> Look:
-    """What one look at a port says, if it has been down for `down_seconds`."""
+def observe_port(status: PortStatus, down_seconds: float, timers: Timers) -> Observation:
+    """Evaluates the status of a port that has been down for `down_seconds`."""
     if status.state == "active":
-        return Look()
+        return Observation()
     text = status.state or "unreadable"
     severity = Severity.UNHEALTHY if down_seconds >= timers.port_grace else Severity.SUSPECT
     remedy = "cable, switch port and subnet manager: the port must become active"
-    return Look(
+    return Observation(
         fault=Fault(
             "PortDown",
             f"the port is {text} ({status.physical or 'no physical state'})",

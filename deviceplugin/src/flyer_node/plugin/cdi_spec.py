@@ -1,6 +1,6 @@
 """Container Device Interface: specifications of this node's devices, and NVIDIA's own. Pure.
 
-The container runtime adds what a specification names to the containers whose grant names it. A
+The container runtime adds what a specification names to the containers whose allocate names it. A
 pod's environment has no part in this, so it cannot ask for a device that the pod was not granted.
 """
 
@@ -48,7 +48,7 @@ _UUID = re.compile(
 
 
 def gpu_name(uuid: str) -> str:
-    """The name by which a grant asks the runtime for a GPU."""
+    """The name by which a allocate asks the runtime for a GPU."""
     return f"{_GPU}={uuid}"
 
 
@@ -90,7 +90,7 @@ def documents(view: NodeView) -> dict[str, str]:
         try:
             gpus[gpu.uuid] = _nodes(gpu_nodes(view, gpu.uuid))
         except RequestError:
-            continue  # no device node now; a grant says so
+            continue  # no device node now; a allocate says so
     hcas = {}
     for hca in view.inventory.hcas:
         if hca.verbs_device:

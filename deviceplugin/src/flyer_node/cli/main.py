@@ -1,4 +1,4 @@
-"""`flyer-node`: run the agent, or ask what it would see."""
+"""`flyer-node`: runs the node agent, or shows the inventory and health checks of this node."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ EXIT_FAILED, EXIT_USAGE = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; the exit status is 0, 1 for a failure, 2 for a value that is not usable."""
+    """Command line entry point; exit status 0, 1 for a failure or 2 for an invalid setting."""
     parser = argparse.ArgumentParser(prog="flyer-node", description=__doc__)
-    verbs = parser.add_subparsers(dest="verb", required=True)
+    commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
-        ("run", "serve the kubelet and watch the hardware"),
-        ("inventory", "what the node has"),
-        ("topo", "the PCIe tree with GPUs, pairs and HCAs; `-o xml` is NCCL's file"),
-        ("doctor", "what keeps the node from working, with remedies"),
+        ("run", "run the agent: device plugin and health monitoring"),
+        ("inventory", "list GPUs and HCAs of this node"),
+        ("topo", "show the PCIe tree; `-o xml` prints NCCL's topology file"),
+        ("doctor", "check the node and suggest remedies"),
     ):
-        verb = verbs.add_parser(name, help=text, description=text)
-        add_flags(verb, os.environ)
+        command = commands.add_parser(name, help=text, description=text)
+        add_flags(command, os.environ)
         if name != "run":
             formats = ["text", "json", "xml"] if name == "topo" else ["text", "json"]
-            verb.add_argument("-o", "--output", choices=formats, default="text")
+            command.add_argument("-o", "--output", choices=formats, default="text")
     values = parser.parse_args(arguments)
     try:
         settings = read_settings(values, os.environ)
         _logging(settings.log_level)
-        if values.verb == "run":
+        if values.command == "run":
             return _run(settings)
-        return _show(values.verb, settings, values.output)
+        return _show(values.command, settings, values.output)
     except NodeAgentError as error:
         sys.stderr.write(f"flyer-node: {error}\n")
         return EXIT_FAILED if isinstance(error, HardwareError) else EXIT_USAGE
 
 
 def _run(settings: Settings) -> int:
-    from flyer_node.memory import few_arenas
+    from flyer_node.heap import limit_arenas
 
-    few_arenas()
+    limit_arenas()
     from flyer_node.agent import Agent
 
     async def serve() -> None:
@@ -72,31 +72,32 @@ def _run(settings: Settings) -> int:
     return 0
 
 
-def _show(verb: str, settings: Settings, output: str) -> int:
-    from flyer_node import views
+def _show(command: str, settings: Settings, output: str) -> int:
+    from flyer_node.cli import doctor
+    from flyer_node.cli import output as text_output
 
     inventory, problems = asyncio.run(_observe(settings))
-    if verb == "doctor":
-        remedies = views.doctor(inventory, settings, problems)
-        _print([vars(one) for one in remedies] if output == "json" else views.table(remedies))
-        return EXIT_FAILED if any(one.level == "error" for one in remedies) else 0
+    if command == "doctor":
+        checks = doctor.run_checks(inventory, settings, problems)
+        _print([vars(check) for check in checks] if output == "json" else doctor.table(checks))
+        return EXIT_FAILED if any(check.level == "error" for check in checks) else 0
     if output == "xml":
         from flyer_node.inventory.nccl import nccl_topology
 
         _print(nccl_topology(inventory).rstrip())
     elif output == "json":
-        from flyer_node.serial import to_json
+        from flyer_node.json_codec import to_json
 
         _print(to_json(inventory))
     else:
-        _print(views.tree(inventory) if verb == "topo" else views.listing(inventory))
+        _print(text_output.tree(inventory) if command == "topo" else text_output.listing(inventory))
     for problem in problems:
         sys.stderr.write(f"flyer-node: {problem}\n")
     return EXIT_FAILED if problems else 0
 
 
 async def _observe(settings: Settings) -> tuple[Inventory, list[str]]:
-    """One inventory, with the same deadlines as the agent's."""
+    """Reads one inventory, with the agent's deadlines."""
     from flyer_node.hardware.client import Hardware
     from flyer_node.inventory.assemble import DriverFacts, SysfsFacts, assemble
 
@@ -122,7 +123,7 @@ def _print(value: Any) -> None:
 
 
 def _logging(level: str) -> None:
-    """JSON lines on standard error."""
+    """Logs JSON lines to standard error."""
     import structlog
 
     structlog.configure(
