@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from flyer.cli.grammar import read
+from flyer.cli.arguments import read
 from flyer.cli.verbs import VERBS
 from ruamel.yaml import YAML
 

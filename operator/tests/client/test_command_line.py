@@ -237,7 +237,7 @@ def test_a_start_is_its_imports(words: tuple[str, ...]) -> None:
         assert found.isdisjoint(SLOW)
     ours = {name for name in found if name.startswith("flyer.")}
     assert ours <= {
-        "flyer.cli", "flyer.cli.main", "flyer.cli.grammar", "flyer.cli.verbs", "flyer.cli.output",
+        "flyer.cli", "flyer.cli.main", "flyer.cli.arguments", "flyer.cli.verbs", "flyer.cli.output",
         "flyer.cli.target", "flyer.cli.completion", "flyer.errors",
     }  # fmt: skip
 

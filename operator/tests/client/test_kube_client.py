@@ -14,7 +14,7 @@ from flyer.cli import act
 from flyer.cli.output import Output
 from flyer.cli.screens import why_screen
 from flyer.client import FlyerError
-from flyer.client.kubernetes.loglines import PodLog
+from flyer.client.kubernetes.log_lines import PodLog
 from flyer.kube.apiserver.errors import ForbiddenError
 from ruamel.yaml import YAML
 

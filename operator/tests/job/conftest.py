@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from flyer.job.fork_server import ForkServer
 from flyer.job.pod import PodSpec
-from flyer.job.zygote import Zygote
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -42,9 +42,9 @@ def make_pod(tmp_path: Path) -> Callable[..., PodSpec]:
 
 
 @pytest.fixture
-async def zygote(tmp_path: Path) -> AsyncIterator[Zygote]:
-    with (tmp_path / "zygote.log").open("wb") as log:
-        started = await Zygote.start(log=log)
+async def fork_server(tmp_path: Path) -> AsyncIterator[ForkServer]:
+    with (tmp_path / "fork-server.log").open("wb") as log:
+        started = await ForkServer.start(log=log)
         try:
             yield started
         finally:

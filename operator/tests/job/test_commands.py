@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from flyer.job.zygote import PodExit
+from flyer.job.fork_server import PodExit
 
 REPORT = """
 import atexit, json, os, pickle, sys
@@ -36,8 +36,8 @@ def package(tmp_path):
     return folder
 
 
-async def run(zygote, spec, watch):
-    pod = await zygote.spawn(spec)
+async def run(fork_server, spec, watch):
+    pod = await fork_server.spawn(spec)
     async with asyncio.timeout(60):
         return await pod.wait(), watch.log_of(spec, 0)
 
@@ -56,7 +56,7 @@ async def run(zygote, spec, watch):
     ],
 )
 async def test_a_python_command_reports_the_same_as_under_the_interpreter(
-    zygote, make_pod, watch, package, words
+    fork_server, make_pod, watch, package, words
 ):
     plain = subprocess.run(
         [sys.executable, *words],
@@ -67,7 +67,7 @@ async def test_a_python_command_reports_the_same_as_under_the_interpreter(
         check=False,
     )
     spec = make_pod(command=["python"], args=words, working_dir=str(package))
-    exit_, output = await run(zygote, spec, watch)
+    exit_, output = await run(fork_server, spec, watch)
     assert exit_ == PodExit(plain.returncode)
     expected = (plain.stdout + plain.stderr).replace(sys.executable, "PYTHON")
     if output.startswith("{"):
@@ -79,15 +79,17 @@ async def test_a_python_command_reports_the_same_as_under_the_interpreter(
         )
 
 
-async def test_a_command_that_is_not_python(zygote, make_pod, watch):
+async def test_a_command_that_is_not_python(fork_server, make_pod, watch):
     spec = make_pod(command=["sh", "-c", 'echo "rank $RANK of $WORLD_SIZE"; exit 6'])
-    assert await run(zygote, spec, watch) == (PodExit(6), "rank 0 of 1\n")
+    assert await run(fork_server, spec, watch) == (PodExit(6), "rank 0 of 1\n")
 
 
-async def test_a_traceback_from_another_interpreter_is_found_in_its_output(zygote, make_pod, watch):
+async def test_a_traceback_from_another_interpreter_is_found_in_its_output(
+    fork_server, make_pod, watch
+):
     code = "try:\n  1/0\nexcept Exception as e:\n  raise ValueError('boo') from e"
     spec = make_pod(command=[sys.executable, "-X", "dev", "-c", code])
-    exit_, output = await run(zygote, spec, watch)
+    exit_, output = await run(fork_server, spec, watch)
     assert exit_ == PodExit(1)
     from flyer.job.failure import read_failure
 
@@ -96,36 +98,36 @@ async def test_a_traceback_from_another_interpreter_is_found_in_its_output(zygot
 
 
 async def test_variables_that_an_interpreter_reads_at_its_start_are_obeyed(
-    zygote, make_pod, watch, tmp_path
+    fork_server, make_pod, watch, tmp_path
 ):
     (tmp_path / "mine.py").write_text("NAME = 'mine'")
     spec = make_pod("import mine; print(mine.NAME)", env={"PYTHONPATH": str(tmp_path)})
-    assert await run(zygote, spec, watch) == (PodExit(0), "mine\n")
+    assert await run(fork_server, spec, watch) == (PodExit(0), "mine\n")
 
 
-async def test_the_search_path_and_the_standard_streams_are_fresh(zygote, make_pod, watch):
+async def test_the_search_path_and_the_standard_streams_are_fresh(fork_server, make_pod, watch):
     spec = make_pod(
         "import sys, os; print('' in sys.path, sys.stdout.line_buffering, os.getsid(0))"
     )
-    exit_, output = await run(zygote, spec, watch)
+    exit_, output = await run(fork_server, spec, watch)
     assert exit_ == PodExit(0)
     empty, buffered, session = output.split()
     assert (empty, buffered) == ("False", "True")
     assert int(session) == json.loads(Path(spec.run_dir, "pids.json").read_text())["launcher"]
 
 
-async def test_torchrun_is_started_once_a_node(zygote, make_pod, watch, tmp_path):
+async def test_torchrun_is_started_once_a_node(fork_server, make_pod, watch, tmp_path):
     program = tmp_path / "torchrun"
     program.write_text(
         "#!/bin/sh\necho $PET_NPROC_PER_NODE $PET_NODE_RANK ${RANK-none} $FLYER_JOB\n"
     )
     program.chmod(0o755)
     spec = make_pod(command=[str(program), "x.py"], ranks_per_node=4)
-    assert await run(zygote, spec, watch) == (PodExit(0), "4 0 none default/gpt\n")
+    assert await run(fork_server, spec, watch) == (PodExit(0), "4 0 none default/gpt\n")
     assert len(list(Path(spec.log_dir).iterdir())) == 1
 
 
-async def test_a_multiprocessing_pool_works_and_ends_in_a_rank(zygote, make_pod, watch):
+async def test_a_multiprocessing_pool_works_and_ends_in_a_rank(fork_server, make_pod, watch):
     spec = make_pod(
         """
         import multiprocessing
@@ -139,11 +141,11 @@ async def test_a_multiprocessing_pool_works_and_ends_in_a_rank(zygote, make_pod,
                     print(pool.map(square, range(3)), flush=True)
         """
     )
-    assert await run(zygote, spec, watch) == (PodExit(0), "[0, 1, 4]\n[0, 1, 4]\n")
+    assert await run(fork_server, spec, watch) == (PodExit(0), "[0, 1, 4]\n[0, 1, 4]\n")
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-async def test_a_worker_process_of_the_script_ends_on_sigterm(zygote, make_pod, watch, method):
+async def test_a_worker_process_of_the_script_ends_on_sigterm(fork_server, make_pod, watch, method):
     spec = make_pod(
         f"""
         import multiprocessing, signal
@@ -163,4 +165,4 @@ async def test_a_worker_process_of_the_script_ends_on_sigterm(zygote, make_pod, 
             print(worker.exitcode)
         """
     )
-    assert await run(zygote, spec, watch) == (PodExit(0), "-15\n")
+    assert await run(fork_server, spec, watch) == (PodExit(0), "-15\n")

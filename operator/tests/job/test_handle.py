@@ -6,9 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from flyer.job.fork_server import PodExit
 from flyer.job.protocol import SuspendCode, Welcome
 from flyer.job.server import JobServer
-from flyer.job.zygote import PodExit
 
 
 class Notebook:
@@ -62,9 +62,9 @@ TRAINER = """
 """
 
 
-async def test_a_suspension_from_signal_to_release(zygote, make_pod, job, watch):
+async def test_a_suspension_from_signal_to_release(fork_server, make_pod, job, watch):
     spec = make_pod(TRAINER, socket_path=job.path)
-    pod = await zygote.spawn(spec)
+    pod = await fork_server.spawn(spec)
     await job.notebook.hears("progress")
     assert job.notebook.calls[0][2] > 40
     job.signal(30, "preempted by default/b")
@@ -79,7 +79,7 @@ async def test_a_suspension_from_signal_to_release(zygote, make_pod, job, watch)
     assert watch.log_of(spec, 0) == "preempted by default/b /ckpt/step-40 7\n"
 
 
-async def test_a_bare_sigterm_is_a_suspension_too_and_needs_no_socket(zygote, make_pod, watch):
+async def test_a_bare_sigterm_is_a_suspension_too_and_needs_no_socket(fork_server, make_pod, watch):
     spec = make_pod(
         """
         import flyer.job, os, pathlib, time
@@ -94,7 +94,7 @@ async def test_a_bare_sigterm_is_a_suspension_too_and_needs_no_socket(zygote, ma
         """
     )
     spec.env["SIGN"] = sign = spec.run_dir + ".up"
-    pod = await zygote.spawn(spec)
+    pod = await fork_server.spawn(spec)
     await watch.appears(Path(sign))
     pod.kill(signal.SIGTERM)
     assert await ended(pod) == PodExit(104)
@@ -102,7 +102,7 @@ async def test_a_bare_sigterm_is_a_suspension_too_and_needs_no_socket(zygote, ma
 
 
 async def test_a_script_that_never_talks_is_known_for_it_and_ends_by_sigterm(
-    zygote, make_pod, job, watch
+    fork_server, make_pod, job, watch
 ):
     spec = make_pod(
         "import os, pathlib, time\n"
@@ -111,7 +111,7 @@ async def test_a_script_that_never_talks_is_known_for_it_and_ends_by_sigterm(
         socket_path=job.path,
     )
     spec.env["SIGN"] = sign = spec.run_dir + ".up"
-    pod = await zygote.spawn(spec)
+    pod = await fork_server.spawn(spec)
     await watch.appears(Path(sign))
     job.signal(30, "preempted")
     assert job.ranks_seen == set()
@@ -120,20 +120,22 @@ async def test_a_script_that_never_talks_is_known_for_it_and_ends_by_sigterm(
     assert pod.failure() is None
 
 
-async def test_the_last_step_is_told_although_the_script_ends_at_once(zygote, make_pod, job):
+async def test_the_last_step_is_told_although_the_script_ends_at_once(fork_server, make_pod, job):
     script = """
         import flyer.job
         for step in range(1, 1001):
             flyer.job.current().progress(step)
     """
-    assert await ended(await zygote.spawn(make_pod(script, socket_path=job.path))) == PodExit(0)
+    assert await ended(await fork_server.spawn(make_pod(script, socket_path=job.path))) == PodExit(
+        0
+    )
     steps = [call[2] for call in job.notebook.calls]
     assert steps[-1] == 1000
     assert len(steps) < 20
 
 
-async def test_a_server_that_goes_and_comes_back_is_found_again(zygote, make_pod, job):
-    pod = await zygote.spawn(make_pod(TRAINER, socket_path=job.path))
+async def test_a_server_that_goes_and_comes_back_is_found_again(fork_server, make_pod, job):
+    pod = await fork_server.spawn(make_pod(TRAINER, socket_path=job.path))
     await job.notebook.hears("progress")
     await job.close()
     again = JobServer(job.path, Welcome("default/gpt", "c1", 2), Notebook())
@@ -147,7 +149,7 @@ async def test_a_server_that_goes_and_comes_back_is_found_again(zygote, make_pod
         await again.close()
 
 
-async def test_hai_names_work_for_a_script_that_imports_hfai(zygote, make_pod, job, watch):
+async def test_hai_names_work_for_a_script_that_imports_hfai(fork_server, make_pod, job, watch):
     spec = make_pod(
         """
         import flyer.job.hfai; flyer.job.hfai.install()
@@ -164,7 +166,7 @@ async def test_hai_names_work_for_a_script_that_imports_hfai(zygote, make_pod, j
         """,
         socket_path=job.path,
     )
-    pod = await zygote.spawn(spec)
+    pod = await fork_server.spawn(spec)
     await job.notebook.hears("life_state")
     job.signal(30, "higher priority")
     await job.notebook.hears("release")
@@ -175,7 +177,7 @@ async def test_hai_names_work_for_a_script_that_imports_hfai(zygote, make_pod, j
     assert [call[0] for call in job.notebook.calls].count("received") == 1
 
 
-async def test_hai_asks_the_first_node_alone(zygote, make_pod, job, watch):
+async def test_hai_asks_the_first_node_alone(fork_server, make_pod, job, watch):
     spec = make_pod(
         """
         import flyer.job, flyer.job.hfai, time
@@ -187,7 +189,7 @@ async def test_hai_asks_the_first_node_alone(zygote, make_pod, job, watch):
         nodes=2,
         node_rank=1,
     )
-    pod = await zygote.spawn(spec)
+    pod = await fork_server.spawn(spec)
     job.signal(30, "now")
     assert await ended(pod) == PodExit(0)
     assert watch.log_of(spec, 1) == "False\n"

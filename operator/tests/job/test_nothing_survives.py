@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from flyer.job.zygote import PodExit, ZygoteError
+from flyer.job.fork_server import ForkServerError, PodExit
 
 # A rank with everything that tries to stay: a child, a grandchild, and one in a session of its own.
 STAYER = """
@@ -31,9 +31,9 @@ STAYER = """
 """
 
 
-async def stayers(zygote, make_pod, watch, tmp_path):
+async def stayers(fork_server, make_pod, watch, tmp_path):
     spec = make_pod(STAYER, ranks_per_node=2, env={"SIGN": str(tmp_path / "up")})
-    pod = await zygote.spawn(spec)
+    pod = await fork_server.spawn(spec)
     pids = [pod.pid]
     for rank in range(2):
         pids += json.loads(await watch.appears(Path(f"{tmp_path}/up{rank}")))
@@ -41,24 +41,24 @@ async def stayers(zygote, make_pod, watch, tmp_path):
     return pod, pids
 
 
-async def test_when_the_pod_is_killed(zygote, make_pod, watch, tmp_path):
-    pod, pids = await stayers(zygote, make_pod, watch, tmp_path)
+async def test_when_the_pod_is_killed(fork_server, make_pod, watch, tmp_path):
+    pod, pids = await stayers(fork_server, make_pod, watch, tmp_path)
     pod.kill()
     async with asyncio.timeout(10):
         assert await pod.wait() == PodExit(signal=9)
     assert not any(watch.alive(pid) for pid in pids)
 
 
-async def test_when_the_launcher_is_killed(zygote, make_pod, watch, tmp_path):
-    pod, pids = await stayers(zygote, make_pod, watch, tmp_path)
+async def test_when_the_launcher_is_killed(fork_server, make_pod, watch, tmp_path):
+    pod, pids = await stayers(fork_server, make_pod, watch, tmp_path)
     os.kill(pod.pid, signal.SIGKILL)
     async with asyncio.timeout(10):
         assert await pod.wait() == PodExit(signal=9)
     assert not any(watch.alive(pid) for pid in pids)
 
 
-async def test_when_the_ranks_are_killed(zygote, make_pod, watch, tmp_path):
-    pod, pids = await stayers(zygote, make_pod, watch, tmp_path)
+async def test_when_the_ranks_are_killed(fork_server, make_pod, watch, tmp_path):
+    pod, pids = await stayers(fork_server, make_pod, watch, tmp_path)
     ranks = json.loads(Path(pod.spec.run_dir, "pids.json").read_text())["ranks"]
     for pid in ranks.values():
         os.kill(pid, signal.SIGKILL)
@@ -67,9 +67,9 @@ async def test_when_the_ranks_are_killed(zygote, make_pod, watch, tmp_path):
     assert not any(watch.alive(pid) for pid in pids)
 
 
-async def test_when_a_rank_ends_well_and_leaves_something(zygote, make_pod, watch, tmp_path):
+async def test_when_a_rank_ends_well_and_leaves_something(fork_server, make_pod, watch, tmp_path):
     script = STAYER.replace("time.sleep(300)", "pass")
-    pod = await zygote.spawn(make_pod(script, env={"SIGN": str(tmp_path / "up")}))
+    pod = await fork_server.spawn(make_pod(script, env={"SIGN": str(tmp_path / "up")}))
     async with asyncio.timeout(10):
         assert await pod.wait() == PodExit(0)
     pids = json.loads((tmp_path / "up0").read_text())
@@ -77,23 +77,25 @@ async def test_when_a_rank_ends_well_and_leaves_something(zygote, make_pod, watc
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_when_the_zygote_is_killed(zygote, make_pod, watch, tmp_path, number):
-    pod, pids = await stayers(zygote, make_pod, watch, tmp_path)
-    os.kill(zygote.pid, number)
+async def test_when_the_fork_server_is_killed(fork_server, make_pod, watch, tmp_path, number):
+    pod, pids = await stayers(fork_server, make_pod, watch, tmp_path)
+    os.kill(fork_server.pid, number)
     async with asyncio.timeout(10):
         assert await pod.wait() == PodExit(signal=9)
-        await zygote.lost.wait()
+        await fork_server.lost.wait()
     assert watch.gone(pids)
-    with pytest.raises(ZygoteError, match="gone"):
-        await zygote.spawn(make_pod("pass"))
+    with pytest.raises(ForkServerError, match="gone"):
+        await fork_server.spawn(make_pod("pass"))
 
 
-async def test_when_a_stopped_launcher_loses_its_zygote(zygote, make_pod, watch, tmp_path):
-    pod, pids = await stayers(zygote, make_pod, watch, tmp_path)
+async def test_when_a_stopped_launcher_loses_its_fork_server(
+    fork_server, make_pod, watch, tmp_path
+):
+    pod, pids = await stayers(fork_server, make_pod, watch, tmp_path)
     os.killpg(pod.pid, signal.SIGSTOP)
-    os.kill(zygote.pid, signal.SIGKILL)
+    os.kill(fork_server.pid, signal.SIGKILL)
     async with asyncio.timeout(10):
-        await zygote.lost.wait()
+        await fork_server.lost.wait()
     group = [
         pod.pid,
         *json.loads(Path(pod.spec.run_dir, "pids.json").read_text())["ranks"].values(),
@@ -104,10 +106,10 @@ async def test_when_a_stopped_launcher_loses_its_zygote(zygote, make_pod, watch,
             os.kill(pid, signal.SIGKILL)
 
 
-async def test_when_the_driver_closes(zygote, make_pod, watch, tmp_path):
-    _, pids = await stayers(zygote, make_pod, watch, tmp_path)
-    await zygote.close()
-    assert not any(watch.alive(pid) for pid in [zygote.pid, *pids])
+async def test_when_the_driver_closes(fork_server, make_pod, watch, tmp_path):
+    _, pids = await stayers(fork_server, make_pod, watch, tmp_path)
+    await fork_server.close()
+    assert not any(watch.alive(pid) for pid in [fork_server.pid, *pids])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
@@ -118,11 +120,11 @@ async def test_when_the_driver_is_killed(make_pod, watch, tmp_path, number):
             f"""
             import asyncio, pathlib
             from flyer.job.pod import PodSpec
-            from flyer.job.zygote import Zygote
+            from flyer.job.fork_server import ForkServer
             async def main():
-                zygote = await Zygote.start()
-                pod = await zygote.spawn(PodSpec.from_json({spec.to_json()!r}))
-                pathlib.Path("{tmp_path}/pids").write_text(f"{{zygote.pid}} {{pod.pid}}")
+                fork_server = await ForkServer.start()
+                pod = await fork_server.spawn(PodSpec.from_json({spec.to_json()!r}))
+                pathlib.Path("{tmp_path}/pids").write_text(f"{{fork_server.pid}} {{pod.pid}}")
                 await pod.wait()
             asyncio.run(main())
             """
@@ -139,14 +141,14 @@ async def test_when_the_driver_is_killed(make_pod, watch, tmp_path, number):
     assert watch.gone(pids)
 
 
-async def test_when_the_driver_dies_while_the_zygote_still_imports(watch, tmp_path):
+async def test_when_the_driver_dies_while_the_fork_server_still_imports(watch, tmp_path):
     (tmp_path / "slow_module.py").write_text(
         f"import os, pathlib, time\n"
         f"pathlib.Path('{tmp_path}/pid').write_text(str(os.getpid()))\ntime.sleep(300)\n"
     )
     (tmp_path / "driver.py").write_text(
-        "import asyncio\nfrom flyer.job.zygote import Zygote\n"
-        "asyncio.run(Zygote.start(['slow_module']))\n"
+        "import asyncio\nfrom flyer.job.fork_server import ForkServer\n"
+        "asyncio.run(ForkServer.start(['slow_module']))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     driver = subprocess.Popen([sys.executable, str(tmp_path / "driver.py")], env=environment)
@@ -158,15 +160,17 @@ async def test_when_the_driver_dies_while_the_zygote_still_imports(watch, tmp_pa
     assert watch.gone([pid])
 
 
-async def test_a_zygote_that_does_not_get_ready_is_given_up(tmp_path, watch):
-    from flyer.job.zygote import Zygote
+async def test_a_fork_server_that_does_not_get_ready_is_given_up(tmp_path, watch):
+    from flyer.job.fork_server import ForkServer
 
     (tmp_path / "slow_module.py").write_text(
         f"import os, pathlib, time\n"
         f"pathlib.Path('{tmp_path}/pid').write_text(str(os.getpid()))\ntime.sleep(300)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    start = asyncio.create_task(Zygote.start(["slow_module"], env=environment, timeout_seconds=60))
+    start = asyncio.create_task(
+        ForkServer.start(["slow_module"], env=environment, timeout_seconds=60)
+    )
     pid = int(await watch.appears(tmp_path / "pid"))
     start.cancel()
     with pytest.raises(asyncio.CancelledError):

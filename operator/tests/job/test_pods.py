@@ -1,4 +1,4 @@
-"""Pods through a real zygote: how they start, end, fail and are stopped."""
+"""Pods through a real fork_server: how they start, end, fail and are stopped."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from flyer.job.zygote import PodExit, Zygote, ZygoteError
+from flyer.job.fork_server import ForkServer, ForkServerError, PodExit
 
 
 async def ended(pod):
@@ -15,7 +15,7 @@ async def ended(pod):
         return await pod.wait()
 
 
-async def test_two_pods_at_once_with_the_whole_environment(zygote, make_pod, watch):
+async def test_two_pods_at_once_with_the_whole_environment(fork_server, make_pod, watch):
     script = """
         import json, os, sys
         print(json.dumps([dict(os.environ), sys.argv, __name__, __file__, sys.stdin.read()]))
@@ -24,7 +24,7 @@ async def test_two_pods_at_once_with_the_whole_environment(zygote, make_pod, wat
         make_pod(script, node_rank=n, nodes=2, ranks_per_node=2, args=["--x", "1"], zone="AB"[n])
         for n in range(2)
     ]
-    pods = await asyncio.gather(*(zygote.spawn(spec) for spec in specs))
+    pods = await asyncio.gather(*(fork_server.spawn(spec) for spec in specs))
     assert [await ended(pod) for pod in pods] == [PodExit(0)] * 2
     for rank in range(4):
         spec = specs[rank // 2]
@@ -37,7 +37,7 @@ async def test_two_pods_at_once_with_the_whole_environment(zygote, make_pod, wat
         assert (name, file, stdin) == ("__main__", spec.command[1], "")
 
 
-async def test_a_rank_that_raises_is_blamed_with_its_own_traceback(zygote, make_pod, watch):
+async def test_a_rank_that_raises_is_blamed_with_its_own_traceback(fork_server, make_pod, watch):
     spec = make_pod(
         """
         import os, time
@@ -49,7 +49,7 @@ async def test_a_rank_that_raises_is_blamed_with_its_own_traceback(zygote, make_
         """,
         ranks_per_node=3,
     )
-    pod = await zygote.spawn(spec)
+    pod = await fork_server.spawn(spec)
     assert await ended(pod) == PodExit(exit_status=1)
     failure = pod.failure()
     assert (failure.rank, failure.node, failure.exit_status) == (2, "a0", 1)
@@ -69,7 +69,7 @@ async def test_a_rank_that_raises_is_blamed_with_its_own_traceback(zygote, make_
 
 
 async def test_the_first_failure_is_blamed_although_its_clean_up_is_slow(
-    zygote, make_pod, tmp_path
+    fork_server, make_pod, tmp_path
 ):
     spec = make_pod(
         f"""
@@ -85,12 +85,12 @@ async def test_the_first_failure_is_blamed_although_its_clean_up_is_slow(
         """,
         ranks_per_node=2,
     )
-    pod = await zygote.spawn(spec)
+    pod = await fork_server.spawn(spec)
     await ended(pod)
     assert pod.failure().traceback.endswith("ValueError: the cause\n")
 
 
-async def test_an_error_about_a_peer_ends_with_its_own_status(zygote, make_pod):
+async def test_an_error_about_a_peer_ends_with_its_own_status(fork_server, make_pod):
     spec = make_pod(
         """
         class CollectiveError(Exception):
@@ -98,12 +98,12 @@ async def test_an_error_about_a_peer_ends_with_its_own_status(zygote, make_pod):
         raise CollectiveError("rank 5 on node b0 is gone")
         """
     )
-    pod = await zygote.spawn(spec)
+    pod = await fork_server.spawn(spec)
     assert await ended(pod) == PodExit(exit_status=75)
     assert pod.failure().peer_lost
 
 
-async def test_a_killed_rank_is_reported_as_its_signal_and_not_its_victim(zygote, make_pod):
+async def test_a_killed_rank_is_reported_as_its_signal_and_not_its_victim(fork_server, make_pod):
     spec = make_pod(
         """
         import os, signal, time
@@ -113,7 +113,7 @@ async def test_a_killed_rank_is_reported_as_its_signal_and_not_its_victim(zygote
         """,
         ranks_per_node=2,
     )
-    pod = await zygote.spawn(spec)
+    pod = await fork_server.spawn(spec)
     assert await ended(pod) == PodExit(signal=9)
     failure = pod.failure()
     assert (failure.rank, failure.outcome) == (0, "killed by SIGKILL")
@@ -131,13 +131,15 @@ async def test_a_killed_rank_is_reported_as_its_signal_and_not_its_victim(zygote
         ("import flyer.job; flyer.job.current().release(3)", 104),
     ],
 )
-async def test_exit_statuses_are_kept(zygote, make_pod, ending, status):
-    pod = await zygote.spawn(make_pod(ending))
+async def test_exit_statuses_are_kept(fork_server, make_pod, ending, status):
+    pod = await fork_server.spawn(make_pod(ending))
     assert await ended(pod) == PodExit(exit_status=status)
     assert (pod.failure() is None) == (status in (0, 104))
 
 
-async def test_sigterm_reaches_the_ranks_and_what_they_do_with_it_counts(zygote, make_pod, watch):
+async def test_sigterm_reaches_the_ranks_and_what_they_do_with_it_counts(
+    fork_server, make_pod, watch
+):
     script = """
         import os, pathlib, signal, sys, time
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(104))
@@ -146,13 +148,13 @@ async def test_sigterm_reaches_the_ranks_and_what_they_do_with_it_counts(zygote,
     """
     spec = make_pod(script)
     spec.env["SIGN"] = sign = spec.run_dir + ".up"
-    pod = await zygote.spawn(spec)
+    pod = await fork_server.spawn(spec)
     await watch.appears(Path(sign))
     pod.kill(signal.SIGTERM)
     assert await ended(pod) == PodExit(exit_status=104)
 
 
-async def test_a_rank_that_ignores_sigterm_is_killed_at_the_deadline(zygote, make_pod, watch):
+async def test_a_rank_that_ignores_sigterm_is_killed_at_the_deadline(fork_server, make_pod, watch):
     script = """
         import os, pathlib, signal, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -161,13 +163,13 @@ async def test_a_rank_that_ignores_sigterm_is_killed_at_the_deadline(zygote, mak
     """
     spec = make_pod(script, stop_grace_seconds=0.2)
     spec.env["SIGN"] = sign = spec.run_dir + ".up"
-    pod = await zygote.spawn(spec)
+    pod = await fork_server.spawn(spec)
     await watch.appears(Path(sign))
     pod.kill(signal.SIGTERM)
     assert await ended(pod) == PodExit(signal=9)
 
 
-async def test_a_peer_that_ignores_sigterm_does_not_delay_a_failure_for_long(zygote, make_pod):
+async def test_a_peer_that_ignores_sigterm_does_not_delay_a_failure_for_long(fork_server, make_pod):
     spec = make_pod(
         """
         import os, signal, time
@@ -179,19 +181,19 @@ async def test_a_peer_that_ignores_sigterm_does_not_delay_a_failure_for_long(zyg
         """,
         ranks_per_node=2,
     )
-    pod = await zygote.spawn(spec)
+    pod = await fork_server.spawn(spec)
     async with asyncio.timeout(10):
         assert await pod.wait() == PodExit(exit_status=3)
 
 
-async def test_output_is_live_and_a_second_attempt_appends(zygote, make_pod, watch):
+async def test_output_is_live_and_a_second_attempt_appends(fork_server, make_pod, watch):
     script = (
         "import time; print('hello'); print('error', file=__import__('sys').stderr); time.sleep(60)"
     )
     spec = make_pod(script)
     log = Path(spec.log_dir, "rank-0000.log")
     for attempt in (1, 2):
-        pod = await zygote.spawn(spec)
+        pod = await fork_server.spawn(spec)
         async with asyncio.timeout(10):
             while await watch.appears(log) != "hello\nerror\n" * attempt:
                 await asyncio.sleep(0.005)
@@ -199,35 +201,35 @@ async def test_output_is_live_and_a_second_attempt_appends(zygote, make_pod, wat
         assert await ended(pod) == PodExit(signal=9)
 
 
-async def test_a_traceback_of_an_earlier_attempt_is_not_blamed(zygote, make_pod):
-    pod = await zygote.spawn(make_pod("raise ValueError('old')"))
+async def test_a_traceback_of_an_earlier_attempt_is_not_blamed(fork_server, make_pod):
+    pod = await fork_server.spawn(make_pod("raise ValueError('old')"))
     await ended(pod)
-    pod = await zygote.spawn(make_pod("import os; os._exit(1)"))
+    pod = await fork_server.spawn(make_pod("import os; os._exit(1)"))
     await ended(pod)
     assert pod.failure().traceback is None
 
 
-async def test_a_pod_that_cannot_be_made_is_an_error_that_names_it(zygote, make_pod, tmp_path):
+async def test_a_pod_that_cannot_be_made_is_an_error_that_names_it(fork_server, make_pod, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ZygoteError, match=r"gpt@a0.*file"):
-        await zygote.spawn(make_pod(run_dir=str(tmp_path / "file" / "run")))
-    assert await ended(await zygote.spawn(make_pod("pass"))) == PodExit(0)
+    with pytest.raises(ForkServerError, match=r"gpt@a0.*file"):
+        await fork_server.spawn(make_pod(run_dir=str(tmp_path / "file" / "run")))
+    assert await ended(await fork_server.spawn(make_pod("pass"))) == PodExit(0)
 
 
-async def test_a_missing_working_dir_and_program_are_named(zygote, make_pod, watch):
+async def test_a_missing_working_dir_and_program_are_named(fork_server, make_pod, watch):
     spec = make_pod(working_dir="/no/such/folder")
-    assert await ended(await zygote.spawn(spec)) == PodExit(127)
+    assert await ended(await fork_server.spawn(spec)) == PodExit(127)
     assert "/no/such/folder" in watch.log_of(spec, 0)
     spec = make_pod(command=["no-such-program"])
-    assert await ended(await zygote.spawn(spec)) == PodExit(127)
+    assert await ended(await fork_server.spawn(spec)) == PodExit(127)
     assert "no-such-program" in watch.log_of(spec, 0)
 
 
-async def test_the_zygote_survives_garbage_and_reports_it(zygote, make_pod, caplog):
-    zygote._writer.write(b"\x00garbage\n[]\n{}\n" + b'{"op": "dance", "pod": 99}\n')
-    zygote._writer.write(b"x" * 3_000_000 + b"\n")
-    zygote._writer.write(b'{"op": "spawn", "pod": 7, "spec": "{}"}\n')
-    assert await ended(await zygote.spawn(make_pod("pass"))) == PodExit(0)
+async def test_the_fork_server_survives_garbage_and_reports_it(fork_server, make_pod, caplog):
+    fork_server._writer.write(b"\x00garbage\n[]\n{}\n" + b'{"op": "dance", "pod": 99}\n')
+    fork_server._writer.write(b"x" * 3_000_000 + b"\n")
+    fork_server._writer.write(b'{"op": "spawn", "pod": 7, "spec": "{}"}\n')
+    assert await ended(await fork_server.spawn(make_pod("pass"))) == PodExit(0)
     for named in ("garbage", "dance", "oversized", "missing"):
         assert named in caplog.text
 
@@ -239,29 +241,29 @@ async def test_what_cannot_be_preloaded_is_said_and_pods_run_without(make_pod, t
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     for preload, named in (("no_such_module", "no_such_module"), ("threaded", "starts threads")):
-        zygote = await Zygote.start([preload], env=environment)
+        fork_server = await ForkServer.start([preload], env=environment)
         try:
-            assert named in zygote.preload_problems[0]
-            assert await ended(await zygote.spawn(make_pod("pass"))) == PodExit(0)
+            assert named in fork_server.preload_problems[0]
+            assert await ended(await fork_server.spawn(make_pod("pass"))) == PodExit(0)
         finally:
-            await zygote.close()
+            await fork_server.close()
 
 
 async def test_what_is_preloaded_is_not_imported_again(make_pod, tmp_path, watch):
     (tmp_path / "heavy.py").write_text(f"open({str(tmp_path / 'imports')!r}, 'a').write('x')\n")
-    zygote = await Zygote.start(["heavy"], env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    fork_server = await ForkServer.start(["heavy"], env={**os.environ, "PYTHONPATH": str(tmp_path)})
     try:
         spec = make_pod(
             "import heavy, threading; print(threading.active_count())", ranks_per_node=4
         )
-        assert await ended(await zygote.spawn(spec)) == PodExit(0)
+        assert await ended(await fork_server.spawn(spec)) == PodExit(0)
         assert (tmp_path / "imports").read_text() == "x"
         assert watch.log_of(spec, 3) == "1\n"
     finally:
-        await zygote.close()
+        await fork_server.close()
 
 
-async def test_a_thread_that_goes_on_does_not_hide_a_failure(zygote, make_pod):
+async def test_a_thread_that_goes_on_does_not_hide_a_failure(fork_server, make_pod):
     spec = make_pod(
         """
         import threading, time
@@ -269,12 +271,12 @@ async def test_a_thread_that_goes_on_does_not_hide_a_failure(zygote, make_pod):
         raise ValueError("boo")
         """
     )
-    pod = await zygote.spawn(spec)
+    pod = await fork_server.spawn(spec)
     assert await ended(pod) == PodExit(exit_status=1)
     assert pod.failure().traceback.endswith("ValueError: boo\n")
 
 
-async def test_a_child_that_the_script_forked_is_not_the_rank(zygote, make_pod):
+async def test_a_child_that_the_script_forked_is_not_the_rank(fork_server, make_pod):
     spec = make_pod(
         """
         import os
@@ -284,6 +286,6 @@ async def test_a_child_that_the_script_forked_is_not_the_rank(zygote, make_pod):
         raise ValueError("the rank")
         """
     )
-    pod = await zygote.spawn(spec)
+    pod = await fork_server.spawn(spec)
     assert await ended(pod) == PodExit(exit_status=1)
     assert pod.failure().error_type == "builtins.ValueError"

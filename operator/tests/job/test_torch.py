@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 import pytest
-from flyer.job.zygote import PodExit, Zygote
+from flyer.job.fork_server import ForkServer, PodExit
 
 pytest.importorskip("torch")
 
@@ -27,17 +27,17 @@ async def test_a_torchrun_script_of_four_ranks_starts_with_one_import(make_pod, 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    zygote = await Zygote.start(["torch", "torch.distributed"])
+    fork_server = await ForkServer.start(["torch", "torch.distributed"])
     try:
-        assert zygote.preload_problems == []
+        assert fork_server.preload_problems == []
         specs = [
             make_pod(SCRIPT, node_rank=n, nodes=2, ranks_per_node=2, master_port=port)
             for n in range(2)
         ]
-        pods = await asyncio.gather(*(zygote.spawn(spec) for spec in specs))
+        pods = await asyncio.gather(*(fork_server.spawn(spec) for spec in specs))
         async with asyncio.timeout(60):
             assert [await pod.wait() for pod in pods] == [PodExit(0)] * 2
         for rank in range(4):
             assert watch.log_of(specs[rank // 2], rank) == f"4 {rank % 2} 6.0 True\n"
     finally:
-        await zygote.close()
+        await fork_server.close()

@@ -18,7 +18,7 @@ import pytest
 from flyer.cli.main import main
 from flyer.client import Client, FlyerError, JobView, connect
 from flyer.client.offline import reader
-from flyer.local.leftovers import find_marked
+from flyer.local.orphan_processes import find_marked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

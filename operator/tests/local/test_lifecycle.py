@@ -14,7 +14,7 @@ def test_after_kill_9_no_process_survives_and_the_next_run_continues_the_chain(b
     manifest = bench.manifest(steps=20, hold_at=13)
     driver = bench.drive(manifest)
     before = bench.step("job", 12)
-    assert len(bench.survivors()) >= 6  # zygote, two supervisors, four ranks at least
+    assert len(bench.survivors()) >= 6  # fork server, two supervisors, four ranks at least
     driver.kill()
     driver.wait()
     bench.until("every process gone", lambda: not bench.survivors(), 5)
@@ -160,7 +160,7 @@ def test_a_job_may_follow_itself_at_once(bench):
     assert client.wait("job", timeout_seconds=40).state == "Succeeded"
 
 
-def test_a_dead_zygote_costs_a_restart_and_no_node(bench):
+def test_a_dead_fork_server_costs_a_restart_and_no_node(bench):
     driver = bench.drive(bench.manifest(steps=20, hold_at=8))
     bench.step("job", 7)
     node = bench.client().nodes()[0]

@@ -27,7 +27,7 @@ def test_random_kills(bench, seed):
         # a moment after the job got a little further, so that the kills fall on different steps
         with suppress(FlyerError, AssertionError):
             bench.step("job", 6 * kill + choose.randrange(1, 6))
-        what = choose.choice(["driver", "driver", "term", "node", "rank", "zygote"])
+        what = choose.choice(["driver", "driver", "term", "node", "rank", "fork-server"])
         if what in ("driver", "term"):
             driver.send_signal(signal.SIGKILL if what == "driver" else signal.SIGTERM)
             driver.wait(20)
@@ -48,8 +48,8 @@ def _kill_in_a_node(bench, what, choose):
         if not busy:
             return
         node = choose.choice(busy)
-        pids = {"node": node.pids, "rank": node.pids[1:][:1], "zygote": []}[what]
-        if what == "zygote":
+        pids = {"node": node.pids, "rank": node.pids[1:][:1], "fork-server": []}[what]
+        if what == "fork-server":
             stat = Path(f"/proc/{node.supervisor_pid}/stat").read_text()
             pids = [int(stat.rpartition(")")[2].split()[1])]
         for pid in pids:

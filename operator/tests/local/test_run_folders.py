@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from flyer.local import runfolders
+from flyer.local import run_folders
 from flyer.local.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LATER = 10 * runfolders.UNSIGNED_SECONDS
+LATER = 10 * run_folders.UNSIGNED_SECONDS
 
 
 @pytest.fixture
@@ -43,11 +43,11 @@ def test_a_dead_states_folder_is_removed_by_the_next_driver(
     first.close()
     run = first.paths.run
     assert run.parent == Path(tempfile.gettempdir())
-    assert (run / runfolders.OWNER).read_text() == f"{first.paths.root}\n"
+    assert (run / run_folders.OWNER).read_text() == f"{first.paths.root}\n"
     second = Store.open(states / "second")
     assert run.exists(), "just touched"
     second.close()
-    monkeypatch.setattr(runfolders, "time", Later)
+    monkeypatch.setattr(run_folders, "time", Later)
     third = Store.open(states / "third")
     assert not run.exists()
     assert third.paths.run.exists()
@@ -60,10 +60,10 @@ def test_a_dead_states_folder_is_removed_by_the_next_driver(
 
 def test_a_living_drivers_folder_stays(states: Path) -> None:
     living, other = Store.open(states / "living"), Store.open(states / "other")
-    assert runfolders.remove_dead(other.paths, now=later()) == 0
+    assert run_folders.remove_dead(other.paths, now=later()) == 0
     assert living.paths.run.exists()
     living.close()
-    assert runfolders.remove_dead(other.paths, now=later()) == 1
+    assert run_folders.remove_dead(other.paths, now=later()) == 1
     assert not living.paths.run.exists()
     other.close()
 
@@ -80,16 +80,16 @@ def test_a_folder_whose_state_was_deleted_goes_and_a_foreign_one_stays(states: P
     open_to_all.chmod(0o777)
     lying = Path(f"{base}lying")
     lying.mkdir(mode=0o700)
-    (lying / runfolders.OWNER).write_text(f"{states / 'elsewhere'}\n")
+    (lying / run_folders.OWNER).write_text(f"{states / 'elsewhere'}\n")
     young = Path(f"{base}young")
     young.mkdir(mode=0o700)
     link = Path(f"{base}link")
     link.symlink_to(other.paths.root)
-    moment = time.time() + runfolders.QUIET_SECONDS + 60
-    assert runfolders.remove_dead(other.paths, now=moment) == 1
+    moment = time.time() + run_folders.QUIET_SECONDS + 60
+    assert run_folders.remove_dead(other.paths, now=moment) == 1
     assert not gone.paths.run.exists()
     for one in (open_to_all, lying, young, link, other.paths.root, other.paths.run):
         assert one.exists()
-    assert runfolders.remove_dead(other.paths, now=later()) == 1
+    assert run_folders.remove_dead(other.paths, now=later()) == 1
     assert not young.exists(), "unsigned, and old"
     other.close()

@@ -11,7 +11,7 @@ import pytest
 from flyer.client.logs import LogLine, LogReader
 from flyer.errors import FlyerError
 from flyer.local import store as store_module
-from flyer.local.statedir import StatePaths, driver_alive, find_state
+from flyer.local.state_directory import StatePaths, driver_alive, find_state
 from flyer.local.store import Store, read_json_lines
 
 
@@ -160,7 +160,7 @@ def test_a_line_longer_than_a_read_is_not_lost(tmp_path):
 
 
 def test_events_keep_their_numbers_over_restarts(tmp_path):
-    from flyer.local.eventlog import EventLog
+    from flyer.local.event_log import EventLog
 
     told = []
     store = Store.open(tmp_path)

@@ -15,9 +15,9 @@ from flyer.cli.screens import event_line, progress_text
 from flyer.client.logs import LogReader
 
 if TYPE_CHECKING:
-    from flyer.cli.live import LiveScreen
+    from flyer.cli.live_screen import LiveScreen
     from flyer.client import Client
-    from flyer.client.connection import WatchItem
+    from flyer.client.protocol import WatchItem
     from flyer.views import EventView, JobView
 
 __all__ = ["Follower"]
@@ -47,7 +47,7 @@ class Follower:
         self._told_waiting = False
         self._others: dict[str, JobView] = {}
         if colours(sys.stderr) and not self._quiet:
-            from flyer.cli.live import LiveScreen
+            from flyer.cli.live_screen import LiveScreen
 
             self._screen = LiveScreen()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from flyer.cli.grammar import find, read
+from flyer.cli.arguments import find, read
 from flyer.cli.output import Output, print_error
 from flyer.cli.target import as_plugin, hang_up
 from flyer.cli.verbs import HELP, VERBS

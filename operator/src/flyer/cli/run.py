@@ -14,7 +14,7 @@ from flyer.cli.screens import failure_lines
 from flyer.client.connection import Client
 from flyer.errors import ExitStatus, FlyerError
 from flyer.local.cluster import LocalCluster, load_cluster
-from flyer.local.statedir import STATES_FOLDER, StatePaths, driver_alive, find_state
+from flyer.local.state_directory import STATES_FOLDER, StatePaths, driver_alive, find_state
 
 if TYPE_CHECKING:
     from flyer.local.driver import Driver
@@ -30,7 +30,7 @@ END_POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What the command line said."""
+    """What the command line args."""
 
     manifest: Path | None
     cluster: Path | None
@@ -218,7 +218,7 @@ def _drive(
 
 
 def _preloads(text: str | None, manifest: Path | None, paths: StatePaths) -> list[str]:
-    from flyer.local.podspecs import with_folder
+    from flyer.local.pod_specs import with_folder
     from flyer.local.preloads import preloads_of
     from flyer.local.store import read_jobs
     from flyer.local.submit import read_manifest

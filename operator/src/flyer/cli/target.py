@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from flyer.cli.grammar import flag, value
+from flyer.cli.arguments import flag, value
 from flyer.errors import FlyerError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Target(NamedTuple):
 
 
 def _local_state_found() -> bool:
-    from flyer.local.statedir import find_state
+    from flyer.local.state_directory import find_state
 
     try:
         find_state()
@@ -140,14 +140,14 @@ OPTIONS = (
 """What every verb that talks to a cluster takes."""
 
 
-def target_of(said: Namespace) -> Target:
+def target_of(args: Namespace) -> Target:
     """Where the command line points."""
-    state = said.state or os.environ.get("FLYER_STATE")
+    state = args.state or os.environ.get("FLYER_STATE")
     return Target(
         state=Path(state) if state else None,
-        kube=said.kube,
-        context=said.context,
-        kubeconfig=said.kubeconfig,
-        namespace=said.namespace,
-        all_namespaces=said.all_namespaces,
+        kube=args.kube,
+        context=args.context,
+        kubeconfig=args.kubeconfig,
+        namespace=args.namespace,
+        all_namespaces=args.all_namespaces,
     )

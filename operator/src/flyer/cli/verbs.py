@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flyer.cli.grammar import Verb, argument, flag, toggle, value
+from flyer.cli.arguments import Verb, argument, flag, toggle, value
 from flyer.cli.output import Output
 from flyer.cli.target import OPTIONS, target_of
 from flyer.errors import FlyerError
@@ -57,132 +57,132 @@ _OUTPUT = value(
 _REASON = value("--reason", metavar="TEXT", about="Why, for others to read.")
 
 
-def _run(said: Namespace) -> int:
-    target = target_of(said)
-    output = Output(said.output)
-    if said.cluster is None and target.is_kube:
-        from flyer.cli.kube_run import run_on_kubernetes
+def _run(args: Namespace) -> int:
+    target = target_of(args)
+    output = Output(args.output)
+    if args.cluster is None and target.is_kube:
+        from flyer.cli.run_on_kubernetes import run_on_kubernetes
 
         return run_on_kubernetes(
-            _path(said.manifest), target, said.logs, output, detach=said.detach
+            _path(args.manifest), target, args.logs, output, detach=args.detach
         )
     from flyer.cli.run import RunOptions, run_command
 
     options = RunOptions(
-        manifest=_path(said.manifest),
-        cluster=_path(said.cluster),
+        manifest=_path(args.manifest),
+        cluster=_path(args.cluster),
         state=target.state,
-        preload=[name for name in said.preload.split(",") if name],
-        logs=said.logs,
-        keep=said.keep,
-        detach=said.detach,
+        preload=[name for name in args.preload.split(",") if name],
+        logs=args.logs,
+        keep=args.keep,
+        detach=args.detach,
         output=output,
     )
     return run_command(options)
 
 
-def _ps(said: Namespace) -> None:
+def _ps(args: Namespace) -> None:
     from flyer.cli import read
 
-    target, output = target_of(said), Output(said.output)
-    read.ps(target, output, watch=said.watch)
+    target, output = target_of(args), Output(args.output)
+    read.ps(target, output, watch=args.watch)
 
 
-def _show(said: Namespace) -> None:
+def _show(args: Namespace) -> None:
     from flyer.cli import read
 
-    target, output = target_of(said), Output(said.output)
-    read.show(target.key(said.job), target, output)
+    target, output = target_of(args), Output(args.output)
+    read.show(target.key(args.job), target, output)
 
 
-def _why(said: Namespace) -> int:
+def _why(args: Namespace) -> int:
     from flyer.cli import read
 
-    target, output = target_of(said), Output(said.output)
-    return read.why(target.key(said.job), target, output)
+    target, output = target_of(args), Output(args.output)
+    return read.why(target.key(args.job), target, output)
 
 
-def _logs(said: Namespace) -> None:
+def _logs(args: Namespace) -> None:
     from flyer.cli import read
 
-    target, output = target_of(said), Output(said.output)
+    target, output = target_of(args), Output(args.output)
     read.logs(
-        target.key(said.job), target, output,
-        rank=said.rank, attempt=said.attempt, follow=said.follow, failed=said.failed,
-        tail=said.tail,
+        target.key(args.job), target, output,
+        rank=args.rank, attempt=args.attempt, follow=args.follow, failed=args.failed,
+        tail=args.tail,
     )  # fmt: skip
 
 
-def _suspend(said: Namespace) -> None:
+def _suspend(args: Namespace) -> None:
     from flyer.cli import act
 
-    target, output = target_of(said), Output(said.output)
+    target, output = target_of(args), Output(args.output)
     act.suspend(
-        target.key(said.job), target, output,
-        reason=said.reason, wait=said.wait, timeout_seconds=said.timeout,
+        target.key(args.job), target, output,
+        reason=args.reason, wait=args.wait, timeout_seconds=args.timeout,
     )  # fmt: skip
 
 
-def _resume(said: Namespace) -> None:
+def _resume(args: Namespace) -> None:
     from flyer.cli import act
 
-    target, output = target_of(said), Output(said.output)
-    act.resume(target.key(said.job), target, output)
+    target, output = target_of(args), Output(args.output)
+    act.resume(target.key(args.job), target, output)
 
 
-def _stop(said: Namespace) -> None:
+def _stop(args: Namespace) -> None:
     from flyer.cli import act
 
-    target, output = target_of(said), Output(said.output)
-    act.stop(target.key(said.job), target, output, reason=said.reason, kill=said.now)
+    target, output = target_of(args), Output(args.output)
+    act.stop(target.key(args.job), target, output, reason=args.reason, kill=args.now)
 
 
-def _requeue(said: Namespace) -> None:
+def _requeue(args: Namespace) -> None:
     from flyer.cli import act
 
-    target, output = target_of(said), Output(said.output)
-    act.requeue(target.key(said.job), target, output, reason=said.reason)
+    target, output = target_of(args), Output(args.output)
+    act.requeue(target.key(args.job), target, output, reason=args.reason)
 
 
-def _nodes(said: Namespace) -> None:
+def _nodes(args: Namespace) -> None:
     from flyer.cli import read
 
-    target, output = target_of(said), Output(said.output)
+    target, output = target_of(args), Output(args.output)
     read.nodes(target, output)
 
 
-def _queues(said: Namespace) -> None:
+def _queues(args: Namespace) -> None:
     from flyer.cli import read
 
-    target, output = target_of(said), Output(said.output)
+    target, output = target_of(args), Output(args.output)
     read.queues(target, output)
 
 
-def _quotas(said: Namespace) -> None:
+def _quotas(args: Namespace) -> None:
     from flyer.cli import read
 
-    target, output = target_of(said), Output(said.output)
+    target, output = target_of(args), Output(args.output)
     read.quotas(target, output)
 
 
-def _priority(said: Namespace) -> None:
+def _priority(args: Namespace) -> None:
     from flyer.cli import act
 
-    target, output = target_of(said), Output(said.output)
-    act.priority(target.key(said.job), said.level, target, output)
+    target, output = target_of(args), Output(args.output)
+    act.priority(target.key(args.job), args.level, target, output)
 
 
-def _top(said: Namespace) -> None:
+def _top(args: Namespace) -> None:
     from flyer.cli import read
 
-    target, output = target_of(said), Output(said.output)
-    read.top(target, output, watch=said.watch, interval_seconds=said.interval)
+    target, output = target_of(args), Output(args.output)
+    read.top(target, output, watch=args.watch, interval_seconds=args.interval)
 
 
-def _completion(said: Namespace) -> None:
+def _completion(args: Namespace) -> None:
     from flyer.cli.completion import script
 
-    print(script(said.shell), end="")
+    print(script(args.shell), end="")
 
 
 def _path(word: str | None) -> Any:

@@ -12,8 +12,9 @@ It talks to the driver of a local cluster over its control socket. Errors are Fl
 message, a hint and the exit status that `flyer` would end with.
 """
 
-from flyer.client.connection import Client, WatchItem, connect
+from flyer.client.connection import Client, connect
 from flyer.client.logs import LogLine
+from flyer.client.protocol import WatchItem
 from flyer.errors import ExitStatus, FlyerError
 from flyer.views import (
     AttemptView,

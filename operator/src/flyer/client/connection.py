@@ -1,17 +1,20 @@
-"""Client: one method a verb, each over a connection of its own, so threads may share a Client."""
+"""Client of a local driver: one method per verb.
+
+Every call opens its own connection, so threads may share a Client.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from flyer.client.channel import Channel
 from flyer.client.logs import LogLine, LogReader
+from flyer.client.protocol import WatchItem
 from flyer.errors import FlyerError
-from flyer.local.statedir import StatePaths, driver_alive, find_state
+from flyer.local.state_directory import StatePaths, driver_alive, find_state
 from flyer.views import (
     EventView,
     JobView,
@@ -25,7 +28,9 @@ from flyer.views import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-__all__ = ["Client", "WatchItem", "connect"]
+    from flyer.client.stored import StoredJobs
+
+__all__ = ["Client", "connect"]
 
 DEFAULT_NAMESPACE = "default"
 FINISHED_STATES = ("Succeeded", "Failed")
@@ -34,31 +39,21 @@ START_WAIT_SECONDS = 15.0
 START_POLL_SECONDS = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class WatchItem:
-    """One thing that changed: exactly one of the fields is set, or `ended` is true."""
-
-    event: EventView | None = None
-    job: JobView | None = None
-    nodes: list[NodeView] | None = None
-    ended: bool = False
-
-
 def connect(state_dir: str | Path | None = None, *, timeout_seconds: float = 30.0) -> Client:
-    """Find the cluster (argument, FLYER_STATE, or the only one in `.flyer/`), greet its driver."""
+    """Connect to the driver of `state_dir`, FLYER_STATE, or the only cluster in `.flyer/`."""
     client = Client(find_state(state_dir), timeout_seconds=timeout_seconds)
     client.ping()
     return client
 
 
 class Client:
-    """Talks to the driver of one local cluster."""
+    """Client of the driver of one local cluster."""
 
     driven = True
-    """Whether a driver answers, or (flyer.client.offline) only its state directory."""
+    """Whether a driver answers; otherwise (flyer.client.offline) only its state directory."""
 
     def __init__(self, paths: StatePaths, *, timeout_seconds: float = 30.0) -> None:
-        """Make a client; nothing is sent before the first call."""
+        """Create a client; nothing is sent before the first call."""
         self.paths = paths
         self._timeout_seconds = timeout_seconds
 
@@ -69,7 +64,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Nothing is kept open between calls; other clusters' clients will keep something."""
+        """Does nothing: no connection stays open between calls."""
 
     def ping(self) -> dict[str, Any]:
         """The driver's process id, version and cluster name."""
@@ -85,7 +80,7 @@ class Client:
     submit = run
 
     def run_all(self, manifest: str | Path) -> list[JobView]:
-        """Submit every FlyerJob of a manifest. An unfinished job of the same name is joined."""
+        """Submit every FlyerJob of a manifest; an unfinished job of that name is returned."""
         if isinstance(manifest, str) and "\n" in manifest:
             text, source, folder = manifest, "manifest", Path.cwd()
         else:
@@ -100,42 +95,41 @@ class Client:
 
     def jobs(self) -> list[JobView]:
         """Every job, finished ones too."""
-        found = self._from_disk()
-        return found.jobs() if found else [from_json(JobView, one) for one in self._call("jobs")]
+        if stored := self._stored():
+            return stored.jobs()
+        return [from_json(JobView, job) for job in self._call("jobs")]
 
     def job(self, name: str) -> JobView:
         """One job by `name` or `namespace/name`."""
-        found = self._from_disk()
-        if found:
-            return found.job(name)
+        if stored := self._stored():
+            return stored.job(_key(name))
         return from_json(JobView, self._call("job", job=_key(name)))
 
     def document(self, name: str) -> dict[str, Any]:
         """One job's FlyerJob object, as `kubectl get -o json` would print it."""
-        found = self._from_disk()
-        if found:
-            return found.document(name)
+        if stored := self._stored():
+            return stored.document(_key(name))
         answer: dict[str, Any] = self._call("document", job=_key(name))
         return answer
 
     def why(self, name: str) -> WhyView:
-        """Every reason why a job does not run, with numbers, and what would unblock it."""
+        """Every reason why a job is not running, with numbers, and what would unblock it."""
         return from_json(WhyView, self._call("why", job=_key(name)))
 
     def suspend(self, name: str, *, reason: str = "") -> JobView:
-        """Ask a job to save and leave its nodes; returns as soon as that is decided."""
+        """Ask a job to save and release its nodes; returns as soon as that is decided."""
         return self._job_call("suspend", name, reason=reason)
 
     def resume(self, name: str) -> JobView:
-        """Let a suspended job queue again, in its old place."""
+        """Queue a suspended job again, in its previous position."""
         return self._job_call("resume", name)
 
     def stop(self, name: str, *, reason: str = "", kill: bool = False) -> JobView:
-        """End a job for good, with its grace or at once; its checkpoints and logs stay."""
+        """End a job, after its grace period or (`kill`) at once; its checkpoints and logs stay."""
         return self._job_call("stop", name, reason=reason, kill=kill)
 
     def requeue(self, name: str, *, reason: str = "") -> JobView:
-        """Make a job save, leave, and queue again at once."""
+        """Make a job save, release its nodes and queue again."""
         return self._job_call("requeue", name, reason=reason)
 
     def nodes(self) -> list[NodeView]:
@@ -143,15 +137,15 @@ class Client:
         return [from_json(NodeView, item) for item in self._call("nodes")]
 
     def queues(self) -> list[QueueView]:
-        """Every queue with what runs and what waits."""
+        """Every queue with its running and waiting jobs."""
         return [from_json(QueueView, item) for item in self._call("queues")]
 
     def quotas(self) -> list[QuotaView]:
-        """Every quota, and per user what is used of it."""
+        """Every quota and its usage per subject."""
         return [from_json(QuotaView, item) for item in self._call("quotas")]
 
     def set_priority(self, name: str, priority: str) -> JobView:
-        """Change a job's priority; what runs keeps its nodes."""
+        """Change a job's priority; running jobs keep their nodes."""
         return self._job_call("priority", name, priority=priority)
 
     # -- streams -------------------------------------------------------------------------------
@@ -163,10 +157,10 @@ class Client:
         since: int | None = None,
         beat_seconds: float | None = None,
     ) -> Iterator[WatchItem]:
-        """The present state, then every change, until the driver ends or the time is over.
+        """The current state, then every change, until the driver ends or the timeout expires.
 
-        Past events come first from sequence number `since` on; without it only new ones come.
-        With `beat_seconds` an empty item comes whenever nothing else did for so long.
+        Past events come first, starting with sequence number `since`; without it only new ones
+        come. With `beat_seconds` an empty item comes after that time without another one.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._channel() as channel:
@@ -192,11 +186,11 @@ class Client:
         since: int = 0,
         timeout_seconds: float | None = None,
     ) -> Iterator[EventView]:
-        """Events from sequence number `since` on; with `follow` also those to come."""
+        """Events with sequence number `since` or higher; with `follow` also future ones."""
         key = None if job is None else _key(job)
-        found = None if follow else self._from_disk()
-        if found:
-            yield from found.events(job=job, since=since)
+        stored = None if follow else self._stored()
+        if stored:
+            yield from stored.events(key, since)
             return
         if not follow:
             for document in self._call("events", since=since, job=key):
@@ -253,7 +247,7 @@ class Client:
             yield from reader.read(final=ended)
 
     def _until_finished(self, key: str, deadline: float | None) -> Iterator[bool]:
-        """Yield False every moment while a job lives, then True; an error when nobody can say."""
+        """Yield False at intervals while a job runs, then True; an error when the driver ends."""
         remaining = None if deadline is None else deadline - time.monotonic()
         for item in self.watch(timeout_seconds=remaining, beat_seconds=LOG_POLL_SECONDS):
             if item.job is not None and item.job.key == key and item.job.finished:
@@ -267,18 +261,18 @@ class Client:
                 )
             yield False
 
-    def _from_disk(self) -> Client | None:
-        """What a driver left, once it has ended: questions are answered all the same."""
+    def _stored(self) -> StoredJobs | None:
+        """The state directory's content when no driver holds it: it answers reads."""
         if driver_alive(self.paths):
             return None
-        from flyer.client.offline import OfflineClient
+        from flyer.client.stored import StoredJobs
 
-        return OfflineClient(self.paths)
+        return StoredJobs(self.paths)
 
     # -- plumbing ------------------------------------------------------------------------------
 
     def _channel(self) -> Channel:
-        """A connection. A driver that holds the lock is starting or ending: wait for it."""
+        """Connect. A driver that holds the lock without answering is starting or ending: wait."""
         deadline = time.monotonic() + START_WAIT_SECONDS
         while True:
             try:
@@ -297,7 +291,7 @@ class Client:
 
 
 def _least(*seconds: float | None) -> float | None:
-    return min((one for one in seconds if one is not None), default=None)
+    return min((limit for limit in seconds if limit is not None), default=None)
 
 
 def _key(name: str) -> str:
@@ -316,7 +310,8 @@ def _watch_item(message: dict[str, Any]) -> WatchItem:
             return WatchItem(ended=True)
         case "lagged":
             raise FlyerError.unreachable(
-                "this watcher read too slowly and was cut off", "watch again, and read faster"
+                "the driver closed this watch: the client read too slowly",
+                "watch again, and read faster",
             )
         case _:
-            return WatchItem()  # a newer driver's news
+            return WatchItem()  # an item of a newer driver

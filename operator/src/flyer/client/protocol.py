@@ -1,37 +1,47 @@
-"""What every client can do, whichever cluster it talks to: a machine's driver or Kubernetes."""
+"""The client protocol: the verbs of every client, of a local driver or of Kubernetes."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
-    from flyer.client.connection import WatchItem
     from flyer.client.logs import LogLine
     from flyer.views import EventView, JobView, NodeView, QueueView, QuotaView, WhyView
 
-__all__ = ["FlyerClient"]
+__all__ = ["FlyerClient", "WatchItem"]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchItem:
+    """One change: at most one of the fields is set, or `ended` is true."""
+
+    event: EventView | None = None
+    job: JobView | None = None
+    nodes: list[NodeView] | None = None
+    ended: bool = False
 
 
 class FlyerClient(Protocol):
-    """The verbs. Jobs are named `name` or `namespace/name`; errors are FlyerError."""
+    """The verbs of `flyer`. Jobs are named `name` or `namespace/name`; errors are FlyerError."""
 
     @property
     def driven(self) -> bool:
-        """Whether somebody decides; otherwise questions alone are answered."""
+        """Whether a scheduler drives the cluster; without one only reads are answered."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
 
     def run_all(self, manifest: str | Path) -> list[JobView]:
         """Submit every job of a manifest, or none of them."""
 
     def jobs(self) -> list[JobView]:
-        """Every job, finished ones too."""
+        """Every job, including finished ones."""
 
     def job(self, name: str) -> JobView:
         """One job."""
@@ -40,19 +50,19 @@ class FlyerClient(Protocol):
         """One job's FlyerJob object."""
 
     def why(self, name: str) -> WhyView:
-        """Every reason why a job does not run, and what would unblock it."""
+        """Every reason why a job is not running, and what would unblock it."""
 
     def suspend(self, name: str, *, reason: str = "") -> JobView:
-        """Ask a job to save and leave its nodes."""
+        """Ask a job to save and release its nodes."""
 
     def resume(self, name: str) -> JobView:
-        """Let a suspended job queue again."""
+        """Queue a suspended job again."""
 
     def stop(self, name: str, *, reason: str = "", kill: bool = False) -> JobView:
-        """End a job for good."""
+        """End a job."""
 
     def requeue(self, name: str, *, reason: str = "") -> JobView:
-        """Make a job save, leave, and queue again."""
+        """Make a job save, release its nodes and queue again."""
 
     def set_priority(self, name: str, priority: str) -> JobView:
         """Change a job's priority."""
@@ -61,10 +71,10 @@ class FlyerClient(Protocol):
         """Every node."""
 
     def queues(self) -> list[QueueView]:
-        """Every queue with what runs and what waits."""
+        """Every queue with its running and waiting jobs."""
 
     def quotas(self) -> list[QuotaView]:
-        """Every quota, and per user what is used of it."""
+        """Every quota and its usage per subject."""
 
     def watch(
         self,
@@ -73,7 +83,7 @@ class FlyerClient(Protocol):
         since: int | None = None,
         beat_seconds: float | None = None,
     ) -> Iterator[WatchItem]:
-        """The present state, then every change."""
+        """The current state, then every change."""
 
     def events(
         self,
@@ -83,7 +93,7 @@ class FlyerClient(Protocol):
         since: int = 0,
         timeout_seconds: float | None = None,
     ) -> Iterator[EventView]:
-        """What happened; with `follow` also what comes."""
+        """Past events; with `follow` also future ones."""
 
     def wait(
         self,

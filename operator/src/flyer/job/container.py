@@ -34,9 +34,9 @@ from flyer.job import launcher
 from flyer.job.console import Console
 from flyer.job.failure import Failure, traceback_in
 from flyer.job.fields import LINE_BYTES_MAX
-from flyer.job.keyfile import KEY_FILE, KEY_FILE_VARIABLE, write_private
+from flyer.job.key_file import KEY_FILE, KEY_FILE_VARIABLE, write_private
+from flyer.job.launcher_context import LauncherContext
 from flyer.job.pod import THREAD_COUNT_NAMES, PodSpec, PodSpecError
-from flyer.job.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -143,7 +143,7 @@ class _Link:
             self._again_at = time.monotonic() + RECONNECT_SECONDS
 
 
-class _Container(Surroundings):
+class _Container(LauncherContext):
     """Output on one stream, and a sidecar that is told."""
 
     def __init__(self, link: _Link, output_seconds: float) -> None:

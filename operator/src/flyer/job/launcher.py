@@ -2,7 +2,7 @@
 
 The launcher leads the pod's session and process group. It stays single-threaded, collects each
 rank's raw output in a file, passes SIGTERM on, kills what does not end in time, adopts and kills
-what its ranks leave behind, and writes `failure.json`. Runs under a zygote, or by itself:
+what its ranks leave behind, and writes `failure.json`. Runs under a fork server, or by itself:
 `python -m flyer.job.launcher POD.json` is what a container runs.
 """
 
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from flyer.job import processes
 from flyer.job.failure import Failure, first, names_lost_peer, write_atomically
+from flyer.job.launcher_context import LauncherContext
 from flyer.job.pod import (
     EXIT_PEER_LOST,
     EXIT_SUSPENDED,
@@ -32,7 +33,6 @@ from flyer.job.pod import (
     rank_environment,
 )
 from flyer.job.script import error_path, read_error, run_command, starts_its_own_ranks
-from flyer.job.surroundings import Surroundings
 
 __all__ = ["become_launcher", "main", "run_pod"]
 
@@ -55,18 +55,18 @@ class _Rank:
     """We signalled it: how it ends is our doing."""
 
 
-def become_launcher(spec: PodSpec, zygote_pid: int) -> None:
-    """In the child that a zygote forked: cut what ties it to the zygote, except for its death."""
+def become_launcher(spec: PodSpec, fork_server_pid: int) -> None:
+    """Detach a forked child from the fork server, except for the signal at its death."""
     processes.default_signals()
     # Not SIGKILL: it has to take its group down with it. Until its handler stands, this ends it.
-    processes.die_with_parent(signal.SIGHUP, zygote_pid)
+    processes.die_with_parent(signal.SIGHUP, fork_server_pid)
     processes.close_descriptors()
     processes.redirect_output(Path(spec.run_dir, "launcher.log"))
 
 
-def run_pod(spec: PodSpec, surroundings: Surroundings | None = None) -> None:
+def run_pod(spec: PodSpec, surroundings: LauncherContext | None = None) -> None:
     """Run the pod in this process. Returns in none: it ends as the pod, or the rank, does."""
-    launcher = _Launcher(spec, surroundings or Surroundings())
+    launcher = _Launcher(spec, surroundings or LauncherContext())
     local_rank = launcher.start()
     if local_rank is not None:
         _become_rank(spec, local_rank, launcher)
@@ -77,7 +77,7 @@ def run_pod(spec: PodSpec, surroundings: Surroundings | None = None) -> None:
 
 
 class _Launcher:
-    def __init__(self, spec: PodSpec, surroundings: Surroundings) -> None:
+    def __init__(self, spec: PodSpec, surroundings: LauncherContext) -> None:
         self._spec = spec
         self._surroundings = surroundings
         self._run_dir = Path(spec.run_dir)

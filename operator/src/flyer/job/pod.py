@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from flyer.job.keyfile import KEY_FILE_VARIABLE
+from flyer.job.key_file import KEY_FILE_VARIABLE
 
 __all__ = [
     "EXIT_PEER_LOST",

@@ -229,7 +229,7 @@ def _fresh_state() -> None:
     torch: Any = sys.modules.get("torch")
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if torch is not None and threads.isdigit() and int(threads) > 0:
-        torch.set_num_threads(int(threads))  # it read the zygote's variable, not this rank's
+        torch.set_num_threads(int(threads))  # it read the fork server's variable, not this rank's
 
 
 def _report(spec: PodSpec, rank: int, launcher_pid: int, error: BaseException) -> NoReturn:
@@ -279,8 +279,8 @@ def _exit_status(error: SystemExit) -> int:
 def _finish(status: int) -> NoReturn:
     """End as an interpreter does (threads, exit functions, buffers), without dismantling itself.
 
-    Tearing down the modules of a preloaded torch writes to every page shared with the zygote: 0.6 s
-    of processor time a rank, and the moment at which native libraries crash.
+    Tearing down the modules of a preloaded torch writes to every page shared with the fork server:
+    0.6 s of CPU time per rank, and the moment at which native libraries crash.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]

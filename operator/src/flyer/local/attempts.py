@@ -26,11 +26,11 @@ from flyer.engine import (
     SuspendReceived,
     topology_document,
 )
-from flyer.job.keyfile import KEY_FILE, write_private
+from flyer.job.fork_server import ForkServerError
+from flyer.job.key_file import KEY_FILE, write_private
 from flyer.job.pod import PodSpecError
-from flyer.job.zygote import ZygoteError
 from flyer.local.gateway import Gateway
-from flyer.local.podspecs import LOCAL_ADDRESS, pod_specs, unused_port
+from flyer.local.pod_specs import LOCAL_ADDRESS, pod_specs, unused_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from flyer.api import FlyerJob
     from flyer.engine import Signal, Start, Stop
     from flyer.local.pods import Pods
-    from flyer.local.statedir import StatePaths
+    from flyer.local.state_directory import StatePaths
     from flyer.views import ProgressView
 
 __all__ = ["Attempt", "Attempts"]
@@ -195,10 +195,10 @@ class Attempts:
                 master_port=attempt.port,
             )
             await self._pods.start_gang(start.job, start.attempt, specs)
-        except (OSError, ZygoteError, PodSpecError) as error:
+        except (OSError, ForkServerError, PodSpecError) as error:
             log.warning("%s: attempt %d does not start: %s", start.job, start.attempt, error)
             reason = f"the pods could not be started: {error}"
-            # What the manifest asks for will not come to be; a full disk or a dead zygote may pass.
+            # A wrong manifest fails for good; a full disk or a dead fork server may be transient.
             theirs = isinstance(error, FileNotFoundError | PodSpecError)
             outcome = Failed(EXIT_NOT_STARTED, reason) if theirs else Killed(0, reason)
             node = start.assignment.names[0]

@@ -37,13 +37,13 @@ from flyer.engine.log import step_line
 from flyer.errors import ExitStatus, FlyerError
 from flyer.job_events import EVENT_DROPPED, NODE_LOST, NODE_READY, RANK_FAILED, job_events
 from flyer.local.attempts import Attempts
-from flyer.local.eventlog import EventLog
-from flyer.local.leftovers import MARKER, clear_leftovers
-from flyer.local.nodeview import node_view
+from flyer.local.event_log import EventLog
+from flyer.local.node_view import node_view
+from flyer.local.orphan_processes import MARKER, kill_orphans
 from flyer.local.pods import Pods
-from flyer.local.publish import Publisher
 from flyer.local.restart import rebuilt, vanished_pods
 from flyer.local.store import write_atomically
+from flyer.local.watchers import Watchers
 from flyer.presenter import job_view
 from flyer.views import EventView, FailureView, JobView, NodeView, ProgressView, to_json
 
@@ -79,7 +79,7 @@ class Driver:
     ) -> None:
         self.cluster = cluster
         self.store = store
-        self.publisher = Publisher()
+        self.watchers = Watchers()
         self.history = History()
         self.events = EventLog(store, self._event_told)
         for event in self.events.since(0):
@@ -102,7 +102,7 @@ class Driver:
             preload=sorted({*cluster.preload, *preload}),
             marker={MARKER: str(store.paths.root)},
             stop_pause_seconds=cluster.settings.stop_pause_seconds,
-            log_path=store.paths.root / "zygote.log",
+            log_path=store.paths.root / "fork-server.log",
         )
         self._attempts = Attempts(store.paths, self._pods, self.tell, self._crashed)
         self._state = rebuilt(cluster, store, self.jobs)
@@ -116,7 +116,7 @@ class Driver:
 
     def take_over(self) -> None:
         """Make sure that nothing of an earlier driver lives."""
-        killed = clear_leftovers(self.store.paths.root)
+        killed = kill_orphans(self.store.paths.root)
         if killed:
             log.warning("killed %d processes that an earlier driver left behind", killed)
 
@@ -148,7 +148,7 @@ class Driver:
         """Whether a program that watches submits its next job, now that the last one has ended."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LINGER_SECONDS
-        while self.finished and not self._stopped and self.publisher.watched_by_others:
+        while self.finished and not self._stopped and self.watchers.has_external:
             remaining = deadline - loop.time()
             if remaining <= 0:
                 return False
@@ -161,7 +161,7 @@ class Driver:
     async def close(self) -> None:
         """Kill all pods at once, tell watchers, hang up. Chains stay on disk."""
         await asyncio.gather(self._pods.close(), self._attempts.close())
-        self.publisher.end()
+        self.watchers.end()
 
     def stop(self) -> None:
         """Make `run` return soon."""
@@ -378,7 +378,7 @@ class Driver:
 
     def _event_told(self, event: EventView) -> None:
         self.history.add(event)
-        self.publisher.offer({"kind": "event", "event": to_json(event)})
+        self.watchers.offer({"kind": "event", "event": to_json(event)})
 
     def _progressed(self, key: str) -> None:
         attempt = self._attempts.of(key)
@@ -388,11 +388,11 @@ class Driver:
 
     def _publish(self, changed: set[str]) -> None:
         for key in sorted(changed & self.jobs.keys()):
-            self.publisher.offer({"kind": "job", "job": to_json(self.view(key))})
+            self.watchers.offer({"kind": "job", "job": to_json(self.view(key))})
         shown = self.node_views(with_pids=False)
         if shown != self._shown_nodes:
             self._shown_nodes = shown
-            self.publisher.offer({"kind": "nodes", "nodes": to_json(self.node_views())})
+            self.watchers.offer({"kind": "nodes", "nodes": to_json(self.node_views())})
 
     def snapshot(self) -> list[dict[str, Any]]:
         """The present state as items for a new watcher."""

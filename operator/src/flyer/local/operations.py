@@ -78,11 +78,11 @@ class Operations:
             past = self._driver.events.since(_integer(arguments, "since"))
             items += [{"kind": "event", "event": to_json(event)} for event in past]
         pid = arguments.get("pid")
-        return self._driver.publisher.add(items, pid if isinstance(pid, int) else None)
+        return self._driver.watchers.add(items, pid if isinstance(pid, int) else None)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Forget a watcher."""
-        self._driver.publisher.remove(subscription)
+        self._driver.watchers.remove(subscription)
 
     # -- questions -----------------------------------------------------------------------------
 

@@ -26,9 +26,9 @@ from flyer.engine import (
     Succeeded,
 )
 from flyer.job.failure import Failure, first
+from flyer.job.fork_server import ForkServer, ForkServerError, PodExit, PodProcess
 from flyer.job.pod import EXIT_PEER_LOST, EXIT_SUSPENDED, PodSpec
 from flyer.job.processes import descendant_pids
-from flyer.job.zygote import PodExit, PodProcess, Zygote, ZygoteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,7 +84,7 @@ class Pods:
         self._marker = marker
         self._stop_pause_seconds = stop_pause_seconds
         self._log_path = log_path
-        self._zygote: asyncio.Task[Zygote] | None = None
+        self._fork_server: asyncio.Task[ForkServer] | None = None
         self._pods: dict[str, Pod] = {}
         self._watchers: set[asyncio.Task[None]] = set()
         self._failures: dict[tuple[str, int], list[Failure]] = {}
@@ -92,17 +92,17 @@ class Pods:
 
     def open(self) -> None:
         """Start to preload at once, so that the first gang need not wait for imports."""
-        self._zygote = asyncio.create_task(self._start_zygote())
+        self._fork_server = asyncio.create_task(self._start_fork_server())
 
     async def close(self) -> None:
         """Kill everything; returns when no process of ours is left."""
         self._closing = True
         for pod in self._pods.values():
             pod.stopping.set()
-        if self._zygote is not None:
-            self._zygote.cancel()  # of no effect once it has started
-            with contextlib.suppress(ZygoteError, OSError, asyncio.CancelledError):
-                await (await self._zygote).close()
+        if self._fork_server is not None:
+            self._fork_server.cancel()  # of no effect once it has started
+            with contextlib.suppress(ForkServerError, OSError, asyncio.CancelledError):
+                await (await self._fork_server).close()
         if self._watchers:
             await asyncio.wait(self._watchers, timeout=EMPTY_WARN_SECONDS)
         for task in self._watchers:
@@ -120,9 +120,10 @@ class Pods:
         """Start one pod a node, all at once. Returns or raises when every start is decided."""
         for key in [key for key in self._failures if key[0] == job]:
             del self._failures[key]  # of attempts before
-        zygote = await self._ready_zygote()
+        fork_server = await self._ready_fork_server()
         started = await asyncio.gather(
-            *(self._start(zygote, job, attempt, spec) for spec in specs), return_exceptions=True
+            *(self._start(fork_server, job, attempt, spec) for spec in specs),
+            return_exceptions=True,
         )
         for error in started:
             if error is not None:
@@ -149,26 +150,26 @@ class Pods:
         for pod in self.of_attempt(job, attempt):
             pod.process.kill(signal.SIGTERM)
 
-    # -- the zygote ----------------------------------------------------------------------------
+    # -- the fork server -----------------------------------------------------------------------
 
-    async def _start_zygote(self) -> Zygote:
+    async def _start_fork_server(self) -> ForkServer:
         environment = {**os.environ, **self._marker}
         with self._log_path.open("ab") as output:
-            return await Zygote.start(self._preload, env=environment, log=output)
+            return await ForkServer.start(self._preload, env=environment, log=output)
 
-    async def _ready_zygote(self) -> Zygote:
-        """The living zygote, or another one: after a failure whoever asks again gets a new try."""
-        if self._zygote is None or _is_gone(self._zygote):
-            self._zygote = asyncio.create_task(self._start_zygote())
-        return await asyncio.shield(self._zygote)
+    async def _ready_fork_server(self) -> ForkServer:
+        """The running fork server; after a failure the next call starts another one."""
+        if self._fork_server is None or _is_gone(self._fork_server):
+            self._fork_server = asyncio.create_task(self._start_fork_server())
+        return await asyncio.shield(self._fork_server)
 
     # -- one pod -------------------------------------------------------------------------------
 
-    async def _start(self, zygote: Zygote, job: str, attempt: int, spec: PodSpec) -> None:
-        process = await zygote.spawn(spec)
+    async def _start(self, fork_server: ForkServer, job: str, attempt: int, spec: PodSpec) -> None:
+        process = await fork_server.spawn(spec)
         pod = Pod(job, attempt, spec.node, spec, process)
         self._pods[spec.node] = pod
-        watcher = asyncio.create_task(self._watch(pod, zygote))
+        watcher = asyncio.create_task(self._watch(pod, fork_server))
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watched)
 
@@ -177,7 +178,7 @@ class Pods:
         if not watcher.cancelled() and (error := watcher.exception()) is not None:
             self._crashed(error)
 
-    async def _watch(self, pod: Pod, zygote: Zygote) -> None:
+    async def _watch(self, pod: Pod, fork_server: ForkServer) -> None:
         ended = await pod.process.wait()
         failure = pod.process.failure()
         if pod.kill_timer is not None:
@@ -189,7 +190,7 @@ class Pods:
         if failure is not None and not pod.stopping.is_set():
             self._blame(pod, failure)
         if not self._closing:
-            self._tell(_fact(pod, ended, failure, zygote_lost=zygote.lost.is_set()))
+            self._tell(_fact(pod, ended, failure, fork_server_lost=fork_server.lost.is_set()))
         await _until_group_is_gone(pod)
         if self._pods.get(pod.node) is pod:
             del self._pods[pod.node]
@@ -204,16 +205,20 @@ class Pods:
             self._failed(pod.job, pod.attempt, guilty)
 
 
-def _is_gone(zygote: asyncio.Task[Zygote]) -> bool:
-    if not zygote.done():
+def _is_gone(fork_server: asyncio.Task[ForkServer]) -> bool:
+    if not fork_server.done():
         return False
-    return zygote.cancelled() or zygote.exception() is not None or zygote.result().lost.is_set()
+    return (
+        fork_server.cancelled()
+        or fork_server.exception() is not None
+        or fork_server.result().lost.is_set()
+    )
 
 
-def _fact(pod: Pod, ended: PodExit, failure: Failure | None, *, zygote_lost: bool) -> Event:
+def _fact(pod: Pod, ended: PodExit, failure: Failure | None, *, fork_server_lost: bool) -> Event:
     """What the end of a pod means."""
     died = ended.signal is not None and failure is None
-    if died and not pod.stopping.is_set() and not zygote_lost:
+    if died and not pod.stopping.is_set() and not fork_server_lost:
         name = _signal_name(ended.signal or 0)
         evidence = f"its supervisor, process {pod.process.pid}, was killed by {name}"
         return NodeLost(pod.node, "ProcessesKilled", evidence)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from flyer.local.podspecs import working_folder
+from flyer.local.pod_specs import working_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flyer.api import FlyerJob
     from flyer.engine import EngineState, Event
     from flyer.local.cluster import LocalCluster
-    from flyer.local.eventlog import EventLog
+    from flyer.local.event_log import EventLog
     from flyer.local.store import Store
 
 __all__ = ["rebuilt", "vanished_pods"]
@@ -55,7 +55,7 @@ def rebuilt(cluster: LocalCluster, store: Store, known: Mapping[str, FlyerJob]) 
 
 
 def vanished_pods(jobs: Mapping[str, FlyerJob], told: EventLog) -> list[Event]:
-    """Nothing runs (`clear_leftovers` looked): the end of every node's pod that was in use."""
+    """Nothing runs (`kill_orphans` looked): the end of every node's pod that was in use."""
     events: list[Event] = []
     for key, job in sorted(jobs.items()):
         status = job.status or FlyerJobStatus()

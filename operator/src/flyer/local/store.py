@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flyer.api import FlyerJob
 from flyer.errors import ExitStatus, FlyerError
-from flyer.local.runfolders import remove_dead, sign
-from flyer.local.statedir import StatePaths, owned_privately
+from flyer.local.run_folders import remove_dead, sign
+from flyer.local.state_directory import StatePaths, owned_privately
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

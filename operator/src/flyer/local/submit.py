@@ -24,7 +24,7 @@ from flyer.api import (
 from flyer.engine import JobSubmitted
 from flyer.errors import FlyerError
 from flyer.job_events import SUBMITTED
-from flyer.local.podspecs import FOLDER_ANNOTATION, refusals, with_folder
+from flyer.local.pod_specs import FOLDER_ANNOTATION, refusals, with_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

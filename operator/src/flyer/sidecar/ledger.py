@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flyer.job.failure import write_atomically
 from flyer.job.fields import ProtocolError
-from flyer.job.keyfile import write_private
+from flyer.job.key_file import write_private
 from flyer.sidecar.wire import (
     Order,
     Report,

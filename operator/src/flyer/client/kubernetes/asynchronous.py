@@ -21,9 +21,9 @@ from flyer.api import (
 )
 from flyer.client.kubernetes.cluster import Objects, explain_job, leaderless, observe
 from flyer.client.kubernetes.errors import words_for
-from flyer.client.kubernetes.logstream import stream_logs
+from flyer.client.kubernetes.log_stream import stream_logs
 from flyer.client.kubernetes.views import event_view, job_of, node_views, view_of
-from flyer.client.kubernetes.watching import JobWatch
+from flyer.client.kubernetes.watch import JobWatch
 from flyer.errors import FlyerError
 from flyer.kube.apiserver.errors import ApiError
 from flyer.kube.apiserver.resources import EVENTS, FLYERJOBS
@@ -32,8 +32,8 @@ from flyer.presenter import queue_views, quota_views
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
-    from flyer.client.connection import WatchItem
     from flyer.client.logs import LogLine
+    from flyer.client.protocol import WatchItem
     from flyer.kube.apiserver import Api
     from flyer.views import EventView, JobView, NodeView, QueueView, QuotaView, WhyView
 

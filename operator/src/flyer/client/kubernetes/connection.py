@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
     from pathlib import Path
 
-    from flyer.client.connection import WatchItem
     from flyer.client.logs import LogLine
+    from flyer.client.protocol import WatchItem
     from flyer.views import EventView, JobView, NodeView, QueueView, QuotaView, WhyView
 
 __all__ = ["KubeClient", "connect_kube"]

@@ -15,7 +15,7 @@ from typing import Final
 
 from flyer.errors import ExitStatus, FlyerError
 
-__all__ = ["MARKER", "clear_leftovers", "find_marked"]
+__all__ = ["MARKER", "find_marked", "kill_orphans"]
 
 MARKER: Final = "FLYER_DRIVER_STATE"
 GONE_SECONDS: Final = 10.0
@@ -35,7 +35,7 @@ def find_marked(root: Path) -> list[int]:
     return found
 
 
-def clear_leftovers(root: Path) -> int:
+def kill_orphans(root: Path) -> int:
     """Kill them and wait until they are gone; how many there were."""
     found = marked = find_marked(root)
     deadline = time.monotonic() + GONE_SECONDS
@@ -47,7 +47,7 @@ def clear_leftovers(root: Path) -> int:
             raise FlyerError(
                 f"processes of an earlier run do not die: {', '.join(map(str, marked))}",
                 exit_status=ExitStatus.UNREACHABLE,
-                code="Leftovers",
+                code="OrphanProcesses",
                 hint="look at them with `ps`; a process in disk wait ends with its disk",
             )
         time.sleep(POLL_SECONDS)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flyer.api import FlyerJobStatus, Phase
-from flyer.client.kubernetes.loglines import PodLog
+from flyer.client.kubernetes.log_lines import PodLog
 from flyer.client.kubernetes.views import job_of
 from flyer.kube.apiserver.errors import ApiError, InvalidError, NotFoundError
 from flyer.kube.apiserver.resources import FLYERJOBS, PODS

@@ -1,9 +1,9 @@
-"""The preloaded parent: imports once, then forks a launcher for every pod that is asked for.
+"""Fork server process: imports modules once, then forks a launcher for every requested pod.
 
-Single-threaded from the first line to the last, because it forks: one loop over `poll`. It owns its
-pods' process groups: no process of a pod outlives the pod, no pod outlives this process (each level
-asks the kernel for a signal at its parent's death), and this process does not outlive its driver.
-Never started by hand: `flyer.job.zygote.Zygote` does.
+Single-threaded throughout, because it forks: one loop over `poll`. It owns the process groups of
+its pods: no process of a pod outlives the pod, no pod outlives this process (each level asks the
+kernel for a signal at its parent's death), and this process does not outlive its driver. Started by
+`flyer.job.fork_server.ForkServer` alone.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ def main() -> None:
     control_fd, driver_pid, preload, *notes = sys.argv[1:]
     if sys.path[:1] == [""]:
         del sys.path[0]  # "python -c" put it there; a rank sets its own
-    processes.set_name("flyer-zygote")
+    processes.set_name("flyer-fork-server")
     processes.die_with_parent(signal.SIGKILL, int(driver_pid))
     processes.adopt_orphans()
     problems = notes + [problem for name in preload.split(",") if (problem := _import(name))]
     if processes.thread_count() > 1:
         note = f"`{preload}` starts threads, and forking those is not safe: nothing is preloaded"
-        code = "from flyer.job.zygote_process import main; main()"
+        code = "from flyer.job.fork_server_process import main; main()"
         arguments = ["-c", code, control_fd, driver_pid, "", note]
         os.set_inheritable(int(control_fd), True)
         os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606
     # What is imported stays for good; unmoved by the collector, its pages stay shared.
     gc.collect()
     gc.freeze()
-    spec = _Zygote(socket.socket(fileno=int(control_fd)), problems).serve()
+    spec = _ForkServer(socket.socket(fileno=int(control_fd)), problems).serve()
     # Only a forked child comes here: it becomes the pod's launcher or, later, one of its ranks.
     launcher.run_pod(spec)
 
@@ -61,7 +61,7 @@ def _import(name: str) -> str | None:
     return None
 
 
-class _Zygote:
+class _ForkServer:
     def __init__(self, control: socket.socket, problems: list[str]) -> None:
         self._control = control
         self._control.setblocking(False)
@@ -152,7 +152,7 @@ class _Zygote:
                 launcher.become_launcher(spec, self._pid)
             except BaseException:  # noqa: BLE001
                 traceback.print_exc()
-                os._exit(1)  # whatever happens, this must not go on as a second zygote
+                os._exit(1)  # whatever happens, this must not continue as a second fork server
             return spec
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         os.close(group_made_write)

@@ -7,17 +7,17 @@ from typing import Any
 
 from flyer.local.control import Subscription
 
-__all__ = ["Publisher"]
+__all__ = ["Watchers"]
 
 
-class Publisher:
+class Watchers:
     """The watchers of one driver."""
 
     def __init__(self) -> None:
         self._subscriptions: set[Subscription] = set()
 
     @property
-    def watched_by_others(self) -> bool:
+    def has_external(self) -> bool:
         """Whether another process than this one watches."""
         return any(one.pid != os.getpid() for one in self._subscriptions)
 

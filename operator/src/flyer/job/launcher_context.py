@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from flyer.job.failure import Failure
 
-__all__ = ["Surroundings"]
+__all__ = ["LauncherContext"]
 
 
-class Surroundings:
+class LauncherContext:
     """Output in files; nobody is told anything."""
 
     def output_for(self, rank: int) -> int | None:  # noqa: ARG002

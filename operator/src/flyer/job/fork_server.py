@@ -1,7 +1,8 @@
-"""Starts pods fast: a preloaded parent process forks them, so that imports happen once a machine.
+"""Fork server: starts pods fast by forking them from a process that has imported their modules.
 
-This is the asyncio side, for drivers. `flyer.job.zygote_process` is the other one. Nothing
-survives: the zygote dies with its driver, pods with their zygote, ranks with their launcher.
+This is the driver's side, in asyncio; `flyer.job.fork_server_process` is the other one. No process
+outlives its parent: the fork server dies with its driver, pods with the fork server, ranks with
+their launcher.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from flyer.job.pod import THREAD_COUNT_NAMES, PodSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["PodExit", "PodProcess", "Zygote", "ZygoteError"]
+__all__ = ["ForkServer", "ForkServerError", "PodExit", "PodProcess"]
 
 START_SECONDS_MAX = 120.0  # a cold import of torch from a slow disk takes tens of seconds
 SPAWN_SECONDS_MAX = 20.0
@@ -34,8 +35,8 @@ EVENT_BYTES_MAX = 1024 * 1024
 _log = logging.getLogger(__name__)
 
 
-class ZygoteError(Exception):
-    """The zygote cannot do it, or is gone; the text says which pod and why."""
+class ForkServerError(Exception):
+    """The fork server failed or is gone; the message names the pod and the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,10 @@ class PodExit:
 
 
 class PodProcess:
-    """A running pod. `wait()` as often as you like."""
+    """A running pod. `wait()` may be called any number of times."""
 
-    def __init__(self, zygote: Zygote, number: int, spec: PodSpec, pid: int) -> None:
-        self._zygote = zygote
+    def __init__(self, fork_server: ForkServer, number: int, spec: PodSpec, pid: int) -> None:
+        self._fork_server = fork_server
         self._number = number
         self.spec = spec
         self.pid = pid
@@ -73,15 +74,17 @@ class PodProcess:
         every process of the pod. SIGKILL also reaches those that left its group.
         """
         if not self._exited.done():
-            self._zygote._send({"op": "kill", "pod": self._number, "signal": int(signal_number)})
+            self._fork_server._send(
+                {"op": "kill", "pod": self._number, "signal": int(signal_number)}
+            )
 
     def failure(self) -> Failure | None:
         """The first failing rank, once the pod ended."""
         return read_failure(self.spec.run_dir)
 
 
-class Zygote:
-    """One preloaded parent. Make it with `start()`; `close()` takes every pod down with it."""
+class ForkServer:
+    """One preloaded parent process. `start()` creates it; `close()` kills it and every pod."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
         self._process = process
@@ -95,7 +98,7 @@ class Zygote:
         self._lost = asyncio.Event()
         self._closing = False
         self.preload_problems: list[str] = []
-        """What could not be imported beforehand: pods then import it themselves, slower."""
+        """Modules that could not be preloaded: pods import them themselves, slower."""
 
     @classmethod
     async def start(
@@ -105,20 +108,20 @@ class Zygote:
         env: Mapping[str, str] | None = None,
         log: IO[bytes] | None = None,
         timeout_seconds: float = START_SECONDS_MAX,
-    ) -> Zygote:
+    ) -> ForkServer:
         """Start the parent process and wait until it has imported the modules of `preload`.
 
-        `log` receives what those imports print; by default our own standard error does. Call it
-        from a thread that lives as long as the zygote shall.
+        `log` receives what those imports print; by default this process' standard error. Call it
+        from a thread that outlives the fork server.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             environment = dict(os.environ if env is None else env)
             for name in THREAD_COUNT_NAMES:
                 environment.setdefault(name, "1")
-            code = "from flyer.job.zygote_process import main; main()"
+            code = "from flyer.job.fork_server_process import main; main()"
             arguments = [str(theirs.fileno()), str(os.getpid()), ",".join(preload)]
-            # A session of its own: a Ctrl-C in the terminal is the driver's to handle.
+            # A separate session: the driver alone handles a Ctrl-C in the terminal.
             process = subprocess.Popen(  # noqa: ASYNC220  microseconds, and no watcher thread
                 [sys.executable, "-c", code, *arguments],
                 pass_fds=[theirs.fileno()],
@@ -128,14 +131,14 @@ class Zygote:
                 env=environment,
                 start_new_session=True,
             )
-        zygote = cls(process, ours)
+        fork_server = cls(process, ours)
         try:
-            await zygote._open(timeout_seconds)
+            await fork_server._open(timeout_seconds)
         except BaseException:
             process.kill()  # it has no pods yet
-            await zygote.close()
+            await fork_server.close()
             raise
-        return zygote
+        return fork_server
 
     async def _open(self, timeout_seconds: float) -> None:
         self._control.setblocking(False)
@@ -147,7 +150,9 @@ class Zygote:
             async with asyncio.timeout(timeout_seconds):
                 event = await asyncio.shield(self._ready)
         except TimeoutError as error:
-            raise ZygoteError(f"no zygote after {timeout_seconds:g} s of preloading") from error
+            raise ForkServerError(
+                f"the fork server was not ready after {timeout_seconds:g} s of preloading"
+            ) from error
         self.preload_problems = [str(problem) for problem in event.get("problems", [])]
         for problem in self.preload_problems:
             _log.warning("preload: %s", problem)
@@ -159,13 +164,15 @@ class Zygote:
 
     @property
     def lost(self) -> asyncio.Event:
-        """Set once the zygote is gone, and with it every pod."""
+        """Set once the fork server is gone, and with it every pod."""
         return self._lost
 
     async def spawn(self, spec: PodSpec, timeout_seconds: float = SPAWN_SECONDS_MAX) -> PodProcess:
-        """Start a pod; its folders are made. Returns when its process group exists."""
+        """Start a pod and create its folders. Returns when its process group exists."""
         if self._closing:
-            raise ZygoteError(f"pod {spec.job}@{spec.node}: the zygote is gone; start another")
+            raise ForkServerError(
+                f"pod {spec.job}@{spec.node}: the fork server is gone; start another"
+            )
         self._numbers += 1
         number = self._numbers
         started: asyncio.Future[PodProcess] = asyncio.get_running_loop().create_future()
@@ -176,14 +183,14 @@ class Zygote:
                 return await started
         except TimeoutError as error:
             self._send({"op": "kill", "pod": number, "signal": int(signal.SIGKILL)})
-            raise ZygoteError(
+            raise ForkServerError(
                 f"pod {spec.job}@{spec.node} did not start within {timeout_seconds:g} s"
             ) from error
         finally:
             self._spawning.pop(number, None)
 
     async def close(self, timeout_seconds: float = CLOSE_SECONDS_MAX) -> None:
-        """Kill every pod and the zygote; returns when they are gone."""
+        """Kill every pod and the fork server; returns when they are gone."""
         if self._reader is None:
             self._control.close()
             self._process.kill()
@@ -196,7 +203,7 @@ class Zygote:
     def _hang_up(self) -> None:
         self._closing = True
         if self._writer is not None:
-            self._writer.close()  # the zygote reads the end, kills its pods and leaves
+            self._writer.close()  # the fork server reads the end, kills its pods and exits
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._writer is not None and not self._closing:
@@ -208,9 +215,11 @@ class Zygote:
                 try:
                     self._take(json.loads(line))
                 except (ValueError, KeyError, TypeError) as error:
-                    _log.warning("zygote: an event that makes no sense: %r: %s", line[:200], error)
+                    _log.warning(
+                        "fork_server: an event that makes no sense: %r: %s", line[:200], error
+                    )
         except (ConnectionError, ValueError) as error:
-            _log.warning("zygote: its events ended: %s", error)
+            _log.warning("fork server: connection lost: %s", error)
         await self._end()
 
     def _take(self, event: dict[str, Any]) -> None:
@@ -230,27 +239,27 @@ class Zygote:
 
     def _take_error(self, number: int, message: str) -> None:
         if number not in self._spawning:
-            _log.warning("zygote: %s", message)
+            _log.warning("fork server: %s", message)
             return
         spec, started = self._spawning.pop(number)
         if not started.done():
-            started.set_exception(ZygoteError(f"pod {spec.job}@{spec.node}: {message}"))
+            started.set_exception(ForkServerError(f"pod {spec.job}@{spec.node}: {message}"))
 
     async def _end(self) -> None:
-        """The zygote is gone or going. Its pods end by themselves; this makes sure that they do."""
+        """The fork server has closed its connection: make sure that it and its pods end."""
         self._hang_up()
         if not await _until(lambda: self._process.poll() is not None, CLOSE_SECONDS_MAX):
             self._process.kill()
         self._process.wait()
-        # Launchers notice by themselves and know all of theirs; a stopped one has to be killed.
+        # Launchers notice and kill their ranks; a stopped launcher has to be killed.
         if not await _until(self._groups_are_gone, LAUNCHER_SECONDS_MAX):
             for pod in self._pods.values():
                 _signal_session(pod.pid, signal.SIGKILL)
             await _until(self._groups_are_gone, CLOSE_SECONDS_MAX)
-        error = ZygoteError(f"the zygote ended with status {self._process.returncode}")
+        error = ForkServerError(f"the fork server ended with status {self._process.returncode}")
         if not self._ready.done():
             self._ready.set_exception(error)
-            self._ready.exception()  # seen: nobody may be waiting
+            self._ready.exception()  # mark it as retrieved: `start` may not be waiting
         for _, started in self._spawning.values():
             if not started.done():
                 started.set_exception(error)
@@ -264,7 +273,7 @@ class Zygote:
 
 
 async def _until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
-    """Poll: none of these processes is our child, or a thread would have to wait for it."""
+    """Poll: these processes are not children of this one, and waiting would need a thread."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_seconds
     while not condition():

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flyer.local.statedir import StatePaths, owned_privately
+from flyer.local.state_directory import StatePaths, owned_privately
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
