@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from flyer.cli import act
+from flyer.cli import write_verbs
 from flyer.cli.output import Output
 from flyer.cli.screens import why_screen
 from flyer.client import FlyerError
@@ -324,7 +324,7 @@ def test_why_and_suspend_say_that_no_operator_leads(
     assert told.reasons[0].reason == "NoLeader"
     target = SimpleNamespace(connect=lambda: client)
     with pytest.raises(FlyerError, match="`one` is still") as caught:
-        act.suspend("one", target, Output.TABLE, reason="", wait=True, timeout_seconds=0.5)
+        write_verbs.suspend("one", target, Output.TABLE, reason="", wait=True, timeout_seconds=0.5)
     assert caught.value.hint.startswith("no operator leads")
 
 

@@ -82,31 +82,31 @@ def _run(args: Namespace) -> int:
 
 
 def _ps(args: Namespace) -> None:
-    from flyer.cli import read
+    from flyer.cli import read_verbs
 
     target, output = target_of(args), Output(args.output)
-    read.ps(target, output, watch=args.watch)
+    read_verbs.ps(target, output, watch=args.watch)
 
 
 def _show(args: Namespace) -> None:
-    from flyer.cli import read
+    from flyer.cli import read_verbs
 
     target, output = target_of(args), Output(args.output)
-    read.show(target.key(args.job), target, output)
+    read_verbs.show(target.key(args.job), target, output)
 
 
 def _why(args: Namespace) -> int:
-    from flyer.cli import read
+    from flyer.cli import read_verbs
 
     target, output = target_of(args), Output(args.output)
-    return read.why(target.key(args.job), target, output)
+    return read_verbs.why(target.key(args.job), target, output)
 
 
 def _logs(args: Namespace) -> None:
-    from flyer.cli import read
+    from flyer.cli import read_verbs
 
     target, output = target_of(args), Output(args.output)
-    read.logs(
+    read_verbs.logs(
         target.key(args.job), target, output,
         rank=args.rank, attempt=args.attempt, follow=args.follow, failed=args.failed,
         tail=args.tail,
@@ -114,69 +114,69 @@ def _logs(args: Namespace) -> None:
 
 
 def _suspend(args: Namespace) -> None:
-    from flyer.cli import act
+    from flyer.cli import write_verbs
 
     target, output = target_of(args), Output(args.output)
-    act.suspend(
+    write_verbs.suspend(
         target.key(args.job), target, output,
         reason=args.reason, wait=args.wait, timeout_seconds=args.timeout,
     )  # fmt: skip
 
 
 def _resume(args: Namespace) -> None:
-    from flyer.cli import act
+    from flyer.cli import write_verbs
 
     target, output = target_of(args), Output(args.output)
-    act.resume(target.key(args.job), target, output)
+    write_verbs.resume(target.key(args.job), target, output)
 
 
 def _stop(args: Namespace) -> None:
-    from flyer.cli import act
+    from flyer.cli import write_verbs
 
     target, output = target_of(args), Output(args.output)
-    act.stop(target.key(args.job), target, output, reason=args.reason, kill=args.now)
+    write_verbs.stop(target.key(args.job), target, output, reason=args.reason, kill=args.now)
 
 
 def _requeue(args: Namespace) -> None:
-    from flyer.cli import act
+    from flyer.cli import write_verbs
 
     target, output = target_of(args), Output(args.output)
-    act.requeue(target.key(args.job), target, output, reason=args.reason)
+    write_verbs.requeue(target.key(args.job), target, output, reason=args.reason)
 
 
 def _nodes(args: Namespace) -> None:
-    from flyer.cli import read
+    from flyer.cli import read_verbs
 
     target, output = target_of(args), Output(args.output)
-    read.nodes(target, output)
+    read_verbs.nodes(target, output)
 
 
 def _queues(args: Namespace) -> None:
-    from flyer.cli import read
+    from flyer.cli import read_verbs
 
     target, output = target_of(args), Output(args.output)
-    read.queues(target, output)
+    read_verbs.queues(target, output)
 
 
 def _quotas(args: Namespace) -> None:
-    from flyer.cli import read
+    from flyer.cli import read_verbs
 
     target, output = target_of(args), Output(args.output)
-    read.quotas(target, output)
+    read_verbs.quotas(target, output)
 
 
 def _priority(args: Namespace) -> None:
-    from flyer.cli import act
+    from flyer.cli import write_verbs
 
     target, output = target_of(args), Output(args.output)
-    act.priority(target.key(args.job), args.level, target, output)
+    write_verbs.priority(target.key(args.job), args.level, target, output)
 
 
 def _top(args: Namespace) -> None:
-    from flyer.cli import read
+    from flyer.cli import read_verbs
 
     target, output = target_of(args), Output(args.output)
-    read.top(target, output, watch=args.watch, interval_seconds=args.interval)
+    read_verbs.top(target, output, watch=args.watch, interval_seconds=args.interval)
 
 
 def _completion(args: Namespace) -> None:
