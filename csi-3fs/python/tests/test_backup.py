@@ -32,7 +32,7 @@ def test_a_lost_metadata_store_comes_back_from_a_dump(
     cluster.stop()
     again = threefs("meta", "load", "--data", str(store), "--file", str(dump))
     assert again.returncode != 0
-    assert "has a store already" in again.stderr
+    assert "already has a store" in again.stderr
     shutil.rmtree(store)
     done = threefs("meta", "load", "--data", str(store), "--file", str(dump))
     assert done.returncode == 0, done.stderr

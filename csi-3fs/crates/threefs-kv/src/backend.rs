@@ -1,4 +1,5 @@
-//! What a store must offer. Transactions, their buffers and their retries are common to all.
+//! Interface of a store. Transactions, their write buffers and their retries are common to all
+//! stores.
 
 use fabric::BoxFuture;
 
@@ -7,13 +8,13 @@ use crate::{KvError, Watch};
 /// A key and its value.
 pub type Row = (Vec<u8>, Vec<u8>);
 
-/// Where a commit stands in the order of all commits: version (8 bytes) and place within it (2),
-/// big endian, so that bytes compare as commits follow each other.
+/// Position of a commit in the total order: version (8 bytes) and order within it (2), big endian,
+/// so that byte order is commit order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Versionstamp(pub [u8; 10]);
 
 impl Versionstamp {
-    /// From its parts.
+    /// From version and order.
     pub fn new(version: u64, order: u16) -> Self {
         let mut bytes = [0; 10];
         bytes[..8].copy_from_slice(&version.to_be_bytes());
@@ -21,7 +22,7 @@ impl Versionstamp {
         Self(bytes)
     }
 
-    /// The commit's version: snapshots of this version and later see it.
+    /// The version of the commit: snapshots of this version and later see it.
     pub fn version(&self) -> u64 {
         let mut version = [0; 8];
         version.copy_from_slice(&self.0[..8]);
@@ -29,22 +30,22 @@ impl Versionstamp {
     }
 }
 
-/// Keys from `start` on and before `end`.
+/// Keys from `start` up to `end`, exclusive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyRange {
     /// The first key.
     pub start: Vec<u8>,
-    /// The first key that is not meant any more.
+    /// The first key after the range.
     pub end: Vec<u8>,
 }
 
 impl KeyRange {
-    /// From `start` on and before `end`.
+    /// From `start` up to `end`, exclusive.
     pub fn new(start: impl Into<Vec<u8>>, end: impl Into<Vec<u8>>) -> Self {
         Self { start: start.into(), end: end.into() }
     }
 
-    /// All keys that begin with `prefix`, which must not be all 0xff.
+    /// All keys with `prefix`, which must not be all 0xff.
     pub fn prefix(prefix: &[u8]) -> Self {
         let mut end = prefix.to_vec();
         while end.last() == Some(&0xff) {
@@ -56,25 +57,25 @@ impl KeyRange {
         Self { start: prefix.to_vec(), end }
     }
 
-    /// The same range from the key after `key` on.
+    /// The part of the range after `key`.
     pub fn after(mut self, key: &[u8]) -> Self {
         self.start = key.to_vec();
         self.start.push(0);
         self
     }
 
-    /// Whether a key lies in it.
+    /// Whether a key is in the range.
     pub fn contains(&self, key: &[u8]) -> bool {
         self.start.as_slice() <= key && key < self.end.as_slice()
     }
 
-    /// True when no key can lie in it.
+    /// Whether the range contains no key.
     pub fn is_empty(&self) -> bool {
         self.start >= self.end
     }
 }
 
-/// One change. A transaction's changes are applied in the order in which it made them.
+/// One change. A transaction's changes are applied in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mutation {
     /// Writes a row.
@@ -84,7 +85,7 @@ pub enum Mutation {
         /// Its value.
         value: Vec<u8>,
     },
-    /// Removes a row, if there is one.
+    /// Removes a row, if it exists.
     Clear {
         /// Its key.
         key: Vec<u8>,
@@ -94,62 +95,62 @@ pub enum Mutation {
         /// The range.
         range: KeyRange,
     },
-    /// Adds to a row that holds an `i64` (little endian; a missing row holds 0), without having
-    /// read it: such additions never conflict with each other.
+    /// Adds to a row with an `i64` (little endian; a missing row is 0) without reading it: such
+    /// additions do not conflict with each other.
     Add {
         /// Its key.
         key: Vec<u8>,
-        /// What to add; wraps.
+        /// The value to add; wraps.
         delta: i64,
     },
     /// Writes a row whose key is `prefix`, the commit's [`Versionstamp`], `suffix`.
     SetStamped {
-        /// Before the stamp.
+        /// Key part before the stamp.
         prefix: Vec<u8>,
-        /// After the stamp.
+        /// Key part after the stamp.
         suffix: Vec<u8>,
         /// The row's value.
         value: Vec<u8>,
     },
 }
 
-/// An addition to a counter row (an `i64`, little endian; a missing row holds 0) that must stay
-/// within a bound. Checked and applied by the commit itself, after the mutations: such additions
-/// never conflict with each other, and no race lets a counter pass its bound.
+/// A bounded addition to a counter row (an `i64`, little endian; a missing row is 0). Checked and
+/// applied by the commit itself, after the mutations: such additions do not conflict with each
+/// other, and no race lets a counter exceed its bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundedAdd {
-    /// Its key. Only such additions write it, and clears.
+    /// Its key, which is written by bounded additions and clears only.
     pub key: Vec<u8>,
-    /// What to add. What does not grow a counter is always allowed.
+    /// The value to add. Additions that do not increase the counter are always allowed.
     pub delta: i64,
-    /// The largest value that the row may grow to.
+    /// The bound of the counter.
     pub max: i64,
 }
 
-/// A finished transaction on its way into the store.
+/// A transaction to be committed.
 #[derive(Clone, Debug, Default)]
 pub struct Commit {
-    /// The version of the snapshot that it read.
+    /// The version of its snapshot.
     pub read_version: u64,
     /// Keys that must not have been written since.
     pub read_keys: Vec<Vec<u8>>,
-    /// Ranges in which nothing must have been written since.
+    /// Ranges that must not have been written since.
     pub read_ranges: Vec<KeyRange>,
-    /// Keys that count as written for others, besides those of the mutations.
+    /// Keys that count as written, in addition to those of the mutations.
     pub write_keys: Vec<Vec<u8>>,
-    /// What to change.
+    /// The changes.
     pub mutations: Vec<Mutation>,
-    /// At most one for a key.
+    /// At most one per key.
     pub bounded_adds: Vec<BoundedAdd>,
 }
 
-/// A consistent view of the whole store at one version.
+/// A consistent view of the store at one version.
 pub trait Snapshot: Send + Sync {
-    /// The last version that it sees.
+    /// The last visible version.
     fn version(&self) -> u64;
     /// A row's value.
     fn get<'a>(&'a self, key: &'a [u8]) -> BoxFuture<'a, Result<Option<Vec<u8>>, KvError>>;
-    /// At most `limit` rows in the order of their keys.
+    /// At most `limit` rows in key order.
     fn range<'a>(
         &'a self,
         range: &'a KeyRange,
@@ -157,18 +158,18 @@ pub trait Snapshot: Send + Sync {
     ) -> BoxFuture<'a, Result<Vec<Row>, KvError>>;
 }
 
-/// How full a store is.
+/// Space usage of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
-    /// Bytes that rows take.
+    /// Bytes used by rows.
     pub used_bytes: u64,
-    /// The most that they can: by the store's configuration and by the disk that it is on.
+    /// Maximum size: the configured limit or the disk space, whichever is less.
     pub max_bytes: u64,
 }
 
 impl Room {
-    /// Whether what is left must be kept for removals, which take room before they give any: a
-    /// store that is full to the last page cannot even remove.
+    /// Whether the remaining space must be kept for removals, which need space before they free
+    /// any: a completely full store cannot remove rows.
     pub fn is_low(&self) -> bool {
         self.used_bytes >= self.max_bytes - self.max_bytes / 10
     }
@@ -176,19 +177,19 @@ impl Room {
 
 /// A store.
 pub trait Backend: Send + Sync + 'static {
-    /// The newest committed state.
+    /// A snapshot of the newest committed state.
     fn snapshot(&self) -> BoxFuture<'_, Result<Box<dyn Snapshot>, KvError>>;
-    /// Checks for conflicts, applies and makes durable, all or nothing.
+    /// Checks for conflicts, applies the changes and makes them durable, atomically.
     fn commit(&self, commit: Commit) -> BoxFuture<'_, Result<Versionstamp, KvError>>;
-    /// Begins to watch a key.
+    /// Starts to watch a key.
     fn watch(&self, key: &[u8]) -> Watch;
-    /// How full the store is, if it has a bound of its own.
+    /// Space usage of the store, if it is bounded.
     ///
     /// # Errors
-    /// When that cannot be read.
+    /// The usage cannot be read.
     fn room(&self) -> Result<Option<Room>, KvError> {
         Ok(None)
     }
-    /// A number of this opening of the store, if no other process can have it open meanwhile.
+    /// Id of this opening of the store, if no other process can have it open at the same time.
     fn exclusive_opening(&self) -> Option<u128>;
 }

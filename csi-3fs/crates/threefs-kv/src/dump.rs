@@ -1,4 +1,4 @@
-//! Backups of an embedded store: one file with all rows of one moment.
+//! Backup of an embedded store: one file with all rows of one snapshot.
 //!
 //! ```text
 //! magic "3FSDUMP1", kind (length u8, bytes)
@@ -6,8 +6,8 @@
 //! end       key length 0, count of rows u64, CRC-32C of everything before the CRC u32
 //! ```
 //!
-//! Numbers are little endian. A dump is written while the service runs: it reads LMDB's snapshot
-//! from another process. It is streamed, so neither side needs memory for more than a row.
+//! Numbers are little endian. A dump is written while the service runs: it reads an LMDB snapshot
+//! from another process. It is streamed, so neither side needs memory for more than one row.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
@@ -21,58 +21,58 @@ use crate::embedded::{RESERVED_KEYS_END, Rows, open_rows, sync_folder, take_owne
 use crate::{EmbeddedConfig, KEY_BYTES_MAX, KvError, VALUE_BYTES_MAX};
 
 const MAGIC: &[u8; 8] = b"3FSDUMP1";
-/// Rows that one transaction of a load writes.
+/// Rows per transaction of a load.
 const LOAD_BATCH: u64 = 10_000;
-/// Keys have room for a versionstamp beyond what callers may write.
+/// Stored keys may be longer than those of callers, by a versionstamp.
 const STORED_KEY_BYTES_MAX: usize = KEY_BYTES_MAX + 11;
 
-/// Why a dump could not be written or used.
+/// Why a dump could not be written or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum DumpError {
-    /// A file.
+    /// A file error.
     #[error("`{path}`: {source}")]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// The store.
+    /// An error of the store.
     #[error(transparent)]
     Store(#[from] KvError),
-    /// The dump is cut off, altered, or something else.
-    #[error("`{path}` is not a whole dump of kind `{kind}`: {detail}; use another one")]
+    /// The dump is truncated, altered, or another file.
+    #[error("`{path}` is not a complete dump of kind `{kind}`: {detail}; use another one")]
     Damaged {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What was expected.
+        /// The expected kind.
         kind: String,
-        /// What was found.
+        /// The damage.
         detail: String,
     },
-    /// The folder has a store already.
-    #[error("`{0}` has a store already; load into an empty folder, then move it into place")]
+    /// The folder already has a store.
+    #[error("`{0}` already has a store; load into an empty folder, then move it into place")]
     Occupied(PathBuf),
 }
 
-/// What a dump holds.
+/// Size of a dump.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dumped {
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
     /// Bytes of keys and values.
     pub bytes: u64,
 }
 
-/// Writes all rows of a store, as they are at one moment, while its service may run. The file
-/// appears under its name once it is whole and durable.
+/// Writes all rows of a store from one snapshot, while its service may run. The file appears under
+/// its name once it is complete and durable.
 ///
 /// # Errors
 /// [`DumpError`].
 pub fn dump(store: &EmbeddedConfig, kind: &str, file: &Path) -> Result<Dumped, DumpError> {
     let broken = |detail: String| KvError::Broken { path: store.path.clone(), detail };
     if !store.path.join("data.mdb").is_file() {
-        return Err(broken("there is no store here".into()).into());
+        return Err(broken("the folder has no store".into()).into());
     }
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
     options.map_size(store.map_bytes_max);
@@ -80,7 +80,7 @@ pub fn dump(store: &EmbeddedConfig, kind: &str, file: &Path) -> Result<Dumped, D
     // files are changed through LMDB alone, and this environment only reads.
     let env = unsafe { options.open(&store.path) }.map_err(|error| broken(error.to_string()))?;
     let rows = find_rows(&env).map_err(|error| broken(error.to_string()))?;
-    let rows = rows.ok_or_else(|| broken("it has no rows".into()))?;
+    let rows = rows.ok_or_else(|| broken("the store has no rows".into()))?;
     let txn = env.read_txn().map_err(|error| broken(error.to_string()))?;
     let draft = file.with_extension("partial");
     let failed = |source| DumpError::File { path: draft.clone(), source };
@@ -111,7 +111,7 @@ pub fn dump(store: &EmbeddedConfig, kind: &str, file: &Path) -> Result<Dumped, D
     Ok(dumped)
 }
 
-/// Reads a dump to its end and checks it.
+/// Reads and verifies a whole dump.
 ///
 /// # Errors
 /// [`DumpError`].
@@ -119,7 +119,7 @@ pub fn verify(kind: &str, file: &Path) -> Result<Dumped, DumpError> {
     read_rows(kind, file, |_, _| Ok(()))
 }
 
-/// Makes a store of a dump, in a folder that has none. The dump is checked before anything is made.
+/// Loads a dump into a folder without a store. The dump is verified first.
 ///
 /// # Errors
 /// [`DumpError`]; the folder then has no store.
@@ -133,14 +133,14 @@ pub fn load(store: &EmbeddedConfig, kind: &str, file: &Path) -> Result<Dumped, D
     let failed = |source| DumpError::File { path: draft.clone(), source };
     std::fs::create_dir_all(&store.path).map_err(failed)?;
     let _owner = take_ownership(&store.path)?;
-    // What an attempt that ended early has left.
+    // Left behind by an interrupted attempt.
     if draft.exists() {
         std::fs::remove_dir_all(&draft).map_err(failed)?;
     }
     std::fs::create_dir(&draft).map_err(failed)?;
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
     options.map_size(store.map_bytes_max);
-    // SAFETY: this folder was made above, under the lock of the folder that it is in.
+    // SAFETY: this folder was created above, under the lock of its parent folder.
     let env = unsafe { options.open(&draft) }.map_err(|error| broken(error.to_string()))?;
     let rows = open_rows(&env).map_err(|error| broken(error.to_string()))?;
     let dumped = fill(&env, rows, kind, file, broken)?;
@@ -162,7 +162,7 @@ fn find_rows(env: &Env<WithoutTls>) -> Result<Option<Rows>, heed::Error> {
     }
 }
 
-/// Puts the rows of a dump into an empty environment.
+/// Writes the rows of a dump into an empty environment.
 fn fill(
     env: &Env<WithoutTls>,
     rows: Rows,
@@ -192,7 +192,7 @@ fn fill(
 
 fn write_head(out: &mut impl Write, kind: &str) -> std::io::Result<()> {
     out.write_all(MAGIC)?;
-    // Kinds are words of this project.
+    // Kinds are short constants.
     out.write_all(&[kind.len() as u8])?;
     out.write_all(kind.as_bytes())
 }
@@ -210,14 +210,14 @@ fn read_rows(
     let opened =
         File::open(file).map_err(|source| DumpError::File { path: file.into(), source })?;
     let mut input = Checksummed::new(BufReader::new(opened));
-    let cut = |_| damaged("it is cut off");
+    let cut = |_| damaged("the file is truncated");
     let mut head = vec![0; MAGIC.len() + 1 + kind.len()];
     input.read_exact(&mut head).map_err(cut)?;
     let mut expected = Vec::new();
     write_head(&mut expected, kind)
         .map_err(|source| DumpError::File { path: file.into(), source })?;
     if head != expected {
-        return Err(damaged("it begins otherwise"));
+        return Err(damaged("the header is wrong"));
     }
     let mut dumped = Dumped::default();
     let mut last: Vec<u8> = Vec::new();
@@ -227,15 +227,15 @@ fn read_rows(
             break;
         }
         let value_bytes = input.u32().map_err(cut)? as usize;
-        // Checked before memory is taken for it.
+        // Checked before memory is allocated.
         if key_bytes > STORED_KEY_BYTES_MAX || value_bytes > VALUE_BYTES_MAX {
-            return Err(damaged("a row is longer than any can be"));
+            return Err(damaged("a row exceeds the maximum size"));
         }
         let mut row = vec![0; key_bytes + value_bytes];
         input.read_exact(&mut row).map_err(cut)?;
         let (key, value) = row.split_at(key_bytes);
         if key <= last.as_slice() || key < RESERVED_KEYS_END {
-            return Err(damaged("its rows are not in order"));
+            return Err(damaged("the rows are not in order"));
         }
         take(key, value)?;
         dumped.rows += 1;
@@ -247,15 +247,15 @@ fn read_rows(
     input.read_exact(&mut count).map_err(cut)?;
     let crc = input.crc;
     if input.u32().map_err(cut)? != crc || u64::from_le_bytes(count) != dumped.rows {
-        return Err(damaged("its checksum is wrong"));
+        return Err(damaged("the checksum is wrong"));
     }
     match input.read(&mut [0]) {
         Ok(0) => Ok(dumped),
-        _ => Err(damaged("something follows its end")),
+        _ => Err(damaged("unexpected data after the end")),
     }
 }
 
-/// Sums up what passes.
+/// A reader or writer that computes the checksum of its bytes.
 struct Checksummed<T> {
     inner: T,
     crc: u32,

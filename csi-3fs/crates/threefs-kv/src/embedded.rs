@@ -1,12 +1,12 @@
-//! Rows in LMDB, many transactions a disk write.
+//! Embedded store: rows in LMDB, with group commit.
 //!
-//! Reads come straight from the memory map, at the snapshot that LMDB gives. Commits queue up for
-//! one thread, which takes all that wait, checks each against what was written since its snapshot
-//! (`Resolver`), applies the good ones in one LMDB transaction, syncs once, and only then answers.
-//! The version of a commit is the number of its LMDB transaction.
+//! Reads use the memory map directly, at an LMDB snapshot. Commits are queued for one thread, which
+//! takes all waiting ones, checks each for conflicts since its snapshot (`Resolver`), applies the
+//! valid ones in one LMDB transaction, syncs once, and then replies. The version of a commit is the
+//! number of its LMDB transaction.
 //!
-//! One process holds the folder (an advisory lock that the kernel releases when it dies): the
-//! resolver's knowledge lives in that process.
+//! One process holds the folder (an advisory lock that the kernel releases when the process dies),
+//! because the resolver's state is in that process.
 
 use std::fs::File;
 use std::ops::Bound;
@@ -26,32 +26,33 @@ use crate::{
 };
 use fabric::BoxFuture;
 
-/// Keys below are the store's own.
+/// Keys below are reserved for the store.
 pub(crate) const RESERVED_KEYS_END: &[u8] = &[1];
-/// Written by every batch, because LMDB does not number a transaction that changes nothing.
+/// Written by every batch, because LMDB does not number a transaction without changes.
 const VERSION_KEY: &[u8] = b"\0version";
-/// Transactions of one disk write.
+/// Maximum number of transactions per disk write.
 const BATCH_MAX: usize = 1024;
-/// Commits that wait for the disk; further ones wait for a place.
+/// Maximum number of queued commits; further ones wait.
 const QUEUE_MAX: usize = 4096;
-/// Snapshots at once; each needs a slot of LMDB's reader table. Further ones wait.
+/// Maximum number of snapshots, each of which needs a slot of LMDB's reader table. Further ones
+/// wait.
 const SNAPSHOTS_MAX: usize = 2048;
-/// Writes that conflicts are checked against; older transactions are refused.
+/// Writes that are kept for conflict checks; older transactions are refused.
 const WRITES_MAX: usize = 200_000;
-/// A snapshot keeps LMDB from reusing pages, so none may live long.
+/// A snapshot keeps LMDB from reusing pages, so its age is bounded.
 const SNAPSHOT_AGE_MAX: Duration = Duration::from_secs(5);
 
 pub(crate) type Rows = Database<'static, Bytes, Bytes>;
 
-/// The most that a store may hold unless it is configured.
+/// Default maximum size of a store.
 pub const MAP_BYTES_MAX: usize = 64 << 30;
 
-/// Where and how large.
+/// Configuration of an embedded store.
 #[derive(Clone, Debug)]
 pub struct EmbeddedConfig {
-    /// The folder; made if it is missing.
+    /// The folder; created if it is missing.
     pub path: PathBuf,
-    /// The most that the store may ever hold. Only address space until it is used.
+    /// Maximum size of the store; address space only until it is used.
     pub map_bytes_max: usize,
 }
 
@@ -88,7 +89,7 @@ impl Embedded {
         let owner = take_ownership(&path)?;
         let mut options = EnvOpenOptions::new().read_txn_without_tls();
         options.map_size(config.map_bytes_max).max_readers(SNAPSHOTS_MAX as u32 + 16);
-        // SAFETY: nobody else maps or changes these files: `owner` is an exclusive lock on the
+        // SAFETY: no other process maps or changes these files: `owner` is an exclusive lock on the
         // folder, and heed itself refuses to open one folder twice in a process.
         let env = unsafe { options.open(&path) }.map_err(|error| broken(error.to_string()))?;
         env.clear_stale_readers().map_err(|error| broken(error.to_string()))?;
@@ -134,7 +135,7 @@ pub(crate) fn open_rows(env: &Env<WithoutTls>) -> Result<Rows, heed::Error> {
 
 impl Drop for Embedded {
     fn drop(&mut self) {
-        // Ends the queue, so that the thread commits what it has and goes.
+        // Closes the queue, so that the thread commits the rest and exits.
         self.queue = None;
         if let Some(committer) = self.committer.take() {
             let _ = committer.join();
@@ -152,16 +153,16 @@ pub(crate) fn take_ownership(path: &Path) -> Result<File, KvError> {
         .map_err(|error| broken(error.to_string()))?;
     rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(
         |error| match error {
-            rustix::io::Errno::WOULDBLOCK => broken(
-                "another process holds it; stop that one, or give this one another folder".into(),
-            ),
+            rustix::io::Errno::WOULDBLOCK => {
+                broken("another process holds the folder; stop it, or use another folder".into())
+            }
             error => broken(error.to_string()),
         },
     )?;
     Ok(file)
 }
 
-/// The names of the files must survive a power cut too.
+/// Syncs the folder, so that the names of its files survive a power failure.
 pub(crate) fn sync_folder(path: &Path) -> std::io::Result<()> {
     File::open(path)?.sync_all()?;
     match path.parent() {
@@ -200,13 +201,13 @@ impl Backend for Embedded {
         Box::pin(async move {
             let gone = || KvError::Broken {
                 path: self.path.clone(),
-                detail: "its commit thread has ended; restart the service".into(),
+                detail: "the commit thread has exited; restart the service".into(),
             };
             let (done, answer) = oneshot::channel();
             let queue = self.queue.as_ref().ok_or_else(gone)?;
             queue.send(Job { commit, done }).await.map_err(|_| gone())?;
             answer.await.unwrap_or_else(|_| {
-                Err(KvError::CommitUnknown { detail: "the commit thread ended".into() })
+                Err(KvError::CommitUnknown { detail: "the commit thread exited".into() })
             })
         })
     }
@@ -235,7 +236,7 @@ impl Backend for Embedded {
 
 struct EmbeddedSnapshot {
     version: u64,
-    /// LMDB wants one thread at a time in a read transaction; there is no contention.
+    /// LMDB requires one thread at a time in a read transaction; there is no contention.
     txn: Mutex<RoTxn<'static, WithoutTls>>,
     rows: Rows,
     path: PathBuf,
@@ -297,7 +298,7 @@ impl Snapshot for EmbeddedSnapshot {
     }
 }
 
-/// The one thread that writes.
+/// The commit thread.
 struct Committer {
     env: Env<WithoutTls>,
     rows: Rows,
@@ -307,7 +308,7 @@ struct Committer {
     _owner: File,
 }
 
-/// A job that passed its check, with its place in the order.
+/// A job that passed its conflict check, with its position.
 struct Admitted {
     job: Job,
     stamp: Versionstamp,
@@ -370,14 +371,15 @@ impl Committer {
         match committed {
             Ok(()) => {
                 self.watches.written(version, &batch_keys);
-                // An error means that nobody waits any more; the commit stands.
+                // An error means that the caller no longer waits; the commit stands.
                 admitted.into_iter().for_each(|one| drop(one.job.done.send(Ok(one.stamp))));
             }
             Err((error, in_commit)) => self.fail(admitted, version, &error, in_commit),
         }
     }
 
-    /// Nothing of the batch is visible. Whether it is on the disk is known for a full store only.
+    /// Fails a batch, of which nothing is visible. Only for a full store it is known not to be on
+    /// disk.
     fn fail(&mut self, admitted: Vec<Admitted>, version: u64, error: &heed::Error, commit: bool) {
         tracing::error!(path = %self.path.display(), %error, "commit failed");
         let detail = error.to_string();
@@ -393,13 +395,13 @@ impl Committer {
             (false, true) => KvError::CommitUnknown { detail },
             (false, false) => KvError::Broken { path: self.path.clone(), detail },
         };
-        // What was recorded for the failed batch must not keep others from committing: forget
-        // everything; transactions from before the last durable version are run again.
+        // Records of the failed batch must not cause conflicts: drop all of them; transactions from
+        // before the last durable version are repeated.
         self.resolver = Resolver::new(version - 1, WRITES_MAX);
         admitted.into_iter().for_each(|one| drop(one.job.done.send(Err(error.clone()))));
     }
 
-    /// Counters must be counters before anything is applied, because a batch is applied as one.
+    /// Checks counters before anything is applied, because a batch is applied as a whole.
     fn check_counters(&self, txn: &RwTxn<'_>, commit: &Commit) -> Result<(), KvError> {
         for mutation in &commit.mutations {
             if let Mutation::Add { key, .. } = mutation {
@@ -420,7 +422,7 @@ impl Committer {
         Ok(())
     }
 
-    /// Applies a commit and adds the keys that it wrote to `keys`.
+    /// Applies a commit and adds the written keys to `keys`.
     fn apply(
         &self,
         txn: &mut RwTxn<'_>,
@@ -483,7 +485,7 @@ impl Committer {
     }
 }
 
-/// The two errors that mean a full disk.
+/// The two errors of a full disk.
 mod libc_errno {
     pub(super) const ENOSPC: i32 = rustix::io::Errno::NOSPC.raw_os_error();
     pub(super) const EDQUOT: i32 = rustix::io::Errno::DQUOT.raw_os_error();

@@ -1,54 +1,54 @@
-//! Why a transaction did not do what it was asked.
+//! Errors of transactions.
 
 use std::path::PathBuf;
 
 /// An error of a store. Cloned to every transaction of a batch that failed together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KvError {
-    /// Something that it read has been written since. Run it again.
-    #[error("the transaction conflicts with another; run it again")]
+    /// A row that it read has been written since. Repeat it.
+    #[error("the transaction conflicts with another; repeat it")]
     Conflict,
-    /// Its snapshot is too old to be checked. Run it again.
-    #[error("the transaction is too old (version {version}); run it again")]
+    /// Its snapshot is too old for a conflict check. Repeat it.
+    #[error("the transaction is too old (version {version}); repeat it")]
     TooOld {
         /// Its read version.
         version: u64,
     },
-    /// The disk or the store's map is full. Nothing of it was written.
+    /// The disk or the store's map is full. Nothing was written.
     #[error("no space in the store at `{path}`: {detail}; free space or enlarge `map_bytes_max`")]
     NoSpace {
         /// The store's folder.
         path: PathBuf,
-        /// What the store said.
+        /// Error of the store.
         detail: String,
     },
-    /// A key, a value or the whole transaction is over its bound. Nothing of it was written.
-    #[error("{what} of {size} is over the bound of {size_max}")]
+    /// A key, a value or the whole transaction exceeds its limit. Nothing was written.
+    #[error("{what} of {size} exceeds the limit of {size_max}")]
     TooLarge {
         /// `key`, `value`, `transaction` or `mutations`.
         what: &'static str,
         /// Bytes, or a count for `mutations`.
         size: usize,
-        /// The bound.
+        /// The limit.
         size_max: usize,
     },
-    /// A counter would grow past its bound. Nothing of it was written.
-    #[error("counter {key} is {value}: {delta} more would pass its bound of {max}", key = key.escape_ascii())]
+    /// A counter would exceed its bound. Nothing was written.
+    #[error("counter {key} is {value}: adding {delta} would exceed its bound of {max}", key = key.escape_ascii())]
     OverBound {
         /// The counter's key.
         key: Vec<u8>,
-        /// What it holds.
+        /// Its value.
         value: i64,
-        /// What was to be added.
+        /// The value to be added.
         delta: i64,
         /// The bound.
         max: i64,
     },
-    /// It may have been committed or not: the store failed meanwhile. Whoever retries recognises
-    /// its own former success by what it wrote.
-    #[error("it is unknown whether the transaction was committed: {detail}")]
+    /// The store failed during the commit, which may have succeeded. A retry must recognise the
+    /// success of the first attempt by what it wrote.
+    #[error("unknown whether the transaction was committed: {detail}")]
     CommitUnknown {
-        /// What the store said.
+        /// Error of the store.
         detail: String,
     },
     /// The store cannot be opened or read.
@@ -56,36 +56,36 @@ pub enum KvError {
     Broken {
         /// The store's folder.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The failure, with a remedy.
         detail: String,
     },
-    /// A row does not hold what its key promises.
+    /// The value of a row is invalid.
     #[error("row {key}: {detail}")]
     BadRow {
         /// The key, escaped.
         key: String,
-        /// What is wrong with it.
+        /// The error.
         detail: String,
     },
-    /// The deadline passed before the transaction succeeded. The last attempt had failed with
-    /// `last`, so nothing was written.
-    #[error("no success before the deadline, after {attempts} attempts; the last: {last}")]
+    /// The deadline passed before the transaction succeeded. The last attempt failed with `last`,
+    /// so nothing was written.
+    #[error("deadline exceeded after {attempts} attempts; last error: {last}")]
     DeadlinePassed {
-        /// How often it was run.
+        /// Number of attempts.
         attempts: u32,
-        /// Why the last attempt failed.
+        /// Error of the last attempt.
         last: String,
     },
 }
 
 impl KvError {
-    /// True when the same transaction, run again from the start, may succeed, and certainly had no
-    /// effect this time.
+    /// Whether a repetition of the transaction may succeed, and this attempt certainly had no
+    /// effect.
     pub fn retryable(&self) -> bool {
         matches!(self, Self::Conflict | Self::TooOld { .. })
     }
 
-    /// A row that cannot be understood.
+    /// The error for an invalid row.
     pub fn bad_row(key: &[u8], detail: impl Into<String>) -> Self {
         Self::BadRow { key: key.escape_ascii().to_string(), detail: detail.into() }
     }

@@ -1,16 +1,16 @@
-//! The small serialisable transaction interface on which the cluster manager and the metadata
-//! service stand, and its stores.
+//! Serialisable key-value transactions for the cluster manager and the metadata service, and their
+//! stores.
 //!
-//! A [`Transaction`] reads from one consistent snapshot, keeps its writes to itself, and commits
-//! them all or not at all, only if nothing that it read has been written meanwhile. So committed
-//! transactions behave as if they had run one after the other, in the order of their
-//! [`Versionstamp`]s. When `commit` returns `Ok`, the transaction survives a kill at any moment.
+//! A [`Transaction`] reads from a consistent snapshot, buffers its writes, and commits them
+//! atomically, if no row that it has read was written in the meantime. So committed transactions
+//! are equivalent to a serial execution in the order of their [`Versionstamp`]s. When `commit`
+//! returns `Ok`, the transaction is durable.
 //!
-//! Stores: [`Store::memory`] for simulators and tests, [`Store::embedded`] (LMDB, many
-//! transactions a disk write) for one machine. Others go behind [`Backend`].
+//! Stores: [`Store::memory`] for simulators and tests, [`Store::embedded`] (LMDB with group commit)
+//! for one machine. Others implement [`Backend`].
 //!
-//! Absent on purpose: queries, indexes, nested transactions, and long ones: a transaction that is
-//! older than a few seconds is refused as [`KvError::TooOld`].
+//! Intentionally absent: queries, indexes, nested and long transactions: a transaction older than a
+//! few seconds is refused as [`KvError::TooOld`].
 
 mod backend;
 mod dump;
@@ -33,13 +33,13 @@ pub use store::{Operation, Retry, Store};
 pub use transaction::Transaction;
 pub use watch::Watch;
 
-/// The longest key: LMDB's 511 bytes, less room for a versionstamp.
+/// Maximum key size: LMDB's 511 bytes, less a versionstamp.
 pub const KEY_BYTES_MAX: usize = 500;
-/// The longest value. Rows are small; lists are many rows.
+/// Maximum value size. Rows are small; lists are many rows.
 pub const VALUE_BYTES_MAX: usize = 512 << 10;
-/// The most that one transaction writes.
+/// Maximum bytes written by one transaction.
 pub const COMMIT_BYTES_MAX: usize = 4 << 20;
-/// The most mutations of one transaction.
+/// Maximum number of mutations of one transaction.
 pub const MUTATIONS_MAX: usize = 10_000;
 
 #[cfg(test)]

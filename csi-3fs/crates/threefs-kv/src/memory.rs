@@ -1,4 +1,4 @@
-//! Rows in memory, in all versions that a living snapshot can still see.
+//! In-memory store, with all row versions that a snapshot can still see.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,10 +8,10 @@ use crate::watch::Watches;
 use crate::{Backend, Commit, KeyRange, KvError, Mutation, Row, Snapshot, Versionstamp, Watch};
 use fabric::BoxFuture;
 
-/// Writes that conflicts are checked against; older transactions are refused.
+/// Writes that are kept for conflict checks; older transactions are refused.
 const WRITES_MAX: usize = 100_000;
 
-/// The in-memory store. Durable as long as the process.
+/// The in-memory store. Its rows last as long as the process.
 pub(crate) struct Memory {
     state: Arc<Mutex<State>>,
     watches: Watches,
@@ -23,7 +23,7 @@ struct State {
     resolver: Resolver,
     /// Every version of every row, oldest first.
     rows: BTreeMap<Vec<u8>, Vec<Written>>,
-    /// How many snapshots read each version.
+    /// Number of snapshots at each version.
     snapshots: BTreeMap<u64, usize>,
 }
 
@@ -65,7 +65,7 @@ impl State {
         visible(self.rows.get(key)?, self.version)
     }
 
-    /// What a commit leaves in each row that it touches.
+    /// The new value of each row that a commit changes.
     fn changes(
         &self,
         commit: &Commit,
@@ -116,7 +116,7 @@ impl State {
         let version = self.version;
         let versions = self.rows.entry(key.clone()).or_default();
         versions.push((version, value));
-        // All but the newest version that the oldest snapshot sees can go.
+        // Versions older than the one that the oldest snapshot sees are not needed.
         let seen = versions.iter().rposition(|(version, _)| *version <= oldest_snapshot);
         versions.drain(..seen.unwrap_or(0));
         if matches!(versions.as_slice(), [(_, None)]) {
@@ -125,7 +125,7 @@ impl State {
     }
 }
 
-/// A version and what the row held from it on; `None` is a removal.
+/// A version and the value of the row from it on; `None` is a removal.
 type Written = (u64, Option<Vec<u8>>);
 
 fn visible(versions: &[Written], version: u64) -> Option<&[u8]> {

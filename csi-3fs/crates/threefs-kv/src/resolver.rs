@@ -1,7 +1,7 @@
-//! Who wrote what lately: decides whether a transaction conflicts. Pure.
+//! Conflict detection: decides whether a transaction may commit. Pure.
 //!
-//! Keeps the last version that wrote each key for a bounded number of writes. What is older than
-//! that is forgotten, and transactions that are older still are refused, never let through.
+//! Keeps the last version that wrote each key, for a bounded number of writes. Transactions from
+//! before the oldest kept write are refused.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,7 +9,7 @@ use crate::{BoundedAdd, Commit, KeyRange, KvError, Versionstamp};
 
 #[derive(Debug)]
 pub(crate) struct Resolver {
-    /// Transactions that read below this version cannot be checked any more.
+    /// Transactions that read below this version cannot be checked.
     floor: u64,
     writes_max: usize,
     last_write: BTreeMap<Vec<u8>, u64>,
@@ -17,12 +17,12 @@ pub(crate) struct Resolver {
 }
 
 impl Resolver {
-    /// Knows nothing of what was committed up to `version`.
+    /// Without records of commits up to `version`.
     pub(crate) fn new(version: u64, writes_max: usize) -> Self {
         Self { floor: version, writes_max, last_write: BTreeMap::new(), order: VecDeque::new() }
     }
 
-    /// Whether a transaction may commit now.
+    /// Checks whether a transaction may commit now.
     pub(crate) fn check(&self, commit: &Commit) -> Result<(), KvError> {
         let read_version = commit.read_version;
         if read_version < self.floor {
@@ -45,8 +45,8 @@ impl Resolver {
         Ok(())
     }
 
-    /// Remembers what a commit of `version` wrote: of a cleared range, the rows that were there
-    /// (who read that a row is missing is not wrong when it stays missing).
+    /// Records the keys written by a commit of `version`. For a cleared range, only the rows that
+    /// existed: a transaction that read a row as missing is still right.
     pub(crate) fn record(&mut self, version: u64, keys: Vec<Vec<u8>>) {
         for key in keys {
             self.last_write.insert(key.clone(), version);
@@ -66,7 +66,7 @@ impl Resolver {
     }
 }
 
-/// The key of a stamped row.
+/// The key of a row with a versionstamp.
 pub(crate) fn stamped_key(prefix: &[u8], stamp: Versionstamp, suffix: &[u8]) -> Vec<u8> {
     [prefix, &stamp.0, suffix].concat()
 }
@@ -82,7 +82,7 @@ pub(crate) fn add(key: &[u8], current: Option<&[u8]>, delta: i64) -> Result<i64,
     Ok(current.wrapping_add(delta))
 }
 
-/// What a counter row holds after a bounded addition.
+/// The value of a counter row after a bounded addition.
 pub(crate) fn add_within(addition: &BoundedAdd, current: Option<&[u8]>) -> Result<i64, KvError> {
     let BoundedAdd { key, delta, max } = addition;
     let value = add(key, current, 0)?;
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_forgotten_is_refused_not_let_through() {
+    fn transactions_older_than_the_records_are_refused() {
         let mut resolver = Resolver::new(0, 2);
         for (version, key) in [(1, "a"), (2, "b"), (3, "c")] {
             resolver.record(version, vec![key.into()]);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_conflicts_with_what_was_written_in_it() {
+    fn a_range_conflicts_with_writes_in_it() {
         let mut resolver = Resolver::new(0, 100);
         resolver.record(7, vec!["c".into()]);
         let scan = |start: &str, end: &str| Commit {

@@ -1,4 +1,4 @@
-//! A store as its users hold it.
+//! Handle of a store, with retries of transactions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,28 +10,28 @@ use crate::memory::Memory;
 use crate::{Backend, Commit, KvError, Room, Snapshot, Transaction, Versionstamp, Watch};
 use fabric::BoxFuture;
 
-/// The longest pause between two attempts.
+/// Maximum pause between two attempts.
 const BACKOFF_MAX: Duration = Duration::from_millis(64);
 
-/// A store. Clones are the same store.
+/// A store. Clones share it.
 #[derive(Clone)]
 pub struct Store(Arc<dyn Backend>);
 
 impl Store {
-    /// Rows in memory, gone with it.
+    /// An in-memory store.
     pub fn memory() -> Self {
         Self::new(Memory::new())
     }
 
-    /// Rows in one folder of this machine. One process holds it at a time.
+    /// A store in a local folder. One process can open it at a time.
     ///
     /// # Errors
-    /// [`KvError::Broken`] when the folder cannot be used or another process holds it.
+    /// [`KvError::Broken`] if the folder cannot be used or another process holds it.
     pub fn embedded(config: EmbeddedConfig) -> Result<Self, KvError> {
         Ok(Self::new(Embedded::open(config)?))
     }
 
-    /// Any other store.
+    /// A store with another backend.
     pub fn new(backend: impl Backend) -> Self {
         Self(Arc::new(backend))
     }
@@ -39,7 +39,7 @@ impl Store {
     /// Begins a transaction.
     ///
     /// # Errors
-    /// What the store says.
+    /// Errors of the store.
     pub async fn begin(&self) -> Result<Transaction, KvError> {
         Transaction::begin(Arc::clone(&self.0)).await
     }
@@ -49,25 +49,25 @@ impl Store {
         self.0.watch(key)
     }
 
-    /// A number of this opening of the store, if no other process can have it open meanwhile:
-    /// whoever wrote under another number is dead. `None` for stores that many processes share.
+    /// Id of this opening of the store, if no other process can have it open at the same time: a
+    /// writer with another id is dead. `None` for stores shared by processes.
     pub fn exclusive_opening(&self) -> Option<u128> {
         self.0.exclusive_opening()
     }
 
-    /// How full the store is, if it has a bound of its own.
+    /// Space usage of the store, if it is bounded.
     ///
     /// # Errors
-    /// When that cannot be read.
+    /// The usage cannot be read.
     pub fn room(&self) -> Result<Option<Room>, KvError> {
         self.0.room()
     }
 
-    /// Runs an operation in a transaction and commits; runs it again when it conflicts, until the
+    /// Runs an operation in a transaction and commits it; repeats it on conflicts, until the
     /// deadline.
     ///
     /// # Errors
-    /// What the operation returns (then nothing is committed), or the store's error.
+    /// The error of the operation (then nothing is committed), or of the store.
     pub async fn transact<O: Operation>(
         &self,
         deadline: Deadline,
@@ -80,7 +80,7 @@ impl Store {
                 Err(error) if error.retryable_conflict() => error,
                 result => return result,
             };
-            // The first conflict is run again at once: what it met has been committed by now.
+            // The first conflict is retried at once: the other transaction has committed by now.
             let pause = match attempts {
                 1 => Duration::ZERO,
                 _ => Duration::from_millis(1 << attempts.min(8) >> 2).min(BACKOFF_MAX),
@@ -95,8 +95,8 @@ impl Store {
         }
     }
 
-    /// Only beginning is cut off at the deadline: it may wait for others' snapshots to end. A commit
-    /// is never abandoned, or nobody would know whether it happened.
+    /// Only the start is limited by the deadline: it may wait for other snapshots to end. A commit
+    /// is never abandoned, because its outcome would be unknown.
     async fn attempt<O: Operation>(
         &self,
         operation: &O,
@@ -113,7 +113,7 @@ impl Store {
     }
 }
 
-/// A store can stand behind another: wrappers delay, count or break what goes through them.
+/// A store can wrap another one: wrappers delay, count or fail its operations.
 impl Backend for Store {
     fn snapshot(&self) -> BoxFuture<'_, Result<Box<dyn Snapshot>, KvError>> {
         self.0.snapshot()
@@ -136,25 +136,25 @@ impl Backend for Store {
     }
 }
 
-/// Something that is done in one transaction. It may be run many times before it commits, so it has
-/// no effect but through its transaction.
+/// An operation in one transaction. It may run many times before it commits, so it must have no
+/// effects outside its transaction.
 pub trait Operation: Sync {
-    /// What it finds or makes.
+    /// Its result.
     type Output: Send;
-    /// Why it does not.
+    /// Its error.
     type Error: From<KvError> + Retry + Send;
-    /// Reads and writes.
+    /// Reads and writes in the transaction.
     fn run(
         &self,
         txn: &mut Transaction,
     ) -> impl Future<Output = Result<Self::Output, Self::Error>> + Send;
 }
 
-/// How [`Store::transact`] tells an error that running again may cure.
+/// Classification of errors for the retries of [`Store::transact`].
 pub trait Retry {
-    /// True for a conflict, also one that `body` met while it read.
+    /// Whether this is a conflict, including one during a read.
     fn retryable_conflict(&self) -> bool;
-    /// For the message when no time is left.
+    /// Description for the error at the deadline.
     fn describe(&self) -> String;
 }
 

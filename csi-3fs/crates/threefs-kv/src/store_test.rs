@@ -263,7 +263,7 @@ async fn the_embedded_store_is_there_again_after_a_restart_and_for_one_at_a_time
     put(&store, b"a", b"1").await;
     let version = store.begin().await.unwrap().read_version();
     let error = Store::embedded(config.clone()).err().unwrap().to_string();
-    assert!(error.contains("another process holds it"), "{error}");
+    assert!(error.contains("another process holds the folder"), "{error}");
     let opening = store.exclusive_opening();
     drop(store);
     let store = Store::embedded(config).unwrap();

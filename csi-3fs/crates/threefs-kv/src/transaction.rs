@@ -1,4 +1,4 @@
-//! One transaction: reads from its snapshot, sees its own writes, remembers what it read.
+//! Transaction: reads from a snapshot, sees its own writes, and records its reads.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use crate::{
     Mutation, Row, Snapshot, VALUE_BYTES_MAX, Versionstamp,
 };
 
-/// Rows that a range read asks of the store at once at most.
+/// Maximum number of rows that a range read requests from the store at once.
 const ROWS_PER_READ_MAX: usize = 4096;
 
-/// A transaction. Dropping it without `commit` leaves no trace.
+/// A transaction. Dropping it without `commit` has no effect.
 pub struct Transaction {
     backend: Arc<dyn Backend>,
     snapshot: Box<dyn Snapshot>,
@@ -20,19 +20,19 @@ pub struct Transaction {
     written: BTreeMap<Vec<u8>, OwnWrite>,
     cleared: Vec<KeyRange>,
     bytes: usize,
-    /// The first write that was over a bound; reported by `commit`, so that writes need no `?`.
+    /// The first write that exceeded a limit; returned by `commit`, so that writes are infallible.
     refused: Option<KvError>,
 }
 
-/// What this transaction did to a row.
+/// A write of this transaction to a row.
 #[derive(Clone)]
 enum OwnWrite {
     Value(Option<Vec<u8>>),
-    /// Added to a row that it had not written.
+    /// Added to a row that it has not written otherwise.
     Added(i64),
 }
 
-/// Whether others that write what is read may commit before us.
+/// Whether a read conflicts with concurrent writes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Isolation {
     Conflict,
@@ -54,20 +54,20 @@ impl Transaction {
         })
     }
 
-    /// The version that it reads.
+    /// The version of its snapshot.
     pub fn read_version(&self) -> u64 {
         self.commit.read_version
     }
 
-    /// A row's value. If another transaction writes it before this one commits, this one conflicts.
+    /// Reads a row. If another transaction writes it before this one commits, this one conflicts.
     ///
     /// # Errors
-    /// [`KvError::TooOld`], or what the store says.
+    /// [`KvError::TooOld`], or an error of the store.
     pub async fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, KvError> {
         self.read(key, Isolation::Conflict).await
     }
 
-    /// A row's value, without conflicting with whoever writes it.
+    /// Reads a row without conflicts.
     ///
     /// # Errors
     /// As [`Transaction::get`].
@@ -75,8 +75,8 @@ impl Transaction {
         self.read(key, Isolation::Snapshot).await
     }
 
-    /// At most `limit` rows of a range in the order of their keys. Rows that others add to or
-    /// remove from the part that was read conflict.
+    /// Reads at most `limit` rows of a range in key order. Concurrent writes to the part that was
+    /// read conflict.
     ///
     /// # Errors
     /// As [`Transaction::get`].
@@ -105,12 +105,12 @@ impl Transaction {
         self.read_range(range, limit).await
     }
 
-    /// Conflicts with whoever writes this key, as if it had been read.
+    /// Conflicts with concurrent writes of this key, as if it had been read.
     pub fn add_read_conflict(&mut self, key: &[u8]) {
         self.commit.read_keys.push(key.to_vec());
     }
 
-    /// Makes whoever read this key conflict, as if it had been written.
+    /// Makes concurrent reads of this key conflict, as if it had been written.
     pub fn add_write_conflict(&mut self, key: &[u8]) {
         self.commit.write_keys.push(key.to_vec());
     }
@@ -123,7 +123,7 @@ impl Transaction {
         self.commit.mutations.push(Mutation::Set { key: key.to_vec(), value });
     }
 
-    /// Removes a row, if there is one.
+    /// Removes a row, if it exists.
     pub fn clear(&mut self, key: &[u8]) {
         self.account(key.len(), 0);
         self.written.insert(key.to_vec(), OwnWrite::Value(None));
@@ -141,8 +141,8 @@ impl Transaction {
         self.commit.mutations.push(Mutation::ClearRange { range });
     }
 
-    /// Adds to a row that holds an `i64` (little endian), without reading it: additions of
-    /// different transactions do not conflict.
+    /// Adds to a row with an `i64` (little endian), without reading it: additions of different
+    /// transactions do not conflict.
     pub fn atomic_add(&mut self, key: &[u8], delta: i64) {
         self.account(key.len(), 8);
         let own = match self.written.get(key) {
@@ -163,9 +163,9 @@ impl Transaction {
         self.commit.mutations.push(Mutation::Add { key: key.to_vec(), delta });
     }
 
-    /// Adds to a counter row, without reading it, if the row then holds at most `max`; otherwise
-    /// `commit` fails with [`KvError::OverBound`]. Several additions to one row count as their sum,
-    /// within the lowest of their bounds. What this adds cannot be read before the commit.
+    /// Adds to a counter row without reading it, if the result is at most `max`; otherwise `commit`
+    /// fails with [`KvError::OverBound`]. Additions to one row are summed, with the lowest of their
+    /// bounds. The result is not readable before the commit.
     pub fn bounded_add(&mut self, key: &[u8], delta: i64, max: i64) {
         self.account(key.len(), 8);
         match self.commit.bounded_adds.iter_mut().find(|addition| addition.key == key) {
@@ -177,14 +177,14 @@ impl Transaction {
         }
     }
 
-    /// What [`Transaction::bounded_add`] adds to a row in all.
+    /// The sum of all [`Transaction::bounded_add`] to a row so far.
     pub fn pending_bounded_add(&self, key: &[u8]) -> i64 {
         let addition = self.commit.bounded_adds.iter().find(|addition| addition.key == key);
         addition.map_or(0, |addition| addition.delta)
     }
 
-    /// Writes a row whose key is `prefix`, this commit's [`Versionstamp`], `suffix`. It cannot be
-    /// read before the commit.
+    /// Writes a row with the key `prefix`, this commit's [`Versionstamp`], `suffix`. It is not
+    /// readable before the commit.
     pub fn set_stamped(&mut self, prefix: &[u8], suffix: &[u8], value: impl Into<Vec<u8>>) {
         let value = value.into();
         self.account(prefix.len() + 10 + suffix.len(), value.len());
@@ -192,18 +192,18 @@ impl Transaction {
         self.commit.mutations.push(Mutation::SetStamped { prefix, suffix, value });
     }
 
-    /// True when it has written nothing.
+    /// Whether it has written nothing.
     pub fn is_read_only(&self) -> bool {
         self.commit.mutations.is_empty()
             && self.commit.bounded_adds.is_empty()
             && self.commit.write_keys.is_empty()
     }
 
-    /// Commits: `Ok` means checked, applied and durable. A transaction that wrote nothing is
-    /// always good: its reads were of one moment.
+    /// Commits. `Ok` means checked, applied and durable. A read-only transaction always succeeds:
+    /// its reads are from one snapshot.
     ///
     /// # Errors
-    /// [`KvError::Conflict`] and [`KvError::TooOld`] (run it again), [`KvError::TooLarge`],
+    /// [`KvError::Conflict`] and [`KvError::TooOld`] (repeat it), [`KvError::TooLarge`],
     /// [`KvError::NoSpace`], [`KvError::CommitUnknown`].
     pub async fn commit(self) -> Result<Versionstamp, KvError> {
         let Self { backend, snapshot, commit, refused, .. } = self;
@@ -214,7 +214,7 @@ impl Transaction {
         if !writes && commit.write_keys.is_empty() {
             return Ok(Versionstamp::new(commit.read_version, 0));
         }
-        // Old snapshots cost the store space: this one is not needed any more.
+        // Snapshots keep old pages of the store alive, and this one is no longer needed.
         drop(snapshot);
         backend.commit(commit).await
     }
@@ -258,14 +258,14 @@ impl Transaction {
         }
     }
 
-    /// The snapshot's rows with this transaction's own writes laid over them.
+    /// The rows of the snapshot, overlaid with this transaction's writes.
     async fn read_range(&self, range: &KeyRange, limit: usize) -> Result<Vec<Row>, KvError> {
         let mut rows = Vec::new();
         let mut rest = range.clone();
         while rows.len() < limit && !rest.is_empty() {
             let asked = (limit - rows.len()).min(ROWS_PER_READ_MAX);
             let stored = self.snapshot.range(&rest, asked).await?;
-            // Up to here the store's rows are known; own rows beyond must wait for the next round.
+            // The store's rows are known up to here; writes beyond it are merged in the next round.
             let known = match stored.last() {
                 Some((last, _)) if stored.len() >= asked => {
                     KeyRange::new(rest.start.clone(), [last.as_slice(), &[0]].concat())

@@ -1,18 +1,18 @@
-//! Waiting for a key to be written.
+//! Watches: waiting for a key to be written.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
 
-/// Resolves once its key has been written by a commit after the watch began. Begin the watch, then
-/// read, then wait: nothing is missed in between.
+/// Completes once a commit has written the key after the watch started. Start the watch, then read,
+/// then wait: so no write is missed.
 #[derive(Debug)]
 pub struct Watch(watch::Receiver<u64>);
 
 impl Watch {
-    /// Ends when the key has been written. The caller brings the deadline. A store that is gone
-    /// never writes again: then this never ends.
+    /// Completes when the key has been written. The caller sets the deadline: if the store is
+    /// closed, it never completes.
     pub async fn changed(&mut self) {
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -20,14 +20,14 @@ impl Watch {
     }
 }
 
-/// The watched keys of one store.
+/// The watched keys of a store.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Watches(Arc<Mutex<HashMap<Vec<u8>, watch::Sender<u64>>>>);
 
 impl Watches {
     pub(crate) fn watch(&self, key: &[u8]) -> Watch {
         let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Keys that nobody watches any more go whenever somebody comes, so the map stays small.
+        // Keys without watchers are removed at each new watch, so the map stays small.
         watched.retain(|_, sender| sender.receiver_count() > 0);
         Watch(watched.entry(key.to_vec()).or_insert_with(|| watch::channel(0).0).subscribe())
     }

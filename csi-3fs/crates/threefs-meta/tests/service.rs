@@ -226,7 +226,7 @@ async fn until_free<T, E: std::fmt::Display>(
 ) -> Result<T, E> {
     for _ in 0..600 {
         match open().await {
-            Err(error) if error.to_string().contains("another process holds it") => {
+            Err(error) if error.to_string().contains("another process holds the folder") => {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             opened => return opened,
