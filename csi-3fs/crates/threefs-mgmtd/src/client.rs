@@ -1,4 +1,4 @@
-//! The calling side of mgmtd.
+//! RPC client of mgmtd.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -19,45 +19,45 @@ use crate::protocol::{
 };
 use crate::registration::{MetaRegistered, MetaRegistration};
 
-/// One attempt at a call that does not wait for anything.
+/// Timeout of one attempt at a call that does not wait.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Between attempts when nobody is primary.
+/// Pause between attempts while there is no primary.
 const PAUSE: Duration = Duration::from_millis(50);
-/// One long poll of [`MgmtdClient::follow`].
+/// Duration of one long poll of [`MgmtdClient::follow`].
 const POLL: Duration = Duration::from_secs(10);
 
-/// Why mgmtd gave no answer.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MgmtdClientError {
-    /// The call did not reach it, or its answer did not arrive.
+    /// The call did not reach mgmtd, or its reply did not arrive.
     #[error(transparent)]
     Rpc(#[from] RpcError),
-    /// It refused.
+    /// mgmtd refused the call.
     #[error(transparent)]
     Refused(#[from] MgmtdError),
-    /// The answer does not fit the question: another version of the service.
-    #[error("mgmtd answered {got} to a question for {expected}; do both sides run one version?")]
+    /// The reply does not match the request: mgmtd has another version.
+    #[error("mgmtd sent {got}, expected {expected}; do both sides run the same version?")]
     Unexpected {
-        /// What was asked for.
+        /// The expected kind of reply.
         expected: &'static str,
-        /// What came, shortened.
+        /// The reply, shortened.
         got: String,
     },
 }
 
-/// A client of all mgmtds of a cluster. Finds the primary; retries until the deadline. Clones share
-/// connections.
+/// A client of all mgmtds of a cluster. Finds the primary and retries until the deadline. Clones
+/// share connections.
 #[derive(Clone)]
 pub struct MgmtdClient(Arc<Inner>);
 
 struct Inner {
     pools: Vec<Pool>,
-    /// The one that answered last.
+    /// The mgmtd that replied last.
     primary: AtomicUsize,
 }
 
 impl MgmtdClient {
-    /// A client of the mgmtds at these addresses (`host:port`). Connects when first asked.
+    /// A client of the mgmtds at these addresses (`host:port`). Connects at the first call.
     pub fn new<C: Clone + Into<Credentials>>(addresses: &[String], credentials: &C) -> Self {
         let credentials: Credentials = credentials.clone().into();
         let pool = |address: &String| {
@@ -68,11 +68,11 @@ impl MgmtdClient {
         Self(Arc::new(Inner { pools, primary: AtomicUsize::new(0) }))
     }
 
-    /// Sends one heartbeat, once to each mgmtd until one takes it; the caller's next heartbeat is
-    /// the retry.
+    /// Sends a heartbeat to each mgmtd until one accepts it, without retries: the next heartbeat of
+    /// the caller is the retry.
     ///
     /// # Errors
-    /// [`MgmtdError::Replaced`] means that the caller must end.
+    /// [`MgmtdError::Replaced`] means that the caller must exit.
     pub async fn heartbeat(
         &self,
         heartbeat: Heartbeat,
@@ -84,10 +84,10 @@ impl MgmtdClient {
         }
     }
 
-    /// Routing newer than `known`, waiting up to `wait` for it; `None` when there is none.
+    /// Routing newer than `known`, waiting up to `wait` for it; `None` if there is none.
     ///
     /// # Errors
-    /// When no primary answers before the deadline.
+    /// No primary replied before the deadline.
     pub async fn routing(
         &self,
         known: RoutingVersion,
@@ -102,10 +102,10 @@ impl MgmtdClient {
         }
     }
 
-    /// How the cluster is.
+    /// Status of the cluster.
     ///
     /// # Errors
-    /// When no primary answers before the deadline.
+    /// No primary replied before the deadline.
     pub async fn status(&self, deadline: Deadline) -> Result<ClusterStatus, MgmtdClientError> {
         match self.ask(&MgmtdRequest::Status, Duration::ZERO, deadline).await? {
             MgmtdReply::Status(status) => Ok(status),
@@ -113,10 +113,10 @@ impl MgmtdClient {
         }
     }
 
-    /// What has to move for all nodes to hold as much as the others; with `apply`, it begins.
+    /// The plan that balances all nodes; with `apply`, it is started.
     ///
     /// # Errors
-    /// When no primary answers before the deadline, or a wish cannot be had.
+    /// No primary replied before the deadline, or the request is invalid.
     pub async fn rebalance(
         &self,
         apply: bool,
@@ -150,7 +150,7 @@ impl MgmtdClient {
     /// Registers the store of a metadata service.
     ///
     /// # Errors
-    /// When no primary answers before the deadline, or the store does not belong to this cluster.
+    /// No primary replied before the deadline, or the store does not belong to this cluster.
     pub async fn register_meta(
         &self,
         registration: MetaRegistration,
@@ -163,7 +163,7 @@ impl MgmtdClient {
         }
     }
 
-    /// Keeps a copy of the routing up to date in the background until the follower is dropped.
+    /// Keeps a copy of the routing up to date in the background, until the follower is dropped.
     pub fn follow(&self) -> RoutingFollower {
         let (sender, receiver) = watch::channel(Arc::new(RoutingInfo::default()));
         let client = self.clone();
@@ -225,7 +225,7 @@ fn unreachable_nobody() -> MgmtdClientError {
     MgmtdClientError::Rpc(RpcError::Unreachable {
         context: CONTEXT.into(),
         peer: "(none)".into(),
-        detail: "no address of mgmtd is given".into(),
+        detail: "no mgmtd address is configured".into(),
     })
 }
 
@@ -234,24 +234,24 @@ fn unexpected(expected: &'static str, reply: &MgmtdReply) -> MgmtdClientError {
     MgmtdClientError::Unexpected { expected, got }
 }
 
-/// A copy of the routing that follows mgmtd's. Its first value is empty (version 0).
+/// A copy of the routing, updated in the background. Its first value is empty (version 0).
 pub struct RoutingFollower {
     receiver: watch::Receiver<Arc<RoutingInfo>>,
     task: JoinHandle<()>,
 }
 
 impl RoutingFollower {
-    /// The newest routing that arrived.
+    /// The newest routing received.
     pub fn now(&self) -> Arc<RoutingInfo> {
         Arc::clone(&self.receiver.borrow())
     }
 
-    /// For waiting for changes oneself. It ends when the follower is dropped.
+    /// A receiver for waiting for changes. It is closed when the follower is dropped.
     pub fn receiver(&self) -> watch::Receiver<Arc<RoutingInfo>> {
         self.receiver.clone()
     }
 
-    /// The first routing that satisfies `wanted`, or `None` at the deadline.
+    /// The first routing that satisfies a condition, or `None` at the deadline.
     pub async fn wait_for(
         &self,
         deadline: Deadline,

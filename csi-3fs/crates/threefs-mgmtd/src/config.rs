@@ -1,4 +1,4 @@
-//! How an mgmtd runs.
+//! Configuration of mgmtd.
 
 use std::path::PathBuf;
 
@@ -6,44 +6,44 @@ use fabric::auth::keys::Keys;
 use fabric::tls::ServiceTls;
 use threefs_core::ids::TableId;
 
-/// The chain table that bootstrap makes.
+/// The chain table created at bootstrap.
 pub const FIRST_TABLE: TableId = TableId(1);
 
-/// Everything that an mgmtd is told at its start.
+/// Configuration of an mgmtd.
 #[derive(Clone, Debug)]
 pub struct MgmtdConfig {
     /// `host:port` to listen on.
     pub listen: String,
-    /// `host:port` under which others reach it; without one, where it listens.
+    /// `host:port` that others connect to; defaults to the listen address.
     pub advertise: Option<String>,
-    /// The cluster's keys.
+    /// The cluster keys.
     pub key: Keys,
-    /// Whether connections have TLS.
+    /// TLS of connections.
     pub tls: ServiceTls,
     /// Folder of the embedded store.
     pub store_path: PathBuf,
-    /// The chains to make when there are none.
+    /// The initial chains.
     pub bootstrap: Bootstrap,
-    /// Whether chains are added and replicas moved by itself when nodes come; else when asked.
+    /// Whether to add chains and move replicas automatically; otherwise on request only.
     pub rebalance: bool,
-    /// Pace and patience.
+    /// Intervals and timeouts.
     pub timers: Timers,
 }
 
-/// The first chains of a new cluster.
+/// The initial chains of a new cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bootstrap {
-    /// Chains are made once so many nodes have registered.
+    /// Chains are created once this many nodes have registered.
     pub nodes: u32,
     /// Targets of a chain, each on another node.
     pub replicas: u32,
-    /// Chains whose first target is on a given node. Each node then holds
-    /// `replicas * chains_per_node` targets.
+    /// Chains whose first target is on a given node. Each node then has `replicas *
+    /// chains_per_node` targets.
     pub chains_per_node: u32,
 }
 
 impl Bootstrap {
-    /// What is wrong with it, if anything.
+    /// Validates the configuration.
     ///
     /// # Errors
     /// A sentence that names the field and the value.
@@ -51,32 +51,32 @@ impl Bootstrap {
         let Self { nodes, replicas, chains_per_node } = *self;
         if replicas == 0 || replicas > nodes {
             return Err(format!(
-                "replicas is {replicas}: it must be from 1 to the number of storage nodes ({nodes})"
+                "replicas is {replicas}: must be from 1 to the number of storage nodes ({nodes})"
             ));
         }
         if chains_per_node == 0 || nodes.saturating_mul(chains_per_node) > 5_000 {
             return Err(format!(
-                "chains_per_node is {chains_per_node}: it must be at least 1, and at most 5000 \
-                 chains in all over {nodes} nodes"
+                "chains_per_node is {chains_per_node}: must be at least 1, with at most 5000 \
+                 chains in total over {nodes} nodes"
             ));
         }
         Ok(())
     }
 }
 
-/// All in milliseconds of a monotonic clock.
+/// Intervals and timeouts, in milliseconds of a monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timers {
-    /// T: a node that has been silent for so long is dead. Nodes stop serving after T/2.
+    /// T: a node without a heartbeat for this time is dead. Nodes stop serving after T/2.
     pub node_failure_ms: u64,
-    /// A primary that has not renewed for so long may be replaced.
+    /// A primary that has not renewed its lease for this time may be replaced.
     pub primary_lease_ms: u64,
-    /// Between two looks at everything. Heartbeats that change something are acted on at once.
+    /// Interval between scans. Heartbeats that change something are handled at once.
     pub scan_ms: u64,
 }
 
 impl Timers {
-    /// For one machine: a dead node is noticed within about a second.
+    /// For one machine: a dead node is detected within about a second.
     pub fn one_machine() -> Self {
         Self { node_failure_ms: 1000, primary_lease_ms: 3000, scan_ms: 50 }
     }
@@ -86,7 +86,7 @@ impl Timers {
         Self { node_failure_ms: 10_000, primary_lease_ms: 15_000, scan_ms: 500 }
     }
 
-    /// What a node is granted with each heartbeat.
+    /// The lease granted with each heartbeat.
     pub fn node_lease_ms(&self) -> u64 {
         self.node_failure_ms / 2
     }

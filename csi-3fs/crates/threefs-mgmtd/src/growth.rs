@@ -1,5 +1,5 @@
-//! What the manager does about nodes that came and nodes that shall go: adds chains, begins moves
-//! of replicas, a few at a time. The end of a move is part of every scan.
+//! Growth and rebalancing: adds chains for new nodes and starts moves of replicas, a few at a time.
+//! The end of a move is part of every scan.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,11 +19,11 @@ use crate::rebalance::{Placement, PlannedMove};
 use crate::rows::PlacementGoal;
 use crate::view::View;
 
-/// Replicas that are copied at the same time in the whole cluster: programs come first.
+/// Replicas that are moved concurrently in the whole cluster: the load of programs has priority.
 const MOVES_AT_ONCE: usize = 2;
 
 impl Manager {
-    /// Adds chains and begins moves, if that is wanted and there is room for more.
+    /// Adds chains and starts moves, if requested and within the limit.
     pub(crate) async fn grow(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
         let asked = view.goal.once || !view.goal.leaving.is_empty();
         if view.routing.chains.is_empty() || !(self.automatic || asked) {
@@ -34,7 +34,7 @@ impl Manager {
             return Ok(());
         }
         self.grow_inner(view, now).await?;
-        // Only what changed nothing would change nothing again.
+        // A step without any effect would have none again.
         let after = view.growth_inputs(&self.timers, now);
         view.settled_inputs = (after == growth_inputs).then_some(growth_inputs);
         Ok(())
@@ -80,7 +80,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Gives up moves that would wait for ever, and all other moves with them.
+    /// Abandons moves that cannot complete.
     async fn abandon_moves(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
         let can_be = |this: &&Move| {
             let chain = view.routing.chains.get(&this.chain);
@@ -94,7 +94,7 @@ impl Manager {
         let (version, given_up) = self.store.transact(deadline(), &give_up).await?;
         let mut chains = Vec::with_capacity(given_up.len());
         for (this, chain) in given_up {
-            tracing::info!(routing = version.0, "given up: {this}");
+            tracing::info!(routing = version.0, "abandoned: {this}");
             let place =
                 view.routing.chains.get(&this.chain).and_then(|it| it.place(this.destination));
             if let Some(node) = place.map(|place| place.node) {
@@ -108,7 +108,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Chains for new nodes; new files use them once none of them gets better by waiting.
+    /// Adds chains for new nodes; new files use them once waiting no longer improves them.
     async fn add_chains(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
         let placement = self.placement(view, now, &view.goal.leaving);
         let nodes = placement.new_chains(self.bootstrap.replicas, self.bootstrap.chains_per_node);
@@ -118,8 +118,8 @@ impl Manager {
             tracing::info!(chains = chains.len(), "chains added for new nodes");
             self.apply(view, version, chains);
         }
-        // All of them at once, if that is possible; but who waits for a node that is away, or has no
-        // room, holds up nobody.
+        // All of them at once if possible, but chains that wait for an unavailable node do not
+        // block the others.
         let unavailable = self.unavailable(view, now);
         let needless = |place: &ChainTarget| {
             place.state == PublicState::Serving || unavailable.contains(&place.node)
@@ -144,9 +144,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Takes away chains that no file can use and that no replica serves, for a node that was to
-    /// begin them and shall hold nothing now: nobody else could. Others are made for the nodes that
-    /// stay.
+    /// Drops chains that no file uses and no replica serves, whose first node is leaving: no other
+    /// node could start them. Other chains are created for the remaining nodes.
     async fn drop_chains(&self, view: &mut View) -> Result<(), OpError> {
         let doomed_moves = |chain: &&Chain| {
             chain.head().is_none()
@@ -160,7 +159,7 @@ impl Manager {
         let drop = DropChains { fence: view.fence, chains: &chains };
         let version = self.store.transact(deadline(), &drop).await?;
         for chain in &chains {
-            tracing::info!(routing = version.0, chain = %chain.id, "never begun, taken away");
+            tracing::info!(routing = version.0, chain = %chain.id, "unused chain dropped");
             view.routing.chains.remove(&chain.id);
             view.routing.retired.extend(chain.targets.iter().map(|place| place.target));
         }
@@ -168,7 +167,7 @@ impl Manager {
         Ok(())
     }
 
-    /// What would have to move; with `apply`, it is begun.
+    /// The rebalancing plan; with `apply`, it is started.
     pub(crate) async fn plan(
         &self,
         view: &mut View,
@@ -214,7 +213,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Where everything is once the moves under way have ended.
+    /// The placement after all moves in progress.
     fn placement(&self, view: &View, now: Millis, leaving: &BTreeSet<NodeId>) -> Placement {
         let nodes_of = |chain: &Chain| -> BTreeSet<NodeId> {
             let source = view.routing.moves.get(&chain.id).map(|this| this.source);
@@ -231,28 +230,28 @@ impl Manager {
         Placement { chains, staying, leaving: leaving.clone(), full: view.full(now), waiting }
     }
 
-    /// Nodes that are away, have no room, or cannot open one of their targets.
+    /// Nodes that are dead, full, or have a target that cannot be opened.
     fn unavailable(&self, view: &View, now: Millis) -> BTreeSet<NodeId> {
         let away = view.nodes.keys().filter(|node| !view.is_alive(**node, &self.timers, now));
         away.copied().chain(view.full(now)).chain(view.broken()).collect()
     }
 }
 
-/// Whether a chain has one of these nodes.
+/// Whether a chain has a target on one of these nodes.
 fn waits(chain: &Chain, unavailable: &BTreeSet<NodeId>) -> bool {
     chain.targets.iter().any(|place| unavailable.contains(&place.node))
 }
 
-/// Chains that no version of the table names, so that no file has them.
+/// Chains that are in no version of the table, so that no file uses them.
 fn unused(view: &View) -> impl Iterator<Item = &Chain> {
-    // A version has all chains of those before.
+    // Each version contains all chains of the earlier ones.
     let table = view.routing.newest_table(FIRST_TABLE);
     let named: BTreeSet<ChainId> =
         table.iter().flat_map(|table| table.chains.iter().copied()).collect();
     view.routing.chains.values().filter(move |chain| !named.contains(&chain.id))
 }
 
-/// Every replica but the one on `from` serves: a move is safe to begin.
+/// Whether all replicas except the one on `from` serve, so that a move can start safely.
 fn others_serve(chain: &Chain, from: NodeId) -> bool {
     let mut others = chain.targets.iter().filter(|place| place.node != from).peekable();
     let alone = others.peek().is_none();

@@ -1,5 +1,5 @@
-//! The stage of one heartbeat: what has to be written, in which order, before it is answered.
-//! Pure: whoever drives it writes, and comes back for the next step.
+//! Stages of handling a heartbeat: what must be written, in which order, before the reply. Pure:
+//! the caller writes, and calls again for the next step.
 
 use threefs_core::heartbeat::Heartbeat;
 use threefs_core::ids::RoutingVersion;
@@ -10,25 +10,25 @@ use crate::protocol::MgmtdError;
 use crate::rows::NodeRow;
 use crate::view::{Admission, Changes, View};
 
-/// What is to be done next about a heartbeat.
+/// The next step for a heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Scan, and write what that decides: targets of a former life leave their chains.
+    /// Scan and write the result: targets of the former incarnation leave their chains.
     Demote,
-    /// Write down the node, its address and its life.
+    /// Write the node with its address and incarnation.
     Register,
-    /// Make the first chains if there are none, then scan.
+    /// Create the initial chains if there are none, then scan.
     Decide,
-    /// Answer it.
+    /// Reply.
     Answer,
 }
 
-/// How far a heartbeat has come.
+/// Progress of a heartbeat.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum HeartbeatStage {
     #[default]
     New,
-    /// Its data is of this cluster.
+    /// Its data belongs to this cluster.
     Checked,
     Demoted,
     Renewed,
@@ -37,7 +37,7 @@ pub(crate) enum HeartbeatStage {
 }
 
 impl View {
-    /// The next step, once the one before is written.
+    /// The next step, once the previous one is written.
     pub(crate) fn next_step(
         &mut self,
         timers: &Timers,
@@ -65,8 +65,8 @@ impl View {
                         {
                             return Err(MgmtdError::Starting { remaining_ms });
                         }
-                        // Demote before remembering the new life: a crash in between repeats the
-                        // demotion, the other order would lose it.
+                        // The demotion precedes the registration of the new incarnation: a crash in
+                        // between repeats the demotion, the other order would lose it.
                         self.restarts(node, now);
                         *stage = HeartbeatStage::Demoted;
                         return Ok(Step::Demote);
@@ -96,14 +96,14 @@ impl View {
         }
     }
 
-    /// A node's row is written.
+    /// Applies a written registration.
     pub(crate) fn registered(&mut self, version: RoutingVersion, row: NodeRow) {
         self.routing.version = version;
         self.routing.nodes.insert(row.info.id, row.info.clone());
         self.nodes.insert(row.info.id, row);
     }
 
-    /// What a scan has decided is written.
+    /// Applies the written result of a scan.
     pub(crate) fn decided(&mut self, version: RoutingVersion, changes: Changes) {
         self.routing.version = version;
         self.stores.extend(changes.stores);

@@ -1,9 +1,9 @@
-//! The cluster manager: who is alive, which chains there are and in which state their targets are.
+//! Cluster manager: failure detection, chains and target states.
 //!
 //! One mgmtd is the primary: it holds a lease row with a fencing epoch, and every transaction that
-//! changes anything re-validates that row inside itself. Heartbeats live in memory, decisions in
-//! the store; a decision is published only after it is durable. The rules of chains are
-//! `threefs_core::chain::advance`; nothing here knows better.
+//! changes anything validates that row. Heartbeats are in memory, decisions in the store; a
+//! decision is published only after it is durable. The rules of chains are
+//! `threefs_core::chain::advance`.
 
 mod client;
 mod config;

@@ -1,7 +1,7 @@
-//! The cluster manager without sockets and clocks: heartbeats and ticks come in with their time.
+//! The manager, without sockets and clocks: heartbeats and ticks are passed in with their time.
 //!
-//! Order of effects, everywhere: decide from the view, write under the fence, change the view,
-//! publish, answer. A manager that cannot tell whether it wrote steps down and reads anew.
+//! Order of effects: decide from the view, write with the fence, change the view, publish, reply. A
+//! manager that does not know whether a write succeeded steps down and reads the store again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::protocol::{ClusterStatus, MgmtdError, Promotion, RebalancePlan};
 use crate::registration::{MetaRegistered, MetaRegistration};
 use crate::view::{Changes, View};
 
-/// How long one transaction may take, retries included. Far below every lease.
+/// Timeout of a transaction, including retries. Far below every lease.
 const TRANSACTION_TIMEOUT: Duration = Duration::from_millis(1000);
 
 /// One mgmtd.
@@ -34,7 +34,7 @@ pub struct Manager {
     id: u128,
     address: String,
     pub(crate) bootstrap: Bootstrap,
-    /// Whether it adds chains and moves replicas without being asked.
+    /// Whether to add chains and move replicas automatically.
     pub(crate) automatic: bool,
     pub(crate) timers: Timers,
     role: Mutex<Role>,
@@ -42,7 +42,7 @@ pub struct Manager {
 }
 
 enum Role {
-    /// What the lease looked like, and since when it has looked so.
+    /// The last state of the lease, and since when it has been unchanged.
     Contender {
         seen: Option<(LeaseRow, Millis)>,
     },
@@ -50,7 +50,7 @@ enum Role {
 }
 
 impl Manager {
-    /// A manager with a number of its own, drawn by the caller. It is nobody until it ticks.
+    /// A manager with a random id drawn by the caller. It is a contender until its first tick.
     pub fn new(
         store: Store,
         id: u128,
@@ -64,22 +64,22 @@ impl Manager {
         Self { store, id, address, bootstrap, automatic, timers, role, published }
     }
 
-    /// The same, but chains are added and replicas moved only when an operator asks.
+    /// Adds chains and moves replicas on request only.
     #[must_use]
     pub fn on_demand(self) -> Self {
         Self { automatic: false, ..self }
     }
 
-    /// Follows what this manager publishes while it is primary.
+    /// Subscribes to the routing that this manager publishes as the primary.
     pub fn subscribe(&self) -> watch::Receiver<Arc<RoutingInfo>> {
         self.published.subscribe()
     }
 
-    /// Takes or keeps the lease, looks at who is alive, changes what has to change. To be called
-    /// every `scan_ms`.
+    /// Acquires or renews the lease, detects dead nodes and updates chains. To be called every
+    /// `scan_ms`.
     ///
     /// # Errors
-    /// Only a store that will not recover by itself: the process should end.
+    /// Only a store that cannot recover: the process should exit.
     pub async fn tick(&self, now: Millis) -> Result<(), KvError> {
         let renewed = self.renew(now).await;
         let mut role = self.role.lock().await;
@@ -102,7 +102,7 @@ impl Manager {
             Role::Primary(view) => {
                 let result = self.lead(view, now).await;
                 if !view.holds_lease(&self.timers, now) {
-                    tracing::warn!(epoch = view.fence.epoch, "the lease could not be renewed");
+                    tracing::warn!(epoch = view.fence.epoch, "lease renewal failed");
                     *role = Role::Contender { seen: None };
                 }
                 result
@@ -111,8 +111,8 @@ impl Manager {
         broken(self.step_down_on_error(&mut role, result))
     }
 
-    /// Renews a lease that is due. The role is not locked meanwhile: a commit waits for a disk, and
-    /// heartbeats, which nodes need to keep their leases, must not.
+    /// Renews a lease that is due, without locking the role: the commit waits for a disk, and must
+    /// not block heartbeats, which nodes need to keep their leases.
     async fn renew(&self, now: Millis) -> Result<Option<Fence>, OpError> {
         let fence = match &*self.role.lock().await {
             Role::Primary(view)
@@ -126,7 +126,7 @@ impl Manager {
         Ok(Some(fence))
     }
 
-    /// Takes a heartbeat.
+    /// Handles a heartbeat.
     ///
     /// # Errors
     /// Any [`MgmtdError`].
@@ -162,7 +162,7 @@ impl Manager {
         Ok(Arc::clone(&self.published.borrow()))
     }
 
-    /// How the cluster is.
+    /// Status of the cluster.
     ///
     /// # Errors
     /// [`MgmtdError::NotPrimary`].
@@ -172,10 +172,10 @@ impl Manager {
         Ok(view.status(&self.timers, now, &self.address, self.bootstrap.nodes))
     }
 
-    /// What has to move for all nodes to hold as much as the others; with `apply`, it begins.
+    /// The plan that balances all nodes; with `apply`, it is started.
     ///
     /// # Errors
-    /// [`MgmtdError::NotPrimary`], or a wish that cannot be had.
+    /// [`MgmtdError::NotPrimary`], or an invalid request.
     pub async fn rebalance(
         &self,
         apply: bool,
@@ -192,7 +192,7 @@ impl Manager {
         self.answered(&mut role, result)
     }
 
-    /// Makes `target` the one that leads its chain, or says what that would mean.
+    /// Promotes `target` to the head of its chain; without `apply`, reports the consequences only.
     ///
     /// # Errors
     /// [`MgmtdError::NotPrimary`], [`MgmtdError::CannotPromote`].
@@ -215,7 +215,7 @@ impl Manager {
         Ok(promotion)
     }
 
-    /// Registers the store of a metadata service, which may not serve before.
+    /// Registers the store of a metadata service, which must not serve before.
     ///
     /// # Errors
     /// [`MgmtdError::NotPrimary`], or why the store does not belong to this cluster.
@@ -272,14 +272,14 @@ impl Manager {
         }
     }
 
-    /// After a failed write nothing in memory can be trusted to be what is stored.
+    /// Steps down after a failed write: memory may differ from the store.
     fn step_down_on_error(
         &self,
         role: &mut Role,
         result: Result<(), OpError>,
     ) -> Result<(), OpError> {
         if let (Err(error), Role::Primary(view)) = (&result, &*role) {
-            tracing::warn!(%error, epoch = view.fence.epoch, "mgmtd steps down");
+            tracing::warn!(%error, epoch = view.fence.epoch, "stepping down");
             *role = Role::Contender { seen: None };
         }
         result
@@ -296,9 +296,9 @@ impl Manager {
         let opening = self.store.exclusive_opening();
         let free = match &row.holder {
             None => true,
-            // Our own number: this manager stepped down without losing the lease.
+            // The lease is still held by this manager, which has stepped down.
             Some(holder) if holder.manager == self.id => true,
-            // It wrote through another opening of a store that only one process can open: its
+            // Written through another opening of a store that only one process can open: that
             // process is dead.
             Some(holder) if holder.opening.is_some() && opening.is_some() => {
                 holder.opening != opening
@@ -312,7 +312,7 @@ impl Manager {
         let acquire =
             AcquireLease { seen: &row, manager: self.id, address: &self.address, opening };
         let (fence, loaded) = self.store.transact(deadline(), &acquire).await?;
-        tracing::info!(epoch = fence.epoch, address = self.address, "mgmtd is primary");
+        tracing::info!(epoch = fence.epoch, address = self.address, "became primary");
         let view = View::new(fence, loaded, now);
         self.publish(&view);
         *role = Role::Primary(Box::new(view));
@@ -386,7 +386,7 @@ impl Manager {
         let make = MakeChains { fence: view.fence, nodes: &nodes, bootstrap: self.bootstrap };
         let made = self.store.transact(deadline(), &make).await?;
         let Some((version, chains, table)) = made else { return Ok(()) };
-        tracing::info!(chains = chains.len(), nodes = nodes.len(), "chains made");
+        tracing::info!(chains = chains.len(), nodes = nodes.len(), "initial chains created");
         view.routing.tables.push(table);
         self.apply(view, version, chains);
         Ok(())
@@ -423,7 +423,7 @@ impl Manager {
     }
 }
 
-/// A heartbeat that was not taken: refused, or failed on the way.
+/// A call that failed: refused, or an error of an operation.
 pub(crate) enum Refusal {
     Answer(MgmtdError),
     Op(OpError),
@@ -441,7 +441,7 @@ impl From<OpError> for Refusal {
     }
 }
 
-/// What a tick reports: only a store that will not recover by itself.
+/// Errors reported by a tick: only those of a store that cannot recover.
 fn broken(result: Result<(), OpError>) -> Result<(), KvError> {
     match result {
         Err(OpError::Kv(error @ (KvError::Broken { .. } | KvError::CommitUnknown { .. }))) => {

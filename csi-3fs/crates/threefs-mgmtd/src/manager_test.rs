@@ -492,7 +492,7 @@ async fn an_operator_may_promote_a_copy_that_holds_chunks() {
         })
         .await;
     let refused = cluster.manager.promote(target, true, now).await.unwrap_err();
-    assert!(refused.to_string().contains("has a target that serves"), "{refused}");
+    assert!(refused.to_string().contains("has a serving target"), "{refused}");
     // Those that served last are synced from it.
     for node in [0, 2] {
         cluster.nodes[node].restart();

@@ -1,6 +1,5 @@
-//! A primary whose rows can always be written, without a store: for simulators.
-//!
-//! Everything that it decides, the product's [`View`](crate::view) decides.
+//! Primary without a store, whose writes always succeed, for simulators. All decisions are those of
+//! the product's [`View`](crate::view).
 
 use std::collections::BTreeMap;
 
@@ -16,7 +15,7 @@ use crate::protocol::{MgmtdError, Promotion};
 use crate::rows::NodeRow;
 use crate::view::{Changes, View};
 
-/// See the module.
+/// A primary without a store.
 #[derive(Debug)]
 pub struct Model {
     timers: Timers,
@@ -24,21 +23,21 @@ pub struct Model {
 }
 
 impl Model {
-    /// A primary of chains that exist already.
+    /// A primary of existing chains.
     #[must_use]
     pub fn new(routing: RoutingInfo, timers: Timers, now: Millis) -> Self {
         let loaded = Loaded { routing, ..Loaded::default() };
         Self { timers, view: View::new(Fence { manager: 1, epoch: 1 }, loaded, now) }
     }
 
-    /// Another primary takes over: it knows what was written and nothing that was heard.
+    /// Another primary takes over: it has the written state, and no heartbeats.
     pub fn restart(&mut self, now: Millis) {
         let View { fence, routing, nodes, goal, stores, .. } = self.view.clone();
         let fence = Fence { epoch: fence.epoch + 1, ..fence };
         self.view = View::new(fence, Loaded { routing, nodes, goal, stores }, now);
     }
 
-    /// What is published.
+    /// The published routing.
     #[must_use]
     pub fn routing(&self) -> &RoutingInfo {
         &self.view.routing
@@ -50,13 +49,13 @@ impl Model {
         &self.view.stores
     }
 
-    /// Writes something that is not decided here, such as a move, and publishes it.
+    /// Writes and publishes a change that is not decided here, such as a move.
     pub fn write(&mut self, change: impl FnOnce(&mut RoutingInfo)) {
         change(&mut self.view.routing);
         self.view.routing.version = self.next_version();
     }
 
-    /// Takes a heartbeat.
+    /// Handles a heartbeat.
     ///
     /// # Errors
     /// As mgmtd refuses it.
@@ -88,7 +87,7 @@ impl Model {
         }
     }
 
-    /// Makes `target` the one that leads its chain, as an operator's command does.
+    /// Promotes `target` to the head of its chain, like the operator's command.
     ///
     /// # Errors
     /// [`MgmtdError::Starting`], [`MgmtdError::CannotPromote`].
@@ -103,7 +102,7 @@ impl Model {
         Ok(promotion)
     }
 
-    /// Looks at all chains.
+    /// Scans all chains.
     pub fn tick(&mut self, now: Millis) {
         self.view.tick(&self.timers, now);
         if self.view.startup_remaining_ms(&self.timers, now).is_none() {

@@ -1,17 +1,17 @@
-//! Which nodes hold which chains: balanced, and the same for the same nodes. Pure.
+//! Placement of the initial chains: balanced and deterministic. Pure.
 //!
-//! Chain `(round, n)` lies on the nodes `n, n + s, n + 2s, …` (mod N), where the stride `s` changes
-//! with the round. So every node is first of `chains_per_node` chains and member of
-//! `replicas * chains_per_node`, and the partners that take over a dead node's reads differ from
-//! round to round instead of being the same two for ever.
+//! Chain `(round, n)` is on the nodes `n, n + s, n + 2s, …` (mod N), with a stride `s` that depends
+//! on the round. So every node is first in `chains_per_node` chains and a member of `replicas *
+//! chains_per_node`, and the reads of a dead node are taken over by different partners in each
+//! round.
 
 use threefs_core::ids::{ChainId, NodeId, TargetId};
 use threefs_core::routing::Chain;
 
-/// Targets of one node are numbered from here on, so that a target's number tells its node.
+/// Range of target ids per node, so that a target id determines its node.
 pub(crate) const TARGETS_PER_NODE: u64 = 1 << 20;
 
-/// The first chains over `nodes`, which are in the order of their ids.
+/// The initial chains over `nodes`, which are sorted by id.
 pub fn first_chains(nodes: &[NodeId], replicas: u32, chains_per_node: u32) -> Vec<Chain> {
     let count = nodes.len();
     let strides = strides(count, replicas as usize);
@@ -55,7 +55,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_node_carries_the_same(
+        fn every_node_has_the_same_number_of_targets(
             (nodes, replicas, chains_per_node) in
                 (1u32..20).prop_flat_map(|nodes| (Just(nodes), 1..=nodes.min(5), 1u32..6))
         ) {

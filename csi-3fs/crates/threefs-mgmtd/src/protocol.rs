@@ -1,21 +1,20 @@
-//! What mgmtd is asked and answers. The heartbeat itself is `threefs_core::heartbeat`.
+//! Protocol of mgmtd. Heartbeats are in `threefs_core::heartbeat`.
 //!
-//! How a storage service lives with mgmtd:
-//! 1. It draws an [`Incarnation`](threefs_core::ids::Incarnation) and sends heartbeats at
-//!    [`MgmtdReply::Heartbeat`]'s pace (a quarter of the lease or oftener). The first one registers
-//!    the node and its address; it lists no target, or those that the service finds on its disks,
-//!    as ONLINE.
-//! 2. Once enough nodes are registered, mgmtd makes the chains and publishes them. The service
-//!    finds its targets in the routing (`RoutingInfo::targets_of_node`), makes their stores and
+//! Life cycle of a storage service:
+//! 1. It draws an [`Incarnation`](threefs_core::ids::Incarnation) and sends heartbeats at least
+//!    four times per lease of [`MgmtdReply::Heartbeat`]. The first one registers the node and its
+//!    address; it lists no targets, or those found on its disks, as ONLINE.
+//! 2. Once enough nodes are registered, mgmtd creates the chains and publishes them. The service
+//!    finds its targets in the routing (`RoutingInfo::targets_of_node`), creates their stores and
 //!    reports them from the next heartbeat on.
-//! 3. **A restarted service is a new incarnation.** mgmtd takes its first heartbeat as the death of
-//!    the former life: before the answer, every target of the node that was SERVING or SYNCING has
-//!    left that state in persisted and published routing. So nobody is served by a replica that
-//!    lost its memory, however quick the restart; the service needs no silence of its own.
-//! 4. An answer carries the lease and the routing version it counts with: see
+//! 3. **A restarted service is a new incarnation.** mgmtd treats its first heartbeat as the death
+//!    of the former incarnation: before the reply, every target of the node that was SERVING or
+//!    SYNCING has left that state in persisted and published routing. So no client is served by a
+//!    replica that has lost its memory, however quick the restart; the service need not wait.
+//! 4. A reply carries the lease and the routing version that it requires: see
 //!    `threefs_core::heartbeat::ServingLease`.
 //! 5. A heartbeat of a former incarnation is refused as [`MgmtdError::Replaced`]: that process has
-//!    a successor and must end.
+//!    a successor and must exit.
 
 use serde::{Deserialize, Serialize};
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
@@ -26,68 +25,67 @@ use threefs_core::routing::RoutingInfo;
 use crate::rebalance::PlannedMove;
 use crate::registration::{MetaRegistered, MetaRegistration};
 
-/// Name of the service; both sides of a connection sign it.
+/// Name of the service; both sides of a connection authenticate it.
 pub const CONTEXT: &str = "threefs/mgmtd";
 
-/// A call. All calls may be repeated: heartbeats carry their own order, and the newest one is
-/// answered again.
+/// A request. All requests may be repeated: heartbeats are ordered, and the newest one is answered
+/// again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MgmtdRequest {
-    /// "I am alive." Answered with [`MgmtdReply::Heartbeat`].
+    /// Heartbeat of a storage node. Answered with [`MgmtdReply::Heartbeat`].
     Heartbeat(Heartbeat),
-    /// The routing, if it is newer than `known`. Waits up to `wait_ms` for a newer one, so a
-    /// client that asks again and again learns of every change at once. Answered with
-    /// [`MgmtdReply::Routing`].
+    /// The routing, if it is newer than `known`. Waits up to `wait_ms` for a newer version, so that
+    /// repeated requests see every change at once. Answered with [`MgmtdReply::Routing`].
     Routing {
-        /// The version that the caller has; 0 for none.
+        /// The version of the caller; 0 for none.
         known: RoutingVersion,
-        /// How long to wait for a newer one; at most [`WAIT_MS_MAX`] is granted.
+        /// Time to wait for a newer version; at most [`WAIT_MS_MAX`].
         wait_ms: u64,
     },
-    /// For operators. Answered with [`MgmtdReply::Status`].
+    /// Status for operators. Answered with [`MgmtdReply::Status`].
     Status,
-    /// For operators: what would have to move for all nodes to hold as much as the others.
-    /// Answered with [`MgmtdReply::Plan`].
+    /// Rebalancing plan for operators. Answered with [`MgmtdReply::Plan`].
     Rebalance {
-        /// Whether it is to be done.
+        /// Whether to start it.
         apply: bool,
-        /// Nodes that shall hold nothing; `None` = those that were named last.
+        /// Nodes to drain; `None` = unchanged.
         leaving: Option<Vec<NodeId>>,
     },
-    /// For operators: a chain whose last targets to serve are lost shall be led by another one.
-    /// Answered with [`MgmtdReply::Promotion`].
+    /// Promotion by an operator of a target to the head of its chain, after the last serving
+    /// targets are lost. Answered with [`MgmtdReply::Promotion`].
     Promote {
-        /// Which one.
+        /// The target.
         target: TargetId,
-        /// Whether it is to be done; otherwise only what it would mean is answered.
+        /// Whether to promote it; otherwise only the consequences are reported.
         apply: bool,
     },
-    /// A metadata service starts with this store. Answered with [`MgmtdReply::MetaRegistered`].
+    /// Registration of the store of a metadata service. Answered with
+    /// [`MgmtdReply::MetaRegistered`].
     RegisterMeta(MetaRegistration),
 }
 
-/// The longest wait for a routing change that is granted.
+/// Maximum wait for a routing change.
 pub const WAIT_MS_MAX: u64 = 30_000;
 
-/// The answer to a call that was served.
+/// Reply to a successful request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MgmtdReply {
-    /// The heartbeat was taken.
+    /// The heartbeat was accepted.
     Heartbeat(HeartbeatReply),
-    /// Newer routing, or `None` when there is none.
+    /// Newer routing, or `None` if there is none.
     Routing(Option<RoutingInfo>),
-    /// How the cluster is.
+    /// Status of the cluster.
     Status(ClusterStatus),
-    /// What has to move.
+    /// The rebalancing plan.
     Plan(RebalancePlan),
-    /// What the promotion means.
+    /// The consequences of the promotion.
     Promotion(Promotion),
     /// The metadata service may serve.
     MetaRegistered(MetaRegistered),
 }
 
-/// A target that is to lead its chain although others served after it. Every update that the
-/// chain acknowledged after this target had stopped serving is lost with it.
+/// Promotion of a target although others served after it. All updates that the chain acknowledged
+/// after this target had stopped serving are lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Promotion {
     /// The target.
@@ -98,168 +96,168 @@ pub struct Promotion {
     pub chain: ChainId,
     /// Chunks that it holds.
     pub chunks: u64,
-    /// Those that served after it: each has every acknowledged update. They are synced from the
-    /// promoted target if they come back.
+    /// The targets that served last: each has every acknowledged update. If they come back, they
+    /// are synced from the promoted target.
     pub served_last: Vec<(TargetId, NodeId)>,
-    /// Whether this store has ever served. One that has not may lack any chunk: its first sync was
-    /// not finished.
+    /// Whether this store has ever served. Otherwise any chunk may be missing: its first sync did
+    /// not complete.
     pub was_complete: bool,
 }
 
-/// A target of the last to serve that reports another store than the one it served with.
+/// A target that served last and reports another store than the one that it served with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForeignStore {
     /// The target.
     pub target: TargetId,
     /// Its node.
     pub node: NodeId,
-    /// Its chain, which waits for a store that has its data.
+    /// Its chain, which waits for the store with its data.
     pub chain: ChainId,
-    /// The store with which it served.
+    /// The store that it served with.
     pub served_with: StoreId,
-    /// The store that it reports.
+    /// The reported store.
     pub reported: StoreId,
 }
 
-/// What has to move, a few replicas at a time.
+/// A rebalancing plan; replicas are moved a few at a time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RebalancePlan {
-    /// Whether mgmtd does it without being asked.
+    /// Whether mgmtd rebalances automatically.
     pub automatic: bool,
-    /// Nodes that shall hold nothing.
+    /// Nodes being drained.
     pub leaving: Vec<NodeId>,
     /// Chains to be added, for new files.
     pub new_chains: u32,
-    /// Replicas to be moved after those that move now.
+    /// Replicas to be moved after the current moves.
     pub moves: Vec<PlannedMove>,
-    /// Replicas that move now.
+    /// Replicas being moved.
     pub under_way: Vec<Move>,
-    /// Replicas on nodes that shall hold nothing for which no other node has room.
+    /// Replicas on draining nodes that no other node has space for.
     pub stuck: u32,
 }
 
-/// What an operator wants to know at a glance; chains are in the routing.
+/// Cluster status for operators; chains are in the routing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterStatus {
-    /// Fencing epoch of the primary that answers.
+    /// Fencing epoch of the primary.
     pub epoch: u64,
     /// Its address.
     pub primary: String,
-    /// Newest routing.
+    /// The newest routing version.
     pub routing_version: RoutingVersion,
-    /// Nodes that must register before the first chains are made.
+    /// Nodes required before the initial chains are created.
     pub nodes_expected: u32,
     /// All registered nodes.
     pub nodes: Vec<NodeStatus>,
-    /// Chains, and how many of them have every target SERVING.
+    /// Number of chains.
     pub chains: u32,
-    /// See `chains`.
+    /// Chains with all targets SERVING.
     pub chains_whole: u32,
-    /// Targets of the last to serve whose disk is not the one they served with.
+    /// Targets that served last and report another disk.
     pub foreign_stores: Vec<ForeignStore>,
-    /// Chains without a SERVING target: their data cannot be read now.
+    /// Chains without a SERVING target: their data is unavailable.
     pub chains_down: u32,
 }
 
-/// One node.
+/// Status of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
-    /// Which.
+    /// The node.
     pub node: NodeId,
     /// Its address.
     pub address: String,
     /// Whether heartbeats arrive in time.
     pub alive: bool,
-    /// Since the last heartbeat; `None` when this primary has seen none.
+    /// Time since the last heartbeat; `None` if this primary has received none.
     pub heartbeat_age_ms: Option<u64>,
-    /// Bytes in use over its targets.
+    /// Bytes in use by its targets.
     pub used_bytes: u64,
-    /// Bytes that its targets may hold together: they share a disk. 0 = unknown.
+    /// Capacity of all its targets, which share a disk. 0 = unknown.
     pub capacity_bytes: u64,
 }
 
-/// Why a call was not served.
+/// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum MgmtdError {
-    /// This mgmtd does not hold the lease now. Ask another, or again in a moment.
+    /// This mgmtd does not hold the lease. Retry with another one, or later.
     #[error("this mgmtd is not the primary (the lease is held by {holder})")]
     NotPrimary {
-        /// Address of who holds it, as far as known, else empty.
+        /// Address of the holder, if known, else empty.
         holder: String,
     },
-    /// A primary has just begun and does not know yet who is alive. Ask again in a moment.
-    #[error("mgmtd has just begun; it answers this in {remaining_ms} ms")]
+    /// A new primary does not know yet which nodes are alive. Retry later.
+    #[error("mgmtd has just started; retry in {remaining_ms} ms")]
     Starting {
-        /// At most so long.
+        /// Maximum time to wait.
         remaining_ms: u64,
     },
-    /// A heartbeat that is older than one already taken; harmless.
+    /// The heartbeat is older than one already accepted; harmless.
     #[error("{node}: heartbeat {sequence} is older than {newest}")]
     Stale {
-        /// Whose.
+        /// The node.
         node: NodeId,
-        /// Its number.
+        /// Its sequence.
         sequence: u64,
-        /// The newest taken.
+        /// The newest accepted sequence.
         newest: u64,
     },
-    /// Another life of this node has taken over. The sender must end.
-    #[error("{node} is served by a newer process at {address}; this one must end")]
+    /// Another incarnation has replaced this node. The sender must exit.
+    #[error("{node} is served by a newer process at {address}; this process must exit")]
     Replaced {
-        /// Which node.
+        /// The node.
         node: NodeId,
-        /// Where its successor listens.
+        /// Address of the new incarnation.
         address: String,
     },
-    /// An operator named a node that never registered.
-    #[error("{node} is not known; `threefs status` lists the nodes")]
+    /// Unknown node in an operator's request.
+    #[error("unknown node {node}; `threefs status` lists the nodes")]
     UnknownNode {
-        /// As named.
+        /// The node in the request.
         node: NodeId,
     },
-    /// Too many nodes shall leave.
+    /// Too many nodes to drain.
     #[error(
-        "{staying} living nodes would be left for chains of {replicas} replicas; \
-         add nodes first, or let fewer leave"
+        "{staying} live nodes would remain for chains of {replicas} replicas; \
+         add nodes first, or drain fewer"
     )]
     TooFewNodes {
-        /// Living nodes that would stay.
+        /// Live nodes that would remain.
         staying: u32,
-        /// Replicas of a chain.
+        /// Replicas per chain.
         replicas: u32,
     },
-    /// The store could not be written; nothing was changed. Ask again.
+    /// The store could not be written; nothing was changed. Retry.
     #[error("the store of mgmtd failed: {detail}")]
     Store {
-        /// What it said.
+        /// Error of the store.
         detail: String,
     },
-    /// The node's data belongs to another cluster. The sender must end.
+    /// The node's data belongs to another cluster. The sender must exit.
     #[error(
         "{node} holds data of {theirs}, and this mgmtd serves {ours}: it takes no part. If mgmtd \
          has lost its store, stop it and restore the store from a backup (`threefs mgmtd load`); \
          if the node was given a wrong address of mgmtd or a wrong disk, correct that"
     )]
     OtherCluster {
-        /// Which node.
+        /// The node.
         node: NodeId,
         /// The cluster of its data.
         theirs: ClusterId,
-        /// That of this mgmtd.
+        /// The cluster of this mgmtd.
         ours: ClusterId,
     },
-    /// The node holds targets and this mgmtd has no chains: its store was lost. The sender must end.
+    /// The node has targets but this mgmtd has no chains: its store was lost. The sender must exit.
     #[error(
-        "{node} holds targets, and this mgmtd knows no chain: its store is lost or the wrong one. \
+        "{node} has targets, but this mgmtd has no chains: its store is lost or the wrong one. \
          Stop mgmtd and restore its store from a backup (`threefs mgmtd load`); new chains over \
          these disks would lose what they hold"
     )]
     ChainsLost {
-        /// Which node.
+        /// The node.
         node: NodeId,
     },
-    /// The metadata store is not the registered one: it was emptied, or belongs to another tree. The
-    /// sender must end.
+    /// The metadata store is not the registered one: it is empty, or belongs to another tree. The
+    /// sender must exit.
     #[error(
         "the metadata store holds {theirs}, and the files of this cluster are in {ours}: it is empty \
          or the wrong one. Stop the metadata service and give it the right folder, or restore a dump \
@@ -269,10 +267,10 @@ pub enum MgmtdError {
     ForeignTree {
         /// The tree in the store.
         theirs: TreeId,
-        /// The registered one.
+        /// The registered tree.
         ours: TreeId,
     },
-    /// The metadata store is an old copy of the registered one. The sender must end.
+    /// The metadata store is an old copy of the registered one. The sender must exit.
     #[error(
         "the metadata store is an old copy: generation {generation} of {tree}, and generation \
          {newest} has served. Stop the metadata service and give it the newest folder, or restore a \
@@ -281,12 +279,12 @@ pub enum MgmtdError {
     OldTree {
         /// The tree.
         tree: TreeId,
-        /// That of the store, counted with this start.
+        /// Generation of the store, including this start.
         generation: u64,
-        /// The newest that has served.
+        /// The newest generation that has served.
         newest: u64,
     },
-    /// The metadata store belongs to another cluster. The sender must end.
+    /// The metadata store belongs to another cluster. The sender must exit.
     #[error(
         "the metadata store holds {tree} of {theirs}, and this mgmtd serves {ours}. If mgmtd has lost \
          its store, stop it and restore the store from a backup (`threefs mgmtd load`); if the \
@@ -297,30 +295,30 @@ pub enum MgmtdError {
         tree: TreeId,
         /// Its cluster.
         theirs: ClusterId,
-        /// That of this mgmtd.
+        /// The cluster of this mgmtd.
         ours: ClusterId,
     },
-    /// A target cannot lead its chain.
+    /// The target cannot be promoted.
     #[error("{target} cannot be promoted: {reason}")]
     CannotPromote {
-        /// As named.
+        /// The target in the request.
         target: TargetId,
-        /// Why not, and what helps.
+        /// The reason, with a remedy.
         reason: String,
     },
 }
 
 impl MgmtdError {
-    /// True when the process that sent the heartbeat must end.
+    /// Whether the process that sent the heartbeat must exit.
     pub fn ends_node(&self) -> bool {
         matches!(self, Self::Replaced { .. } | Self::OtherCluster { .. } | Self::ChainsLost { .. })
     }
 
-    /// True when the same call may go well a moment later.
+    /// Whether a retry of the same request may succeed.
     pub fn retryable(&self) -> bool {
         matches!(self, Self::NotPrimary { .. } | Self::Starting { .. } | Self::Store { .. })
     }
 }
 
-/// What travels back.
+/// Result of a request.
 pub type MgmtdResult = Result<MgmtdReply, MgmtdError>;

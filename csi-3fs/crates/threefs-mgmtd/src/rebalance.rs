@@ -1,43 +1,43 @@
-//! Which chains to add and which replicas to move when nodes come or go. Pure.
+//! Rebalancing: the chains to add and the replicas to move when nodes join or leave. Pure.
 //!
-//! The goal: every node that takes part holds as many targets as the others, give or take one, and
-//! a node that leaves holds none. A move takes one target from the fullest node to the emptiest,
-//! so no plan with fewer moves reaches the goal. Such a move always exists: a node with more
-//! targets than another has a chain that the other has not.
+//! The goal: all participating nodes have the same number of targets, give or take one, and a
+//! leaving node has none. A move takes one target from the node with the most to the node with the
+//! fewest, so no plan with fewer moves reaches the goal. Such a move always exists: a node with
+//! more targets than another has a chain that the other does not have.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ChainId, NodeId};
 
-/// One replica that should go from one node to another.
+/// A replica to be moved from one node to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PlannedMove {
-    /// Of which chain.
+    /// Its chain.
     pub chain: ChainId,
-    /// The node that has it.
+    /// Its node.
     pub from: NodeId,
-    /// The node that should have it.
+    /// The destination node.
     pub to: NodeId,
 }
 
-/// Which nodes hold which chains, and which of them take part.
+/// Placement of chains on nodes, and the participating nodes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Placement {
     /// The nodes of each chain.
     pub chains: BTreeMap<ChainId, BTreeSet<NodeId>>,
-    /// Alive, and meant to hold targets. Others keep what they have.
+    /// Live nodes that may have targets. Others keep what they have.
     pub staying: BTreeSet<NodeId>,
-    /// Meant to hold nothing. None of these is among `staying`.
+    /// Nodes to drain, disjoint from `staying`.
     pub leaving: BTreeSet<NodeId>,
-    /// Staying nodes that get nothing more: they have no room.
+    /// Staying nodes that receive no more targets: they have no space.
     pub full: BTreeSet<NodeId>,
-    /// How many of the chains wait for a node that is away before they can begin.
+    /// Chains that wait for an unavailable node before they can start.
     pub waiting: usize,
 }
 
 impl Placement {
-    /// The moves that reach the goal, in the order in which they may be made.
+    /// The moves that reach the goal, in a valid order.
     pub(crate) fn moves(mut self) -> Vec<PlannedMove> {
         let mut moves = Vec::new();
         let mut times: BTreeMap<ChainId, u32> = BTreeMap::new();
@@ -47,7 +47,7 @@ impl Placement {
             let free = loads.iter().filter(|(node, _)| {
                 !self.full.contains(node) && !self.chains[&chain].contains(node)
             });
-            // Fewer nodes than replicas: it stays where it is.
+            // Fewer nodes than replicas: the replica stays.
             let Some(to) = free.min_by_key(|(_, load)| **load).map(|(node, _)| *node) else {
                 continue;
             };
@@ -60,7 +60,7 @@ impl Placement {
             let emptiest = has_room.min_by_key(|(node, load)| (**load, **node));
             let (Some((&from, &most)), Some((&to, &least))) = (fullest, emptiest) else { break };
             let movable = |nodes: &BTreeSet<NodeId>| nodes.contains(&from) && !nodes.contains(&to);
-            // The chain that was moved least: replicas of one chain cannot move at the same time.
+            // The chain with the fewest moves: replicas of one chain cannot be moved concurrently.
             let chain = self
                 .chains
                 .iter()
@@ -77,15 +77,14 @@ impl Placement {
         moves
     }
 
-    /// How many replicas stay on nodes that shall hold nothing when these moves are made: no other
-    /// node has room for them.
+    /// Replicas that remain on draining nodes after these moves: no other node has space.
     pub(crate) fn stuck(&self, moves: &[PlannedMove]) -> usize {
         let go = moves.iter().filter(|step| self.leaving.contains(&step.from)).count();
         self.on_nodes(&self.leaving).len().saturating_sub(go)
     }
 
-    /// The nodes of further chains, so many that each staying node could be first of
-    /// `chains_per_node`, beside those that wait for others; empty while there are fewer staying nodes than replicas.
+    /// Nodes of additional chains, such that each staying node can be first in `chains_per_node`
+    /// chains, not counting those that wait; empty if there are fewer staying nodes than replicas.
     pub(crate) fn new_chains(&self, replicas: u32, chains_per_node: u32) -> Vec<Vec<NodeId>> {
         let goal = self.staying.len() * chains_per_node as usize;
         let missing = goal.saturating_sub(self.chains.len() - self.waiting);
@@ -107,7 +106,7 @@ impl Placement {
         made
     }
 
-    /// Targets on each staying node.
+    /// Number of targets on each staying node.
     fn loads(&self) -> BTreeMap<NodeId, usize> {
         let mut loads: BTreeMap<NodeId, usize> =
             self.staying.iter().map(|node| (*node, 0)).collect();
@@ -140,7 +139,7 @@ mod tests {
     use crate::placement::first_chains;
     use proptest::prelude::*;
 
-    /// A cluster that began with some nodes, of which some have died or leave, and which grew.
+    /// A cluster with initial nodes, some dead or leaving, and additional ones.
     fn placement() -> impl Strategy<Value = (Placement, u32)> {
         (1u32..9, 1u32..5, 0u32..9, any::<u16>(), any::<u16>())
             .prop_flat_map(|(nodes, chains, grown, dead, leaving)| {
@@ -163,12 +162,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn after_the_moves_all_is_balanced_and_no_node_has_two_replicas((before, replicas) in placement()) {
+        fn the_plan_balances_all_nodes_without_two_replicas_on_one((before, replicas) in placement()) {
             let moves = before.clone().moves();
             let mut after = before.clone();
             for step in &moves {
                 let on = after.chains.get_mut(&step.chain).unwrap();
-                prop_assert!(on.remove(&step.from), "{step:?}: it is not there");
+                prop_assert!(on.remove(&step.from), "{step:?}: the source is not there");
                 prop_assert!(on.insert(step.to), "{step:?}: two replicas on one node");
                 prop_assert!(before.staying.contains(&step.to));
                 let may_leave = before.staying.contains(&step.from) || before.leaving.contains(&step.from);
@@ -186,7 +185,7 @@ mod tests {
         }
 
         #[test]
-        fn a_node_gives_no_more_than_it_has_too_much((before, _) in placement()) {
+        fn a_node_moves_no_more_than_its_surplus((before, _) in placement()) {
             let mut before = before;
             before.leaving.clear();
             let loads = before.loads();
@@ -196,7 +195,7 @@ mod tests {
         }
 
         #[test]
-        fn new_chains_go_where_there_is_least((before, replicas) in placement(), per_node in 1u32..4) {
+        fn new_chains_go_to_the_nodes_with_the_fewest_targets((before, replicas) in placement(), per_node in 1u32..4) {
             let made = before.new_chains(replicas, per_node);
             let enough = before.staying.len() >= replicas as usize;
             let goal = before.staying.len() * per_node as usize;
@@ -211,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_room_gets_nothing_and_may_give() {
+    fn a_full_node_receives_nothing_and_may_give() {
         let on = |nodes: &[u32]| nodes.iter().copied().map(NodeId).collect::<BTreeSet<_>>();
         let chains: BTreeMap<ChainId, BTreeSet<NodeId>> =
             (1..=6).map(|id| (ChainId(id), on(&[2, 3]))).collect();
@@ -227,11 +226,11 @@ mod tests {
         let made = placement.new_chains(2, 2);
         assert_eq!(made.len(), 2);
         assert!(made.iter().flatten().all(|node| !placement.full.contains(node)), "{made:?}");
-        assert!(placement.new_chains(3, 2).is_empty(), "only two have room");
+        assert!(placement.new_chains(3, 2).is_empty(), "only two have space");
     }
 
     #[test]
-    fn a_balanced_cluster_is_left_alone() {
+    fn a_balanced_cluster_is_unchanged() {
         let nodes: Vec<NodeId> = (1..=5).map(NodeId).collect();
         let chains = first_chains(&nodes, 3, 2);
         let chains: BTreeMap<ChainId, BTreeSet<NodeId>> = chains

@@ -1,31 +1,31 @@
-//! Which metadata store belongs to this cluster.
+//! Registration of the metadata store of the cluster.
 //!
-//! A metadata service registers its store before it serves. An emptied store, an old copy and a
-//! store of another cluster are refused: inode numbers would be used again, and new files would
-//! show the chunks of files that the store does not know.
+//! A metadata service registers its store before it serves. An empty store, an old copy and a store
+//! of another cluster are refused: inode numbers would be reused, and new files would show chunks
+//! of files that the store does not know.
 
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClusterId, TreeId};
 
 use crate::protocol::MgmtdError;
 
-/// What a metadata service reports about its store at its start.
+/// Registration request of a metadata service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MetaRegistration {
     /// The tree in the store.
     pub tree: TreeId,
-    /// How often the store was opened. The store has it durably before it is reported, so a copy of
-    /// the store from an earlier life reports a lower number.
+    /// Number of times the store was opened, made durable before the registration: a copy of an
+    /// earlier state has a lower number.
     pub generation: u64,
-    /// Drawn by the process, so that a repeated request is recognized.
+    /// Id of the process, to recognize a repeated request.
     pub process: u128,
-    /// The cluster in which the store was registered last.
+    /// The cluster of the last registration.
     pub cluster: Option<ClusterId>,
     /// Why this store may differ from the registered one.
     pub claim: Claim,
 }
 
-/// Why a metadata store may differ from the one that is registered.
+/// Why a metadata store may differ from the registered one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Claim {
     /// It does not differ.
@@ -33,23 +33,23 @@ pub enum Claim {
     Continues,
     /// An operator has restored it from a dump of the registered tree.
     Restored,
-    /// An operator has decided that it replaces the registered one, whatever it holds.
+    /// An operator has decided that it replaces the registered one, whatever its content.
     Adopted,
 }
 
-/// The answer to a registration that was accepted.
+/// Reply to an accepted registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MetaRegistered {
     /// This cluster.
     pub cluster: ClusterId,
-    /// The generation of the store from now on.
+    /// The new generation of the store.
     pub generation: u64,
-    /// How often a store was adopted here. Each adopted store numbers its inodes in a range of its
-    /// own, because the numbers of the one that it replaces are unknown.
+    /// Number of stores adopted so far. Each adopted store allocates inodes in a separate range,
+    /// because the numbers used by the replaced one are unknown.
     pub adoptions: u32,
 }
 
-/// The registered store, as mgmtd remembers it.
+/// The registered store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MetaRow {
     pub tree: TreeId,
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_store_is_taken_and_its_next_lives_too() {
+    fn the_first_store_and_its_later_generations_are_accepted() {
         let first = MetaRegistration { cluster: None, ..store(5, 1, Claim::Continues) };
         let row = register(None, OURS, &first).unwrap();
         assert_eq!((row.tree, row.generation, row.adoptions), (TreeId(5), 1, 0));
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_dump_of_the_tree_is_taken_and_what_it_replaces_is_refused_afterwards() {
+    fn a_restored_dump_is_accepted_and_replaces_the_lost_store() {
         let row = register(Some(&known()), OURS, &store(5, 3, Claim::Restored)).unwrap();
         assert_eq!((row.generation, row.adoptions), (8, 2));
         let lost = store(5, 8, Claim::Continues);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_of_another_cluster_is_taken_only_when_it_is_adopted() {
+    fn a_tree_of_another_cluster_is_accepted_only_if_adopted() {
         let foreign =
             |claim| MetaRegistration { cluster: Some(ClusterId(9)), ..store(6, 20, claim) };
         for known in [None, Some(known())] {

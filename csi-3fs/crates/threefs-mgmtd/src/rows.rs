@@ -1,8 +1,8 @@
-//! The rows of mgmtd.
+//! Rows of mgmtd's store.
 //!
 //! | key | value |
 //! |---|---|
-//! | `MSNG` holder | `LeaseHolder`: who is primary, with the fencing epoch |
+//! | `MSNG` holder | `LeaseHolder`: the primary, with its fencing epoch |
 //! | `MSNG` cluster | `ClusterId`, written once |
 //! | `MSNG` meta | `MetaRow`: the store of the metadata service |
 //! | `MSNG` renewal | u64, written by each renewal |
@@ -10,12 +10,12 @@
 //! | `MNOD` node (u32) | `NodeRow` |
 //! | `MCHN` chain (u32) | `Chain` |
 //! | `MTBL` table (u32) version (u32) | `ChainTable` |
-//! | `MMOV` chain (u32) | `Move`: a replica of it is moving |
+//! | `MMOV` chain (u32) | `Move`: a move of one of its replicas |
 //! | `MRET` target (u64) | its former chain; the target was moved away |
 //! | `MSTO` target (u64) | `StoreId`: the store with which the target has served |
-//! | `MSNG` rebalance | `PlacementGoal`: what an operator asked for |
+//! | `MSNG` rebalance | `PlacementGoal`: the operator's request |
 //!
-//! Numbers in keys are big endian. Values are postcard; a field is only ever added by a new prefix.
+//! Numbers in keys are big endian. Values are postcard; fields are added under new prefixes only.
 
 use std::collections::BTreeSet;
 
@@ -38,24 +38,24 @@ pub(crate) const RETIRED: &[u8] = b"MRET";
 pub(crate) const STORES: &[u8] = b"MSTO";
 pub(crate) const REBALANCE: &[u8] = b"MSNGrebalance";
 
-/// Former lives of a node that are remembered, so that a straggler is told apart from a restart.
+/// Former incarnations of a node that are kept, to distinguish a late heartbeat from a restart.
 pub(crate) const FORMER_INCARNATIONS_MAX: usize = 16;
 
-/// Who is primary.
+/// The primary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LeaseHolder {
-    /// Grows with every change of hands; what fences a former primary.
+    /// Increases with every change of the primary; fences former primaries.
     pub epoch: u64,
-    /// The mgmtd's own number, drawn at its start.
+    /// Random id of the mgmtd, drawn at its start.
     pub manager: u128,
-    /// Where it listens.
+    /// The address that it listens on.
     pub address: String,
     /// The opening of an exclusive store through which it wrote this; see
     /// `threefs_kv::Store::exclusive_opening`.
     pub opening: Option<u128>,
 }
 
-/// What is known of a node for good.
+/// Persistent state of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NodeRow {
     pub info: NodeInfo,
@@ -64,7 +64,7 @@ pub(crate) struct NodeRow {
 }
 
 impl NodeRow {
-    /// The row of a node in the life `incarnation`; the life before joins the former ones.
+    /// The row of a node with a new incarnation; the previous one joins the former ones.
     pub(crate) fn next(before: Option<Self>, info: NodeInfo, incarnation: Incarnation) -> Self {
         let mut former_incarnations = Vec::new();
         if let Some(before) = before {
@@ -91,12 +91,12 @@ pub(crate) fn table(id: TableId, version: TableVersion) -> Vec<u8> {
     [TABLES, &id.0.to_be_bytes(), &version.0.to_be_bytes()].concat()
 }
 
-/// What an operator wants of the placement.
+/// Placement requested by an operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PlacementGoal {
-    /// Balance once, where mgmtd does not do it by itself.
+    /// Rebalance once, if it is not automatic.
     pub once: bool,
-    /// Nodes that are to hold nothing.
+    /// Nodes to drain.
     pub leaving: BTreeSet<NodeId>,
 }
 

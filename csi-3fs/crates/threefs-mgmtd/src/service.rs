@@ -1,4 +1,4 @@
-//! The manager behind a port, with a real clock.
+//! RPC service of mgmtd, with a real clock.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,31 +21,31 @@ use crate::config::MgmtdConfig;
 use crate::manager::Manager;
 use crate::protocol::{CONTEXT, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult, WAIT_MS_MAX};
 
-/// Calls in flight. Most of them are long polls, one of each client, which cost about 2 KiB each while
-/// they wait; the clients of one volume may have an eighth of them.
+/// Maximum number of calls in progress. Most are long polls, one per client, of about 2 KiB each;
+/// the clients of one volume may have an eighth of them.
 const CALLS_MAX: usize = 32_768;
-/// Those of one connection: a client has one long poll and a few questions.
+/// Maximum per connection: a client has one long poll and a few other calls.
 const CALLS_OF_CONNECTION_MAX: usize = 16;
-/// Reads (status, routing once its wait is over) of services, and of volumes, that are in the
-/// manager's line at once. So a heartbeat waits for at most twice as many, however many calls there
-/// are, and a service's read for none of those of volumes that wait for a place.
+/// Reads (status, and routing after its wait) that queue for the manager at once, separately for
+/// services and volumes. So a heartbeat waits for at most twice as many, and a read of a service
+/// does not wait for those of volumes.
 const READS_MAX: usize = 64;
 
-/// Why an mgmtd ended.
+/// Why mgmtd stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum MgmtdRunError {
-    /// It cannot begin with this configuration.
-    #[error("mgmtd's configuration: {0}")]
+    /// Invalid configuration.
+    #[error("invalid mgmtd configuration: {0}")]
     Config(String),
-    /// Its store cannot be opened, or failed in a way from which only a restart recovers.
+    /// The store cannot be opened, or failed such that only a restart recovers.
     #[error(transparent)]
     Store(#[from] KvError),
-    /// Its port cannot be taken.
+    /// The port is not available.
     #[error(transparent)]
     Listen(#[from] ServerError),
 }
 
-/// An mgmtd that holds its store and its port and has not begun to serve.
+/// An mgmtd with an open store and a bound port that is not serving yet.
 pub struct Mgmtd {
     server: Server,
     manager: Arc<Manager>,
@@ -64,7 +64,7 @@ pub fn run(
 }
 
 impl Mgmtd {
-    /// Opens the store, takes the port.
+    /// Opens the store and binds the port.
     ///
     /// # Errors
     /// [`MgmtdRunError`].
@@ -86,7 +86,7 @@ impl Mgmtd {
         Ok(Self { server, manager: Arc::new(manager), tick })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.server.address()
     }
@@ -133,16 +133,16 @@ impl Clock {
 struct Handler {
     manager: Arc<Manager>,
     clock: Clock,
-    /// Ends long polls: a handler that waits would hold the store open.
+    /// Ends long polls: a waiting handler would keep the store open.
     shutdown: Shutdown,
-    /// Of services.
+    /// Reads of services.
     reads: Semaphore,
     reads_of_volumes: Semaphore,
     encoded: Mutex<Encoded>,
 }
 
-/// The newest routing as a reply. All that are sent share its memory: a change is sent to all
-/// clients at once.
+/// The newest routing as an encoded reply, shared by all replies: a change is sent to all clients
+/// at once.
 #[derive(Default)]
 struct Encoded(Option<(Arc<RoutingInfo>, Bytes)>);
 
@@ -168,7 +168,7 @@ impl Handler {
         Self { manager, clock, shutdown, reads, reads_of_volumes, encoded: Mutex::default() }
     }
 
-    /// The routing as soon as it is newer than what the caller knows, or nothing after its wait.
+    /// The routing once it is newer than the caller's version, or nothing after the wait.
     async fn routing(
         &self,
         known: RoutingVersion,
@@ -192,7 +192,7 @@ impl Handler {
         reads: &Semaphore,
     ) -> Result<Arc<RoutingInfo>, MgmtdError> {
         let mut changes = self.manager.subscribe();
-        // Refuses at once what is not primary, instead of after the wait.
+        // A contender refuses at once rather than after the wait.
         self.newest(reads).await?;
         let newer = changes.wait_for(|routing| routing.version > known);
         let wait = Duration::from_millis(wait_ms.min(WAIT_MS_MAX));
@@ -236,7 +236,7 @@ impl Handler {
     }
 }
 
-/// Credentials of volumes read where chunks are and how much space is left.
+/// Volume credentials may read the routing and the status.
 fn permit(grant: &Grant, request: &MgmtdRequest) -> Result<(), Fault> {
     match request {
         MgmtdRequest::Routing { .. } | MgmtdRequest::Status => Ok(()),
@@ -293,7 +293,7 @@ mod tests {
         MgmtdRequest::Routing { known: RoutingVersion(0), wait_ms: 0 }
     }
 
-    /// Reads beyond the bound wait outside the manager's line, where heartbeats are.
+    /// Reads beyond the limit wait outside the manager's queue, which heartbeats use.
     #[tokio::test]
     async fn a_heartbeat_waits_for_a_bounded_number_of_reads() {
         let (handler, _alive) = handler().await;
@@ -304,7 +304,7 @@ mod tests {
                 handler.answer(&Grant::Service, read),
             )
             .await;
-            assert!(answered.is_err(), "it is in the line");
+            assert!(answered.is_err(), "it is waiting");
         }
         handler.answer(&Grant::Service, heartbeat()).await.unwrap();
         drop(in_line);
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn reads_of_volumes_keep_no_service_waiting() {
+    async fn reads_of_volumes_do_not_delay_services() {
         let (handler, _alive) = handler().await;
         let _in_line = handler.reads_of_volumes.acquire_many(READS_MAX as u32).await.unwrap();
         let volume = Grant::Volume(Arc::new(Ticket {
@@ -331,7 +331,7 @@ mod tests {
         }
     }
 
-    /// A change goes to all clients at once: their replies are one piece of memory.
+    /// A change is sent to all clients at once, from one buffer.
     #[tokio::test]
     async fn all_replies_of_one_routing_share_their_memory() {
         let (handler, _alive) = handler().await;

@@ -1,4 +1,5 @@
-//! What a primary knows in memory, and what follows from it. Pure: time comes in as [`Millis`].
+//! In-memory state of a primary, and the decisions made from it. Pure: time is passed in as
+//! [`Millis`].
 
 mod growth;
 mod promotion;
@@ -18,34 +19,34 @@ use crate::ops::{Fence, Loaded};
 use crate::protocol::{ClusterStatus, MgmtdError, NodeStatus};
 use crate::rows::{NodeRow, PlacementGoal};
 
-/// A primary's knowledge. Routing is exactly what is stored; heartbeats are only here.
+/// State of a primary. The routing is exactly what is stored; heartbeats are in memory only.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     pub fence: Fence,
-    /// When this primary began.
+    /// Start of this primary.
     pub since: Millis,
-    /// Before the last renewal that succeeded was asked for.
+    /// Start of the last successful renewal.
     pub renewed_at: Millis,
     pub routing: RoutingInfo,
     pub nodes: BTreeMap<NodeId, NodeRow>,
     pub goal: PlacementGoal,
-    /// The store with which each target has served.
+    /// The store that each target has served with.
     pub stores: BTreeMap<TargetId, StoreId>,
-    /// What was decided last about growth, if nothing was to be done.
+    /// Inputs of the last growth decision, if it changed nothing.
     pub settled_inputs: Option<GrowthInputs>,
     heartbeats: BTreeMap<NodeId, LastHeartbeat>,
-    /// Nodes of which a new life has spoken, and since when: the former one counts as dead.
+    /// Nodes with a new incarnation, and since when: the former one counts as dead.
     restarting: BTreeMap<NodeId, Millis>,
-    /// How often a destination of a move has given up while its node was alive.
+    /// How often the destination of a move has stopped while its node was alive.
     failed_syncs: BTreeMap<TargetId, u32>,
-    /// Nodes on which a move has failed, and until when they are left alone.
+    /// Nodes on which a move has failed, and until when they receive none.
     refusing_moves: BTreeMap<NodeId, Millis>,
     ticked_at: Millis,
-    /// When a node whose data is of another cluster, or of lost chains, was last refused.
+    /// Last refusal of a node with data of another cluster, or of lost chains.
     refused_data_at: Option<Millis>,
 }
 
-/// All that growth is decided from. As long as it is the same, so is the decision.
+/// All inputs of growth decisions. The same inputs give the same decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GrowthInputs {
     routing: RoutingVersion,
@@ -55,13 +56,13 @@ pub(crate) struct GrowthInputs {
     doomed_moves: Vec<ChainId>,
 }
 
-/// The newest heartbeat of a node's present life.
+/// The newest heartbeat of a node's current incarnation.
 #[derive(Clone, Debug)]
 struct LastHeartbeat {
     at: Millis,
     sequence: u64,
     targets: Vec<TargetReport>,
-    /// Of all targets together.
+    /// Capacity of all targets together.
     capacity_bytes: u64,
 }
 
@@ -71,34 +72,34 @@ impl LastHeartbeat {
     }
 }
 
-/// What a scan decides.
+/// Result of a scan.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     pub chains: Vec<Chain>,
     pub reasons: Vec<Reason>,
-    /// Moves that are complete with it.
+    /// Moves that end.
     pub ended: Vec<Move>,
-    /// Targets that serve with another store than is known.
+    /// Targets that serve with another store than the recorded one.
     pub stores: Vec<(TargetId, StoreId)>,
 }
 
 impl Changes {
-    /// Nothing is to be written.
+    /// Whether there is nothing to write.
     pub(crate) fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.stores.is_empty()
     }
 }
 
-/// What has to happen before a heartbeat can be taken.
+/// What is required before a heartbeat is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
     /// Nothing.
     Known,
-    /// Only its answer, again: it was taken, and that did not reach the node.
+    /// It was accepted before: reply again.
     Repeated,
-    /// The node, or its address, has to be written down first.
+    /// Write the node or its address first.
     Register,
-    /// It is a new life: the targets of the former one have to leave SERVING and SYNCING first.
+    /// A new incarnation: the targets of the former one must leave SERVING and SYNCING first.
     Restarted,
 }
 
@@ -122,7 +123,7 @@ impl View {
         }
     }
 
-    /// Refuses a node whose data is not of this cluster.
+    /// Refuses a node with data of another cluster.
     pub(crate) fn check_data(
         &mut self,
         node: NodeId,
@@ -143,34 +144,32 @@ impl View {
         Err(refusal)
     }
 
-    /// Whether the first chains may be made: not while nodes with data of other chains report, which
-    /// means that this store is not the one that the cluster had.
+    /// Whether the initial chains may be created: not while nodes with data of other chains report,
+    /// which means that this store is not the one of the cluster.
     pub(crate) fn may_make_chains(&self, timers: &Timers, now: Millis) -> bool {
-        // Refused processes end and are started again: they need longer than a heartbeat does.
+        // Refused processes exit and are restarted: longer intervals than heartbeats.
         let quiet_ms = timers.node_failure_ms.saturating_mul(30);
         self.refused_data_at.is_none_or(|at| now.since(at) >= quiet_ms)
     }
 
-    /// A tick. Time in which mgmtd itself did not run (a starved or stopped process) is not silence
-    /// of the nodes: their heartbeats wait in its sockets. Taking somebody for dead later than one
-    /// could is always safe.
+    /// Records a tick. Time in which mgmtd itself did not run (a starved or stopped process) does
+    /// not count against the nodes: their heartbeats wait in its sockets. Detecting a death late is
+    /// always safe.
     pub(crate) fn tick(&mut self, timers: &Timers, now: Millis) {
         let slept_ms = now.since(self.ticked_at).saturating_sub(timers.scan_ms * 2);
         self.ticked_at = now;
         if slept_ms > 0 {
-            self.heartbeats
-                .values_mut()
-                .for_each(|heartbeats| heartbeats.at = heartbeats.at.after(slept_ms));
+            self.heartbeats.values_mut().for_each(|last| last.at = last.at.after(slept_ms));
         }
     }
 
-    /// Whether the lease certainly still holds.
+    /// Whether the lease is certainly still valid.
     pub(crate) fn holds_lease(&self, timers: &Timers, now: Millis) -> bool {
         now.since(self.renewed_at) < timers.primary_lease_ms
     }
 
-    /// How long until it is known who is alive: every node that holds targets has been heard, or
-    /// has had its full time to speak since this primary began. `None` = it is known.
+    /// Time until liveness is known: every node with targets has sent a heartbeat, or has had its
+    /// full time since this primary started. `None` = known.
     pub(crate) fn startup_remaining_ms(&self, timers: &Timers, now: Millis) -> Option<u64> {
         let waited = now.since(self.since);
         let all_heard = || {
@@ -181,7 +180,7 @@ impl View {
         (!all_heard()).then_some(left)
     }
 
-    /// What a heartbeat needs, or why it is refused.
+    /// What a heartbeat requires, or why it is refused.
     pub(crate) fn admit(&self, heartbeat: &Heartbeat) -> Result<Admission, MgmtdError> {
         let node = heartbeat.node;
         let Some(row) = self.nodes.get(&node) else { return Ok(Admission::Register) };
@@ -195,23 +194,17 @@ impl View {
             return Err(MgmtdError::Replaced { node, address: row.info.address.clone() });
         }
         match self.heartbeats.get(&node) {
-            // Not heard anew: it says when the node was alive no better than the first time.
-            Some(heartbeats) if heartbeat.sequence == heartbeats.sequence => {
-                Ok(Admission::Repeated)
-            }
-            Some(heartbeats) if heartbeat.sequence < heartbeats.sequence => {
-                Err(MgmtdError::Stale {
-                    node,
-                    sequence: heartbeat.sequence,
-                    newest: heartbeats.sequence,
-                })
+            // A repetition does not extend the time at which the node was alive.
+            Some(last) if heartbeat.sequence == last.sequence => Ok(Admission::Repeated),
+            Some(last) if heartbeat.sequence < last.sequence => {
+                Err(MgmtdError::Stale { node, sequence: heartbeat.sequence, newest: last.sequence })
             }
             _ if row.info.address != heartbeat.address => Ok(Admission::Register),
             _ => Ok(Admission::Known),
         }
     }
 
-    /// Takes an admitted heartbeat. True when it says anything new about a target.
+    /// Records an accepted heartbeat. Returns true if it changes the report of a target.
     pub(crate) fn record_heartbeat(&mut self, heartbeat: Heartbeat, now: Millis) -> bool {
         let Heartbeat { node, sequence, targets, capacity_bytes, .. } = heartbeat;
         let said = |targets: &[TargetReport]| -> Vec<(TargetId, LocalReport)> {
@@ -224,7 +217,7 @@ impl View {
         before.is_none_or(|before| said(&before.targets) != new)
     }
 
-    /// A new life of a node has spoken.
+    /// Records a new incarnation of a node.
     pub(crate) fn restarts(&mut self, node: NodeId, now: Millis) {
         self.restarting.entry(node).or_insert(now);
     }
@@ -235,21 +228,19 @@ impl View {
         self.routing.targets_of_node(node).any(|(_, place)| active(place.state))
     }
 
-    /// A former life's reports say nothing any more.
+    /// Drops the reports of a former incarnation.
     pub(crate) fn forget_node(&mut self, node: NodeId) {
         self.heartbeats.remove(&node);
         self.restarting.remove(&node);
     }
 
     pub(crate) fn is_alive(&self, node: NodeId, timers: &Timers, now: Millis) -> bool {
-        self.heartbeats
-            .get(&node)
-            .is_some_and(|heartbeats| now.since(heartbeats.at) < timers.node_failure_ms)
+        self.heartbeats.get(&node).is_some_and(|last| now.since(last.at) < timers.node_failure_ms)
     }
 
     fn report_of(&self, node: NodeId, target: TargetId) -> Option<TargetReport> {
-        let heartbeats = self.heartbeats.get(&node)?;
-        heartbeats.targets.iter().find(|line| line.target == target).copied()
+        let last = self.heartbeats.get(&node)?;
+        last.targets.iter().find(|line| line.target == target).copied()
     }
 
     pub(crate) fn status(
@@ -261,14 +252,14 @@ impl View {
     ) -> ClusterStatus {
         let nodes = self.nodes.values().map(|row| {
             let node = row.info.id;
-            let heartbeats = self.heartbeats.get(&node);
+            let last = self.heartbeats.get(&node);
             NodeStatus {
                 node,
                 address: row.info.address.clone(),
                 alive: self.is_alive(node, timers, now),
-                heartbeat_age_ms: heartbeats.map(|heartbeats| now.since(heartbeats.at)),
-                used_bytes: heartbeats.map_or(0, LastHeartbeat::used_bytes),
-                capacity_bytes: heartbeats.map_or(0, |heartbeats| heartbeats.capacity_bytes),
+                heartbeat_age_ms: last.map(|last| now.since(last.at)),
+                used_bytes: last.map_or(0, LastHeartbeat::used_bytes),
+                capacity_bytes: last.map_or(0, |last| last.capacity_bytes),
             }
         });
         let chains = &self.routing.chains;

@@ -1,4 +1,4 @@
-//! Chains that come later, and moves of replicas.
+//! Additional chains, and moves of replicas.
 
 use threefs_core::ids::{ChainId, NodeId, RoutingVersion, TableVersion, TargetId};
 use threefs_core::moves::{abandon, start};
@@ -13,8 +13,8 @@ use crate::placement::TARGETS_PER_NODE;
 use crate::rebalance::PlannedMove;
 use crate::rows::{self, PlacementGoal, REBALANCE};
 
-/// Adds chains, empty of data, over the nodes named for each. No file uses them before they are in
-/// a version of the table.
+/// Adds empty chains over the given nodes. Files use them only once they are in a version of the
+/// table.
 pub(crate) struct AddChains<'a> {
     pub fence: Fence,
     pub nodes: &'a [Vec<NodeId>],
@@ -41,7 +41,8 @@ impl Operation for AddChains<'_> {
     }
 }
 
-/// Makes a version of the table with some chains more, for new files. Files made before keep theirs.
+/// Creates a version of the table with additional chains, for new files. Existing files keep
+/// theirs.
 pub(crate) struct ExtendTable<'a> {
     pub fence: Fence,
     pub chains: &'a [ChainId],
@@ -64,8 +65,8 @@ impl Operation for ExtendTable<'_> {
     }
 }
 
-/// Takes away chains that are in no table: nothing is on them. Their targets' numbers are not used
-/// again.
+/// Drops chains that are in no table and thus hold no data. The ids of their targets are not
+/// reused.
 pub(crate) struct DropChains<'a> {
     pub fence: Fence,
     pub chains: &'a [Chain],
@@ -87,7 +88,7 @@ impl Operation for DropChains<'_> {
     }
 }
 
-/// Begins moves. A chain that does not have the source any more, or moves already, is left alone.
+/// Starts moves. Skips chains without the source target, and those that are moving already.
 pub(crate) struct StartMoves<'a> {
     pub fence: Fence,
     pub moves: &'a [PlannedMove],
@@ -124,8 +125,8 @@ impl Operation for StartMoves<'_> {
     }
 }
 
-/// Gives up moves whose destinations are away. Their numbers are not used again: should the node
-/// come back after all, it removes what it has of them.
+/// Abandons moves with an offline destination. The destinations' ids are not reused: if the node
+/// comes back, it removes their data.
 pub(crate) struct AbandonMoves<'a> {
     pub fence: Fence,
     pub moves: &'a [Move],
@@ -156,7 +157,7 @@ impl Operation for AbandonMoves<'_> {
     }
 }
 
-/// Remembers what an operator asked for.
+/// Stores the operator's placement goal.
 pub(crate) struct SetPlacementGoal<'a> {
     pub fence: Fence,
     pub goal: &'a PlacementGoal,
@@ -173,7 +174,7 @@ impl Operation for SetPlacementGoal<'_> {
     }
 }
 
-/// Writes the end of moves in the transaction that takes their sources out of the chains.
+/// Ends moves in the transaction that removes their sources from the chains.
 pub(super) fn end_moves(txn: &mut Transaction, moves: &[Move]) -> Result<(), KvError> {
     for this in moves {
         txn.clear(&rows::moving(this.chain));
@@ -183,7 +184,7 @@ pub(super) fn end_moves(txn: &mut Transaction, moves: &[Move]) -> Result<(), KvE
     Ok(())
 }
 
-/// The next number on a node. Those of targets that were retired count: a number is used once.
+/// The next target id on a node. Retired targets count: ids are never reused.
 fn next_target_id(known: &Loaded, node: NodeId) -> TargetId {
     let first = u64::from(node.0) * TARGETS_PER_NODE;
     let in_chains = known.routing.chains.values().flat_map(|chain| &chain.targets);

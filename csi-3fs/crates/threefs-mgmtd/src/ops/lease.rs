@@ -1,8 +1,9 @@
-//! Taking, keeping and looking at the primary's lease.
+//! Acquiring, renewing and inspecting the primary's lease.
 //!
-//! Two rows: who holds it, which every writing transaction reads, and a renewal count, which only
-//! contenders read, so that renewals do not conflict with the primary's own work. Nobody compares
-//! clocks: a contender watches the count stand still for a whole lease by its own clock.
+//! Two rows: the holder, which every writing transaction reads, and a renewal count, which only
+//! contenders read, so that renewals do not conflict with the primary's other transactions. Clocks
+//! are not compared: a contender waits until the count is unchanged for a whole lease by its own
+//! clock.
 
 use threefs_core::ids::ClusterId;
 use threefs_kv::{Operation, Transaction};
@@ -11,14 +12,14 @@ use super::load::{Loaded, load};
 use super::{Fence, OpError, fence};
 use crate::rows::{self, CLUSTER, LEASE_HOLDER, LeaseHolder, RENEWAL};
 
-/// What a contender sees.
+/// State of the lease as seen by a contender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LeaseRow {
     pub holder: Option<LeaseHolder>,
     pub renewal: u64,
 }
 
-/// Looks, without disturbing anybody.
+/// Reads the lease without causing conflicts.
 pub(crate) struct InspectLease;
 
 impl Operation for InspectLease {
@@ -32,7 +33,7 @@ impl Operation for InspectLease {
     }
 }
 
-/// Takes the lease if it is still exactly as it was `seen`, and reads what a primary must know.
+/// Acquires the lease if it is unchanged since it was `seen`, and loads the state of a primary.
 pub(crate) struct AcquireLease<'a> {
     pub seen: &'a LeaseRow,
     pub manager: u128,
@@ -59,14 +60,14 @@ impl Operation for AcquireLease<'_> {
         )?;
         rows::write(txn, RENEWAL, &(now.renewal + 1))?;
         if rows::read::<ClusterId>(txn, CLUSTER).await?.is_none() {
-            // Random and drawn once by the first primary of this store: it names the cluster.
+            // Drawn once by the first primary of this store: the id of the cluster.
             rows::write(txn, CLUSTER, &ClusterId(manager))?;
         }
         Ok((Fence { manager, epoch }, load(txn).await?))
     }
 }
 
-/// Keeps the lease.
+/// Renews the lease.
 pub(crate) struct RenewLease(pub Fence);
 
 impl Operation for RenewLease {

@@ -1,4 +1,4 @@
-//! Reads everything that a new primary must know.
+//! Loading of the state of a new primary.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::rows::{
     STORES, TABLES,
 };
 
-/// More rows than any cluster has; a bound all the same.
+/// Upper bound, above the size of any cluster.
 const ROWS_MAX: usize = 1_000_000;
 
-/// What the store says.
+/// Stored state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Loaded {
     pub routing: RoutingInfo,
@@ -24,7 +24,7 @@ pub(crate) struct Loaded {
     pub stores: BTreeMap<TargetId, StoreId>,
 }
 
-/// All nodes, chains and tables at one moment.
+/// Loads all nodes, chains and tables from one snapshot.
 pub(crate) async fn load(txn: &mut Transaction) -> Result<Loaded, KvError> {
     let mut loaded = Loaded::default();
     loaded.routing.cluster = rows::read(txn, CLUSTER).await?.unwrap_or_default();
@@ -55,9 +55,9 @@ pub(crate) async fn load(txn: &mut Transaction) -> Result<Loaded, KvError> {
     Ok(loaded)
 }
 
-/// The target that a key names after its prefix.
+/// The target id in a key, after its prefix.
 fn target_in(key: &[u8], prefix: &[u8]) -> Result<TargetId, KvError> {
     let id = key.get(prefix.len()..).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
-    let id = id.ok_or_else(|| KvError::bad_row(key, "the key holds no target"))?;
+    let id = id.ok_or_else(|| KvError::bad_row(key, "the key has no target"))?;
     Ok(TargetId(u64::from_be_bytes(id)))
 }

@@ -1,4 +1,4 @@
-//! Makes the first chains and their table, once.
+//! Creation of the initial chains and their table.
 
 use threefs_core::ids::{NodeId, RoutingVersion, TableVersion};
 use threefs_core::routing::{Chain, ChainTable};
@@ -9,7 +9,7 @@ use crate::config::{Bootstrap, FIRST_TABLE};
 use crate::placement::first_chains;
 use crate::rows::{self, CHAINS};
 
-/// The chains over `nodes`; `None` when there are chains already.
+/// Creates the chains over `nodes`; `None` if chains exist.
 pub(crate) struct MakeChains<'a> {
     pub fence: Fence,
     pub nodes: &'a [NodeId],

@@ -1,5 +1,5 @@
-//! What mgmtd does to its store: one operation a file, each a function of one transaction.
-//! Every one that changes something begins with [`fence`].
+//! Operations on mgmtd's store, one a file, each a function of one transaction. Every operation
+//! that changes anything starts with [`fence`].
 
 mod grow;
 mod lease;
@@ -24,7 +24,7 @@ use threefs_kv::{KvError, Retry, Transaction};
 
 use crate::rows::{self, LEASE_HOLDER, LeaseHolder};
 
-/// Why an operation did not happen.
+/// Why an operation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum OpError {
     /// Another manager holds the lease. Nothing was written.
@@ -44,15 +44,15 @@ impl Retry for OpError {
     }
 }
 
-/// The right to write: which manager, in which epoch.
+/// Write permission of a manager in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fence {
     pub manager: u128,
     pub epoch: u64,
 }
 
-/// Fails unless this manager still holds the lease, and conflicts with whoever takes it before
-/// this transaction commits.
+/// Fails unless this manager still holds the lease, and conflicts with a transaction that acquires
+/// it before this one commits.
 pub(crate) async fn fence(txn: &mut Transaction, fence: Fence) -> Result<(), OpError> {
     let holder: Option<LeaseHolder> = rows::read(txn, LEASE_HOLDER).await?;
     match holder {
@@ -62,7 +62,7 @@ pub(crate) async fn fence(txn: &mut Transaction, fence: Fence) -> Result<(), OpE
     }
 }
 
-/// Counts the routing version up; every change of what is published goes with it.
+/// Increments the routing version; part of every change of published state.
 pub(crate) async fn next_routing_version(txn: &mut Transaction) -> Result<RoutingVersion, KvError> {
     let version =
         rows::read::<RoutingVersion>(txn, rows::ROUTING).await?.unwrap_or_default().next();

@@ -1,4 +1,4 @@
-//! Remembers the store of the metadata service.
+//! Registration of the metadata store.
 
 use threefs_core::ids::ClusterId;
 use threefs_kv::{Operation, Transaction};
@@ -8,7 +8,7 @@ use crate::protocol::MgmtdError;
 use crate::registration::{MetaRegistered, MetaRegistration, register};
 use crate::rows::{self, META};
 
-/// Registers a store, or says why it does not belong to this cluster.
+/// Registers a store, or returns why it does not belong to this cluster.
 pub(crate) struct RegisterMeta<'a> {
     pub fence: Fence,
     pub cluster: ClusterId,

@@ -1,4 +1,4 @@
-//! Remembers a node, its address and its present life.
+//! Registration of a node with its address and incarnation.
 
 use threefs_core::ids::{Incarnation, RoutingVersion};
 use threefs_core::routing::NodeInfo;
@@ -7,7 +7,7 @@ use threefs_kv::{Operation, Transaction};
 use super::{Fence, OpError, fence, next_routing_version};
 use crate::rows::{self, NodeRow};
 
-/// Writes the node with `incarnation` as its present life; the life before joins the former ones.
+/// Writes the node with `incarnation` as the current one; the previous one joins the former ones.
 pub(crate) struct RegisterNode {
     pub fence: Fence,
     pub info: NodeInfo,

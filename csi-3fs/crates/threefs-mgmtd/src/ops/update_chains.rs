@@ -1,4 +1,4 @@
-//! Persists what a scan decided.
+//! Persisting the result of a scan.
 
 use threefs_core::ids::{RoutingVersion, StoreId, TargetId};
 use threefs_core::routing::Chain;
@@ -9,14 +9,14 @@ use super::grow::end_moves;
 use super::{Fence, OpError, fence, next_routing_version};
 use crate::rows;
 
-/// Writes changed chains. Each must be the direct successor of what is stored: a primary that
-/// decided from something else than the newest state must not write it.
+/// Writes changed chains. Each must be the direct successor of the stored version: a primary that
+/// has decided from outdated state must not write it.
 pub(crate) struct UpdateChains<'a> {
     pub fence: Fence,
     pub chains: &'a [Chain],
-    /// Moves that end with it.
+    /// Moves that end.
     pub ended: &'a [Move],
-    /// Targets that serve with another store than is written down.
+    /// Targets that serve with another store than the recorded one.
     pub stores: &'a [(TargetId, StoreId)],
 }
 
@@ -32,7 +32,7 @@ impl Operation for UpdateChains<'_> {
             let stored_version = stored.map(|stored| stored.version);
             if stored_version.map(|version| version.next()) != Some(chain.version) {
                 let detail = format!(
-                    "{} is stored in version {stored_version:?}, its change is for version {}",
+                    "{} is stored in version {stored_version:?}, the change is for version {}",
                     chain.id, chain.version
                 );
                 return Err(KvError::bad_row(&key, detail).into());

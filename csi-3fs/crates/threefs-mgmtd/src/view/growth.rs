@@ -9,11 +9,11 @@ use threefs_core::time::Millis;
 use crate::config::Timers;
 use crate::view::{GrowthInputs, LastHeartbeat, View, is_closed, is_offline};
 
-/// A node with less than this part of its bytes free gets nothing more.
+/// A node with less than this fraction of its capacity free receives no more targets.
 const FREE_PARTS_MIN: u64 = 10;
-/// A move whose destination has given up so often is given up: a full disk does not get emptier.
+/// After this many failed syncs a move is abandoned: a full disk does not get emptier.
 const FAILED_SYNCS_MAX: u32 = 3;
-/// How long a node gets nothing after that. An operator makes room meanwhile, or other moves do.
+/// How long the node then receives no targets, while an operator or other moves free space.
 const REFUSE_MOVES_MS: u64 = 600_000;
 
 impl View {
@@ -29,28 +29,26 @@ impl View {
         }
     }
 
-    /// Nodes that shall get nothing more: their disk has hardly any room left, or a move to
-    /// them has failed lately. A node that has said nothing of its room has some.
+    /// Nodes that receive no more targets: their disk is nearly full, or a move to them has failed
+    /// recently. Nodes of unknown capacity are not full.
     pub(crate) fn full(&self, now: Millis) -> BTreeSet<NodeId> {
-        let is_full = |heartbeats: &LastHeartbeat| {
-            let free = heartbeats.capacity_bytes.saturating_sub(heartbeats.used_bytes());
-            heartbeats.capacity_bytes > 0 && free < heartbeats.capacity_bytes / FREE_PARTS_MIN
+        let is_full = |last: &LastHeartbeat| {
+            let free = last.capacity_bytes.saturating_sub(last.used_bytes());
+            last.capacity_bytes > 0 && free < last.capacity_bytes / FREE_PARTS_MIN
         };
-        let full = self.heartbeats.iter().filter(|(_, heartbeats)| is_full(heartbeats));
+        let full = self.heartbeats.iter().filter(|(_, last)| is_full(last));
         let refused = self.refusing_moves.iter().filter(|(_, until)| now < **until);
         full.map(|(node, _)| *node).chain(refused.map(|(node, _)| *node)).collect()
     }
 
-    /// Nodes with a target that cannot even be opened.
+    /// Nodes with a target that cannot be opened.
     pub(crate) fn broken(&self) -> impl Iterator<Item = NodeId> {
-        let broken = |heartbeats: &LastHeartbeat| heartbeats.targets.iter().any(is_closed);
-        self.heartbeats
-            .iter()
-            .filter(move |(_, heartbeats)| broken(heartbeats))
-            .map(|(node, _)| *node)
+        let broken = |last: &LastHeartbeat| last.targets.iter().any(is_closed);
+        self.heartbeats.iter().filter(move |(_, last)| broken(last)).map(|(node, _)| *node)
     }
 
-    /// A move's destination has given up while its node was alive: its disk is full, or fails.
+    /// Counts destinations of moves that stopped while their node was alive: the disk is full or
+    /// failing.
     pub(crate) fn count_failed_syncs(&mut self, timers: &Timers, now: Millis, chains: &[Chain]) {
         for chain in chains {
             let Some(this) = self.routing.moves.get(&chain.id) else { continue };
@@ -68,8 +66,8 @@ impl View {
         }
     }
 
-    /// Whether a move will not succeed where it goes: to a node that shall leave, to a disk that is
-    /// full again and again, to a target that cannot even be opened.
+    /// Whether a move cannot complete: its node is leaving, its disk is repeatedly full, or its
+    /// target cannot be opened.
     pub(super) fn cannot_complete(&self, this: &Move) -> bool {
         let chain = self.routing.chains.get(&this.chain);
         let Some(place) = chain.and_then(|chain| chain.place(this.destination)) else {
@@ -81,12 +79,12 @@ impl View {
         self.goal.leaving.contains(&place.node) || failed_syncs >= FAILED_SYNCS_MAX || is_closed
     }
 
-    /// Moves that will not succeed.
+    /// Moves that cannot complete.
     pub(crate) fn doomed_moves(&self) -> impl Iterator<Item = &Move> {
         self.routing.moves.values().filter(|this| self.cannot_complete(this))
     }
 
-    /// A move to this node was given up.
+    /// Records an abandoned move to this node.
     pub(crate) fn refuse_moves(&mut self, node: NodeId, destination: TargetId, now: Millis) {
         self.failed_syncs.remove(&destination);
         self.refusing_moves.insert(node, now.after(REFUSE_MOVES_MS));

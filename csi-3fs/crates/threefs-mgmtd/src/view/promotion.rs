@@ -10,7 +10,7 @@ use crate::protocol::{MgmtdError, Promotion};
 use crate::view::{View, is_offline};
 
 impl View {
-    /// What making `target` the one that leads its chain would mean, and the chain with it.
+    /// The consequences of promoting `target` to the head of its chain, and the new chain.
     pub(crate) fn promotion(
         &self,
         timers: &Timers,
@@ -27,9 +27,9 @@ impl View {
         let transition = promote(chain, target).map_err(|reason| {
             refused(match reason {
                 NotPromotable::Absent => "no chain has this target".into(),
-                NotPromotable::Served => format!("{} has a target that serves", chain.id),
+                NotPromotable::Served => format!("{} has a serving target", chain.id),
                 NotPromotable::MayLead => format!(
-                    "it was one of the last to serve {}, which comes back with it by itself",
+                    "it is one of the last serving targets of {}, which recovers with it automatically",
                     chain.id
                 ),
             })
@@ -40,7 +40,7 @@ impl View {
         }) {
             return Err(refused(format!("{} is back and leads {}", place.target, chain.id)));
         }
-        let place = chain.place(target).ok_or_else(|| refused("it is gone".into()))?;
+        let place = chain.place(target).ok_or_else(|| refused("it left the chain".into()))?;
         let line = alive(place).ok_or_else(|| {
             refused(format!("{} does not report it as usable: start the node first", place.node))
         })?;
@@ -49,8 +49,8 @@ impl View {
             || chain.targets.iter().all(|place| alive(place).is_some_and(|line| line.chunks == 0));
         if line.chunks == 0 && !all_empty() {
             return Err(refused(
-                "its store is empty, and a chain led by it would empty the others; promote a \
-                 target that holds chunks"
+                "its store is empty, and as the head it would empty the others; promote a \
+                 target with chunks"
                     .into(),
             ));
         }

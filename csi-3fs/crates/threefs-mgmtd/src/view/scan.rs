@@ -1,4 +1,4 @@
-//! A scan of all chains: what changes, given the newest heartbeats.
+//! Scan of all chains: the changes that follow from the newest heartbeats.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,12 @@ use crate::protocol::ForeignStore;
 use crate::view::{Changes, View};
 
 impl View {
-    /// Whether a chain has to wait before anything of it is decided: some of those that serve it are
-    /// dead, and of the others none has been heard lately. If all of them die, as they do when the
-    /// power fails or all processes are killed, they must be found dead *together*: then each of
-    /// them may lead. One after the other they would leave the last one alone as the authority,
-    /// and its disk may be the one that is lost. It ends with a heartbeat of one of them, or after
-    /// `node_failure_ms` of silence of the last; nobody is served by the chain meanwhile anyway.
+    /// Whether decisions about a chain must wait: some of its serving targets are dead, and none of
+    /// the others has sent a heartbeat recently. If all of them die, as in a power failure or when
+    /// all processes are killed, they must be declared dead *together*: then any of them may lead.
+    /// One after the other, only the last one could lead, and its disk may be lost. The wait ends
+    /// with a heartbeat of one of them, or when the last one is declared dead after
+    /// `node_failure_ms`; the chain serves no client in the meantime in either case.
     pub(super) fn must_wait(
         &self,
         chain: &Chain,
@@ -37,9 +37,9 @@ impl View {
         let restarted =
             chain.serving().filter_map(|place| self.restarting.get(&place.node)).max().copied();
         let heard_lately = |place: &&ChainTarget| {
-            self.heartbeats.get(&place.node).is_some_and(|heartbeats| {
-                now.since(heartbeats.at) < timers.node_lease_ms()
-                    && restarted.is_none_or(|since| heartbeats.at >= since)
+            self.heartbeats.get(&place.node).is_some_and(|last| {
+                now.since(last.at) < timers.node_lease_ms()
+                    && restarted.is_none_or(|since| last.at >= since)
             })
         };
         let (alive, dead): (Vec<&ChainTarget>, Vec<&ChainTarget>) =
@@ -47,12 +47,12 @@ impl View {
         !dead.is_empty() && !alive.is_empty() && !alive.iter().any(heard_lately)
     }
 
-    /// What has to change now.
+    /// The changes that are due.
     pub(crate) fn scan(&self, timers: &Timers, now: Millis) -> Changes {
         let mut lines: BTreeMap<TargetId, &TargetReport> = BTreeMap::new();
-        for (node, heartbeats) in &self.heartbeats {
+        for (node, last) in &self.heartbeats {
             if self.is_alive(*node, timers, now) && !self.restarting.contains_key(node) {
-                lines.extend(heartbeats.targets.iter().map(|line| (line.target, line)));
+                lines.extend(last.targets.iter().map(|line| (line.target, line)));
             }
         }
         let mut reports: BTreeMap<TargetId, LocalReport> =
@@ -79,10 +79,10 @@ impl View {
             let serving = next.chain.serving().map(|place| place.target);
             changes.stores.extend(serving.filter_map(|target| {
                 let line = lines.get(&target)?;
-                // A report of a former state of the chain may be about a former store. Of a target
-                // that never served there is none, and its store is written down with the change
-                // that lets it serve: were it lost before its next heartbeat, an empty one would
-                // lead in its place.
+                // A report about an earlier version of the chain may be about a former store. The
+                // store of a target that has never served is recorded with the change that lets it
+                // serve: if it were lost before its next heartbeat, an empty store would lead in
+                // its place.
                 let news = match self.stores.get(&target) {
                     None => true,
                     known => {
@@ -99,9 +99,9 @@ impl View {
         changes
     }
 
-    /// Targets that served last and report another store than the one they served with: the disk was
-    /// emptied or replaced, or its folder is missing. Such a store is never taken for the chain's
-    /// data; the target counts as dead until another one serves, and is synced then.
+    /// Targets that served last and report another store than the one that they served with: the
+    /// disk was emptied or replaced, or its folder is missing. Such a store never counts as the
+    /// chain's data; the target counts as dead until another one serves, and is synced then.
     pub(crate) fn foreign(&self) -> impl Iterator<Item = ForeignStore> {
         self.routing.chains.values().flat_map(move |chain| {
             chain.targets.iter().filter_map(move |place| {
