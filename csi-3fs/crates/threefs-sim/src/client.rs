@@ -1,5 +1,5 @@
-//! Clients: each task does one request at a time, with retries under the same tag until it has an
-//! answer.
+//! Clients: each task does one request at a time and retries it with the same tag until it is
+//! answered.
 
 use std::rc::Rc;
 
@@ -19,30 +19,30 @@ use crate::simulation::{
 use crate::topology::chain_id;
 
 const TIMEOUT_US: u64 = 30_000;
-/// More than any client has: channels are given up in steps of it.
+/// More channels than any client has: abandoned channels are replaced in steps of it.
 const CHANNELS: u32 = 100;
 
-/// What a task is doing.
+/// Activity of a task.
 #[derive(Clone, Debug)]
-pub enum TaskState {
-    /// Nothing.
-    Resting,
+pub enum Activity {
+    /// No request.
+    Idle,
     /// An update, with its retries.
     Updating {
         /// Its tag.
         tag: RequestTag,
-        /// When the first attempt began.
+        /// Start of the first attempt.
         invoked: u64,
-        /// What it means.
+        /// The intended change.
         intent: Intent,
-        /// When it is given up.
+        /// When it is abandoned.
         end: Option<u64>,
     },
-    /// One attempt to read.
+    /// One attempt of a read.
     Reading {
-        /// Of which chunk.
+        /// The chunk.
         chunk: ChunkId,
-        /// When this attempt began.
+        /// Start of this attempt.
         invoked: u64,
     },
 }
@@ -56,15 +56,15 @@ pub struct Task {
     channel: ChannelId,
     sequence: u64,
     routing: Rc<RoutingInfo>,
-    /// What it is doing.
-    pub state_of_task: TaskState,
-    /// The request that it waits for; answers to others are late.
+    /// Its current activity.
+    pub activity: Activity,
+    /// The call that it waits for; replies to others are late.
     rpc: Option<u64>,
     generation: u64,
 }
 
 impl Task {
-    /// A task with a channel of its own.
+    /// A task with a separate channel.
     #[must_use]
     pub fn new(endpoint: usize, client: u128, channel: u32) -> Self {
         Self {
@@ -73,7 +73,7 @@ impl Task {
             channel: ChannelId(channel),
             sequence: 0,
             routing: Rc::new(RoutingInfo::default()),
-            state_of_task: TaskState::Resting,
+            activity: Activity::Idle,
             rpc: None,
             generation: 0,
         }
@@ -81,7 +81,7 @@ impl Task {
 }
 
 impl Simulation {
-    /// Something is due for a task: begin, repeat, or give an attempt up.
+    /// Starts, repeats or abandons an attempt.
     pub(crate) fn wake_task_now(&mut self, task: usize, generation: u64) {
         if self.tasks[task].generation != generation {
             return;
@@ -89,7 +89,7 @@ impl Simulation {
         let endpoint = self.tasks[task].endpoint;
         self.send(endpoint, self.manager_endpoint(), Packet::AskRouting { incarnation: 0 });
         self.expire_update(task);
-        if matches!(self.tasks[task].state_of_task, TaskState::Resting) {
+        if matches!(self.tasks[task].activity, Activity::Idle) {
             if self.ends_at.is_some_and(|end| self.now >= end) {
                 return;
             }
@@ -98,14 +98,14 @@ impl Simulation {
         self.attempt(task);
     }
 
-    /// An update whose end has come may happen or not; nothing more is sent of it, and its channel
-    /// is not used again.
+    /// Abandons an expired update, which may have been made or not. It is not sent again, and its
+    /// channel is not reused.
     fn expire_update(&mut self, task: usize) {
         let state = &mut self.tasks[task];
-        if let TaskState::Updating { end: Some(end), .. } = state.state_of_task
+        if let Activity::Updating { end: Some(end), .. } = state.activity
             && self.now >= end
         {
-            state.state_of_task = TaskState::Resting;
+            state.activity = Activity::Idle;
             state.rpc = None;
             state.channel = ChannelId(state.channel.0 + CHANNELS);
         }
@@ -120,7 +120,7 @@ impl Simulation {
     fn begin(&mut self, task: usize) {
         let mut chunk = ChunkId::new(INODE, self.rng.random_range(0..self.chunks));
         if self.rng.random_bool(0.4) {
-            self.tasks[task].state_of_task = TaskState::Reading { chunk, invoked: self.now };
+            self.tasks[task].activity = Activity::Reading { chunk, invoked: self.now };
             return;
         }
         let removed = self.removal.chunk(self.now);
@@ -137,12 +137,11 @@ impl Simulation {
             Some(at) => self.fencing.end_by(tag, at, self.now),
             None => self.fencing.begin(tag, self.now),
         };
-        self.tasks[task].state_of_task =
-            TaskState::Updating { tag, invoked: self.now, intent, end };
+        self.tasks[task].activity = Activity::Updating { tag, invoked: self.now, intent, end };
     }
 
     fn random_change(&mut self) -> (ContentChange, Bytes) {
-        // Every payload is unlike all others, so content tells which updates it holds.
+        // Every payload is unique, so content identifies the updates in it.
         let mark = (self.updates as u32).to_be_bytes();
         match self.rng.random_range(0..10) {
             0 => (ContentChange::Remove, Bytes::new()),
@@ -160,19 +159,19 @@ impl Simulation {
     }
 
     fn attempt(&mut self, task: usize) {
-        let chunk = match &self.tasks[task].state_of_task {
-            TaskState::Resting => return,
-            TaskState::Updating { intent, .. } => intent.chunk,
-            TaskState::Reading { chunk, .. } => *chunk,
+        let chunk = match &self.tasks[task].activity {
+            Activity::Idle => return,
+            Activity::Updating { intent, .. } => intent.chunk,
+            Activity::Reading { chunk, .. } => *chunk,
         };
         let id = chain_id(self.topology.chain_of(chunk));
         let Some(chain) = self.tasks[task].routing.chain(id).cloned() else {
             return self.wake_task(task, 3_000);
         };
-        let place: Option<ChainTarget> = match self.tasks[task].state_of_task {
-            TaskState::Resting => return,
-            TaskState::Updating { .. } => chain.head().copied(),
-            TaskState::Reading { .. } => {
+        let place: Option<ChainTarget> = match self.tasks[task].activity {
+            Activity::Idle => return,
+            Activity::Updating { .. } => chain.head().copied(),
+            Activity::Reading { .. } => {
                 let serving: Vec<ChainTarget> = chain
                     .targets
                     .iter()
@@ -185,15 +184,15 @@ impl Simulation {
         let Some(place) = place else { return self.wake_task(task, 5_000) };
         let to = Address { chain: id, chain_version: chain.version, target: place.target };
         let now = self.now;
-        let (request, payload) = match &mut self.tasks[task].state_of_task {
-            TaskState::Resting => return,
-            TaskState::Reading { chunk, invoked } => {
+        let (request, payload) = match &mut self.tasks[task].activity {
+            Activity::Idle => return,
+            Activity::Reading { chunk, invoked } => {
                 *invoked = now;
                 let (offset, length) = (0, CHUNK_BYTES);
                 let read = ReadRequest { to, chunk: *chunk, offset, length };
                 (StorageRequest::Read(read), Bytes::new())
             }
-            TaskState::Updating { tag, intent, .. } => {
+            Activity::Updating { tag, intent, .. } => {
                 let payload = intent.payload.clone();
                 let update = UpdateRequest {
                     to,
@@ -222,7 +221,7 @@ impl Simulation {
         self.wake_task(task, TIMEOUT_US);
     }
 
-    /// A client's endpoint has received something.
+    /// Handles a packet for a client's endpoint.
     pub(crate) fn client_receives(
         &mut self,
         endpoint: usize,
@@ -268,27 +267,25 @@ impl Simulation {
         payload: &Bytes,
     ) -> Result<(), Violation> {
         self.tasks[task].rpc = None;
-        let (now, state_of_task) = (self.now, self.tasks[task].state_of_task.clone());
-        let checked = match (state_of_task, result) {
-            // Its time is over and its file may be forgotten: it found nothing to change.
-            (TaskState::Updating { intent, end: Some(end), .. }, Ok(_))
+        let (now, activity) = (self.now, self.tasks[task].activity.clone());
+        let checked = match (activity, result) {
+            // It has expired and its file may be forgotten: there was nothing to change.
+            (Activity::Updating { intent, end: Some(end), .. }, Ok(_))
                 if is_removed(intent.chunk) && now >= end =>
             {
                 Ok(())
             }
-            (TaskState::Updating { tag, invoked, .. }, Ok(StorageReply::Updated(done))) => {
+            (Activity::Updating { tag, invoked, .. }, Ok(StorageReply::Updated(done))) => {
                 self.history.acknowledged(tag, invoked, now, done.version)
             }
-            (TaskState::Reading { chunk, invoked }, Ok(StorageReply::Read(done))) => {
+            (Activity::Reading { chunk, invoked }, Ok(StorageReply::Read(done))) => {
                 self.history.read(chunk, invoked, now, done.version, payload)
             }
-            (TaskState::Updating { intent, .. }, Err(error))
-                if error.remedy() == Remedy::GiveUp =>
-            {
+            (Activity::Updating { intent, .. }, Err(error)) if error.remedy() == Remedy::GiveUp => {
                 match error {
                     StorageError::NoSpace { .. } => Ok(()),
                     StorageError::InodeForgotten { .. } if is_removed(intent.chunk) => Ok(()),
-                    error => Err(format!("an update was refused for good: {error}")),
+                    error => Err(format!("an update was permanently refused: {error}")),
                 }
             }
             _ => {
@@ -296,7 +293,7 @@ impl Simulation {
                 return Ok(());
             }
         };
-        self.tasks[task].state_of_task = TaskState::Resting;
+        self.tasks[task].activity = Activity::Idle;
         let rest = self.rng.random_range(0..8_000);
         self.wake_task(task, rest);
         checked.map_err(|what| self.violation(what))

@@ -1,4 +1,4 @@
-//! What goes wrong in a schedule, and when.
+//! Fault plan: the faults of a schedule and their times.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -6,19 +6,19 @@ use threefs_core::ids::StoreId;
 
 use crate::mutations::Mutation;
 
-/// Faults end here, in microseconds of virtual time.
+/// End of the faults, in microseconds of virtual time.
 pub const FAULTS_END_US: u64 = 700_000;
 
-/// Something goes wrong, or is well again.
+/// Start or end of a fault.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// The process dies, the machine does not; it comes back after this time.
+    /// The process dies, the machine does not; it restarts after this time.
     Crash { node: usize, back_after_us: u64 },
-    /// The process is asked to end: it leaves its chain first.
+    /// The process is asked to shut down: it leaves its chain first.
     Leave { node: usize, back_after_us: u64 },
-    /// It has had its time for that.
+    /// End of the time to leave.
     Left { node: usize, back_after_us: u64 },
-    /// The node is lost with its disk; another disk takes its place.
+    /// The node loses its disk; an empty one replaces it.
     LoseDisk { node: usize, back_after_us: u64 },
     /// A store reports I/O errors.
     FailStore { node: usize, chain: usize, for_us: u64 },
@@ -26,42 +26,42 @@ pub enum Fault {
     DamageLog { node: usize, chain: usize, back_after_us: Option<u64> },
     /// The log is restored.
     RestoreLog { node: usize, chain: usize, store: StoreId },
-    /// A node's clock jumps ahead: its machine was suspended.
+    /// A node's clock jumps ahead, as after a suspend.
     Jump { node: usize, by_ms: u64 },
-    /// All machines lose their power at once.
+    /// All machines lose power at once.
     PowerLoss { back_after_us: u64 },
-    /// The dead process starts again.
+    /// The dead process restarts.
     Restart { node: usize },
-    /// The process is stopped (SIGSTOP).
+    /// The process is stopped, as by SIGSTOP.
     Pause { node: usize, for_us: u64 },
-    /// It goes on.
+    /// The stopped process continues.
     Resume { node: usize },
     /// Messages from one endpoint to another are lost.
     Cut { from: usize, to: usize, for_us: u64 },
-    /// An endpoint is cut off from all others.
+    /// An endpoint is isolated from all others.
     Isolate { endpoint: usize, for_us: u64 },
     /// Messages are lost, repeated and delayed at random.
     BadNetwork { loss: f64, repeat: f64, delay: f64, for_us: u64 },
-    /// The network is good again.
+    /// The network works normally again.
     GoodNetwork,
-    /// A disk answers nothing.
+    /// A disk does not respond.
     HangDisk { node: usize, for_us: u64 },
     /// A disk is full.
     FillDisk { node: usize, for_us: u64 },
-    /// A disk has room again.
+    /// A disk has space again.
     EmptyDisk { node: usize },
     /// One chunk of one replica is damaged.
     Damage { node: usize, chunk: u32 },
-    /// The manager is away.
+    /// The manager is unavailable.
     ManagerAway { for_us: u64 },
-    /// It is back, with what it had decided and nothing that it had heard.
+    /// The manager is back, with its written state and without heartbeats.
     ManagerBack,
     /// All faults end.
     EndAll,
 }
 
-/// The faults of a schedule in order. Each schedule has some kinds only, so that deep sequences
-/// of one kind happen as well as mixtures.
+/// The faults of a schedule in order. Each schedule has some kinds only, so that both long
+/// sequences of one kind and mixtures occur.
 pub fn plan(
     rng: &mut ChaCha8Rng,
     nodes: usize,
@@ -70,7 +70,7 @@ pub fn plan(
 ) -> Vec<(u64, Fault)> {
     let kinds: Vec<u32> = (0..10).filter(|_| rng.random_bool(0.4)).collect();
     let mut plan = Vec::new();
-    // Spread over the schedule, or one upon the other.
+    // Spread over the schedule, or concentrated.
     let window = match rng.random_bool(0.6) {
         true => 0..FAULTS_END_US - 50_000,
         false => {
@@ -91,7 +91,7 @@ pub fn plan(
 
 fn fault(rng: &mut ChaCha8Rng, kind: u32, nodes: usize, endpoints: usize, chunks: u32) -> Fault {
     let node = rng.random_range(0..nodes);
-    // Both sides of the failure detector's bound.
+    // Below and above the timeout of the failure detector.
     let long = rng.random_range(1_000..250_000);
     let short = rng.random_range(1_000..60_000);
     match kind {
@@ -118,11 +118,10 @@ fn fault(rng: &mut ChaCha8Rng, kind: u32, nodes: usize, endpoints: usize, chunks
     }
 }
 
-/// Tells the generator of these faults from that of everything else.
+/// Seed of the generator of these faults.
 const MORE_SEED: u64 = 0x6d6f_7265;
 
-/// Faults of the whole life of a node, in a part of the schedules: planned ends, lost disks, clocks
-/// that jump.
+/// Faults of whole nodes, in some of the schedules: planned shutdowns, lost disks, clock jumps.
 pub fn more(seed: u64, mutation: Mutation, nodes: usize, chains: usize) -> Vec<(u64, Fault)> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed ^ MORE_SEED);
     let mut plan = Vec::new();

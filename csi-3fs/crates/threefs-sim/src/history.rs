@@ -1,8 +1,8 @@
-//! What clients were told, and whether it fits together.
+//! Linearizability check of the replies to clients.
 //!
-//! Every answer names a version of its chunk. That makes linearizability checkable without a
-//! search: versions are the order, and real time must agree with it. What replicas commit while
-//! they serve (with a lease, so nobody may have gone on without them) is the truth about versions.
+//! Every reply names a version of its chunk, so linearizability can be checked without a search:
+//! the versions are the order, and real time must agree with it. The versions are those that
+//! serving replicas commit (with a lease, so the chain cannot have continued without them).
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ use threefs_core::ids::{ChunkId, ChunkVersion, RequestTag};
 
 use crate::store::{Slot, Store, Version};
 
-/// An update as a client meant it.
+/// An update as intended by a client.
 #[derive(Clone, Debug)]
 pub struct Intent {
-    /// Which chunk.
+    /// The chunk.
     pub chunk: ChunkId,
-    /// What to do.
+    /// The change.
     pub change: ContentChange,
-    /// With which bytes.
+    /// Its payload.
     pub payload: Bytes,
 }
 
@@ -28,7 +28,7 @@ struct Done {
     invoked: u64,
     completed: u64,
     version: ChunkVersion,
-    /// Made its version: must be later than all that was done before.
+    /// It made the version, which must be later than all earlier results.
     made: bool,
 }
 
@@ -36,37 +36,37 @@ struct Done {
 struct CommittedVersion {
     tag: RequestTag,
     content: Bytes,
-    /// Made of no content before.
+    /// Made from no earlier content.
     fresh: bool,
 }
 
-/// See the module.
+/// History of a schedule.
 #[derive(Debug, Default)]
 pub struct History {
     intents: BTreeMap<RequestTag, Intent>,
     done: BTreeMap<ChunkId, Vec<Done>>,
     committed_versions: BTreeMap<(ChunkId, ChunkVersion), CommittedVersion>,
     versions: BTreeMap<RequestTag, ChunkVersion>,
-    /// When a target without all updates of a chunk was made to lead.
+    /// Last promotion of a target without all updates of a chunk.
     promoted_at: BTreeMap<ChunkId, u64>,
-    /// The newest version of a chunk of which a replica has dropped all that it knew. A chunk that
-    /// is unknown is removed by that version.
+    /// The newest purged version of a chunk. A replica that does not know the chunk has it removed
+    /// by that version.
     purged: BTreeMap<ChunkId, ChunkVersion>,
-    /// Reads and updates that were answered.
+    /// Number of answered reads and updates.
     pub answers: u64,
 }
 
 impl History {
-    /// A client begins an update.
+    /// Records an update that a client starts.
     pub fn invoke(&mut self, tag: RequestTag, intent: Intent) {
         self.intents.insert(tag, intent);
     }
 
-    /// A serving replica has committed a version.
+    /// Records a version committed by a serving replica.
     ///
     /// # Errors
-    /// Another replica has committed something else as this version, or the update has made
-    /// another version before, or the content does not follow from the version before.
+    /// Another replica has committed other content as this version, or the update has made another
+    /// version before, or the content does not follow from the previous version.
     pub fn committed(
         &mut self,
         chunk: ChunkId,
@@ -96,13 +96,13 @@ impl History {
         self.check_content(chunk, version.next())
     }
 
-    /// A replica knows nothing any more of a chunk that was removed by this version.
+    /// Records that a replica has dropped a chunk that was removed by this version.
     pub fn purged(&mut self, chunk: ChunkId, version: ChunkVersion) {
         let known = self.purged.entry(chunk).or_default();
         *known = version.max(*known);
     }
 
-    /// What the version that a replica names stands for.
+    /// The version that a reported version stands for.
     #[must_use]
     pub fn named(&self, chunk: ChunkId, version: ChunkVersion) -> ChunkVersion {
         match version {
@@ -117,13 +117,16 @@ impl History {
             0 | 1 => Bytes::new(),
             _ => match self.committed_versions.get(&(chunk, ChunkVersion(version.0 - 1))) {
                 Some(before) => before.content.clone(),
-                // Versions go on above those of all chunks that were purged.
+                // Versions continue above those of all purged chunks.
                 None if after.fresh => Bytes::new(),
                 None => return Ok(()),
             },
         };
         let Some(intent) = self.intents.get(&after.tag) else {
-            return Err(format!("{chunk} version {version} was made by nobody: {}", after.tag));
+            return Err(format!(
+                "{chunk} version {version} was made by an unknown update: {}",
+                after.tag
+            ));
         };
         let expected = Store::changed(&before, intent.change, &intent.payload);
         if intent.chunk != chunk || expected != after.content {
@@ -135,10 +138,10 @@ impl History {
         Ok(())
     }
 
-    /// A client was told that its update made `version`.
+    /// Records the reply to an update, which made `version`.
     ///
     /// # Errors
-    /// Somebody else made that version, or the update another one.
+    /// Another update made that version, or the update made another one.
     pub fn acknowledged(
         &mut self,
         tag: RequestTag,
@@ -147,7 +150,7 @@ impl History {
         version: ChunkVersion,
     ) -> Result<(), String> {
         let Some(intent) = self.intents.get(&tag) else {
-            return Err(format!("{tag} was never asked for"));
+            return Err(format!("reply to an unknown update {tag}"));
         };
         let chunk = intent.chunk;
         if self.is_before_promotion(chunk, invoked) {
@@ -161,14 +164,16 @@ impl History {
                 && committed_versions.tag != tag
             {
                 return Err(format!(
-                    "{tag} was told that it made {chunk} version {version}, which {} made",
+                    "the reply to {tag} names {chunk} version {version}, which {} made",
                     committed_versions.tag
                 ));
             }
             if let Some(other) = self.versions.insert(tag, version)
                 && other != version
             {
-                return Err(format!("{tag} was told {version}, but made {other} of {chunk}"));
+                return Err(format!(
+                    "the reply to {tag} names version {version}, but it made {other} of {chunk}"
+                ));
             }
         }
         self.answers += 1;
@@ -177,10 +182,10 @@ impl History {
         Ok(())
     }
 
-    /// A client has read `content` as `version`.
+    /// Records the reply to a read, with `content` as `version`.
     ///
     /// # Errors
-    /// The version has another content.
+    /// The version has other content.
     pub fn read(
         &mut self,
         chunk: ChunkId,
@@ -206,11 +211,11 @@ impl History {
         Ok(())
     }
 
-    /// Another target was made to lead the chain of these chunks, which nothing served: what its
-    /// store does not have is lost. Answers to requests from before then say nothing any more.
+    /// Records the promotion of another target of a chain without a serving one: data that its
+    /// store lacks is lost. Replies to earlier requests are no longer checked.
     ///
     /// # Errors
-    /// As [`Self::check_order`], about what was answered until now.
+    /// As [`Self::check_order`], for the replies until now.
     pub fn promoted(
         &mut self,
         now: u64,
@@ -242,10 +247,10 @@ impl History {
         self.promoted_at.get(&chunk).is_some_and(|at| invoked <= *at)
     }
 
-    /// Does real time agree with the order of versions, on every chunk?
+    /// Checks that real time agrees with the order of versions, on every chunk.
     ///
     /// # Errors
-    /// Something that began after another had ended comes before it.
+    /// A request that started after another had ended precedes it.
     pub fn check_order(&self) -> Result<(), String> {
         for (chunk, done) in &self.done {
             let mut by_begin: Vec<&Done> = done.iter().collect();
@@ -262,7 +267,7 @@ impl History {
                     one.version < newest || (one.made && one.version == newest && newest.0 > 0);
                 if too_old {
                     return Err(format!(
-                        "{chunk}: {} of version {} began at {} us, after version {newest} was \
+                        "{chunk}: {} of version {} started at {} us, after version {newest} was \
                          known to a client",
                         if one.made { "an update" } else { "a read" },
                         one.version,
@@ -274,14 +279,14 @@ impl History {
         Ok(())
     }
 
-    /// The newest version of a chunk that any client knows of.
+    /// The newest version of a chunk that any client knows.
     #[must_use]
     pub fn newest_known(&self, chunk: ChunkId) -> ChunkVersion {
         let known = self.done.get(&chunk).into_iter().flatten().map(|one| one.version);
         known.max().unwrap_or_default()
     }
 
-    /// Chunks that clients have touched.
+    /// Chunks used by clients.
     pub fn chunks(&self) -> impl Iterator<Item = ChunkId> {
         self.done.keys().copied()
     }

@@ -1,19 +1,18 @@
-//! A seeded, deterministic simulator of chains under faults.
+//! Seeded, deterministic simulator of chains under faults.
 //!
-//! One seed makes one schedule: one to three chains of two to four replicas over the same nodes,
-//! mgmtd's own rules for heartbeats and chains ([`threefs_mgmtd::Model`]), the credits and budgets of
-//! the storage service's port, clients with retries, a network that loses, repeats, delays and
-//! reorders, and faults: crashes that lose what was not flushed, stopped processes, partitions,
-//! hung, full and failing disks, damaged chunks and logs, lost disks, a manager that is away, clocks
-//! that run apart. The replicas are the product's own [`threefs_core::replica::Replica`]; only the
-//! driver is of the simulator.
+//! One seed determines one schedule: one to three chains of two to four replicas over the same
+//! nodes, mgmtd's rules for heartbeats and chains ([`threefs_mgmtd::Model`]), the credits and
+//! budgets of the storage service's port, clients with retries, a network that loses, repeats,
+//! delays and reorders messages, and faults: crashes that lose unflushed data, stopped processes,
+//! partitions, hung, full and failing disks, damaged chunks and logs, lost disks, an unavailable
+//! manager, clock drift. The replicas are the product's [`threefs_core::replica::Replica`]; only
+//! the driver is the simulator's.
 //!
-//! A schedule has two phases. While faults run, safety is checked: every answer that a client gets
-//! must fit into one order of versions (`history`). Then the faults stop, and within a bounded
-//! time every request must be answered, every target must serve again and all replicas must be
-//! equal.
+//! A schedule has two phases. While faults occur, safety is checked: the replies to clients must be
+//! linearizable (`history`). Then the faults end, and within a bounded time every request must be
+//! answered, every target must serve again and all replicas must be equal.
 //!
-//! [`Mutation`] puts bugs into the driver, to prove that the same checks find them.
+//! [`Mutation`] seeds bugs in the driver, to prove that the same checks find them.
 
 mod client;
 mod fault_plan;
@@ -31,7 +30,7 @@ pub use simulation::{Outcome, Simulation, Violation};
 /// Runs the schedule of one seed.
 ///
 /// # Errors
-/// What went wrong, first of all.
+/// The first violation.
 pub fn run(seed: u64, mutation: Mutation) -> Result<Outcome, Violation> {
     Simulation::new(seed, mutation).run()
 }

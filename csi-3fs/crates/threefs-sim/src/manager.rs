@@ -1,5 +1,5 @@
-//! The manager as the simulator has it: mgmtd's own rules and its own course of heartbeats
-//! ([`Model`]). It may be away for a while; what it decided is durable, what it heard is not.
+//! The manager: mgmtd's rules and heartbeat handling ([`Model`]). It may be unavailable for a
+//! while; its decisions are durable, heartbeats are not.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -14,12 +14,12 @@ use threefs_core::routing::{Chain, RoutingInfo};
 use threefs_core::time::Millis;
 use threefs_mgmtd::{MgmtdError, Model, Timers};
 
-/// After so long without a heartbeat a node is dead.
+/// A node without a heartbeat for this time is dead.
 pub const DEAD_AFTER_MS: u64 = 100;
-/// It looks at all chains so often.
+/// Interval between scans.
 pub const SCAN_MS: u64 = 10;
 
-/// See the module.
+/// The simulated manager.
 #[derive(Debug)]
 pub struct Manager {
     model: Model,
@@ -55,30 +55,30 @@ impl Manager {
         }
     }
 
-    /// It comes back: what it heard is forgotten.
+    /// Restarts the manager: heartbeats are forgotten.
     pub fn restart(&mut self, now: Millis) {
         self.model.restart(now);
     }
 
-    /// What it publishes now.
+    /// The published routing.
     #[must_use]
     pub fn routing(&self) -> Rc<RoutingInfo> {
         Rc::clone(&self.published)
     }
 
-    /// The chain as it is decided now.
+    /// The current chain.
     #[must_use]
     pub fn chain(&self, id: ChainId) -> Option<&Chain> {
         self.published.chains.get(&id)
     }
 
-    /// The store with which a target has served.
+    /// The store that a target has served with.
     #[must_use]
     pub fn store_of(&self, target: TargetId) -> Option<StoreId> {
         self.model.stores().get(&target).copied()
     }
 
-    /// Takes a heartbeat.
+    /// Handles a heartbeat.
     ///
     /// # Errors
     /// As mgmtd refuses it.
@@ -95,7 +95,7 @@ impl Manager {
         reply
     }
 
-    /// Looks at all chains.
+    /// Scans all chains.
     pub fn scan(&mut self, now: Millis) {
         if self.leaves_out_at_once {
             self.leave_out_at_once();
@@ -128,13 +128,13 @@ impl Manager {
         });
     }
 
-    /// Gives the chain's move up, if that can be now; the target that was to be its destination.
+    /// Abandons the chain's move, if possible; returns its destination.
     pub fn abandon_move(&mut self, id: ChainId) -> Option<TargetId> {
         let routing = self.model.routing();
         let this = routing.moves.get(&id).copied()?;
         let chain = routing.chains.get(&id)?;
         let next = if self.abandons_serving {
-            // At the worst moment, which chance would find more seldom.
+            // At the worst moment, which rarely occurs by chance.
             if chain.state_of(this.destination) != Some(Serving) {
                 return None;
             }
@@ -153,7 +153,7 @@ impl Manager {
         Some(this.destination)
     }
 
-    /// Makes a target the one that leads its chain, as an operator's command does.
+    /// Promotes a target to the head of its chain, like the operator's command.
     ///
     /// # Errors
     /// As mgmtd refuses it.
@@ -186,8 +186,8 @@ impl Manager {
         chunks(target) == 0 && others.any(|place| chunks(place.target) > 0)
     }
 
-    /// The first target of the chain shall move to a node that has none; false while a move is
-    /// under way or another target does not serve.
+    /// Starts a move of the chain's first target to a node without one; false while a move is in
+    /// progress or another target does not serve.
     pub fn start_move(&mut self, id: ChainId, destination: TargetId, node: NodeId) -> bool {
         let routing = self.model.routing();
         let Some(chain) = routing.chains.get(&id) else { return false };

@@ -1,66 +1,66 @@
-//! Bugs on purpose, in the simulator's driver and in the replica itself (its feature `simulator`).
-//! Each must be found by the same schedules that find nothing without it.
+//! Mutations: seeded bugs in the simulator's driver and in the replica (its feature `simulator`).
+//! The schedules must find each of them, and nothing without them.
 
 use threefs_core::replica::Check;
 
-/// A bug.
+/// A seeded bug.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mutation {
-    /// None: the product as it is.
+    /// No bug.
     #[default]
     None,
-    /// Updates are taken whatever version of the chain and of the chunk they are for.
+    /// Updates are accepted for any version of the chain and of the chunk.
     SkipVersionCheck,
-    /// The head answers as soon as the update is durable on its own disk.
+    /// The head replies as soon as the update is durable on its own disk.
     AcknowledgeBeforeTail,
-    /// An update is committed before the successor has answered.
+    /// An update is committed before the successor has replied.
     CommitBeforeReply,
-    /// Reads are answered from the pending state.
+    /// Reads are served from the pending state.
     ReadPending,
-    /// Reads are answered without a lease.
+    /// Reads are served without a lease.
     IgnoreLease,
-    /// The store says "durable" before it is.
+    /// The store reports data as durable before it is.
     LoseFlush,
-    /// Chunks forget which updates made them.
+    /// Chunks lose the tags of their updates.
     ForgetTags,
-    /// A SYNCING target calls itself up to date before its predecessor says so.
+    /// A SYNCING target reports itself up to date before its predecessor does.
     ClaimSynced,
-    /// A restarted target claims to be up to date.
+    /// A restarted target reports itself up to date.
     TrustRestart,
-    /// A replica that has moved is left out of the chain before it has stopped serving.
+    /// A moved replica is removed from the chain before it has stopped serving.
     LeaveOutAtOnce,
-    /// A move is given up while its destination serves.
+    /// A move is abandoned while its destination serves.
     AbandonServing,
-    /// Updates are begun whenever they come.
+    /// Expired updates are started.
     IgnoreExpiry,
-    /// The time in which an update may be begun counts from its arrival.
+    /// The expiry of an update counts from its arrival.
     ExpireFromArrival,
-    /// A node that shall end reports OFFLINE and serves on until it does.
+    /// A node that shuts down reports OFFLINE and continues to serve until it exits.
     ReportLeaveAtOnce,
-    /// A store is opened without a flush of what a killed process left in the page cache.
+    /// A store is opened without flushing what a killed process left in the page cache.
     SkipFlushAtOpen,
-    /// An empty disk in the place of a lost one passes for the lost one.
+    /// An empty replacement disk is accepted as the lost one.
     TrustAnyStore,
-    /// Ports have one budget for all classes of requests.
+    /// Ports have one budget for all classes.
     OneBudget,
     /// Ports have one budget for the forwards of all hops.
     OneBudgetForForwards,
-    /// A store that has failed stays closed.
+    /// A failed store stays closed.
     KeepClosed,
-    /// A store that has failed is opened again over what its page cache shows.
+    /// A failed store is reopened with the content of its page cache.
     KeepCache,
-    /// A store that is damaged is never set aside.
+    /// A damaged store is never set aside.
     KeepDamaged,
-    /// A store that is damaged is set aside although it may be the last one.
+    /// A damaged store is set aside although it may be the last one.
     SetAsideLast,
-    /// mgmtd promotes a target whose store is empty and lets it empty the others.
+    /// mgmtd promotes a target with an empty store, which empties the others.
     PromoteEmpty,
-    /// The replica does not make one of its checks.
+    /// The replica skips one of its checks.
     Without(Check),
 }
 
 impl Mutation {
-    /// All bugs.
+    /// All mutations.
     pub const ALL: [Self; 34] = [
         Self::SkipVersionCheck,
         Self::AcknowledgeBeforeTail,
@@ -98,10 +98,10 @@ impl Mutation {
         Self::Without(Check::PurgeDownChain),
     ];
 
-    /// So many schedules have to find it.
+    /// Number of schedules that must find it.
     #[must_use]
     pub fn schedules(self) -> u64 {
-        // It needs an update whose answer is lost, a removal and a new head, in this order.
+        // It needs an update with a lost reply, a removal and a new head, in this order.
         if self == Self::Without(Check::PurgeAge) { 40_000 } else { 10_000 }
     }
 

@@ -1,5 +1,5 @@
-//! One storage node: a process with its clock, its lease and its port, and one target of each
-//! chain. This is the driver that the storage service has its own version of.
+//! A storage node: a process with its clock, lease and port, and one target of each chain. The
+//! storage service has its own version of this driver.
 
 use std::rc::Rc;
 
@@ -29,33 +29,33 @@ use target::Origin;
 
 const HEARTBEAT_US: u64 = 12_000;
 
-/// See the module.
+/// A simulated storage node.
 pub struct Node {
-    /// Which life it is in; grows with each restart.
+    /// Its incarnation; increases with each restart.
     pub incarnation: u64,
     /// Running (possibly stopped), or dead.
     pub alive: bool,
-    /// Stopped: what happens to it waits here.
+    /// Stopped: events are queued in `backlog`.
     pub paused: bool,
     pub(crate) backlog: Vec<SimEvent>,
-    /// One target of each chain, also of those that it does not belong to yet.
+    /// One target of each chain, including chains without this node.
     pub(crate) targets: Vec<Hosted>,
-    /// Without one, everything is let in.
+    /// Without a port, all requests are admitted.
     port: Option<Port>,
     lease: ServingLease,
     routing: Rc<RoutingInfo>,
     sequence: u64,
-    /// The disk answers nothing before this moment.
+    /// The disk does not respond before this time.
     pub disk_hangs_until: u64,
     /// The disk is full.
     pub full: bool,
-    /// It is asked to end.
+    /// It is shutting down.
     pub leaving: bool,
     clock_offset: u64,
     clock_rate: f64,
-    /// When its clock went ahead, and by how many milliseconds.
+    /// Jumps of its clock: time and milliseconds.
     jumps: Vec<(u64, u64)>,
-    /// How often it asks for routing.
+    /// Interval between routing requests.
     poll_us: u64,
 }
 
@@ -101,7 +101,7 @@ impl Node {
         (since * 1_000.0 / self.clock_rate) as u64 + 1
     }
 
-    /// The process is gone.
+    /// The process dies.
     pub(crate) fn end(&mut self) {
         self.alive = false;
         self.paused = false;
@@ -111,12 +111,12 @@ impl Node {
         self.targets.iter_mut().for_each(|target| drop(target.close()));
     }
 
-    /// Its clock goes ahead.
+    /// Its clock jumps ahead.
     pub(crate) fn jump(&mut self, now_us: u64, by_ms: u64) {
         self.jumps.push((now_us, by_ms));
     }
 
-    /// A new process over the same disk.
+    /// A new process on the same disk.
     fn begin(&mut self, budgets: Option<&[Budget]>) {
         self.alive = true;
         self.leaving = false;
@@ -133,7 +133,7 @@ impl Node {
 }
 
 impl Simulation {
-    /// A process starts: it opens its stores and speaks.
+    /// Starts a process: it opens its stores and sends heartbeats.
     pub(crate) fn start_node(&mut self, node: usize) -> Result<(), Violation> {
         self.nodes[node].begin(self.topology.budgets.as_deref());
         for chain in 0..self.topology.chains {
@@ -240,7 +240,7 @@ impl Simulation {
         }
     }
 
-    /// The answer to a call of a target that may have been opened again since.
+    /// Delivers the reply to a call of a target, unless its store was reopened since.
     fn give_caller(
         &mut self,
         node: usize,
@@ -266,7 +266,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Lets in what a port has room for now. What was offered comes after a round trip.
+    /// Admits the requests that the port has room for. Offered payloads arrive after a round trip.
     pub(crate) fn grant(&mut self, node: usize) {
         let (now, incarnation) = (self.now, self.nodes[node].incarnation);
         let Some(port) = &mut self.nodes[node].port else { return };
@@ -314,7 +314,7 @@ impl Simulation {
         self.request(at, origin, request, payload, expires)
     }
 
-    /// Sends an answer; what the request held is free then.
+    /// Sends a reply and releases the budget of its request.
     pub(crate) fn answer(
         &mut self,
         node: usize,
@@ -354,7 +354,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Hands the node's lease to one of its targets.
+    /// Delivers the node's lease to one of its targets.
     fn deliver_lease(&mut self, at: At) -> Result<(), Violation> {
         let valid_until = match self.mutation {
             Mutation::IgnoreLease => Some(Millis(u64::MAX)),

@@ -1,4 +1,4 @@
-//! Virtual time, the network between all endpoints, and the course of a schedule.
+//! Simulation of one schedule: virtual time, the network and the event loop.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -34,45 +34,45 @@ use fencing::Fencing;
 use gc::Removal;
 pub(crate) use gc::is_removed;
 
-/// The one file.
+/// The file.
 pub const INODE: InodeId = InodeId(7);
-/// Bytes of a chunk: few, so that partial updates meet.
+/// Chunk size: small, so that partial updates overlap.
 pub const CHUNK_BYTES: u32 = 12;
-/// Tells the generator of moves from that of everything else.
+/// Seed of the generator of moves.
 const MOVES_SEED: u64 = 0x6d6f_7665;
-/// Ids of stores that took another's place come after this.
+/// Ids of replacement stores are above this.
 const NEW_STORES: u64 = 1_000;
-/// Clients begin nothing new so long after the faults have ended.
+/// Clients start no new requests after this time.
 const LAST_REQUEST_US: u64 = FAULTS_END_US + 60_000;
-/// By then everything must be well again.
+/// Everything must have converged by this time.
 const CONVERGED_BY_US: u64 = FAULTS_END_US + 3_000_000;
 const CONVERGENCE_CHECK_US: u64 = 10_000;
 
-/// What a schedule went through.
+/// Statistics of a schedule.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Outcome {
-    /// Steps of the simulator.
+    /// Simulated events.
     pub events: u64,
-    /// Requests of clients that were answered.
+    /// Answered requests of clients.
     pub answers: u64,
-    /// Versions of all chains.
+    /// Sum of the versions of all chains.
     pub chain_versions: u32,
-    /// Targets that an operator had to promote.
+    /// Targets promoted by the operator.
     pub promotions: u64,
-    /// Requests that ports refused.
+    /// Requests refused by ports.
     pub overloads: u64,
-    /// Virtual microseconds from the end of the faults until all was well.
+    /// Virtual microseconds from the end of the faults to convergence.
     pub converged_after_us: u64,
 }
 
-/// An invariant is broken.
+/// A violated invariant.
 #[derive(Clone, Debug)]
 pub struct Violation {
-    /// The schedule.
+    /// The seed of the schedule.
     pub seed: u64,
     /// Virtual time.
     pub at_us: u64,
-    /// What.
+    /// The violation.
     pub what: String,
 }
 
@@ -80,7 +80,7 @@ impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "seed {}, at {} us: {}\nto see it again: THREEFS_SIM_SEED={} cargo test -p threefs-sim \
+            "seed {}, at {} us: {}\nto reproduce: THREEFS_SIM_SEED={} cargo test -p threefs-sim \
              --test schedules one_seed -- --nocapture",
             self.seed, self.at_us, self.what, self.seed
         )
@@ -96,7 +96,7 @@ struct Network {
     blocked: BTreeMap<(usize, usize), u64>,
 }
 
-/// See the module.
+/// One simulated schedule.
 pub struct Simulation {
     seed: u64,
     pub(crate) mutation: Mutation,
@@ -118,16 +118,16 @@ pub struct Simulation {
     pub(crate) retry_us: u64,
     pub(crate) faults_ended: bool,
     pub(crate) ends_at: Option<u64>,
-    // Of moves and of rights alone: the other schedules stay what they are.
+    // Separate generators for moves and fencing, so that other schedules are unaffected.
     moves: ChaCha8Rng,
     pub(crate) fencing: Fencing,
     pub(crate) removal: Removal,
     damaged: Vec<u32>,
-    /// A disk, or a store, is lost for good: one in a schedule.
+    /// A disk or a store is permanently lost: at most one per schedule.
     lost: bool,
     new_stores: u64,
     promotions: u64,
-    /// The version in which a target of a chain was promoted last.
+    /// The chain version of the last promotion in each chain.
     pub(crate) promoted: BTreeMap<usize, ChainVersion>,
     pub(crate) overloads: u64,
     scrubbed: bool,
@@ -136,20 +136,20 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// The world of a seed, before its first event.
+    /// The simulation of a seed, before its first event.
     #[must_use]
     pub fn new(seed: u64, mutation: Mutation) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let count = [2, 3, 3, 3, 3, 4][rng.random_range(0..6)];
         let clients = rng.random_range(1..4);
         let mut topology = Topology::new(seed, mutation);
-        // Each chain has one at least.
+        // At least one per chain.
         let chunks = rng.random_range(1..4).max(topology.chains as u32);
         let skewed = rng.random_bool(0.5);
         let nodes: Vec<Node> = (0..count)
             .map(|index| {
                 let rate = if skewed { rng.random_range(0.8..1.25) } else { 1.0 };
-                // Who asks rarely hears of several changes at once.
+                // With rare requests a node receives several changes at once.
                 let poll_us = [4_000, 25_000, 150_000][rng.random_range(0..3)];
                 Node::new(index, topology.chains, rng.random_range(0..1_000_000), rate, poll_us)
             })
@@ -253,7 +253,7 @@ impl Simulation {
             }
             self.dispatch(due.event)?;
         }
-        Err(self.violation("nothing happens any more".to_owned()))
+        Err(self.violation("no events are left".to_owned()))
     }
 
     fn outcome(&self) -> Outcome {
@@ -285,12 +285,12 @@ impl Simulation {
         self.queue.push(Reverse(ScheduledEvent { at, sequence, event }));
     }
 
-    /// The store with which mgmtd knows that a target has served.
+    /// The store that a target has served with, according to mgmtd.
     pub(crate) fn store_of(&self, target: TargetId) -> Option<StoreId> {
         self.manager.store_of(target)
     }
 
-    /// The id of a store that is made now.
+    /// The id of a new store.
     pub(crate) fn new_store_id(&mut self) -> StoreId {
         self.new_stores += 1;
         StoreId(u128::from(NEW_STORES + self.new_stores))
@@ -300,7 +300,7 @@ impl Simulation {
         self.nodes.len()
     }
 
-    /// Sends a packet, as well as the network can now.
+    /// Sends a packet through the network in its current state.
     pub(crate) fn send(&mut self, from: usize, to: usize, packet: Packet) {
         let blocked = |key| self.network.blocked.get(&key).is_some_and(|until| self.now < *until);
         if blocked((from, to)) {
@@ -446,7 +446,7 @@ impl Simulation {
         self.push(SCAN_MS * 1_000, SimEvent::Scan);
     }
 
-    /// The manager may have changed chains.
+    /// Handles changes of chains by the manager.
     fn decided(&mut self, before: &RoutingInfo) {
         for id in (0..self.topology.chains).map(chain_id) {
             if self.manager.chain(id) == before.chain(id) {

@@ -1,6 +1,6 @@
-//! A chunk store with the promises of the real one and nothing more: an update is durable when
-//! its flush ends, with everything before it; a commit only with a later flush. A crash keeps any
-//! prefix of what was not flushed.
+//! Chunk store with exactly the guarantees of the real one: an update is durable when its flush
+//! ends, with everything before it; a commit only with a later flush. A crash keeps any prefix of
+//! the unflushed records.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -12,14 +12,14 @@ use threefs_core::error::StoreError;
 use threefs_core::forgotten::{ForgottenInodes, InodeRange};
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId, StoreId};
 
-/// One state and its bytes.
+/// A state and its content.
 #[derive(Clone, Debug, Default)]
 pub struct Version {
-    /// What the replica knows of it.
+    /// The state.
     pub state: ChunkState,
     /// The content.
     pub bytes: Bytes,
-    /// It was made of no content before.
+    /// Made from no earlier content.
     pub fresh: bool,
 }
 
@@ -30,7 +30,7 @@ pub struct Slot {
     pub committed: Version,
     /// The pending state.
     pub pending: Option<Version>,
-    /// The committed content is not what it was.
+    /// The committed content is damaged.
     pub damaged: bool,
 }
 
@@ -50,29 +50,29 @@ struct Contents {
     version_floor: ChunkVersion,
 }
 
-/// The state of a store's log.
+/// State of a store's log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Log {
-    /// It can be read.
+    /// Readable.
     #[default]
     Sound,
-    /// It cannot, until the operator restores it.
+    /// Unreadable until the operator restores it.
     Damaged,
-    /// It cannot, for good.
+    /// Permanently unreadable.
     Destroyed,
 }
 
-/// See the module.
+/// A simulated chunk store.
 #[derive(Clone, Debug, Default)]
 pub struct Store {
-    /// Which store it is.
+    /// Its id.
     pub id: StoreId,
     live: Contents,
     durable: Contents,
     unflushed: Vec<Record>,
     /// Whether it can be opened.
     pub log: Log,
-    /// It has taken the place of one that is lost.
+    /// It has replaced a lost store.
     pub in_place_of_lost: bool,
 }
 
@@ -83,7 +83,7 @@ impl Store {
         Self { id, ..Self::default() }
     }
 
-    /// An empty one on a disk that took a lost one's place.
+    /// An empty store that replaces a lost one.
     #[must_use]
     pub fn in_place_of_lost(id: StoreId) -> Self {
         Self { in_place_of_lost: true, ..Self::new(id) }
@@ -110,10 +110,10 @@ impl Store {
         }
     }
 
-    /// Makes a pending state that is not durable yet.
+    /// Makes a pending state, not yet durable.
     ///
     /// # Errors
-    /// `Corrupt`: the update needs old content that is damaged.
+    /// `Corrupt`: the update requires old content that is damaged.
     pub fn apply(
         &mut self,
         update: &StoreUpdate,
@@ -143,17 +143,17 @@ impl Store {
         Ok(state)
     }
 
-    /// Everything so far becomes durable.
+    /// Makes everything so far durable.
     pub fn flush(&mut self) {
         for record in std::mem::take(&mut self.unflushed) {
             install(&mut self.durable, record);
         }
     }
 
-    /// Flips the pending state, not durably.
+    /// Commits the pending state, not yet durable.
     ///
     /// # Errors
-    /// `NotFound`: no such pending state.
+    /// `NotFound`: the pending state does not exist.
     pub fn commit(
         &mut self,
         chunk: ChunkId,
@@ -172,17 +172,17 @@ impl Store {
         Ok(self.live.slots.get(&chunk).map(|slot| slot.committed.state.clone()).unwrap_or_default())
     }
 
-    /// Drops all that is known of a chunk, not durably.
+    /// Drops all state of a chunk, not yet durable.
     pub fn forget(&mut self, chunk: ChunkId) {
         self.append(Record::Forget(chunk));
     }
 
-    /// Drops all that is known of a removed chunk, not durably.
+    /// Drops all state of a removed chunk, not yet durable.
     pub fn purge(&mut self, chunk: ChunkId, version: ChunkVersion) {
         self.append(Record::Purged(chunk, version));
     }
 
-    /// Drops all that is known of these inodes and fences them, not durably.
+    /// Drops all chunks of these inodes and fences them, not yet durable.
     pub fn forget_inodes(&mut self, inodes: Vec<InodeRange>, version_floor: ChunkVersion) {
         self.append(Record::Gone(inodes, version_floor));
     }
@@ -201,14 +201,15 @@ impl Store {
         }
     }
 
-    /// The power failed. `kept(n)` says how many of `n` unflushed records had reached the disk.
+    /// Power failure. `kept(n)` is the number of the `n` unflushed records that reached the disk.
     pub fn crash(&mut self, kept: impl FnOnce(usize) -> usize) {
         self.kill(kept);
         self.flush();
     }
 
-    /// The process died. `kept(n)` says how many of `n` unflushed records it had written: the page
-    /// cache has them, so they are read again, and are lost if the power fails before a flush.
+    /// Death of the process. `kept(n)` is the number of the `n` unflushed records that it had
+    /// written: they are in the page cache, so they are read again, and lost if the power fails
+    /// before a flush.
     pub fn kill(&mut self, kept: impl FnOnce(usize) -> usize) {
         let keep = kept(self.unflushed.len());
         self.unflushed.truncate(keep);
@@ -218,20 +219,20 @@ impl Store {
         }
     }
 
-    /// A flush failed, and what it should have written is read from the page cache still and lost
-    /// with it: as after a kernel's failed flush.
+    /// A failed flush, as in the kernel: unflushed data is still read from the page cache and lost
+    /// with it.
     pub fn forget_unflushed(&mut self) {
         self.unflushed.clear();
     }
 
-    /// A bit flips in the committed content of a chunk. False if there is nothing to damage.
+    /// Flips a bit in the committed content of a chunk. False if there is none.
     pub fn damage(&mut self, chunk: ChunkId) -> bool {
         let Some(slot) = self.live.slots.get_mut(&chunk) else { return false };
         slot.damaged = slot.committed.state.exists() && slot.pending.is_none();
         slot.damaged
     }
 
-    /// All damage is undone.
+    /// Repairs all damage.
     pub fn repair_all(&mut self) {
         self.live.slots.values_mut().for_each(|slot| slot.damaged = false);
     }

@@ -1,5 +1,5 @@
-//! The shape of a schedule's cluster: how many chains there are, in which order each goes over the
-//! nodes, and what the nodes' ports let in.
+//! Topology of a schedule's cluster: the number of chains, their order over the nodes, and the
+//! budgets of the nodes' ports.
 
 use fabric::rpc::Budget;
 use rand::seq::SliceRandom;
@@ -11,12 +11,12 @@ use threefs_storage::admission;
 
 use crate::mutations::Mutation;
 
-/// Separates its random numbers from those of everything else.
+/// Seed of the generator of topologies.
 const SEED: u64 = 0x7368_6170;
-/// Nodes of one cluster, at most.
+/// Maximum number of nodes.
 const NODES_MAX: usize = 8;
 
-/// One target: the replica of a chain on a node, both as indices.
+/// A target: the replica of a chain on a node, both as indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct At {
     pub node: usize,
@@ -29,7 +29,7 @@ impl At {
         TargetId((self.chain * NODES_MAX + self.node) as u64 + 1)
     }
 
-    /// The one with this id.
+    /// The target with this id.
     pub(crate) fn of(target: TargetId) -> Self {
         let number = target.0 as usize - 1;
         Self { node: number % NODES_MAX, chain: number / NODES_MAX }
@@ -41,12 +41,12 @@ pub(crate) fn chain_id(chain: usize) -> ChainId {
     ChainId(chain as u32 + 1)
 }
 
-/// See the module.
+/// Topology of the simulated cluster.
 #[derive(Debug)]
 pub(crate) struct Topology {
-    /// How many chains.
+    /// Number of chains.
     pub chains: usize,
-    /// What each port lets in; `None` = everything.
+    /// Budgets of each port; `None` = unlimited.
     pub budgets: Option<Vec<Budget>>,
     rng: ChaCha8Rng,
 }
@@ -61,7 +61,7 @@ impl Topology {
         // More updates than forwards, or as many.
         let updates_max = calls_max * [1, 3][rng.random_range(0..2)];
         let budgets = bounded.then(|| {
-            // The product's shares of the memory; payloads are a few bytes here.
+            // The product's memory shares; payloads have a few bytes here.
             let budgets = admission::budgets(admission::PARTS * part);
             let calls_max = [updates_max].into_iter().chain(std::iter::repeat(calls_max));
             let bounded = budgets.into_iter().zip(calls_max);
@@ -70,8 +70,8 @@ impl Topology {
         Self { chains, budgets, rng }
     }
 
-    /// The chains over the first `members` nodes: the first in the order of the nodes, each other
-    /// one in an order of its own.
+    /// Creates the chains over the first `members` nodes: the first in node order, the others in
+    /// random order.
     pub(crate) fn make_chains(&mut self, members: usize) -> Vec<Chain> {
         let mut order: Vec<usize> = (0..members).collect();
         let chain = |chain: usize| {

@@ -1,4 +1,4 @@
-//! A node's disk: work takes time, and its end is an event of the replica.
+//! Disk of a node: operations take time, and their completion is an event of the replica.
 
 use bytes::Bytes;
 use rand::Rng;
@@ -15,7 +15,7 @@ use crate::simulation::{SimEvent, Simulation, Violation};
 use crate::store::Version;
 use crate::topology::At;
 
-/// Work of a disk, done when its time comes.
+/// A disk operation, completed when it is due.
 #[derive(Clone, Debug)]
 pub(crate) enum Job {
     Apply { op: OpId, update: StoreUpdate, payload: Bytes, begun: Option<ChunkState> },
@@ -39,10 +39,10 @@ impl Simulation {
         if self.mutation == Mutation::ForgetTags
             && let Some(newest) = update.tags.newest().copied()
         {
-            // Only the newest is kept, to know who made the version.
+            // Only the newest tag is kept, to identify the update of the version.
             update.tags = TagWindow::default().with(newest.tag, newest.version);
         }
-        // The real store shows a pending state at some moment between beginning and end.
+        // The real store shows a pending state at some time between start and end.
         let early = !self.nodes[at.node].full && self.rng.random_bool(0.5);
         let begun = early.then(|| self.hosted_mut(at).store.apply(&update, &payload).ok());
         let begun = begun.flatten();
@@ -108,7 +108,7 @@ impl Simulation {
         self.deliver_event(at, event)
     }
 
-    /// What the store answers while it reports I/O errors; reads of clients come from its cache.
+    /// Results of the store while it reports I/O errors; client reads are served from its cache.
     fn failed(&self, at: At, job: &Job) -> Option<Event> {
         if self.hosted(at).fails_until <= self.now {
             return None;

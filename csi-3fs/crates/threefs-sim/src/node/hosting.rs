@@ -1,5 +1,5 @@
-//! The life of a target's store on its node: it is opened, and opened again whenever it fails. When,
-//! and when a damaged one is set aside, the product decides ([`threefs_core::hosting`]).
+//! Life cycle of a target's store on its node: opened, and reopened after failures. The product
+//! decides when, and when a damaged store is set aside ([`threefs_core::hosting`]).
 
 use rand::Rng;
 use threefs_core::error::{StorageError, StoreError};
@@ -12,7 +12,7 @@ use crate::simulation::{SimEvent, Simulation, Violation};
 use crate::store::{Log, Store};
 use crate::topology::{At, chain_id};
 
-/// As everything here, shorter than in the product.
+/// Shorter than in the product, like all times here.
 pub(super) const PAUSES: Pauses = Pauses { min_ms: 5, max_ms: 80, recovered_ms: 100 };
 
 fn replica(at: At, opening: u64, mutation: Mutation, purge_after_ms: Option<u64>) -> Replica {
@@ -32,7 +32,7 @@ fn replica(at: At, opening: u64, mutation: Mutation, purge_after_ms: Option<u64>
 }
 
 impl Simulation {
-    /// Opens the store of a target that has no replica; a replica begins over it, or a pause.
+    /// Opens the store of a target without a replica and starts a replica, or schedules a retry.
     pub(crate) fn open(&mut self, at: At) -> Result<(), Violation> {
         if self.hosted(at).replica.is_some() {
             return Ok(());
@@ -62,7 +62,7 @@ impl Simulation {
         if hosted.store.log != Log::Sound {
             return Err(StoreError::Damaged { reason: "a frame of the log is missing".into() });
         }
-        // What a killed process left in the page cache becomes durable before it is read.
+        // Data that a killed process left in the page cache becomes durable before it is read.
         if mutation != Mutation::SkipFlushAtOpen {
             hosted.store.flush();
         }
@@ -82,7 +82,7 @@ impl Simulation {
         sets_aside(error, chain, at.target(), lease_valid)
     }
 
-    /// A new replica learns what its node knows.
+    /// Gives a new replica the state of its node.
     fn opened(&mut self, at: At) -> Result<(), Violation> {
         let (mutation, now) = (self.mutation, self.nodes[at.node].clock(self.now));
         let purge_after_ms = self.fencing.purge_after_ms();
@@ -98,7 +98,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// What the newest routing says to one target.
+    /// Delivers the newest routing to one target.
     pub(super) fn deliver_routing(&mut self, at: At) -> Result<(), Violation> {
         let routing = std::rc::Rc::clone(&self.nodes[at.node].routing);
         let Some(chain) = routing.chain(chain_id(at.chain)) else { return Ok(()) };
@@ -109,7 +109,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// The replica has given its store up. What was cached and not flushed may be lost.
+    /// Handles a failed store. Cached and unflushed data may be lost.
     pub(super) fn store_failed(&mut self, at: At) {
         self.note(|| format!("{} has failed", self.name(at)));
         let (rng, mutation) = (&mut self.rng, self.mutation);
@@ -138,7 +138,7 @@ impl Simulation {
     }
 }
 
-/// The operating system said no.
+/// An error of the operating system.
 pub(super) fn io_error(operation: &str) -> StoreError {
     StoreError::Io { operation: operation.into(), reason: "input/output error".into() }
 }

@@ -1,9 +1,9 @@
-//! The port of a node: which requests it lets in, and when.
+//! Port of a node: admission of requests.
 //!
-//! Credits, sizes and classes are the product's ([`Credits`], `threefs_storage::admission`). Here is
-//! the course of one request, as `fabric::rpc` has it: one with a payload is offered and sent when
-//! its bytes are granted; it takes a place for a call, or is refused; a read reserves the bytes of
-//! its reply; all is given back with the reply.
+//! Credits, sizes and classes are the product's ([`Credits`], `threefs_storage::admission`). This
+//! is the sequence of one request, as in `fabric::rpc`: a request with a payload is offered, and
+//! sent when its bytes are granted; it takes a call slot or is refused; a read reserves the bytes
+//! of its reply; the reply releases everything.
 
 use std::collections::BTreeMap;
 
@@ -22,12 +22,12 @@ pub(crate) struct Incoming {
     pub request: StorageRequest,
     pub payload: Bytes,
     pub expires: Option<Millis>,
-    /// When its caller gives it up.
+    /// When its caller times out.
     pub deadline: u64,
     pub class: u8,
 }
 
-/// What one request holds until it is answered.
+/// Budget that a request holds until it is answered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeldBudget {
     class: u8,
@@ -36,13 +36,13 @@ pub(crate) struct HeldBudget {
     reply_bytes: usize,
 }
 
-/// What becomes of a request whose turn it is.
+/// Result of a request's admission.
 pub(crate) enum Admission {
-    /// It is the replica's.
+    /// Admitted to the replica.
     Admitted(Box<Incoming>, HeldBudget),
-    /// There is no place for a call.
+    /// There is no call slot.
     Overloaded(CallerId),
-    /// It waits for the bytes of its reply, or its caller has given up.
+    /// It waits for the bytes of its reply, or its caller has timed out.
     Nothing,
 }
 
@@ -54,7 +54,7 @@ enum Step {
     Reserved,
 }
 
-/// See the module.
+/// Admission state of a node's port.
 pub(crate) struct Port {
     gates: Vec<Gate>,
     waiting: BTreeMap<u64, (Incoming, Step)>,
@@ -89,7 +89,7 @@ impl Gate {
         self.replies.release(held.connection, held.reply_bytes);
     }
 
-    /// What a request holds once it is let in.
+    /// The budget of a request once it is admitted.
     fn held(&self, incoming: &Incoming) -> HeldBudget {
         let reply_bytes = match &incoming.request {
             StorageRequest::Read(read) => read.length as usize,
@@ -111,7 +111,7 @@ impl Gate {
     }
 }
 
-/// The class under which a port counts a request.
+/// The class of a request at a port.
 pub(crate) fn class_of(request: &StorageRequest, mutation: Mutation) -> u8 {
     match (request.class(), mutation) {
         (_, Mutation::OneBudget) => class::UPDATE,
@@ -126,14 +126,14 @@ impl Port {
         Self { gates, waiting: BTreeMap::new(), next_id: 0 }
     }
 
-    /// Nothing is held and nothing waits.
+    /// Whether no request is admitted or waiting.
     pub(crate) fn is_idle(&self) -> bool {
         let idle =
             |gate: &Gate| gate.calls == 0 && gate.requests.is_idle() && gate.replies.is_idle();
         self.waiting.is_empty() && self.gates.iter().all(idle)
     }
 
-    /// A request, or the offer of one, has come.
+    /// Records a request, or the offer of one.
     pub(crate) fn offer(&mut self, incoming: Incoming) -> u64 {
         self.next_id += 1;
         let id = self.next_id;
@@ -150,12 +150,12 @@ impl Port {
         id
     }
 
-    /// Whether it may be sent without being asked for.
+    /// Whether it may be sent without a grant.
     pub(crate) fn is_granted(&self, id: u64) -> bool {
         matches!(self.waiting.get(&id), Some((_, Step::Granted)))
     }
 
-    /// Those that need not wait any longer: for their request's bytes, and for their reply's.
+    /// Requests whose wait is over: for their own bytes, and for those of their reply.
     pub(crate) fn grant(&mut self, now: u64) -> (Vec<u64>, Vec<u64>) {
         self.drop_expired(now);
         let (mut granted, mut reserved) = (Vec::new(), Vec::new());
@@ -175,7 +175,7 @@ impl Port {
         (granted, reserved)
     }
 
-    /// Waits end with the caller's patience.
+    /// Drops requests whose callers have timed out.
     fn drop_expired(&mut self, now: u64) {
         for gate in &mut self.gates {
             let expired = |id: &u64| {
@@ -203,7 +203,7 @@ impl Port {
         }
     }
 
-    /// The turn of a granted request has come: it has been sent, unless its caller has given up.
+    /// Admits a granted request, which has been sent unless its caller has timed out.
     pub(crate) fn enter(&mut self, id: u64, now: u64) -> Admission {
         let Some((incoming, step)) = self.waiting.remove(&id) else { return Admission::Nothing };
         let gate = &mut self.gates[usize::from(incoming.class)];
@@ -231,7 +231,7 @@ impl Port {
         Admission::Nothing
     }
 
-    /// A request is answered.
+    /// Releases the budget of an answered request.
     pub(crate) fn give_back(&mut self, held: HeldBudget) {
         self.gates[usize::from(held.class)].release(held);
     }

@@ -1,4 +1,4 @@
-//! One target: a replica over its store, events in, actions carried out.
+//! A target: a replica on its store; delivers events and executes actions.
 
 use std::collections::BTreeMap;
 
@@ -21,32 +21,32 @@ use crate::simulation::{CallerId, Packet, SimEvent, Simulation, Violation};
 use crate::store::Store;
 use crate::topology::{At, chain_id};
 
-/// Where an answer goes, and what it frees.
+/// Destination of a reply, and the budget that it releases.
 #[derive(Debug)]
 pub(crate) struct Origin {
     pub caller: CallerId,
     pub held: Option<HeldBudget>,
 }
 
-/// See the module.
+/// A target on its node.
 pub(crate) struct Hosted {
     at: At,
-    /// What it has on disk.
+    /// Its store.
     pub store: Store,
-    /// The product's state machine; `None` while the store is not open.
+    /// The product's replica; `None` while the store is not open.
     pub replica: Option<Replica>,
-    /// Which opening of the store; grows.
+    /// Number of this opening of the store.
     pub opening: u64,
-    /// The failures of the store in this life.
+    /// Failures of the store in this incarnation of the node.
     pub reopening: Reopening,
-    /// The store reports I/O errors before this moment.
+    /// The store reports I/O errors before this time.
     pub fails_until: u64,
-    /// The version of the chain in which it reported OFFLINE last, in this opening.
+    /// The chain version in which it last reported OFFLINE, in this opening.
     pub reported_offline: Option<ChainVersion>,
     tokens: BTreeMap<Token, Origin>,
     next_token: u64,
     wake_at: Option<u64>,
-    // For mutants: the requests for each update.
+    // For mutations: the requests of each update.
     pub(super) update_tokens: BTreeMap<RequestTag, Token>,
 }
 
@@ -67,18 +67,18 @@ impl Hosted {
         }
     }
 
-    /// In a new process: nothing is known of former failures.
+    /// Starts in a new process, without earlier failures.
     pub(super) fn start(&mut self) {
         self.reopening = Reopening::new(PAUSES);
     }
 
-    /// Another opening of the store.
+    /// Starts a replica on a newly opened store.
     pub(super) fn begin(&mut self, replica: Replica) {
         self.replica = Some(replica);
         self.reported_offline = None;
     }
 
-    /// The replica is gone; its requests are left without an answer.
+    /// Drops the replica; its requests stay unanswered.
     pub(super) fn close(&mut self) -> Vec<Origin> {
         self.replica = None;
         self.opening += 1;
@@ -87,7 +87,7 @@ impl Hosted {
         std::mem::take(&mut self.tokens).into_values().collect()
     }
 
-    /// Whether it answers clients now.
+    /// Whether it serves clients now.
     pub fn serves(&self, now: Millis) -> bool {
         self.replica.as_ref().is_some_and(|replica| replica.serves(now))
     }
@@ -97,7 +97,7 @@ impl Hosted {
         self.replica.as_ref()?.chain()?.state_of(self.at.target())
     }
 
-    /// Its line of the next heartbeat.
+    /// Its report for the next heartbeat.
     pub(super) fn line(&self, now: Millis) -> TargetReport {
         let closed = LocalReport { state: LocalState::Offline, chain_version: ChainVersion(0) };
         let open = self.replica.is_some();
@@ -111,7 +111,7 @@ impl Hosted {
         }
     }
 
-    /// What a replica without version checks makes of a request: it fits whatever it is.
+    /// Changes a request such that it passes the version checks.
     fn skip_version_check(&self, request: &mut StorageRequest) {
         let Some(chain) = self.replica.as_ref().and_then(Replica::chain) else { return };
         match request {
@@ -139,12 +139,12 @@ impl Simulation {
         &mut self.nodes[at.node].targets[at.chain]
     }
 
-    /// Whether a target answers clients now.
+    /// Whether a target serves clients now.
     pub(crate) fn serves(&self, at: At) -> bool {
         self.hosted(at).serves(self.nodes[at.node].clock(self.now))
     }
 
-    /// A request that the port has let in.
+    /// Handles an admitted request.
     pub(super) fn request(
         &mut self,
         at: At,
@@ -182,7 +182,7 @@ impl Simulation {
         self.deliver_event(at, Event::Request { token, request, payload, expires })
     }
 
-    /// Hands an event to the replica, if there is one, and carries out what it says.
+    /// Delivers an event to the replica, if there is one, and executes its actions.
     pub(crate) fn deliver_event(&mut self, at: At, event: Event) -> Result<(), Violation> {
         let now = self.nodes[at.node].clock(self.now);
         let hosted = self.hosted_mut(at);
@@ -273,7 +273,7 @@ impl Simulation {
         chain.map(|chain| chain.version) >= self.promoted.get(&at.chain).copied()
     }
 
-    /// For a mutant: a forward counts as answered once it is sent.
+    /// For a mutation: a forward counts as answered once it is sent.
     fn answer_early(&mut self, at: At, rpc: u64, to: usize, request: &StorageRequest) {
         if let (Mutation::CommitBeforeReply, StorageRequest::Forward(forward)) =
             (self.mutation, request)
@@ -298,8 +298,8 @@ impl Simulation {
         }
     }
 
-    /// A replica that serves has not told mgmtd that it does not, about this version of the chain,
-    /// and mgmtd has written down the store with which it serves.
+    /// Checks that a serving replica has not reported OFFLINE about this version of the chain, and
+    /// that mgmtd has recorded the store that it serves with.
     pub(crate) fn check_serving(&self, at: At) -> Result<(), Violation> {
         if !self.serves(at) {
             return Ok(());
@@ -313,13 +313,13 @@ impl Simulation {
         let (known, store) = (self.store_of(at.target()), hosted.store.id);
         if known != Some(store) {
             let name = self.name(at);
-            let what = format!("{name} serves with {store}, and mgmtd knows {known:?}");
+            let what = format!("{name} serves with {store}, but mgmtd has recorded {known:?}");
             return Err(self.violation(what));
         }
         Ok(())
     }
 
-    /// As violations name it.
+    /// Name of a target in violations.
     pub(crate) fn name(&self, at: At) -> String {
         match self.topology.chains {
             1 => format!("node {}", at.node),
@@ -327,7 +327,7 @@ impl Simulation {
         }
     }
 
-    /// What a serving replica commits is the truth.
+    /// Records the commit of a serving replica.
     fn observe_commit(&mut self, at: At, chunk: ChunkId) -> Result<(), Violation> {
         if !self.serves(at) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The end of a schedule: all is well again, and everything agrees.
+//! Convergence at the end of a schedule: all targets serve and all replicas agree.
 
 use threefs_core::chunk::TagWindow;
 use threefs_core::ids::ChunkId;
@@ -6,12 +6,12 @@ use threefs_core::replica::Event;
 use threefs_core::routing::Chain;
 
 use super::{CONVERGED_BY_US, Simulation, Violation, is_removed};
-use crate::client::TaskState;
+use crate::client::Activity;
 use crate::fault_plan::FAULTS_END_US;
 use crate::topology::{At, chain_id};
 
 impl Simulation {
-    /// All well? Then the last checks are made.
+    /// Whether everything has converged; if so, makes the final checks.
     pub(super) fn check_converged(&mut self) -> Result<bool, Violation> {
         if !self.is_quiet() {
             return Ok(false);
@@ -45,13 +45,13 @@ impl Simulation {
         routing.chains.values().all(Chain::is_whole)
             && routing.moves.is_empty()
             && self.removal.is_done()
-            && self.tasks.iter().all(|task| matches!(task.state_of_task, TaskState::Resting))
+            && self.tasks.iter().all(|task| matches!(task.activity, Activity::Idle))
             && self.nodes.iter().all(|node| node.is_idle())
             && self.members().all(well)
             && self.all_purged()
     }
 
-    /// No removed chunk is known any more, if such chunks are purged.
+    /// Whether all removed chunks are purged, if this schedule purges chunks.
     fn all_purged(&self) -> bool {
         let removed = |at: At| {
             let mut slots = self.hosted(at).store.slots().values();
@@ -60,7 +60,7 @@ impl Simulation {
         self.fencing.purge_after_ms().is_none() || !self.members().any(removed)
     }
 
-    /// The targets that are in their chains now.
+    /// The targets that are in their chains.
     pub(super) fn members(&self) -> impl Iterator<Item = At> {
         (0..self.topology.chains).flat_map(|chain| self.members_of(chain))
     }
@@ -75,8 +75,8 @@ impl Simulation {
         let tasks: Vec<_> = self
             .tasks
             .iter()
-            .filter(|task| !matches!(task.state_of_task, TaskState::Resting))
-            .map(|task| format!("{:?}", task.state_of_task))
+            .filter(|task| !matches!(task.activity, Activity::Idle))
+            .map(|task| format!("{:?}", task.activity))
             .collect();
         let idle =
             |at: &At| self.hosted(*at).replica.as_ref().is_some_and(|replica| replica.is_idle());
@@ -84,7 +84,7 @@ impl Simulation {
         let full: Vec<_> =
             (0..self.nodes.len()).filter(|node| !self.nodes[*node].is_idle()).collect();
         format!(
-            "not all well {} ms after the faults have ended: chains {:?}, open requests {tasks:?}, \
+            "not converged {} ms after the faults ended: chains {:?}, open requests {tasks:?}, \
              busy or closed {busy:?}, nodes with requests {full:?}, everything purged: {}",
             (CONVERGED_BY_US - FAULTS_END_US) / 1_000,
             self.manager.routing().chains.values(),
@@ -103,16 +103,16 @@ impl Simulation {
                 let version = self.history.named(chunk, slot.committed.state.version);
                 if slot.pending.is_some() || slot.damaged {
                     return Err(self.violation(format!(
-                        "node {index}: {chunk} is {} when all is quiet",
+                        "node {index}: {chunk} is {} after convergence",
                         if slot.damaged { "damaged" } else { "pending" }
                     )));
                 }
                 if version < known {
                     return Err(self.violation(format!(
-                        "node {index}: {chunk} has version {version}, clients know of {known}"
+                        "node {index}: {chunk} has version {version}, clients have seen {known}"
                     )));
                 }
-                // A replica that had purged the chunk when it was written anew knows fewer.
+                // A replica that had purged the chunk before a new write has fewer tags.
                 let tags = match self.fencing.purge_after_ms() {
                     None => slot.committed.state.tags,
                     Some(_) => TagWindow::default(),
@@ -122,7 +122,7 @@ impl Simulation {
                 let before = *before;
                 if first != Some((before, version, bytes, tags)) {
                     return Err(self.violation(format!(
-                        "nodes {before} and {index} differ about {chunk} when all is quiet"
+                        "nodes {before} and {index} differ about {chunk} after convergence"
                     )));
                 }
             }

@@ -1,4 +1,4 @@
-//! What travels and what happens, in the order of time.
+//! Packets and events.
 
 use std::rc::Rc;
 
@@ -13,29 +13,29 @@ use crate::fault_plan::Fault;
 use crate::node::Job;
 use crate::topology::At;
 
-/// Where the answer to a request goes.
+/// Destination of a reply.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallerId {
-    /// A node or a client.
+    /// Endpoint of a node or a client.
     pub endpoint: usize,
-    /// The call.
+    /// Id of the call.
     pub rpc: u64,
-    /// Of a node: the target of this chain.
+    /// For a node: the target of this chain.
     pub chain: usize,
-    /// In this opening of its store.
+    /// For a node: the opening of its store.
     pub opening: u64,
-    /// Of a client: the volume whose ticket it holds.
+    /// For a client: the volume of its ticket.
     pub volume: Option<u64>,
 }
 
 impl CallerId {
-    /// A client.
+    /// The caller id of a client.
     pub(crate) fn client(endpoint: usize, rpc: u64) -> Self {
         Self { endpoint, rpc, chain: 0, opening: 0, volume: Some(endpoint as u64 % 2) }
     }
 }
 
-/// What travels.
+/// A message between endpoints.
 #[derive(Clone, Debug)]
 pub(crate) enum Packet {
     Request {
@@ -43,7 +43,7 @@ pub(crate) enum Packet {
         request: Box<StorageRequest>,
         payload: Bytes,
         expires: Option<Expiry>,
-        /// When the caller gives it up.
+        /// When the caller times out.
         deadline: u64,
     },
     Response {
@@ -51,7 +51,7 @@ pub(crate) enum Packet {
         result: Box<StorageResult>,
         payload: Bytes,
     },
-    /// The port had no place for a request.
+    /// The port had no call slot.
     Overloaded {
         caller: CallerId,
     },
@@ -65,7 +65,7 @@ pub(crate) enum Packet {
         sent_at: Millis,
         incarnation: u64,
     },
-    /// A heartbeat of a life that another one has taken the place of.
+    /// Reply to a heartbeat of a replaced incarnation.
     Replaced {
         incarnation: u64,
     },
@@ -93,7 +93,7 @@ impl Packet {
     }
 }
 
-/// What is due at a moment.
+/// A scheduled event.
 #[derive(Clone, Debug)]
 pub(crate) enum SimEvent {
     Deliver {
@@ -110,12 +110,12 @@ pub(crate) enum SimEvent {
         at: At,
         opening: u64,
     },
-    /// A store that failed, or could not be opened, is opened.
+    /// A failed or closed store is opened.
     Open {
         at: At,
         incarnation: u64,
     },
-    /// The turn of a request at a port has come.
+    /// A request at a port is admitted.
     Enter {
         node: usize,
         incarnation: u64,
@@ -130,13 +130,13 @@ pub(crate) enum SimEvent {
         incarnation: u64,
     },
     Scan,
-    /// The operator looks at the chains.
+    /// The operator checks the chains.
     Operator,
-    /// A replica goes to the spare node, as soon as it can.
+    /// A move of a replica to the spare node starts as soon as possible.
     Move,
-    /// That is given up, as soon as it can be.
+    /// The move is abandoned as soon as possible.
     AbandonMove,
-    /// The collector asks the head to forget the removed file.
+    /// Garbage collection asks the heads to forget the removed file.
     Collect,
     Task {
         task: usize,

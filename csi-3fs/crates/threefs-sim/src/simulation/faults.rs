@@ -1,4 +1,4 @@
-//! Faults as they hit the world, and the end of them all.
+//! Fault injection, and the end of all faults.
 
 use rand::Rng;
 use threefs_core::ids::ChunkId;
@@ -12,11 +12,11 @@ use crate::mutations::Mutation;
 use crate::store::{Log, Store};
 use crate::topology::{At, chain_id};
 
-/// A process that shall end has this long to leave.
+/// Time that a process gets to leave its chain.
 const LEAVE_US: u64 = 20_000;
-/// A store whose log is damaged fails for so long.
+/// Time for which a store with a damaged log fails.
 const DAMAGED_FAILS_US: u64 = 20_000;
-/// Until the service is started again that has ended by itself.
+/// Time until a service that has exited is restarted.
 const RESTART_US: u64 = 5_000;
 
 impl Simulation {
@@ -122,8 +122,8 @@ impl Simulation {
         self.push(back_after_us, SimEvent::Fault(Fault::Restart { node }));
     }
 
-    /// The process ends by itself, because mgmtd knows of another life of its node, and is started
-    /// again. A heartbeat of an earlier life that mgmtd had not heard of is enough for that.
+    /// The process exits because mgmtd knows another incarnation of its node, and is restarted. A
+    /// late heartbeat of an earlier incarnation is sufficient for that.
     pub(crate) fn end(&mut self, node: usize) {
         self.note(|| format!("node {node} ends: replaced"));
         self.nodes[node].end();
@@ -146,7 +146,7 @@ impl Simulation {
         }
     }
 
-    /// As on SIGTERM: the replica leaves its chain and a moment later the process ends.
+    /// As on SIGTERM: the replica leaves its chain, and a moment later the process exits.
     fn leave(&mut self, node: usize, back_after_us: u64) -> Result<(), Violation> {
         let state = &mut self.nodes[node];
         if !state.alive || state.paused {
@@ -179,7 +179,7 @@ impl Simulation {
         self.repair_all();
     }
 
-    /// A store cannot be opened as it is.
+    /// A store cannot be opened in its current state.
     fn damage_log(&mut self, at: At, back_after_us: Option<u64>) {
         let log = match back_after_us {
             None if self.lost => return,
@@ -202,14 +202,14 @@ impl Simulation {
         hosted.fails_until = until;
     }
 
-    /// Whether what this target had is lost for good.
+    /// Whether the data of this target is permanently lost.
     pub(super) fn is_lost(&self, at: At) -> bool {
         let store = &self.hosted(at).store;
         let unknown = self.store_of(at.target()) != Some(store.id);
         store.log == Log::Destroyed || store.in_place_of_lost && unknown
     }
 
-    /// Damaged copies are well again: the good ones may be lost.
+    /// Repairs damaged copies: the good ones may be lost.
     pub(crate) fn repair_all(&mut self) {
         let targets = self.nodes.iter_mut().flat_map(|node| &mut node.targets);
         targets.for_each(|target| target.store.repair_all());
@@ -236,8 +236,8 @@ impl Simulation {
         }
     }
 
-    /// Damages one copy of a chunk, once, while all have it: a second damage would destroy data
-    /// that nobody could bring back.
+    /// Damages one copy of a chunk, once, while all replicas have it: a second damage would be
+    /// unrecoverable.
     fn damage(&mut self, node: usize, index: u32) {
         let chunk = ChunkId::new(INODE, index);
         let chain = self.topology.chain_of(chunk);

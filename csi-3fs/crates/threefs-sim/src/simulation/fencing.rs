@@ -1,8 +1,8 @@
-//! Updates that may not be begun after a moment, because their client may have lost the right to them
-//! by then. What it asked for may lie anywhere: with a node that is stopped, or on its way.
+//! Fencing of updates: an update must not start after its expiry, when its client may have lost its
+//! lease. It may be delayed in the network or on a stopped node.
 //!
-//! As in the product, the moment is told by the receiving node's clock: from a reading of it that
-//! the client has got some time ago, less what the node's clock may be slower.
+//! As in the product, the expiry is by the receiving node's clock: an earlier reading of it by the
+//! client, plus the remaining time, less the possible clock drift.
 
 use std::collections::BTreeMap;
 
@@ -17,33 +17,33 @@ use super::{Simulation, Violation};
 use crate::mutations::Mutation;
 use crate::topology::At;
 
-/// Tells the generator of rights from that of everything else.
+/// Seed of the generator of expiries.
 const FENCING_SEED: u64 = 0x7269_6768;
-/// Tells the choice of schedules with purges from everything else.
+/// Seed of the choice of schedules with purges.
 const PURGES_SEED: u64 = 0x7075_7267;
-/// The slowest clock of a node, beside the client's.
+/// The slowest clock of a node, relative to the client's.
 const RATE_MIN: f64 = 0.8;
-/// No client tries to update a chunk for longer: as other updates do, or so short that copies of
-/// forwards come later than a purge.
+/// Maximum time that a client retries an update: as for other updates, or so short that delayed
+/// copies of forwards arrive after a purge.
 const TRIES_US_MAX: [u64; 2] = [120_000, 30_000];
-/// The fastest clock of a node, and something for its rounding.
+/// The fastest clock of a node, with a margin for rounding.
 const RATE_MAX: f64 = 1.3;
 
-/// Until when a request may be begun.
+/// Expiry of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expiry {
     /// By the receiving node's clock.
     pub at: Millis,
-    /// How long that was when it was sent, for those who count wrongly.
+    /// The remaining time when it was sent, for mutations.
     pub left_ms: u64,
 }
 
-/// Until when updates may be begun, in true time.
+/// Expiries of updates, in true time.
 #[derive(Debug)]
 pub(crate) struct Fencing {
     rng: ChaCha8Rng,
     some: bool,
-    /// Removed chunks are purged; then there are many, and no update is tried without an end.
+    /// Removed chunks are purged; then removals are frequent, and every update expires.
     pub(crate) purges: bool,
     tries_us_max: u64,
     ends: BTreeMap<RequestTag, u64>,
@@ -64,12 +64,12 @@ impl Fencing {
         Self { rng, some, purges, tries_us_max, ends: BTreeMap::new() }
     }
 
-    /// After so long, by a node's clock, removed chunks are purged.
+    /// Time by a node's clock after which removed chunks are purged.
     pub(crate) fn purge_after_ms(&self) -> Option<u64> {
         self.purges.then_some((self.tries_us_max as f64 / 1_000.0 * RATE_MAX) as u64 + 1)
     }
 
-    /// A client begins an update; when it will give it up.
+    /// Starts an update; returns when it expires.
     pub(crate) fn begin(&mut self, tag: RequestTag, now: u64) -> Option<u64> {
         let endless = !self.some || self.rng.random_bool(0.3);
         if endless && !self.purges {
@@ -79,7 +79,7 @@ impl Fencing {
         self.end_at(tag, end)
     }
 
-    /// A client begins an update that ends at a certain moment, if it may try for so long.
+    /// Starts an update that expires at `end`, or earlier if that exceeds the retry time.
     pub(crate) fn end_by(&mut self, tag: RequestTag, end: u64, now: u64) -> Option<u64> {
         let bound = if self.purges { now + self.tries_us_max } else { u64::MAX };
         self.end_at(tag, end.min(bound))
@@ -92,10 +92,10 @@ impl Fencing {
 }
 
 impl Simulation {
-    /// What a client can say to a node of the moment when `tag` ends.
+    /// The expiry of `tag` as its client sends it to a node.
     pub(crate) fn expiry(&mut self, tag: RequestTag, node: usize) -> Option<Expiry> {
         let end = *self.fencing.ends.get(&tag)?;
-        // The node said what its clock showed a while ago, and the client heard it later.
+        // The client has read the node's clock a while ago.
         let said = self.now.saturating_sub(self.fencing.rng.random_range(0..8_000));
         let heard = self.fencing.rng.random_range(said..=self.now);
         let left_ms = (end.saturating_sub(heard) as f64 * RATE_MIN / 1_000.0) as u64;
@@ -103,7 +103,7 @@ impl Simulation {
         Some(Expiry { at, left_ms: end.saturating_sub(self.now) / 1_000 })
     }
 
-    /// As a node takes it.
+    /// The expiry as received by a node.
     pub(crate) fn received_expiry(&self, node: usize, expires: Option<Expiry>) -> Option<Millis> {
         match (expires, self.mutation) {
             (None, _) | (_, Mutation::IgnoreExpiry) => None,
@@ -114,7 +114,7 @@ impl Simulation {
         }
     }
 
-    /// A node makes an update durable: is it still its client's to make?
+    /// Checks that an update has not expired when a node makes it durable.
     pub(crate) fn check_fencing(&self, at: At, update: &StoreUpdate) -> Result<(), Violation> {
         let Some(tag) = update.tags.newest().map(|newest| newest.tag) else { return Ok(()) };
         let Some(end) = self.fencing.ends.get(&tag) else { return Ok(()) };
@@ -125,11 +125,11 @@ impl Simulation {
             hosted.store.slots().get(&update.chunk).is_some_and(|slot| {
                 slot.committed.state.tags.iter().any(|applied| applied.tag == tag)
             });
-        // Others end what the head began, and the head repairs what it has.
+        // Successors complete what the head has started, and the head repairs its chunks.
         let begins = head.is_some_and(|head| head.target == at.target()) && !known;
         if begins && self.now > *end {
             let late = self.now - end;
-            return Err(self.violation(format!("{tag} was begun {late} us after its right ended")));
+            return Err(self.violation(format!("{tag} was started {late} us after its expiry")));
         }
         Ok(())
     }

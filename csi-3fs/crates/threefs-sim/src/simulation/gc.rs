@@ -1,5 +1,5 @@
-//! A file that is removed: its clients stop, its updates expire, its inode is forgotten by all
-//! replicas and nothing brings it back.
+//! Removal of a file: its clients stop, its updates expire, all replicas forget its inode, and it
+//! does not come back.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -15,22 +15,22 @@ use crate::topology::chain_id;
 
 /// Its inode.
 const REMOVED: InodeId = InodeId(8);
-/// Separates its random numbers from those of everything else.
+/// Seed of the generator of removals.
 const SEED: u64 = 0x676f_6e65;
 /// Its chunks.
 const CHUNKS: u32 = 3;
-/// Between two requests to forget it.
+/// Interval between two requests to forget it.
 const RETRY_US: u64 = 20_000;
 
-/// The file, in a part of the schedules.
+/// The removed file, in some of the schedules.
 #[derive(Debug)]
 pub(crate) struct Removal {
     rng: ChaCha8Rng,
-    /// No update of it is begun from then on, anywhere.
+    /// No update of it starts at or after this time.
     at: Option<u64>,
-    /// Of each chain: the last request, and whether it is done.
+    /// For each chain: the last request, and whether it is complete.
     chains: Vec<(Option<u64>, bool)>,
-    /// The collector is at work.
+    /// Garbage collection is running.
     begun: bool,
 }
 
@@ -42,17 +42,17 @@ impl Removal {
         Self { rng, at, chains: vec![(None, false); chains], begun: false }
     }
 
-    /// Is nothing left to be done?
+    /// Whether the removal is complete.
     pub(crate) fn is_done(&self) -> bool {
         self.at.is_none() || self.chains.iter().all(|(_, forgotten)| *forgotten)
     }
 
-    /// When its updates end.
+    /// When its updates expire.
     pub(crate) fn at(&self) -> Option<u64> {
         self.at
     }
 
-    /// Does an update that begins now change this file? Then one of its chunks.
+    /// A chunk of this file for an update that starts now, by chance.
     pub(crate) fn chunk(&mut self, now: u64) -> Option<ChunkId> {
         let at = self.at.filter(|at| now < *at)?;
         let chosen = self.rng.random_bool(0.3) && now < at;
@@ -60,7 +60,7 @@ impl Removal {
     }
 }
 
-/// Is it a chunk of the removed file?
+/// Whether this is a chunk of the removed file.
 pub(crate) fn is_removed(chunk: ChunkId) -> bool {
     chunk.inode == REMOVED
 }
@@ -71,7 +71,7 @@ pub(super) fn removed_chunks() -> impl Iterator<Item = ChunkId> {
 }
 
 impl Simulation {
-    /// The collector asks the heads to forget the inode, until all have.
+    /// Asks the heads to forget the inode, until all have done so.
     pub(super) fn run_gc(&mut self) {
         self.removal.begun = !self.removal.is_done();
         if self.removal.is_done() {
@@ -96,14 +96,14 @@ impl Simulation {
         let request = StorageRequest::ForgetInodes(ForgetInodes::of_head(to, inodes));
         self.rpcs += 1;
         self.removal.chains[chain].0 = Some(self.rpcs);
-        // Any client endpoint will do.
+        // Any client endpoint can be used.
         let from = self.manager_endpoint() + 1;
         let (caller, deadline) = (CallerId::client(from, self.rpcs), self.now + RETRY_US);
         let packet = Packet::request(caller, request, bytes::Bytes::new(), deadline);
         self.send(from, head.node.0 as usize, packet);
     }
 
-    /// A chain is led by a target that may not have forgotten anything.
+    /// Restarts the removal on a chain whose new head may not have forgotten the inode.
     pub(super) fn forget_again(&mut self, chain: usize) {
         if self.removal.at.is_none_or(|at| self.now < at) {
             return;
@@ -114,7 +114,7 @@ impl Simulation {
         }
     }
 
-    /// Takes an answer if it is the collector's.
+    /// Handles a reply to garbage collection; false for other replies.
     pub(crate) fn gc_answered(
         &mut self,
         rpc: u64,
@@ -131,7 +131,7 @@ impl Simulation {
         true
     }
 
-    /// All is quiet: nobody has anything of it, so the index is as large as what exists.
+    /// Checks that no replica has any state of the file, so that the index does not grow.
     pub(super) fn check_forgotten(&self) -> Result<(), Violation> {
         if self.removal.at.is_none() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! A replica moves to the spare node.
+//! A move of a replica to the spare node.
 
 use rand::Rng;
 use threefs_core::ids::{NodeId, TargetId};
@@ -9,7 +9,7 @@ use super::{SimEvent, Simulation};
 use crate::manager::SCAN_MS;
 use crate::topology::{At, chain_id};
 
-/// The one that moves.
+/// The chain with the move.
 const CHAIN: usize = 0;
 
 impl Simulation {
@@ -22,8 +22,8 @@ impl Simulation {
         }
     }
 
-    /// The manager takes the destination for one that will never be of use. It is given up at the
-    /// first moment that allows it, if the move has not ended before.
+    /// Abandons the move at the first possible time, unless it has completed: the destination is
+    /// considered permanently lost.
     pub(super) fn abandon_move(&mut self) {
         if self.faults_ended || !self.manager.routing().moves.contains_key(&chain_id(CHAIN)) {
             return;
@@ -41,8 +41,8 @@ impl Simulation {
         }
     }
 
-    /// A replica that is not needed any more, and a client, may be the last to hear of it: only so
-    /// can one ask the other for what all others have changed.
+    /// Delays the routing for a replaced replica and a client, so that the client may send it
+    /// requests after all others have changed.
     pub(super) fn delay_routing(&mut self, this: &Move) {
         let replaced = self
             .manager

@@ -1,4 +1,5 @@
-//! The operator: promotes another target of a chain whose last stores to serve are lost for good.
+//! The operator: promotes another target if the last serving stores of a chain are permanently
+//! lost.
 
 use rand::Rng;
 use threefs_core::ids::ChunkId;
@@ -9,7 +10,7 @@ use super::{INODE, SimEvent, Simulation, Violation};
 use crate::store::{Log, Store};
 use crate::topology::{At, chain_id};
 
-/// How often the operator looks.
+/// Interval between checks by the operator.
 const OPERATOR_INTERVAL_US: u64 = 30_000;
 
 impl Simulation {
@@ -26,7 +27,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Any target whose store is open: mgmtd refuses one that must not lead.
+    /// Any target with an open store: mgmtd refuses those that must not lead.
     fn target_to_promote(&mut self, chain: usize) -> Option<At> {
         let known = self.manager.chain(chain_id(chain))?;
         let last = |state| state == PublicState::LastSrv;
@@ -57,7 +58,7 @@ impl Simulation {
             return Err(self.violation(what));
         }
         self.decided(&before);
-        // What only the lost store had is lost, and nothing else.
+        // Only the data that no other store has is lost.
         let chunks = (0..self.chunks).map(|index| ChunkId::new(INODE, index));
         let chunks: Vec<ChunkId> = chunks.chain(super::gc::removed_chunks()).collect();
         let of_chain = chunks.into_iter().filter(|it| self.topology.chain_of(*it) == at.chain);
@@ -73,8 +74,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// mgmtd may refuse to promote an empty store because it cannot know what one has that is not
-    /// open: the operator removes those that are destroyed.
+    /// Replaces destroyed stores: mgmtd may refuse to promote an empty store because it does not
+    /// know the content of stores that are not open.
     fn replace_destroyed(&mut self, chain: usize) {
         for at in (0..self.nodes.len()).map(|node| At { node, chain }) {
             if self.hosted(at).store.log == Log::Destroyed && self.hosted(at).replica.is_none() {
