@@ -55,7 +55,7 @@ impl Layouts for RoundRobin {
         let routing = self.routing.borrow();
         let table = routing.newest_table(FIRST_TABLE).filter(|table| !table.chains.is_empty());
         let Some(table) = table else {
-            let detail = "no chains exist yet: not all storage nodes have registered".into();
+            let detail = "no chains yet: not all storage nodes have registered".into();
             return Err(MetaError::Unavailable { detail });
         };
         // A table has far fewer than 2^32 chains.
