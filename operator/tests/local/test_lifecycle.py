@@ -39,7 +39,7 @@ def test_flyer_run_without_a_manifest_goes_on_with_what_is_unfinished(bench):
     assert "DriverRestarted" in again.stderr
     nothing = bench.flyer("run")
     assert nothing.returncode == 0
-    assert "nothing to do" in nothing.stderr
+    assert "no unfinished job" in nothing.stderr
     lines = (bench.state / "decisions.jsonl").read_text().splitlines()
     assert sum('"rebuild":' in line for line in lines) == 3
     assert list(replay(lines)) == [], "the log replays to the same decisions, over all drivers"
@@ -131,7 +131,7 @@ def test_a_client_is_told_when_the_driver_ends_before_its_job(bench):
     driver.send_signal(signal.SIGTERM)
     assert bench.ended(driver) == 143
     assert bench.ended(other) == 101
-    assert "`flyer run` starts it again" in bench.err(1)
+    assert "`flyer run` restarts it" in bench.err(1)
 
 
 def test_a_job_that_ended_runs_again_as_a_new_chain_and_keeps_the_old_logs(bench):

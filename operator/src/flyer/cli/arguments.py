@@ -1,7 +1,7 @@
-"""What a command line may say, as data: options, verbs, and how they are read.
+"""Command-line grammar as data: arguments, verbs, and their parser.
 
-Only the verb that was called gets a parser: a start costs few imports (`flyer --help` needs none of
-argparse's either). The completion scripts and the pages' tests read the same verbs.
+Only the called verb gets a parser, to keep the start-up time short: `flyer --help` does not even
+import argparse. The completion scripts and the tests of the documentation read the same verbs.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ class Argument(NamedTuple):
 
     @property
     def is_option(self) -> bool:
-        """Whether it is named on the command line."""
+        """Whether this is an option rather than a positional argument."""
         return self.names[0].startswith("-")
 
     @property
     def takes_value(self) -> bool:
-        """Whether a word follows its name."""
+        """Whether a value follows the name."""
         return "action" not in self.settings
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Every name that the command line takes."""
+        """Every accepted spelling."""
         if "dest" not in self.settings:
             return self.names
         return (*self.names, f"--no-{self.names[-1][2:]}")
 
 
 def flag(*names: str, about: str) -> Argument:
-    """An option that is there or not."""
+    """A boolean option, off by default."""
     return Argument(names, about, {"action": "store_true"})
 
 
 def toggle(name: str, *, about: str) -> Argument:
-    """An option that is on unless `--no-NAME` says otherwise."""
+    """A boolean option, on by default; `--no-NAME` turns it off."""
     return Argument((name,), about, {"action": "toggle", "dest": name[2:], "default": True})
 
 
 def value(*names: str, about: str, **settings: Any) -> Argument:
-    """An option with a word after it: `type`, `default`, `metavar`, `choices` as argparse's."""
+    """An option with a value; `type`, `default`, `metavar`, `choices` as in argparse."""
     return Argument(names, about, {"default": "", **settings})
 
 
@@ -64,16 +64,16 @@ def argument(name: str, *, about: str, **settings: Any) -> Argument:
 
 
 class Verb(NamedTuple):
-    """One verb: what it takes, and what is called with it; that returns the exit status or None."""
+    """One verb, its arguments, and the function to call; it returns the exit status or None."""
 
     name: str
-    about: str  # the first line is what lists show; the rest may have examples
+    about: str  # a summary line, then details and examples
     arguments: tuple[Argument, ...]
     call: Callable[[Any], int | None]
 
     @property
     def summary(self) -> str:
-        """Its first line."""
+        """The first line of the help."""
         return self.about.strip().split("\n")[0]
 
 
@@ -83,19 +83,17 @@ def help_of(program: str, head: str, verbs: Sequence[Verb]) -> str:
     rows = "\n".join(f"  {verb.name:<{width}}  {verb.summary}" for verb in verbs)
     return (
         f"usage: {program} VERB [OPTIONS]\n\n{head.strip()}\n\nverbs:\n{rows}\n\n"
-        f"`{program} VERB --help` tells a verb's options.\n"
+        f"`{program} VERB --help` shows the options of a verb.\n"
     )
 
 
 def read(program: str, verb: Verb, words: Sequence[str]) -> argparse.Namespace:
-    """The words after a verb. Raises FlyerError (bad usage), or SystemExit after --help."""
+    """Parse the words after a verb. Raises FlyerError (usage), or SystemExit after --help."""
     import argparse
 
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> Any:
-            raise FlyerError.usage(
-                f"{self.prog}: {message}", f"`{self.prog} --help` tells what it takes"
-            )
+            raise FlyerError.usage(f"{self.prog}: {message}", f"see `{self.prog} --help`")
 
     def format_help(prog: str) -> argparse.HelpFormatter:
         return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30)
@@ -106,20 +104,20 @@ def read(program: str, verb: Verb, words: Sequence[str]) -> argparse.Namespace:
         formatter_class=format_help,
         allow_abbrev=False,
     )
-    for one in verb.arguments:
-        settings = dict(one.settings)
+    for option in verb.arguments:
+        settings = dict(option.settings)
         if settings.get("action") == "toggle":
             settings["action"] = argparse.BooleanOptionalAction
-        parser.add_argument(*one.names, help=one.about, **settings)
+        parser.add_argument(*option.names, help=option.about, **settings)
     return parser.parse_args(words)
 
 
 def find(program: str, verbs: Sequence[Verb], head: str) -> tuple[Verb, list[str]]:
-    """The verb that was called, and the words after it."""
+    """The called verb and the words after it."""
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help", "help"):
         print(help_of(program, head, verbs), end="")
-        # Without any words there was nothing to do, which is no success.
+        # An empty command line is a usage error.
         raise SystemExit(0 if words else 2)
     for verb in verbs:
         if verb.name == words[0]:
@@ -129,9 +127,9 @@ def find(program: str, verbs: Sequence[Verb], head: str) -> tuple[Verb, list[str
     names = [verb.name for verb in verbs]
     near = difflib.get_close_matches(words[0], names, n=1)
     if words[0].startswith("-"):
-        hint = f"options come after the verb: `{program} VERB {words[0]}`"
+        hint = f"put options after the command: `{program} VERB {words[0]}`"
     elif near:
         hint = f"did you mean `{near[0]}`?"
     else:
-        hint = f"the verbs: {', '.join(names)}"
-    raise FlyerError.usage(f"`{words[0]}` is no verb of {program}", hint)
+        hint = f"commands: {', '.join(names)}"
+    raise FlyerError.usage(f"unknown command `{words[0]}`", hint)

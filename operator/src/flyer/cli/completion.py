@@ -1,4 +1,4 @@
-"""Static completion scripts, made from the verbs and their options: no Python runs at a Tab key.
+"""Static completion scripts, generated from the verbs: completion starts no Python.
 
 `python -m flyer.cli.completion` writes `completions/`; `flyer completion SHELL` prints a file.
 """
@@ -20,7 +20,7 @@ _HEADER = "# Generated from the verbs by `python -m flyer.cli.completion`.\n"
 def script(shell: str) -> str:
     """The script of one shell."""
     if shell not in _NAMES:
-        raise FlyerError.usage(f"`{shell}` is no shell that we know", "choose bash, zsh or fish")
+        raise FlyerError.usage(f"unknown shell `{shell}`", "use bash, zsh or fish")
     return (FOLDER / _NAMES[shell]).read_text()
 
 

@@ -1,6 +1,6 @@
-"""Shows jobs live until they end: a screen on a terminal, lines elsewhere.
+"""Follows jobs until they end: a live screen on a terminal, lines elsewhere.
 
-The ranks' output goes to stdout as they wrote it; bars, events and talk go to stderr.
+The output of ranks goes to stdout unchanged; progress bars, events and messages go to stderr.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 __all__ = ["Follower"]
 
 PROGRESS_LINE_SECONDS = 10.0
-# Logs are looked at so often while nothing else happens.
+# Interval of reading logs without other changes.
 BEAT_SECONDS = 0.1
 
 
 class Follower:
-    """Follows some jobs of one driver."""
+    """Follows jobs of one driver."""
 
     def __init__(
         self, client: Client, jobs: list[str], logs: str, output: Output, since: int = 0
@@ -42,9 +42,9 @@ class Follower:
         self._quiet = output in (Output.JSON, Output.YAML)
         self._logs = "none" if self._quiet else logs
         self._readers: dict[str, LogReader] = {}
-        self._progress_said_at = self._logs_read_at = time.monotonic()
+        self._progress_printed_at = self._logs_read_at = time.monotonic()
         self._screen: LiveScreen | None = None
-        self._told_waiting = False
+        self._reported_waiting = False
         self._others: dict[str, JobView] = {}
         if colours(sys.stderr) and not self._quiet:
             from flyer.cli.live_screen import LiveScreen
@@ -60,7 +60,7 @@ class Follower:
                     return
                 self._take(item)
                 if until_driver_ends:
-                    self._tell_waiting()
+                    self._report_waiting()
                 elif self._over(until_suspended=until_suspended):
                     return
         finally:
@@ -73,7 +73,7 @@ class Follower:
             self._screen.close()
             self._screen = None
 
-    # -- what comes ----------------------------------------------------------------------------
+    # -- items ---------------------------------------------------------------------------------
 
     def _take(self, item: WatchItem) -> None:
         if item.job is not None:
@@ -84,16 +84,16 @@ class Follower:
         if item.nodes is not None and self._screen is not None:
             self._screen.nodes(item.nodes)
         if item.event is not None:
-            self._tell(item.event)
-        # not at every item: what is told of the past comes before the output since then
+            self._report(item.event)
+        # not at every item: past events come before the output since then
         if time.monotonic() >= self._logs_read_at + BEAT_SECONDS:
             self._logs_read_at = time.monotonic()
             self._print_logs(final=False)
-        self._say_progress()
+        self._print_progress()
         if self._screen is not None:
             self._screen.beat()
 
-    def _tell(self, event: EventView) -> None:
+    def _report(self, event: EventView) -> None:
         if event.job and event.job not in self._jobs:
             return
         if self._screen is not None:
@@ -107,7 +107,7 @@ class Follower:
             job.state in ends for job in self.last.values()
         )
 
-    # -- what is printed -----------------------------------------------------------------------
+    # -- output --------------------------------------------------------------------------------
 
     def _print_logs(self, *, final: bool) -> None:
         if self._logs == "none":
@@ -129,23 +129,23 @@ class Follower:
                 try:
                     print("\n".join(lines), flush=True)
                 except BrokenPipeError:
-                    self._logs = "none"  # who read the output has left; the jobs go on
+                    self._logs = "none"  # the reader has closed the pipe; the jobs continue
                     return
 
-    def _say_progress(self) -> None:
-        """Where there is no screen and no output of the job: a line now and then."""
+    def _print_progress(self) -> None:
+        """Without a screen and without output of the job: a line at intervals."""
         if self._screen is not None or self._quiet or self._logs != "none":
             return
-        if time.monotonic() < self._progress_said_at + PROGRESS_LINE_SECONDS:
+        if time.monotonic() < self._progress_printed_at + PROGRESS_LINE_SECONDS:
             return
-        self._progress_said_at = time.monotonic()
+        self._progress_printed_at = time.monotonic()
         for job in self.last.values():
             if job.progress is not None and not job.finished:
                 say(f"{job.key} {job.state} {progress_text(job)}")
 
-    def _tell_waiting(self) -> None:
-        """The driver's own jobs have ended, others have not: say why it stays."""
-        if self._told_waiting or not self._over(until_suspended=True) or self._quiet:
+    def _report_waiting(self) -> None:
+        """This command's jobs have ended, others have not: report why the process stays."""
+        if self._reported_waiting or not self._over(until_suspended=True) or self._quiet:
             return
         others = [
             job for job in self._others.values() if not job.finished and job.key not in self._jobs
@@ -154,5 +154,5 @@ class Follower:
         if own or others:
             names = ", ".join(f"{job.key} ({job.state})" for job in [*own, *others])
             say(f"this process drives the cluster until every job has ended: {names}; "
-                "Ctrl-C ends it, `flyer run` goes on later")  # fmt: skip
-            self._told_waiting = True
+                "Ctrl-C stops it, `flyer run` resumes them")  # fmt: skip
+            self._reported_waiting = True

@@ -1,4 +1,4 @@
-"""The entry points `flyer` and `kubectl flyer`: a verb is found, read and called."""
+"""Entry points of `flyer` and `kubectl flyer`: parse the command line and call the verb."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 from flyer.cli.arguments import find, read
 from flyer.cli.output import Output, print_error
-from flyer.cli.target import as_plugin, hang_up
+from flyer.cli.target import as_plugin, close_clients
 from flyer.cli.verbs import HELP, VERBS
 from flyer.errors import ExitStatus, FlyerError
 
@@ -20,7 +20,7 @@ def kubectl() -> None:
 
 
 def main(name: str = "flyer") -> None:
-    """The entry point: turns errors into words and exit statuses."""
+    """The entry point: turns errors into messages and exit statuses."""
     try:
         verb, words = find(name, VERBS, HELP)
         sys.exit(verb.call(read(name, verb, words)) or 0)
@@ -32,21 +32,21 @@ def main(name: str = "flyer") -> None:
     except AssertionError:
         import traceback
 
-        # A bug of ours. Python's own status, 1, would say that a job's rank ended with 1.
+        # A bug in flyer. Python's exit status 1 would be taken for that of a job's rank.
         traceback.print_exc()
         sys.exit(int(ExitStatus.UNFINISHED))
     except BrokenPipeError:
         import os
 
-        # Who read our output has left (`| head`): nothing more to say, and no noise at exit.
+        # The reader has closed the pipe (`| head`): avoid a second error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     finally:
-        hang_up()
+        close_clients()
 
 
 def _output_wanted() -> Output:
-    """The format of errors, also of those in the command line itself."""
+    """The output format of errors, including those of the command line."""
     words = sys.argv[1:]
     joined = {"-ojson", "--output=json"}.intersection(words)
     apart = any(

@@ -1,6 +1,6 @@
-"""How `flyer` prints: results on stdout, talk on stderr, colours on terminals only.
+"""Output of `flyer`: results on stdout, messages on stderr, colours on terminals only.
 
-Tables are for people and may change; `-o json` is the published form.
+Tables may change between versions; `-o json` is stable.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ def colours(stream: TextIO) -> bool:
 
 
 def paint(text: str, code: str, stream: TextIO) -> str:
-    """The text in a colour, where that is wanted."""
+    """The text in a colour, if the stream shows colours."""
     return f"\x1b[{code}m{text}\x1b[0m" if code and colours(stream) else text
 
 
 def say(text: str) -> None:
-    """Talk: to stderr, so that stdout holds results alone."""
+    """Print a message to stderr: stdout holds results alone."""
     print(text, file=sys.stderr, flush=True)
 
 
 def print_error(error: FlyerError, output: Output = Output.TABLE) -> None:
-    """What failed, and what to do next."""
+    """Print an error and its hint."""
     if output is Output.JSON:
         import json
 
@@ -123,7 +123,7 @@ def age(seconds: float) -> str:
 
 
 def clock(moment: float) -> str:
-    """Local time of day, with the day when it was another one."""
+    """Local time of day, with the date unless it is today."""
     from datetime import datetime
 
     when = datetime.fromtimestamp(moment).astimezone()

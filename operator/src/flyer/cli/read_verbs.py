@@ -1,4 +1,4 @@
-"""The verbs that change nothing. They answer from the state directory when no driver runs."""
+"""The verbs that read. Without a driver they read the state directory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def ps(target: Target, output: Output, *, watch: bool) -> None:
         return
     if not client.driven:
         raise FlyerError.unreachable(
-            "nothing changes: no driver runs", "`flyer run` starts it; `flyer ps` shows the jobs"
+            "cannot watch: no driver is running",
+            "`flyer run` starts it; `flyer ps` lists the jobs",
         )
     if output is Output.JSON:
         _watch_json(client)
@@ -55,14 +56,14 @@ def _watch_json(client: FlyerClient) -> None:
 
 
 def _watch_lines(client: FlyerClient, *, wide: bool) -> None:
-    """As `kubectl get -w`: a line a change."""
+    """As `kubectl get -w`: one line per change."""
     shown: dict[str, list[str]] = {}
     for item in client.watch():
         if item.job is None:
             continue
         row = screens.job_row(item.job, wide=wide)
         known = shown.get(item.job.key)
-        # the age alone is no news
+        # a change of the age alone is not shown
         if known is None or known[:8] != row[:8] or known[9:] != row[9:]:
             text = screens.jobs_table([item.job], wide=wide).splitlines()
             print("\n".join(text if not shown else text[1:]), flush=True)
@@ -97,7 +98,7 @@ def show(key: str, target: Target, output: Output) -> None:
 
 
 def why(key: str, target: Target, output: Output) -> int:
-    """Why a job waits; the exit status."""
+    """Explain why a job waits; returns the exit status."""
     client = target.reader()
     if not client.driven:
         job = client.job(key)
@@ -127,12 +128,12 @@ def logs(
     """The ranks' output."""
     client = target.reader()
     if failed:
-        _last_words(client.job(key), output)
+        _print_failure(client.job(key), output)
         return
     if follow and not client.driven:
         say("no driver runs: this is all that was written so far")
     if follow and tail is not None:
-        raise FlyerError.usage("--tail and --follow do not go together", "leave one of them out")
+        raise FlyerError.usage("--tail and --follow cannot be combined", "remove one of them")
     several = rank is None and client.job(key).nodes * client.job(key).ranks_per_node > 1
     last_attempt = None
     lines = client.logs(key, rank=rank, attempt=attempt, follow=follow)
@@ -151,7 +152,7 @@ def _prefix(line: LogLine) -> str:
     return paint(f"[{line.rank}] ", colour, sys.stdout)
 
 
-def _last_words(job: JobView, output: Output) -> None:
+def _print_failure(job: JobView, output: Output) -> None:
     if job.failure is None:
         raise FlyerError.not_found(
             f"no rank of `{job.key}` has failed: it is {job.state}",
@@ -173,7 +174,7 @@ def nodes(target: Target, output: Output) -> None:
 
 
 def queues(target: Target, output: Output) -> None:
-    """Every queue, and every quota with what is used of it."""
+    """Every queue, and every quota with its usage."""
     client = target.reader(must_be_driven=True)
     found = client.queues()
     if output in (Output.JSON, Output.YAML):
@@ -195,18 +196,18 @@ def queues(target: Target, output: Output) -> None:
 
 
 def quotas(target: Target, output: Output) -> None:
-    """Every quota with what is used of it."""
+    """Every quota with its usage."""
     found = target.reader(must_be_driven=True).quotas()
     if output in (Output.JSON, Output.YAML):
         print_result(found, output)
     elif found:
         print(screens.quotas_table(found))
     else:
-        say("no quotas: nobody is limited")
+        say("no quotas")
 
 
 def top(target: Target, output: Output, *, watch: bool, interval_seconds: float) -> None:
-    """Running jobs, with the rate since the look before."""
+    """Running jobs, with the rate since the previous sample."""
     client = target.reader(must_be_driven=True)
     before: dict[str, JobView] = {}
     while True:
@@ -224,7 +225,7 @@ def top(target: Target, output: Output, *, watch: bool, interval_seconds: float)
                     print("\x1b[H\x1b[2J", end="")  # home, and an empty screen
                 print(screens.top_table(rows, wide=output is Output.WIDE), flush=True)
             else:
-                say("no job runs; `flyer ps` shows those that wait")
+                say("no running jobs; `flyer ps` lists waiting jobs")
             if not watch:
                 return
         before = {job.key: job for job in running}

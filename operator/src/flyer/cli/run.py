@@ -1,4 +1,4 @@
-"""`flyer run`: become the driver, or submit to the one that lives; follow the job to its end."""
+"""`flyer run` on this machine: start a driver or submit to the running one, follow the job."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RunOptions:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What the thread that follows the jobs leaves for the end."""
+    """The result of the thread that follows the jobs."""
 
     jobs: list[str] = field(default_factory=list)
     last: dict[str, JobView] = field(default_factory=dict)
@@ -53,7 +53,9 @@ class _Outcome:
 def run_command(options: RunOptions) -> int:
     """The whole verb; returns the exit status."""
     if options.logs not in ("all", "none") and not options.logs.isdecimal():
-        raise FlyerError.usage(f"--logs is `{options.logs}`", "give a rank number, all or none")
+        raise FlyerError.usage(
+            f"invalid value `{options.logs}` for --logs: expected a rank, all or none"
+        )
     text = _read(options.manifest) if options.manifest else None
     paths, cluster = _cluster(options)
     for _ in range(DRIVE_TRIES_MAX):
@@ -61,7 +63,7 @@ def run_command(options: RunOptions) -> int:
             try:
                 jobs = _submit(options, paths, cluster, text)
             except FlyerError as error:
-                # It ended between our look and our call: then we are the next driver.
+                # The driver ended before the call: this process is the next driver.
                 if error.code != "Unreachable" or not _ends(paths):
                     raise
                 continue
@@ -72,12 +74,12 @@ def run_command(options: RunOptions) -> int:
             if error.code != "AlreadyDriven" or text is None:
                 raise
     raise FlyerError.unreachable(
-        f"drivers of `{paths.root}` come and go", "see who starts them, and try again"
+        f"drivers of `{paths.root}` start and stop repeatedly", "find what starts them, and retry"
     )
 
 
 def _read(manifest: Path) -> str:
-    """The manifest's text; its jobs are checked before anything else happens."""
+    """The text of the manifest, validated."""
     from flyer.local.submit import read_manifest
 
     try:
@@ -104,12 +106,12 @@ def _cluster(options: RunOptions) -> tuple[StatePaths, LocalCluster | None]:
         if error.exit_status != ExitStatus.UNREACHABLE:
             raise
         raise FlyerError.usage(
-            "there is no cluster yet",
-            "name one: flyer run JOB.yaml --cluster examples/clusters/two-zones.yaml",
+            "no cluster found",
+            "create one: flyer run JOB.yaml --cluster examples/clusters/two-zones.yaml",
         ) from error
 
 
-# -- the client's way --------------------------------------------------------------------------
+# -- as a client -------------------------------------------------------------------------------
 
 
 def _ends(paths: StatePaths) -> bool:
@@ -129,13 +131,13 @@ def _submit(
     driver = client.ping()
     if cluster is not None and cluster.name != driver["cluster"]:
         raise FlyerError.usage(
-            f"`{paths.root}` is driven as cluster `{driver['cluster']}`, not `{cluster.name}`",
-            "leave --cluster out to submit to it, or choose another --state",
+            f"`{paths.root}` holds cluster `{driver['cluster']}`, not `{cluster.name}`",
+            "remove --cluster to submit to it, or use another --state",
         )
     if text is None or options.manifest is None:
         raise FlyerError.usage(
             f"process {driver['pid']} already drives `{paths.root}`",
-            "submit to it with `flyer run JOB.yaml`, watch it with `flyer ps -w`",
+            "submit a job with `flyer run JOB.yaml`, watch jobs with `flyer ps -w`",
         )
     jobs = client.run_all(options.manifest)
     for job in jobs:
@@ -159,12 +161,12 @@ def _follow(options: RunOptions, paths: StatePaths, jobs: list[JobView]) -> int:
         follower.follow(until_suspended=True)
     except KeyboardInterrupt:
         follower.close()
-        say(f"detached: {names} goes on; `flyer logs -f {names}` follows, `flyer stop` ends it")
+        say(f"detached from {names}; follow with `flyer logs -f {names}`, end with `flyer stop`")
         return 130
     return finish(follower.last, options.output, driven=follower.ended_by_driver)
 
 
-# -- the driver's way --------------------------------------------------------------------------
+# -- as the driver -----------------------------------------------------------------------------
 
 
 def _drive(
@@ -177,13 +179,11 @@ def _drive(
     if options.detach:
         raise FlyerError.unreachable(
             f"no driver runs in `{paths.root}`, and --detach does not start one",
-            "leave --detach out, or start a driver with `flyer run --keep --cluster FILE`",
+            "remove --detach, or start a driver with `flyer run --keep --cluster FILE`",
         )
     if cluster is None:
         if not paths.cluster.exists():
-            raise FlyerError.usage(
-                f"`{paths.root}` has no cluster yet", "name its file with --cluster"
-            )
+            raise FlyerError.usage(f"`{paths.root}` has no cluster", "give its file with --cluster")
         cluster = load_cluster(paths.cluster)
     outcome = _Outcome()
     thread = threading.Thread(
@@ -194,10 +194,10 @@ def _drive(
         if text is not None and options.manifest is not None:
             submit.check(driver, text, str(options.manifest), options.manifest.absolute().parent)
 
-    def begun(driver: Driver) -> None:
+    def opened(driver: Driver) -> None:
         outcome.jobs = _first_jobs(driver, options, text)
         if not outcome.jobs and not options.keep:
-            say(f"nothing to do: no unfinished job in `{paths.root}`")
+            say(f"no unfinished job in `{paths.root}`")
 
     try:
         signal_number = drive(
@@ -206,7 +206,7 @@ def _drive(
             preload=[*options.preload, *_preloads(text, options.manifest, paths)],
             keep=options.keep,
             check=check,
-            begun=begun,
+            opened=opened,
             ready=thread.start,
         )
     finally:
@@ -240,7 +240,7 @@ def _first_jobs(driver: Driver, options: RunOptions, text: str | None) -> list[s
 
 
 def _follow_own(paths: StatePaths, options: RunOptions, outcome: _Outcome) -> None:
-    """In a thread: the driver's own user is a client like any other."""
+    """Follow the jobs in a thread, as a client of the driver in this process."""
     from flyer.cli.follow import Follower
 
     follower = Follower(Client(paths), outcome.jobs, options.logs, options.output)
@@ -266,14 +266,14 @@ def _interrupted(outcome: _Outcome, signal_number: int) -> int:
 
 
 def finish(last: dict[str, JobView], output: Output, *, driven: bool) -> int:
-    """Say how it ended; a failing rank's own words come last, undecorated."""
+    """Report how the jobs ended; the output of a failing rank comes last, unchanged."""
     if output in (Output.JSON, Output.YAML):
         print_result(list(last.values()), output)
     for job in last.values():
         say(_ending(job))
     statuses = [_exit_status(job) for job in last.values()]
     if driven and any(not job.finished for job in last.values()):
-        say("the driver ended; `flyer run` starts it again and goes on")
+        say("the driver ended; `flyer run` restarts it and resumes the jobs")
     for job in last.values():
         if job.failure is not None and job.state == "Failed":
             say("")

@@ -1,4 +1,4 @@
-"""`flyer run` on Kubernetes: create the jobs, follow them, end with their exit status."""
+"""`flyer run` on Kubernetes: create the jobs, follow them, return their exit status."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run_on_kubernetes"]
 
-# After the job has ended its last lines come within so many seconds, or not at all.
+# Limit for the last log lines of a job that has ended.
 LOGS_SECONDS_MAX = 30.0
 _OVER = ("Succeeded", "Failed", "Suspended")
 
@@ -31,10 +31,11 @@ def run_on_kubernetes(
     """The whole verb; returns the exit status."""
     if manifest is None:
         raise FlyerError.usage(
-            "no manifest is named", "flyer run JOB.yaml; unfinished jobs go on by themselves here"
+            "missing manifest",
+            "use `flyer run JOB.yaml`",
         )
     if logs not in ("all", "none") and not logs.isdecimal():
-        raise FlyerError.usage(f"--logs is `{logs}`", "give a rank number, all or none")
+        raise FlyerError.usage(f"invalid value `{logs}` for --logs: expected a rank, all or none")
     from flyer.client.kubernetes import connect_kube
 
     with connect_kube(
@@ -42,7 +43,7 @@ def run_on_kubernetes(
     ) as client:
         jobs = client.run_all(manifest)
         for job in jobs:
-            say(f"{job.key} is created")
+            say(f"{job.key} created")
         if detach:
             if output in (Output.JSON, Output.YAML):
                 print_result(jobs, output)
@@ -56,18 +57,18 @@ def run_on_kubernetes(
             client.drive(follower.follow())
         except KeyboardInterrupt:
             names = " ".join(job.key for job in jobs)
-            say(f"detached: {names} goes on; `flyer logs -f` follows, `flyer stop` ends it")
+            say(f"detached from {names}; follow with `flyer logs -f`, end with `flyer stop`")
             return 128 + signal.SIGINT
     never = [job for job in follower.last.values() if job.key in follower.never]
     for job in never:
-        say(f"{job.key} can never run here: {job.message}; it stays in the queue")
+        say(f"{job.key} can never run on this cluster: {job.message}; it stays queued")
     if never:
         return ExitStatus.NEVER
     return finish(follower.last, output, driven=False)
 
 
 class _Follower:
-    """Prints events to stderr and the wanted ranks' lines to stdout until every job is over."""
+    """Prints events to stderr and the output of the selected ranks to stdout."""
 
     def __init__(
         self, client: AsyncKubeClient, jobs: list[JobView], logs: str, *, quiet: bool
@@ -79,7 +80,7 @@ class _Follower:
         self._quiet = quiet
 
     async def follow(self) -> None:
-        """Until every job has ended, is suspended, or turns out to fit nowhere."""
+        """Follow until every job has ended, is suspended, or can never run."""
         readers = []
         if self._logs != "none":
             readers = [asyncio.create_task(self._print_logs(key)) for key in self.last]
@@ -103,7 +104,7 @@ class _Follower:
             await asyncio.gather(*readers, return_exceptions=True)
 
     async def _judge(self, job: JobView) -> None:
-        """A verdict of never is in the status: nothing that ends would change it."""
+        """Note the verdict Never, which is in the status."""
         if job.state == "Queued":
             document = await self._client.document(job.key)
             pending = (document.get("status") or {}).get("pending") or {}
@@ -123,4 +124,4 @@ class _Follower:
             async for line in self._client.logs(key, rank=rank, follow=True):
                 print(f"[{line.rank}] {line.text}" if several else line.text, flush=True)
         except FlyerError as error:
-            say(f"flyer: the logs of {key} are not followed: {error.message}")
+            say(f"flyer: cannot follow the logs of {key}: {error.message}")

@@ -1,9 +1,9 @@
-"""Which cluster a verb talks to, and the options that say so, which every verb has.
+"""Selection of the cluster that a verb uses, and the options for it.
 
-The rule: `--kube`, `--context` or `--kubeconfig` name Kubernetes; `--state` (or FLYER_STATE) names
-a cluster on this machine. Without any of them it is the one on this machine if `.flyer/` is found,
-and otherwise the one that kubectl would talk to. `kubectl flyer` talks to Kubernetes unless --state
-says otherwise.
+`--kube`, `--context` or `--kubeconfig` select Kubernetes; `--state` (or FLYER_STATE) selects a
+cluster on this machine. Without any of them it is the cluster in `.flyer/` if there is one, and
+otherwise the Kubernetes cluster that kubectl uses. `kubectl flyer` uses Kubernetes unless --state
+is given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from flyer.client.protocol import FlyerClient
 
-__all__ = ["OPTIONS", "Target", "as_plugin", "hang_up", "target_of"]
+__all__ = ["OPTIONS", "Target", "as_plugin", "close_clients", "target_of"]
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -29,19 +29,19 @@ _open: list[FlyerClient] = []
 
 
 def as_plugin() -> None:
-    """This program is `kubectl flyer`."""
+    """Behave as `kubectl flyer`."""
     global _plugin  # noqa: PLW0603 - one command line a process
     _plugin = True
 
 
-def hang_up() -> None:
-    """Close what the verb opened."""
+def close_clients() -> None:
+    """Close the clients that the verb opened."""
     while _open:
         _open.pop().close()
 
 
 class Target(NamedTuple):
-    """What the command line said about the cluster."""
+    """The cluster options of a command line."""
 
     state: Path | None = None
     kube: bool = False
@@ -52,12 +52,12 @@ class Target(NamedTuple):
 
     @property
     def is_kube(self) -> bool:
-        """Whether it is Kubernetes, by the rule above."""
+        """Whether the cluster is Kubernetes, by the rule above."""
         if self.kube or self.context or self.kubeconfig:
             if self.state is not None and not os.environ.get("FLYER_STATE"):
                 raise FlyerError.usage(
-                    f"--state `{self.state}` is a cluster on this machine",
-                    "leave it out, or leave out --kube, --context and --kubeconfig",
+                    f"--state `{self.state}` conflicts with the options of Kubernetes",
+                    "remove --state, or remove --kube, --context and --kubeconfig",
                 )
             return True
         if self.state is not None:
@@ -67,7 +67,7 @@ class Target(NamedTuple):
         return not _local_state_found() and _kubeconfig_found()
 
     def key(self, job: str) -> str:
-        """The job's name as clients take it."""
+        """The job's name in the form that clients accept."""
         if "/" in job:
             return job
         if self.namespace:
@@ -75,7 +75,7 @@ class Target(NamedTuple):
         return job if self.is_kube else f"default/{job}"
 
     def connect(self) -> FlyerClient:
-        """A client of a cluster in which somebody decides."""
+        """A client of a cluster with a scheduler."""
         if self.is_kube:
             return self._kube()
         from flyer.client import connect
@@ -83,7 +83,7 @@ class Target(NamedTuple):
         return connect(self.state)
 
     def reader(self, *, must_be_driven: bool = False) -> FlyerClient:
-        """A client for questions: on this machine also of what a driver left on disk."""
+        """A client for reads; on this machine also of a state directory without a driver."""
         if self.is_kube:
             return self._kube()
         from flyer.client.offline import reader
@@ -95,8 +95,8 @@ class Target(NamedTuple):
             from flyer.client.kubernetes import connect_kube
         except ModuleNotFoundError as error:
             raise FlyerError.usage(
-                f"this `flyer` cannot talk to Kubernetes: {error.name} is not installed",
-                'install it with the cluster\'s libraries: pip install "flyer[kube]"',
+                f"Kubernetes support is not installed: module {error.name} is missing",
+                'run `pip install "flyer[kube]"`',
             ) from error
         client = connect_kube(
             kubeconfig=self.kubeconfig,
@@ -114,34 +114,41 @@ def _local_state_found() -> bool:
     try:
         find_state()
     except FlyerError as error:
-        return error.code != "Unreachable"  # several: they are told apart by --state
+        return error.code != "Unreachable"  # several clusters: --state selects one
     return True
 
 
 def _kubeconfig_found() -> bool:
     named = os.environ.get("KUBECONFIG", "").split(os.pathsep)
-    places = [Path(one) for one in named if one] or [Path.home() / ".kube" / "config"]
-    return any(one.exists() for one in places) or SERVICE_ACCOUNT.exists()
+    places = [Path(name) for name in named if name] or [Path.home() / ".kube" / "config"]
+    return any(place.exists() for place in places) or SERVICE_ACCOUNT.exists()
 
 
 OPTIONS = (
-    value("-n", "--namespace", metavar="NAME", about="Namespace of jobs (default: the context's)."),
-    flag("-A", "--all-namespaces", about="Jobs of all namespaces."),
+    value(
+        "-n",
+        "--namespace",
+        metavar="NAME",
+        about="Namespace of the job. Default: that of the context.",
+    ),
+    flag("-A", "--all-namespaces", about="Include the jobs of all namespaces."),
     value(
         "--state",
         metavar="DIR",
         default=None,
-        about="A cluster on this machine (default: FLYER_STATE, or the one in .flyer/).",
+        about="State directory of a local cluster. Default: FLYER_STATE, or that in .flyer/.",
     ),
-    flag("--kube", about="Talk to Kubernetes, whatever is here."),
-    value("--context", metavar="NAME", about="Of the kubeconfig."),
-    value("--kubeconfig", metavar="FILE", about="To use."),
+    flag("--kube", about="Use Kubernetes, even if .flyer/ exists."),
+    value(
+        "--context", metavar="NAME", about="Context of the kubeconfig. Default: the current one."
+    ),
+    value("--kubeconfig", metavar="FILE", about="Path of the kubeconfig. Default: as kubectl."),
 )
-"""What every verb that talks to a cluster takes."""
+"""The options of every verb that uses a cluster."""
 
 
 def target_of(args: Namespace) -> Target:
-    """Where the command line points."""
+    """The target that the options select."""
     state = args.state or os.environ.get("FLYER_STATE")
     return Target(
         state=Path(state) if state else None,

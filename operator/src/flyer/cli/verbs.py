@@ -1,6 +1,6 @@
-"""The verbs of `flyer`: what each takes and does. Each imports what it needs when it is called.
+"""The verbs of `flyer`: their arguments and implementations, imported when a verb is called.
 
-docs/reference/cli.md tells exit statuses and JSON shapes.
+docs/reference/cli.md documents exit statuses and JSON output.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from flyer.cli.arguments import Verb, argument, flag, toggle, value
 from flyer.cli.output import Output
 from flyer.cli.target import OPTIONS, target_of
-from flyer.errors import FlyerError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -19,42 +18,43 @@ __all__ = ["HELP", "VERBS"]
 
 HELP = """Run, watch and interrupt FlyerJobs.
 
-  flyer run job.yaml --cluster cluster.yaml   start a cluster on this machine and a job on it
-  flyer ps -w                                 what runs and what waits
-  flyer why JOB                               every reason why a job waits
-  flyer logs -f JOB                           its output, over all attempts
-  flyer suspend JOB ; flyer resume JOB        interrupt and go on, losing nothing
+  flyer run job.yaml --cluster cluster.yaml   start a cluster on this machine and run a job
+  flyer ps -w                                 watch running and waiting jobs
+  flyer why JOB                               explain why a job is waiting
+  flyer logs -f JOB                           follow its output over all attempts
+  flyer suspend JOB ; flyer resume JOB        interrupt and resume without losing a step
 
-Where there is no cluster in .flyer/, or with --kube, --context or --kubeconfig, all of it is about
-the Kubernetes cluster that kubectl would talk to.
+Without a cluster in .flyer/, or with --kube, --context or --kubeconfig, flyer uses the same
+Kubernetes cluster as kubectl.
 """
 
 
 def _number(kind: type[int | float], least: float) -> Any:
-    """A number that is not below `least`, as argparse's `type`."""
+    """An argparse `type`: a number of at least `least`."""
 
     def read(word: str) -> float:
+        import argparse
+
         try:
             number = kind(word)
         except ValueError:
             number = kind(least - 1)
         if not number >= least:
-            raise FlyerError.usage(
-                f"`{word}` is not {'a whole number' if kind is int else 'a number'} from "
-                f"{least:g} on",
-                "mend the option's value; --help tells what it takes",
+            kinds = "an integer" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(
+                f"invalid value `{word}`: expected {kinds} >= {least:g}"
             )
         return number
 
     return read
 
 
-_JOB = argument("job", metavar="JOB", about="Name, or namespace/name.")
+_JOB = argument("job", metavar="JOB", about="Job name, or namespace/name.")
 _OUTPUT = value(
     "-o", "--output", default=Output.TABLE, metavar="FORMAT",
-    choices=[one.value for one in Output], about="What to print: table, wide, json or yaml.",
+    choices=[one.value for one in Output], about="Output format: table, wide, json or yaml.",
 )  # fmt: skip
-_REASON = value("--reason", metavar="TEXT", about="Why, for others to read.")
+_REASON = value("--reason", metavar="TEXT", about="Reason, shown in events and status.")
 
 
 def _run(args: Namespace) -> int:
@@ -194,35 +194,43 @@ def _path(word: str | None) -> Any:
 VERBS = (
     Verb(
         "run",
-        r"""Run a job to its end; start the cluster's driver if none runs.
+        r"""Run a job and follow it until it ends.
 
-On Kubernetes it creates the job and follows it; Ctrl-C leaves it running. On this machine the
-first `flyer run` on a state directory drives it in the foreground until every job has
-ended; later ones submit to it. After a crash or Ctrl-C, run it again: unfinished jobs go on
-from their last durable checkpoint. Ends with the job's own exit status.
+On Kubernetes, creates the job and follows it; Ctrl-C leaves it running. On this machine, the
+first `flyer run` on a state directory drives the cluster in the foreground until every job
+has ended; later ones submit to it. After a crash or Ctrl-C, run it again: unfinished jobs
+resume from their last durable checkpoint. Exits with the exit status of the job.
 
 flyer run examples/gpt/flyerjob.yaml --cluster examples/clusters/two-zones.yaml
-flyer run other.yaml                     # to the driver that runs already
-flyer run                                # go on with everything that is unfinished
+flyer run other.yaml                     # submit to the running driver
+flyer run                                # resume all unfinished jobs
 """,
         (
             argument(
-                "manifest", metavar="JOB.yaml", nargs="?", about="None: go on with what is stored."
+                "manifest",
+                metavar="JOB.yaml",
+                nargs="?",
+                about="FlyerJob manifest. Default: resume stored jobs.",
             ),
-            value("--cluster", metavar="FILE", default=None, about="The nodes to pretend."),
+            value(
+                "--cluster",
+                metavar="FILE",
+                default=None,
+                about="Cluster file: the simulated nodes.",
+            ),
             value(
                 "--preload",
                 metavar="NAMES",
-                about="Modules that all ranks share, such as torch,numpy.",
+                about="Python modules to preload, for example torch,numpy.",
             ),
             value(
                 "--logs",
                 metavar="RANK",
                 default="0",
-                about="Whose output to print: a rank, all, none.",
+                about="Rank whose output to print, all or none. Default: 0.",
             ),
-            flag("--keep", about="Drive on when every job has ended."),
-            flag("--detach", about="Submit to a running driver and return."),
+            flag("--keep", about="Keep the driver running after every job has ended."),
+            flag("--detach", about="Submit the job and return."),
             _OUTPUT,
             *OPTIONS,
         ),
@@ -230,30 +238,30 @@ flyer run                                # go on with everything that is unfinis
     ),
     Verb(
         "ps",
-        r"""All jobs: state, reason, nodes, zone, progress.
+        r"""List jobs with state, reason, nodes, zone and progress.
 
 flyer ps -w
 flyer ps -o wide
 flyer ps -o json | jq -r '.[] | select(.state == "Queued") | .name'
 """,
-        (flag("-w", "--watch", about="Show changes until Ctrl-C."), _OUTPUT, *OPTIONS),
+        (flag("-w", "--watch", about="Watch for changes."), _OUTPUT, *OPTIONS),
         _ps,
     ),
     Verb(
         "show",
-        r"""One job: placement, chain, attempts, checkpoint, conditions, events.
+        r"""Show a job: placement, attempts, checkpoint, conditions and events.
 
 flyer show gpt
-flyer show gpt -o yaml        # with the FlyerJob object, as kubectl would print it
+flyer show gpt -o yaml        # includes the FlyerJob object, as kubectl prints it
 """,
         (_JOB, _OUTPUT, *OPTIONS),
         _show,
     ),
     Verb(
         "why",
-        r"""Every reason why a job waits, with numbers, and what would unblock it.
+        r"""Explain why a job is waiting, and what would unblock it.
 
-Ends with 105 when the job can never run on this cluster.
+Exits with 105 if the job can never run on this cluster.
 
 flyer why gpt
 """,
@@ -262,26 +270,38 @@ flyer why gpt
     ),
     Verb(
         "logs",
-        r"""The ranks' output over all attempts, each line once.
+        r"""Print the output of a job's ranks over all attempts.
 
 flyer logs -f gpt
 flyer logs gpt --rank 3
 flyer logs gpt --tail 50
-flyer logs gpt --failed       # the guilty traceback, as Python printed it
+flyer logs gpt --failed       # the traceback of the first failing rank
 """,
         (
             _JOB,
-            flag("-f", "--follow", about="Until the job ends."),
+            flag("-f", "--follow", about="Follow the output until the job ends."),
             value(
-                "--rank", metavar="N", default=None, type=_number(int, 0), about="One rank alone."
+                "--rank",
+                metavar="N",
+                default=None,
+                type=_number(int, 0),
+                about="Print the output of one rank.",
             ),
             value(
-                "--attempt", metavar="N", default=None, type=_number(int, 1), about="One attempt."
+                "--attempt",
+                metavar="N",
+                default=None,
+                type=_number(int, 1),
+                about="Print the output of one attempt.",
             ),
             value(
-                "--tail", metavar="N", default=None, type=_number(int, 0), about="The last N lines."
+                "--tail",
+                metavar="N",
+                default=None,
+                type=_number(int, 0),
+                about="Print the last N lines.",
             ),
-            flag("--failed", about="The first failing rank's own last words."),
+            flag("--failed", about="Print the traceback of the first failing rank."),
             _OUTPUT,
             *OPTIONS,
         ),
@@ -289,20 +309,20 @@ flyer logs gpt --failed       # the guilty traceback, as Python printed it
     ),
     Verb(
         "suspend",
-        r"""Ask a job to save and leave its nodes; it waits until it is resumed.
+        r"""Suspend a job: it saves a checkpoint and releases its nodes until it is resumed.
 
 flyer suspend gpt --reason "need the nodes for a demo"
 """,
         (
             _JOB,
             _REASON,
-            toggle("--wait", about="Wait until its nodes are free."),
+            toggle("--wait", about="Wait until its nodes are free. Default: wait."),
             value(
                 "--timeout",
                 metavar="SECONDS",
                 default=0.0,
                 type=_number(float, 0),
-                about="How long to wait; 0: for ever.",
+                about="Time limit of the wait. Default: 0, no limit.",
             ),
             _OUTPUT,
             *OPTIONS,
@@ -311,7 +331,7 @@ flyer suspend gpt --reason "need the nodes for a demo"
     ),
     Verb(
         "resume",
-        r"""Let a suspended job queue again, in its old place.
+        r"""Resume a suspended job: it queues again in its previous position.
 
 flyer resume gpt
 """,
@@ -320,14 +340,14 @@ flyer resume gpt
     ),
     Verb(
         "stop",
-        r"""End a job for good. Its checkpoints and logs stay.
+        r"""Stop a job. Its checkpoints and logs are kept.
 
 flyer stop gpt
 """,
         (
             _JOB,
             _REASON,
-            flag("--now", about="Kill at once, without time to save."),
+            flag("--now", about="Kill it immediately, without a grace period."),
             _OUTPUT,
             *OPTIONS,
         ),
@@ -335,7 +355,7 @@ flyer stop gpt
     ),
     Verb(
         "requeue",
-        r"""Make a job save, leave its nodes and queue again at once.
+        r"""Requeue a job: it saves a checkpoint, releases its nodes and queues again.
 
 flyer requeue gpt
 """,
@@ -344,17 +364,17 @@ flyer requeue gpt
     ),
     Verb(
         "nodes",
-        r"""Every node: zone, state, job, ranks, processes (the supervisor first).
+        r"""List nodes with zone, state, job, ranks and processes (supervisor first).
 
 flyer nodes
-kill -9 $(flyer nodes -o json | jq '.[] | select(.name == "a1") | .pids[]')   # a node dies
+kill -9 $(flyer nodes -o json | jq '.[] | select(.name == "a1") | .pids[]')   # fail a node
 """,
         (_OUTPUT, *OPTIONS),
         _nodes,
     ),
     Verb(
         "queues",
-        r"""Every queue: what runs, what waits; and what is used of the quotas.
+        r"""List queues with running and waiting jobs, and the usage of quotas.
 
 flyer queues
 """,
@@ -363,7 +383,7 @@ flyer queues
     ),
     Verb(
         "quotas",
-        r"""Every quota: how many of its nodes each user holds, and with which jobs.
+        r"""List quotas with the nodes and jobs that count against them.
 
 flyer quotas
 """,
@@ -372,7 +392,7 @@ flyer quotas
     ),
     Verb(
         "priority",
-        r"""Change a job's priority, now. What runs keeps its nodes.
+        r"""Change the priority of a job. Running jobs keep their nodes.
 
 flyer priority gpt high
 """,
@@ -386,18 +406,18 @@ flyer priority gpt high
     ),
     Verb(
         "top",
-        r"""Running jobs: speed, loss, bandwidth, age of the checkpoint, what a kill would lose.
+        r"""Show running jobs: speed, loss, bandwidth, checkpoint age and unsaved work.
 
 flyer top -w
 """,
         (
-            flag("-w", "--watch", about="Again and again."),
+            flag("-w", "--watch", about="Refresh until Ctrl-C."),
             value(
                 "--interval",
                 metavar="SECONDS",
                 default=2.0,
                 type=_number(float, 0.1),
-                about="Between two looks.",
+                about="Refresh interval. Default: 2.",
             ),
             _OUTPUT,
             *OPTIONS,
@@ -406,13 +426,13 @@ flyer top -w
     ),
     Verb(
         "completion",
-        r"""The completion script of a shell.
+        r"""Print the completion script of a shell.
 
 source <(flyer completion bash)
 flyer completion zsh > "${fpath[1]}/_flyer"
 flyer completion fish > ~/.config/fish/completions/flyer.fish
 """,
-        (argument("shell", metavar="bash|zsh|fish", about="Which shell."),),
+        (argument("shell", metavar="bash|zsh|fish", about="Shell: bash, zsh or fish."),),
         _completion,
     ),
 )

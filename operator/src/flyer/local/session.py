@@ -1,4 +1,4 @@
-"""One driver's life inside a process: lock, take over, serve, drive, leave nothing behind."""
+"""Driver session: lock the state directory, kill orphans, serve clients, drive, clean up."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def drive(
     preload: Sequence[str] = (),
     keep: bool = False,
     check: Callable[[Driver], None] = lambda _driver: None,
-    begun: Callable[[Driver], None] = lambda _driver: None,
+    opened: Callable[[Driver], None] = lambda _driver: None,
     ready: Callable[[], None] = lambda: None,
 ) -> int:
     """Drive the cluster of a state directory until every job has ended.
 
     `check` is called before anything runs (its errors end the session with nothing started),
-    `begun` when the stored jobs go on (to submit the first ones), `ready` once clients can
+    `opened` when the stored jobs have resumed (to submit the first ones), `ready` once clients can
     connect. Returns the number of the signal that ended it, or 0. Raises FlyerError when another
     driver holds the state directory. Call it from the main thread: it handles SIGINT, SIGTERM and
     SIGHUP.
     """
     store = Store.open(root)
     try:
-        return asyncio.run(_session(cluster, store, preload, check, begun, ready, keep=keep))
+        return asyncio.run(_session(cluster, store, preload, check, opened, ready, keep=keep))
     finally:
         store.close()
 
@@ -51,7 +51,7 @@ async def _session(
     store: Store,
     preload: Sequence[str],
     check: Callable[[Driver], None],
-    begun: Callable[[Driver], None],
+    opened: Callable[[Driver], None],
     ready: Callable[[], None],
     *,
     keep: bool,
@@ -72,7 +72,7 @@ async def _session(
         driver.take_over()
         check(driver)
         driver.open()
-        begun(driver)
+        opened(driver)
         await server.start()
         ready()
         await driver.run()
