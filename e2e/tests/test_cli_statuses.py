@@ -82,7 +82,7 @@ def test_of_jobs_that_are_followed(release: chart.Release, namespace: str, tmp_p
     ):
         huge = manifest(tmp_path, job("huge", 99, SCRIPT, "1"))
         said = flyer.run("run", huge, status=NEVER).stderr
-        assert "can never run here" in said, said
+        assert "can never run on this cluster" in said, said
         assert flyer("why", "huge", status=NEVER)["verdict"] == "never"
 
         def are_made() -> bool:

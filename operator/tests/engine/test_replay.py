@@ -26,34 +26,34 @@ from flyer.engine import (
     SuspendRequested,
 )
 from flyer.engine.log import rebuild_line, replay, step_line
-from flyer.sim import Manner, Script, World, sample_job, two_zones
+from flyer.sim import Behavior, Script, Simulation, sample_job, two_zones
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def busy_world(seed: int = 3) -> World:
-    world = World(two_zones(), policy=Policy(), seed=seed)
-    world.submit(sample_job("a", 4), Script(steps=60))
-    world.run(15)
-    world.submit(sample_job("b", 3, priority="high"), Script(steps=20))
-    world.run(20)
-    world.submit(sample_job("c", 2, priority="low"), Script(manner=Manner.SILENT))
-    world.suspend("default/b")
-    world.run(5)
-    world.kill_pod("a1")
-    world.resume("default/b")
-    world.lose_node("b0")
-    world.run(10)
-    world.stop("default/c")
-    world.return_node("b0")
-    world.run(300)
-    return world
+def busy_world(seed: int = 3) -> Simulation:
+    simulation = Simulation(two_zones(), policy=Policy(), seed=seed)
+    simulation.submit(sample_job("a", 4), Script(steps=60))
+    simulation.run(15)
+    simulation.submit(sample_job("b", 3, priority="high"), Script(steps=20))
+    simulation.run(20)
+    simulation.submit(sample_job("c", 2, priority="low"), Script(behavior=Behavior.SILENT))
+    simulation.suspend("default/b")
+    simulation.run(5)
+    simulation.kill_pod("a1")
+    simulation.resume("default/b")
+    simulation.lose_node("b0")
+    simulation.run(10)
+    simulation.stop("default/c")
+    simulation.return_node("b0")
+    simulation.run(300)
+    return simulation
 
 
-def log_of(world: World) -> list[str]:
+def log_of(simulation: Simulation) -> list[str]:
     lines = [rebuild_line(two_zones(), [], 1_800_000_000.0, 1, Policy())]
-    return lines + [step_line(events, now, actions) for now, events, actions in world.history]
+    return lines + [step_line(events, now, actions) for now, events, actions in simulation.history]
 
 
 def test_a_log_replays_to_identical_decisions() -> None:

@@ -466,9 +466,9 @@ def test_installing_twice_and_installing_where_one_may_not(
 
 
 def test_a_port_is_held_and_still_given_to_who_asks_as_servers_do() -> None:
-    from flyer.sidecar.port import hold_port
+    from flyer.sidecar.rendezvous_port import reserve_port
 
-    with hold_port() as holder:
+    with reserve_port() as holder:
         port = holder.getsockname()[1]
         with socket.socket() as plain, pytest.raises(OSError, match="in use"):
             plain.bind(("", port))

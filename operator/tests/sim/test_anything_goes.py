@@ -8,7 +8,7 @@ import random
 import hypothesis.strategies as st
 from flyer.api import FlyerJob, Phase, Priority
 from flyer.engine import Node, Policy, Quota
-from flyer.sim import Manner, Script, World
+from flyer.sim import Behavior, Script, Simulation
 from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -58,7 +58,7 @@ SCRIPTS = st.builds(
     steps=st.sampled_from([5, 40, 90]),
     checkpoint_steps=st.sampled_from([3, 10, 1000]),
     save_seconds=st.sampled_from([0.2, 1.0, 8.0]),
-    manner=st.sampled_from(list(Manner)),
+    behavior=st.sampled_from(list(Behavior)),
     hangs_at_step=st.sampled_from([None, None, 7]),
 )
 
@@ -71,16 +71,16 @@ class AnythingGoes(RuleBasedStateMachine):
             for zone in "AB"
             for index in range(per_zone)
         ]
-        self.world = World(nodes, policy=POLICY, seed=seed)
+        self.simulation = Simulation(nodes, policy=POLICY, seed=seed)
         self.per_zone = per_zone
         self.count = 0
 
     def a_job(self, index: int) -> str | None:
-        keys = sorted(self.world.store)
+        keys = sorted(self.simulation.store)
         return keys[index % len(keys)] if keys else None
 
     def a_node(self, index: int) -> str:
-        names = sorted(self.world.cluster.machines)
+        names = sorted(self.simulation.cluster.machines)
         return names[index % len(names)]
 
     @rule(
@@ -93,54 +93,54 @@ class AnythingGoes(RuleBasedStateMachine):
     def submit(
         self, nodes: int, priority: str, group: str | None, cross: str, script: Script
     ) -> None:
-        if len(self.world.store) < 8:
+        if len(self.simulation.store) < 8:
             self.count += 1
             name = f"job-{self.count}"
             new = make_job(name, nodes=nodes, priority=priority, group=group, cross=cross)
-            self.world.submit(new, script)
+            self.simulation.submit(new, script)
 
     @rule(seconds=st.sampled_from([0.05, 0.3, 1.0, 4.0, 15.0, 60.0]))
     def let_time_pass(self, seconds: float) -> None:
-        self.world.run(seconds)
+        self.simulation.run(seconds)
 
     @rule(index=st.integers(0, 7))
     def suspend(self, index: int) -> None:
         if (key := self.a_job(index)) is not None:
-            self.world.suspend(key)
+            self.simulation.suspend(key)
 
     @rule(index=st.integers(0, 7))
     def resume(self, index: int) -> None:
         if (key := self.a_job(index)) is not None:
-            self.world.resume(key)
+            self.simulation.resume(key)
 
     @rule(index=st.integers(0, 7))
     def stop(self, index: int) -> None:
         if (key := self.a_job(index)) is not None:
-            self.world.stop(key)
+            self.simulation.stop(key)
 
     @rule(index=st.integers(0, 7))
     def lose_node(self, index: int) -> None:
-        self.world.lose_node(self.a_node(index))
+        self.simulation.lose_node(self.a_node(index))
 
     @rule(index=st.integers(0, 7))
     def return_node(self, index: int) -> None:
-        self.world.return_node(self.a_node(index))
+        self.simulation.return_node(self.a_node(index))
 
     @rule(index=st.integers(0, 7))
     def make_sticky(self, index: int) -> None:
-        self.world.cluster.machines[self.a_node(index)].sticky = True
+        self.simulation.cluster.machines[self.a_node(index)].sticky = True
 
     @rule(index=st.integers(0, 7))
     def kill_pod(self, index: int) -> None:
-        self.world.kill_pod(self.a_node(index))
+        self.simulation.kill_pod(self.a_node(index))
 
     @rule(with_pods=st.booleans())
     def crash(self, with_pods: bool) -> None:
-        self.world.crash(with_pods=with_pods)
+        self.simulation.crash(with_pods=with_pods)
 
     @rule(actions=st.integers(0, 6))
     def crash_between_actions(self, actions: int) -> None:
-        self.world.crash_after_actions = actions
+        self.simulation.crash_after_actions = actions
 
     @rule(
         name=st.sampled_from(["q1", "q2", "q3"]),
@@ -153,43 +153,43 @@ class AnythingGoes(RuleBasedStateMachine):
     def limit(
         self, name: str, user: str, priority: str, group: str, nodes: int, seconds: float | None
     ) -> None:
-        expires = None if seconds is None else self.world.now + seconds
-        self.world.limit(Quota(name, user, priority, group, nodes, expires))
+        expires = None if seconds is None else self.simulation.now + seconds
+        self.simulation.limit(Quota(name, user, priority, group, nodes, expires))
 
     @rule(name=st.sampled_from(["q1", "q2", "q3"]))
     def unlimit(self, name: str) -> None:
-        self.world.unlimit(name)
+        self.simulation.unlimit(name)
 
     @rule(index=st.integers(0, 7), priority=st.sampled_from(PRIORITIES))
     def prioritize(self, index: int, priority: str) -> None:
         if (key := self.a_job(index)) is not None:
-            self.world.prioritize(key, Priority(priority))
+            self.simulation.prioritize(key, Priority(priority))
 
     @invariant()
     def engine_rests(self) -> None:
-        if hasattr(self, "world"):
-            self.world.run(0.0)
+        if hasattr(self, "simulation"):
+            self.simulation.run(0.0)
 
     def teardown(self) -> None:
         """Faults end; then every job that this cluster can run comes to its end."""
-        if not hasattr(self, "world"):
+        if not hasattr(self, "simulation"):
             return
-        world = self.world
-        world.crash_after_actions = None
-        for name in world.cluster.machines:
-            world.return_node(name)
-        for key in sorted(world.store):
-            world.resume(key)
+        simulation = self.simulation
+        simulation.crash_after_actions = None
+        for name in simulation.cluster.machines:
+            simulation.return_node(name)
+        for key in sorted(simulation.store):
+            simulation.resume(key)
         for _ in range(30):
-            world.run(200.0)
-            if all(self.at_rest(key) for key in world.store):
+            simulation.run(200.0)
+            if all(self.at_rest(key) for key in simulation.store):
                 break
-        for key in world.store:
-            assert self.at_rest(key), f"{key} never ended: {world.status(key)}"
-        assert world.invariants.lost_steps == 0
+        for key in simulation.store:
+            assert self.at_rest(key), f"{key} never ended: {simulation.status(key)}"
+        assert simulation.invariants.lost_steps == 0
 
     def at_rest(self, key: str) -> bool:
-        status = self.world.status(key)
+        status = self.simulation.status(key)
         never = status.pending is not None and status.pending.verdict == "Never"
         return (status.phase in ENDED or never) and not status.occupied
 

@@ -22,7 +22,7 @@ from flyer.sidecar.wire import End, LauncherState
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flyer.sidecar.ledger import Ledger
+    from flyer.sidecar.state import SidecarState
 
 __all__ = ["LauncherServer"]
 
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 class LauncherServer:
     """Serves the socket until closed."""
 
-    def __init__(self, ledger: Ledger, folder: Path) -> None:
-        self._ledger = ledger
+    def __init__(self, state: SidecarState, folder: Path) -> None:
+        self._state = state
         self._path = folder / LAUNCHER_SOCKET
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -62,10 +62,10 @@ class LauncherServer:
 
     def push(self) -> None:
         """Tell the launcher what it may not know yet; it takes everything twice."""
-        start = self._ledger.start
+        start = self._state.start
         if self._writer is None or self._writer.is_closing():
             return
-        if start is not None and self._ledger.report.launcher is LauncherState.WAITING:
+        if start is not None and self._state.report.launcher is LauncherState.WAITING:
             namespace, _, name = start.job.partition("/")
             pod = {
                 "job": name,
@@ -83,9 +83,9 @@ class LauncherServer:
             }
             order = {"kind": "start", "pod": pod, "output_seconds": start.output_seconds}
             self._say({**order, "key": start.key})
-        if self._ledger.terminate:
+        if self._state.terminate:
             self._say({"kind": "terminate"})
-        if self._ledger.kill:
+        if self._state.kill:
             self._say({"kind": "kill"})
 
     def _say(self, message: dict[str, Any]) -> None:
@@ -126,19 +126,19 @@ class LauncherServer:
                 self._advance(LauncherState(state))
                 self.push()
             case "output":
-                self._ledger.say(output=self._ledger.report.output + 1)
+                self._state.say(output=self._state.report.output + 1)
             case "ended":
                 end = _end(fields)
-                if self._ledger.report.end is None:
-                    own = None if end.rank is None else self._ledger.own(end.rank)
-                    self._ledger.say(end=replace(end, rank=own), launcher=LauncherState.ENDED)
+                if self._state.report.end is None:
+                    own = None if end.rank is None else self._state.own(end.rank)
+                    self._state.say(end=replace(end, rank=own), launcher=LauncherState.ENDED)
                 writer.write(b'{"kind": "done"}\n')
             case unknown:
                 raise ProtocolError("bad_operation", f"launcher: unknown operation {unknown!r:.80}")
 
     def _advance(self, state: LauncherState) -> None:
-        if _ORDER.index(state) > _ORDER.index(self._ledger.report.launcher):
-            self._ledger.say(launcher=state)
+        if _ORDER.index(state) > _ORDER.index(self._state.report.launcher):
+            self._state.say(launcher=state)
 
 
 def _end(fields: Fields) -> End:

@@ -31,8 +31,8 @@ from flyer.sidecar.wire import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flyer.sidecar.ledger import Ledger
     from flyer.sidecar.settings import SidecarSettings
+    from flyer.sidecar.state import SidecarState
 
 __all__ = ["Relay", "StreamEndedError"]
 
@@ -54,10 +54,10 @@ class Relay:
     """Keeps one stream."""
 
     def __init__(
-        self, settings: SidecarSettings, ledger: Ledger, obey: Callable[[Order], None]
+        self, settings: SidecarSettings, state: SidecarState, obey: Callable[[Order], None]
     ) -> None:
         self._settings = settings
-        self._ledger = ledger
+        self._state = state
         self._obey = obey
         self._context = ssl.create_default_context(cadata=settings.authority)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -137,25 +137,25 @@ class Relay:
                 case Order() as order:
                     self._obey(order)
                 case Acknowledgement(revision):
-                    self._ledger.acknowledge(revision)
+                    self._state.acknowledge(revision)
                 case _:
                     pass
 
     async def _speak(self, writer: asyncio.StreamWriter, beat_seconds: float) -> None:
-        ledger, sent = self._ledger, 0
+        state, sent = self._state, 0
         while True:
-            ledger.changed.clear()
-            ledger.urgent.clear()
-            if ledger.report.revision != sent:
-                sent = ledger.report.revision
-                writer.write(encode(ledger.report))
+            state.changed.clear()
+            state.urgent.clear()
+            if state.report.revision != sent:
+                sent = state.report.revision
+                writer.write(encode(state.report))
             else:
                 writer.write(encode(Beat()))
             async with asyncio.timeout(WRITE_SECONDS_MAX):
                 await writer.drain()
-            await _wait(ledger.urgent, self._settings.report_seconds)
-            if ledger.report.revision == sent:
-                await _wait(ledger.changed, beat_seconds)
+            await _wait(state.urgent, self._settings.report_seconds)
+            if state.report.revision == sent:
+                await _wait(state.changed, beat_seconds)
 
 
 async def _end_all(tasks: list[asyncio.Task[None]]) -> None:

@@ -1,6 +1,6 @@
 """The sidecar: the pod's launcher and ranks on one side, the gateway on the other.
 
-It decides nothing. What the pod says is noted in the ledger, which the relay reports; what the
+It decides nothing. What the pod says is noted in the state, which the relay reports; what the
 gateway orders is noted there too, and handed to the launcher and to the job socket.
 """
 
@@ -16,9 +16,9 @@ from flyer.job.failure import write_atomically
 from flyer.job.protocol import SuspendCode, Welcome
 from flyer.job.server import JobServer
 from flyer.sidecar.launch import LauncherServer
-from flyer.sidecar.ledger import Ledger
-from flyer.sidecar.port import hold_port
 from flyer.sidecar.relay import Relay
+from flyer.sidecar.rendezvous_port import reserve_port
+from flyer.sidecar.state import SidecarState
 from flyer.sidecar.wire import GivenUp, LauncherState, Order, Saved
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ class Sidecar:
 
     def __init__(self, settings: SidecarSettings) -> None:
         self._settings = settings
-        self.ledger = Ledger(settings.run_folder)
-        self._launcher = LauncherServer(self.ledger, settings.run_folder)
-        self.relay = Relay(settings, self.ledger, self.obey)
+        self.state = SidecarState(settings.run_folder)
+        self._launcher = LauncherServer(self.state, settings.run_folder)
+        self.relay = Relay(settings, self.state, self.obey)
         self._server: JobServer | None = None
         self._port: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -51,13 +51,13 @@ class Sidecar:
 
     async def run(self) -> None:
         """Serve the pod and keep the stream."""
-        self.ledger.load()
-        if self.ledger.start is None:
-            self._port = hold_port()
-            self.ledger.say(port=self._port.getsockname()[1])
+        self.state.load()
+        if self.state.start is None:
+            self._port = reserve_port()
+            self.state.say(port=self._port.getsockname()[1])
         try:
-            if self.ledger.start is not None:
-                await self._open(self.ledger.start)
+            if self.state.start is not None:
+                await self._open(self.state.start)
             await self._launcher.start()
             relaying = asyncio.create_task(self.relay.run())
             self._tasks.add(relaying)
@@ -75,9 +75,9 @@ class Sidecar:
 
     def obey(self, order: Order) -> None:
         """An order from the gateway; the same one again does nothing new."""
-        self.ledger.ask(order)
-        if self.ledger.start is not None and self._server is None:
-            task = asyncio.get_running_loop().create_task(self._open(self.ledger.start))
+        self.state.ask(order)
+        if self.state.start is not None and self._server is None:
+            task = asyncio.get_running_loop().create_task(self._open(self.state.start))
             self._tasks.add(task)
             task.add_done_callback(self._opened)
             return
@@ -95,7 +95,7 @@ class Sidecar:
             job=start.job,
             chain=start.chain,
             attempt=start.attempt,
-            life_state=self.ledger.report.life_state or start.life_state,
+            life_state=self.state.report.life_state or start.life_state,
             restore_step=start.restore_step,
             restore_path=start.restore_path,
         )
@@ -116,64 +116,64 @@ class Sidecar:
             self._crashed.set_exception(error)
 
     def _signal(self) -> None:
-        suspend, report = self.ledger.suspend, self.ledger.report
+        suspend, report = self.state.suspend, self.state.report
         if suspend is None or self._server is None:
             return
         code = SuspendCode.RECEIVED if report.received else SuspendCode.SENT
         code = SuspendCode.MAY_SUSPEND if report.released else code
         self._server.signal(suspend.seconds_left, suspend.reason, code)
-        self.ledger.say(suspended=True)
+        self.state.say(suspended=True)
 
     def _greeted(self, _rank: int) -> None:
         if self._server is not None:
-            seen = max(len(self._server.ranks_seen), self.ledger.report.ranks_seen)
-            self.ledger.say(ranks_seen=seen)
+            seen = max(len(self._server.ranks_seen), self.state.report.ranks_seen)
+            self.state.say(ranks_seen=seen)
 
     # -- what ranks say (flyer.job.server.JobHandler) --------------------------------------------
 
     async def received(self, rank: int) -> None:  # noqa: ARG002 - the job speaks through any rank
         """The job knows that it is being suspended."""
-        if self.ledger.suspend is not None:
-            self.ledger.say(received=True)
+        if self.state.suspend is not None:
+            self.state.say(received=True)
 
     async def progress(self, rank: int, step: int, metrics: dict[str, float]) -> None:
         """A step is done; the lowest rank's numbers are shown."""
-        old = self.ledger.report.step
+        old = self.state.report.step
         if old is not None and (step < old or (step == old and rank != 0)):
             return
-        self.ledger.say(step=step, metrics=metrics or self.ledger.report.metrics)
+        self.state.say(step=step, metrics=metrics or self.state.report.metrics)
 
     async def checkpoint(self, rank: int, step: int, path: str, durable: bool) -> None:  # noqa: ARG002, FBT001
         """A checkpoint exists."""
         saved = Saved(step, path)
         if durable:
-            self.ledger.say(durable=saved)
+            self.state.say(durable=saved)
         else:
-            self.ledger.say(volatile=saved)
+            self.state.say(volatile=saved)
 
     async def release(self, rank: int, step: int | None) -> None:  # noqa: ARG002
         """The job gives all its nodes back."""
-        self.ledger.say(released=True)
+        self.state.say(released=True)
 
     async def fail(self, rank: int, reason: str) -> None:
         """The job gives up."""
-        own = self.ledger.own(rank)
+        own = self.state.own(rank)
         if own is None:
             log.warning("rank %d gives up before the order to start: %s", rank, reason)
             return
         if own != rank:
             reason = f"(rank {rank} by its own count) {reason}"
-        if self.ledger.report.given_up is None:
-            self.ledger.say(given_up=GivenUp(own, reason[:REASON_CHARACTERS_MAX]))
+        if self.state.report.given_up is None:
+            self.state.say(given_up=GivenUp(own, reason[:REASON_CHARACTERS_MAX]))
 
     async def life_state(self, rank: int, state: int) -> None:  # noqa: ARG002
         """Keep the user's word."""
-        self.ledger.say(life_state=state & 0xFFFFFFFF)
+        self.state.say(life_state=state & 0xFFFFFFFF)
 
     async def finish(self) -> None:
         """The ranks are gone and kubelet ends us: give the last words their time."""
-        if self.ledger.report.launcher is LauncherState.ABSENT:
+        if self.state.report.launcher is LauncherState.ABSENT:
             return
         with contextlib.suppress(asyncio.CancelledError):
-            if not await self.ledger.flush(self._settings.flush_seconds):
+            if not await self.state.flush(self._settings.flush_seconds):
                 log.warning("gateway: the last report was not acknowledged")

@@ -2,7 +2,7 @@
 
 from flyer.sim.invariants import Invariants, Violation
 from flyer.sim.samples import sample_job, two_zones
-from flyer.sim.scripts import Manner, Script
-from flyer.sim.world import World
+from flyer.sim.scripts import Behavior, Script
+from flyer.sim.simulation import Simulation
 
-__all__ = ["Invariants", "Manner", "Script", "Violation", "World", "sample_job", "two_zones"]
+__all__ = ["Behavior", "Invariants", "Script", "Simulation", "Violation", "sample_job", "two_zones"]

@@ -1,7 +1,7 @@
 """Random histories: a small cluster with every kind of fault, and what must hold after each step.
 
 A history is one seed. It drives `step` directly, with a driver that answers in random order, so
-that tens of thousands of histories take minutes. `World` is the slower, more faithful simulation.
+that tens of thousands of histories take minutes. `Simulation` is slower and more faithful.
 """
 
 from __future__ import annotations
@@ -391,7 +391,7 @@ class History:
         self.epoch += 1
         known = self.state.nodes
         nodes = [known[name].node if name in known else node for name, node in self.nodes.items()]
-        # What an object says, through its text and back, is tested with `World`.
+        # What an object says, through its text and back, is tested with `Simulation`.
         jobs = [job for job in self.store.values() if not _over(job)]
         self.state = rebuild(
             nodes, jobs, self.now, self.epoch, POLICY, self.quotas.values(), teams=self.teams

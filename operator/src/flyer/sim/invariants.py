@@ -27,7 +27,7 @@ class Violation(AssertionError):  # noqa: N818 - what it is
 
 
 class Invariants:
-    """Watches one world."""
+    """Watches one simulation."""
 
     def __init__(self, cluster: Cluster, store: dict[str, FlyerJob]) -> None:
         self._cluster = cluster

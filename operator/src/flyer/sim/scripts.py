@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Manner(StrEnum):
+class Behavior(StrEnum):
     """What the job does when it is asked to suspend."""
 
     COOPERATIVE = "cooperative"  # acknowledges, saves, releases
@@ -26,11 +26,11 @@ class Script:
     # While it saves for a suspension it reports progress so often: that extends the grace.
     save_report_seconds: float = 1.0
     start_seconds: float = 0.5
-    manner: Manner = Manner.COOPERATIVE
+    behavior: Behavior = Behavior.COOPERATIVE
     fails_at_step: int | None = None
     hangs_at_step: int | None = None
     # Hangs and failures of the first attempt only: a restart gets past them.
     once: bool = True
 
 
-__all__ = ["Manner", "Script"]
+__all__ = ["Behavior", "Script"]

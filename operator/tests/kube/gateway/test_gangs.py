@@ -104,11 +104,11 @@ async def test_nobody_starts_before_all_are_there(harness: Any) -> None:
     await harness.sidecar("gpt-1-1")
     second = await launcher(harness, "gpt-1-1")
     sidecar = harness.sidecars["gpt-1-1"]
-    await harness.until(lambda: sidecar.ledger.acknowledged >= sidecar.ledger.report.revision)
-    assert harness.sidecars["gpt-1-0"].ledger.start is None  # an address is still not known
+    await harness.until(lambda: sidecar.state.acknowledged >= sidecar.state.report.revision)
+    assert harness.sidecars["gpt-1-0"].state.start is None  # an address is still not known
     harness.gateway.locate("uid-gpt-1-1", "10.0.0.2")
     orders = [(await one.hear("start"))["pod"] for one in (first, second)]
-    port = harness.sidecars["gpt-1-0"].ledger.report.port
+    port = harness.sidecars["gpt-1-0"].state.report.port
     assert [one["node_rank"] for one in orders] == [0, 1]
     assert {(one["master_addr"], one["master_port"]) for one in orders} == {("10.0.0.1", port)}
     document = json.loads((harness.folder / "gpt-1-1" / "topology.json").read_text())
@@ -218,7 +218,7 @@ async def test_a_checkpoint_is_acknowledged_and_the_gang_ends_once_it_is_stored(
     """A leader that dies before leaves sidecars that report it to the next one."""
     harness.stores = False
     gang, launchers = await started(harness)
-    ledger = harness.sidecars["gpt-1-0"].ledger
+    state = harness.sidecars["gpt-1-0"].state
     with await client(harness, "gpt-1-0", 0) as rank:
         # Else it would be a job that never opened its socket.
         await harness.until(lambda: harness.gateway._gangs[gang.key].members[0].report.ranks_seen)
@@ -230,16 +230,16 @@ async def test_a_checkpoint_is_acknowledged_and_the_gang_ends_once_it_is_stored(
         await harness.event(Released)
         # The other pod's acknowledgements pass: it has nothing that is not stored.
         await launchers[1].say(op="output")
-        other = harness.sidecars["gpt-1-1"].ledger
+        other = harness.sidecars["gpt-1-1"].state
         await harness.until(lambda: other.acknowledged == other.report.revision > 1)
         saved, state = await harness.event(CheckpointReported), await harness.event(LifeStateSet)
-        assert not await ledger.flush(0.05)
+        assert not await state.flush(0.05)
         for fact in (saved, state):
             assert not harness.gateway._gangs[gang.key].order(0, 0.0).terminate
             harness.gateway.stored([fact])
         for one in launchers:
             await one.hear("terminate")
-    assert await ledger.flush(60)
+    assert await state.flush(60)
 
 
 async def test_a_job_that_never_opened_its_socket_gets_sigterm(harness: Any) -> None:
@@ -253,9 +253,9 @@ async def test_a_job_that_never_opened_its_socket_gets_sigterm(harness: Any) -> 
 async def test_half_of_the_grace_without_an_answer_gets_sigterm(harness: Any) -> None:
     gang, launchers = await started(harness)
     with await client(harness, "gpt-1-1", 2):
-        await harness.until(lambda: harness.sidecars["gpt-1-1"].ledger.report.ranks_seen)
-        ledger = harness.sidecars["gpt-1-1"].ledger
-        await harness.until(lambda: ledger.acknowledged >= ledger.report.revision)
+        await harness.until(lambda: harness.sidecars["gpt-1-1"].state.report.ranks_seen)
+        state = harness.sidecars["gpt-1-1"].state
+        await harness.until(lambda: state.acknowledged >= state.report.revision)
         harness.signal(gang, seconds=2)
         for one in launchers:
             await one.hear("terminate")
@@ -269,7 +269,7 @@ async def test_an_attempt_that_is_over_is_killed_by_its_own_launchers(harness: A
     await harness.until(lambda: harness.gateway.kill(gang.key, gang.attempt) == {"uid-gpt-1-0"})
     await launchers[0].hear("kill")
     await harness.sidecar("gpt-1-1")  # whoever comes later hears it too
-    await harness.until(lambda: harness.sidecars["gpt-1-1"].ledger.kill)
+    await harness.until(lambda: harness.sidecars["gpt-1-1"].state.kill)
     # A pod whose launcher has ended does so by itself, though its sidecar is gone.
     await launchers[0].say(op="ended", code=-9, failure=None)
     await launchers[0].hear("done")
@@ -310,7 +310,7 @@ async def test_a_sidecar_that_dies_goes_on_where_it_was(harness: Any) -> None:
     with await client(harness, "gpt-1-0", 0) as rank:
         await asyncio.to_thread(lambda: rank.checkpoint(3, "/ckpt", durable=True))
         harness.signal(gang)
-        await harness.until(lambda: harness.sidecars["gpt-1-0"].ledger.suspend)
+        await harness.until(lambda: harness.sidecars["gpt-1-0"].state.suspend)
         await asyncio.to_thread(rank.received)
         await harness.event(SuspendReceived)
     await harness.sidecars["gpt-1-0"].end()
@@ -435,14 +435,14 @@ async def test_a_rank_that_gives_another_pods_number_speaks_for_its_own_pod(harn
     await launchers[1].say(op="ended", code=1, failure={"rank": 99, "exit_status": 1})
     await launchers[1].hear("done")
     sidecar = harness.sidecars["gpt-1-1"]
-    await harness.until(lambda: sidecar.ledger.acknowledged >= sidecar.ledger.report.revision)
+    await harness.until(lambda: sidecar.state.acknowledged >= sidecar.state.report.revision)
     assert harness.count("bad_rank") == 0
 
 
 async def test_an_end_whose_rank_the_sidecar_does_not_know_is_its_pods(harness: Any) -> None:
     """It was restarted, and what it had been ordered is lost: the traceback is not."""
     _, launchers = await started(harness)
-    harness.sidecars["gpt-1-1"].ledger.start = None
+    harness.sidecars["gpt-1-1"].state.start = None
     failure = {"rank": 3, "exit_status": 1, "traceback": "Traceback\nValueError: seven"}
     await launchers[1].say(op="ended", code=1, failure=failure)
     exited = await harness.event(PodExited)

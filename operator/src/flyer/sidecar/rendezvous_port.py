@@ -1,8 +1,8 @@
-"""A port for the ranks' rendezvous, free now and kept free until a rank listens on it.
+"""Reservation of a port for the ranks' rendezvous, until a rank listens on it.
 
-Bound, without listening, by a socket that lets a second one bind: whoever sets SO_REUSEADDR, as
-torch's store and every usual server do, gets it; anybody else's bind, and the kernel's own choice
-for outgoing connections, does not.
+The port is bound, without listening, by a socket with SO_REUSEADDR. A server that sets
+SO_REUSEADDR, as torch's store and most servers do, can bind it; other binds, and the kernel's
+choice of ports for outgoing connections, cannot.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import random
 import socket
 from typing import Final
 
-__all__ = ["hold_port"]
+__all__ = ["reserve_port"]
 
 # Below the range from which the kernel takes ports of outgoing connections.
 PORTS: Final = range(18000, 32000)
 PORT_TRIES: Final = 200
 
 
-def hold_port() -> socket.socket:
+def reserve_port() -> socket.socket:
     """A socket that holds the port until it is closed."""
     for port in random.sample(PORTS, PORT_TRIES):
         holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -1,7 +1,7 @@
-"""What the pod has said so far, and what it was asked: the sidecar's memory, also over a restart.
+"""Sidecar state: the reports of the pod and the orders to it, kept over a restart.
 
-A change gets the next revision and wakes whoever waits. What must not be lost when this process is
-killed is in two small files of the pod's shared folder; the newest step alone is not worth a write.
+Every change gets the next revision and wakes waiting readers. State that must survive a kill of
+this process is in two small files of the pod's shared folder; progress alone is not written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flyer.sidecar.wire import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Ledger"]
+__all__ = ["SidecarState"]
 
 REPORT_FILE: Final = "sidecar-report.json"
 ORDER_FILE: Final = "sidecar-order.json"
@@ -40,7 +40,7 @@ _IDLE_FIELDS: Final = frozenset({"step", "metrics", "output", "ranks_seen"})
 log = logging.getLogger(__name__)
 
 
-class Ledger:
+class SidecarState:
     """The newest report and what the orders so far add up to."""
 
     def __init__(self, folder: Path) -> None:

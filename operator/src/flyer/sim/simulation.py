@@ -1,8 +1,8 @@
-"""A small world in virtual time: a store, machines, scripted jobs, and the engine in the middle.
+"""Simulation in virtual time: a store, nodes, scripted jobs, and the scheduling engine.
 
-Everything is drawn from one seed, so a run is its seed. `World` is also a driver: it does what
-the engine's actions say, on machines that may be dead, slow or stuck, and it may lose its memory
-at any moment (`crash`), also between two actions of one step.
+Every choice is drawn from one seed, so a seed reproduces a run. `Simulation` is also a driver: it
+performs the engine's actions on machines that may be dead, slow or stuck, and it may lose its
+memory at any moment (`crash`), also between two actions of one step.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from flyer.engine import (
     step,
 )
 from flyer.sim.invariants import Invariants
+from flyer.sim.observe import observe, observed_node
 from flyer.sim.pods import Cluster, Machine, Pod, Run
-from flyer.sim.scripts import Manner, Script
-from flyer.sim.sight import seen, sight
+from flyer.sim.scripts import Behavior, Script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -59,7 +59,7 @@ EPOCH_SECONDS = 1_800_000_000.0
 _STEPS_AT_ONE_TIME_MAX = 200
 
 
-class World:
+class Simulation:
     """One simulation."""
 
     def __init__(
@@ -168,11 +168,11 @@ class World:
             self.cluster.pods.clear()
         self.leader_epoch += 1
         jobs = [FlyerJob.model_validate(job.to_object()) for job in self.store.values()]
-        nodes = [seen(machine) for machine in self.cluster.machines.values()]
+        nodes = [observed_node(machine) for machine in self.cluster.machines.values()]
         self.state = rebuild(
             nodes, jobs, self.now, self.leader_epoch, self.policy, self.quotas.values()
         )
-        self._inbox.extend(sight(self.store.values(), self.cluster))
+        self._inbox.extend(observe(self.store.values(), self.cluster))
         self._inbox.append(Tick())
 
     # Running.
@@ -260,7 +260,11 @@ class World:
 
     def _step(self, run: Run) -> None:
         script = run.script
-        if not run.alive or run.released or (run.received and script.manner is not Manner.SILENT):
+        if (
+            not run.alive
+            or run.released
+            or (run.received and script.behavior is not Behavior.SILENT)
+        ):
             return
         faulty = not script.once or run.attempt == 1
         if faulty and script.hangs_at_step is not None and run.step >= script.hangs_at_step:
@@ -291,11 +295,11 @@ class World:
 
     def _signalled(self, job: str, attempt: int) -> None:
         run = self.cluster.runs.get((job, attempt))
-        if run is None or not run.alive or run.received or run.script.manner is Manner.SILENT:
+        if run is None or not run.alive or run.received or run.script.behavior is Behavior.SILENT:
             return
         run.received = True
         self._say(run, SuspendReceived(job, attempt))
-        if run.script.manner is Manner.CRASHES:
+        if run.script.behavior is Behavior.CRASHES:
             run.alive = False
             for node in run.nodes:
                 self._after(self._latency(), partial(self._exit, run, node, Failed(1, "torn")))
@@ -315,7 +319,7 @@ class World:
         if not run.alive:
             return
         self._saved(run, run.step)
-        if run.script.manner is Manner.EXITS:
+        if run.script.behavior is Behavior.EXITS:
             run.alive = False
             for node in run.nodes:
                 self._exit(run, node, Succeeded())
@@ -363,7 +367,7 @@ class World:
 
     def _observe(self, name: str) -> None:
         machine = self.cluster.machines[name]
-        self._report_node(machine, NodeObserved(seen(machine)))
+        self._report_node(machine, NodeObserved(observed_node(machine)))
 
     def _report_node(self, machine: Machine, event: Event) -> None:
         """What is told of one machine arrives in order."""
@@ -406,4 +410,4 @@ class World:
         heapq.heappush(self._timers, entry)
 
 
-__all__ = ["EPOCH_SECONDS", "World"]
+__all__ = ["EPOCH_SECONDS", "Simulation"]

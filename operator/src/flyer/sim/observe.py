@@ -1,4 +1,4 @@
-"""What a driver that starts sees of a world that went on without one."""
+"""Initial observations: the events of a driver that starts on a running cluster."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from flyer.sim.pods import Cluster, Machine, Run
 
-__all__ = ["seen", "sight"]
+__all__ = ["observe", "observed_node"]
 
 
-def sight(jobs: Iterable[FlyerJob], cluster: Cluster) -> list[Event]:
+def observe(jobs: Iterable[FlyerJob], cluster: Cluster) -> list[Event]:
     """By the rules of the engine's own description."""
     events: list[Event] = []
     for job in jobs:
@@ -50,7 +50,7 @@ def sight(jobs: Iterable[FlyerJob], cluster: Cluster) -> list[Event]:
     return events
 
 
-def seen(machine: Machine) -> Node:
+def observed_node(machine: Machine) -> Node:
     """The machine as the engine is told of it."""
     node = machine.node
     if machine.powered:
