@@ -153,9 +153,9 @@ mod tests {
     #[test]
     fn a_move_starts_with_an_empty_target() {
         let chain = chain([Serving, Serving, Serving, Serving]);
-        let begun = start(&chain, TargetId(9), NodeId(9));
-        assert_eq!(begun.version, ChainVersion(6));
-        assert_eq!(begun.state_of(TargetId(9)), Some(Offline));
-        assert_eq!(begun.targets[..4], chain.targets[..]);
+        let started = start(&chain, TargetId(9), NodeId(9));
+        assert_eq!(started.version, ChainVersion(6));
+        assert_eq!(started.state_of(TargetId(9)), Some(Offline));
+        assert_eq!(started.targets[..4], chain.targets[..]);
     }
 }

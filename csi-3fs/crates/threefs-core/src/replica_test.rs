@@ -1,4 +1,4 @@
-//! One replica at a time: what it is told, and the exact actions that follow.
+//! Unit tests of one replica: events, and the exact actions that follow.
 
 use std::collections::BTreeMap;
 
@@ -311,7 +311,7 @@ fn an_update_whose_time_is_over_is_not_begun_however_long_it_waited_for_its_turn
     let refused = |action: &Action| matches!(action, Action::Reply { result: Err(error), .. } if *error == expired);
     assert!(ended.iter().any(refused), "{ended:?}");
     assert!(!ended.iter().any(|action| matches!(action, Action::Apply { .. })), "{ended:?}");
-    // What was done in time is told also later.
+    // An update completed in time is still answered later.
     bench.set(state(7, tags(7).with(waits, ChunkVersion(7))), None);
     assert!(matches!(bench.update(1, waits)[..], [Action::Reply { result: Ok(_), .. }]));
 }
@@ -345,9 +345,9 @@ fn a_former_head_that_is_syncing_does_not_end_what_it_began() {
     let mut bench = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
     let (op, _) = apply_op(&bench.update(1, TAG));
     let (call, ..) = call_of(&bench.applied(op, 1));
-    let told = bench.give(Event::Routing(chain(5, &[(2, Serving), (1, Syncing)])));
+    let replies = bench.give(Event::Routing(chain(5, &[(2, Serving), (1, Syncing)])));
     let state = Syncing;
-    assert_eq!(error_of(&told), StorageError::NotServing { target: TargetId(1), state });
+    assert_eq!(error_of(&replies), StorageError::NotServing { target: TargetId(1), state });
     assert!(bench.answer(call, Ok(done(1))).is_empty(), "the old answer means nothing");
     assert!(bench.replica.is_idle());
 }
@@ -427,10 +427,10 @@ fn nobody_waits_for_a_whole_chunk_once_the_target_serves() {
     bench.ask(StorageRequest::SyncDone(SyncDone { to, session }), b"");
     let serves = chain(6, &[(2, Serving), (1, Serving), (3, Syncing)]);
     let actions = bench.give(Event::Routing(serves));
-    let told = |action: &&Action| {
+    let is_reply = |action: &&Action| {
         matches!(action, Action::Reply { result: Err(StorageError::Busy { .. }), .. })
     };
-    assert_eq!(actions.iter().filter(told).count(), 2, "{actions:?}");
+    assert_eq!(actions.iter().filter(is_reply).count(), 2, "{actions:?}");
 }
 
 /// Found by the simulator (seed 66906): it was full, said so, and was made SERVING for what it had
@@ -490,7 +490,7 @@ fn a_silent_successor_is_asked_again_and_left_behind_with_the_chain() {
     let routing = Event::Routing(chain(4, &[(1, Serving), (3, Serving), (2, Offline)]));
     let (third, node, _) = call_of(&bench.give(routing));
     assert_eq!(node, NodeId(3));
-    assert!(bench.answer(second, Ok(done(1))).is_empty(), "about a chain that is no more");
+    assert!(bench.answer(second, Ok(done(1))).is_empty(), "about a former chain");
     assert!(matches!(bench.answer(third, Ok(done(1)))[..], [Action::Commit { .. }]));
 }
 
@@ -761,8 +761,8 @@ fn a_forward_asks_above_everything_that_waits_for_it() {
             _ => None,
         })
     };
-    let begun = bench.forward(2, 1, 4);
-    let Some(Action::Apply { op, .. }) = begun.first() else { panic!("{begun:?}") };
+    let started = bench.forward(2, 1, 4);
+    let Some(Action::Apply { op, .. }) = started.first() else { panic!("{started:?}") };
     assert_eq!(hop_of(&bench.applied(*op, 4)), Some(2));
     // A copy of the same forward that was sent at a higher hop now waits for it as well.
     let request = ForwardRequest { hop: 4, ..forward_request(bench.to(2), 1, 4) };

@@ -190,7 +190,7 @@ impl Backend for Embedded {
                 txn: Mutex::new(txn),
                 rows: self.rows,
                 path: self.path.clone(),
-                begun: Instant::now(),
+                started: Instant::now(),
                 _place: place,
             };
             Ok(Box::new(snapshot) as Box<dyn Snapshot>)
@@ -240,13 +240,13 @@ struct EmbeddedSnapshot {
     txn: Mutex<RoTxn<'static, WithoutTls>>,
     rows: Rows,
     path: PathBuf,
-    begun: Instant,
+    started: Instant,
     _place: OwnedSemaphorePermit,
 }
 
 impl EmbeddedSnapshot {
     fn txn(&self) -> Result<MutexGuard<'_, RoTxn<'static, WithoutTls>>, KvError> {
-        if self.begun.elapsed() > SNAPSHOT_AGE_MAX {
+        if self.started.elapsed() > SNAPSHOT_AGE_MAX {
             return Err(KvError::TooOld { version: self.version });
         }
         Ok(self.txn.lock().unwrap_or_else(PoisonError::into_inner))

@@ -1,4 +1,4 @@
-//! What each store promises, one promise a test, on both stores.
+//! Guarantees of both stores, one per test.
 
 use std::time::Duration;
 

@@ -64,7 +64,7 @@ async fn rows(store: &Store) -> Vec<u64> {
     numbers.swap_remove(0)
 }
 
-/// The numbers that a child acknowledges, read by a thread: whoever waits for one has a deadline.
+/// The numbers that a child acknowledges, read by a thread, so that waits have a deadline.
 fn listen(output: ChildStdout) -> Receiver<u64> {
     let (sender, numbers) = channel();
     std::thread::spawn(move || {

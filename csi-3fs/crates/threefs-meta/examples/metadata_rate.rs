@@ -85,7 +85,7 @@ async fn rate<F: Future<Output = ()> + Send + 'static>(
     client: &MetaClient,
     call: fn(MetaClient, usize) -> F,
 ) -> f64 {
-    let begun = Instant::now();
+    let started = Instant::now();
     let tasks: Vec<_> = (0..in_flight)
         .map(|task| {
             let client = client.clone();
@@ -99,5 +99,5 @@ async fn rate<F: Future<Output = ()> + Send + 'static>(
     for task in tasks {
         task.await.unwrap();
     }
-    FILES as f64 / begun.elapsed().as_secs_f64()
+    FILES as f64 / started.elapsed().as_secs_f64()
 }

@@ -139,7 +139,7 @@ impl MetaClient {
         change: MetaChange,
         deadline: Deadline,
     ) -> Result<MetaReply, MetaClientError> {
-        let unfinished = Unfinished::begin(&self.0);
+        let unfinished = Unfinished::start(&self.0);
         self.change_with(unfinished.id(), caller, change, deadline).await
     }
 
@@ -379,7 +379,7 @@ struct Unfinished<'a> {
 }
 
 impl<'a> Unfinished<'a> {
-    fn begin(inner: &'a Inner) -> Self {
+    fn start(inner: &'a Inner) -> Self {
         let mut unfinished = inner.unfinished.lock().unwrap_or_else(PoisonError::into_inner);
         let sequence = inner.next.fetch_add(1, Relaxed);
         unfinished.insert(sequence);

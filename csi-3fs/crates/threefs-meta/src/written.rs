@@ -46,12 +46,12 @@ impl Written {
             return;
         }
         let before = |end: u32| end.checked_add(1).is_some_and(|next| next < first);
-        let begin = self.ranges.partition_point(|(_, end)| before(*end));
+        let lower = self.ranges.partition_point(|(_, end)| before(*end));
         let end = self.ranges.partition_point(|(start, _)| *start <= last.saturating_add(1));
-        let joined = self.ranges.get(begin..end).unwrap_or_default();
+        let joined = self.ranges.get(lower..end).unwrap_or_default();
         let first = joined.first().map_or(first, |(start, _)| first.min(*start));
         let last = joined.last().map_or(last, |(_, end)| last.max(*end));
-        self.ranges.splice(begin..end.max(begin), [(first, last)]);
+        self.ranges.splice(lower..end.max(lower), [(first, last)]);
     }
 
     /// Adds all ranges of another set.
@@ -92,14 +92,14 @@ impl Written {
     /// Whether this chunk must exist. For an inode with more ranges in rows, `false` is
     /// inconclusive.
     pub fn contains(&self, index: u32) -> bool {
-        let resolved = self.ranges.partition_point(|(_, last)| *last < index);
-        self.ranges.get(resolved).is_some_and(|(first, _)| *first <= index)
+        let position = self.ranges.partition_point(|(_, last)| *last < index);
+        self.ranges.get(position).is_some_and(|(first, _)| *first <= index)
     }
 
     /// Whether all chunks from `first` to `last` must exist.
     pub fn contains_all(&self, first: u32, last: u32) -> bool {
-        let resolved = self.ranges.partition_point(|(_, end)| *end < last);
-        self.ranges.get(resolved).is_some_and(|(begin, _)| *begin <= first)
+        let position = self.ranges.partition_point(|(_, end)| *end < last);
+        self.ranges.get(position).is_some_and(|(start, _)| *start <= first)
     }
 
     /// The ranges, first and last chunk of each.
@@ -183,8 +183,8 @@ mod tests {
                     written.merge(&Written::of_bytes(u64::from(at) * 4, u64::from(at + length) * 4, 4));
                     model.extend(at..at + length);
                 }
-                let begins = |index: &&u32| **index == 0 || !model.contains(&(**index - 1));
-                prop_assert_eq!(written.ranges(), model.iter().filter(begins).count());
+                let starts = |index: &&u32| **index == 0 || !model.contains(&(**index - 1));
+                prop_assert_eq!(written.ranges(), model.iter().filter(starts).count());
                 for index in 0..100 {
                     prop_assert_eq!(written.contains(index), model.contains(&index));
                 }

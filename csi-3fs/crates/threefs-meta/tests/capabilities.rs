@@ -1,5 +1,4 @@
-//! What the holder of a ticket gets for the storage services: the bytes that it has reserved, with the
-//! reservation.
+//! Capabilities of a ticket holder for the storage services: they cover the reserved bytes.
 // A test fails by panicking, also in its helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 

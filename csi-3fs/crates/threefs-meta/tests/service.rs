@@ -1,4 +1,4 @@
-//! Services as real processes: a client works on while they are killed; nobody to give chains.
+//! Services as real processes: clients continue while they are killed; behaviour without chains.
 // A test fails by panicking, also in its helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -24,10 +24,10 @@ use threefs_meta::{
 };
 use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, MgmtdError, Timers};
 
-/// Tells a copy of this program that it is a service: kind, its address, mgmtd's, folder.
+/// Makes a copy of this program run as a service: kind, its address, mgmtd's, folder.
 const CHILD: &str = "THREEFS_META_TEST_CHILD";
 /// Bytes that this process has allocated. Resident memory would also count mapped pages of stores,
-/// and what the allocator keeps of memory that tests beside this one have freed.
+/// and what the allocator keeps of memory that tests next to this one have freed.
 struct Counting;
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
@@ -97,7 +97,7 @@ fn meta(listen: &str, mgmtd: &str, folder: &Path) -> MetaConfig {
     }
 }
 
-/// A service in a process of its own, killed when dropped.
+/// A service in a separate process, killed when dropped.
 struct Service {
     arguments: String,
     child: Child,
@@ -169,10 +169,10 @@ async fn work_while_services_are_killed() {
     mgmtd.heartbeat(heartbeat, soon()).await.unwrap();
     let client = MetaClient::new(&meta_address, &key(), ClientId(7));
     client.make_directory(At::path("/d"), false, soon()).await.unwrap();
-    let (told, mut made) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut made) = tokio::sync::mpsc::unbounded_channel();
     let workers: Vec<_> = (0..4)
         .map(|worker| {
-            let (client, told) = (client.clone(), told.clone());
+            let (client, sender) = (client.clone(), sender.clone());
             tokio::spawn(async move {
                 let mut number = 0;
                 while client.stat(At::path("/stop"), soon()).await.is_err() {
@@ -182,13 +182,13 @@ async fn work_while_services_are_killed() {
                     client.create(At::path(&part), true, soon()).await.unwrap();
                     client.rename(At::path(part), At::path(file), soon()).await.unwrap();
                     number += 1;
-                    told.send(()).unwrap();
+                    sender.send(()).unwrap();
                 }
                 number
             })
         })
         .collect();
-    drop(told); // workers that all failed end the wait below
+    drop(sender); // workers that all failed end the wait below
     for kill in 0..KILLS {
         // So many files, however long they take; then a moment within the next one.
         for _ in 0..rand::rng().random_range(15..60) {
@@ -321,12 +321,12 @@ async fn without_chains_there_are_directories_and_files_wait_until_the_deadline(
     client.make_directory(At::path("/d/e"), true, soon()).await.unwrap();
     // A deadline that passes before the first answer says nothing of chains: then a longer one.
     for seconds in [1, 4, 16, 64] {
-        let begun = Instant::now();
+        let started = Instant::now();
         let deadline = Deadline::after(Duration::from_secs(seconds));
         let error = client.create(At::path("/d/file"), true, deadline).await.unwrap_err();
         if let MetaClientError::Refused(MetaError::Unavailable { detail }) = &error {
             assert!(detail.contains("no chains yet"), "{error}");
-            let waited = begun.elapsed() + Duration::from_millis(100);
+            let waited = started.elapsed() + Duration::from_millis(100);
             assert!(waited >= Duration::from_secs(seconds), "gave up after {waited:?}");
             return;
         }
@@ -431,7 +431,7 @@ async fn replies_that_are_not_taken_do_not_fill_the_memory() {
             });
         }
     }
-    // Until the callers give up: the relay does not tell them that the service closes the connections
+    // Until the callers give up: the relay does not notify them that the service closes the connections
     // whose replies hold the memory that others wait for.
     loop {
         let ended = tokio::time::timeout(Duration::from_millis(20), calls.join_next()).await;

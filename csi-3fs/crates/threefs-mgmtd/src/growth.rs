@@ -69,9 +69,9 @@ impl Manager {
             return Ok(());
         }
         let start = StartMoves { fence: view.fence, moves: &chosen };
-        let (version, begun) = self.store.transact(deadline(), &start).await?;
-        let mut chains = Vec::with_capacity(begun.len());
-        for (this, chain) in begun {
+        let (version, started) = self.store.transact(deadline(), &start).await?;
+        let mut chains = Vec::with_capacity(started.len());
+        for (this, chain) in started {
             tracing::info!(routing = version.0, "{this}");
             view.routing.moves.insert(this.chain, this);
             chains.push(chain);
@@ -225,8 +225,8 @@ impl Manager {
         let alive = view.nodes.keys().filter(|node| view.is_alive(**node, &self.timers, now));
         let staying = alive.filter(|node| !leaving.contains(node)).copied().collect();
         let unavailable = self.unavailable(view, now);
-        let begins = |chain: &&Chain| chain.head().is_none() && waits(chain, &unavailable);
-        let waiting = unused(view).filter(begins).count();
+        let starts = |chain: &&Chain| chain.head().is_none() && waits(chain, &unavailable);
+        let waiting = unused(view).filter(starts).count();
         Placement { chains, staying, leaving: leaving.clone(), full: view.full(now), waiting }
     }
 

@@ -89,7 +89,7 @@ async fn nodes_that_come_get_as_much_as_the_others_and_no_chain_loses_a_replica(
 async fn a_successor_of_the_manager_goes_on_with_the_moves() {
     let mut cluster = Cluster::whole().await;
     cluster.nodes.push(FakeNode::new(4));
-    steps_until(&mut cluster, "a move begins", 3, |it| !it.moves.is_empty()).await;
+    steps_until(&mut cluster, "a move starts", 3, |it| !it.moves.is_empty()).await;
     let manager = Manager::new(cluster.store.clone(), 2, "m2", BOOTSTRAP, TIMERS);
     cluster.manager = manager;
     // It knows everything only after it has taken the lease.
@@ -102,7 +102,7 @@ async fn a_successor_of_the_manager_goes_on_with_the_moves() {
 async fn a_node_that_dies_while_it_is_filled_delays_its_moves_only() {
     let mut cluster = Cluster::whole().await;
     cluster.nodes.push(FakeNode::new(4));
-    steps_until(&mut cluster, "a move begins", 3, |it| !it.moves.is_empty()).await;
+    steps_until(&mut cluster, "a move starts", 3, |it| !it.moves.is_empty()).await;
     cluster.nodes[3].dead = true;
     for _ in 0..60 {
         cluster.step().await;
@@ -139,19 +139,19 @@ async fn a_node_that_never_comes_back_holds_up_no_move_once_it_is_to_leave() {
     assert!(stuck.values().all(|this| retired.contains(&this.destination)));
 }
 
-/// The node of a chain that was just added dies before it has begun it: then nobody can.
+/// The node of a chain that was just added dies before the chain has started: no other node can start it.
 #[tokio::test]
 async fn a_node_that_dies_before_its_chains_have_begun_holds_up_no_others() {
     let mut cluster = Cluster::whole().await;
     cluster.nodes.push(FakeNode::new(4));
     steps_until(&mut cluster, "chains are added", 0, |it| it.chains.len() == 8).await;
     cluster.nodes[3].dead = true;
-    let begun = |it: &RoutingInfo, id: &ChainId| it.chains[id].head().is_some();
+    let started = |it: &RoutingInfo, id: &ChainId| it.chains[id].head().is_some();
     let waits: Vec<ChainId> = {
         let routing = cluster.routing();
-        routing.chains.keys().copied().filter(|id| !begun(&routing, id)).collect()
+        routing.chains.keys().copied().filter(|id| !started(&routing, id)).collect()
     };
-    assert!(!waits.is_empty(), "the last node to come begins them");
+    assert!(!waits.is_empty(), "the last node starts them");
     cluster.nodes.push(FakeNode::new(5));
     steps_until(&mut cluster, "new files use chains of the next node", 0, |it| {
         it.newest_table(crate::FIRST_TABLE).unwrap().chains.len() > 6
@@ -160,7 +160,7 @@ async fn a_node_that_dies_before_its_chains_have_begun_holds_up_no_others() {
     let routing = cluster.routing();
     let table = routing.newest_table(crate::FIRST_TABLE).unwrap();
     assert!(waits.iter().all(|id| !table.chains.contains(id)));
-    assert!(table.chains.iter().all(|id| begun(&routing, id)));
+    assert!(table.chains.iter().all(|id| started(&routing, id)));
     // It will not come back: what waits for it makes room for others.
     cluster.manager.rebalance(true, Some(vec![NodeId(4)]), cluster.now).await.unwrap();
     steps_until(&mut cluster, "all of the others' chains are used", 0, |it| {

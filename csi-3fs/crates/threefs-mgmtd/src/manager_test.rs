@@ -342,10 +342,10 @@ async fn a_manager_that_lost_its_store_makes_no_chains_over_the_old_ones() {
 async fn a_node_of_another_cluster_is_refused_and_changes_nothing() {
     let cluster = Cluster::whole().await;
     let before = cluster.manager.routing(cluster.now).await.unwrap();
-    let mut stranger = FakeNode::new(1);
-    stranger.restart();
-    stranger.data = DataFolder::Of(ClusterId(77));
-    let error = cluster.manager.heartbeat(stranger.beat(), cluster.now).await.unwrap_err();
+    let mut foreign_node = FakeNode::new(1);
+    foreign_node.restart();
+    foreign_node.data = DataFolder::Of(ClusterId(77));
+    let error = cluster.manager.heartbeat(foreign_node.beat(), cluster.now).await.unwrap_err();
     let (theirs, ours) = (ClusterId(77), ClusterId(1));
     assert_eq!(error, MgmtdError::OtherCluster { node: NodeId(1), theirs, ours });
     assert_eq!(cluster.manager.routing(cluster.now).await.unwrap(), before);

@@ -93,7 +93,7 @@ impl Simulation {
             if self.ends_at.is_some_and(|end| self.now >= end) {
                 return;
             }
-            self.begin(task);
+            self.start_request(task);
         }
         self.attempt(task);
     }
@@ -117,7 +117,7 @@ impl Simulation {
         self.push(after_us, SimEvent::Task { task, generation });
     }
 
-    fn begin(&mut self, task: usize) {
+    fn start_request(&mut self, task: usize) {
         let mut chunk = ChunkId::new(INODE, self.rng.random_range(0..self.chunks));
         if self.rng.random_bool(0.4) {
             self.tasks[task].activity = Activity::Reading { chunk, invoked: self.now };
@@ -135,7 +135,7 @@ impl Simulation {
         self.history.invoke(tag, intent.clone());
         let end = match self.removal.at().filter(|_| removed.is_some()) {
             Some(at) => self.fencing.end_by(tag, at, self.now),
-            None => self.fencing.begin(tag, self.now),
+            None => self.fencing.start_update(tag, self.now),
         };
         self.tasks[task].activity = Activity::Updating { tag, invoked: self.now, intent, end };
     }

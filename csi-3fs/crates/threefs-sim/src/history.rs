@@ -253,25 +253,26 @@ impl History {
     /// A request that started after another had ended precedes it.
     pub fn check_order(&self) -> Result<(), String> {
         for (chunk, done) in &self.done {
-            let mut by_begin: Vec<&Done> = done.iter().collect();
-            by_begin.sort_by_key(|one| one.invoked);
+            let mut by_start: Vec<&Done> = done.iter().collect();
+            by_start.sort_by_key(|request| request.invoked);
             let mut by_end: Vec<&Done> = done.iter().collect();
-            by_end.sort_by_key(|one| one.completed);
+            by_end.sort_by_key(|request| request.completed);
             let mut ended = by_end.into_iter().peekable();
             let mut newest = ChunkVersion(0);
-            for one in by_begin {
-                while let Some(before) = ended.next_if(|before| before.completed < one.invoked) {
+            for request in by_start {
+                while let Some(before) = ended.next_if(|before| before.completed < request.invoked)
+                {
                     newest = newest.max(before.version);
                 }
-                let too_old =
-                    one.version < newest || (one.made && one.version == newest && newest.0 > 0);
+                let too_old = request.version < newest
+                    || (request.made && request.version == newest && newest.0 > 0);
                 if too_old {
                     return Err(format!(
                         "{chunk}: {} of version {} started at {} us, after version {newest} was \
                          known to a client",
-                        if one.made { "an update" } else { "a read" },
-                        one.version,
-                        one.invoked
+                        if request.made { "an update" } else { "a read" },
+                        request.version,
+                        request.invoked
                     ));
                 }
             }
@@ -282,7 +283,7 @@ impl History {
     /// The newest version of a chunk that any client knows.
     #[must_use]
     pub fn newest_known(&self, chunk: ChunkId) -> ChunkVersion {
-        let known = self.done.get(&chunk).into_iter().flatten().map(|one| one.version);
+        let known = self.done.get(&chunk).into_iter().flatten().map(|request| request.version);
         known.max().unwrap_or_default()
     }
 

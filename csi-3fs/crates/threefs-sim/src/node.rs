@@ -117,7 +117,7 @@ impl Node {
     }
 
     /// A new process on the same disk.
-    fn begin(&mut self, budgets: Option<&[Budget]>) {
+    fn start_process(&mut self, budgets: Option<&[Budget]>) {
         self.alive = true;
         self.leaving = false;
         self.port = budgets.map(Port::new);
@@ -135,7 +135,7 @@ impl Node {
 impl Simulation {
     /// Starts a process: it opens its stores and sends heartbeats.
     pub(crate) fn start_node(&mut self, node: usize) -> Result<(), Violation> {
-        self.nodes[node].begin(self.topology.budgets.as_deref());
+        self.nodes[node].start_process(self.topology.budgets.as_deref());
         for chain in 0..self.topology.chains {
             self.nodes[node].targets[chain].start();
             self.open(At { node, chain })?;

@@ -16,14 +16,15 @@ fn ten_thousand_schedules_without_a_violation() {
     let first = number("THREEFS_SIM_FIRST", 0);
     let count = number("THREEFS_SIM_SCHEDULES", 10_000);
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
-    let begin = Instant::now();
+    let started = Instant::now();
     let workers: Vec<_> = (0..threads)
         .map(|worker| {
             std::thread::spawn(move || {
                 let seeds = (first..first + count).filter(move |seed| seed % threads == worker);
                 let mut all = Outcome::default();
                 for seed in seeds {
-                    let one = run(seed, Mutation::None).map_err(|violation| violation.to_string())?;
+                    let one =
+                        run(seed, Mutation::None).map_err(|violation| violation.to_string())?;
                     all.events += one.events;
                     all.answers += one.answers;
                     all.chain_versions += one.chain_versions;
@@ -52,7 +53,7 @@ fn ten_thousand_schedules_without_a_violation() {
     println!(
         "{count} schedules in {:.1} s: {} events, {} answers, {} chain versions, {} promotions, \
          {} overloads, settled after at most {} ms",
-        begin.elapsed().as_secs_f64(),
+        started.elapsed().as_secs_f64(),
         all.events,
         all.answers,
         all.chain_versions,

@@ -40,8 +40,8 @@ impl From<OpError> for RegistrationError {
 /// # Errors
 /// The store was refused, or failed.
 pub(crate) async fn register(store: &Store, mgmtd: &MgmtdClient) -> Result<(), RegistrationError> {
-    let begin = ops::StartRegistration { fresh: TreeId(rand::random()), process: rand::random() };
-    let registration = store.transact(Deadline::after(ATTEMPT), &begin).await?;
+    let start = ops::StartRegistration { fresh: TreeId(rand::random()), process: rand::random() };
+    let registration = store.transact(Deadline::after(ATTEMPT), &start).await?;
     let mut attempts = 0;
     let registered = loop {
         match mgmtd.register_meta(registration.clone(), Deadline::after(ATTEMPT)).await {

@@ -1,7 +1,6 @@
 //! Answers that are kept for retries: as many bytes as a volume may have, and none is dropped that a
 //! client may still ask for.
 
-use crate::tests::invariants::check_tree;
 use std::sync::Arc;
 
 use fabric::auth::ticket::{Grant, Ticket};
@@ -14,6 +13,7 @@ use crate::protocol::{
 };
 use crate::rows;
 use crate::tests::fixture::{Fixture, config, create, soon};
+use crate::tests::invariants::check_tree;
 use crate::written::RANGES_MAX;
 use crate::{Identity, Written};
 

@@ -68,7 +68,7 @@ impl Snapshot for YieldingSnapshot {
     }
 }
 
-/// A store that commits and then, while told so, says that it does not know whether it did.
+/// A store that commits and, while the flag is set, reports the outcome as unknown.
 pub(crate) struct Unsure(pub Store, pub Arc<AtomicBool>);
 
 impl Backend for Unsure {

@@ -1,7 +1,5 @@
 //! Many clients at once on few names; the rows must make a tree at every moment.
 
-use crate::tests::backends::Yielding;
-use crate::tests::invariants::check_tree;
 use std::sync::Arc;
 
 use rand::rngs::StdRng;
@@ -12,7 +10,9 @@ use threefs_kv::{EmbeddedConfig, Store};
 use crate::Identity;
 use crate::RenameMode;
 use crate::protocol::{At, MetaChange, MetaError, MetaReply, MetaRequest, ROOT, RequestId};
+use crate::tests::backends::Yielding;
 use crate::tests::fixture::{Fixture, config, count_inodes, create, make_directory, rename, soon};
+use crate::tests::invariants::check_tree;
 
 fn random_path(random: &mut StdRng) -> String {
     let names = ["a", "b", "c"];

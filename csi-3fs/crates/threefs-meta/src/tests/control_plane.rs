@@ -1,7 +1,6 @@
-//! What tenants can write must not lead the control plane astray: links in its paths, attributes
-//! that look like its own.
+//! The control plane is unaffected by data of tenants: links in its paths, attributes that resemble
+//! its own.
 
-use crate::tests::invariants::check_tree;
 use threefs_kv::{EmbeddedConfig, Store};
 
 use crate::protocol::{
@@ -9,6 +8,7 @@ use crate::protocol::{
     SessionId, SetMode,
 };
 use crate::tests::fixture::{Fixture, soon};
+use crate::tests::invariants::check_tree;
 use crate::{EntryKind, Identity, Inode, InodeKind, LengthReport, SpecialKind, Written};
 
 const RECORD: &str = "user.threefs.volume";
@@ -221,7 +221,7 @@ async fn a_store_that_is_nearly_full_still_removes() {
         let refused = fixture.change(change).await;
         assert!(matches!(refused, Err(MetaError::NoSpace { .. })), "{refused:?}");
     }
-    // A session that is there goes on; another one does not begin, and nothing is left of it.
+    // An existing session continues; a new one is refused without a trace.
     fixture.change(reserve(&writer, 1, 10)).await.unwrap();
     let Ok(MetaReply::Inodes(refused)) = fixture.change(reserve(&writer, 2, 20)).await else {
         panic!("a batch is refused by file")

@@ -1,7 +1,5 @@
-//! Helpers of this crate's tests: a tree with chains, a trimmer that writes down what it is asked,
-//! and a check that the rows of a store make a tree.
+//! Test fixture: a tree with chains and a trimmer that records its calls.
 
-use crate::tests::backends::Yielding;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -23,13 +21,14 @@ use crate::config::TreeConfig;
 use crate::protocol::{
     At, Inode, LayoutDefaults, MetaChange, MetaQuery, MetaReply, MetaRequest, MetaResult, RequestId,
 };
+use crate::tests::backends::Yielding;
 use crate::tree::Tree;
 
 pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// Remembers every trim and question; refuses while told so.
+/// Records every trim and query; fails while `refuse` is set.
 #[derive(Default)]
 pub(crate) struct Recorder {
     pub trims: Mutex<Vec<(InodeId, u64)>>,

@@ -1,6 +1,5 @@
 //! Random changes, each sent twice, against a tree that anybody can read: nested maps.
 
-use crate::tests::invariants::check_tree;
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
@@ -11,6 +10,7 @@ use crate::protocol::{
     At, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult,
 };
 use crate::tests::fixture::{Fixture, count_inodes, make_directory, soon};
+use crate::tests::invariants::check_tree;
 
 /// Files by number, so that hard links share one.
 #[derive(Clone, Debug, PartialEq, Eq)]

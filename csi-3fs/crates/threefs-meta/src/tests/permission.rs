@@ -1,4 +1,4 @@
-//! Modes and owners hold for the caller, whoever the client is.
+//! Permissions: mode and owner are enforced for the caller, whatever the client.
 
 use crate::identity::{Identity, READ, WRITE};
 use crate::protocol::{

@@ -1,7 +1,5 @@
 //! Quotas: exact, never passed, whatever happens in which order.
 
-use crate::tests::backends::Yielding;
-use crate::tests::invariants::check_tree;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -13,7 +11,9 @@ use crate::protocol::{
     QuotaUse, RenameMode, RequestId, Reservation, SESSION_ROW_BYTES, SessionId, SetMode,
 };
 use crate::rows::InodeRow;
+use crate::tests::backends::Yielding;
 use crate::tests::fixture::{Fixture, config, create, make_directory, rename, soon};
+use crate::tests::invariants::check_tree;
 use crate::{Identity, Inode, InodeKind};
 
 fn set_quota(path: &str, bytes_max: Option<u64>, inodes_max: Option<u64>) -> MetaChange {
@@ -117,12 +117,12 @@ async fn a_directory_that_is_in_use_gets_its_quota_with_all_that_is_below() {
     check_tree(&fixture.store).await;
     let refused = refusal(&fixture, rename("/v/a", "/a")).await;
     assert!(matches!(refused, MetaError::CrossQuota { .. }), "{refused}");
-    // A directory with a quota of its own goes wherever it likes, with what it counts for.
+    // A directory with a quota can be moved anywhere, with its charge.
     fixture.change(rename("/v/own", "/own")).await.unwrap();
     assert_eq!(used(&fixture, "/v").await, (30, 4));
     assert_eq!(used(&fixture, "/own").await, (40, 1));
     check_tree(&fixture.store).await;
-    // One name inside and one outside: a second quota would not know to whom it belongs.
+    // One name inside and one outside: it cannot belong to two quotas.
     let link = MetaChange::Link { from: At::path("/v/again"), to: At::path("/v/a/b/more") };
     fixture.change(link).await.unwrap();
     let refused = refusal(&fixture, set_quota("/v/a/b", None, None)).await;
@@ -174,7 +174,7 @@ async fn a_writer_is_stopped_before_he_writes_and_gives_back_what_he_did_not_nee
     let refused = refusal(&fixture, reserve(&second, 2, 21)).await;
     assert!(matches!(refused, MetaError::QuotaExceeded { .. }), "{refused}");
     fixture.change(report(&file, 30, &[1])).await.unwrap();
-    assert_eq!(used(&fixture, "/v").await, (68, 2), "he may still be able to write it");
+    assert_eq!(used(&fixture, "/v").await, (68, 2), "its writer may still have a capability");
     fixture.recount().await;
     assert_eq!(used(&fixture, "/v").await, (30, 2));
     fixture.change(reserve(&second, 2, 70)).await.unwrap();
@@ -206,7 +206,7 @@ async fn what_is_removed_while_somebody_has_it_open_counts_until_he_closes() {
     fixture.query(MetaQuery::ReportOpenFiles { client, add, release, all: true }).await.unwrap();
     fixture.collect_all().await;
     assert_eq!(used(&fixture, "/v").await, (0, 0));
-    // Nobody had it open when it lost its name, and somebody writes on: it counts again.
+    // It was closed when it lost its name, and is written again: it counts again.
     let file = fixture.create("/v/file").await;
     fixture.change(unlink("/v/file")).await.unwrap();
     assert_eq!(used(&fixture, "/v").await, (0, 0));
@@ -506,7 +506,7 @@ async fn no_client_says_that_a_file_is_longer_than_it_can_be() {
     assert_eq!(used(&fixture, "/v").await, (max, 1));
 }
 
-/// Rows of sessions are in the store that all volumes share: a client that begins them without end
+/// Rows of sessions are in the store that all volumes share: a client that starts them without limit
 /// is stopped by its own volume's limit of metadata, and gets back what it ends.
 #[tokio::test]
 async fn write_sessions_count_for_the_metadata_of_their_volume() {
@@ -536,24 +536,24 @@ async fn write_sessions_count_for_the_metadata_of_their_volume() {
         };
         MetaChange::Reserve { reservations: (first..first + BATCH).map(reservation).collect() }
     };
-    let mut begun = 0;
+    let mut started = 0;
     let refused = loop {
-        match fixture.change(batch(begun)).await {
-            Ok(_) => begun += BATCH,
+        match fixture.change(batch(started)).await {
+            Ok(_) => started += BATCH,
             Err(error) => break error,
         }
-        assert!(begun < 1 << 12, "sessions without end");
+        assert!(started < 1 << 12, "the number of sessions is unlimited");
     };
     assert!(matches!(refused, MetaError::QuotaExceeded { .. }), "{refused}");
     assert!(refused.to_string().contains("write sessions"), "{refused}");
-    assert!(begun >= 1 << 10, "{begun}");
+    assert!(started >= 1 << 10, "{started}");
     check_tree(&fixture.store).await;
     // One that is there already costs nothing more.
     fixture.change(batch(0)).await.unwrap();
     let open = MetaChange::Open { at: At::path("/v/file"), write: true };
     fixture.change(open.clone()).await.unwrap();
     check_tree(&fixture.store).await;
-    for first in (0..begun).step_by(BATCH as usize) {
+    for first in (0..started).step_by(BATCH as usize) {
         let ends: Vec<u128> = (first..first + BATCH).collect();
         fixture.change(report(&file, 1, &ends)).await.unwrap();
     }
@@ -599,7 +599,7 @@ async fn sparse_files_exhaust_the_counters_of_their_own_volume_alone() {
     check_tree(&fixture.store).await;
     let file = fixture.create("/v/other/file").await;
     fixture.change(report(&file, 1 << 52, &[])).await.unwrap();
-    // What is above all others fits into no further counter: a limit of its own would not be exact.
+    // What is above all others does not fit into another counter: a separate limit would not be exact.
     let plain = fixture.make_directory("/plain").await;
     for number in 0..33 {
         let at = At::entry(plain.id, number.to_string());

@@ -1,7 +1,5 @@
-//! What a file counts for beyond its length and reservation, and for how long.
+//! Recounts: charges of a file beyond its length and reservation, and their release.
 
-use crate::tests::backends::MostReads;
-use crate::tests::invariants::check_tree;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
@@ -18,7 +16,9 @@ use crate::protocol::{
     At, Inode, InodeKind, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, Reservation,
     SessionId, Written,
 };
+use crate::tests::backends::MostReads;
 use crate::tests::fixture::{Fixture, config, rename, soon};
+use crate::tests::invariants::check_tree;
 
 /// A file in a directory with a quota of 100 bytes, of which 12 more may be excess.
 async fn volume(config: TreeConfig) -> (Fixture, Inode) {
@@ -50,7 +50,7 @@ async fn reserve(fixture: &Fixture, file: InodeId, end: u64) {
     inodes[0].as_ref().unwrap();
 }
 
-/// Ends the session without a word of what was written.
+/// Ends the session without a length report.
 async fn end(fixture: &Fixture, file: InodeId) {
     let ends = vec![(file, SessionId(1))];
     fixture.change(MetaChange::ReportLengths { reports: Vec::new(), ends }).await.unwrap();
@@ -79,7 +79,7 @@ async fn what_was_given_back_counts_until_no_capability_for_it_is_good() {
         assert_eq!((used(&fixture).await, granted_end(&fixture, file.id).await), (68, 0), "{step}");
     }
     assert!(fixture.recorder.asked.lock().unwrap().is_empty(), "it would be too early");
-    // Whoever writes the same file again takes no more than it needs.
+    // Writing the same file again charges only what it needs.
     reserve(&fixture, file.id, 70).await;
     assert_eq!((used(&fixture).await, granted_end(&fixture, file.id).await), (70, 70));
     // Removing it frees all of it at once.
@@ -104,7 +104,7 @@ async fn what_is_stored_and_was_never_reported_counts_on_and_is_not_cut() {
     fixture.recorder.refuse.store(false, SeqCst);
     fixture.recount().await;
     assert_eq!((used(&fixture).await, granted_end(&fixture, file.id).await), (50, 0));
-    assert_eq!(fixture.stat("/v/file").await.unwrap().length(), 0, "nobody reported it");
+    assert_eq!(fixture.stat("/v/file").await.unwrap().length(), 0, "the length was not reported");
     assert!(fixture.recorder.trims.lock().unwrap().is_empty());
     assert_eq!(fixture.recorder.asked.lock().unwrap()[..], [(file.id, 0..80), (file.id, 0..80)]);
     fixture.recount().await;
@@ -387,7 +387,7 @@ async fn of_files_that_wait_nothing_is_read_but_since_when() {
     assert_eq!(most.load(SeqCst), 1);
 }
 
-/// It died after storage was asked, and somebody who has it open was heard before its chunks went.
+/// It died after storage was asked, and a client that has it open reported before its chunks were dropped.
 #[tokio::test]
 async fn a_file_that_is_revived_is_counted_again() {
     let (fixture, file) = volume(config()).await;
@@ -414,7 +414,7 @@ async fn a_file_that_is_revived_is_counted_again() {
     check_tree(&fixture.store).await;
 }
 
-/// A capability may be signed until the commit that gives back, which notes when it began.
+/// A capability may be signed until the releasing commit, which records its start.
 #[test]
 fn a_capability_and_a_write_with_it_end_before_it_is_counted() {
     let life_ms = threefs_core::terms::WRITE_LIFETIME_S * 1000;
@@ -424,7 +424,7 @@ fn a_capability_and_a_write_with_it_end_before_it_is_counted() {
     assert!(TreeConfig::default().recount_wait_ms >= needed_ms);
 }
 
-/// A store in which, while told so, changes are only made four at a time.
+/// A store that, while the flag is set, commits changes in groups of four.
 struct ByFours(Store, Arc<AtomicBool>, Barrier);
 
 impl Backend for ByFours {

@@ -1,7 +1,6 @@
-//! Removed files: nobody can read one whose chunks go, whoever has it open keeps it, and what a
-//! file's chunks must be is known.
+//! Removal of files: a file is unreadable before its chunks are dropped, open files are kept, and
+//! the set of existing chunks is exact.
 
-use crate::tests::invariants::check_tree;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -19,6 +18,7 @@ use crate::protocol::{
     Reservation, SessionId,
 };
 use crate::tests::fixture::{Fixture, config, count_inodes, routing, soon};
+use crate::tests::invariants::check_tree;
 use crate::{Identity, Tree, Written};
 
 const CHUNK: u64 = 1 << 20;
@@ -200,7 +200,7 @@ async fn a_file_knows_which_of_its_chunks_must_exist() {
     assert_eq!(written(&late), written(&cut));
 }
 
-/// Chunks that must exist, of the first so many.
+/// Which of the first chunks must exist.
 async fn existing(fixture: &Fixture, path: &str, chunks: u32) -> Vec<u32> {
     let all: Vec<u32> = (0..chunks).collect();
     let mut existing = Vec::new();
@@ -303,7 +303,10 @@ async fn only_chains_that_can_hold_chunks_need_be_asked() {
     for ends in [cut, removed] {
         // A writer that ended without a report may have written up to what it had reserved.
         assert!(ends.contains(&(small.id, 5 * CHUNK)), "{ends:?}");
-        assert!(ends.contains(&(loose.id, u64::MAX)), "without a quota nobody reserves: {ends:?}");
+        assert!(
+            ends.contains(&(loose.id, u64::MAX)),
+            "without a quota writers do not reserve: {ends:?}"
+        );
     }
 }
 
@@ -380,7 +383,7 @@ async fn a_file_that_a_capability_may_be_good_for_is_forgotten_once_more_after_i
     assert_eq!(forgotten(&fixture), 2);
     fixture.query(by_inode(file.id)).await.unwrap_err();
     check_tree(&store).await;
-    // Its place is free meanwhile, and nobody takes it back by saying that he has it open.
+    // Its name is free in the meantime, and reporting it as open does not restore it.
     fixture.create("/v/other").await;
     let (add, release) = (vec![file.id], vec![]);
     fixture

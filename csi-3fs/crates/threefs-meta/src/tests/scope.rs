@@ -1,11 +1,10 @@
-//! A volume's credential in the hands of somebody hostile: it may say it is root, knows paths and
-//! inode numbers of others, and tries each request.
+//! Isolation of volume credentials: a hostile client claims to be root, knows paths and inode numbers
+//! of other volumes, and tries each request.
 
-use crate::tests::backends::MostReads;
-use fabric::auth::ticket::{Grant, Ticket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
+use fabric::auth::ticket::{Grant, Ticket};
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_kv::Store;
 
@@ -14,6 +13,7 @@ use crate::protocol::{
     At, BATCH_MAX, Inode, InodeKind, LayoutDefaults, LengthReport, MetaChange, MetaError,
     MetaQuery, MetaReply, MetaRequest, MetaResult, RenameMode, Reservation, SessionId, SetMode,
 };
+use crate::tests::backends::MostReads;
 use crate::tests::fixture::{Fixture, config, create, make_directory, rename, soon};
 
 /// `/volumes/a` and `/volumes/b` with quotas; `/volumes/plain` without one.
@@ -191,13 +191,13 @@ async fn sessions_of_files_elsewhere_are_not_ended() {
         let reservations = vec![Reservation { inode, session, end, truncate_version }];
         volumes.fixture.change(MetaChange::Reserve { reservations }).await.unwrap();
     }
-    // Even by somebody who knows their names.
+    // Even by a client that knows their names.
     let ends = vec![(own.id, session), (volumes.secret.id, session)];
     volumes.change(MetaChange::ReportLengths { reports: vec![], ends }).await.unwrap();
     for (path, kept) in [("/volumes/a/data/own", 0), ("/volumes/b/data/secret", end)] {
         let InodeKind::File { reserved, .. } = volumes.fixture.stat(path).await.unwrap().kind
         else {
-            panic!("{path} is no file")
+            panic!("{path} is not a file")
         };
         assert_eq!(reserved, kept, "{path}");
     }

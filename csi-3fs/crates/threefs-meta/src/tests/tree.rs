@@ -1,22 +1,22 @@
-//! What each operation promises, one promise a test.
+//! Guarantees of the operations, one per test.
 
-use crate::config::TreeConfig;
-use crate::identity::Identity;
-use crate::rows;
-use crate::tests::backends::Unsure;
-use crate::tests::invariants::check_tree;
-use crate::tree::Tree;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use threefs_core::layout::ChainChoice;
 use threefs_kv::{Backend, EmbeddedConfig, KvError, Store};
 
+use crate::config::TreeConfig;
+use crate::identity::Identity;
 use crate::protocol::{
     At, BATCH_MAX, Inode, InodeKind, LayoutDefaults, LengthReport, MetaChange, MetaQuery,
     MetaReply, MetaRequest, Nanoseconds, ROOT, RequestId, SessionId,
 };
+use crate::rows;
+use crate::tests::backends::Unsure;
 use crate::tests::fixture::{Fixture, config, count_inodes, create, make_directory, rename, soon};
+use crate::tests::invariants::check_tree;
+use crate::tree::Tree;
 
 fn symlink(path: &str, target: &str) -> MetaChange {
     MetaChange::MakeSymlink { at: At::path(path), target: target.into() }
@@ -226,7 +226,7 @@ async fn a_longer_length_is_one_commit_and_a_cut_two() {
     assert_eq!(*fixture.recorder.trims.lock().unwrap(), [50, 0, 0].map(|to| (file.id, to)));
 }
 
-/// Storage is away for a moment; whoever opens the file meanwhile finishes the cut and writes on.
+/// Storage is away for a moment; opening the file in the meantime completes the truncation.
 #[tokio::test]
 async fn a_cut_that_is_asked_for_again_takes_nothing_that_came_after_it() {
     for length in [3, 0] {
@@ -286,7 +286,7 @@ async fn a_cut_that_storage_cannot_do_yet_keeps_writers_out_until_it_is_done() {
     let error = fixture.tree.answer(cut.clone(), soon()).await.unwrap_err();
     assert!(error.retryable() && error.to_string().contains("storage is away"), "{error}");
     assert!(fixture.change(open("/file")).await.unwrap_err().retryable());
-    // Another life of the service finishes what this one began.
+    // The next run of the service completes what this one started.
     let next = Fixture::open(fixture.store.clone(), config()).await;
     next.tree.finish_all_trims().await.unwrap();
     assert_eq!(*next.recorder.trims.lock().unwrap(), [(file.id, 3)]);
@@ -386,7 +386,10 @@ async fn sessions_of_clients_that_are_gone_end() {
     tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     fixture.tree.sweep(0).await.unwrap();
     fixture.collect_all().await;
-    assert!(fixture.recorder.trims.lock().unwrap().is_empty(), "just begun: all may still come");
+    assert!(
+        fixture.recorder.trims.lock().unwrap().is_empty(),
+        "just started: all clients may still report"
+    );
     fixture.tree.sweep(u64::MAX).await.unwrap();
     fixture.collect_all().await;
     assert_eq!(fixture.recorder.trims.lock().unwrap().len(), 1);

@@ -236,9 +236,9 @@ impl Tree {
     async fn set_length(
         &self,
         call: &ChangeCall<'_>,
-        begin: ops::StartTrim<'_>,
+        start: ops::StartTrim<'_>,
     ) -> Result<MetaReply, OpError> {
-        let reply = self.run_once(call, begin).await?;
+        let reply = self.run_once(call, start).await?;
         if let MetaReply::Inode(inode) = &reply {
             self.finish_trim(inode.id, call.deadline).await?;
         }

@@ -82,10 +82,10 @@ impl Page {
 
     fn change(&mut self, first: u64, end: u64, change: impl Fn(&mut u64, u64)) {
         for (number, word) in self.0.iter_mut().enumerate() {
-            let begin = number as u64 * 64;
-            let (from, to) = (first.clamp(begin, begin + 64), end.clamp(begin, begin + 64));
+            let base = number as u64 * 64;
+            let (from, to) = (first.clamp(base, base + 64), end.clamp(base, base + 64));
             if from < to {
-                change(word, (u64::MAX >> (64 - (to - from))) << (from - begin));
+                change(word, (u64::MAX >> (64 - (to - from))) << (from - base));
             }
         }
     }

@@ -104,7 +104,7 @@ impl Operation for StartMoves<'_> {
     ) -> Result<(RoutingVersion, Vec<(Move, Chain)>), OpError> {
         fence(txn, self.fence).await?;
         let mut known = load(txn).await?;
-        let mut begun = Vec::with_capacity(self.moves.len());
+        let mut started = Vec::with_capacity(self.moves.len());
         for planned in self.moves {
             let Some(chain) = known.routing.chains.get(&planned.chain) else { continue };
             let on = |node| chain.targets.iter().find(|place| place.node == node);
@@ -119,9 +119,9 @@ impl Operation for StartMoves<'_> {
             rows::write(txn, &rows::moving(chain.id), &this)?;
             known.routing.chains.insert(chain.id, chain.clone());
             known.routing.moves.insert(chain.id, this);
-            begun.push((this, chain));
+            started.push((this, chain));
         }
-        Ok((next_routing_version(txn).await?, begun))
+        Ok((next_routing_version(txn).await?, started))
     }
 }
 

@@ -48,7 +48,7 @@ impl Operation for AcquireLease<'_> {
     async fn run(&self, txn: &mut Transaction) -> Result<(Fence, Loaded), OpError> {
         let now = InspectLease.run(txn).await?;
         if now != *self.seen {
-            let holder = now.holder.map_or_else(|| "nobody".into(), |holder| holder.address);
+            let holder = now.holder.map_or_else(|| "no mgmtd".into(), |holder| holder.address);
             return Err(OpError::Fenced { holder });
         }
         let Self { manager, address, opening, .. } = *self;

@@ -58,7 +58,7 @@ pub(crate) async fn fence(txn: &mut Transaction, fence: Fence) -> Result<(), OpE
     match holder {
         Some(holder) if holder.manager == fence.manager && holder.epoch == fence.epoch => Ok(()),
         Some(holder) => Err(OpError::Fenced { holder: holder.address }),
-        None => Err(OpError::Fenced { holder: "nobody".into() }),
+        None => Err(OpError::Fenced { holder: "no mgmtd".into() }),
     }
 }
 

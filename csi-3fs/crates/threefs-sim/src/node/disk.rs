@@ -18,7 +18,7 @@ use crate::topology::At;
 /// A disk operation, completed when it is due.
 #[derive(Clone, Debug)]
 pub(crate) enum Job {
-    Apply { op: OpId, update: StoreUpdate, payload: Bytes, begun: Option<ChunkState> },
+    Apply { op: OpId, update: StoreUpdate, payload: Bytes, started: Option<ChunkState> },
     Commit { op: OpId, result: Result<ChunkState, StoreError> },
     Forgotten { op: OpId },
     Purged { op: OpId },
@@ -44,9 +44,9 @@ impl Simulation {
         }
         // The real store shows a pending state at some time between start and end.
         let early = !self.nodes[at.node].full && self.rng.random_bool(0.5);
-        let begun = early.then(|| self.hosted_mut(at).store.apply(&update, &payload).ok());
-        let begun = begun.flatten();
-        self.disk(at, 100..2_500, Job::Apply { op, update, payload, begun });
+        let started = early.then(|| self.hosted_mut(at).store.apply(&update, &payload).ok());
+        let started = started.flatten();
+        self.disk(at, 100..2_500, Job::Apply { op, update, payload, started });
     }
 
     pub(super) fn disk(&mut self, at: At, takes: std::ops::Range<u64>, job: Job) {
@@ -70,8 +70,8 @@ impl Simulation {
             return self.deliver_event(at, event);
         }
         let event = match job {
-            Job::Apply { op, update, payload, begun } => {
-                let result = self.end_apply(at, &update, &payload, begun);
+            Job::Apply { op, update, payload, started } => {
+                let result = self.end_apply(at, &update, &payload, started);
                 self.acknowledge_early(at, &result);
                 Event::Applied { op, result }
             }
@@ -134,11 +134,11 @@ impl Simulation {
         at: At,
         update: &StoreUpdate,
         payload: &Bytes,
-        begun: Option<ChunkState>,
+        started: Option<ChunkState>,
     ) -> Result<ChunkState, StoreError> {
         let (full, mutation) = (self.nodes[at.node].full, self.mutation);
         let store = &mut self.hosted_mut(at).store;
-        let result = match begun {
+        let result = match started {
             Some(pending) => Ok(pending),
             None if full && !payload.is_empty() => {
                 Err(StoreError::NoSpace { needed_bytes: payload.len() as u64 })

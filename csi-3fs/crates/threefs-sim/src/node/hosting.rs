@@ -89,7 +89,7 @@ impl Simulation {
         let hosted = self.hosted_mut(at);
         hosted.reopening.opened(now);
         let replica = replica(at, hosted.opening, mutation, purge_after_ms);
-        hosted.begin(replica);
+        hosted.start_replica(replica);
         self.deliver_routing(at)?;
         self.deliver_lease(at)?;
         if self.nodes[at.node].leaving && mutation != Mutation::ReportLeaveAtOnce {

@@ -73,7 +73,7 @@ impl Hosted {
     }
 
     /// Starts a replica on a newly opened store.
-    pub(super) fn begin(&mut self, replica: Replica) {
+    pub(super) fn start_replica(&mut self, replica: Replica) {
         self.replica = Some(replica);
         self.reported_offline = None;
     }

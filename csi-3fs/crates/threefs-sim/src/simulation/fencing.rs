@@ -70,7 +70,7 @@ impl Fencing {
     }
 
     /// Starts an update; returns when it expires.
-    pub(crate) fn begin(&mut self, tag: RequestTag, now: u64) -> Option<u64> {
+    pub(crate) fn start_update(&mut self, tag: RequestTag, now: u64) -> Option<u64> {
         let endless = !self.some || self.rng.random_bool(0.3);
         if endless && !self.purges {
             return None;
@@ -126,8 +126,8 @@ impl Simulation {
                 slot.committed.state.tags.iter().any(|applied| applied.tag == tag)
             });
         // Successors complete what the head has started, and the head repairs its chunks.
-        let begins = head.is_some_and(|head| head.target == at.target()) && !known;
-        if begins && self.now > *end {
+        let starts = head.is_some_and(|head| head.target == at.target()) && !known;
+        if starts && self.now > *end {
             let late = self.now - end;
             return Err(self.violation(format!("{tag} was started {late} us after its expiry")));
         }

@@ -31,7 +31,7 @@ pub(crate) struct Removal {
     /// For each chain: the last request, and whether it is complete.
     chains: Vec<(Option<u64>, bool)>,
     /// Garbage collection is running.
-    begun: bool,
+    running: bool,
 }
 
 impl Removal {
@@ -39,7 +39,7 @@ impl Removal {
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ SEED);
         let some = rng.random_bool(0.3) || mutation.needs_removal();
         let at = some.then(|| rng.random_range(50_000..FAULTS_END_US));
-        Self { rng, at, chains: vec![(None, false); chains], begun: false }
+        Self { rng, at, chains: vec![(None, false); chains], running: false }
     }
 
     /// Whether the removal is complete.
@@ -73,7 +73,7 @@ pub(super) fn removed_chunks() -> impl Iterator<Item = ChunkId> {
 impl Simulation {
     /// Asks the heads to forget the inode, until all have done so.
     pub(super) fn run_gc(&mut self) {
-        self.removal.begun = !self.removal.is_done();
+        self.removal.running = !self.removal.is_done();
         if self.removal.is_done() {
             return;
         }
@@ -109,7 +109,7 @@ impl Simulation {
             return;
         }
         self.removal.chains[chain] = (None, false);
-        if !self.removal.begun {
+        if !self.removal.running {
             self.push(0, SimEvent::Collect);
         }
     }

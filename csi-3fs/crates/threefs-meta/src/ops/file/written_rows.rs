@@ -140,8 +140,8 @@ pub(crate) async fn written_among(
     for chunk in chunks {
         for level in 0..LEVELS {
             let unit = u64::from(*chunk) >> (PAGE_SHIFT * u32::from(level));
-            let resolved = (level, unit / PAGE_BITS);
-            let page = match pages.entry(resolved) {
+            let page_key = (level, unit / PAGE_BITS);
+            let page = match pages.entry(page_key) {
                 Entry::Occupied(page) => page.into_mut(),
                 Entry::Vacant(page) => page.insert(read(txn, inode, level, unit).await?),
             };
