@@ -6,18 +6,25 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flyer.cli.output import Output, print_result, say
 from flyer.cli.screens import failure_lines
 from flyer.client.connection import Client
+from flyer.client.hosting import (
+    LocalCluster,
+    Manifest,
+    StatePaths,
+    driver_alive,
+    find_cluster,
+    host_driver,
+    read_manifest,
+)
 from flyer.errors import ExitStatus, FlyerError
-from flyer.local.cluster import LocalCluster, load_cluster
-from flyer.local.state_directory import STATES_FOLDER, StatePaths, driver_alive, find_state
 
 if TYPE_CHECKING:
-    from flyer.local.driver import Driver
+    from pathlib import Path
+
     from flyer.views import JobView
 
 __all__ = ["RunOptions", "finish", "run_command"]
@@ -30,7 +37,7 @@ END_POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What the command line args."""
+    """The options of the command line."""
 
     manifest: Path | None
     cluster: Path | None
@@ -56,12 +63,12 @@ def run_command(options: RunOptions) -> int:
         raise FlyerError.usage(
             f"invalid value `{options.logs}` for --logs: expected a rank, all or none"
         )
-    text = _read(options.manifest) if options.manifest else None
-    paths, cluster = _cluster(options)
+    manifest = read_manifest(options.manifest) if options.manifest else None
+    paths, cluster = find_cluster(options.cluster, options.state)
     for _ in range(DRIVE_TRIES_MAX):
         if driver_alive(paths):
             try:
-                jobs = _submit(options, paths, cluster, text)
+                jobs = _submit(paths, cluster, manifest)
             except FlyerError as error:
                 # The driver ended before the call: this process is the next driver.
                 if error.code != "Unreachable" or not _ends(paths):
@@ -69,46 +76,13 @@ def run_command(options: RunOptions) -> int:
                 continue
             return _follow(options, paths, jobs)
         try:
-            return _drive(options, paths, cluster, text)
+            return _drive(options, paths, cluster, manifest)
         except FlyerError as error:
-            if error.code != "AlreadyDriven" or text is None:
+            if error.code != "AlreadyDriven" or manifest is None:
                 raise
     raise FlyerError.unreachable(
         f"drivers of `{paths.root}` start and stop repeatedly", "find what starts them, and retry"
     )
-
-
-def _read(manifest: Path) -> str:
-    """The text of the manifest, validated."""
-    from flyer.local.submit import read_manifest
-
-    try:
-        text = manifest.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise FlyerError.usage(
-            f"cannot read the manifest `{manifest}`: {reason}", "give the path of a FlyerJob"
-        ) from error
-    read_manifest(text, str(manifest))
-    return text
-
-
-def _cluster(options: RunOptions) -> tuple[StatePaths, LocalCluster | None]:
-    """Where the state is, and the cluster if the command line names one."""
-    cluster = load_cluster(options.cluster) if options.cluster else None
-    if options.state is not None:
-        return StatePaths(options.state.expanduser().absolute()), cluster
-    if cluster is not None:
-        return StatePaths((Path.cwd() / STATES_FOLDER / cluster.name).absolute()), cluster
-    try:
-        return find_state(), None
-    except FlyerError as error:
-        if error.exit_status != ExitStatus.UNREACHABLE:
-            raise
-        raise FlyerError.usage(
-            "no cluster found",
-            "create one: flyer run JOB.yaml --cluster examples/clusters/two-zones.yaml",
-        ) from error
 
 
 # -- as a client -------------------------------------------------------------------------------
@@ -125,7 +99,7 @@ def _ends(paths: StatePaths) -> bool:
 
 
 def _submit(
-    options: RunOptions, paths: StatePaths, cluster: LocalCluster | None, text: str | None
+    paths: StatePaths, cluster: LocalCluster | None, manifest: Manifest | None
 ) -> list[JobView]:
     client = Client(paths)
     driver = client.ping()
@@ -134,12 +108,12 @@ def _submit(
             f"`{paths.root}` holds cluster `{driver['cluster']}`, not `{cluster.name}`",
             "remove --cluster to submit to it, or use another --state",
         )
-    if text is None or options.manifest is None:
+    if manifest is None:
         raise FlyerError.usage(
             f"process {driver['pid']} already drives `{paths.root}`",
             "submit a job with `flyer run JOB.yaml`, watch jobs with `flyer ps -w`",
         )
-    jobs = client.run_all(options.manifest)
+    jobs = client.run_all(manifest.path)
     for job in jobs:
         say(f"{job.key} is {job.state}{f': {job.message}' if job.message else ''}")
     return jobs
@@ -170,42 +144,31 @@ def _follow(options: RunOptions, paths: StatePaths, jobs: list[JobView]) -> int:
 
 
 def _drive(
-    options: RunOptions, paths: StatePaths, cluster: LocalCluster | None, text: str | None
+    options: RunOptions, paths: StatePaths, cluster: LocalCluster | None, manifest: Manifest | None
 ) -> int:
-    from flyer.local import submit
-    from flyer.local.session import drive
-
     logging.basicConfig(level=logging.WARNING, format="flyer: %(message)s")
     if options.detach:
         raise FlyerError.unreachable(
             f"no driver runs in `{paths.root}`, and --detach does not start one",
             "remove --detach, or start a driver with `flyer run --keep --cluster FILE`",
         )
-    if cluster is None:
-        if not paths.cluster.exists():
-            raise FlyerError.usage(f"`{paths.root}` has no cluster", "give its file with --cluster")
-        cluster = load_cluster(paths.cluster)
     outcome = _Outcome()
     thread = threading.Thread(
         target=_follow_own, args=(paths, options, outcome), name="flyer-follow", daemon=True
     )
 
-    def check(driver: Driver) -> None:
-        if text is not None and options.manifest is not None:
-            submit.check(driver, text, str(options.manifest), options.manifest.absolute().parent)
-
-    def opened(driver: Driver) -> None:
-        outcome.jobs = _first_jobs(driver, options, text)
-        if not outcome.jobs and not options.keep:
+    def opened(jobs: list[str]) -> None:
+        outcome.jobs = jobs
+        if not jobs and not options.keep:
             say(f"no unfinished job in `{paths.root}`")
 
     try:
-        signal_number = drive(
+        signal_number = host_driver(
+            paths,
             cluster,
-            paths.root,
-            preload=[*options.preload, *_preloads(text, options.manifest, paths)],
+            manifest,
+            preload=options.preload,
             keep=options.keep,
-            check=check,
             opened=opened,
             ready=thread.start,
         )
@@ -215,28 +178,6 @@ def _drive(
     if signal_number:
         return _interrupted(outcome, signal_number)
     return finish(outcome.last, options.output, driven=False)
-
-
-def _preloads(text: str | None, manifest: Path | None, paths: StatePaths) -> list[str]:
-    from flyer.local.pod_specs import with_folder
-    from flyer.local.preloads import preloads_of
-    from flyer.local.store import read_jobs
-    from flyer.local.submit import read_manifest
-
-    jobs = list(read_jobs(paths))
-    if text is not None and manifest is not None:
-        folder = manifest.absolute().parent
-        jobs += [with_folder(job, folder) for job in read_manifest(text, str(manifest))]
-    return sorted({name for job in jobs for name in preloads_of(job)})
-
-
-def _first_jobs(driver: Driver, options: RunOptions, text: str | None) -> list[str]:
-    from flyer.local.submit import submit
-
-    if text is not None and options.manifest is not None:
-        folder = options.manifest.absolute().parent
-        return submit(driver, text, str(options.manifest), folder)
-    return [key for key in sorted(driver.jobs) if not driver.view(key).finished]
 
 
 def _follow_own(paths: StatePaths, options: RunOptions, outcome: _Outcome) -> None:

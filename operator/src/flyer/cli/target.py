@@ -109,13 +109,9 @@ class Target(NamedTuple):
 
 
 def _local_state_found() -> bool:
-    from flyer.local.state_directory import find_state
+    from flyer.client.hosting import has_state
 
-    try:
-        find_state()
-    except FlyerError as error:
-        return error.code != "Unreachable"  # several clusters: --state selects one
-    return True
+    return has_state()
 
 
 def _kubeconfig_found() -> bool:
