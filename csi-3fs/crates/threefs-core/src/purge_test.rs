@@ -1,4 +1,4 @@
-//! Removed chunks are purged from the tail to the head, and nothing late brings them back.
+//! Purge of removed chunks from the tail to the head; late messages do not restore them.
 
 use super::*;
 use crate::message::PurgeRequest;
@@ -51,7 +51,7 @@ impl Bench {
         self.give(Event::Forgotten { op, result: Ok(()) })
     }
 
-    /// A forward of an update that builds on nothing.
+    /// A forward of an update without earlier content.
     fn fresh(&mut self, me: u64, from: u64, version: u64, purges: u64) -> Vec<Action> {
         let request = forward_request(self.to(me), from, version);
         let request = ForwardRequest { fresh: true, purges, ..request };
@@ -133,7 +133,7 @@ fn a_chunk_that_was_written_again_is_not_purged() {
     bench.set(state(6, tags(6)), None);
     bench.now += PURGE_AFTER_MS;
     assert!(bench.tick().is_empty());
-    // Nor when the request comes late.
+    // Nor if the request arrives late.
     let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving)]);
     bench.set(state(6, tags(6)), None);
     let refused = error_of(&bench.purge(2, 1, 5, 1));

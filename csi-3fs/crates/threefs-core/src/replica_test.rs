@@ -22,7 +22,7 @@ const TAG: RequestTag = RequestTag { client: ClientId(9), channel: ChannelId(0),
 #[path = "purge_test.rs"]
 mod purge;
 
-/// The store's side: only what the test puts in.
+/// A store with the content that the test sets.
 #[derive(Default)]
 struct Metas(BTreeMap<ChunkId, ChunkMeta>, ForgottenInodes, ChunkVersion);
 
@@ -118,7 +118,7 @@ fn forward_request(to: Address, from: u64, version: u64) -> ForwardRequest {
 }
 
 impl Bench {
-    /// Target `me` of a chain that it has served since before this test.
+    /// Target `me` of a chain that it has served since before the test.
     fn serving(me: u64, version: u32, states: &[(u64, PublicState)]) -> Self {
         let mut bench = Self::started(me);
         bench.give(Event::Routing(chain(1, &[(me, LastSrv)])));
@@ -174,7 +174,7 @@ impl Bench {
         self.metas.0.insert(CHUNK, ChunkMeta { chunk: CHUNK, committed, pending });
     }
 
-    /// The store has made the pending state of `op`.
+    /// Reports the pending state of `op` as durable.
     fn applied(&mut self, op: OpId, version: u64) -> Vec<Action> {
         let committed = self.metas.0.get(&CHUNK).map(|meta| meta.committed.clone());
         self.set(committed.unwrap_or_default(), Some(state(version, tags(version))));
@@ -258,7 +258,7 @@ fn a_retry_gets_the_first_answer_and_an_older_request_none() {
     }
     let older = RequestTag { sequence: 3, ..TAG };
     assert_eq!(error_of(&bench.update(1, older)), StorageError::DuplicateUpdate { tag: older });
-    // While it is on its way, a retry joins it.
+    // While the update is in progress, a retry joins it.
     let newer = RequestTag { sequence: 5, ..TAG };
     let (op, _) = apply_op(&bench.update(1, newer));
     assert!(bench.update(1, newer).is_empty());
@@ -266,8 +266,8 @@ fn a_retry_gets_the_first_answer_and_an_older_request_none() {
     assert_eq!(bench.committed(op, 7).len(), 2, "both are answered");
 }
 
-/// A late copy of a killed daemon's write, at a head that has seen nothing itself: it has restarted,
-/// or has just become head.
+/// A delayed copy of a write from a killed daemon, at a head without memory of it: it has
+/// restarted, or has just become head.
 #[test]
 fn a_new_head_refuses_a_late_write_of_an_earlier_life_by_the_tags_of_the_chunk() {
     let with_incarnation =
@@ -279,8 +279,8 @@ fn a_new_head_refuses_a_late_write_of_an_earlier_life_by_the_tags_of_the_chunk()
     apply_op(&bench.update(1, with_incarnation(3)));
 }
 
-/// Otherwise a client could make one that no replica can be sent, and for whose overwrite every disk
-/// has to keep room.
+/// Otherwise a client could create a chunk that cannot be sent to any replica, and every disk would
+/// have to reserve space for its overwrite.
 #[test]
 fn no_update_makes_a_chunk_larger_than_any_file_may_have() {
     let mut bench = Bench::serving(1, 3, &[(1, Serving)]);
@@ -338,8 +338,8 @@ fn a_pending_update_or_a_missing_lease_refuses_reads() {
     );
 }
 
-/// Found by the simulator (seed 22682): a head that was left behind while it slept heard of its
-/// demotion only when it was SYNCING already, and ended its update as if it were the tail.
+/// Found by the simulator (seed 22682): a head that was replaced while it was stopped received its
+/// demotion only when it was SYNCING already, and completed its update as if it were the tail.
 #[test]
 fn a_former_head_that_is_syncing_does_not_end_what_it_began() {
     let mut bench = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
@@ -411,7 +411,7 @@ fn a_syncing_target_takes_any_version_of_its_session_but_nothing_late() {
 }
 
 /// Found by the simulator (seed 31832): two nodes, each between a predecessor and a successor of a
-/// chain, held the places for whole chunks that they waited for.
+/// chain, held the slots for whole chunks that they waited for.
 #[test]
 fn nobody_waits_for_a_whole_chunk_once_the_target_serves() {
     let mut bench = Bench::started(1);
@@ -433,8 +433,8 @@ fn nobody_waits_for_a_whole_chunk_once_the_target_serves() {
     assert_eq!(actions.iter().filter(is_reply).count(), 2, "{actions:?}");
 }
 
-/// Found by the simulator (seed 66906): it was full, said so, and was made SERVING for what it had
-/// said before.
+/// Found by the simulator (seed 66906): a full target reported that, and was made SERVING because
+/// of an earlier report.
 #[test]
 fn a_target_that_ran_full_during_its_sync_does_not_serve_when_it_is_told_to() {
     let mut bench = Bench::started(1);
@@ -602,7 +602,7 @@ fn inodes_are_forgotten_here_then_down_the_chain_and_take_no_updates() {
     bench.set(state(1, tags(1)), None);
     let actions = bench.ask(forget(bench.to(1), None), b"");
     let [Action::ForgetInodes { op, .. }] = actions[..] else { panic!("{actions:?}") };
-    // From here on, not from the moment when the store is done.
+    // From now on, not from the time when the store has finished.
     let other = RequestTag { sequence: 5, ..TAG };
     let refused = error_of(&bench.update(1, other));
     assert_eq!(refused, StorageError::InodeForgotten { inode: CHUNK.inode });
@@ -680,7 +680,7 @@ fn a_failed_or_hung_store_gives_the_target_up() {
     let mut bench = Bench::serving(1, 3, &[(1, Serving)]);
     bench.update(1, TAG);
     assert_eq!(bench.replica.report(Millis(10_002)).state, LocalState::Offline, "it hangs");
-    // What was said by then holds, although the store answers now (seed 23632).
+    // The earlier report stands, although the store responds now (seed 23632).
     bench.now = 10_002;
     bench.applied(OpId(1), 1);
     assert_eq!(bench.replica.report(Millis(10_003)).state, LocalState::Online);
@@ -691,8 +691,8 @@ fn a_failed_or_hung_store_gives_the_target_up() {
     assert_eq!(bench.replica.report(Millis(2)).state, LocalState::Offline);
 }
 
-/// Found by the simulator (seed 21913): what could not be written was committed after the chain had
-/// changed.
+/// Found by the simulator (seed 21913): an update that could not be written was committed after a
+/// change of the chain.
 #[test]
 fn a_store_that_fails_for_an_aborted_update_is_given_up() {
     let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving)]);
@@ -703,8 +703,8 @@ fn a_store_that_fails_for_an_aborted_update_is_given_up() {
     assert!(bench.replica.has_failed());
 }
 
-/// Found by the simulator (seed 15722): an update whose commit the disk had lost was under way
-/// again, the comparison overlooked it, the successor served without it.
+/// Found by the simulator (seed 15722): an update whose commit the disk had lost was in progress
+/// again, the comparison missed it, and the successor served without it.
 #[test]
 fn a_sync_does_not_end_before_what_is_under_way() {
     let mut bench = Bench::started(1);
@@ -733,7 +733,7 @@ fn a_sync_does_not_end_before_what_is_under_way() {
     assert!(matches!(request, StorageRequest::SyncDone(_)));
 }
 
-/// What is reported OFFLINE must not serve: mgmtd continues the chain without it at once.
+/// A target that is reported OFFLINE must not serve: mgmtd continues the chain without it at once.
 #[test]
 fn a_replica_that_leaves_serves_nothing_whatever_it_learns_later() {
     let mut bench = Bench::serving(1, 5, &[(1, Serving), (2, Serving)]);
@@ -771,8 +771,8 @@ fn a_forward_asks_above_everything_that_waits_for_it() {
     assert_eq!(hop_of(&bench.give(Event::Tick)), Some(5), "the repeated call");
 }
 
-/// A file that was cut leaves removed chunks. Whoever asks for those that exist must not keep the
-/// replica from everything else while all of them are looked at.
+/// A truncated file leaves removed chunks. A query for existing chunks must not block the replica
+/// while it examines all of them.
 #[test]
 fn a_query_looks_at_a_bounded_number_of_removed_chunks() {
     const REMOVED: u32 = 20_000;
@@ -806,7 +806,7 @@ fn a_query_looks_at_a_bounded_number_of_removed_chunks() {
     assert!(answers >= 3, "{answers} answers for {REMOVED} removed chunks");
 }
 
-/// Each fence by itself: in whole schedules others of them stand behind it.
+/// Each fence by itself: in schedules, others stand behind it.
 #[test]
 fn a_forward_of_another_sender_or_version_of_the_chain_is_refused() {
     let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving), (3, Serving)]);

@@ -1,5 +1,5 @@
-//! Concurrent random transactions on few keys; afterwards all that committed are run again one by
-//! one in the order of their stamps on a plain map, and every read must have been the same.
+//! Concurrent random transactions on few keys. Afterwards all committed ones are repeated in the
+//! order of their stamps on a plain map, and every read must match.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ enum Step {
     Add(Vec<u8>, i64),
 }
 
-/// Sorted by stamp; one that wrote nothing comes after everything that its snapshot saw.
+/// Sorted by stamp; a read-only one comes after everything that its snapshot saw.
 #[derive(Debug)]
 struct Committed {
     place: (u64, u16, bool),
@@ -162,8 +162,8 @@ async fn the_embedded_store_is_serialisable() {
     }
 }
 
-/// The same steps on both stores, one transaction after the other, give the same reads: what one
-/// store gets wrong alone is seen here even if nothing conflicts.
+/// The same steps on both stores, one transaction after the other, give the same reads: this
+/// detects errors of one store even without conflicts.
 #[tokio::test]
 async fn both_stores_read_the_same() {
     let folder = tempfile::tempdir().unwrap();

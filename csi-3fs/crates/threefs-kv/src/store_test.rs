@@ -112,7 +112,7 @@ async fn named_conflicts_count_as_reads_and_writes() {
         assert!(!writer.is_read_only());
         writer.commit().await.unwrap();
         assert_eq!(reader.commit().await, Err(KvError::Conflict));
-        // A commit that changed nothing must not keep later ones from committing.
+        // A commit without changes must not cause later ones to conflict.
         let mut again = store.begin().await.unwrap();
         again.get(b"guard").await.unwrap();
         again.set(b"r", b"1");
@@ -291,7 +291,7 @@ async fn a_full_store_says_so_and_goes_on_when_there_is_space() {
     };
     assert!(matches!(error, KvError::NoSpace { .. }), "{error}");
     assert!(filled > 5);
-    // Everything that was acknowledged is there, and small things still fit after removing some.
+    // Everything acknowledged is there, and small rows still fit after some are removed.
     let mut txn = store.begin().await.unwrap();
     assert_eq!(
         txn.range(&KeyRange::new([0x40], [0xff]), 100).await.unwrap().len(),

@@ -1,4 +1,4 @@
-//! Dumps: of a store that is written meanwhile, whole or refused, back as the same rows.
+//! Dumps of a store that is being written: complete or refused, and loaded as the same rows.
 
 #![allow(clippy::unwrap_used)]
 
@@ -51,7 +51,7 @@ async fn a_dump_of_a_running_store_is_one_moment_of_it() {
     let file = folder.path().join("dump");
     let store = Store::embedded(config(&folder.path().join("store"))).unwrap();
     put(&store, 0..1000, b"a").await;
-    // Each transaction gives all rows one value: a dump with two values is none of any moment.
+    // Each transaction sets all rows to one value: a dump with two values is not from one snapshot.
     let writer = {
         let store = store.clone();
         tokio::spawn(async move {

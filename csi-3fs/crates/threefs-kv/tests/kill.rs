@@ -1,5 +1,5 @@
-//! kill -9 at random moments: every transaction that was acknowledged is there afterwards, and
-//! none is there in part.
+//! kill -9 at random times: every acknowledged transaction is there afterwards, and none is there
+//! partially.
 // A test fails by panicking, also in its helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -17,15 +17,15 @@ use threefs_kv::{EmbeddedConfig, KeyRange, Store};
 const CHILD: &str = "THREEFS_KV_KILL_CHILD";
 const ROUNDS: usize = 12;
 const WRITERS: u64 = 16;
-/// How long a child may say nothing: it takes milliseconds, and seconds to start from a cold disk.
+/// Maximum silence of a child: it takes milliseconds, and seconds to start from a cold disk.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
-/// Commits numbered transactions of two rows each, from many tasks at once; prints each number
-/// once it is acknowledged. Ends by being killed.
+/// Commits numbered transactions of two rows each, from many concurrent tasks; prints each number
+/// once it is acknowledged. Runs until it is killed.
 async fn commit_for_ever(path: &Path) {
     let store = Store::embedded(EmbeddedConfig::new(path)).unwrap();
     let first = rows(&store).await.last().map_or(0, |last| last + 1);
@@ -50,7 +50,7 @@ async fn commit_for_ever(path: &Path) {
     writers.into_iter().next().unwrap().await.unwrap();
 }
 
-/// The numbers in the store; both rows of each must be there.
+/// The numbers in the store; both rows of each must exist.
 async fn rows(store: &Store) -> Vec<u64> {
     let mut txn = store.begin().await.unwrap();
     let mut numbers = Vec::new();
@@ -91,7 +91,7 @@ fn what_was_acknowledged_survives_kill_9() {
             .spawn()
             .unwrap();
         let numbers = listen(child.stdout.take().unwrap());
-        // So many commits, however long they take; then a moment between two of them.
+        // After this many commits, and then some time between two of them.
         let mut hangs = false;
         for _ in 0..rand::rng().random_range(90..200) {
             match numbers.recv_timeout(PATIENCE) {

@@ -30,7 +30,7 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// A volume's ticket.
+/// The ticket of a volume.
 fn ticket(directory: InodeId) -> SealedTicket {
     let ticket = Ticket {
         cluster: "default".into(),
@@ -44,7 +44,7 @@ fn ticket(directory: InodeId) -> SealedTicket {
     ticket.seal(&KeyRing::of(key())).unwrap()
 }
 
-/// Up to where, and of which truncation.
+/// The permitted end, and the truncate version.
 fn reserve(file: &Inode, end: u64, truncate_version: u64) -> MetaChange {
     let (inode, session) = (file.id, SessionId(1));
     let reservation = Reservation { inode, session, end, truncate_version };
@@ -135,19 +135,19 @@ async fn a_reservation_comes_with_the_capability_to_use_it() {
     assert_eq!(asked(&tenant).await, 0, "nothing is reserved");
     assert_eq!(reserved(5 * MIB + 1, 0).await, 5 * MIB + 1);
     assert_eq!(asked(&tenant).await, 5 * MIB + 1);
-    // Beyond the quota there is nothing.
+    // Nothing beyond the quota.
     let refused = tenant.change(reserve(&file, 101 * MIB, 0), soon()).await;
     assert!(refused.is_err(), "{refused:?}");
     assert_eq!(asked(&tenant).await, 5 * MIB + 1);
-    // What was reserved for an earlier truncation is reserved no more.
+    // A reservation for an earlier truncate version is void.
     tenant.set_length(At::path("/file"), 0, soon()).await.unwrap();
     assert_eq!(reserved(9 * MIB, 0).await, 0);
     assert_eq!(asked(&tenant).await, 0);
     assert_eq!(reserved(2 * MIB, 1).await, 2 * MIB);
     tenant.set_length(At::path("/file"), 8 * MIB, soon()).await.unwrap();
     assert_eq!(asked(&tenant).await, 8 * MIB);
-    // The end of the last session takes what was reserved from new capabilities. The quota has an
-    // eighth of its limit back at once, and the rest when those from before have ended.
+    // The end of the last session removes the reservation from new capabilities. An eighth of the
+    // limit is released at once, the rest when the earlier capabilities have expired.
     let used = async || match control.query(MetaQuery::Quotas { at: At::path("/v") }, soon()).await
     {
         Ok(MetaReply::Quotas(quotas)) => quotas[0].bytes_used,
@@ -166,9 +166,9 @@ async fn a_reservation_comes_with_the_capability_to_use_it() {
     let ended = MetaChange::ReportLengths { reports: Vec::new(), ends };
     tenant.change(ended, soon()).await.unwrap();
     assert_eq!((asked(&tenant).await, used().await), (8 * MIB, 50 * MIB - 100 * MIB / 8));
-    // The kept answer to the reservation, sent again, brings what is reserved now.
+    // A retry of the reservation gets the current one.
     assert_eq!(attempt().await, 8 * MIB);
-    // A file that comes from outside all quotas, where writers do not reserve, has its length.
+    // A file from outside all quotas, where writers do not reserve, has its length.
     let (outside, _) = control.create(At::path("/outside"), true, soon()).await.unwrap();
     control.rename(At::path("/outside"), At::path("/v/inside"), soon()).await.unwrap();
     let query = MetaQuery::Capabilities { inodes: vec![outside.id] };
@@ -177,7 +177,7 @@ async fn a_reservation_comes_with_the_capability_to_use_it() {
     };
     let terms: FileTerms = decode(signed[0].as_ref().unwrap().terms()).unwrap();
     assert_eq!(terms.end, 0);
-    // Clients with the cluster's key need none.
+    // Clients with the cluster key need none.
     let reply = control.change(reserve(&file, MIB, 1), soon()).await.unwrap();
     assert!(matches!(reply, MetaReply::Inodes(_)), "{reply:?}");
 }

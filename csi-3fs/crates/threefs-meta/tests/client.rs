@@ -1,4 +1,4 @@
-//! The calling side of the metadata service against one that answers as the test says.
+//! The RPC client of the metadata service against a scripted service.
 // A test fails by panicking, also in its helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -21,7 +21,7 @@ fn deadline() -> Deadline {
     Deadline::after(Duration::from_secs(8))
 }
 
-/// Refuses the first call with a reason, and finds that all later ones came too late.
+/// Refuses the first call with a reason, and all later ones as expired.
 #[derive(Default)]
 struct Late(AtomicU64);
 
@@ -44,8 +44,8 @@ async fn serve(service: impl Service) -> (MetaClient, ShutdownHandle) {
     (client, handle)
 }
 
-/// The service's clock decides whether an attempt came too late, and may decide so a moment before
-/// the client's deadline.
+/// The service's clock decides whether an attempt has expired, possibly shortly before the client's
+/// deadline.
 #[tokio::test]
 async fn a_last_attempt_that_came_too_late_does_not_hide_why_the_others_were_refused() {
     let (client, _keep) = serve(Late::default()).await;
@@ -54,7 +54,7 @@ async fn a_last_attempt_that_came_too_late_does_not_hide_why_the_others_were_ref
     assert!(error.to_string().contains("no chains yet"), "{error}");
 }
 
-/// Without a refusal before it, the fault is all that is known.
+/// Without an earlier refusal, only the fault is known.
 #[tokio::test]
 async fn a_first_attempt_that_came_too_late_says_so() {
     let (client, _keep) = serve(Late(AtomicU64::new(1))).await;
@@ -66,7 +66,7 @@ async fn a_first_attempt_that_came_too_late_says_so() {
     );
 }
 
-/// Refuses the first call with a reason, and answers no later one.
+/// Refuses the first call with a reason, and does not answer later ones.
 #[derive(Default)]
 struct Silent(AtomicU64);
 
@@ -80,7 +80,7 @@ impl Service for Silent {
     }
 }
 
-/// What was refused at first may have been executed at last.
+/// A change that was refused first may have been executed last.
 #[tokio::test]
 async fn a_change_whose_last_attempt_got_no_answer_is_not_reported_as_refused() {
     let (client, _keep) = serve(Silent::default()).await;
@@ -90,7 +90,7 @@ async fn a_change_whose_last_attempt_got_no_answer_is_not_reported_as_refused() 
     for part in ["may have been made", "no chains yet"] {
         assert!(error.to_string().contains(part), "{error}");
     }
-    // A question changes nothing: why it was refused says more.
+    // A query changes nothing: the refusal is more useful.
     let (client, _keep) = serve(Silent::default()).await;
     let error = client.stat(At::path("/file"), soon()).await.unwrap_err();
     assert!(matches!(&error, MetaClientError::Refused(_)), "{error}");

@@ -49,7 +49,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// How often services are killed.
+/// Number of times that services are killed.
 const KILLS: usize = 8;
 
 fn key() -> Key {
@@ -63,7 +63,7 @@ fn soon() -> Deadline {
 /// Runs as a service until killed. It never shuts down: the handle is kept.
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn be_service(kind: &str, listen: &str, mgmtd: &str, folder: &Path) {
-    // Whatever ends the test ends its services.
+    // The services end with the test.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).unwrap();
     let (_handle, shutdown) = Shutdown::new();
     if kind == "mgmtd" {
@@ -178,7 +178,7 @@ async fn work_while_services_are_killed() {
                 while client.stat(At::path("/stop"), soon()).await.is_err() {
                     let file = format!("/d/{worker}-{number}");
                     let part = format!("{file}.part");
-                    // Exclusive: what is executed twice says `Exists` or `NotFound`.
+                    // Exclusive: a change that is executed twice fails with `Exists` or `NotFound`.
                     client.create(At::path(&part), true, soon()).await.unwrap();
                     client.rename(At::path(part), At::path(file), soon()).await.unwrap();
                     number += 1;
@@ -190,7 +190,7 @@ async fn work_while_services_are_killed() {
         .collect();
     drop(sender); // workers that all failed end the wait below
     for kill in 0..KILLS {
-        // So many files, however long they take; then a moment within the next one.
+        // After this many files, at some time during the next one.
         for _ in 0..rand::rng().random_range(15..60) {
             made.recv().await.unwrap();
         }
@@ -220,7 +220,7 @@ async fn start_mgmtd(
     (task, handle, address)
 }
 
-/// Connections of a service that has ended may hold its store for a moment.
+/// Connections of a stopped service may keep its store open for a moment.
 async fn until_free<T, E: std::fmt::Display>(
     mut open: impl AsyncFnMut() -> Result<T, E>,
 ) -> Result<T, E> {
@@ -235,7 +235,7 @@ async fn until_free<T, E: std::fmt::Display>(
     open().await
 }
 
-/// Runs a metadata service until it has answered a client or has ended.
+/// Runs a metadata service until it has answered a client or has stopped.
 async fn try_meta(folder: &Path, mgmtd: &str, name: &str) -> Result<(), MetaRunError> {
     let (handle, shutdown) = Shutdown::new();
     let config =
@@ -319,7 +319,7 @@ async fn without_chains_there_are_directories_and_files_wait_until_the_deadline(
     tokio::spawn(meta.serve(shutdown));
     let client = MetaClient::new(&address, &key(), ClientId(1));
     client.make_directory(At::path("/d/e"), true, soon()).await.unwrap();
-    // A deadline that passes before the first answer says nothing of chains: then a longer one.
+    // A deadline before the first reply does not report chains: retry with a longer one.
     for seconds in [1, 4, 16, 64] {
         let started = Instant::now();
         let deadline = Deadline::after(Duration::from_secs(seconds));
@@ -334,7 +334,7 @@ async fn without_chains_there_are_directories_and_files_wait_until_the_deadline(
     panic!("no answer in a minute");
 }
 
-/// Messages of the release before have no version; those of a later one have another.
+/// Messages of older releases have no version; those of later ones have another.
 #[tokio::test]
 async fn clients_of_other_versions_are_refused_with_the_remedy() {
     let folder = tempfile::tempdir().unwrap();
@@ -364,7 +364,7 @@ async fn clients_of_other_versions_are_refused_with_the_remedy() {
     }
 }
 
-/// Passes on what clients send, and nothing of what they are answered once `stop` is set.
+/// Forwards what clients send, and no replies once `stop` is set.
 async fn relay_that_stops(server: String, stop: tokio::sync::watch::Receiver<bool>) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -388,7 +388,8 @@ async fn relay_that_stops(server: String, stop: tokio::sync::watch::Receiver<boo
     address
 }
 
-/// Clients that ask for long replies and take none: their connections end, the memory stays.
+/// Clients that request long replies and do not receive them: their connections end, the memory
+/// stays bounded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replies_that_are_not_taken_do_not_fill_the_memory() {
     const CONNECTIONS: usize = 20;
@@ -431,8 +432,8 @@ async fn replies_that_are_not_taken_do_not_fill_the_memory() {
             });
         }
     }
-    // Until the callers give up: the relay does not notify them that the service closes the connections
-    // whose replies hold the memory that others wait for.
+    // Until the callers time out: the relay does not notify them that the service closes the
+    // connections with the replies that hold the memory.
     loop {
         let ended = tokio::time::timeout(Duration::from_millis(20), calls.join_next()).await;
         let grown = ALLOCATED.load(Relaxed).saturating_sub(before);

@@ -1,4 +1,4 @@
-//! Nodes come and nodes go: what the manager makes of it, with fake storage nodes.
+//! Growth and rebalancing of the manager, with fake storage nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use super::tests::{BOOTSTRAP, Cluster, FakeNode, TIMERS, is_whole, states_of};
 use super::*;
 use threefs_core::ids::ChainId;
 
-/// How many targets each node holds.
+/// Number of targets on each node.
 fn loads(routing: &RoutingInfo) -> BTreeMap<u32, usize> {
     let count = |node: &NodeId| routing.targets_of_node(*node).count();
     routing.nodes.keys().map(|node| (node.0, count(node))).collect()
@@ -18,7 +18,7 @@ fn balanced(routing: &RoutingInfo) -> bool {
     routing.moves.is_empty() && is_whole(routing) && most - least <= 1
 }
 
-/// What must hold of everything that is ever published.
+/// Invariants of every published routing.
 fn check(routing: &RoutingInfo) {
     assert!(routing.moves.len() <= 2, "too many moves at once: {:?}", routing.moves);
     for chain in routing.chains.values() {
@@ -78,7 +78,7 @@ async fn nodes_that_come_get_as_much_as_the_others_and_no_chain_loses_a_replica(
     assert_eq!(after.table(table.id, table.version), Some(table));
     assert!(table.chains.iter().all(|id| after.chains.contains_key(id)));
     assert_eq!(after.newest_table(table.id).unwrap().chains.len(), 10);
-    // Nothing more happens.
+    // Nothing else happens.
     for _ in 0..20 {
         cluster.step().await;
     }
@@ -92,7 +92,7 @@ async fn a_successor_of_the_manager_goes_on_with_the_moves() {
     steps_until(&mut cluster, "a move starts", 3, |it| !it.moves.is_empty()).await;
     let manager = Manager::new(cluster.store.clone(), 2, "m2", BOOTSTRAP, TIMERS);
     cluster.manager = manager;
-    // It knows everything only after it has taken the lease.
+    // Liveness is known only after it has acquired the lease.
     cluster.steps_until("it leads", |it| !it.chains.is_empty()).await;
     steps_until(&mut cluster, "balance", 3, balanced).await;
     assert!(!cluster.routing().retired.is_empty());
@@ -108,7 +108,7 @@ async fn a_node_that_dies_while_it_is_filled_delays_its_moves_only() {
         cluster.step().await;
         check(&cluster.routing());
     }
-    // Chains that were added for it have no files yet: no table has them.
+    // Chains added for it have no files yet: they are in no table.
     let routing = cluster.routing();
     let used = &routing.newest_table(crate::FIRST_TABLE).unwrap().chains;
     assert!(used.iter().all(|id| routing.chains[id].serving().count() >= 2));
@@ -187,7 +187,7 @@ async fn a_move_to_a_full_disk_is_given_up_and_not_begun_again_at_once() {
     assert!(destinations.iter().all(|target| routing.retired.contains(target)));
     assert!(destinations.len() <= 2, "what was under way, no more: {destinations:?}");
     assert!(routing.newest_table(crate::FIRST_TABLE).unwrap().chains.len() >= 6);
-    // There is room again: after a while it is tried again.
+    // There is space again: after a while the move is retried.
     cluster.nodes[3].full = false;
     cluster.now = cluster.now.after(600_000);
     steps_until(&mut cluster, "balance", 2, balanced).await;
@@ -248,7 +248,7 @@ async fn a_node_that_leaves_is_empty_in_the_end() {
         states_of(it, 1).is_empty() && it.moves.is_empty()
     })
     .await;
-    // It may die for good now.
+    // It may die permanently now.
     cluster.nodes[0].dead = true;
     steps_until(&mut cluster, "whole without it", 3, is_whole).await;
 }
@@ -274,7 +274,7 @@ async fn what_cannot_leave_is_told_and_leaves_when_there_is_room() {
         cluster.step().await;
     }
     assert_eq!(loads(&cluster.routing())[&1], held);
-    // Room comes: what was asked for is done without being asked for again.
+    // Space becomes available: the request is completed without repeating it.
     cluster.nodes.iter_mut().for_each(|node| node.used_bytes = 1);
     let gone = |it: &RoutingInfo| it.targets_of_node(NodeId(1)).count() == 0 && it.moves.is_empty();
     steps_until(&mut cluster, "node 1 is empty", 3, gone).await;

@@ -1,4 +1,4 @@
-//! Fake storage nodes and an injected clock over the real rules and the memory store.
+//! The manager with fake storage nodes, an injected clock and the memory store.
 
 use std::collections::BTreeMap;
 
@@ -12,19 +12,20 @@ pub(super) const TIMERS: Timers =
     Timers { node_failure_ms: 1000, primary_lease_ms: 3000, scan_ms: 50 };
 pub(super) const BOOTSTRAP: Bootstrap = Bootstrap { nodes: 3, replicas: 3, chains_per_node: 2 };
 
-/// A storage service that syncs at once and says what it should.
+/// A storage service that syncs at once and reports correctly.
 pub(super) struct FakeNode {
     id: NodeId,
     incarnation: u64,
     sequence: u64,
-    /// Targets that this life knows to be up to date, with the chain version of that knowledge.
+    /// Targets that this incarnation knows to be up to date, with the chain version of that
+    /// knowledge.
     known: BTreeMap<TargetId, (LocalState, ChainVersion)>,
     pub dead: bool,
-    /// Whatever is synced to it does not fit.
+    /// It has no space for syncs.
     pub full: bool,
-    /// Of 10 bytes of each target.
+    /// Bytes used of the 10 of each target.
     pub used_bytes: u64,
-    /// Of all its targets.
+    /// Capacity of all its targets.
     pub store: StoreId,
     pub chunks: u64,
     pub data: DataFolder,
@@ -106,12 +107,12 @@ impl Cluster {
         Self { store, manager, nodes, now: Millis(10_000) }
     }
 
-    /// 50 ms pass: mgmtd ticks, living nodes beat and learn the routing.
+    /// Advances the clock by 50 ms: mgmtd ticks, live nodes send heartbeats and fetch the routing.
     pub async fn step(&mut self) {
         self.now = self.now.after(50);
         self.manager.tick(self.now).await.unwrap();
         for node in self.nodes.iter_mut().filter(|node| !node.dead) {
-            // Refusals are part of life: "starting", "not primary".
+            // Refusals are normal: "starting", "not primary".
             let _ = self.manager.heartbeat(node.beat(), self.now).await;
             node.learn(&self.manager.published.borrow());
         }
@@ -277,7 +278,7 @@ async fn the_whole_cluster_dies_and_comes_back_by_the_last_one_that_served() {
 async fn a_restarted_mgmtd_continues_without_disturbing_anybody() {
     let mut cluster = Cluster::whole().await;
     let before = cluster.routing();
-    // The same store through another manager, whose predecessor does not renew any more.
+    // The same store through another manager, whose predecessor no longer renews its lease.
     cluster.manager = Manager::new(cluster.store.clone(), 2, "m2", BOOTSTRAP, TIMERS);
     cluster.now = cluster.now.after(1);
     cluster.manager.tick(cluster.now).await.unwrap();
@@ -324,7 +325,7 @@ async fn a_manager_that_lost_its_store_makes_no_chains_over_the_old_ones() {
         for node in &mut cluster.nodes {
             node.restart();
         }
-        // One disk holds data; as many empty ones as a new cluster needs report as well.
+        // One disk has data; as many empty ones as a new cluster needs report as well.
         cluster.nodes[0].data = data;
         cluster.nodes.push(FakeNode::new(9));
         for _ in 0..100 {
@@ -355,24 +356,25 @@ async fn a_node_of_another_cluster_is_refused_and_changes_nothing() {
 async fn of_two_managers_the_one_without_the_lease_is_fenced() {
     let mut cluster = Cluster::whole().await;
     let second = Manager::new(cluster.store.clone(), 2, "m2", BOOTSTRAP, TIMERS);
-    // While the first renews, the second waits, however long.
+    // While the first renews, the second waits.
     for _ in 0..100 {
         cluster.step().await;
         second.tick(cluster.now).await.unwrap();
         let error = second.heartbeat(cluster.nodes[0].beat(), cluster.now).await.unwrap_err();
         assert_eq!(error, MgmtdError::NotPrimary { holder: "m1".into() });
     }
-    // The first is paused; the second takes over after a whole lease and not before.
+    // The first is paused; the second takes over after a whole lease, not before.
     let paused = cluster.now;
     while second.status(cluster.now).await.is_err() {
         cluster.now = cluster.now.after(50);
         second.tick(cluster.now).await.unwrap();
     }
     // Its last renewal was up to a third of a lease before the pause; until a lease after that
-    // renewal it would still have answered.
+    // renewal it would still have replied.
     assert!(cluster.now.since(paused) >= TIMERS.primary_lease_ms * 2 / 3 - 50);
     assert!(cluster.manager.status(cluster.now).await.is_err());
-    // The first wakes up with its old clock and still believes: its write is refused.
+    // The first continues with its old clock and still considers itself primary: its write is
+    // refused.
     let version_before = second.routing(cluster.now).await.unwrap().version;
     cluster.nodes[0].restart();
     let heartbeat = cluster.nodes[0].beat();
@@ -411,7 +413,7 @@ fn a_bootstrap_that_cannot_be_is_refused_with_the_field_and_the_value() {
     assert!(bad.check().unwrap_err().contains("chains_per_node is 0"));
 }
 
-/// Every node dies and the first of them comes back with another disk.
+/// All nodes die and the first one comes back with another disk.
 #[tokio::test]
 async fn a_disk_that_did_not_serve_never_leads_and_is_named() {
     let mut cluster = Cluster::whole().await;
@@ -439,7 +441,7 @@ async fn a_disk_that_did_not_serve_never_leads_and_is_named() {
         (named.node, named.served_with, named.reported),
         (NodeId(1), StoreId(1), StoreId(77))
     );
-    // Another of those that served: it leads, and the new disk is synced from it.
+    // Another one of the last serving targets leads, and the new disk is synced from it.
     cluster.nodes[2].restart();
     cluster
         .steps_until("served by node 3", |routing| {
@@ -493,14 +495,14 @@ async fn an_operator_may_promote_a_copy_that_holds_chunks() {
         .await;
     let refused = cluster.manager.promote(target, true, now).await.unwrap_err();
     assert!(refused.to_string().contains("has a serving target"), "{refused}");
-    // Those that served last are synced from it.
+    // The last serving targets are synced from it.
     for node in [0, 2] {
         cluster.nodes[node].restart();
     }
     cluster.steps_until("whole", is_whole).await;
 }
 
-/// The power fails: the last heartbeats are not of the same moment.
+/// Power failure: the last heartbeats are from different times.
 #[tokio::test]
 async fn nodes_that_die_shortly_after_each_other_are_equals() {
     let mut cluster = Cluster::whole().await;
@@ -520,14 +522,14 @@ async fn nodes_that_die_shortly_after_each_other_are_equals() {
         .await;
 }
 
-/// All processes are killed; two are started anew before anybody has missed them, the third has
-/// lost its disk and never returns.
+/// All processes are killed; two restart before they are declared dead, the third has lost its disk
+/// and never returns.
 #[tokio::test]
 async fn nodes_that_restart_at_once_do_not_leave_a_dead_one_as_the_only_authority() {
     for first in 0..3 {
         let mut cluster = Cluster::whole().await;
         let (second, lost) = ((first + 1) % 3, (first + 2) % 3);
-        // A sync from a dead node does not end.
+        // A sync from a dead node does not complete.
         cluster.nodes.iter_mut().for_each(|node| (node.dead, node.full) = (true, true));
         cluster.step().await;
         cluster.nodes[first].restart();
@@ -547,7 +549,7 @@ async fn nodes_that_restart_at_once_do_not_leave_a_dead_one_as_the_only_authorit
     }
 }
 
-/// One node restarts while the others live: it is demoted at their next heartbeat.
+/// One node restarts while the others are alive: it is demoted at their next heartbeat.
 #[tokio::test]
 async fn a_restart_next_to_living_nodes_is_not_held_up() {
     let mut cluster = Cluster::whole().await;

@@ -1,4 +1,4 @@
-//! mgmtd behind its port: registration, long polls, a restart, bad input.
+//! mgmtd as a service: registration, long polls, a restart, invalid input.
 // A test fails by panicking, also in its helpers.
 #![allow(clippy::unwrap_used)]
 
@@ -76,7 +76,7 @@ async fn followers_learn_of_changes_at_once_and_through_a_restart() {
     assert_eq!((status.epoch, status.chains), (2, 4));
     let same = client.routing(RoutingVersion(0), Duration::ZERO, soon()).await.unwrap().unwrap();
     assert_eq!(same, *routing);
-    // The follower's connection was lost; it hears of the next change all the same.
+    // The follower's connection was lost; it receives the next change nevertheless.
     let moved = Heartbeat { address: "127.0.0.1:2".into(), ..heartbeat(2) };
     client.heartbeat(moved, soon()).await.unwrap();
     follower
@@ -126,8 +126,7 @@ fn ticket() -> SealedTicket {
     ticket.seal(&KeyRing::of(key())).unwrap()
 }
 
-/// A heartbeat that is refused ends the leases of a node: whoever may read a volume could stop the
-/// cluster.
+/// A refused heartbeat ends the leases of a node: a volume credential could stop the cluster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn long_polls_of_a_volume_never_keep_a_heartbeat_out() {
     let folder = tempfile::tempdir().unwrap();
@@ -146,7 +145,7 @@ async fn long_polls_of_a_volume_never_keep_a_heartbeat_out() {
             polls.spawn(async move { connection.call(poll, Payload::empty(), soon()).await });
         }
     }
-    // Some are refused: the others take all that there is for them.
+    // Some are refused: the others use all available slots.
     while polls.join_next().await.unwrap().unwrap().is_ok() {}
     let deadline = Deadline::after(Duration::from_millis(WAIT_MS_MAX / 3));
     node.heartbeat(heartbeat(2), deadline).await.unwrap();

@@ -1,4 +1,4 @@
-//! Many schedules without a violation; and each bug on purpose is found by the same schedules.
+//! Schedules without violations, and detection of each mutation by the same schedules.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -10,7 +10,7 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// `THREEFS_SIM_SCHEDULES` and `THREEFS_SIM_FIRST` choose others, for long runs.
+/// `THREEFS_SIM_SCHEDULES` and `THREEFS_SIM_FIRST` select others, for long runs.
 #[test]
 fn ten_thousand_schedules_without_a_violation() {
     let first = number("THREEFS_SIM_FIRST", 0);
@@ -61,7 +61,7 @@ fn ten_thousand_schedules_without_a_violation() {
         all.overloads,
         all.converged_after_us / 1_000
     );
-    // The schedules must be worth something.
+    // The schedules must make progress and have effective faults.
     assert!(all.answers > 20 * count, "clients hardly got an answer");
     assert!(u64::from(all.chain_versions) > 6 * count, "hardly a fault had an effect");
 }
@@ -85,7 +85,7 @@ fn a_seed_says_the_same_each_time() {
     }
 }
 
-/// `THREEFS_SIM_MUTATION` chooses one.
+/// `THREEFS_SIM_MUTATION` selects one.
 #[test]
 fn each_bug_on_purpose_is_found() {
     let chosen = std::env::var("THREEFS_SIM_MUTATION").ok();

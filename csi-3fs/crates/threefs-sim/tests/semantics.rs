@@ -1,4 +1,4 @@
-//! The tests that the promises in docs/concepts/storage-semantics.md name exist.
+//! The tests named in docs/concepts/storage-semantics.md exist.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

@@ -1,5 +1,5 @@
-//! Answers that are kept for retries: as many bytes as a volume may have, and none is dropped that a
-//! client may still ask for.
+//! Answers kept for retries: bounded per volume, and none is dropped that a client may still
+//! request.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::{Identity, Written};
 
 /// Files of one batch.
 const FILES: usize = 200;
-/// What a volume may have in a store of 64 MiB.
+/// The limit of a volume in a store of 64 MiB.
 const BOUND: i64 = 1 << 20;
 
 struct Volumes {
@@ -30,7 +30,7 @@ struct Volumes {
 }
 
 impl Volumes {
-    /// With a file in `/a` whose inode is as long as can be.
+    /// A fixture with a file in `/a` whose inode has the maximum size.
     async fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().into();
@@ -80,7 +80,7 @@ impl Volumes {
         }
     }
 
-    /// Bytes of answers in the store, whatever was counted.
+    /// Bytes of answers in the store, independent of the counters.
     async fn kept(&self) -> i64 {
         let mut txn = self.fixture.store.begin().await.unwrap();
         let all = threefs_kv::KeyRange::prefix(rows::ANSWERS);
@@ -92,7 +92,7 @@ impl Volumes {
     }
 }
 
-/// Under one client id, and under a new one each time.
+/// With one client id, and with a new one each time.
 #[tokio::test]
 async fn a_ticket_does_not_fill_the_store_with_answers() {
     for ids in [1, u128::MAX] {
@@ -115,7 +115,7 @@ async fn a_ticket_does_not_fill_the_store_with_answers() {
         assert!((BOUND / 2..=BOUND).contains(&volumes.kept().await), "{}", volumes.kept().await);
         check_tree(&volumes.fixture.store).await;
 
-        // Nothing was dropped that may be asked for again, and nothing is executed twice.
+        // No answer was dropped that may be requested again, and nothing is executed twice.
         let client = ClientId(7 + 1 % ids);
         let id = RequestId { client, sequence: 1, finished_below: 0 };
         let again = volumes.ask(volumes.a, id, volumes.change()).await;
@@ -125,7 +125,7 @@ async fn a_ticket_does_not_fill_the_store_with_answers() {
             // Its own changes so far.
             sequence = 1;
         }
-        // Another volume has its own room, and what a client acknowledges is room for its next one.
+        // Another volume has separate space, and acknowledged answers make room for the next ones.
         let id = RequestId { client: ClientId(1), sequence: 1, finished_below: 1 };
         volumes.ask(volumes.b, id, create("/file")).await.unwrap();
         sequence += 1;
@@ -139,7 +139,7 @@ async fn a_ticket_does_not_fill_the_store_with_answers() {
             let id = RequestId { client, sequence, finished_below: sequence };
             volumes.ask(volumes.a, id, volumes.change()).await.unwrap();
         }
-        // Clients that have ended count until they are swept.
+        // Answers of stopped clients count until they are swept.
         let tree = &volumes.fixture.tree;
         tree.sweep(tree.config.answer_keep_ms + tree.uptime_ms() + 1_000).await.unwrap();
         assert_eq!(volumes.kept().await, 0);
@@ -147,7 +147,7 @@ async fn a_ticket_does_not_fill_the_store_with_answers() {
     }
 }
 
-/// A client that writes many files in one change and ends leaves little behind.
+/// A client that writes many files in one change and stops leaves few bytes.
 #[tokio::test]
 async fn of_a_batch_little_is_kept_and_its_retry_gets_the_files_as_they_are() {
     let volumes = Volumes::new().await;

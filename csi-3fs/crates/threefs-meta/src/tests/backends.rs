@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use fabric::BoxFuture;
 use threefs_kv::{Backend, Commit, KeyRange, KvError, Row, Snapshot, Store, Versionstamp, Watch};
 
-/// A store that lets others run before everything it does, so that transactions interleave.
+/// A store that yields before each operation, so that transactions interleave.
 pub(crate) struct Yielding(pub Store);
 
 struct YieldingSnapshot(Box<dyn Snapshot>);
 
-/// Zero to two turns for others, differently each time.
+/// Yields zero to two times, differently each time.
 async fn yield_some() {
     static CALLS: AtomicU64 = AtomicU64::new(0);
     let call = CALLS.fetch_add(1, SeqCst).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -95,7 +95,7 @@ impl Backend for Unsure {
     }
 }
 
-/// A store that notes the most reads of one transaction.
+/// A store that records the maximum number of reads of a transaction.
 pub(crate) struct MostReads(pub Store, pub Arc<AtomicU64>);
 
 struct CountingSnapshot {

@@ -1,4 +1,4 @@
-//! Many clients at once on few names; the rows must make a tree at every moment.
+//! Many concurrent clients on few names; the rows must always form a tree.
 
 use std::sync::Arc;
 
@@ -105,7 +105,7 @@ async fn many_clients_leave_a_tree_on_disk() {
 async fn two_moves_that_would_make_a_circle_do_not_both_happen() {
     for round in 0..100 {
         let fixture = Arc::new(Fixture::interleaving().await);
-        // By inode, so that no path is read on the way: only the climb to the root can conflict.
+        // By inode, so that no path is read: only the walk to the root can conflict.
         let (one, two) =
             (fixture.make_directory("/x/1").await, fixture.make_directory("/y/2").await);
         let into = |name: &str, directory| MetaChange::Rename {

@@ -100,8 +100,8 @@ async fn reserved_attributes_are_the_control_planes_alone() {
     assert_eq!(found, MetaReply::Attribute(b"record".to_vec()));
 }
 
-/// One volume with a limit of inodes cannot fill the store of all: names, attributes and link
-/// targets count too, and give back what they took.
+/// A volume with an inode limit cannot fill the shared store: names, attributes and link targets
+/// count as well, and are released with their inodes.
 #[tokio::test]
 async fn a_limit_of_inodes_bounds_all_metadata_of_a_volume() {
     let fixture = Fixture::memory().await;
@@ -125,7 +125,7 @@ async fn a_limit_of_inodes_bounds_all_metadata_of_a_volume() {
     let (number, error) = refused.expect("attributes must count");
     assert!(number < 20 && error.to_string().contains("attributes"), "{number}: {error}");
     check_tree(&fixture.store).await;
-    // Names of one inode are not inodes; they count all the same.
+    // Names of one inode are not inodes, but count as metadata.
     fixture.change(attribute("/v/0", "user.a", None)).await.unwrap();
     let mut links = 0;
     let error = loop {
@@ -191,7 +191,7 @@ async fn special_files_are_made_moved_linked_and_removed() {
     assert!(fixture.recorder.trims.lock().unwrap().is_empty(), "they have no chunks");
 }
 
-/// The store of all tenants: nearly full, it refuses what grows, and removing makes it usable again.
+/// The shared store: when nearly full, it refuses growth, and removals make it usable again.
 #[tokio::test]
 async fn a_store_that_is_nearly_full_still_removes() {
     let folder = tempfile::tempdir().unwrap();

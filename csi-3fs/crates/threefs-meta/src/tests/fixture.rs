@@ -32,14 +32,14 @@ pub(crate) fn soon() -> Deadline {
 #[derive(Default)]
 pub(crate) struct Recorder {
     pub trims: Mutex<Vec<(InodeId, u64)>>,
-    /// Files that cannot be forgotten now.
+    /// Files that cannot be forgotten at present.
     pub unavailable: Mutex<Vec<InodeId>>,
-    /// Of trims and removals: the bound of where chunks may be.
+    /// End of the file's chunks in trims and removals.
     pub ends: Mutex<Vec<(InodeId, u64)>>,
     pub refuse: AtomicBool,
-    /// Where the chunks of files end that have some.
+    /// End of the stored bytes of files.
     pub stored: Mutex<BTreeMap<InodeId, u64>>,
-    /// The ranges in which ends were asked for.
+    /// The ranges of `stored_end` queries.
     pub asked: Mutex<Vec<(InodeId, Range<u64>)>>,
 }
 
@@ -95,7 +95,7 @@ impl ChunkTrimmer for Recorder {
     }
 }
 
-/// A tree as one client sees it.
+/// A tree with one client.
 pub(crate) struct Fixture {
     pub tree: Tree,
     pub store: Store,
@@ -161,12 +161,12 @@ impl Fixture {
         }
     }
 
-    /// Counts all files again that count for more than they need and have done so for long enough.
+    /// Recounts all files that are due.
     pub(crate) async fn recount(&self) {
         self.tree.recount(&mut Vec::new()).await.unwrap();
     }
 
-    /// Collects until nothing is left to collect.
+    /// Runs garbage collection until nothing is left.
     pub(crate) async fn collect_all(&self) {
         while self.tree.collect().await.unwrap() > 0 {}
     }
@@ -204,7 +204,7 @@ pub(crate) fn rename(from: &str, to: &str) -> MetaChange {
     MetaChange::Rename { from: At::path(from), to: At::path(to), mode: RenameMode::Replace }
 }
 
-/// How many inodes there are.
+/// Number of inodes.
 pub(crate) async fn count_inodes(store: &Store) -> usize {
     let mut txn = store.begin().await.unwrap();
     txn.range(&KeyRange::prefix(b"INOD"), usize::MAX).await.unwrap().len()

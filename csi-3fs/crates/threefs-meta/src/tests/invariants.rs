@@ -8,8 +8,8 @@ use threefs_kv::{KeyRange, Store, Transaction};
 use crate::protocol::{EntryKind, SESSION_ROW_BYTES};
 use crate::rows::{self, DentryRow, InodeRow, QuotaRow, REMOVED, RemovalRow};
 
-/// Reads all rows and panics unless they make one tree: every name has its inode, every directory
-/// one name and the right parent, links are as many as names, and what no name reaches is queued
+/// Reads all rows and panics unless they form one tree: every name has its inode, every directory
+/// has one name and the right parent, link counts match names, and inodes without names are queued
 /// for collection.
 pub(crate) async fn check_tree(store: &Store) {
     let mut txn = store.begin().await.unwrap();
@@ -68,7 +68,7 @@ pub(crate) async fn check_tree(store: &Store) {
     }
 }
 
-/// Each directory that has a name counts the directories in it, and no other row counts anything.
+/// Each directory with a name counts its subdirectories, and no other row counts anything.
 async fn check_subdirectories(txn: &mut Transaction, inodes: &BTreeMap<InodeId, InodeRow>) {
     let mut expected: BTreeMap<InodeId, i64> = BTreeMap::new();
     for (id, row) in inodes {
@@ -88,7 +88,7 @@ async fn check_subdirectories(txn: &mut Transaction, inodes: &BTreeMap<InodeId, 
     assert!(expected.is_empty(), "not counted: {expected:?}");
 }
 
-/// What is kept of names, attributes and targets is what they are.
+/// The charge of names, attributes and targets matches them.
 async fn check_metadata_bytes(txn: &mut Transaction, row: &InodeRow, names: &[(InodeId, String)]) {
     let named: usize = names.iter().map(|(_, name)| name.len() + 64).sum();
     let prefix = rows::attributes(row.inode.id);
@@ -108,8 +108,8 @@ async fn check_metadata_bytes(txn: &mut Transaction, row: &InodeRow, names: &[(I
     }
 }
 
-/// Counters are exactly what the inodes that count for them are, and each name is in a directory of
-/// its inode's quota.
+/// Quota counters match the inodes that they count, and each name is in a directory of its inode's
+/// quota.
 async fn check_quotas(txn: &mut Transaction, inodes: &BTreeMap<InodeId, InodeRow>) {
     let quotas: BTreeMap<InodeId, QuotaRow> = txn
         .range(&KeyRange::prefix(b"QUOT"), usize::MAX)
@@ -152,7 +152,7 @@ async fn check_quotas(txn: &mut Transaction, inodes: &BTreeMap<InodeId, InodeRow
     }
 }
 
-/// Counters of kept answers are exactly what is kept.
+/// Counters of answers match the stored answers.
 async fn check_answers(txn: &mut Transaction) {
     let mut expected: BTreeMap<InodeId, i64> = BTreeMap::new();
     for (key, value) in txn.range(&KeyRange::prefix(rows::ANSWERS), usize::MAX).await.unwrap() {
@@ -170,7 +170,7 @@ async fn check_answers(txn: &mut Transaction) {
     assert!(expected.is_empty(), "answers that are not counted: {expected:?}");
 }
 
-/// From a directory one must come to the root, or to the top of something removed.
+/// Walks from a directory up to the root, or to the top of a removed tree.
 fn climb(inodes: &BTreeMap<InodeId, InodeRow>, from: InodeId) {
     let mut at = from;
     for _ in 0..=inodes.len() {

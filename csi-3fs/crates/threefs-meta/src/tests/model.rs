@@ -1,4 +1,4 @@
-//! Random changes, each sent twice, against a tree that anybody can read: nested maps.
+//! Random changes, each sent twice, compared with a simple model: nested maps.
 
 use std::collections::BTreeMap;
 
@@ -232,7 +232,7 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 fn text(path: &Path) -> String {
-    // Written in ways that mean the same.
+    // Equivalent spellings.
     format!("/{}", path.join("//./"))
 }
 
@@ -321,7 +321,7 @@ async fn run(actions: Vec<Action>) {
                 let request =
                     MetaRequest::Change { id: fixture.next_id(), caller: Identity::ROOT, change };
                 let first = fixture.tree.answer(request.clone(), soon()).await;
-                // As after a lost answer: the same request again.
+                // As after a lost reply: the same request again.
                 let again = fixture.tree.answer(request, soon()).await;
                 if first.is_ok() {
                     assert_eq!(first, again, "{action:?}: a retry was executed");

@@ -96,7 +96,7 @@ async fn names_are_made_moved_and_removed_by_who_may_write_in_their_directory() 
         let result = ask(&fixture, &BOB, change.clone()).await;
         assert!(denied(&result), "{change:?}: {result:?}");
     }
-    // Without x one does not even learn whether a name is there.
+    // Without search permission, the existence of a name is not revealed.
     ask(&fixture, &ALICE, change_mode("/home", 0o700)).await.unwrap();
     let stat = |caller: &Identity| MetaRequest::Query {
         caller: caller.clone(),
@@ -137,7 +137,7 @@ async fn modes_owners_and_times_are_the_owners_to_change() {
     assert!(not_permitted(&ask(&fixture, &ALICE, change_owner("/open/file", None, Some(7))).await));
     let member = Identity { groups: vec![7], ..ALICE };
     ask(&fixture, &member, change_owner("/open/file", None, Some(7))).await.unwrap();
-    // Not of the group any more: the set-group bit does not stay; nor does it after a change of owner.
+    // Outside the group the set-group bit is cleared, as it is by a change of owner.
     ask(&fixture, &ALICE, change_mode("/open/file", 0o6755)).await.unwrap();
     assert_eq!(fixture.stat("/open/file").await.unwrap().mode, 0o4755);
     ask(&fixture, &Identity::ROOT, change_owner("/open/file", Some(1000), None)).await.unwrap();

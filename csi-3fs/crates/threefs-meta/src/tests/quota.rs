@@ -1,4 +1,4 @@
-//! Quotas: exact, never passed, whatever happens in which order.
+//! Quotas: exact, and never exceeded in any order of events.
 
 use std::sync::Arc;
 
@@ -85,7 +85,7 @@ async fn every_quota_above_holds_and_says_which_one_refused() {
     fixture.create("/v/third").await;
     let refused = refusal(&fixture, create("/v/inner/fourth")).await;
     assert!(refused.to_string().contains("allows 3 inodes: 3 are in use"), "{refused}");
-    // Lower than what is in use: nothing new fits, what is there stays.
+    // Below the current usage: nothing new fits, existing data stays.
     fixture.change(set_quota("/v/inner", Some(50), None)).await.unwrap();
     let refused = refusal(&fixture, report(&file, 101, &[])).await;
     assert!(refused.to_string().contains(&inner.id.to_string()), "{refused}");
@@ -142,7 +142,7 @@ async fn files_move_between_quotas_and_those_with_several_names_do_not() {
     fixture.change(report(&other, 40, &[])).await.unwrap();
     let refused = refusal(&fixture, rename("/one/file", "/two/file")).await;
     assert!(matches!(refused, MetaError::QuotaExceeded { .. }), "{refused}");
-    // What is replaced makes room in the same instant.
+    // A replaced file makes room at once.
     fixture.change(rename("/one/file", "/two/other")).await.unwrap();
     assert_eq!(used(&fixture, "/one").await, (0, 0));
     assert_eq!(used(&fixture, "/two").await, (70, 1));
@@ -178,7 +178,7 @@ async fn a_writer_is_stopped_before_he_writes_and_gives_back_what_he_did_not_nee
     fixture.recount().await;
     assert_eq!(used(&fixture, "/v").await, (30, 2));
     fixture.change(reserve(&second, 2, 70)).await.unwrap();
-    // Of two writers of a file the last one gives back.
+    // The last of two writers of a file releases the reservation.
     fixture.change(reserve(&second, 3, 60)).await.unwrap();
     fixture.change(report(&second, 10, &[2])).await.unwrap();
     assert_eq!(used(&fixture, "/v").await, (100, 2));
@@ -303,7 +303,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// What an action asks for now; `None` if the place does not have it.
+/// The current bytes of an action; `None` if the location does not have it.
 async fn change_of(
     fixture: &Fixture,
     kind: Kind,
@@ -367,7 +367,7 @@ async fn run(actions: Vec<Action>) {
         }
         check_tree(&fixture.store).await;
     }
-    // Nothing is stored of any file, so each counts for what it needs in the end.
+    // Nothing is stored, so each file counts for what it needs in the end.
     fixture.recount().await;
     check_tree(&fixture.store).await;
     let mut txn = fixture.store.begin().await.unwrap();
@@ -388,7 +388,7 @@ proptest! {
     }
 }
 
-/// Many writers fill a quota to its last byte and inode, and none gets past it.
+/// Many writers fill a quota to its last byte and inode, and none exceeds it.
 async fn race(store: Store, writers: u64) {
     let fixture = Arc::new(Fixture::open(store, config()).await);
     fixture.make_directory("/v/in").await;
@@ -461,7 +461,7 @@ async fn the_layout_of_a_file_bounds_its_length() {
     let fixture = Fixture::memory().await;
     fixture.create("/file").await;
     let set = |length| MetaChange::SetLength { at: At::path("/file"), length };
-    // A pebibyte of nothing is only a number.
+    // A sparse pebibyte has only a length.
     fixture.change(set(1 << 50)).await.unwrap();
     assert_eq!(fixture.stat("/file").await.unwrap().length(), 1 << 50);
     let refused = refusal(&fixture, set(1 << 53)).await;
@@ -469,8 +469,8 @@ async fn the_layout_of_a_file_bounds_its_length() {
     assert_eq!(LayoutDefaults::default().chunk_bytes, 0);
 }
 
-/// What a client reports or reserves is bounded as what is set: a length beyond 2^63 fails lookups in
-/// every kernel, and one that is near it takes what the quotas above have for others.
+/// Reported and reserved lengths are bounded like set ones: kernels fail lookups of a length beyond
+/// 2^63, and one near it would use up the quotas above.
 #[tokio::test]
 async fn no_client_says_that_a_file_is_longer_than_it_can_be() {
     let fixture = Fixture::memory().await;
@@ -506,8 +506,8 @@ async fn no_client_says_that_a_file_is_longer_than_it_can_be() {
     assert_eq!(used(&fixture, "/v").await, (max, 1));
 }
 
-/// Rows of sessions are in the store that all volumes share: a client that starts them without limit
-/// is stopped by its own volume's limit of metadata, and gets back what it ends.
+/// Session rows are in the store shared by all volumes: a client that starts sessions without limit
+/// is stopped by its volume's metadata limit, and ended sessions are released.
 #[tokio::test]
 async fn write_sessions_count_for_the_metadata_of_their_volume() {
     const BATCH: u128 = 256;
@@ -548,7 +548,7 @@ async fn write_sessions_count_for_the_metadata_of_their_volume() {
     assert!(refused.to_string().contains("write sessions"), "{refused}");
     assert!(started >= 1 << 10, "{started}");
     check_tree(&fixture.store).await;
-    // One that is there already costs nothing more.
+    // An existing one costs nothing more.
     fixture.change(batch(0)).await.unwrap();
     let open = MetaChange::Open { at: At::path("/v/file"), write: true };
     fixture.change(open.clone()).await.unwrap();
@@ -563,14 +563,14 @@ async fn write_sessions_count_for_the_metadata_of_their_volume() {
     fixture.change(rename("/file", "/v/file")).await.unwrap();
     let after = quotas(&fixture, "/v").await[0];
     assert_eq!(after.metadata_used, before.metadata_used + SESSION_ROW_BYTES);
-    // The sweep ends what its client left.
+    // The sweep ends the sessions of its client.
     fixture.tree.sweep(fixture.tree.config.session_timeout_ms + 1_000_000).await.unwrap();
     assert_eq!(quotas(&fixture, "/v").await[0].metadata_used, before.metadata_used);
     check_tree(&fixture.store).await;
 }
 
-/// A file of 2^58 bytes costs nothing: those of one volume without a limit of bytes must not take
-/// what the counters above it can hold.
+/// A sparse file of 2^58 bytes costs nothing: files of a volume without a byte limit must not use
+/// up the counters above it.
 #[tokio::test]
 async fn sparse_files_exhaust_the_counters_of_their_own_volume_alone() {
     let fixture = Fixture::memory().await;
@@ -581,7 +581,7 @@ async fn sparse_files_exhaust_the_counters_of_their_own_volume_alone() {
     let hostile = fixture.stat("/v/hostile").await.unwrap().id;
     let layout = LayoutDefaults { chunk_bytes: 64 << 20, stripe: 1 };
     let mut refused = 0;
-    // As many of the longest as fit, then all that is left.
+    // As many of the longest files as fit, then the rest.
     let lengths = [1 << 58; 31].into_iter().chain((0..=58).rev().map(|shift| 1 << shift));
     for (number, length) in lengths.enumerate() {
         let at = At::path(format!("/v/hostile/{number}"));
@@ -613,7 +613,7 @@ async fn sparse_files_exhaust_the_counters_of_their_own_volume_alone() {
     assert!(error.to_string().contains("remove sparse ones"), "{error}");
 }
 
-/// What no file could be made with is refused where it is set, not by each creation.
+/// Invalid defaults are refused when they are set, not by each creation.
 #[tokio::test]
 async fn a_directory_takes_no_layout_that_its_files_cannot_have() {
     let fixture = Fixture::memory().await;

@@ -60,7 +60,7 @@ async fn cut(fixture: &Fixture, length: u64) {
     fixture.change(MetaChange::SetLength { at: At::path("/v/file"), length }).await.unwrap();
 }
 
-/// Up to where new capabilities let their holders write.
+/// End of the bytes that new capabilities permit to write.
 async fn granted_end(fixture: &Fixture, file: InodeId) -> u64 {
     fixture.tree.terms(&[file], 9, soon()).await.unwrap()[0].as_ref().unwrap().end
 }
@@ -109,14 +109,14 @@ async fn what_is_stored_and_was_never_reported_counts_on_and_is_not_cut() {
     assert_eq!(fixture.recorder.asked.lock().unwrap()[..], [(file.id, 0..80), (file.id, 0..80)]);
     fixture.recount().await;
     assert_eq!(fixture.recorder.asked.lock().unwrap().len(), 2, "it is counted");
-    // A client that was cut off reports it now: that needs no room.
+    // A disconnected client reports it now: that needs no space.
     let written = Written::default();
     let report = LengthReport { inode: file.id, length: 50, truncate_version: 0, written };
     let change = MetaChange::ReportLengths { reports: vec![report], ends: Vec::new() };
     fixture.change(change).await.unwrap();
     assert_eq!(used(&fixture).await, 50);
     check_tree(&fixture.store).await;
-    // Cut off, it is given back in its time, and not while storage has it still.
+    // After the truncation it is released in time, but not while storage still has it.
     fixture.recorder.refuse.store(true, SeqCst);
     let change = MetaChange::SetLength { at: At::path("/v/file"), length: 20 };
     fixture.change(change).await.unwrap_err();
@@ -130,8 +130,8 @@ async fn what_is_stored_and_was_never_reported_counts_on_and_is_not_cut() {
     check_tree(&fixture.store).await;
 }
 
-/// Between the question to storage and its answer the file is reserved further and given back again:
-/// capabilities from then are good for longer.
+/// Between the query to storage and its reply the file is reserved further and released again:
+/// those capabilities are valid for longer.
 #[tokio::test]
 async fn what_was_given_back_meanwhile_waits_for_its_own_time() {
     let (fixture, file) = volume(config()).await;
@@ -150,7 +150,7 @@ async fn what_was_given_back_meanwhile_waits_for_its_own_time() {
     let recount = ops::Recount { file: &listed[0], stored_end: 0 };
     fixture.store.transact(soon(), &recount).await.unwrap();
     assert_eq!(used(&fixture).await, 78);
-    // What is reserved at that moment counts.
+    // The current reservation counts.
     let (listed, _) = fixture.store.transact(soon(), &list).await.unwrap();
     reserve(&fixture, file.id, 60).await;
     let recount = ops::Recount { file: &listed[0], stored_end: 0 };
@@ -176,7 +176,7 @@ async fn after_a_restart_it_waits_anew() {
     check_tree(&again.store).await;
 }
 
-/// More files than one page has.
+/// More files than one page.
 #[tokio::test]
 async fn every_file_has_its_turn() {
     let (fixture, _) = volume(config()).await;
@@ -196,7 +196,7 @@ async fn every_file_has_its_turn() {
     check_tree(&fixture.store).await;
 }
 
-/// A holder that stores what it gave back: whatever it does, quota and excess together bound it.
+/// A client that stores bytes which it has released is bounded by quota and excess together.
 #[tokio::test]
 async fn an_eighth_more_than_the_limit_is_the_most_that_can_be_stored() {
     let (fixture, file) = volume(config()).await;
@@ -224,7 +224,7 @@ async fn an_eighth_more_than_the_limit_is_the_most_that_can_be_stored() {
     check_tree(&fixture.store).await;
 }
 
-/// Each of them sees the whole room for excess, and one gets it.
+/// Each change sees the whole room for excess, and one gets it.
 #[tokio::test]
 async fn sessions_that_end_side_by_side_share_the_room_for_excess() {
     let fixture = Arc::new(Fixture::interleaving().await);
@@ -253,7 +253,7 @@ async fn sessions_that_end_side_by_side_share_the_room_for_excess() {
     check_tree(&fixture.store).await;
 }
 
-/// What one file gives back does not lift the limit for what another one takes in the same change.
+/// Bytes released by one file do not raise the limit for another file in the same change.
 #[tokio::test]
 async fn a_change_that_also_gives_back_stays_within_the_limit() {
     let (fixture, file) = volume(config()).await;
@@ -279,7 +279,7 @@ async fn excess(fixture: &Fixture, path: &str, end: u64) -> Inode {
     file
 }
 
-/// RecountEntry of a file that was removed is given back, and the next file takes its room.
+/// The excess of a removed file is released, and the next file uses its room.
 #[tokio::test]
 async fn a_removed_file_that_counts_again_counts_as_used() {
     let (fixture, _) = volume(config()).await;
@@ -300,7 +300,7 @@ async fn a_removed_file_that_counts_again_counts_as_used() {
     check_tree(&fixture.store).await;
 }
 
-/// Files that were excess of one quota and are moved to another, where the next one has room again.
+/// Files with excess in one quota are moved to another, where the next one has room again.
 #[tokio::test]
 async fn files_that_are_moved_to_another_quota_are_excess_there_as_far_as_there_is_room() {
     let (fixture, _) = volume(config()).await;
@@ -327,7 +327,7 @@ async fn files_that_are_moved_to_another_quota_are_excess_there_as_far_as_there_
     check_tree(&fixture.store).await;
 }
 
-/// A holder may say after the removal of a file that it has it open: then the chunks stay.
+/// A client may report a file as open after its removal: then the chunks stay.
 #[tokio::test]
 async fn a_removed_file_that_is_held_later_counts_again() {
     let (fixture, file) = volume(config()).await;
@@ -368,7 +368,7 @@ async fn a_file_that_cannot_be_counted_holds_up_no_other() {
     }
 }
 
-/// A holder may have as many files that wait as its quota has inodes.
+/// A volume may have as many waiting files as its quota has inodes.
 #[tokio::test]
 async fn of_files_that_wait_nothing_is_read_but_since_when() {
     let most = Arc::new(AtomicU64::new(0));
@@ -387,7 +387,8 @@ async fn of_files_that_wait_nothing_is_read_but_since_when() {
     assert_eq!(most.load(SeqCst), 1);
 }
 
-/// It died after storage was asked, and a client that has it open reported before its chunks were dropped.
+/// The file died after the query to storage, and a client that has it open reported before its
+/// chunks were dropped.
 #[tokio::test]
 async fn a_file_that_is_revived_is_counted_again() {
     let (fixture, file) = volume(config()).await;
@@ -450,7 +451,7 @@ impl Backend for ByFours {
     }
 }
 
-/// One volume may have many of them, and those of others come after them.
+/// One volume may have many waiting files, and those of others follow them.
 #[tokio::test]
 async fn files_are_counted_side_by_side() {
     let by_fours = Arc::new(AtomicBool::new(false));

@@ -59,7 +59,7 @@ async fn reported(fixture: &Fixture, change: MetaChange) -> Inode {
     }
 }
 
-/// Looks, whenever a chunk is taken, whether the file could still be read.
+/// Checks, whenever a chunk is dropped, that the file cannot be read.
 #[derive(Default)]
 struct Reader {
     tree: std::sync::OnceLock<std::sync::Weak<Tree>>,
@@ -153,7 +153,7 @@ async fn what_was_open_survives_a_restart_until_its_holder_is_heard_or_gone() {
         fixture.collect_all().await;
         assert!(fixture.recorder.trims.lock().unwrap().is_empty());
     }
-    // The holder is cut off: it has not announced anything to the new service.
+    // The client is disconnected: it has not reported to the new service.
     let fixture = Fixture::open(store.clone(), quick).await;
     fixture.collect_all().await;
     assert!(fixture.query(by_inode(kept.id)).await.is_ok(), "its holder may come back");
@@ -195,7 +195,7 @@ async fn a_file_knows_which_of_its_chunks_must_exist() {
     fixture.change(set(CHUNK + 1)).await.unwrap();
     let cut = fixture.stat("/file").await.unwrap();
     assert!(written(&cut).contains(1) && !written(&cut).contains(2));
-    // A report from before the truncation says nothing about chunks any more.
+    // A report from before the truncation does not add chunks.
     let late = reported(&fixture, report(&file, 0, 9 * CHUNK)).await;
     assert_eq!(written(&late), written(&cut));
 }
@@ -301,7 +301,7 @@ async fn only_chains_that_can_hold_chunks_need_be_asked() {
     fixture.collect_all().await;
     let removed = fixture.recorder.ends.lock().unwrap().clone();
     for ends in [cut, removed] {
-        // A writer that ended without a report may have written up to what it had reserved.
+        // A writer that stopped without a report may have written up to its reservation.
         assert!(ends.contains(&(small.id, 5 * CHUNK)), "{ends:?}");
         assert!(
             ends.contains(&(loose.id, u64::MAX)),
@@ -361,8 +361,8 @@ async fn a_restored_tree_uses_no_inode_number_that_the_lost_one_may_have_used() 
     check_tree(&fixture.store).await;
 }
 
-/// Storage bounds how many forgotten files it remembers, and who has a capability for a removed file may
-/// write to it until it expires.
+/// Storage bounds how many forgotten files it remembers, and a holder of a capability for a removed
+/// file may write to it until it expires.
 #[tokio::test]
 async fn a_file_that_a_capability_may_be_good_for_is_forgotten_once_more_after_its_life() {
     let forgotten = |fixture: &Fixture| fixture.recorder.trims.lock().unwrap().len();
@@ -376,7 +376,7 @@ async fn a_file_that_a_capability_may_be_good_for_is_forgotten_once_more_after_i
     let file = fixture.create("/v/file").await;
     fixture.change(report(&file, 0, 50)).await.unwrap();
     fixture.change(unlink("/v/file")).await.unwrap();
-    // Outside all quotas no capability is good for anything.
+    // Without a quota no capability is valid.
     fixture.create("/outside").await;
     fixture.change(unlink("/outside")).await.unwrap();
     fixture.collect_all().await;
@@ -403,7 +403,7 @@ async fn a_file_that_a_capability_may_be_good_for_is_forgotten_once_more_after_i
     check_tree(&store).await;
 }
 
-/// They count for no quota any more, and a holder of a ticket may make and remove files all the time.
+/// Tombstones count for no quota, and a ticket holder may create and remove files all the time.
 #[tokio::test]
 async fn little_is_kept_of_files_that_are_forgotten_once_more() {
     let slow = TreeConfig { recount_wait_ms: 3_600_000, ..config() };

@@ -102,7 +102,7 @@ async fn the_directory_of_the_credential_is_its_root() {
     let MetaReply::Opened { inode, .. } = created else { panic!("{created:?}") };
     assert_eq!(volumes.fixture.stat("/volumes/a/data/file").await.unwrap().id, inode.id);
     assert_eq!(volumes.stat(At::inode(inode.id)).await.unwrap(), inode.id);
-    // `..` stays in it, however often.
+    // `..` stays inside, however often.
     for path in ["..", "/..", "/../..", "/data/../..", "/data/../../../..", "data/deep/../../.."] {
         assert_eq!(volumes.stat(At::path(path)).await.unwrap(), volumes.a.id, "{path}");
     }
@@ -216,7 +216,7 @@ async fn a_volume_that_is_made_again_is_none_of_a_former_credential() {
     let gone = |result: Result<InodeId, MetaError>| {
         assert!(matches!(result, Err(MetaError::NotFound { .. })), "{result:?}");
     };
-    // At once: who adds files all the time could keep it from being collected.
+    // At once: continuous creation of files must not prevent the collection.
     gone(volumes.stat(At::path("/")).await);
     gone(volumes.stat(At::inode(former.id)).await);
     for path in ["/more", "/data/more"] {
@@ -240,7 +240,7 @@ async fn a_volume_that_is_made_again_is_none_of_a_former_credential() {
 #[tokio::test]
 async fn what_is_not_in_the_volume_cannot_be_held() {
     let volumes = Volumes::new().await;
-    // What exists elsewhere, and numbers that others will get.
+    // Existing inodes of other volumes, and future inode numbers.
     let add: Vec<InodeId> = (0..200).map(|more| InodeId(volumes.secret.id.0 + more)).collect();
     let report_open =
         MetaQuery::ReportOpenFiles { client: ClientId(1), add, release: Vec::new(), all: true };
@@ -380,7 +380,7 @@ fn a_scope_cannot_be_sent() {
     assert_eq!(read, Identity::ROOT);
 }
 
-/// A list is as long as a message may be: no transaction looks all of it up.
+/// A list may be as long as a message: no transaction looks up all of it.
 #[tokio::test]
 async fn a_long_list_of_open_files_is_looked_up_in_parts() {
     let most = Arc::new(AtomicU64::new(0));

@@ -69,7 +69,7 @@ async fn symbolic_links_lead_on_and_circles_of_them_end() {
     fixture.change(symlink("/two", "one")).await.unwrap();
     let error = fixture.stat("/one/x").await.unwrap_err().to_string();
     assert!(error.contains("more than 40 symbolic links"), "{error}");
-    // Creating through a link that leads nowhere makes what it names; exclusively it does not.
+    // A creation through a dangling link creates its target; an exclusive one does not.
     fixture.change(symlink("/dangling", "d/made")).await.unwrap();
     let exclusive = MetaChange::Create {
         at: At::path("/dangling"),
@@ -226,7 +226,7 @@ async fn a_longer_length_is_one_commit_and_a_cut_two() {
     assert_eq!(*fixture.recorder.trims.lock().unwrap(), [50, 0, 0].map(|to| (file.id, to)));
 }
 
-/// Storage is away for a moment; opening the file in the meantime completes the truncation.
+/// Storage is unavailable for a moment; opening the file in the meantime completes the truncation.
 #[tokio::test]
 async fn a_cut_that_is_asked_for_again_takes_nothing_that_came_after_it() {
     for length in [3, 0] {
@@ -430,7 +430,7 @@ async fn answers_that_the_client_has_are_forgotten_and_never_executed_again() {
     call(102, 102, create("/a")).await.unwrap();
     let answers = crate::ops::CountRows { prefix: rows::ANSWERS, limit: 9 };
     assert_eq!(fixture.store.transact(soon(), &answers).await.unwrap(), 1);
-    // A straggler: the client has its answer and has moved on.
+    // A delayed copy: the client has its reply and has continued.
     let error = call(101, 100, rename("/a", "/b")).await.unwrap_err();
     assert!(error.to_string().contains("sequence `101`"), "{error}");
     assert!(fixture.stat("/a").await.is_ok());
