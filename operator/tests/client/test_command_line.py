@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from flyer.cli import completion, target
+from flyer.cli import completion, completion_scripts, target
 from flyer.cli.main import kubectl, main
 from flyer.cli.target import Target
 from flyer.cli.verbs import VERBS
@@ -199,7 +199,7 @@ def test_completions_are_the_generated_ones() -> None:
 
 @pytest.mark.parametrize("words", [["flyer", "su"], ["flyer", "ps", "--kube"]])
 def test_bash_completes(words: list[str]) -> None:
-    script = completion.script("bash") + (
+    script = completion_scripts.script("bash") + (
         f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _flyer; "
         'echo "${COMPREPLY[@]}"'
     )
@@ -238,7 +238,7 @@ def test_a_start_is_its_imports(words: tuple[str, ...]) -> None:
     ours = {name for name in found if name.startswith("flyer.")}
     assert ours <= {
         "flyer.cli", "flyer.cli.main", "flyer.cli.arguments", "flyer.cli.verbs", "flyer.cli.output",
-        "flyer.cli.target", "flyer.cli.completion", "flyer.errors",
+        "flyer.cli.target", "flyer.cli.completion_scripts", "flyer.errors",
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Static completion scripts, generated from the verbs: completion starts no Python.
+"""Generator of the completion scripts from the verbs.
 
 `python -m flyer.cli.completion` writes `completions/`; `flyer completion SHELL` prints a file.
 """
@@ -6,31 +6,22 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-from flyer.errors import FlyerError
+from flyer.cli.completion_scripts import FOLDER, NAMES
+from flyer.cli.verbs import VERBS
 
-__all__ = ["files", "script"]
+__all__ = ["files"]
 
-FOLDER = Path(__file__).parent / "completions"
-_NAMES = {"bash": "flyer.bash", "zsh": "_flyer", "fish": "flyer.fish"}
 _HEADER = "# Generated from the verbs by `python -m flyer.cli.completion`.\n"
-
-
-def script(shell: str) -> str:
-    """The script of one shell."""
-    if shell not in _NAMES:
-        raise FlyerError.usage(f"unknown shell `{shell}`", "use bash, zsh or fish")
-    return (FOLDER / _NAMES[shell]).read_text()
 
 
 def files() -> dict[str, str]:
     """Every script by its file name."""
     verbs = _verbs()
     return {
-        _NAMES["bash"]: _bash(verbs),
-        _NAMES["zsh"]: _zsh(verbs),
-        _NAMES["fish"]: _fish(verbs),
+        NAMES["bash"]: _bash(verbs),
+        NAMES["zsh"]: _zsh(verbs),
+        NAMES["fish"]: _fish(verbs),
     }
 
 
@@ -39,8 +30,6 @@ Verbs = dict[str, tuple[str, list[tuple[list[str], str, bool]]]]
 
 def _verbs() -> Verbs:
     """Verb → its help, and its options (names, help, whether a value follows)."""
-    from flyer.cli.verbs import VERBS
-
     found: Verbs = {}
     for verb in sorted(VERBS, key=lambda verb: verb.name):
         options = [

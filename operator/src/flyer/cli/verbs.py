@@ -180,7 +180,7 @@ def _top(args: Namespace) -> None:
 
 
 def _completion(args: Namespace) -> None:
-    from flyer.cli.completion import script
+    from flyer.cli.completion_scripts import script
 
     print(script(args.shell), end="")
 

@@ -180,7 +180,7 @@ class Operations:
         phase = job.status.phase if job.status else Phase.QUEUED
         if phase not in (Phase.RUNNING, Phase.STARTING):
             raise FlyerError.usage(
-                f"`{job.key}` is {phase}: it has no nodes to give back",
+                f"`{job.key}` is {phase}: it has no nodes to release",
                 f"`flyer why {job.metadata.name}` says what it waits for",
             )
         reason = _text(arguments, "reason") or "requeued"

@@ -1,4 +1,4 @@
-"""The verbs as coroutines. `connect_kube` gives the same ones as plain methods."""
+"""Asynchronous client: the verbs as coroutines. `connect_kube` returns the blocking client."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 __all__ = ["AsyncKubeClient"]
 
 FINISHED_STATES = ("Succeeded", "Failed")
-# What is asked of a job shows in its status when the operator has seen it: wait a moment for that.
-SEEN_SECONDS_MAX = 3.0
-SEEN_POLL_SECONDS = 0.05
+# A change shows in the status when the operator has handled it: wait for that.
+HANDLED_SECONDS_MAX = 3.0
+HANDLED_POLL_SECONDS = 0.05
 _STARTED = (Phase.STARTING, Phase.RUNNING)
 
 
 class AsyncKubeClient:
-    """Talks to one API server; jobs without a namespace are in `namespace`."""
+    """Client of one API server; jobs named without a namespace are in `namespace`."""
 
     driven = True
 
@@ -57,7 +57,7 @@ class AsyncKubeClient:
         self.api = api
         self.namespace = namespace
         self.all_namespaces = all_namespaces
-        # What was known of a job when something was asked of it: what follows is told from there.
+        # The status of a job before its last change by this client: events start from there.
         self._known: dict[str, FlyerJobStatus] = {}
 
     async def __aenter__(self) -> Self:
@@ -67,10 +67,10 @@ class AsyncKubeClient:
         await self.close()
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         await self.api.close()
 
-    # -- questions -----------------------------------------------------------------------------
+    # -- reads ---------------------------------------------------------------------------------
 
     async def jobs(self) -> list[JobView]:
         """Every job of the namespace, or of all."""
@@ -82,7 +82,7 @@ class AsyncKubeClient:
         return view_of(await self._job(name))
 
     async def document(self, name: str) -> dict[str, Any]:
-        """One job's object, as the API server has it."""
+        """The FlyerJob object of a job, from the API server."""
         namespace, own = self._place(name)
         try:
             return await self.api.get(FLYERJOBS, own, namespace)
@@ -90,15 +90,15 @@ class AsyncKubeClient:
             raise words_for(error, f"job `{namespace}/{own}`") from error
 
     async def why(self, name: str) -> WhyView:
-        """Every reason, as the scheduler that leads decided it.
+        """Every reason why a job is not running, and what would unblock it.
 
-        It is in the job's own status: no other right is needed than to read the job.
+        The leading scheduler writes it into the job's status: the right to read the job suffices.
         """
         job = await self._job(name)
         return explain_job(job, await leaderless(self.api, job, time.time()))
 
     async def nodes(self) -> list[NodeView]:
-        """Every node that gets gangs."""
+        """Every schedulable node."""
         objects = await self._must_observe("nodes")
         return node_views([one.node for one in objects.nodes], objects.jobs)
 
@@ -111,14 +111,14 @@ class AsyncKubeClient:
         return queue_views({job.key: job for job in jobs})
 
     async def quotas(self) -> list[QuotaView]:
-        """Every quota, and per user what is used of it."""
+        """Every quota and its usage per subject."""
         objects = await self._must_observe("quotas")
         return quota_views(objects.state(time.time()), time.time())
 
-    # -- wishes --------------------------------------------------------------------------------
+    # -- writes --------------------------------------------------------------------------------
 
     async def run_all(self, manifest: str | Path) -> list[JobView]:
-        """Create every job of a manifest. All are checked, by the server too, before the first."""
+        """Create every job of a manifest, after a dry run of all of them."""
         documents = await asyncio.to_thread(_documents, Path(manifest))
         for document in documents:
             document.setdefault("metadata", {}).setdefault("namespace", self.namespace)
@@ -127,11 +127,11 @@ class AsyncKubeClient:
         return [view_of(FlyerJob.model_validate(one)) for one in made]
 
     async def suspend(self, name: str, *, reason: str = "") -> JobView:
-        """spec.suspend: true."""
+        """Suspend a job: sets spec.suspend."""
         return await self._ask(name, "suspend", {"spec": {"suspend": True}}, reason)
 
     async def resume(self, name: str) -> JobView:
-        """spec.suspend: false."""
+        """Resume a suspended job: clears spec.suspend."""
         return await self._ask(name, "resume", {"spec": {"suspend": False}}, "")
 
     async def stop(self, name: str, *, reason: str = "", kill: bool = False) -> JobView:
@@ -140,22 +140,22 @@ class AsyncKubeClient:
         return await self._ask(name, "stop", patch, reason)
 
     async def requeue(self, name: str, *, reason: str = "") -> JobView:
-        """The annotation that names the attempt which is to leave."""
+        """Make a job save, release its nodes and queue again: annotates the attempt."""
         job = await self._job(name)
         status = job.status or FlyerJobStatus()
         if status.phase not in _STARTED:
             raise FlyerError.usage(
-                f"`{job.key}` is {status.phase}: it has no nodes to give back",
-                f"`flyer why {job.key}` says what it waits for",
+                f"`{job.key}` is {status.phase}: it has no nodes to release",
+                f"see `flyer why {job.key}`",
             )
         notes = {REQUEUE_ANNOTATION: str(status.chain.attempt)}
         return await self._ask(name, "requeue", {"metadata": {"annotations": notes}}, reason)
 
     async def set_priority(self, name: str, priority: str) -> JobView:
-        """spec.priority."""
+        """Change a job's priority; a running job keeps its nodes."""
         if priority not in list(Priority):
             raise FlyerError.usage(
-                f"priority `{priority}` is not known", f"choose {', '.join(Priority)}"
+                f"unknown priority `{priority}`", f"use one of {', '.join(Priority)}"
             )
         patch = {"spec": {"priority": priority}}
         return await self._ask(name, "change the priority of", patch, "", wait=False)
@@ -166,10 +166,10 @@ class AsyncKubeClient:
         self,
         *,
         timeout_seconds: float | None = None,
-        since: int | None = None,  # noqa: ARG002 - past events are Kubernetes' own: see `events`
+        since: int | None = None,  # noqa: ARG002 - `events` has past events
         beat_seconds: float | None = None,
     ) -> AsyncIterator[WatchItem]:
-        """The present state, then every change, over broken connections too."""
+        """The current state, then every change; reconnects after failures."""
         where = "" if self.all_namespaces else self.namespace
         return JobWatch(self.api, where, self._known).items(timeout_seconds, beat_seconds)
 
@@ -181,7 +181,7 @@ class AsyncKubeClient:
         since: int = 0,
         timeout_seconds: float | None = None,
     ) -> AsyncIterator[EventView]:
-        """The Kubernetes Events of jobs; with `follow` what the statuses tell from now on."""
+        """The Kubernetes Events of jobs; with `follow` the events of future status changes."""
         key = None if job is None else "/".join(self._place(job))
         where = key.partition("/")[0] if key else "" if self.all_namespaces else self.namespace
         if not follow:
@@ -207,7 +207,7 @@ class AsyncKubeClient:
         timeout_seconds: float | None = None,
         states: Collection[str] = FINISHED_STATES,
     ) -> JobView:
-        """Wait until the job is in one of `states`."""
+        """Wait until a job is in one of `states`; FlyerError (Timeout) when it takes too long."""
         last = await self.job(name)
         watch = JobWatch(self.api, last.namespace, self._known)
         if last.state not in states:
@@ -233,7 +233,7 @@ class AsyncKubeClient:
         follow: bool = False,
         timeout_seconds: float | None = None,
     ) -> AsyncIterator[LogLine]:
-        """Lines of the job's ranks over all attempts whose pods are kept, each once."""
+        """Lines of a job's ranks over all attempts whose pods exist, each once."""
         job = await self._job(name)
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -246,7 +246,7 @@ class AsyncKubeClient:
         except ApiError as error:
             raise words_for(error, f"the logs of `{job.key}`") from error
 
-    # -- plumbing ------------------------------------------------------------------------------
+    # -- internal ------------------------------------------------------------------------------
 
     def _place(self, name: str) -> tuple[str, str]:
         namespace, _, own = name.rpartition("/")
@@ -256,8 +256,8 @@ class AsyncKubeClient:
         found = job_of(await self.document(name))
         if found is None:
             raise FlyerError.usage(
-                f"`{name}` was written by a newer version of the API than this `flyer` reads",
-                "use the `flyer` of the operator's version",
+                f"`{name}` has a newer version of the API than this `flyer` supports",
+                "use the version of `flyer` that matches the operator",
             )
         return found
 
@@ -290,13 +290,13 @@ class AsyncKubeClient:
     async def _ask(
         self, name: str, verb: str, patch: dict[str, Any], reason: str, *, wait: bool = True
     ) -> JobView:
-        """Patch the object, and wait a moment for the operator's answer to it."""
+        """Patch the object, and wait a short time for the operator to handle it."""
         before = await self._job(name)
         status = before.status or FlyerJobStatus()
         if status.phase in (Phase.SUCCEEDED, Phase.FAILED):
             raise FlyerError.usage(
                 f"cannot {verb} `{before.key}`: it has {status.phase}",
-                f"delete it and run it again: `kubectl delete flyerjob {before.metadata.name}`",
+                f"delete it and create it again: `kubectl delete flyerjob {before.metadata.name}`",
             )
         self._known[before.key] = status
         notes = patch.setdefault("metadata", {}).setdefault("annotations", {})
@@ -309,19 +309,19 @@ class AsyncKubeClient:
         same = changed["metadata"].get("resourceVersion") == before.metadata.resource_version
         if same or not wait:
             return await self.job(name)
-        return await self._seen(name, status)
+        return await self._handled(name, status)
 
-    async def _seen(self, name: str, before: FlyerJobStatus) -> JobView:
-        deadline = time.monotonic() + SEEN_SECONDS_MAX
+    async def _handled(self, name: str, before: FlyerJobStatus) -> JobView:
+        deadline = time.monotonic() + HANDLED_SECONDS_MAX
         while True:
             job = await self._job(name)
             if job.status != before or time.monotonic() > deadline:
                 return view_of(job)
-            await asyncio.sleep(SEEN_POLL_SECONDS)
+            await asyncio.sleep(HANDLED_POLL_SECONDS)
 
 
 def _documents(manifest: Path) -> list[dict[str, Any]]:
-    """The manifest's objects as they were written, once they are known to be FlyerJobs."""
+    """The objects of a manifest, unchanged, after validation."""
     try:
         text = manifest.read_text()
         load_manifest(text, name=str(manifest))
@@ -332,6 +332,6 @@ def _documents(manifest: Path) -> list[dict[str, Any]]:
         ) from error
     except ManifestError as error:
         raise FlyerError.usage(
-            str(error), "docs/reference/api.md tells every field of a FlyerJob"
+            str(error), "see docs/reference/api.md for the fields of a FlyerJob"
         ) from error
     return [one for one in YAML(typ="safe", pure=True).load_all(text) if one is not None]

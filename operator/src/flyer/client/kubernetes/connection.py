@@ -1,26 +1,26 @@
-"""The same verbs as plain methods: an event loop of its own runs the asynchronous client."""
+"""Blocking client: the methods of AsyncKubeClient, run in an event loop of the client."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from flyer.client.kubernetes.asynchronous import FINISHED_STATES, AsyncKubeClient
+from flyer.client.kubernetes.asynchronous import AsyncKubeClient
 from flyer.client.kubernetes.errors import words_for
 from flyer.errors import FlyerError
 from flyer.kube.apiserver import AccessError, Api, find_access
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from pathlib import Path
 
-    from flyer.client.logs import LogLine
-    from flyer.client.protocol import WatchItem
-    from flyer.views import EventView, JobView, NodeView, QueueView, QuotaView, WhyView
+    from flyer.views import JobView
 
 __all__ = ["KubeClient", "connect_kube"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 AGENT = "flyer"
 
@@ -70,8 +70,32 @@ def namespace_of(kubeconfig: str, context: str) -> str:
     return str((chosen or {}).get("context", {}).get("namespace") or "")
 
 
+def _blocking(
+    method: Callable[Concatenate[AsyncKubeClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[KubeClient, P], T]:
+    """The method of KubeClient that runs a coroutine of AsyncKubeClient to its end."""
+
+    @functools.wraps(method)
+    def call(self: KubeClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.drive(method(self.asynchronous, *args, **kwargs))
+
+    return call
+
+
+def _iterating(
+    method: Callable[Concatenate[AsyncKubeClient, P], AsyncIterator[T]],
+) -> Callable[Concatenate[KubeClient, P], Iterator[T]]:
+    """The method of KubeClient that iterates over a stream of AsyncKubeClient."""
+
+    @functools.wraps(method)
+    def call(self: KubeClient, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return self.iterate(method(self.asynchronous, *args, **kwargs))
+
+    return call
+
+
 class KubeClient:
-    """One API server, with the caller's own rights. For one thread."""
+    """Client of one API server with the rights of the caller. For one thread."""
 
     driven = True
 
@@ -86,136 +110,43 @@ class KubeClient:
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         self._runner.run(self.asynchronous.close())
         self._runner.close()
 
     def run(self, manifest: str | Path) -> JobView:
         """Submit a manifest with one job."""
-        found = self.run_all(manifest)
-        if len(found) != 1:
+        jobs = self.run_all(manifest)
+        if len(jobs) != 1:
             raise FlyerError.usage(
-                f"`{manifest}` holds {len(found)} jobs", "submit them with `run_all`"
+                f"`{manifest}` holds {len(jobs)} jobs", "submit them with `run_all`"
             )
-        return found[0]
+        return jobs[0]
 
-    def run_all(self, manifest: str | Path) -> list[JobView]:
-        """Submit every job of a manifest, or none of them."""
-        return self._do(self.asynchronous.run_all(manifest))
-
-    def jobs(self) -> list[JobView]:
-        """Every job, finished ones too."""
-        return self._do(self.asynchronous.jobs())
-
-    def job(self, name: str) -> JobView:
-        """One job by `name` or `namespace/name`."""
-        return self._do(self.asynchronous.job(name))
-
-    def document(self, name: str) -> dict[str, Any]:
-        """One job's FlyerJob object."""
-        return self._do(self.asynchronous.document(name))
-
-    def why(self, name: str) -> WhyView:
-        """Every reason why a job does not run, and what would unblock it."""
-        return self._do(self.asynchronous.why(name))
-
-    def suspend(self, name: str, *, reason: str = "") -> JobView:
-        """Ask a job to save and leave its nodes."""
-        return self._do(self.asynchronous.suspend(name, reason=reason))
-
-    def resume(self, name: str) -> JobView:
-        """Let a suspended job queue again, in its old place."""
-        return self._do(self.asynchronous.resume(name))
-
-    def stop(self, name: str, *, reason: str = "", kill: bool = False) -> JobView:
-        """End a job for good, with its grace or at once; its object stays."""
-        return self._do(self.asynchronous.stop(name, reason=reason, kill=kill))
-
-    def requeue(self, name: str, *, reason: str = "") -> JobView:
-        """Make a job save, leave, and queue again at once."""
-        return self._do(self.asynchronous.requeue(name, reason=reason))
-
-    def set_priority(self, name: str, priority: str) -> JobView:
-        """Change a job's priority; what runs keeps its nodes."""
-        return self._do(self.asynchronous.set_priority(name, priority))
-
-    def nodes(self) -> list[NodeView]:
-        """Every node that gets gangs."""
-        return self._do(self.asynchronous.nodes())
-
-    def queues(self) -> list[QueueView]:
-        """Every queue with what runs and what waits."""
-        return self._do(self.asynchronous.queues())
-
-    def quotas(self) -> list[QuotaView]:
-        """Every quota, and per user what is used of it."""
-        return self._do(self.asynchronous.quotas())
-
-    def watch(
-        self,
-        *,
-        timeout_seconds: float | None = None,
-        since: int | None = None,
-        beat_seconds: float | None = None,
-    ) -> Iterator[WatchItem]:
-        """The present state, then every change."""
-        return self._each(
-            self.asynchronous.watch(
-                timeout_seconds=timeout_seconds, since=since, beat_seconds=beat_seconds
-            )
-        )
-
-    def events(
-        self,
-        *,
-        job: str | None = None,
-        follow: bool = False,
-        since: int = 0,
-        timeout_seconds: float | None = None,
-    ) -> Iterator[EventView]:
-        """What happened; with `follow` what happens from now on."""
-        return self._each(
-            self.asynchronous.events(
-                job=job, follow=follow, since=since, timeout_seconds=timeout_seconds
-            )
-        )
-
-    def wait(
-        self,
-        name: str,
-        *,
-        timeout_seconds: float | None = None,
-        states: Collection[str] = FINISHED_STATES,
-    ) -> JobView:
-        """Wait until a job is in one of `states`; FlyerError (Timeout) when it takes too long."""
-        return self._do(
-            self.asynchronous.wait(name, timeout_seconds=timeout_seconds, states=states)
-        )
-
-    def logs(
-        self,
-        name: str,
-        *,
-        rank: int | None = None,
-        attempt: int | None = None,
-        follow: bool = False,
-        timeout_seconds: float | None = None,
-    ) -> Iterator[LogLine]:
-        """Lines of a job's ranks over all attempts, each once, in order within a rank."""
-        return self._each(
-            self.asynchronous.logs(
-                name, rank=rank, attempt=attempt, follow=follow, timeout_seconds=timeout_seconds
-            )
-        )
+    run_all = _blocking(AsyncKubeClient.run_all)
+    jobs = _blocking(AsyncKubeClient.jobs)
+    job = _blocking(AsyncKubeClient.job)
+    document = _blocking(AsyncKubeClient.document)
+    why = _blocking(AsyncKubeClient.why)
+    suspend = _blocking(AsyncKubeClient.suspend)
+    resume = _blocking(AsyncKubeClient.resume)
+    stop = _blocking(AsyncKubeClient.stop)
+    requeue = _blocking(AsyncKubeClient.requeue)
+    set_priority = _blocking(AsyncKubeClient.set_priority)
+    nodes = _blocking(AsyncKubeClient.nodes)
+    queues = _blocking(AsyncKubeClient.queues)
+    quotas = _blocking(AsyncKubeClient.quotas)
+    wait = _blocking(AsyncKubeClient.wait)
+    watch = _iterating(AsyncKubeClient.watch)
+    events = _iterating(AsyncKubeClient.events)
+    logs = _iterating(AsyncKubeClient.logs)
 
     def drive(self, call: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine over `asynchronous` in this client's event loop."""
-        return self._do(call)
-
-    def _do(self, call: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(call)
 
-    def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
+    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+        """Iterate over an asynchronous iterator in this client's event loop."""
         loop = self._runner.get_loop()
         try:
             while True:
