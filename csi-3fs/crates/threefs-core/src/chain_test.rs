@@ -123,7 +123,7 @@ fn a_new_chain_comes_to_life_by_the_same_rules() {
     let places: Vec<_> = (1..=3).map(|n| (TargetId(n), NodeId(n as u32))).collect();
     let mut chain = Chain::create(ChainId(1), &places);
     for _ in 0..6 {
-        let said: BTreeMap<_, _> = chain
+        let reported: BTreeMap<_, _> = chain
             .targets
             .iter()
             .map(|place| {
@@ -131,7 +131,7 @@ fn a_new_chain_comes_to_life_by_the_same_rules() {
                 (place.target, LocalReport { state, chain_version: chain.version })
             })
             .collect();
-        chain = advance(&chain, &said).chain;
+        chain = advance(&chain, &reported).chain;
     }
     assert!(chain.is_whole(), "{chain:?}");
 }
@@ -161,11 +161,11 @@ fn an_unfinished_sync_waits_when_its_predecessor_dies() {
 #[test]
 fn an_old_up_to_date_does_not_end_a_newer_sync() {
     let before = chain(&[Serving, Syncing]);
-    let mut said = reports(&[Some(UpToDate), Some(UpToDate)], NOW);
-    if let Some(report) = said.get_mut(&TargetId(2)) {
+    let mut reported = reports(&[Some(UpToDate), Some(UpToDate)], NOW);
+    if let Some(report) = reported.get_mut(&TargetId(2)) {
         report.chain_version = ChainVersion(NOW - 1);
     }
-    assert_eq!(advance(&before, &said).chain, before);
+    assert_eq!(advance(&before, &reported).chain, before);
 }
 
 #[test]
@@ -219,7 +219,7 @@ proptest! {
         }
         states.sort();
         let before = chain(&states);
-        let said: BTreeMap<_, _> = places
+        let reported: BTreeMap<_, _> = places
             .iter()
             .zip(1..)
             .filter_map(|((_, local, version), number)| {
@@ -228,7 +228,7 @@ proptest! {
                 Some((TargetId(number), report))
             })
             .collect();
-        let transition = advance(&before, &said);
+        let transition = advance(&before, &reported);
         let after = &transition.chain;
         // Same targets, canonical order, version moves exactly on change.
         let mut ids: Vec<_> = after.targets.iter().map(|place| place.target).collect();

@@ -153,8 +153,8 @@ pub fn load(store: &EmbeddedConfig, kind: &str, file: &Path) -> Result<Dumped, D
 
 fn find_rows(env: &Env<WithoutTls>) -> Result<Option<Rows>, heed::Error> {
     let opened = env.open_databases_and_commit(env.read_txn()?, |opener, txn| {
-        let found = opener.open_database::<Bytes, Bytes>(txn, None)?;
-        Ok::<_, heed::Error>(found.map_or(CommitOrAbort::Abort(()), CommitOrAbort::Commit))
+        let database = opener.open_database::<Bytes, Bytes>(txn, None)?;
+        Ok::<_, heed::Error>(database.map_or(CommitOrAbort::Abort(()), CommitOrAbort::Commit))
     })?;
     match opened {
         CommitOrAbort::Commit(rows) => Ok(Some(rows)),

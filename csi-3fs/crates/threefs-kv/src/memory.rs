@@ -82,8 +82,8 @@ impl State {
                 }
                 Mutation::ClearRange { range } => {
                     let stored = self.rows.range(range.start.clone()..range.end.clone());
-                    let there = stored.filter(|(_, rows)| visible(rows, self.version).is_some());
-                    changes.extend(there.map(|(key, _)| (key.clone(), None)));
+                    let existing = stored.filter(|(_, rows)| visible(rows, self.version).is_some());
+                    changes.extend(existing.map(|(key, _)| (key.clone(), None)));
                     for (_, value) in changes.range_mut(range.start.clone()..range.end.clone()) {
                         *value = None;
                     }

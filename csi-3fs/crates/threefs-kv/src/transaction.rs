@@ -266,7 +266,7 @@ impl Transaction {
             let asked = (limit - rows.len()).min(ROWS_PER_READ_MAX);
             let stored = self.snapshot.range(&rest, asked).await?;
             // The store's rows are known up to here; writes beyond it are merged in the next round.
-            let known = match stored.last() {
+            let covered = match stored.last() {
                 Some((last, _)) if stored.len() >= asked => {
                     KeyRange::new(rest.start.clone(), [last.as_slice(), &[0]].concat())
                 }
@@ -276,7 +276,7 @@ impl Transaction {
                 .into_iter()
                 .filter(|(key, _)| !self.cleared.iter().any(|range| range.contains(key)))
                 .collect();
-            for (key, own) in self.written.range(known.start.clone()..known.end.clone()) {
+            for (key, own) in self.written.range(covered.start.clone()..covered.end.clone()) {
                 match own {
                     OwnWrite::Value(Some(value)) => {
                         merged.insert(key.clone(), value.clone());
@@ -291,7 +291,7 @@ impl Transaction {
                 }
             }
             rows.extend(merged);
-            rest.start = known.end;
+            rest.start = covered.end;
         }
         rows.truncate(limit);
         Ok(rows)

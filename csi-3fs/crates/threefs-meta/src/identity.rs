@@ -122,14 +122,14 @@ impl Identity {
         if self.allowed(inode, access) {
             return Ok(());
         }
-        let wanted: String = [(READ, 'r'), (WRITE, 'w'), (EXECUTE, 'x')]
+        let requested: String = [(READ, 'r'), (WRITE, 'w'), (EXECUTE, 'x')]
             .iter()
             .filter_map(|(bit, letter)| (access & bit != 0).then_some(*letter))
             .collect();
         Err(MetaError::PermissionDenied {
             path: if path.is_empty() { inode.id.to_string() } else { path.into() },
             detail: format!(
-                "uid {} gid {} requests {wanted} of {} with mode {:o}, owner {}, group {}",
+                "uid {} gid {} requests {requested} of {} with mode {:o}, owner {}, group {}",
                 self.uid, self.gid, inode.id, inode.mode, inode.uid, inode.gid
             ),
         })

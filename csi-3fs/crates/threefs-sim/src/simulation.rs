@@ -164,8 +164,8 @@ impl Simulation {
         let fencing = Fencing::new(seed, mutation);
         let mut moves = ChaCha8Rng::seed_from_u64(seed ^ MOVES_SEED);
         let moving = matches!(mutation, Mutation::LeaveOutAtOnce | Mutation::AbandonServing);
-        let wanted = moves.random_bool(0.4) || moving;
-        let spare = count > 2 && wanted;
+        let has_move = moves.random_bool(0.4) || moving;
+        let spare = count > 2 && has_move;
         let members = if spare { count - 1 } else { count };
         let mut manager = Manager::new(topology.make_chains(members));
         manager.leaves_out_at_once = mutation == Mutation::LeaveOutAtOnce;

@@ -78,8 +78,8 @@ impl Purges {
     }
 
     fn record(&mut self, request: &PurgeRequest) {
-        let known = self.predecessor_purges.entry(request.chunk).or_insert(0);
-        *known = request.number.max(*known);
+        let newest = self.predecessor_purges.entry(request.chunk).or_insert(0);
+        *newest = request.number.max(*newest);
         self.in_order.push_back((request.number, request.chunk));
         if self.in_order.len() > PREDECESSOR_PURGES_MAX
             && let Some((number, chunk)) = self.in_order.pop_front()

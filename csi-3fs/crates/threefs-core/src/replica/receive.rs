@@ -37,8 +37,9 @@ impl Replica {
         if self.is_full(ctx.now) {
             return Err(StorageError::NoSpace { target: self.config.target });
         }
-        let known = self.receiving.as_ref().map(|known| (known.from, known.round, known.session));
-        let session = match known {
+        let current =
+            self.receiving.as_ref().map(|current| (current.from, current.round, current.session));
+        let session = match current {
             Some((from, round, session)) if from == request.from && round == request.round => {
                 session
             }

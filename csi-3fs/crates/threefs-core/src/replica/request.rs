@@ -211,9 +211,9 @@ impl Replica {
         let last = loop {
             let page = ctx.metas.metas(after, end, size);
             let existing = page.iter().filter(|meta| meta.committed.exists());
-            let found = existing
+            let matches = existing
                 .map(|meta| LastChunk { index: meta.chunk.index, length: meta.committed.length });
-            chunks.extend(found);
+            chunks.extend(matches);
             let newest = page.last().filter(|_| page.len() == size);
             if chunks.len() > limit || chunks.len() == limit && newest.is_some() {
                 chunks.truncate(limit);

@@ -67,8 +67,8 @@ impl Tree {
             MetaReply::Names(names) => names.retain(|name| !name.starts_with(RESERVED_ATTRIBUTES)),
             // In the order of the request.
             MetaReply::Inodes(inodes) => {
-                for (resolved, error) in refused {
-                    inodes.insert(resolved.min(inodes.len()), Err(error));
+                for (position, error) in refused {
+                    inodes.insert(position.min(inodes.len()), Err(error));
                 }
             }
             _ => {}
@@ -153,7 +153,7 @@ impl Tree {
 
 fn refuse(named: &[InodeId], sides: &ScopePartition, scope: InodeId) -> Vec<(usize, MetaError)> {
     let places = named.iter().enumerate().filter(|(_, inode)| sides.outside.contains(inode));
-    places.map(|(resolved, inode)| (resolved, outside(*inode, scope))).collect()
+    places.map(|(position, inode)| (position, outside(*inode, scope))).collect()
 }
 
 pub(crate) fn outside(inode: InodeId, scope: InodeId) -> MetaError {

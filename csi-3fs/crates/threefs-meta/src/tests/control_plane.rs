@@ -261,7 +261,7 @@ async fn report_places(fixture: &Fixture, path: &str, places: std::ops::Range<u3
     let InodeKind::File { truncate_version, ref layout, .. } = inode.kind else { panic!() };
     let length = u64::from(2 * places.end) * u64::from(layout.chunk_bytes);
     let mut written = Written::default();
-    places.for_each(|resolved| written.add(2 * resolved, 2 * resolved));
+    places.for_each(|position| written.add(2 * position, 2 * position));
     let report = LengthReport { inode: inode.id, length, truncate_version, written };
     let change = MetaChange::ReportLengths { reports: vec![report], ends: Vec::new() };
     fixture.change(change).await

@@ -173,8 +173,8 @@ async fn one_foreign_file_of_a_batch_leaves_the_others() {
     let reply = volumes.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
     let MetaReply::Inodes(inodes) = reply else { panic!("{reply:?}") };
     assert_eq!(inodes.len(), 4);
-    for (resolved, id) in [(0, own[0]), (2, own[1])] {
-        let inode = inodes[resolved].as_ref().unwrap();
+    for (position, id) in [(0, own[0]), (2, own[1])] {
+        let inode = inodes[position].as_ref().unwrap();
         assert_eq!((inode.id, inode.length()), (id, 5));
     }
     is_refused(inodes[1].clone());

@@ -66,9 +66,9 @@ impl Simulation {
     }
 
     pub(super) fn members_of(&self, chain: usize) -> impl Iterator<Item = At> {
-        let known = self.manager.chain(chain_id(chain));
+        let published = self.manager.chain(chain_id(chain));
         let of_node = (0..self.nodes.len()).map(move |node| At { node, chain });
-        of_node.filter(move |at| known.is_some_and(|it| it.place(at.target()).is_some()))
+        of_node.filter(move |at| published.is_some_and(|it| it.place(at.target()).is_some()))
     }
 
     pub(super) fn convergence_report(&self) -> String {
@@ -94,7 +94,7 @@ impl Simulation {
 
     fn check_replicas_equal(&self) -> Result<(), Violation> {
         for chunk in self.history.chunks().filter(|chunk| !is_removed(*chunk)) {
-            let known = self.history.newest_known(chunk);
+            let newest_known = self.history.newest_known(chunk);
             let mut first = None;
             for at in self.members_of(self.topology.chain_of(chunk)) {
                 let index = at.node;
@@ -107,9 +107,9 @@ impl Simulation {
                         if slot.damaged { "damaged" } else { "pending" }
                     )));
                 }
-                if version < known {
+                if version < newest_known {
                     return Err(self.violation(format!(
-                        "node {index}: {chunk} has version {version}, clients have seen {known}"
+                        "node {index}: {chunk} has version {version}, clients have seen {newest_known}"
                     )));
                 }
                 // A replica that had purged the chunk before a new write has fewer tags.

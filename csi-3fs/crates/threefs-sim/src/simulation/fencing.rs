@@ -96,10 +96,10 @@ impl Simulation {
     pub(crate) fn expiry(&mut self, tag: RequestTag, node: usize) -> Option<Expiry> {
         let end = *self.fencing.ends.get(&tag)?;
         // The client has read the node's clock a while ago.
-        let said = self.now.saturating_sub(self.fencing.rng.random_range(0..8_000));
-        let heard = self.fencing.rng.random_range(said..=self.now);
-        let left_ms = (end.saturating_sub(heard) as f64 * RATE_MIN / 1_000.0) as u64;
-        let at = self.nodes[node].clock(said).after(left_ms);
+        let read_at = self.now.saturating_sub(self.fencing.rng.random_range(0..8_000));
+        let received_at = self.fencing.rng.random_range(read_at..=self.now);
+        let left_ms = (end.saturating_sub(received_at) as f64 * RATE_MIN / 1_000.0) as u64;
+        let at = self.nodes[node].clock(read_at).after(left_ms);
         Some(Expiry { at, left_ms: end.saturating_sub(self.now) / 1_000 })
     }
 
@@ -121,12 +121,12 @@ impl Simulation {
         let hosted = self.hosted(at);
         let chain = hosted.replica.as_ref().and_then(|replica| replica.chain());
         let head = chain.and_then(|chain| chain.head());
-        let known =
+        let is_applied =
             hosted.store.slots().get(&update.chunk).is_some_and(|slot| {
                 slot.committed.state.tags.iter().any(|applied| applied.tag == tag)
             });
         // Successors complete what the head has started, and the head repairs its chunks.
-        let starts = head.is_some_and(|head| head.target == at.target()) && !known;
+        let starts = head.is_some_and(|head| head.target == at.target()) && !is_applied;
         if starts && self.now > *end {
             let late = self.now - end;
             return Err(self.violation(format!("{tag} was started {late} us after its expiry")));

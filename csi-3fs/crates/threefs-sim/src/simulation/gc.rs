@@ -86,8 +86,9 @@ impl Simulation {
     }
 
     fn forget_on_chain(&mut self, chain: usize) {
-        let known = self.manager.chain(chain_id(chain));
-        let Some((head, version)) = known.and_then(|chain| Some((*chain.head()?, chain.version)))
+        let published = self.manager.chain(chain_id(chain));
+        let Some((head, version)) =
+            published.and_then(|chain| Some((*chain.head()?, chain.version)))
         else {
             return;
         };

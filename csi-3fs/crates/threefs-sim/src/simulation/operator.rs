@@ -29,14 +29,14 @@ impl Simulation {
 
     /// Any target with an open store: mgmtd refuses those that must not lead.
     fn target_to_promote(&mut self, chain: usize) -> Option<At> {
-        let known = self.manager.chain(chain_id(chain))?;
+        let published = self.manager.chain(chain_id(chain))?;
         let last = |state| state == PublicState::LastSrv;
-        let mut served_last = known.targets.iter().filter(|place| last(place.state));
+        let mut served_last = published.targets.iter().filter(|place| last(place.state));
         let all_lost = served_last.all(|place| self.is_lost(At::of(place.target)));
-        if known.head().is_some() || !all_lost {
+        if published.head().is_some() || !all_lost {
             return None;
         }
-        let others = known.targets.iter().filter(|place| !last(place.state));
+        let others = published.targets.iter().filter(|place| !last(place.state));
         let others: Vec<At> = others
             .map(|place| At::of(place.target))
             .filter(|at| self.hosted(*at).replica.is_some())

@@ -85,9 +85,9 @@ impl Operation for SetAttribute<'_> {
         }
         self.caller.check(&row.inode, WRITE, &self.at.path)?;
         let key = rows::attribute(row.inode.id, self.name);
-        let known = all(txn, row.inode.id).await?;
-        let there = known.iter().any(|(name, _)| name == self.name);
-        match (self.mode, there) {
+        let attributes = all(txn, row.inode.id).await?;
+        let exists = attributes.iter().any(|(name, _)| name == self.name);
+        match (self.mode, exists) {
             (SetMode::Create, true) => {
                 return Err(MetaError::Exists { path: self.name.into() }.into());
             }
@@ -97,14 +97,14 @@ impl Operation for SetAttribute<'_> {
             }
             _ => {}
         }
-        let before = known.iter().find(|(name, _)| name == self.name);
+        let before = attributes.iter().find(|(name, _)| name == self.name);
         let before = before.map_or(0, |(name, bytes)| name.len() + bytes);
         let after = self.value.map_or(0, |value| self.name.len() + value.len());
         match self.value {
-            None if !there => return Err(none(self.at, self.name)),
+            None if !exists => return Err(none(self.at, self.name)),
             None => txn.clear(&key),
             Some(value) => {
-                let others: usize = known
+                let others: usize = attributes
                     .iter()
                     .filter(|(name, _)| name != self.name)
                     .map(|(name, bytes)| name.len() + bytes)
@@ -133,8 +133,8 @@ impl Operation for SetAttribute<'_> {
 /// Names and lengths, sorted by name.
 async fn all(txn: &mut Transaction, inode: InodeId) -> Result<Vec<(String, usize)>, OpError> {
     let prefix = rows::attributes(inode);
-    let found = txn.range(&KeyRange::prefix(&prefix), usize::MAX).await?;
-    let names = found.into_iter().map(|(key, value)| {
+    let rows_read = txn.range(&KeyRange::prefix(&prefix), usize::MAX).await?;
+    let names = rows_read.into_iter().map(|(key, value)| {
         let name = String::from_utf8(key.get(prefix.len()..).unwrap_or_default().to_vec())
             .map_err(|_| KvError::bad_row(&key, "the name is not UTF-8"))?;
         Ok::<_, KvError>((name, value.len()))

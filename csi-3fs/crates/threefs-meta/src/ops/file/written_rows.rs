@@ -136,7 +136,7 @@ pub(crate) async fn written_among(
     chunks: &[u32],
 ) -> Result<Written, KvError> {
     let mut pages: BTreeMap<(u8, u64), Page> = BTreeMap::new();
-    let mut known = Written::default();
+    let mut written = Written::default();
     for chunk in chunks {
         for level in 0..LEVELS {
             let unit = u64::from(*chunk) >> (PAGE_SHIFT * u32::from(level));
@@ -146,12 +146,12 @@ pub(crate) async fn written_among(
                 Entry::Vacant(page) => page.insert(read(txn, inode, level, unit).await?),
             };
             if page.contains(unit % PAGE_BITS) {
-                known.add(*chunk, *chunk);
+                written.add(*chunk, *chunk);
                 break;
             }
         }
     }
-    Ok(known)
+    Ok(written)
 }
 
 /// Whether a bit is set, or a bit of a higher level that covers it.
@@ -241,9 +241,9 @@ mod tests {
                 probes.extend([probe.saturating_sub(1), probe, probe.saturating_add(1)]);
             }
             let mut txn = store.begin().await.unwrap();
-            let known = written_among(&mut txn, FILE, &probes).await.unwrap();
+            let written = written_among(&mut txn, FILE, &probes).await.unwrap();
             for probe in &probes {
-                assert_eq!(known.contains(*probe), model.contains(*probe), "chunk {probe}");
+                assert_eq!(written.contains(*probe), model.contains(*probe), "chunk {probe}");
             }
             assert_eq!(superfluous(&mut txn).await, 0);
         }

@@ -84,14 +84,14 @@ impl Operation for StatChunks<'_> {
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
         let mut inode = find(txn, self.caller, self.at, FinalSymlink::Keep).await?.inode;
         if let InodeKind::File { written, .. } = &mut inode.kind {
-            let mut known = Written::default();
+            let mut existing = Written::default();
             if written.has_more() {
-                known = written_rows::written_among(txn, inode.id, self.chunks).await?;
+                existing = written_rows::written_among(txn, inode.id, self.chunks).await?;
             }
             for chunk in self.chunks.iter().filter(|chunk| written.contains(**chunk)) {
-                known.add(*chunk, *chunk);
+                existing.add(*chunk, *chunk);
             }
-            *written = known;
+            *written = existing;
         }
         Ok(MetaReply::Inode(inode))
     }
@@ -124,10 +124,10 @@ impl Operation for List<'_> {
         if !self.after.is_empty() {
             range = range.after(&rows::dentry(row.inode.id, self.after));
         }
-        let mut found = txn.snapshot_range(&range, limit + 1).await?;
-        let more = found.len() > limit;
-        found.truncate(limit);
-        let entries = found.into_iter().map(|(key, value)| {
+        let mut rows_read = txn.snapshot_range(&range, limit + 1).await?;
+        let more = rows_read.len() > limit;
+        rows_read.truncate(limit);
+        let entries = rows_read.into_iter().map(|(key, value)| {
             let name = key.get(prefix.len()..).map(<[u8]>::to_vec).unwrap_or_default();
             let name = String::from_utf8(name)
                 .map_err(|_| KvError::bad_row(&key, "the name is not UTF-8"))?;

@@ -241,19 +241,19 @@ pub(crate) async fn move_to(
     if old == new {
         return Ok(());
     }
-    let mut left = Charge::of(row);
+    let mut released = Charge::of(row);
     let crosses = |reason: &str| {
         let (path, reason) = (path.to_owned(), reason.to_owned());
         Err(MetaError::CrossQuota { path, reason }.into())
     };
-    let mut moved = left;
+    let mut moved = released;
     if row.inode.quota == Some(row.inode.id) {
         let inside = counted(txn, row.inode.id).await?;
         moved.bytes += inside.bytes;
         moved.excess += inside.excess;
         moved.inodes += inside.inodes;
         moved.metadata += inside.metadata;
-        left = moved;
+        released = moved;
         let key = rows::quota(row.inode.id);
         if let Some(mut own) = rows::read::<QuotaRow>(txn, &key).await? {
             own.above = new;
@@ -277,7 +277,7 @@ pub(crate) async fn move_to(
         row.excess = 0;
         moved = Charge::of(row);
     }
-    charge(txn, old, left.negated()).await?;
+    charge(txn, old, released.negated()).await?;
     charge(txn, new, moved).await?;
     let unneeded = row.charged_end.saturating_sub(row.needed_end());
     if new.is_some() && unneeded > 0 && context.excess_allowed {

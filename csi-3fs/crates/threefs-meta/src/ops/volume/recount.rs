@@ -104,8 +104,8 @@ impl Operation for RestartRecountWait<'_> {
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
         for file in self.files {
             let key = rows::recount(file.inode);
-            let noted: Option<RecountRow> = rows::read(txn, &key).await?;
-            if noted.is_some_and(|noted| noted.since == file.since) {
+            let queued: Option<RecountRow> = rows::read(txn, &key).await?;
+            if queued.is_some_and(|queued| queued.since == file.since) {
                 rows::write(txn, &key, &RecountRow { since: self.now })?;
             }
         }
@@ -126,9 +126,9 @@ impl Operation for Recount<'_> {
 
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
         let key = rows::recount(self.file.inode);
-        let noted: Option<RecountRow> = rows::read(txn, &key).await?;
+        let queued: Option<RecountRow> = rows::read(txn, &key).await?;
         // The file was queued again since it was listed: later capabilities may be valid.
-        if noted.is_none_or(|noted| noted.since != self.file.since) {
+        if queued.is_none_or(|queued| queued.since != self.file.since) {
             return Ok(());
         }
         // A dead file may be revived and keeps waiting; garbage collection removes all its rows.
