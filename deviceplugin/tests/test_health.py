@@ -208,7 +208,7 @@ def test_the_built_in_policy_has_the_papers_xids_with_provenance() -> None:
     assert all(policy.xids[code].source.startswith("paper") for code in paper)
     software = {rule.code for rule in policy.xids.values() if rule.klass == "software"}
     assert software == {13, 31, 43, 45}
-    assert all(policy.xids[code].recovery_action is Action.RECORD for code in software)
+    assert all(policy.xids[code].action is Action.RECORD for code in software)
     assert all(rule.reset for rule in policy.xids.values() if rule.action is Action.UNHEALTHY), (
         "every removal says what ends it"
     )
