@@ -110,7 +110,7 @@ def test_a_socket_folder_that_others_may_write_is_refused(tmp_path):
     paths.run.mkdir(parents=True, exist_ok=True)
     try:
         paths.run.chmod(0o777)
-        with pytest.raises(FlyerError, match="others may write"):
+        with pytest.raises(FlyerError, match="writable by others"):
             Store.open(tmp_path / "s")
     finally:
         paths.run.rmdir()
@@ -165,11 +165,11 @@ def test_events_keep_their_numbers_over_restarts(tmp_path):
     told = []
     store = Store.open(tmp_path)
     log = EventLog(store, told.append)
-    log.tell(1.0, "Queued", "waits", job="default/a", fields={"nodes": 4})
+    log.record(1.0, "Queued", "waits", job="default/a", fields={"nodes": 4})
     store.close()
     store = Store.open(tmp_path)
     log = EventLog(store, told.append)
-    log.tell(2.0, "Started", "runs", job="default/b")
+    log.record(2.0, "Started", "runs", job="default/b")
     assert [event.sequence for event in told] == [1, 2]
     assert [event.reason for event in log.since(0)] == ["Queued", "Started"]
     assert [event.reason for event in log.since(0, "default/b")] == ["Started"]

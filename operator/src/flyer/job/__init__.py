@@ -1,6 +1,6 @@
-"""What runs inside a job, with nothing but the standard library: it is injected into containers.
+"""Runtime inside a job: standard library only, because it is injected into containers.
 
-Scripts use `current()`. Whoever runs ranks uses `flyer.job.pod`, `.fork_server`, `.launcher` and
+Scripts use `current()`. Drivers and sidecars use `flyer.job.pod`, `.fork_server`, `.launcher` and
 `.server`. docs/job-contract.md is the contract that this package implements.
 """
 

@@ -1,4 +1,4 @@
-"""The rank's side of the job socket: blocking, one connection, every call with a deadline.
+"""Client of the job socket: blocking, one connection, every call with a deadline.
 
 `flyer.job.current()` is what a script uses; that handle is made of this.
 """

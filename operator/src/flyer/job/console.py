@@ -1,4 +1,4 @@
-"""The ranks' output on one stream, every line with its rank: what a container's log is made of.
+"""Console of a container: merges the output of ranks into one stream, each line with its rank.
 
     rank 3 | a line, or the last piece of one
     rank 3 ~ a piece of a line that has no end yet: the same rank's next piece continues it
@@ -105,7 +105,7 @@ class Console:
             self._send()
             if (self.bytes_read, len(self._unsent)) == before:
                 if not self._unsent:
-                    break  # whoever still holds a pipe is no rank
+                    break  # a process that still holds a pipe is not a rank
                 poll = select.poll()
                 poll.register(self._descriptor, select.POLLOUT)
                 poll.poll(100)
@@ -155,4 +155,4 @@ class Console:
         except BlockingIOError:
             pass
         except OSError:
-            self._unsent.clear()  # nobody reads any more; the ranks go on
+            self._unsent.clear()  # the reader is gone; the ranks continue

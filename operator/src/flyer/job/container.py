@@ -144,7 +144,7 @@ class _Link:
 
 
 class _Container(LauncherContext):
-    """Output on one stream, and a sidecar that is told."""
+    """A container: output on one stream, reports to the sidecar."""
 
     def __init__(self, link: _Link, output_seconds: float) -> None:
         self._link = link

@@ -1,4 +1,4 @@
-"""Why a pod failed, as a value and as `failure.json`: one rank, its status, its own traceback.
+"""Failure of a pod, as a value and as `failure.json`: rank, exit status and traceback.
 
 When one rank fails, others fail because of it a moment later. `first()` finds the one to blame.
 """

@@ -1,4 +1,4 @@
-"""Reading lines that somebody else wrote: one JSON object each, every field checked. Pure."""
+"""Parser of untrusted protocol lines: one JSON object each, every field checked. Pure."""
 
 from __future__ import annotations
 

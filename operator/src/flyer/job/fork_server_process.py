@@ -165,7 +165,7 @@ class _ForkServer:
     def _kill(self, number: int, signal_number: int) -> None:
         pid = self._pids.get(number)
         if pid is None:
-            return  # it ended meanwhile; its exit was told
+            return  # it has ended and its exit was reported
         with contextlib.suppress(ProcessLookupError):
             if signal_number in (signal.SIGTERM, signal.SIGINT):
                 os.kill(pid, signal_number)

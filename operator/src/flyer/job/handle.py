@@ -1,4 +1,4 @@
-"""The job as its own script sees it: `flyer.job.current()`.
+"""Handle of the job for its own script: `flyer.job.current()`.
 
 Works everywhere: without a socket nothing is ever asked and every report is dropped, so the same
 script runs under plain torchrun. A bare SIGTERM counts as a suspension too. No report ever fails
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Job", "current"]
 
 RECONNECT_SECONDS = 0.5
-PROGRESS_SECONDS = 0.2  # progress is told at most so often; the newest step wins
-SIGTERM_GRACE_SECONDS = 30.0  # what a bare SIGTERM leaves, when nobody says more
+PROGRESS_SECONDS = 0.2  # shortest interval of progress reports; the newest step wins
+SIGTERM_GRACE_SECONDS = 30.0  # after a bare SIGTERM without a deadline from the server
 REPORT_SECONDS_MAX = 20.0  # how long a report that matters is retried
 RELEASE_SECONDS_MAX = 10.0  # how long a released rank waits to be stopped before it ends itself
 
@@ -116,7 +116,7 @@ class Job:
             self._life_state = state
         self._report("life_state", lambda client: client.life_state(state))
 
-    # -- what the script tells ---------------------------------------------------------------
+    # -- reports of the script --------------------------------------------------------------
 
     def received(self) -> bool:
         """Acknowledge the suspension: "I will save and release". False if it did not arrive."""
@@ -199,7 +199,7 @@ class Job:
                         self._take(change.suspend_code, change.seconds_left, change.reason)
             except JobSocketError as error:
                 self._warn_once("watch", error)
-            self._greeted.set()  # nobody waits longer for a server that is not there
+            self._greeted.set()  # do not wait longer for an absent server
             self._closed.wait(RECONNECT_SECONDS)
 
     def _greet(self, welcome: Welcome) -> None:
@@ -245,7 +245,7 @@ class Job:
             self._closed.wait(PROGRESS_SECONDS)
 
     def _flush_progress(self) -> None:
-        """At the end of the process: the newest step, if it was not told yet."""
+        """At the end of the process: report the newest step, if it was not reported yet."""
         with self._lock:
             newest, self._step_newest = self._step_newest, None
         if newest is not None and self._socket_path is not None:
@@ -275,7 +275,7 @@ class Job:
     def _warn_once(self, what: str, error: Exception) -> None:
         if what not in self._warned:
             self._warned.add(what)
-            _log.warning("the job goes on without its scheduler's ear: %s", error)
+            _log.warning("the job continues without its job socket: %s", error)
 
 
 _current: Job | None = None
@@ -302,7 +302,7 @@ def _is_helper() -> bool:
 
 
 def _forget(sigterm_handler: signal.Handlers | Callable[..., object] | int | None) -> None:
-    """In a forked child: the threads are gone, and the child speaks for nobody yet."""
+    """In a forked child: the threads are gone, and the child is not connected."""
     global _current, _current_lock  # noqa: PLW0603  the child's own
     _current = None
     _current_lock = threading.Lock()

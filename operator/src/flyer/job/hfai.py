@@ -38,7 +38,7 @@ _acknowledged = threading.Event()
 def receive_suspend_command() -> bool:
     """Whether to save and call `go_suspend`; true on the first node alone, as HAI has it.
 
-    The first true answer tells the scheduler that the command was received.
+    The first true answer acknowledges the command to the scheduler.
     """
     job = current()
     if job.node_rank != 0 or not job.suspend_requested():

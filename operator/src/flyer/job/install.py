@@ -1,4 +1,4 @@
-"""`flyer-install DIR`: what a training container gets, copied into a volume of its pod.
+"""`flyer-install DIR`: copies the runtime of a training container into a volume of its pod.
 
     DIR/bin/flyer-launch    runs with any python3 of the image, and says so if that one is too old
     DIR/lib/flyer/          `flyer.job` alone

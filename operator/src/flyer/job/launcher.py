@@ -1,4 +1,4 @@
-"""One node's part of a job: forks the ranks, waits for them, and ends as the first failing one did.
+"""Launcher of one node: forks the ranks, waits for them, exits as the first failing rank did.
 
 The launcher leads the pod's session and process group. It stays single-threaded, collects each
 rank's raw output in a file, passes SIGTERM on, kills what does not end in time, adopts and kills

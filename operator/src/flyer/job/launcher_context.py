@@ -1,7 +1,7 @@
-"""What is around a launcher: where its ranks' output goes, and whom it tells what.
+"""Launcher context: the destination of its ranks' output and of its reports.
 
-The plain one keeps a file a rank and tells nobody: that is how pods run on one machine, where the
-driver that started them sees everything. `flyer.job.container` has the other.
+The default keeps one file per rank and reports nothing: on one machine the driver
+observes its pods itself. `flyer.job.container` has the other implementation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["LauncherContext"]
 
 
 class LauncherContext:
-    """Output in files; nobody is told anything."""
+    """Output in files; no reports."""
 
     def output_for(self, rank: int) -> int | None:  # noqa: ARG002
         """A descriptor for the rank's output, closed here after the fork; None: a file."""

@@ -1,4 +1,4 @@
-"""How long a job's words may be: one table for who takes them in and for what keeps them. Pure."""
+"""Length limits of a job's messages, for their receivers and for their storage. Pure."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ EXIT_SUSPENDED = 104
 EXIT_PEER_LOST = 75
 """A rank ends with this status when it fails only because another one did: restart it."""
 
-# One thread a rank unless told otherwise: many ranks share the cores of a node.
+# One thread per rank by default: many ranks share the cores of a node.
 THREAD_COUNT_NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 

@@ -1,6 +1,6 @@
-"""Linux process matters that Python has no words for: death of the parent, orphans, descriptors.
+"""Linux process control that Python lacks: parent death signal, subreaper, descriptors.
 
-Nothing of ours may outlive whoever started it; these are the means.
+No process may outlive the one that started it; this module has the means.
 """
 
 from __future__ import annotations

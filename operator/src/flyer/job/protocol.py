@@ -1,8 +1,8 @@
-"""The words of the job socket, version 1: what a rank may say and what it is answered.
+"""Messages of the job socket, version 1: requests of ranks and their answers.
 
-One JSON object a line, each at most `LINE_BYTES_MAX` long. The rank asks, the server answers every
-request once and in order, and nobody speaks unasked. A field that a side does not know is ignored;
-an operation that it does not know is refused. Pure: text in, values out; no socket, no clock.
+One JSON object per line, each at most `LINE_BYTES_MAX` long. The rank sends requests; the server
+answers each once and in order, and sends nothing unsolicited. Unknown fields are ignored; unknown
+operations are refused. Pure: text in, values out; no socket, no clock.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The answer to `watch`. Time is told as what is left of it: clocks may differ."""
+    """The answer to `watch`. Times are remaining seconds: clocks may differ."""
 
     kind: ClassVar[str] = "change"
     revision: int

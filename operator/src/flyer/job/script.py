@@ -1,4 +1,4 @@
-"""Becoming the user's command: a Python script inside this process, or any other program by exec.
+"""Runs the user's command: a Python script inside this process, or another program by exec.
 
 A script that runs here keeps what was imported before the fork. It must not notice: `__main__`,
 `sys.argv`, `sys.path`, tracebacks, exit statuses and finalisation are those of `python SCRIPT`.
@@ -237,7 +237,7 @@ def _report(spec: PodSpec, rank: int, launcher_pid: int, error: BaseException) -
     if isinstance(error, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    # Its peers wait for it in a collective: a thread that goes on must not hide that it failed.
+    # Its peers wait for it in a collective: a running thread must not hide its failure.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, FAILED_SECONDS_MAX)
     name = type(error).__name__

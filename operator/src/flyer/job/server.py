@@ -1,7 +1,7 @@
-"""The server's side of the job socket: one attempt of one job, any number of its ranks.
+"""Server of the job socket: one attempt of one job, any number of its ranks.
 
 The local driver and the sidecar run it; both give it a `JobHandler` that does what a rank asked.
-A rank that sends garbage is told so and loses its connection; the others do not notice.
+A rank that sends an invalid message gets an error and is disconnected; others are not affected.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class JobServer:
         self._reason = ""
         self._life_state = welcome.life_state
         self.ranks_seen: set[int] = set()
-        """Ranks that ever said hello. None: a suspension needs SIGTERM, nobody here would ask."""
+        """Ranks that have ever connected. None: a suspension needs SIGTERM."""
 
     @property
     def suspend_code(self) -> SuspendCode:
@@ -124,7 +124,7 @@ class JobServer:
         self._path.chmod(self._mode)
 
     async def close(self) -> None:
-        """Disconnect everybody and remove the socket file."""
+        """Close every connection and remove the socket file."""
         if self._server is not None:
             self._server.close()
         for connection in [*self._connections, *self._wakers]:
@@ -172,7 +172,7 @@ class JobServer:
         except (ConnectionError, TimeoutError) as error:
             _log.debug("a rank's connection ended: %r", error)
         except asyncio.CancelledError:
-            pass  # the server closes; the task has nobody who would wait for it
+            pass  # the server closes; nothing awaits this task
         finally:
             self._connections.discard(task)
             writer.close()

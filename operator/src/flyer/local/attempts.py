@@ -47,7 +47,7 @@ KEY_BYTES: Final = 32
 # BSD's EX_CANTCREAT: the pods could not be made; no program of the user's ever ran.
 EXIT_NOT_STARTED: Final = 73
 
-# A log line feeds the watchdog; it need not be told more often than this.
+# Shortest interval of reports of log output to the progress deadline.
 LOG_INTERVAL_SECONDS: Final = 2.0
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Attempt:
         job: FlyerJob,
         start: Start,
         paths: StatePaths,
-        tell: Callable[[Event], None],
+        report: Callable[[Event], None],
         show: Callable[[], None],
     ) -> None:
         self.job = job
@@ -69,14 +69,16 @@ class Attempt:
         self.port = 0
         self.folder = paths.job_logs(start.job) / f"attempt-{start.attempt}"
         digest = hashlib.sha256(start.job.encode()).hexdigest()[:8]
-        self.gateway = Gateway(job, start, paths.run / f"{digest}-{start.attempt}.sock", tell, show)
+        self.gateway = Gateway(
+            job, start, paths.run / f"{digest}-{start.attempt}.sock", report, show
+        )
         self.starting: asyncio.Task[None] | None = None
         watchdog = job.spec.watchdog
         self._log_interval_seconds = LOG_INTERVAL_SECONDS
         if watchdog is not None:
             self._log_interval_seconds = min(LOG_INTERVAL_SECONDS, watchdog.seconds / 4)
         self._log_bytes = 0
-        self._log_told_at = 0.0
+        self._log_reported_at = 0.0
 
     @property
     def progress(self) -> ProgressView | None:
@@ -85,7 +87,7 @@ class Attempt:
 
     def log_grew(self, now: float) -> bool:
         """Whether a rank wrote something since the last time that this was so; not too often."""
-        if now < self._log_told_at + self._log_interval_seconds:
+        if now < self._log_reported_at + self._log_interval_seconds:
             return False
         total = 0
         for path in self.folder.glob("rank-*.log"):
@@ -93,7 +95,7 @@ class Attempt:
                 total += path.stat().st_size
         grew = total > self._log_bytes
         if grew:
-            self._log_bytes, self._log_told_at = total, now
+            self._log_bytes, self._log_reported_at = total, now
         return grew
 
 
@@ -104,12 +106,12 @@ class Attempts:
         self,
         paths: StatePaths,
         pods: Pods,
-        tell: Callable[[Event], None],
+        report: Callable[[Event], None],
         crashed: Callable[[BaseException], None],
     ) -> None:
         self._paths = paths
         self._pods = pods
-        self._tell = tell
+        self._report = report
         self._crashed = crashed
         self._attempts: dict[str, Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -127,7 +129,7 @@ class Attempts:
         known = self._attempts.get(start.job)
         if known is not None and known.start.attempt == start.attempt:
             return
-        attempt = Attempt(job, start, self._paths, self._tell, show)
+        attempt = Attempt(job, start, self._paths, self._report, show)
         self._attempts[start.job] = attempt
         if known is not None:
             self._spawn(known.gateway.close())
@@ -140,7 +142,7 @@ class Attempts:
             return
         if not attempt.gateway.signal(signal.deadline, f"{signal.reason} by {signal.by}"):
             self._pods.terminate(signal.job, signal.attempt)
-            self._tell(SuspendReceived(signal.job, signal.attempt))
+            self._report(SuspendReceived(signal.job, signal.attempt))
 
     def stop(self, stop: Stop) -> None:
         """End pods; NodeEmptied follows for each node."""
@@ -202,9 +204,9 @@ class Attempts:
             theirs = isinstance(error, FileNotFoundError | PodSpecError)
             outcome = Failed(EXIT_NOT_STARTED, reason) if theirs else Killed(0, reason)
             node = start.assignment.names[0]
-            self._tell(PodExited(start.job, start.attempt, node, outcome))
+            self._report(PodExited(start.job, start.attempt, node, outcome))
         else:
-            self._tell(GangStarted(start.job, start.attempt))
+            self._report(GangStarted(start.job, start.attempt))
 
     async def _stop(self, stop: Stop) -> None:
         attempt = self._attempts.get(stop.job)

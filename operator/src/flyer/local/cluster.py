@@ -1,4 +1,4 @@
-"""The cluster file: which nodes this machine pretends to have.
+"""The cluster file: the simulated nodes of this machine.
 
 Read by people and written by people: every error names file, line, field, value and remedy.
 """

@@ -1,4 +1,4 @@
-"""The control socket: what clients ask the driver (the frames are in flyer.client.channel).
+"""Server of the control socket, for requests of clients (frames: flyer.client.channel).
 
 The server reads one bounded line a request and calls the handler of its op. A line that is too
 long, is not JSON, has another version or names an unknown op is answered with an error that says
@@ -93,7 +93,7 @@ class ControlServer:
         self._path.chmod(0o600)
 
     async def close(self) -> None:
-        """Stop listening and drop every connection; watchers have been told before."""
+        """Stop listening and close every connection; watchers were notified before."""
         if self._server is not None:
             self._server.close()
         with contextlib.suppress(FileNotFoundError):

@@ -3,7 +3,7 @@
 `advance` is the only place where the engine is stepped: it takes events, gets actions, performs
 the commits first and then the rest. Effects report back as events into the inbox. Whatever state
 matters is in the jobs' files before it is acted on, so this process may die at any point: the
-next one reads the files, makes sure that no process is left, and goes on.
+next one reads the files, makes sure that no process is left, and resumes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Driver:
         self.store = store
         self.watchers = Watchers()
         self.history = History()
-        self.events = EventLog(store, self._event_told)
+        self.events = EventLog(store, self._publish_event)
         for event in self.events.since(0):
             self.history.add(event)
         self.jobs: dict[str, FlyerJob] = {job.key: job for job in store.jobs()}
@@ -96,7 +96,7 @@ class Driver:
         self.returns_at: dict[str, float] = {}
         self._shown_nodes: list[NodeView] = []
         self._pods = Pods(
-            self.tell,
+            self.enqueue,
             self._rank_failed,
             self._crashed,
             preload=sorted({*cluster.preload, *preload}),
@@ -104,7 +104,7 @@ class Driver:
             stop_pause_seconds=cluster.settings.stop_pause_seconds,
             log_path=store.paths.root / "fork-server.log",
         )
-        self._attempts = Attempts(store.paths, self._pods, self.tell, self._crashed)
+        self._attempts = Attempts(store.paths, self._pods, self.enqueue, self._crashed)
         self._state = rebuilt(cluster, store, self.jobs)
 
     # -- life ----------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class Driver:
 
     # -- events in -----------------------------------------------------------------------------
 
-    def tell(self, event: Event) -> None:
+    def enqueue(self, event: Event) -> None:
         """Queue a fact for the engine."""
         job = getattr(event, "job", None)
         if isinstance(job, str) and not isinstance(event, ProgressReported):
@@ -209,7 +209,7 @@ class Driver:
     def _node_lost(self, event: NodeLost) -> None:
         pod = self._pods.on_node(event.node)
         seconds = self.cluster.node_return_seconds
-        self.events.tell(
+        self.events.record(
             time.time(),
             NODE_LOST,
             f"{event.node}: {event.evidence}; it returns in {seconds:g} s",
@@ -224,10 +224,10 @@ class Driver:
 
     def _node_returned(self, name: str) -> None:
         self.returns_at.pop(name, None)
-        self.events.tell(time.time(), NODE_READY, f"{name} is ready again", node=name)
+        self.events.record(time.time(), NODE_READY, f"{name} is ready again", node=name)
         for node in self.cluster.engine_nodes():
             if node.name == name:
-                self.tell(NodeObserved(node))
+                self.enqueue(NodeObserved(node))
 
     def _rank_failed(self, job: str, attempt: int, failure: Failure) -> None:
         view = FailureView(
@@ -240,7 +240,7 @@ class Driver:
         message = f"rank {failure.rank} on node {failure.node}: {failure.outcome}"
         known = self.history.of(job).failure
         if known != view:
-            self.events.tell(
+            self.events.record(
                 time.time(), RANK_FAILED, message, job=job, attempt=attempt, node=failure.node,
                 warning=True, fields=to_json(view),
             )  # fmt: skip
@@ -252,7 +252,7 @@ class Driver:
             f"a bug in flyer ended the driver: {error!r}",
             exit_status=ExitStatus.UNFINISHED,
             code="Bug",
-            hint="`flyer run` goes on with every unfinished job; please report what is above",
+            hint="`flyer run` resumes every unfinished job; please report the traceback above",
         )
         self.stop()
 
@@ -261,7 +261,7 @@ class Driver:
             await asyncio.sleep(LOG_WATCH_SECONDS)
             for attempt in self._attempts.living():
                 if attempt.log_grew(time.monotonic()):
-                    self.tell(LogObserved(attempt.start.job, attempt.start.attempt))
+                    self.enqueue(LogObserved(attempt.start.job, attempt.start.attempt))
 
     # -- the step ------------------------------------------------------------------------------
 
@@ -308,7 +308,7 @@ class Driver:
                     raise
                 log.exception("a bug, please report it")
                 why = f"{fault}: {fault.__cause__!r:.400}"
-                self.events.tell(now, EVENT_DROPPED, why, job=fault.job, warning=True)
+                self.events.record(now, EVENT_DROPPED, why, job=fault.job, warning=True)
                 events = [one for one in events if one is not fault.event]
             else:
                 return actions, events
@@ -321,10 +321,10 @@ class Driver:
         job = job.replace(status=action.status)
         self.store.commit(action.job, job.to_object())
         self.jobs[action.job] = job
-        for told in job_events(before, action.status):
-            self.events.tell(
-                now, told.reason, told.message, job=action.job, attempt=told.attempt,
-                node=told.node, warning=told.warning, fields=told.fields,
+        for event in job_events(before, action.status):
+            self.events.record(
+                now, event.reason, event.message, job=action.job, attempt=event.attempt,
+                node=event.node, warning=event.warning, fields=event.fields,
             )  # fmt: skip
 
     def _perform(self, action: Action) -> None:
@@ -376,7 +376,7 @@ class Driver:
             )
         return views
 
-    def _event_told(self, event: EventView) -> None:
+    def _publish_event(self, event: EventView) -> None:
         self.history.add(event)
         self.watchers.offer({"kind": "event", "event": to_json(event)})
 

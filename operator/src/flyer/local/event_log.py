@@ -1,7 +1,7 @@
-"""What a user sees happen: appended to events.jsonl, kept in memory, told to watchers.
+"""Event log: appended to events.jsonl, kept in memory, sent to watchers.
 
 An event's `reason` is stable and CamelCase, its `message` is for people, its `fields` are the
-numbers of the message for programs. Sequence numbers go on over restarts of the driver.
+numbers of the message for programs. Sequence numbers continue over restarts of the driver.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ EVENTS_KEPT_MAX: Final = 50_000
 class EventLog:
     """Events of one cluster, in order."""
 
-    def __init__(self, store: Store, told: Callable[[EventView], None]) -> None:
+    def __init__(self, store: Store, publish: Callable[[EventView], None]) -> None:
         self._store = store
-        self._told = told
+        self._publish = publish
         past = (from_json(EventView, record) for record in read_json_lines(store.paths.events))
         self._events: deque[EventView] = deque(past, EVENTS_KEPT_MAX)
         self._next = self._events[-1].sequence + 1 if self._events else 1
 
-    def tell(
+    def record(
         self,
         now: float,
         reason: str,
@@ -46,7 +46,7 @@ class EventLog:
         warning: bool = False,
         fields: dict[str, Any] | None = None,
     ) -> EventView:
-        """Record one event and tell it to everybody who watches."""
+        """Record one event and send it to watchers."""
         kind = "Warning" if warning else "Normal"
         event = EventView(
             self._next, round(now, 3), kind, reason, message, job, attempt, node, fields or {}
@@ -54,7 +54,7 @@ class EventLog:
         self._next += 1
         self._events.append(event)
         self._store.note(self._store.events, json.dumps(to_json(event), separators=(",", ":")))
-        self._told(event)
+        self._publish(event)
         return event
 
     def since(self, sequence: int, job: str | None = None) -> Iterator[EventView]:

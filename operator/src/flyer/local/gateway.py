@@ -1,6 +1,6 @@
-"""One attempt's job socket: what its ranks say becomes events of the engine.
+"""Gateway of an attempt: turns messages on the job socket into events of the engine.
 
-Progress is told often and matters seldom, so the newest step is kept and told at intervals, and
+Progress is frequent and rarely needed, so the newest step is reported at intervals, and
 always before anything else that the same job says.
 """
 
@@ -45,7 +45,7 @@ class Gateway:
         job: FlyerJob,
         start: Start,
         path: Path,
-        tell: Callable[[Event], None],
+        report: Callable[[Event], None],
         show: Callable[[], None],
     ) -> None:
         self.path = path
@@ -55,9 +55,9 @@ class Gateway:
         self._attempt = start.attempt
         self._ranks_per_node = job.spec.ranks_per_node
         self._nodes = start.assignment.names
-        self._tell = tell
+        self._report = report
         self._show = show
-        self._step_told: int | None = None
+        self._step_reported: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         restore = start.restore_from
         welcome = Welcome(
@@ -80,7 +80,7 @@ class Gateway:
         await self._server.close()
 
     def signal(self, deadline: float, reason: str) -> bool:
-        """Ask the ranks to suspend. False when none of them ever connected: nobody would hear."""
+        """Ask the ranks to suspend. False when no rank has ever connected."""
         self._server.signal(max(0.0, deadline - time.time()), reason)
         return bool(self._server.ranks_seen)
 
@@ -90,16 +90,16 @@ class Gateway:
             self._timer.cancel()
             self._timer = None
         view = self.progress_view
-        if view is not None and view.step != self._step_told:
-            self._step_told = view.step
-            self._tell(ProgressReported(self._job, self._attempt, view.step))
+        if view is not None and view.step != self._step_reported:
+            self._step_reported = view.step
+            self._report(ProgressReported(self._job, self._attempt, view.step))
             self._show()
 
     # -- what ranks say (flyer.job.server.JobHandler) ------------------------------------------
 
     async def received(self, rank: int) -> None:  # noqa: ARG002 - the job speaks through any rank
         """The job knows that it is being suspended."""
-        self._tell(SuspendReceived(self._job, self._attempt))
+        self._report(SuspendReceived(self._job, self._attempt))
 
     async def progress(self, rank: int, step: int, metrics: dict[str, float]) -> None:
         """A step is done; the first rank's numbers are shown."""
@@ -117,23 +117,23 @@ class Gateway:
     async def checkpoint(self, rank: int, step: int, path: str, durable: bool) -> None:  # noqa: ARG002, FBT001
         """A checkpoint exists."""
         self.flush()
-        self._tell(CheckpointReported(self._job, self._attempt, step, path, durable))
+        self._report(CheckpointReported(self._job, self._attempt, step, path, durable))
 
     async def release(self, rank: int, step: int | None) -> None:  # noqa: ARG002
         """The job gives all its nodes back."""
         self.flush()
         self.released = True
-        self._tell(Released(self._job, self._attempt))
+        self._report(Released(self._job, self._attempt))
 
     async def fail(self, rank: int, reason: str) -> None:
         """The job gives up: as if that rank's pod had failed."""
         self.flush()
         node = self._nodes[min(rank // self._ranks_per_node, len(self._nodes) - 1)]
-        self._tell(PodExited(self._job, self._attempt, node, Failed(1, reason)))
+        self._report(PodExited(self._job, self._attempt, node, Failed(1, reason)))
 
     async def life_state(self, rank: int, state: int) -> None:  # noqa: ARG002
         """Keep the user's word."""
-        self._tell(LifeStateSet(self._job, self._attempt, state & 0xFFFFFFFF))
+        self._report(LifeStateSet(self._job, self._attempt, state & 0xFFFFFFFF))
 
 
 def _total_steps(

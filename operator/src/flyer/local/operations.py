@@ -184,7 +184,7 @@ class Operations:
                 f"`flyer why {job.metadata.name}` says what it waits for",
             )
         reason = _text(arguments, "reason") or "requeued"
-        # Two steps: the first one begins the suspension, the second one only lets it queue again.
+        # Two steps: the first starts the suspension, the second lets the job queue again.
         self._driver.advance([SuspendRequested(job.key, _user(), reason)])
         self._driver.advance([ResumeRequested(job.key)])
         return self._driver.view(job.key)

@@ -1,7 +1,7 @@
-"""Finds processes that an earlier driver of the same state directory left behind.
+"""Orphan processes: kills those that an earlier driver of the state directory left behind.
 
-There should be none: the kernel kills pods with their driver. A new driver looks all the same,
-by the marker that every process of ours carries in its environment, before it calls a node empty.
+The kernel kills pods with their driver, so there should be none. A new driver searches anyway, by
+the marker in the environment of every process that it starts, before it reports a node as empty.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ POLL_SECONDS: Final = 0.02
 
 
 def find_marked(root: Path) -> list[int]:
-    """Processes of ours that carry the marker of this state directory."""
+    """Processes of this user with the marker of this state directory."""
     wanted = os.fsencode(f"{MARKER}={root}")
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
-        with contextlib.suppress(OSError):  # it ended meanwhile, or is somebody else's
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
     return found
 
 
 def kill_orphans(root: Path) -> int:
-    """Kill them and wait until they are gone; how many there were."""
+    """Kill them and wait until they are gone; returns their number."""
     found = marked = find_marked(root)
     deadline = time.monotonic() + GONE_SECONDS
     while marked:
@@ -45,7 +45,7 @@ def kill_orphans(root: Path) -> int:
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
             raise FlyerError(
-                f"processes of an earlier run do not die: {', '.join(map(str, marked))}",
+                f"cannot kill processes of an earlier run: {', '.join(map(str, marked))}",
                 exit_status=ExitStatus.UNREACHABLE,
                 code="OrphanProcesses",
                 hint="look at them with `ps`; a process in disk wait ends with its disk",

@@ -1,4 +1,4 @@
-"""From a FlyerJob's template to what each node runs, on this machine.
+"""Pod specifications: the processes of each node from the template of a FlyerJob.
 
 A manifest is checked here before it is accepted: what cannot start is refused with the field that
 is at fault, rather than found by eight ranks at once. Images are not pulled: a pod is a process.
@@ -137,7 +137,7 @@ def pod_specs(
 
 
 def unused_port(taken: set[int]) -> int:
-    """A port of the loopback that nobody listens on now and no living attempt was given."""
+    """A loopback port without a listener that no running attempt was given."""
     for port in random.sample(PORTS, PORT_TRIES):
         if port in taken:
             continue

@@ -1,8 +1,8 @@
-"""Pods as process groups of this machine: starts gangs, stops them, tells how they ended.
+"""Pods as process groups of this machine: starts and stops gangs, and reports their exits.
 
 Facts go to the driver as engine events: PodExited or NodeLost for how a pod ended, then
-NodeEmptied, which is told only after looking: no process of the pod is left. One task a pod
-watches it from start to end, so each fact is told exactly once.
+NodeEmptied, which is reported after a check that no process of the pod is left. One task a pod
+watches it from start to end, so each fact is reported exactly once.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Pods:
 
     def __init__(
         self,
-        tell: Callable[[Event], None],
+        report: Callable[[Event], None],
         failed: Callable[[str, int, Failure], None],
         crashed: Callable[[BaseException], None],
         *,
@@ -77,7 +77,7 @@ class Pods:
         stop_pause_seconds: float,
         log_path: Path,
     ) -> None:
-        self._tell = tell
+        self._report = report
         self._failed = failed
         self._crashed = crashed
         self._preload = list(preload)
@@ -134,7 +134,7 @@ class Pods:
         for node in nodes:
             pod = self._pods.get(node)
             if pod is None or pod.job != job or pod.attempt > attempt:
-                self._tell(NodeEmptied(node, job, attempt))
+                self._report(NodeEmptied(node, job, attempt))
                 continue
             pod.stopping.set()
             if kill:
@@ -184,18 +184,18 @@ class Pods:
         if pod.kill_timer is not None:
             pod.kill_timer.cancel()
         if ended.exit_status == EXIT_PEER_LOST:
-            # Another pod's end explains this one; give it the time to be told first.
+            # The exit of another pod explains this one: let it be reported first.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(pod.stopping.wait(), PEER_LOST_SECONDS)
         if failure is not None and not pod.stopping.is_set():
             self._blame(pod, failure)
         if not self._closing:
-            self._tell(_fact(pod, ended, failure, fork_server_lost=fork_server.lost.is_set()))
+            self._report(_fact(pod, ended, failure, fork_server_lost=fork_server.lost.is_set()))
         await _until_group_is_gone(pod)
         if self._pods.get(pod.node) is pod:
             del self._pods[pod.node]
         if not self._closing:
-            self._tell(NodeEmptied(pod.node, pod.job, pod.attempt))
+            self._report(NodeEmptied(pod.node, pod.job, pod.attempt))
 
     def _blame(self, pod: Pod, failure: Failure) -> None:
         known = self._failures.setdefault((pod.job, pod.attempt), [])
@@ -274,5 +274,5 @@ def _group_exists(group: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return False  # the number was taken over by somebody else's group
+        return False  # the number now belongs to another process group
     return True

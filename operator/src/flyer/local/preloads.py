@@ -1,4 +1,4 @@
-"""Guesses which heavy modules the ranks will import, so that they are imported once a machine.
+"""Preloads: guesses which heavy modules ranks will import, to import them once per machine.
 
 Only modules that are known to be safe to import before a fork, and that the script itself names,
 are preloaded; a wrong guess costs time or memory, never correctness.
@@ -26,7 +26,7 @@ SCRIPT_BYTES_MAX: Final = 1 << 20
 
 
 def preloads_of(job: FlyerJob) -> list[str]:
-    """The modules worth preloading for one job: what its script and the files beside it import."""
+    """The modules worth preloading for one job: those that its script imports."""
     container = job.spec.template.trainer
     words = [*container.command, *container.args]
     if not words or not words[0].rpartition("/")[2].startswith("python"):

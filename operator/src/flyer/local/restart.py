@@ -1,7 +1,7 @@
-"""What a new driver makes of the jobs that an earlier one left in their files.
+"""Restart of a driver: rebuilds the state of the engine from the stored jobs.
 
 The engine's state comes from the jobs alone. No pod has outlived its driver, so the nodes that were
-in use are told as empty, whatever they were doing.
+in use are reported as empty, whatever they were doing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["rebuilt", "vanished_pods"]
 
 
 def rebuilt(cluster: LocalCluster, store: Store, known: Mapping[str, FlyerJob]) -> EngineState:
-    """The engine's state, in a term of its own; the log of decisions begins with it."""
+    """The engine's state, in a new term; the log of decisions starts with it."""
     epochs = [job.status.epoch for job in known.values() if job.status]
     # Written by an earlier version, which kept it in the assignment alone.
     epochs += [
@@ -54,17 +54,17 @@ def rebuilt(cluster: LocalCluster, store: Store, known: Mapping[str, FlyerJob]) 
     return engine.rebuild(nodes, jobs, now, epoch, policy, quotas)
 
 
-def vanished_pods(jobs: Mapping[str, FlyerJob], told: EventLog) -> list[Event]:
+def vanished_pods(jobs: Mapping[str, FlyerJob], event_log: EventLog) -> list[Event]:
     """Nothing runs (`kill_orphans` looked): the end of every node's pod that was in use."""
     events: list[Event] = []
     for key, job in sorted(jobs.items()):
         status = job.status or FlyerJobStatus()
         if status.occupied:
-            told.tell(
+            event_log.record(
                 time.time(),
                 DRIVER_RESTARTED,
-                f"the driver before ended with the job {status.phase}; "
-                f"process {os.getpid()} goes on",
+                f"the previous driver ended with the job {status.phase}; "
+                f"process {os.getpid()} resumes it",
                 job=key,
                 attempt=status.chain.attempt,
             )

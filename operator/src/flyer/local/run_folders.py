@@ -1,7 +1,7 @@
 """Run folders outside their state directory: made when its path is too long for a socket's address.
 
 They lie in the temporary folder, and a state directory that is deleted leaves its own behind. Each
-driver that starts removes those that nobody can need any more.
+driver that starts removes those that no driver needs any more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["OWNER", "remove_dead", "sign"]
 OWNER = "state"
 """The file in a run folder that names the state directory."""
 QUIET_SECONDS = 600.0
-"""Untouched for so long: whoever was about to use it has done so."""
+"""A younger folder may be in use by a starting driver."""
 UNSIGNED_SECONDS = 86_400.0
 """The same for a folder that does not name its state directory."""
 
@@ -41,7 +41,9 @@ def remove_dead(paths: StatePaths, now: float | None = None) -> int:
     moment = time.time() if now is None else now
     removed = 0
     for folder in Path(tempfile.gettempdir()).glob(f"flyer-{os.getuid()}-*"):
-        with contextlib.suppress(OSError):  # somebody else removed it, or it is not ours
+        with contextlib.suppress(
+            OSError
+        ):  # another process removed it, or it belongs to another user
             if folder != paths.run and owned_privately(folder):
                 with _dead(folder, moment) as dead:
                     if dead:
@@ -52,7 +54,7 @@ def remove_dead(paths: StatePaths, now: float | None = None) -> int:
 
 @contextlib.contextmanager
 def _dead(folder: Path, now: float) -> Iterator[bool]:
-    """Whether nobody needs it; while this lasts no driver of its state can start."""
+    """Whether it is unused; no driver of its state can start during the check."""
     idle = now - folder.lstat().st_mtime
     try:
         root = Path((folder / OWNER).read_text().strip())

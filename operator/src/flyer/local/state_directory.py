@@ -1,16 +1,16 @@
-"""Where a local cluster keeps its state, and how a client finds it.
+"""State directory of a local cluster: its layout and its discovery by clients.
 
 One folder per cluster, `.flyer/<cluster name>/` unless `--state` or FLYER_STATE says otherwise:
 
     cluster.json            the cluster as the driver read it
-    lock                    held (flock) by the driver for as long as it lives
-    jobs/<ns>.<name>.json   FlyerJob objects: what they say is what was decided
+    lock                    held (flock) by the running driver
+    jobs/<ns>.<name>.json   FlyerJob objects: the committed decisions
     decisions.jsonl         the engine's inputs and decisions, replayable
-    events.jsonl            what a user sees happen, with stable reasons
+    events.jsonl            user-visible events, with stable reasons
     logs/<ns>.<name>/attempt-N/rank-NNNN.log
-    run/                    sockets and per-attempt files; worthless without the driver
+    run/                    sockets and per-attempt files; useless without the driver
 
-This module only names places and looks at them; nothing here writes state.
+This module reads only.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class StatePaths:
 
 
 def owned_privately(folder: Path) -> bool:
-    """Whether a folder is ours and nobody else may write in it (it may lie in /tmp)."""
+    """Whether this user owns a folder and no other may write to it (it may be in /tmp)."""
     status = folder.lstat()
     return (
         stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022

@@ -1,7 +1,7 @@
-"""What the driver keeps on disk: the lock, FlyerJob objects, decisions, events, the cluster.
+"""Store of a driver: the lock, FlyerJob objects, decisions, events and the cluster on disk.
 
-A job's file is the commit of a decision: written beside itself, flushed to the disk, renamed into
-place, and the folder flushed, all before the driver acts on it. Whoever reads it after a crash
+A job's file is the commit of a decision: written to a temporary file, flushed to disk,
+renamed into place, and the folder flushed, all before the driver acts on it. A reader after a crash
 sees one whole object, the old or the new. Events and decisions are appended; a line torn by a
 crash is dropped at the next start.
 """
@@ -64,7 +64,7 @@ class Store:
         if not owned_privately(paths.run):
             os.close(descriptor)
             raise FlyerError.usage(
-                f"`{paths.run}` belongs to somebody else or others may write in it",
+                f"`{paths.run}` belongs to another user or is writable by others",
                 "remove it, or choose a shorter --state so that sockets fit inside it",
             )
         sign(paths)
@@ -91,7 +91,7 @@ class Store:
                 f"cannot store the job `{key}` in `{path}`: {error.strerror or error}",
                 exit_status=ExitStatus.UNFINISHED,
                 code="CannotStore",
-                hint="free space there; `flyer run` then goes on with every unfinished job",
+                hint="free space there; `flyer run` then resumes every unfinished job",
             ) from error
 
     def note(self, appender: Appender, line: str) -> None:

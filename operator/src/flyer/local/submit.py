@@ -1,4 +1,4 @@
-"""Accepting a manifest: everything that can be known beforehand is refused before anything is done.
+"""Submission of a manifest: every job is validated before the first is accepted.
 
 A job is accepted when its file is on disk. A job of the same name that has not ended is joined if
 its spec is the same; one that has ended makes room, and its logs are kept under its chain's name.
@@ -145,7 +145,7 @@ def _accept(driver: Driver, job: FlyerJob) -> None:
     driver.jobs[job.key] = job
     message = f"{job.spec.nodes} nodes × {job.spec.ranks_per_node} ranks, {job.spec.priority}"
     fields: dict[str, Any] = {"chain": job.metadata.uid}
-    driver.events.tell(time.time(), SUBMITTED, message, job=job.key, fields=fields)
+    driver.events.record(time.time(), SUBMITTED, message, job=job.key, fields=fields)
     driver.advance([JobSubmitted(job)])
 
 

@@ -1,4 +1,4 @@
-"""Fans changes out to watchers, each with a bounded queue of its own."""
+"""Watchers of a driver, each with a bounded queue of changes."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Watchers:
         self._subscriptions.discard(subscription)
 
     def offer(self, item: dict[str, Any]) -> None:
-        """Tell everybody."""
+        """Send an item to every watcher."""
         for subscription in self._subscriptions:
             subscription.offer(item)
 
     def end(self) -> None:
-        """Tell everybody that the driver ends, and end their streams."""
+        """Report the end of the driver to every watcher, and end its stream."""
         for subscription in self._subscriptions:
             subscription.offer({"kind": "end"})
             subscription.offer(None)

@@ -44,7 +44,7 @@ class LauncherServer:
         self._writer: asyncio.StreamWriter | None = None
 
     async def start(self) -> None:
-        """Bind and serve, in place of whoever did before."""
+        """Bind and serve, in place of an earlier process."""
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
         self._server = await asyncio.start_unix_server(
@@ -108,7 +108,7 @@ class LauncherServer:
         except (ProtocolError, asyncio.LimitOverrunError) as error:
             log.warning("the launcher's socket: %s", error)
         except asyncio.CancelledError:
-            pass  # closing; nobody waits for this task
+            pass  # closing; nothing awaits this task
         finally:
             self._tasks.discard(task)
             if self._writer is writer:

@@ -1,4 +1,4 @@
-"""The script `flyer-sidecar`: serve, or `probe` whether one serves here."""
+"""The script `flyer-sidecar`: serves, or probes whether a sidecar serves (`probe`)."""
 
 from __future__ import annotations
 

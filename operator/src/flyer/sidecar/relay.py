@@ -1,4 +1,4 @@
-"""The stream to the gateway: opened again and again, until this process ends.
+"""Stream to the gateway: reconnects until this process ends.
 
 Sends the newest report whenever it changed and a beat when there was nothing to say; hands orders
 on. Whatever the gateway does, or does not do, costs a reconnect and nothing else.

@@ -23,7 +23,7 @@ def reserve_port() -> socket.socket:
     for port in random.sample(PORTS, PORT_TRIES):
         holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            # First without: it must be nobody else's, not even another holder's.
+            # First without: no other process may hold it.
             holder.bind(("", port))
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         except OSError:

@@ -1,4 +1,4 @@
-"""What the sidecar is told by its container's environment."""
+"""Settings of the sidecar, from the environment of its container."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class SidecarSettings:
     """Doubles up to `retry_seconds_max`; a stream that was good starts again from here."""
     retry_seconds_max: float = 2.0
     report_seconds: float = 0.1
-    """Progress is told at most so often; everything else at once."""
+    """Shortest interval of progress reports; everything else is reported immediately."""
     flush_seconds: float = 30.0
     """At the end: for the gateway's acknowledgement of the last report. Longer than a killed
-    leader's Lease, or a checkpoint that was saved at that moment is reported to nobody."""
+    leader's Lease, or a checkpoint saved at that moment is not reported."""
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> SidecarSettings:

@@ -87,7 +87,7 @@ class SidecarState:
             if isinstance(asked, Order):
                 self.start, self._suspend = asked.start, asked.suspend
                 if asked.suspend is not None:
-                    # Of the time that has passed since, nobody knows: the gateway says it again.
+                    # The elapsed time is unknown: the gateway sends the deadline again.
                     self._suspend_until = time.time() + asked.suspend.seconds_left
 
     def say(self, **changes: Any) -> None:

@@ -58,7 +58,7 @@ OLDEST_VERSION = 1
 """Sidecars live as long as their pods: a gateway speaks with those of the version before it. The
 sidecar says its newest version, the gateway answers with the one that both speak."""
 REPORT_BYTES_MAX = 64 * 1024  # of a line that a sidecar says
-ORDER_BYTES_MAX = 16 * 1024 * 1024  # of a line that it is told: a topology of the largest gangs
+ORDER_BYTES_MAX = 16 * 1024 * 1024  # of a received line: the topology of the largest gangs
 
 
 class LauncherState(StrEnum):
@@ -151,7 +151,7 @@ class Report:
     ranks_seen: int = 0
     """Ranks that ever said hello on the job socket."""
     suspended: bool = False
-    """The ranks have been told of a suspension."""
+    """The ranks have received the suspend signal."""
     received: bool = False
     released: bool = False
     step: int | None = None
@@ -310,7 +310,7 @@ class Order:
     start: StartOrder | None = None
     suspend: Suspend | None = None
     terminate: bool = False
-    """SIGTERM to every rank: nobody there speaks the job contract, or nobody answers."""
+    """SIGTERM to every rank: none implements the job contract, or none answers."""
     kill: bool = False
     """The attempt is over: SIGTERM to every rank, and SIGKILL a second later."""
 

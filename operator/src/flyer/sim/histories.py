@@ -457,7 +457,7 @@ class History:
                 raise Violation(f"for {self.now - since:g} s {idle[key]}")
 
     def _settle_down(self) -> int:
-        """No more faults: whoever could run does so within the patience, and no ghost is left."""
+        """Without further faults every job that can run does so in time, and no process is left."""
         done = self._advance(0.1)
         until = self.now + _PATIENCE_SECONDS
         while self.now < until:

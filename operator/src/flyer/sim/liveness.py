@@ -39,7 +39,7 @@ def idle_although_wanted(state: EngineState, now: float) -> dict[str, str]:
                 places.setdefault((node.node_class, node.zone), []).append(node.name)
         for (node_class, _), names in places.items():
             if len(names) >= job.spec.nodes and _has_quota(draft, job, node_class):
-                found[key] = f"{key} waits ({job.status.pending}) although {names} are nobody's"
+                found[key] = f"{key} waits ({job.status.pending}) although {names} are free"
     return found
 
 

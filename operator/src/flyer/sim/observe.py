@@ -51,7 +51,7 @@ def observe(jobs: Iterable[FlyerJob], cluster: Cluster) -> list[Event]:
 
 
 def observed_node(machine: Machine) -> Node:
-    """The machine as the engine is told of it."""
+    """The machine as reported to the engine."""
     node = machine.node
     if machine.powered:
         return node
@@ -69,5 +69,5 @@ def _words_of(run: Run) -> list[Event]:
 
 
 def _to_start(status: FlyerJobStatus, attempt: int) -> bool:
-    """The Start of this attempt is told again: there is nothing to miss yet."""
+    """The Start of this attempt is repeated: no event can have been missed yet."""
     return status.phase is Phase.STARTING and attempt == status.chain.attempt

@@ -12,7 +12,7 @@ class Behavior(StrEnum):
     COOPERATIVE = "cooperative"  # acknowledges, saves, releases
     EXITS = "exits"  # acknowledges, saves, exits with status 0
     CRASHES = "crashes"  # acknowledges, then exits with status 1 without having saved
-    SILENT = "silent"  # never answers and goes on
+    SILENT = "silent"  # never answers and continues
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ class Simulation:
         self._observe(name)
 
     def kill_pod(self, name: str) -> None:
-        """The processes on a machine are killed by nobody's decision."""
+        """The processes on a machine die without a decision of the engine."""
         for pod in self.cluster.pods_on(name):
             if pod.alive:
                 run = self.cluster.runs[(pod.job, pod.attempt)]
@@ -370,7 +370,7 @@ class Simulation:
         self._report_node(machine, NodeObserved(observed_node(machine)))
 
     def _report_node(self, machine: Machine, event: Event) -> None:
-        """What is told of one machine arrives in order."""
+        """Reports about one machine arrive in order."""
         machine.heard_at = max(machine.heard_at, self.now + self._latency())
         self._at(machine.heard_at, lambda: self._inbox.append(event), lasting=False)
 
