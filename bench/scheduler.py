@@ -24,12 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.sched.cold import Cold, History
-from bench.sched.crew import Crew
+from bench.sched.cold_start import ColdStart, History
 from bench.sched.figures import Figure, document, table
-from bench.sched.lab import ROOT, Lab, LabError
+from bench.sched.node_simulator import NodeSimulator
 from bench.sched.shares import Shares
 from bench.sched.starts import Sizes, Starts
+from bench.sched.testbed import ROOT, Testbed, TestbedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -115,16 +115,16 @@ async def measure(arguments: argparse.Namespace, record: Record) -> None:
 async def _with_nodes(arguments: argparse.Namespace, record: Record) -> None:
     sizes = QUICK if arguments.quick else Sizes()
     say(f"starting a control plane with {sizes.nodes} nodes")
-    lab = Lab(
+    testbed = Testbed(
         arguments.folder,
         nodes=sizes.nodes,
         nodes_per_leaf=sizes.nodes_per_leaf,
         profile=arguments.profile,
         server_profiles=arguments.profile_server,
     )
-    async with lab, Crew(lab) as crew:
-        await lab.start_leader()
-        starts, shares = Starts(lab, crew, sizes), Shares(lab, crew, sizes)
+    async with testbed, NodeSimulator(testbed) as simulator:
+        await testbed.start_leader()
+        starts, shares = Starts(testbed, simulator, sizes), Shares(testbed, simulator, sizes)
         record.figures += starts.figures + shares.figures
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "gang": starts.gang_round,
@@ -144,9 +144,9 @@ async def _with_nodes(arguments: argparse.Namespace, record: Record) -> None:
 async def _cold(arguments: argparse.Namespace, record: Record) -> None:
     history = QUICK_HISTORY if arguments.quick else History()
     say(f"starting a control plane; {history.jobs:,} jobs and {history.pods:,} pods go into etcd")
-    lab = Lab(arguments.folder, nodes=0, nodes_per_leaf=1, profile=arguments.profile)
-    async with lab:
-        cold = Cold(lab, history)
+    testbed = Testbed(arguments.folder, nodes=0, nodes_per_leaf=1, profile=arguments.profile)
+    async with testbed:
+        cold = ColdStart(testbed, history)
         await cold.load()
         record.figures += cold.figures
         say("cold start")
@@ -179,7 +179,7 @@ def main() -> int:
     status = 0
     try:
         asyncio.run(measure(arguments, record))
-    except LabError as error:
+    except TestbedError as error:
         print(f"bench-sched: {error}", file=sys.stderr)
         status = 1
     except KeyboardInterrupt:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.collectives import failures, peers, rows, speed
-from bench.collectives.stage import BenchError, Case, Crew, Lane, Stage, play
+from bench.collectives.harness import BenchError, Case, Contender, Harness, RankGroup, run_rounds
 
 LONG = "8 ranks, 64 MiB fp32, registered: x better of all the MPIs that there are"
 
@@ -44,15 +44,15 @@ def rank(path, number, answer):
 
 
 def played(tmp_path, answer, cases, rounds=3):
-    with Stage(tmp_path) as stage:
+    with Harness(tmp_path) as harness:
         ranks = [
-            threading.Thread(target=rank, args=(stage.path, number, answer), daemon=True)
+            threading.Thread(target=rank, args=(harness.path, number, answer), daemon=True)
             for number in range(2)
         ]
         for one in ranks:
             one.start()
-        crew = stage.gather("played", 2, lambda: None)
-        lanes = play([crew], cases, rounds, lambda: None)
+        group = harness.gather("played", 2, lambda: None)
+        lanes = run_rounds([group], cases, rounds, lambda: None)
     for one in ranks:
         one.join(timeout=60)
         assert not one.is_alive()
@@ -85,15 +85,15 @@ def test_ranks_with_a_core_each_neither_yield_nor_share_cores():
 
 
 def test_every_configuration_of_a_peer_has_a_name_that_the_protocol_can_carry():
-    crews = [
-        launch.crew
+    rank_groups = [
+        launch.group
         for peer in peers.COMMANDS
         for ranks in (2, 8)
         for launch in peers.launches(peer, ranks, 2)
     ]
-    assert all(" " not in crew for crew in crews)
+    assert all(" " not in group for group in rank_groups)
     for ranks in (2, 8):
-        names = [one.crew for peer in peers.COMMANDS for one in peers.launches(peer, ranks, 2)]
+        names = [one.group for peer in peers.COMMANDS for one in peers.launches(peer, ranks, 2)]
         assert len(set(names)) == len(names)
 
 
@@ -109,7 +109,7 @@ SLOW, QUICK = Case("float32", speed.LARGE), Case("float32", speed.SMALL)
 def measured(**seconds):
     lanes = {}
     for name, value in seconds.items():
-        lane = Lane(Crew(name, []))
+        lane = Contender(RankGroup(name, []))
         for call in ("allreduce", *speed.CALLS):
             for size in speed.SIZES:
                 lane.seconds[Case("float32", size, call=call)] = [value] * 3

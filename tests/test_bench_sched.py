@@ -4,7 +4,7 @@ import json
 
 from flyer.api import FlyerJob
 
-from bench.sched import cold
+from bench.sched import cold_start
 from bench.sched.audit import AuditLog, by_kind
 from bench.sched.costs import account, parse
 from bench.sched.figures import Figure, document, table
@@ -95,8 +95,8 @@ def test_both_sides_get_the_same_gang() -> None:
 
 
 def test_the_history_of_a_cold_start_is_one_that_the_engine_would_leave() -> None:
-    history = cold.History(nodes=20, gang_of=5, queued=4, ended=2)
-    objects = dict(cold._objects(history))
+    history = cold_start.History(nodes=20, gang_of=5, queued=4, ended=2)
+    objects = dict(cold_start._objects(history))
     jobs = [one for key, one in objects.items() if "/flyerjobs/" in key]
     pods = [one for key, one in objects.items() if "/pods/" in key]
     assert (len(jobs), len(pods)) == (history.jobs, history.pods)

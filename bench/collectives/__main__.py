@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.collectives import alone, machines, rows, speed
-from bench.collectives.crews import ROOT
+from bench.collectives import machines, rows, speed, standalone
+from bench.collectives.rank_groups import ROOT
 
-PARTS = speed.PARTS | alone.PARTS | machines.PARTS
+PARTS = speed.PARTS | standalone.PARTS | machines.PARTS
 
 
 def main() -> int:

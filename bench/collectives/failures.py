@@ -60,7 +60,7 @@ class Heard:
     survivor's time."""
 
 
-def play(machines: Machines, fault: str, chance: random.Random, heard: Heard) -> None:
+def run_rounds(machines: Machines, fault: str, chance: random.Random, heard: Heard) -> None:
     """One round: starts the ranks, lets it happen, and asks everybody who is left."""
     with tempfile.TemporaryDirectory(prefix="hfreduce-failures-") as folder:
         story = Round(machines, Path(folder))
@@ -179,7 +179,7 @@ def measure(rounds: int, seed: int, only: list[str]) -> list[dict[str, Any]]:
                     continue
                 heard = Heard()
                 for _ in range(rounds):
-                    play(machines, fault, chance, heard)
+                    run_rounds(machines, fault, chance, heard)
                 entries.append(row(layout, fault, rounds, heard))
                 print(shown(entries[-1]), flush=True)
     return entries

@@ -33,7 +33,7 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def crew(self) -> str:
+    def group(self) -> str:
         """The name of its ranks; without spaces, as the orders' protocol asks."""
         return f"{self.peer}:{self.name}"
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from hfreduce import _native
 from hfreduce.testing import Layout
 
-from bench.collectives.crews import Crews
+from bench.collectives.harness import BenchError, Case, Contender, Harness, run_rounds
 from bench.collectives.peers import COMMANDS, PACKAGES, TITLES, launches, quickest
+from bench.collectives.rank_groups import RankGroups
 from bench.collectives.rows import Row, absent, row, times
-from bench.collectives.stage import BenchError, Case, Lane, Stage, play
 from bench.collectives.torch_rank import TRAINING_STEP
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Measured:
     """One layout's rounds."""
 
     ranks: int
-    lanes: dict[str, Lane]
+    lanes: dict[str, Contender]
     triad: list[float] = field(default_factory=list)
     """Bytes per second, once a round."""
 
@@ -87,7 +87,7 @@ class Measured:
             "triad_gbps": [value / 1e9 for value in self.triad],
             "rounds_us": [
                 {
-                    "crew": name, "call": case.call, "type": case.type, "bytes": case.size_bytes,
+                    "group": name, "call": case.call, "type": case.type, "bytes": case.size_bytes,
                     "memory": case.memory, "calls": lane.counts[case],
                     "us": [value * 1e6 for value in seconds],
                 }
@@ -100,24 +100,24 @@ class Measured:
 def measure(
     layout: Layout, transport: str, cases: Sequence[Case], peers: Sequence[str], rounds: int
 ) -> Measured:
-    """All crews that this machine has, all cases."""
+    """All rank_groups that this machine has, all cases."""
     memory = _native.Triad(CORES, TRIAD_BYTES)
     triad: list[float] = []
     with (
         tempfile.TemporaryDirectory(prefix="hfreduce-bench-") as name,
-        Stage(Path(name)) as stage,
-        Crews(stage, layout, Path(name), {"HFREDUCE_TRANSPORT": transport}) as crews,
+        Harness(Path(name)) as harness,
+        RankGroups(harness, layout, Path(name), {"HFREDUCE_TRANSPORT": transport}) as rank_groups,
     ):
-        listed = crews.with_torch({"hfreduce": "torch", "gloo": "gloo"})
-        listed.append(crews.native())
+        listed = rank_groups.with_torch({"hfreduce": "torch", "gloo": "gloo"})
+        listed.append(rank_groups.native())
         for peer in peers:
             for launch in launches(peer, layout.world_size, os.cpu_count() or 1):
-                crew = crews.mpi(launch)
-                if crew is None:
+                group = rank_groups.mpi(launch)
+                if group is None:
                     say(f"no {peer}: it is left out (apt-get install {PACKAGES[peer]})")
                     break
-                listed.append(crew)
-        lanes = play(listed, cases, rounds, lambda: triad.append(memory.measure()))
+                listed.append(group)
+        lanes = run_rounds(listed, cases, rounds, lambda: triad.append(memory.measure()))
     return Measured(layout.world_size, lanes, triad)
 
 

@@ -28,7 +28,7 @@ TRAINING_STEP = "ddp_step"
 
 
 def rank_main(rank: int, size: int, path: str, names: dict[str, str]) -> None:
-    """Serves one line a backend; `names` has the crew of each. Ends when the lines do."""
+    """Serves one line a backend; `names` has the group of each. Ends when the lines do."""
     groups = {
         "hfreduce": dist.group.WORLD,
         "gloo": dist.new_group(backend="gloo") if "gloo" in names else None,
@@ -47,7 +47,7 @@ def rank_main(rank: int, size: int, path: str, names: dict[str, str]) -> None:
             order = file.readline().split()
             if not order:
                 return
-            # The stage may have closed, for a crew that failed.
+            # The harness may have closed, for a group that failed.
             with contextlib.suppress(BrokenPipeError):
                 line.sendall(f"{obey(order, group, buffers)}\n".encode())
 

@@ -31,9 +31,9 @@ from flyer.kube.apiserver.resources import FLYERJOBS
 from flyer.kube.gateway import certificates_of, renewed
 
 from bench.hostile.probes import JOB, Lease, Probe, Probes
-from bench.sched.crew import Crew
-from bench.sched.lab import ROOT, Lab, LabError
 from bench.sched.loads import NAMESPACE, flyer_job
+from bench.sched.node_simulator import NodeSimulator
+from bench.sched.testbed import ROOT, Testbed, TestbedError
 from bench.storage_load import serving
 from testcluster.handle import Cluster
 from testcluster.processes import STATE_VARIABLE
@@ -57,10 +57,10 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def webhook(lab: Lab) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
+def webhook(testbed: Testbed) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
     """The injection webhook: its process, its port and that of its metrics."""
     held = certificates_of(renewed(None, ["localhost"], datetime.now(UTC)))
-    folder = lab.folder / "webhook"
+    folder = testbed.folder / "webhook"
     folder.mkdir()
     for name, text in (
         ("ca.crt", held.bundle), ("tls.crt", held.certificate), ("tls.key", held.key),
@@ -73,7 +73,7 @@ def webhook(lab: Lab) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
             sys.executable, "-m", "flyer.kube.injection", f"--port={port}", "--host=127.0.0.1",
             f"--metrics-port={metrics}", f"--certificates-folder={folder}",
         ],
-        env=os.environ | {STATE_VARIABLE: str(lab.folder)},
+        env=os.environ | {STATE_VARIABLE: str(testbed.folder)},
     )  # fmt: skip
     try:
         yield process, port, metrics
@@ -105,18 +105,18 @@ def peak_mib(pid: int) -> float:
     return int(line.split()[1]) / 1024 + sum(peak_mib(int(child)) for child in children)
 
 
-def idle(lab: Lab, module: str, *arguments: str) -> Awaitable[asyncio.subprocess.Process]:
+def idle(testbed: Testbed, module: str, *arguments: str) -> Awaitable[asyncio.subprocess.Process]:
     """Start an attacker that runs only when a processor is idle: elsewhere it has its own."""
     return asyncio.create_subprocess_exec(
         "chrt", "--idle", "0", sys.executable, "-m", module, *arguments, cwd=ROOT,
-        env=os.environ | {STATE_VARIABLE: str(lab.folder)}, stdout=asyncio.subprocess.PIPE,
+        env=os.environ | {STATE_VARIABLE: str(testbed.folder)}, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
 
 
 @contextlib.asynccontextmanager
-async def attack(lab: Lab, plan: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def attack(testbed: Testbed, plan: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """A flood; its counters are in the dictionary afterwards."""
-    process = await idle(lab, "bench.hostile.flood", json.dumps(plan))
+    process = await idle(testbed, "bench.hostile.flood", json.dumps(plan))
     counters: dict[str, Any] = {}
     started = asyncio.Event()
 
@@ -137,9 +137,9 @@ async def attack(lab: Lab, plan: dict[str, Any]) -> AsyncIterator[dict[str, Any]
         await reading
 
 
-def user(lab: Lab, name: str, namespace: str, *rights: str) -> Path:
+def user(testbed: Testbed, name: str, namespace: str, *rights: str) -> Path:
     """The kubeconfig of a service account with these rights ("VERB,VERB RESOURCE") there."""
-    cluster = Cluster(lab.state)
+    cluster = Cluster(testbed.state)
     here = f"--namespace={namespace}"
     cluster.kubectl("create", "serviceaccount", name, here)
     for number, right in enumerate(rights):
@@ -148,26 +148,26 @@ def user(lab: Lab, name: str, namespace: str, *rights: str) -> Path:
         cluster.kubectl("create", "role", role, here, f"--verb={verbs}", f"--resource={resource}")
         account = f"--serviceaccount={namespace}:{name}"
         cluster.kubectl("create", "rolebinding", role, here, f"--role={role}", account)
-    config = json.loads(lab.state.kubeconfig.read_text())
+    config = json.loads(testbed.state.kubeconfig.read_text())
     token = cluster.kubectl("create", "token", name, here, "--duration=24h")
     config["users"][0]["user"] = {"token": token.strip()}
-    path = lab.folder / f"{name}.kubeconfig"
+    path = testbed.folder / f"{name}.kubeconfig"
     path.touch(mode=0o600)
     path.write_text(json.dumps(config))
     return path
 
 
-def stranger(lab: Lab) -> Path:
+def stranger(testbed: Testbed) -> Path:
     """A user who may create FlyerJobs in another namespace."""
-    Cluster(lab.state).kubectl("create", "namespace", STRANGER)
-    return user(lab, STRANGER, STRANGER, "create flyerjobs.fireflyer.dev")
+    Cluster(testbed.state).kubectl("create", "namespace", STRANGER)
+    return user(testbed, STRANGER, STRANGER, "create flyerjobs.fireflyer.dev")
 
 
 @contextlib.asynccontextmanager
-async def tenant(lab: Lab) -> AsyncIterator[Api]:
+async def tenant(testbed: Testbed) -> AsyncIterator[Api]:
     """A user who may change jobs and ConfigMaps in the loads' namespace, and no more."""
     rights = ("get,patch flyerjobs.fireflyer.dev", "create,patch configmaps")
-    access = await asyncio.to_thread(user, lab, "tenant", NAMESPACE, *rights)
+    access = await asyncio.to_thread(user, testbed, "tenant", NAMESPACE, *rights)
     limits = Limits(answer_seconds=60.0, call_seconds=60.0)
     api = Api(await find_access(str(access)), agent="bench-tenant", limits=limits)
     try:
@@ -177,11 +177,17 @@ async def tenant(lab: Lab) -> AsyncIterator[Api]:
 
 
 async def large_jobs(
-    lab: Lab, access: Path, count: int, annotation: str, size: int
+    testbed: Testbed, access: Path, count: int, annotation: str, size: int
 ) -> dict[str, Any]:
     """Create suspended jobs with so large an annotation: how many were taken and refused."""
     process = await idle(
-        lab, "bench.hostile.large_jobs", str(access), STRANGER, str(count), annotation, str(size)
+        testbed,
+        "bench.hostile.large_jobs",
+        str(access),
+        STRANGER,
+        str(count),
+        annotation,
+        str(size),
     )
     try:
         async with asyncio.timeout(JOBS_SECONDS_MAX):
@@ -189,7 +195,9 @@ async def large_jobs(
     except TimeoutError:
         process.kill()
         await process.wait()
-        raise LabError(f"{count} jobs were not created within {JOBS_SECONDS_MAX:.0f} s") from None
+        raise TestbedError(
+            f"{count} jobs were not created within {JOBS_SECONDS_MAX:.0f} s"
+        ) from None
     return dict(json.loads(output))
 
 
@@ -237,16 +245,16 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """All phases."""
     say("starting a control plane, the operator, the webhook and 3FS")
-    lab = Lab(arguments.folder, nodes=8, nodes_per_leaf=4)
-    async with lab, Crew(lab) as crew, tenant(lab) as api:
-        leader = await lab.start_leader()
-        with webhook(lab) as (hook, port, metrics), serving(lab.folder) as storage:
-            await crew.say("cooperate", "go")
-            await lab.create_all(FLYERJOBS, [flyer_job(JOB, 2)])
-            await crew.until_running(2)
+    testbed = Testbed(arguments.folder, nodes=8, nodes_per_leaf=4)
+    async with testbed, NodeSimulator(testbed) as simulator, tenant(testbed) as api:
+        leader = await testbed.start_leader()
+        with webhook(testbed) as (hook, port, metrics), serving(testbed.folder) as storage:
+            await simulator.say("cooperate", "go")
+            await testbed.create_all(FLYERJOBS, [flyer_job(JOB, 2)])
+            await simulator.until_running(2)
             processes = {"operator": leader.process.pid, "webhook": hook.pid, **storage.pids}
             phases = {
-                name: Probes(lab, api, crew, port, storage.file)
+                name: Probes(testbed, api, simulator, port, storage.file)
                 for name in ("quiet", "attacked", "refused", "taken")
             }
             ports = {port, metrics, leader.metrics_port, *listening(list(storage.pids.values()))}
@@ -264,11 +272,11 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 say(f"round {number + 1} of {arguments.rounds}: quiet")
                 await phases["quiet"].run(arguments.seconds)
                 say(f"round {number + 1} of {arguments.rounds}: silent connections and posts")
-                async with attack(lab, plan) as counters:
+                async with attack(testbed, plan) as counters:
                     await phases["attacked"].run(arguments.seconds)
                 attacks.append(counters)
             flooded = {name: peak_mib(pid) for name, pid in processes.items()}
-            large = await _with_jobs(arguments, lab, phases)
+            large = await _with_jobs(arguments, testbed, phases)
             after = {name: peak_mib(pid) for name, pid in processes.items()}
     quiet = phases["quiet"].all
     rows = {
@@ -299,15 +307,17 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _with_jobs(
-    arguments: argparse.Namespace, lab: Lab, phases: dict[str, Probes]
+    arguments: argparse.Namespace, testbed: Testbed, phases: dict[str, Probes]
 ) -> dict[str, dict[str, Any]]:
-    access = await asyncio.to_thread(stranger, lab)
+    access = await asyncio.to_thread(stranger, testbed)
     found = {}
     for name, annotation, size in (
         ("refused", "example.com/text", LARGE_BYTES), ("taken", KEPT, KEPT_BYTES_MAX),
     ):  # fmt: skip
         say(f"{arguments.jobs:,} jobs with {size >> 10} KiB of annotations")
-        creating = asyncio.create_task(large_jobs(lab, access, arguments.jobs, annotation, size))
+        creating = asyncio.create_task(
+            large_jobs(testbed, access, arguments.jobs, annotation, size)
+        )
         # As long as they are being created.
         await phases[name].run(JOBS_SECONDS_MAX, creating.done)
         found[name] = await creating
@@ -336,7 +346,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         found = asyncio.run(measure(arguments))
-    except LabError as error:
+    except TestbedError as error:
         print(f"bench-hostile: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -13,8 +13,8 @@ from flyer.kube.apiserver import Api, Limits, find_access
 from flyer.kube.apiserver.errors import ApiError
 from flyer.kube.apiserver.resources import FLYERJOBS
 
-from bench.sched.lab import IN_FLIGHT
 from bench.sched.loads import flyer_job
+from bench.sched.testbed import IN_FLIGHT
 
 
 async def main(kubeconfig: str, namespace: str, count: int, annotation: str, size: int) -> None:

@@ -14,8 +14,8 @@ import threefs
 from flyer.kube.apiserver.errors import ApiError, NotFoundError
 from flyer.kube.apiserver.resources import FLYERJOBS, Resource
 
-from bench.sched.lab import SYSTEM, LabError
 from bench.sched.loads import NAMESPACE
+from bench.sched.testbed import SYSTEM, TestbedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from flyer.kube.apiserver import Api
 
-    from bench.sched.crew import Crew
-    from bench.sched.lab import Lab
+    from bench.sched.node_simulator import NodeSimulator
+    from bench.sched.testbed import Testbed
 
 __all__ = ["JOB", "Lease", "Probe", "Probes"]
 
@@ -73,7 +73,7 @@ class Probe:
         try:
             async with asyncio.timeout(PROBE_SECONDS_MAX):
                 await work()
-        except (OSError, TimeoutError, ApiError, LabError, threefs.ThreeFSError) as error:
+        except (OSError, TimeoutError, ApiError, TestbedError, threefs.ThreeFSError) as error:
             self.errors.append(f"{type(error).__name__}: {error}")
         else:
             self.seconds.append(time.monotonic() - started)
@@ -91,7 +91,9 @@ class Lease:
 class Probes:
     """The requests of one phase; `run` works for so long, and returns when all have answers."""
 
-    def __init__(self, lab: Lab, api: Api, crew: Crew, webhook: int, storage: Path) -> None:
+    def __init__(
+        self, testbed: Testbed, api: Api, simulator: NodeSimulator, webhook: int, storage: Path
+    ) -> None:
         self.server = Probe("ConfigMap changed, without us")
         self.order_limit = Probe(f"  {SUSPENSION_REQUESTS} times in a row")
         self.start_limit = Probe(f"  {START_REQUESTS} times in a row")
@@ -102,7 +104,7 @@ class Probes:
         self.connect = Probe("client of 3FS connected")
         self.lease = Lease()
         self._changes = 0
-        self._lab, self._api, self._crew = lab, api, crew
+        self._testbed, self._api, self._simulator = testbed, api, simulator
         self._port, self._storage = webhook, storage
         self._tls = ssl.create_default_context()
         self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
@@ -191,12 +193,12 @@ class Probes:
 
     async def _suspend(self) -> None:
         """The job is suspended, and resumed once its pods have left."""
-        api, crew = self._api, self._crew
-        crew.suspended.clear()
+        api, simulator = self._api, self._simulator
+        simulator.suspended.clear()
 
         async def asked() -> None:
             await api.merge(FLYERJOBS, JOB, {"spec": {"suspend": True}}, NAMESPACE)
-            await self._until(lambda: bool(crew.suspended), 0.002)
+            await self._until(lambda: bool(simulator.suspended), 0.002)
 
         async def again() -> None:
             await api.merge(FLYERJOBS, JOB, {"spec": {"suspend": False}}, NAMESPACE)
@@ -225,7 +227,7 @@ class Probes:
         return str((found.get("status") or {}).get("phase"))
 
     async def _look(self) -> None:
-        spec = (await self._lab.api.get(LEASES, "flyer-operator", SYSTEM))["spec"]
+        spec = (await self._testbed.api.get(LEASES, "flyer-operator", SYSTEM))["spec"]
         self.lease.holders.add(str(spec["holderIdentity"]))
         self.lease.transitions.add(int(spec.get("leaseTransitions") or 0))
         self.lease.renewals.add(str(spec["renewTime"]))

@@ -1,1 +1,1 @@
-"""What `bench/scheduler.py` is made of: a cluster, loads, simulated sidecars, measurements."""
+"""Parts of `bench/scheduler.py`: testbed, loads, simulated nodes, measurements."""

@@ -16,16 +16,16 @@ import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from testcluster.control_plane import API_SERVER, CONTROLLER_MANAGER, ETCD
 from testcluster.kwok import KWOK
 from testcluster.processes import Process
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from bench.sched.lab import Lab
+    from testcluster.state import State
 
 __all__ = ["Costs", "account", "parse"]
 
@@ -47,6 +47,19 @@ _WRITES: Final = ("POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION")
 _SHOWN_SECONDS: Final = 0.005
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+class _Operator(Protocol):
+    def cpu_seconds(self) -> float: ...
+
+
+class _Testbed(Protocol):
+    """The part of `bench.sched.testbed.Testbed` that costs need."""
+
+    state: State
+
+    @property
+    def operators(self) -> Sequence[_Operator]: ...
 
 
 def parse(text: str) -> Samples:
@@ -137,10 +150,10 @@ def _most(sums: dict[tuple[str, ...], _Sum]) -> list[tuple[tuple[str, ...], _Sum
 
 
 class Costs:
-    """Of one lab."""
+    """Of one testbed."""
 
-    def __init__(self, lab: Lab, profiles: Path | None = None) -> None:
-        self._lab = lab
+    def __init__(self, testbed: _Testbed, profiles: Path | None = None) -> None:
+        self._testbed = testbed
         self._profiles = profiles
         self._context: ssl.SSLContext | None = None
 
@@ -169,18 +182,18 @@ class Costs:
     def _spent(self) -> dict[str, float]:
         found = {}
         for name in PROCESSES:
-            pids = Process.load(self._lab.state, name).pids()
+            pids = Process.load(self._testbed.state, name).pids()
             found[name] = sum(map(_cpu_seconds, pids))
-        if self._lab.operators:
-            found["flyer-operator"] = self._lab.operators[-1].cpu_seconds()
+        if self._testbed.operators:
+            found["flyer-operator"] = self._testbed.operators[-1].cpu_seconds()
         return found
 
     def _get(self, path: str) -> bytes:
         if self._context is None:
-            pki = self._lab.state.folder / "pki"
+            pki = self._testbed.state.folder / "pki"
             self._context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
             self._context.load_cert_chain(str(pki / "admin.crt"), str(pki / "admin.key"))
-        url = self._lab.state.server + path
+        url = self._testbed.state.server + path
         with urllib.request.urlopen(url, timeout=60, context=self._context) as response:
             return bytes(response.read())
 

@@ -9,14 +9,14 @@ from flyer.kube.apiserver.resources import FLYERJOBS, NODES, PODS
 
 from bench.sched.audit import OPERATOR, Write, by_kind
 from bench.sched.figures import Figure
-from bench.sched.lab import LabError
 from bench.sched.loads import NAMESPACE, flyer_job
 from bench.sched.starts import collect, is_binding
+from bench.sched.testbed import TestbedError
 
 if TYPE_CHECKING:
-    from bench.sched.crew import Crew
-    from bench.sched.lab import Lab
+    from bench.sched.node_simulator import NodeSimulator
     from bench.sched.starts import Sizes
+    from bench.sched.testbed import Testbed
 
 __all__ = ["Shares"]
 
@@ -26,10 +26,10 @@ DETECTION = "40 s until Kubernetes says so, by its defaults (node-monitor-grace-
 
 
 class Shares:
-    """One lab's rounds."""
+    """One testbed's rounds."""
 
-    def __init__(self, lab: Lab, crew: Crew, sizes: Sizes) -> None:
-        self.lab, self.crew, self.sizes = lab, crew, sizes
+    def __init__(self, testbed: Testbed, simulator: NodeSimulator, sizes: Sizes) -> None:
+        self.testbed, self.simulator, self.sizes = testbed, simulator, sizes
         nodes = sizes.gangs * sizes.gang_of
         self.idle = Figure("idle writes", "a minute", 0, note="the Lease is told apart")
         self.lease = Figure("renewals of the Lease", "a minute")
@@ -54,36 +54,38 @@ class Shares:
         await self._fill()
         await self._idle()
         await self._half()
-        await self.lab.empty()
+        await self.testbed.empty()
         await self._fill()
         free = self.sizes.nodes - self.sizes.gangs * self.sizes.gang_of
         taken = await self._reclaim("large", self.sizes.nodes)
         self.excess.ours.append(taken - (self.sizes.nodes - free))
-        await self.lab.empty()
+        await self.testbed.empty()
 
     async def _half(self) -> None:
         of, free = self.sizes.gang_of, self.sizes.nodes - self.sizes.gangs * self.sizes.gang_of
         gangs = self.sizes.gangs // 2
-        await self.crew.say("deaf")
-        self.crew.suspended.clear()
+        await self.simulator.say("deaf")
+        self.simulator.suspended.clear()
         job = flyer_job("half", free + gangs * of, priority="high")
-        await self.lab.create_all(FLYERJOBS, [job])
-        await self.lab.until("half are signalled", lambda: len(self.crew.suspended) >= gangs * of)
+        await self.testbed.create_all(FLYERJOBS, [job])
+        await self.testbed.until(
+            "half are signalled", lambda: len(self.simulator.suspended) >= gangs * of
+        )
         await asyncio.sleep(SETTLE_SECONDS)
-        self.part_excess.ours.append(len(self.crew.suspended) - gangs * of)
+        self.part_excess.ours.append(len(self.simulator.suspended) - gangs * of)
 
     async def _fill(self) -> None:
-        await self.crew.say("hold", "cooperate", "go")
+        await self.simulator.say("hold", "cooperate", "go")
         count, of = self.sizes.gangs, self.sizes.gang_of
         jobs = [flyer_job(f"low-{number}", of, priority="low") for number in range(count)]
-        await self.lab.create_all(FLYERJOBS, jobs)
-        await self.crew.until_running(count * of)
+        await self.testbed.create_all(FLYERJOBS, jobs)
+        await self.simulator.until_running(count * of)
         await asyncio.sleep(SETTLE_SECONDS)
 
     async def _idle(self) -> None:
-        self.lab.audit.skip()
+        self.testbed.audit.skip()
         await asyncio.sleep(IDLE_SECONDS)
-        own = [one for one in self.lab.audit.read() if one.who == OPERATOR]
+        own = [one for one in self.testbed.audit.read() if one.who == OPERATOR]
         leases = [one for one in own if one.kind == "leases"]
         self.idle.ours.append((len(own) - len(leases)) * 60 / IDLE_SECONDS)
         self.lease.ours.append(len(leases) * 60 / IDLE_SECONDS)
@@ -93,21 +95,21 @@ class Shares:
 
     async def _reclaim(self, name: str, nodes: int) -> int:
         """Nodes that were taken from others."""
-        self.crew.suspended.clear()
-        self.lab.audit.skip()
-        await self.lab.create_all(FLYERJOBS, [flyer_job(name, nodes, priority="high")])
-        writes = await collect(self.lab, nodes)
+        self.simulator.suspended.clear()
+        self.testbed.audit.skip()
+        await self.testbed.create_all(FLYERJOBS, [flyer_job(name, nodes, priority="high")])
+        writes = await collect(self.testbed, nodes)
         begun_at = min(
             one.received_at for one in writes if (one.who, one.kind) == ("bench", "flyerjobs")
         )
-        signals = [at - begun_at for at in self.crew.suspended.values()]
+        signals = [at - begun_at for at in self.simulator.suspended.values()]
         if not signals:
-            raise LabError("no sidecar was asked to suspend")
+            raise TestbedError("no sidecar was asked to suspend")
         self.signals.ours.append(max(signals))
         bound = max(one.done_at for one in writes if is_binding(one))
         self.restart.ours.append(bound - begun_at)
         await asyncio.sleep(SETTLE_SECONDS)
-        writes += self.lab.audit.read()
+        writes += self.testbed.audit.read()
         own = [one for one in writes if one.who == OPERATOR and one.stored]
         victims = [one for one in own if one.name.startswith("low-") and _of_job(one)]
         self.suspend_writes.ours.append(len(victims) / self.sizes.gangs)
@@ -120,33 +122,33 @@ class Shares:
     async def node_round(self) -> None:
         """One node of a running gang falls silent, as the node controller writes it."""
         of = min(64, self.sizes.gang)
-        await self.crew.say("hold", "deaf", "go")
-        await self.lab.create_all(FLYERJOBS, [flyer_job("gang", of)])
-        await self.crew.until_running(of)
+        await self.simulator.say("hold", "deaf", "go")
+        await self.testbed.create_all(FLYERJOBS, [flyer_job("gang", of)])
+        await self.simulator.until_running(of)
         await asyncio.sleep(SETTLE_SECONDS)
-        job = await self.lab.api.get(FLYERJOBS, "gang", NAMESPACE)
+        job = await self.testbed.api.get(FLYERJOBS, "gang", NAMESPACE)
         victim = job["status"]["assignment"]["nodes"][of // 2]["name"]
-        await self.crew.say(f"lose {victim}")
+        await self.simulator.say(f"lose {victim}")
         # kwok lets go of it, or it would say at once that it is well again.
         annotations = {"kwok.x-k8s.io/node": None}
-        await self.lab.api.merge(NODES, victim, {"metadata": {"annotations": annotations}})
+        await self.testbed.api.merge(NODES, victim, {"metadata": {"annotations": annotations}})
         await asyncio.sleep(1.0)
-        self.lab.audit.skip()
+        self.testbed.audit.skip()
         ready = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
         status = {"status": {"conditions": [ready]}}
-        await self.lab.api.merge(NODES, victim, status, subresource="status")
-        writes = await collect(self.lab, of)
+        await self.testbed.api.merge(NODES, victim, status, subresource="status")
+        writes = await collect(self.testbed, of)
         begun_at = min(
             one.received_at for one in writes if (one.who, one.kind) == ("bench", "nodes/status")
         )
         bound = max(one.done_at for one in writes if is_binding(one))
         self.node.ours.append(bound - begun_at)
         self.details["node lost"] = by_kind(one for one in writes if one.who == OPERATOR)
-        await self.crew.say("hold")
+        await self.simulator.say("hold")
         back = {"metadata": {"annotations": {"kwok.x-k8s.io/node": "fake"}}}
-        await self.lab.api.merge(NODES, victim, back)
-        await self.lab.empty()
-        await self.lab.all_ready()
+        await self.testbed.api.merge(NODES, victim, back)
+        await self.testbed.empty()
+        await self.testbed.all_ready()
 
     # -- a leader that dies --------------------------------------------------------------------
 
@@ -158,14 +160,14 @@ class Shares:
         late = [flyer_job(f"late-{number}", of, priority="low") for number in range(free // of)]
 
         async def arrive() -> None:
-            await self.lab.create_all(FLYERJOBS, late)
+            await self.testbed.create_all(FLYERJOBS, late)
             await asyncio.sleep(0.1)  # in the middle of their start
 
-        self.leader.ours.append(await self.lab.succeed(self.lab.operators[-1], arrive))
-        await self.crew.until_running((self.sizes.gangs + len(late)) * of)
+        self.leader.ours.append(await self.testbed.succeed(self.testbed.operators[-1], arrive))
+        await self.simulator.until_running((self.sizes.gangs + len(late)) * of)
         await asyncio.sleep(SETTLE_SECONDS)
-        jobs = await self.lab.api.list(FLYERJOBS, NAMESPACE)
-        pods = await self.lab.api.list(PODS, NAMESPACE)
+        jobs = await self.testbed.api.list(FLYERJOBS, NAMESPACE)
+        pods = await self.testbed.api.list(PODS, NAMESPACE)
         redone = [
             one["metadata"]["name"]
             for one in jobs
@@ -174,8 +176,8 @@ class Shares:
         used = [one["spec"]["nodeName"] for one in pods]
         self.lost.ours.append(len(redone) + len(used) - len(set(used)))
         self.details["leader killed: jobs that were not kept"] = redone
-        await self.crew.say("hold")
-        await self.lab.empty()
+        await self.simulator.say("hold")
+        await self.testbed.empty()
 
 
 def _of_job(write: Write) -> bool:

@@ -11,13 +11,13 @@ from flyer.kube.apiserver.resources import FLYERJOBS, PODS
 
 from bench.sched.audit import OPERATOR, PEER, Write, by_kind
 from bench.sched.figures import Figure
-from bench.sched.lab import PODGROUPS, LabError
 from bench.sched.loads import NAMESPACE, flyer_job, peer_gang, peer_pod
+from bench.sched.testbed import PODGROUPS, TestbedError
 from testcluster import kwok
 
 if TYPE_CHECKING:
-    from bench.sched.crew import Crew
-    from bench.sched.lab import Lab
+    from bench.sched.node_simulator import NodeSimulator
+    from bench.sched.testbed import Testbed
 
 __all__ = ["Sizes", "Starts", "collect", "is_binding", "since"]
 
@@ -47,7 +47,7 @@ def is_binding(write: Write) -> bool:
 
 
 async def collect(
-    lab: Lab, count: int, seconds: float = 90.0, writes: list[Write] | None = None
+    testbed: Testbed, count: int, seconds: float = 90.0, writes: list[Write] | None = None
 ) -> list[Write]:
     """Writes until so many pods are bound."""
     found = [] if writes is None else writes
@@ -56,17 +56,19 @@ async def collect(
     while sum(map(is_binding, found)) < count:
         if time.monotonic() > looks_at:
             # A server that is too busy answers 504 to what it has done.
-            bound = sum("nodeName" in one["spec"] for one in await lab.api.list(PODS, NAMESPACE))
+            bound = sum(
+                "nodeName" in one["spec"] for one in await testbed.api.list(PODS, NAMESPACE)
+            )
             if bound >= count:
                 break
             looks_at = time.monotonic() + LOOK_SECONDS
         if time.monotonic() > ends_at:
             bound = sum(map(is_binding, found))
-            raise LabError(
-                f"{bound} of {count} pods are bound after {seconds:g} s; logs are in {lab.logs}"
+            raise TestbedError(
+                f"{bound} of {count} pods are bound after {seconds:g} s; logs are in {testbed.logs}"
             )
         await asyncio.sleep(0.05)
-        found += lab.audit.read()
+        found += testbed.audit.read()
     return found
 
 
@@ -76,10 +78,10 @@ def since(writes: list[Write], begun_at: float) -> float:
 
 
 class Starts:
-    """One lab's rounds."""
+    """One testbed's rounds."""
 
-    def __init__(self, lab: Lab, crew: Crew, sizes: Sizes) -> None:
-        self.lab, self.crew, self.sizes = lab, crew, sizes
+    def __init__(self, testbed: Testbed, simulator: NodeSimulator, sizes: Sizes) -> None:
+        self.testbed, self.simulator, self.sizes = testbed, simulator, sizes
         n, of = sizes.gang, sizes.gang_of
         self.gang = Figure(f"gang of {n}: created to bound", "s", 1.0, of_peer=True)
         self.gang_writes = Figure(f"gang of {n}: writes", "writes", 0.5, of_peer=True)
@@ -103,14 +105,14 @@ class Starts:
     async def gang_round(self) -> None:
         """One gang over nearly all nodes: ours, then the peer's."""
         n = self.sizes.gang
-        await self.crew.say("hold")
+        await self.simulator.say("hold")
         writes, begun_at = await self._ours("gang", [flyer_job("gang", n)], n)
         self.gang.ours.append(since(writes, begun_at))
         # A pod's containers take seconds to start; only then its sidecar comes to the gateway.
-        await self.crew.say("deaf", "go")
-        await self.crew.until_running(n)
+        await self.simulator.say("deaf", "go")
+        await self.simulator.until_running(n)
         await asyncio.sleep(SETTLE_SECONDS)
-        writes += self.lab.audit.read()
+        writes += self.testbed.audit.read()
         own = [one for one in writes if one.who == OPERATOR and self._counts(one)]
         self.start_writes.ours.append(len(own) - 2 * n)
         self.gang_writes.ours.append(len(own) + 1)  # and the user's
@@ -118,41 +120,41 @@ class Starts:
         self.details["gang, ours: questions"] = by_kind(
             one for one in writes if one.who == OPERATOR and not one.stored
         )
-        await self.crew.say("hold")
-        await self.lab.empty()
+        await self.simulator.say("hold")
+        await self.testbed.empty()
         found = await self._peers([peer_gang("gang", n, one_leaf=False)], n)
         self.gang.peer.append(found[0])
         self.gang_writes.peer.append(len(found[1]))
         self.details["gang, kube-scheduler"] = by_kind(found[1])
-        await self.lab.empty()
+        await self.testbed.empty()
 
     # -- many gangs ----------------------------------------------------------------------------
 
     async def gangs_round(self) -> None:
         """Gangs that fit into one leaf each; as many as there are leaves to fill."""
         count, of = self.sizes.gangs, self.sizes.gang_of
-        await self.crew.say("hold")
+        await self.simulator.say("hold")
         jobs = [flyer_job(f"gang-{number}", of) for number in range(count)]
         writes, begun_at = await self._ours("gangs", jobs, count * of)
         self.gangs.ours.append(since(writes, begun_at))
-        await self.crew.say("deaf", "go")
-        await self.crew.until_running(count * of)
+        await self.simulator.say("deaf", "go")
+        await self.simulator.until_running(count * of)
         await asyncio.sleep(SETTLE_SECONDS)
-        writes += self.lab.audit.read()
+        writes += self.testbed.audit.read()
         own = [one for one in writes if one.who == OPERATOR and self._counts(one)]
         self.gangs_writes.ours.append(len(own) + count)
         self.details["gangs, ours"] = by_kind(own)
         zones, leaves = await self._spread()
         self.crossings.ours.append(sum(one > 1 for one in zones))
         self.leaves.ours.append(max(leaves))
-        await self.crew.say("hold")
-        await self.lab.empty()
+        await self.simulator.say("hold")
+        await self.testbed.empty()
         gangs = [peer_gang(f"gang-{number}", of, one_leaf=True) for number in range(count)]
         seconds, found = await self._peers(gangs, count * of)
         self.gangs.peer.append(seconds)
         self.gangs_writes.peer.append(len(found))
         self.details["gangs, kube-scheduler"] = by_kind(found)
-        await self.lab.empty()
+        await self.testbed.empty()
 
     async def _spread(self) -> tuple[list[int], list[int]]:
         """Zones and leaves of each job."""
@@ -161,7 +163,7 @@ class Starts:
             node = kwok.spec(index, self.sizes.nodes, self.sizes.nodes_per_leaf)
             place[node.name] = (node.zone, node.leaf)
         zones, leaves = [], []
-        for job in await self.lab.api.list(FLYERJOBS, NAMESPACE):
+        for job in await self.testbed.api.list(FLYERJOBS, NAMESPACE):
             names = [one["name"] for one in job["status"]["assignment"]["nodes"]]
             zones.append(len({place[name][0] for name in names}))
             leaves.append(len({place[name][1] for name in names}))
@@ -172,47 +174,49 @@ class Starts:
     async def small_round(self) -> None:
         """Single-node jobs, all at once."""
         count = self.sizes.small
-        await self.crew.say("hold")
+        await self.simulator.say("hold")
         jobs = [flyer_job(f"small-{number}", 1) for number in range(count)]
         writes, begun_at = await self._ours("small jobs", jobs, count)
         self.admitted.ours.append(count / (_admitted_at(writes) - begun_at))
         self.small.ours.append(count / since(writes, begun_at))
         own = [one for one in writes if one.who == OPERATOR and self._counts(one)]
         self.details["small jobs, ours, until bound"] = by_kind(own)
-        await self.lab.empty()
-        await self.lab.start_peer_once()
-        self.lab.audit.skip()
-        await self.lab.create_all(PODS, [peer_pod(f"small-{number}") for number in range(count)])
-        writes = await collect(self.lab, count)
+        await self.testbed.empty()
+        await self.testbed.start_peer_once()
+        self.testbed.audit.skip()
+        await self.testbed.create_all(
+            PODS, [peer_pod(f"small-{number}") for number in range(count)]
+        )
+        writes = await collect(self.testbed, count)
         begun_at = min(one.received_at for one in writes if _creates(one, "pods"))
         self.small.peer.append(count / since(writes, begun_at))
-        await self.lab.end_peer()
-        await self.lab.empty()
+        await self.testbed.end_peer()
+        await self.testbed.empty()
 
     # -- both ----------------------------------------------------------------------------------
 
     async def _ours(
         self, name: str, jobs: list[dict[str, Any]], pods: int
     ) -> tuple[list[Write], float]:
-        self.lab.audit.skip()
-        async with self.lab.costs.of(f"{name}, ours: costs", self.details):
-            await self.lab.create_all(FLYERJOBS, jobs)
-            writes = await collect(self.lab, pods)
+        self.testbed.audit.skip()
+        async with self.testbed.costs.of(f"{name}, ours: costs", self.details):
+            await self.testbed.create_all(FLYERJOBS, jobs)
+            writes = await collect(self.testbed, pods)
         return writes, min(one.received_at for one in writes if _creates(one, "flyerjobs"))
 
     async def _peers(
         self, gangs: list[tuple[dict[str, Any], list[dict[str, Any]]]], pods: int
     ) -> tuple[float, list[Write]]:
-        await self.lab.start_peer_once()
-        self.lab.audit.skip()
-        await self.lab.create_all(PODGROUPS, [group for group, _ in gangs])
-        await self.lab.create_all(PODS, [pod for _, members in gangs for pod in members])
-        writes = await collect(self.lab, pods)
+        await self.testbed.start_peer_once()
+        self.testbed.audit.skip()
+        await self.testbed.create_all(PODGROUPS, [group for group, _ in gangs])
+        await self.testbed.create_all(PODS, [pod for _, members in gangs for pod in members])
+        writes = await collect(self.testbed, pods)
         begun_at = min(one.received_at for one in writes if _creates(one, "podgroups"))
         seconds = since(writes, begun_at)
         await asyncio.sleep(SETTLE_SECONDS)
-        writes += self.lab.audit.read()
-        await self.lab.end_peer()
+        writes += self.testbed.audit.read()
+        await self.testbed.end_peer()
         counted = [one for one in writes if one.who in (PEER, "bench") and self._counts(one)]
         return seconds, counted
 

@@ -9,31 +9,32 @@ import os
 import sys
 from typing import TYPE_CHECKING, Self
 
-from bench.sched.lab import ROOT, LabError
+from bench.sched.testbed import ROOT, TestbedError
 from testcluster.processes import STATE_VARIABLE
 
 if TYPE_CHECKING:
-    from bench.sched.lab import Lab
+    from bench.sched.testbed import Testbed
 
-__all__ = ["Crew"]
+__all__ = ["NodeSimulator"]
 
 
-class Crew:
+class NodeSimulator:
     """`async with` starts and ends it. Sidecars look for a gateway on both operators' ports."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, testbed: Testbed) -> None:
         self.running = 0
         self.suspended: dict[str, float] = {}  # pod → when its sidecar was asked, since the epoch
-        self._lab = lab
+        self._testbed = testbed
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        ports = [str(self._lab.state.ports[f"gateway-{number}"]) for number in (0, 1)]
-        with self._lab.state.log("fleet").open("ab") as log:
+        ports = [str(self._testbed.state.ports[f"gateway-{number}"]) for number in (0, 1)]
+        with self._testbed.state.log("fleet").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "bench.sched.fleet", str(self._lab.state.kubeconfig), *ports,
-                cwd=ROOT, env=os.environ | {STATE_VARIABLE: str(self._lab.folder)},
+                sys.executable, "-m", "bench.sched.simulated_nodes",
+                str(self._testbed.state.kubeconfig), *ports,
+                cwd=ROOT, env=os.environ | {STATE_VARIABLE: str(self._testbed.folder)},
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
@@ -49,7 +50,7 @@ class Crew:
         self._reader.cancel()
 
     async def say(self, *words: str) -> None:
-        """Commands, see `bench.sched.fleet`."""
+        """Commands, see `bench.sched.simulated_nodes`."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write("".join(f"{word}\n" for word in words).encode())
@@ -57,11 +58,11 @@ class Crew:
 
     async def until_running(self, count: int, seconds: float = 120.0) -> None:
         """Until so many sidecars run their ranks."""
-        await self._lab.until(f"{count} sidecars run", lambda: self._is(count), seconds)
+        await self._testbed.until(f"{count} sidecars run", lambda: self._is(count), seconds)
 
     def _is(self, count: int) -> bool:
         if self._process is not None and self._process.returncode is not None:
-            raise LabError(f"the sidecars' process ended; see {self._lab.logs}/fleet.log")
+            raise TestbedError(f"the sidecars' process ended; see {self._testbed.logs}/fleet.log")
         return self.running == count
 
     async def _read(self) -> None:

@@ -16,9 +16,9 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.collectives.crews import ROOT
+from bench.collectives.harness import BenchError
+from bench.collectives.rank_groups import ROOT
 from bench.collectives.rows import Row, row
-from bench.collectives.stage import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

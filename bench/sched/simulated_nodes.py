@@ -1,6 +1,6 @@
 """Sidecars of pods that no kubelet runs: one process, the gateway's real protocol over TLS.
 
-    python -m bench.sched.fleet KUBECONFIG PORT…
+    python -m bench.sched.simulated_nodes KUBECONFIG PORT…
 
 Each has its pod's own projected token. Commands come as lines on standard input: `go` connects the
 sidecars of all running pods and of those to come, `hold` hangs up, `cooperate` lets jobs save and
@@ -53,7 +53,7 @@ KILL_SECONDS: Final = 1.0
 PORT: Final = 29500
 
 
-class Fleet:
+class SimulatedNodes:
     """All sidecars."""
 
     def __init__(self, api: Api, ports: list[int]) -> None:
@@ -229,7 +229,7 @@ async def main(kubeconfig: str, ports: list[int]) -> None:
     commands = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     async with Api(access, agent="fleet", limits=Limits(concurrency_max=HANDSHAKES)) as api:
-        fleet = Fleet(api, ports)
+        fleet = SimulatedNodes(api, ports)
         counting = asyncio.create_task(fleet.count())
         while line := await commands.readline():
             await fleet.obey(line.decode().strip())

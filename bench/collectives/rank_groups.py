@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Final, Self
 from hfreduce.testing import Layout, run
 
 from bench.collectives import torch_rank
+from bench.collectives.harness import BenchError, Harness, RankGroup
 from bench.collectives.peers import COMMANDS
-from bench.collectives.stage import BenchError, Crew, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bench.collectives.peers import Launch
 
-__all__ = ["Crews", "compiled"]
+__all__ = ["RankGroups", "compiled"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = Path(__file__).resolve().parent / "native"
@@ -61,10 +61,10 @@ def compiled(name: str) -> Path | None:
 
 
 @dataclass(slots=True)
-class Crews:
-    """The crews of one layout; a context, at whose end nobody is left."""
+class RankGroups:
+    """The rank_groups of one layout; a context, at whose end nobody is left."""
 
-    stage: Stage
+    harness: Harness
     layout: Layout
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Crews:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stage.__exit__()
+        self.harness.__exit__()
         for process in self.processes:
             try:
                 process.wait(timeout=10)
@@ -87,12 +87,12 @@ class Crews:
         for thread in self._threads:
             thread.join(timeout=60)
 
-    def with_torch(self, names: dict[str, str]) -> list[Crew]:
-        """HFReduce and Gloo under torch: a crew for each backend, in the same processes."""
+    def with_torch(self, names: dict[str, str]) -> list[RankGroup]:
+        """HFReduce and Gloo under torch: a group for each backend, in the same processes."""
 
         def body() -> None:
             outcomes = run(
-                torch_rank.rank_main, self.layout, str(self.stage.path), names,
+                torch_rank.rank_main, self.layout, str(self.harness.path), names,
                 timeout_seconds=120, deadline_seconds=CREW_SECONDS,
                 environment={"HFREDUCE_LIVENESS_SECONDS": LIVENESS_SECONDS} | self.environment,
             )  # fmt: skip
@@ -107,9 +107,9 @@ class Crews:
         def ended() -> str | None:
             return None if thread.is_alive() else "; ".join(self._failures) or "has ended"
 
-        return [self.stage.gather(name, ranks, ended) for name in names.values()]
+        return [self.harness.gather(name, ranks, ended) for name in names.values()]
 
-    def native(self, name: str = "native") -> Crew:
+    def native(self, name: str = "native") -> RankGroup:
         """HFReduce in C."""
         program = compiled("hfreduce")
         if program is None:
@@ -130,20 +130,27 @@ class Crews:
             "HFREDUCE_LIVENESS_SECONDS": LIVENESS_SECONDS,
         }
         started = [
-            self._start([str(program), str(self.stage.path), name], {**common, "RANK": str(rank)})
+            self._start([str(program), str(self.harness.path), name], {**common, "RANK": str(rank)})
             for rank in range(self.layout.world_size)
         ]
-        return self.stage.gather(name, self.layout.world_size, lambda: _ended(started))
+        return self.harness.gather(name, self.layout.world_size, lambda: _ended(started))
 
-    def mpi(self, launch: Launch) -> Crew | None:
+    def mpi(self, launch: Launch) -> RankGroup | None:
         """The ranks of one MPI configuration; None where the library is not installed."""
         program = compiled(launch.peer)
         if program is None:
             return None
         ranks = self.layout.world_size
-        words = [*launch.words, "-n", str(ranks), str(program), str(self.stage.path), launch.crew]
+        words = [
+            *launch.words,
+            "-n",
+            str(ranks),
+            str(program),
+            str(self.harness.path),
+            launch.group,
+        ]
         started = [self._start(words, os.environ | dict(launch.environment))]
-        return self.stage.gather(launch.crew, ranks, lambda: _ended(started))
+        return self.harness.gather(launch.group, ranks, lambda: _ended(started))
 
     def _start(
         self, words: Sequence[str], environment: Mapping[str, str]

@@ -37,7 +37,7 @@ from testcluster.state import State, free_ports, locked
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["PODGROUPS", "SYSTEM", "Lab", "LabError", "Operator"]
+__all__ = ["PODGROUPS", "SYSTEM", "Operator", "Testbed", "TestbedError"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SYSTEM: Final = "fireflyer-system"
@@ -62,7 +62,7 @@ IN_FLIGHT: Final = 64
 """Calls at once of whoever creates loads."""
 
 
-class LabError(Exception):
+class TestbedError(Exception):
     """The cluster did not do what a measurement needs."""
 
 
@@ -92,7 +92,9 @@ class Operator:
         """Whether it leads and serves."""
         if self.process.poll() is not None:
             words = self.log.read_text(errors="replace").strip().splitlines()[-5:]
-            raise LabError(f"flyer-operator ended with status {self.process.returncode}: {words}")
+            raise TestbedError(
+                f"flyer-operator ended with status {self.process.returncode}: {words}"
+            )
         return self.get("/leaderz")[0] == 200
 
     def peak_bytes(self) -> int:
@@ -117,7 +119,7 @@ class Operator:
                 self.process.wait(20)
 
 
-class Lab:
+class Testbed:
     """One cluster; `async with` starts and removes it."""
 
     def __init__(
@@ -304,7 +306,7 @@ class Lab:
         leader.end(signal.SIGKILL)
         while not await asyncio.to_thread(successor.leads):
             if time.monotonic() > killed_at + READY_SECONDS:
-                raise LabError(f"no successor leads; logs are in {self.logs}")
+                raise TestbedError(f"no successor leads; logs are in {self.logs}")
             await asyncio.sleep(0.01)
         return time.monotonic() - killed_at
 
@@ -317,7 +319,7 @@ class Lab:
 
         def ready() -> bool:
             if not process.pids():
-                raise LabError(str(process.failure("ended")))
+                raise TestbedError(str(process.failure("ended")))
             return _answers(f"https://127.0.0.1:{port}/readyz")
 
         await self.until("kube-scheduler is ready", ready)
@@ -334,14 +336,14 @@ class Lab:
     async def until(
         self, what: str, probe: Callable[[], Any], seconds: float = READY_SECONDS
     ) -> None:
-        """Until the probe says yes; a LabError names what did not come."""
+        """Until the probe says yes; a TestbedError names what did not come."""
         ends_at = time.monotonic() + seconds
         while True:
             asks = asyncio.iscoroutinefunction(probe)
             if await (probe() if asks else asyncio.to_thread(probe)):
                 return
             if time.monotonic() > ends_at:
-                raise LabError(f"not within {seconds:g} s: {what}; logs are in {self.logs}")
+                raise TestbedError(f"not within {seconds:g} s: {what}; logs are in {self.logs}")
             await asyncio.sleep(0.1)
 
     async def all_ready(self) -> None:

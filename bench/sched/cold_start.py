@@ -1,4 +1,4 @@
-"""Cold start: a leader comes up to a cluster with a long history.
+"""ColdStart start: a leader comes up to a cluster with a long history.
 
 10,000 jobs, 2,000 nodes and 20,000 pods would take minutes to create, so they are written into etcd
 as the API server stores them, and read back through it. The jobs' statuses are the engine's own:
@@ -24,15 +24,15 @@ from flyer.kube.views import shape_node
 
 from bench.sched.audit import OPERATOR
 from bench.sched.figures import Figure
-from bench.sched.lab import LabError
 from bench.sched.loads import NAMESPACE, flyer_job, peer_pod
 from bench.sched.starts import collect, is_binding
+from bench.sched.testbed import TestbedError
 from testcluster import kwok
 
 if TYPE_CHECKING:
-    from bench.sched.lab import Lab
+    from bench.sched.testbed import Testbed
 
-__all__ = ["Cold", "History"]
+__all__ = ["ColdStart", "History"]
 
 # etcd takes 128 operations at once.
 _BATCH: Final = 120
@@ -67,11 +67,11 @@ class History:
         return self.gang_of * (self.running * self.attempts + self.ended)
 
 
-class Cold:
-    """On a lab without nodes of its own."""
+class ColdStart:
+    """On a testbed without nodes of its own."""
 
-    def __init__(self, lab: Lab, history: History) -> None:
-        self.lab, self.history = lab, history
+    def __init__(self, testbed: Testbed, history: History) -> None:
+        self.testbed, self.history = testbed, history
         label = f"{history.jobs:,} jobs, {history.nodes:,} nodes"
         self.serving = Figure(f"cold, {label}: serving", "s", 10.0)
         self.memory = Figure(f"cold, {label}: peak memory", "MiB", 500 * 1e6 / MIB)
@@ -87,24 +87,24 @@ class Cold:
         wanted = {NODES: self.history.nodes, PODS: self.history.pods, FLYERJOBS: self.history.jobs}
         for kind, count in wanted.items():
             found = 0
-            async for page in self.lab.api.pages(kind):
+            async for page in self.testbed.api.pages(kind):
                 found += len(page.items)
             if found != count:
-                raise LabError(f"{found} {kind.plural} of {count} are there")
+                raise TestbedError(f"{found} {kind.plural} of {count} are there")
 
     async def round(self) -> None:
         """Start an operator; then a job that has room."""
-        operator = self.lab.start_operator()
+        operator = self.testbed.start_operator()
         begun_at = time.monotonic()
         while not await asyncio.to_thread(operator.leads):
             if time.monotonic() > begun_at + 120:
-                raise LabError(f"not serving within 120 s; logs are in {self.lab.logs}")
+                raise TestbedError(f"not serving within 120 s; logs are in {self.testbed.logs}")
             await asyncio.sleep(0.05)
         self.serving.ours.append(time.monotonic() - begun_at)
         of = self.history.gang_of
-        self.lab.audit.skip()
-        await self.lab.create_all(FLYERJOBS, [flyer_job("first", of, priority="high")])
-        writes = await collect(self.lab, of)
+        self.testbed.audit.skip()
+        await self.testbed.create_all(FLYERJOBS, [flyer_job("first", of, priority="high")])
+        writes = await collect(self.testbed, of)
         created_at = min(one.received_at for one in writes if one.who == "bench")
         bound = max(one.done_at for one in writes if is_binding(one))
         self.first.ours.append(bound - created_at)
@@ -113,11 +113,11 @@ class Cold:
             one.who == OPERATOR and one.stored and one.kind != "leases" for one in writes
         )
         self.details["cold start: CPU seconds"] = operator.cpu_seconds()
-        self.leader.ours.append(await self.lab.succeed(operator))
-        self.lab.operators[-1].end()
+        self.leader.ours.append(await self.testbed.succeed(operator))
+        self.testbed.operators[-1].end()
 
     def _store(self, objects: list[tuple[str, dict[str, Any]]]) -> None:
-        url = f"http://127.0.0.1:{self.lab.state.ports['etcd']}/v3/kv/txn"
+        url = f"http://127.0.0.1:{self.testbed.state.ports['etcd']}/v3/kv/txn"
         for first in range(0, len(objects), _BATCH):
             puts = [
                 {"requestPut": {"key": _coded(key), "value": _coded(json.dumps(value))}}

@@ -1,7 +1,7 @@
-"""Rounds in which crews of ranks take turns: whose turn it is not, sleeps in a read.
+"""Rounds in which rank_groups of ranks take turns: whose turn it is not, sleeps in a read.
 
-Every rank of every crew connects to one UNIX socket, says `CREW RANK`, and then does what it is
-told, line by line (`native/rank.h` has the words). So a crew that spins while it waits, as MPI's
+Every rank of every group connects to one UNIX socket, says `CREW RANK`, and then does what it is
+told, line by line (`native/rank.h` has the words). So a group that spins while it waits, as MPI's
 do, spins in its own turn alone, and all of them see the same minutes of the machine.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["BenchError", "Case", "Crew", "Lane", "Stage", "play"]
+__all__ = ["BenchError", "Case", "Contender", "Harness", "RankGroup", "run_rounds"]
 
 GATHER_SECONDS = 150.0
 """Eight processes that import torch from a cold disk take a minute."""
@@ -52,14 +52,14 @@ class Case:
 
 
 @dataclass(slots=True)
-class Crew:
+class RankGroup:
     """Ranks of one implementation, in rank order, each behind a line of its own."""
 
     name: str
     lines: list[socket.socket]
 
     def order(self, case: Case, count: int, *, check: bool) -> float | None:
-        """The slowest rank's seconds for `count` calls; None if the crew has no such case."""
+        """The slowest rank's seconds for `count` calls; None if the group has no such case."""
         text = f"{case.order} {count} {int(check)}\n".encode()
         for line in self.lines:
             line.sendall(text)
@@ -83,22 +83,22 @@ class Crew:
 
 
 @dataclass(slots=True)
-class Lane:
-    """A crew, and the calls of one round that it makes of each case."""
+class Contender:
+    """A group, and the calls of one round that it makes of each case."""
 
-    crew: Crew
+    group: RankGroup
     counts: dict[Case, int] = field(default_factory=dict)
     seconds: dict[Case, list[float]] = field(default_factory=dict)
     """Of one call, round by round."""
 
     def warm(self, case: Case) -> None:
         """One call that is checked, some that tell how many make up a round."""
-        if self.crew.order(case, 1, check=True) is None:
+        if self.group.order(case, 1, check=True) is None:
             return
-        taken = self.crew.order(case, 1, check=False) or 0.0
+        taken = self.group.order(case, 1, check=False) or 0.0
         if taken < ROUND_SECONDS / 10:
             count = 10
-            taken = (self.crew.order(case, count, check=False) or 0.0) / count
+            taken = (self.group.order(case, count, check=False) or 0.0) / count
         self.counts[case] = max(1, min(CALLS_MAX, int(ROUND_SECONDS / max(taken, 1e-9))))
         self.seconds[case] = []
 
@@ -106,16 +106,19 @@ class Lane:
         """One round."""
         count = self.counts.get(case)
         if count is not None:
-            taken = self.crew.order(case, count, check=False)
+            taken = self.group.order(case, count, check=False)
             assert taken is not None
             self.seconds[case].append(taken / count)
 
 
-def play(
-    crews: Sequence[Crew], cases: Sequence[Case], rounds: int, between: Callable[[], None]
-) -> dict[str, Lane]:
+def run_rounds(
+    rank_groups: Sequence[RankGroup],
+    cases: Sequence[Case],
+    rounds: int,
+    between: Callable[[], None],
+) -> dict[str, Contender]:
     """All rounds; `between` is called once in each."""
-    lanes = [Lane(crew) for crew in crews]
+    lanes = [Contender(group) for group in rank_groups]
     for case in cases:
         for lane in lanes:
             lane.warm(case)
@@ -126,10 +129,10 @@ def play(
         for case in cases:
             for lane in lanes[at:] + lanes[:at]:
                 lane.turn(case)
-    return {lane.crew.name: lane for lane in lanes}
+    return {lane.group.name: lane for lane in lanes}
 
 
-class Stage:
+class Harness:
     """Where the ranks come; a context, at whose end their lines are closed and they leave."""
 
     def __init__(self, folder: Path) -> None:
@@ -147,8 +150,8 @@ class Stage:
             line.close()
         self._listener.close()
 
-    def gather(self, name: str, ranks: int, ended: Callable[[], str | None]) -> Crew:
-        """The crew of this name, once all of it is there; `ended` says why it will not come."""
+    def gather(self, name: str, ranks: int, ended: Callable[[], str | None]) -> RankGroup:
+        """The group of this name, once all of it is there; `ended` says why it will not come."""
         until = time.monotonic() + GATHER_SECONDS
         wanted = [(name, rank) for rank in range(ranks)]
         while not all(key in self._lines for key in wanted):
@@ -163,4 +166,4 @@ class Stage:
                 line.settimeout(ORDER_SECONDS)
                 word, rank = line.recv(256).decode().split()
                 self._lines[word, int(rank)] = line
-        return Crew(name, [self._lines[key] for key in wanted])
+        return RankGroup(name, [self._lines[key] for key in wanted])
