@@ -94,7 +94,7 @@ def job_view(
         exit_status=job_exit_status(status, failure) if ended else None,
         failure=failure,
         attempts=list(history.attempts),
-        conditions=[one.to_object() for one in status.conditions],
+        conditions=[condition.to_object() for condition in status.conditions],
         log_folder=str(logs),
     )
 
@@ -125,7 +125,7 @@ def job_exit_status(status: FlyerJobStatus, failure: FailureView | None) -> int:
         return 103
     if failure is not None and failure.signal is not None:
         return 128 + failure.signal
-    codes = [one.exit_status for one in status.exits if one.outcome == "Failed"]
+    codes = [exit_.exit_status for exit_ in status.exits if exit_.outcome == "Failed"]
     code = failure.exit_status if failure is not None else next(iter(codes), None)
     if code is not None and (1 <= code <= 99 or 128 < code <= 192):
         return code
@@ -161,15 +161,17 @@ def quota_views(state: EngineState, now: float) -> list[QuotaView]:
     found = []
     for quota, holdings in quota_usage(state, now):
         kind, total = quota.kind, quota.total
-        names = {ANY if total else one.subjects.of(kind) for one in holdings} or {quota.subject}
+        names = {ANY if total else holding.subjects.of(kind) for holding in holdings} or {
+            quota.subject
+        }
         for name in sorted(names):
-            own = [one for one in holdings if total or one.subjects.of(kind) == name]
+            own = [item for item in holdings if total or item.subjects.of(kind) == name]
             found.append(
                 QuotaView(
                     quota.name, kind.value, name, "Total" if total else "Each",
                     quota.priority, quota.group,
-                    sum(one.nodes for one in own), quota.nodes, quota.expires_at,
-                    [one.job for one in own],
+                    sum(element.nodes for element in own), quota.nodes, quota.expires_at,
+                    [entry.job for entry in own],
                 )
             )  # fmt: skip
     return found
@@ -180,8 +182,10 @@ def why_view(explanation: Explanation, returns: Mapping[str, str]) -> WhyView:
 
     Such a line is a command, or something to wait for, and what it does after a #.
     """
-    unblock = [f"{one.command}  # {one.effect}" for one in explanation.remedies if one.command]
-    wanted = {one.node for one in explanation.remedies if one.node}
+    unblock = [
+        f"{remedy.command}  # {remedy.effect}" for remedy in explanation.remedies if remedy.command
+    ]
+    wanted = {item.node for item in explanation.remedies if item.node}
     unblock += [line for name, line in returns.items() if name in wanted]
     return WhyView(
         job=explanation.job,
@@ -189,7 +193,7 @@ def why_view(explanation: Explanation, returns: Mapping[str, str]) -> WhyView:
         verdict=explanation.verdict,
         summary=explanation.summary,
         position=explanation.position,
-        reasons=[_reason(one) for one in explanation.blockers],
+        reasons=[_reason(blocker) for blocker in explanation.blockers],
         preempted_by=explanation.preempted_by,
         preempted_at=explanation.preempted_at,
         unblock=unblock,
@@ -212,7 +216,9 @@ def why_of(job: FlyerJob) -> WhyView:
         reasons=_status_reasons(pending),
         preempted_by=preempted.by if preempted is not None and waits else "",
         preempted_at=preempted.time if preempted is not None and waits else None,
-        unblock=[f"{one.command}  # {one.effect}" for one in pending.unblock] if pending else [],
+        unblock=[f"{remedy.command}  # {remedy.effect}" for remedy in pending.unblock]
+        if pending
+        else [],
         eta=pending.eta if pending is not None else None,
         more=pending.more if pending is not None else 0,
         decided_at=pending.time if pending is not None else None,
@@ -252,8 +258,16 @@ def _status_reasons(pending: Pending | None) -> list[WhyReason]:
     if not pending.reasons:
         return [WhyReason(pending.reason, pending.message, "", "", "", None, pending.eta)]
     return [
-        WhyReason(one.reason, one.message, one.job, one.user, one.node, one.since, one.until)
-        for one in pending.reasons
+        WhyReason(
+            reason.reason,
+            reason.message,
+            reason.job,
+            reason.user,
+            reason.node,
+            reason.since,
+            reason.until,
+        )
+        for reason in pending.reasons
     ]
 
 

@@ -269,7 +269,7 @@ def test_every_verb_tells_its_options(shell: Shell) -> None:
     for verb in VERBS:
         done = shell.run(verb.name, "--help")
         assert done.returncode == 0
-        for one in verb.arguments:
-            for name in one.spellings if one.is_option else ():
+        for option in verb.arguments:
+            for name in option.spellings if option.is_option else ():
                 assert name in done.stdout
     assert shell.run().returncode == 2

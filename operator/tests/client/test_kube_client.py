@@ -154,7 +154,7 @@ def test_why_reads_the_status_alone(cluster: Cluster, client: KubeClient) -> Non
     assert not lists
     assert (told.verdict, told.position, told.more) == ("cannot", 3, 2)
     assert told.summary == "cannot start now: 1 of 1 nodes missing"
-    assert [one.node for one in told.reasons] == ["", "a1"]
+    assert [reason.node for reason in told.reasons] == ["", "a1"]
     assert told.unblock == ["kubectl uncordon a1  # gives a1 new work again"]
     words = why_screen(told)
     assert "and 2 more reasons" in words
@@ -180,7 +180,7 @@ def test_nodes_queues_and_quotas(cluster: Cluster, client: KubeClient) -> None:
         "Busy", "default/one", 0,
     )  # fmt: skip
     assert (views["a2"].state, views["a2"].job) == ("Ready", "")
-    assert [(one.name, one.running_nodes) for one in client.queues()] == [("default", 1)]
+    assert [(queue.name, queue.running_nodes) for queue in client.queues()] == [("default", 1)]
     quota = {
         "apiVersion": "fireflyer.dev/v1alpha1",
         "kind": "FlyerQuota",
@@ -256,12 +256,12 @@ def test_logs_of_all_attempts_and_ranks(cluster: Cluster, client: KubeClient) ->
     cluster.add_pod("one", 1, 1, log_of("rank 2 | d", "rank 2 ~ half ", "rank 2 | whole"))
     cluster.add_pod("one", 2, 0, log_of("rank 0 | again", second=9))
     cluster.add_pod("another", 1, 0, log_of("rank 0 | not mine"))
-    found = [(one.attempt, one.rank, one.text) for one in client.logs("one")]
+    found = [(item.attempt, item.rank, item.text) for item in client.logs("one")]
     assert found == [
         (1, 0, "a"), (1, 1, "b"), (1, 0, "c"), (1, 2, "d"), (1, 2, "half whole"), (2, 0, "again"),
     ]  # fmt: skip
-    assert [one.text for one in client.logs("one", rank=2)] == ["d", "half whole"]
-    assert [one.text for one in client.logs("one", attempt=2)] == ["again"]
+    assert [entry.text for entry in client.logs("one", rank=2)] == ["d", "half whole"]
+    assert [element.text for element in client.logs("one", attempt=2)] == ["again"]
 
 
 def test_logs_follow_the_job_to_its_end(cluster: Cluster, client: KubeClient) -> None:
@@ -284,7 +284,7 @@ def test_logs_follow_the_job_to_its_end(cluster: Cluster, client: KubeClient) ->
 
     thread = threading.Thread(target=go_on)
     thread.start()
-    found = [one.text for one in client.logs("one", follow=True, timeout_seconds=60)]
+    found = [item.text for item in client.logs("one", follow=True, timeout_seconds=60)]
     thread.join()
     assert sorted(found) == ["first", "second", "third"]  # each once
 

@@ -32,7 +32,7 @@ def test_an_event_that_cannot_be_taken_in_is_dropped_and_said(driver, monkeypatc
     bad, good = (CheckpointReported("default/a", 1, step, "/c") for step in (7, 8))
     failing(monkeypatch, bad)
     driver.advance([bad, Tick(), good])
-    (told,) = [one for one in driver.events.since(0) if one.reason == "EventDropped"]
+    (told,) = [item for item in driver.events.since(0) if item.reason == "EventDropped"]
     assert told.job == "default/a"
     assert "by a bug" in told.message
     line = driver.store.paths.decisions.read_text().splitlines()[-1]

@@ -74,7 +74,7 @@ def test_off_a_terminal_nothing_is_printed_that_controls_one(bench):
     assert run.returncode == 0, run.stderr
     verbs = ("ps", "nodes", "queues", "show job", "logs job", "why job", "show nobody", "help")
     printed = [run, *(bench.flyer(*verb.split()) for verb in verbs)]
-    told = "".join(one.stdout + one.stderr for one in printed)
+    told = "".join(item.stdout + item.stderr for item in printed)
     assert "Succeeded" in told
     controls = {letter for letter in told if unicodedata.category(letter) == "Cc"}
     assert controls == {"\n"}

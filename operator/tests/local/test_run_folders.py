@@ -88,8 +88,8 @@ def test_a_folder_whose_state_was_deleted_goes_and_a_foreign_one_stays(states: P
     moment = time.time() + run_folders.QUIET_SECONDS + 60
     assert run_folders.remove_dead(other.paths, now=moment) == 1
     assert not gone.paths.run.exists()
-    for one in (open_to_all, lying, young, link, other.paths.root, other.paths.run):
-        assert one.exists()
+    for item in (open_to_all, lying, young, link, other.paths.root, other.paths.run):
+        assert item.exists()
     assert run_folders.remove_dead(other.paths, now=later()) == 1
     assert not young.exists(), "unsigned, and old"
     other.close()

@@ -119,7 +119,7 @@ def test_a_high_job_preempts_and_the_victim_goes_on_where_it_was(bench):
     bench.go("low")
     assert bench.ended(driver) == 0, bench.err()
     view = json.loads(bench.flyer("show", "low", "-o", "json").stdout)["job"]
-    assert [one["outcome"] for one in view["attempts"]] == ["Preempted", "Succeeded"]
+    assert [item["outcome"] for item in view["attempts"]] == ["Preempted", "Succeeded"]
     assert view["attempts"][0]["lostSteps"] == 0
     assert view["attempts"][1]["sameSplit"] is True
 
@@ -214,7 +214,7 @@ def test_a_watching_program_may_submit_its_next_job_when_the_last_one_has_ended(
         if item.job.name == "first" and item.job.finished and not submitted:
             submitted = True
             # every node is empty: without a watcher the driver would be ending by now
-            bench.until("empty", lambda: all(one.state == "Ready" for one in client.nodes()))
+            bench.until("empty", lambda: all(node.state == "Ready" for node in client.nodes()))
             client.run(bench.manifest("second", steps=3))
         if item.job.name == "second" and item.job.finished:
             assert item.job.state == "Succeeded"

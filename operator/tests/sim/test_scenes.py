@@ -35,8 +35,8 @@ def test_preempted_then_a_node_dies_and_no_bit_changes() -> None:
     assert simulation.phase("default/a") is Phase.SUCCEEDED
     assert simulation.phase("default/b") is Phase.SUCCEEDED
     attempts = starts(simulation, "default/a")
-    assert [one.assignment.split for one in attempts] == [(2, 2)] * 3
-    assert [one.assignment.same_split for one in attempts] == [None, True, True]
+    assert [attempt.assignment.split for attempt in attempts] == [(2, 2)] * 3
+    assert [item.assignment.same_split for item in attempts] == [None, True, True]
     assert attempts[2].assignment.names == ("a0", "a2", "b0", "b1")
     assert simulation.invariants.lost_steps == 0
 
@@ -58,7 +58,7 @@ def test_twenty_kills_lose_less_than_a_checkpoint_interval_each() -> None:
             simulation.return_node(name)
     simulation.run(1000)
     assert simulation.phase("default/a") is Phase.SUCCEEDED
-    splits = {one.assignment.split for one in starts(simulation, "default/a")}
+    splits = {item.assignment.split for item in starts(simulation, "default/a")}
     assert splits == {(2, 2)}
 
 

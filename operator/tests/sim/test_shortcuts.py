@@ -50,7 +50,7 @@ def played(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> dict[int, s
 
         def recorded(state, events, now, digest=digest):
             after, actions = STEP(state, events, now)
-            decided = [one for one in actions if not isinstance(one, WakeAt)]
+            decided = [action for action in actions if not isinstance(action, WakeAt)]
             digest.update(step_line((), now, decided).encode())
             return after, actions
 

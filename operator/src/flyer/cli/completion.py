@@ -33,9 +33,9 @@ def _verbs() -> Verbs:
     found: Verbs = {}
     for verb in sorted(VERBS, key=lambda verb: verb.name):
         options = [
-            (list(one.spellings), _first(one.about), one.takes_value)
-            for one in verb.arguments
-            if one.is_option
+            (list(option.spellings), _first(option.about), option.takes_value)
+            for option in verb.arguments
+            if option.is_option
         ]
         found[verb.name] = (_first(verb.about), [*options, (["-h", "--help"], "Help.", False)])
     return found
@@ -82,9 +82,9 @@ def _zsh(verbs: Verbs) -> str:
     cases = []
     for name, (_, options) in verbs.items():
         lines = " \\\n".join(
-            f"                '{one}[{_plain(text)}]{':value:_files' if value else ''}'"
+            f"                '{item}[{_plain(text)}]{':value:_files' if value else ''}'"
             for names, text, value in options
-            for one in names
+            for item in names
         )
         cases.append(
             f"            {name}) _arguments \\\n{lines} \\\n                '*:file:_files' ;;"
@@ -121,7 +121,7 @@ def _fish(verbs: Verbs) -> str:
         seen = f"-n '__fish_seen_subcommand_from {name}'"
         for names, words, value in options:
             flags = " ".join(
-                f"-l {one[2:]}" if one.startswith("--") else f"-s {one[1:]}" for one in names
+                f"-l {item[2:]}" if item.startswith("--") else f"-s {item[1:]}" for item in names
             )
             lines.append(f"complete -c flyer {seen} {flags}{' -r' if value else ''} -d '{words}'")
     return "\n".join(lines) + "\n"

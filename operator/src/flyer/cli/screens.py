@@ -1,4 +1,4 @@
-"""What each verb shows of jobs, nodes and queues, as text. Pure, but for the clock's ages."""
+"""Text output of the verbs for jobs, nodes and queues. Pure, except for the clock in ages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTHING = "-"
 
 
 def progress_text(job: JobView) -> str:
-    """`60/120 50%`, or what is known of it."""
+    """`60/120 50%`, or the step alone."""
     progress = job.progress
     if progress is None:
         return NOTHING
@@ -102,10 +102,10 @@ def queues_table(queues: Iterable[QueueView]) -> str:
         ("QUEUE", "RUNNING", "WAITING", "NODES-USED", "NODES-WANTED", "JOBS"),
         [
             (
-                one.name, str(one.running_jobs), str(one.waiting_jobs), str(one.running_nodes),
-                str(one.waiting_nodes), " ".join(one.jobs),
+                queue.name, str(queue.running_jobs), str(queue.waiting_jobs),
+                str(queue.running_nodes), str(queue.waiting_nodes), " ".join(queue.jobs),
             )
-            for one in queues
+            for queue in queues
         ],
     )  # fmt: skip
 
@@ -116,18 +116,18 @@ def quotas_table(quotas: Iterable[QuotaView]) -> str:
         ("QUOTA", "SUBJECT", "PRIORITY", "GROUP", "USED", "EXPIRES", "JOBS"),
         [
             (
-                one.name, f"{one.kind} {one.subject}" + " (total)" * (one.scope == "Total"),
-                one.priority, one.group, f"{one.used}/{one.nodes}",
-                clock(one.expires_at) if one.expires_at is not None else NOTHING,
-                " ".join(one.jobs) or NOTHING,
+                quota.name, f"{quota.kind} {quota.subject}" + " (total)" * (quota.scope == "Total"),
+                quota.priority, quota.group, f"{quota.used}/{quota.nodes}",
+                clock(quota.expires_at) if quota.expires_at is not None else NOTHING,
+                " ".join(quota.jobs) or NOTHING,
             )
-            for one in quotas
+            for quota in quotas
         ],
     )  # fmt: skip
 
 
 def top_row(job: JobView, before: JobView | None) -> dict[str, Any]:
-    """What `flyer top` tells of one job; `before` is the same job at the look before."""
+    """One row of `flyer top`; `before` is the same job in the previous sample."""
     step = job.progress.step if job.progress else None
     rate: float | None = None
     if job.progress and before is not None and before.progress:
@@ -135,8 +135,10 @@ def top_row(job: JobView, before: JobView | None) -> dict[str, Any]:
         rate = (job.progress.step - before.progress.step) / seconds if seconds > 0 else None
     saved, now = job.checkpoint, time.time()
     metrics = job.progress.metrics if job.progress else {}
-    began = next((one.started_at for one in job.attempts if one.attempt == job.attempt), None)
-    kept = [one for one in (began, saved.time if saved else None) if one is not None]
+    began = next(
+        (attempt.started_at for attempt in job.attempts if attempt.attempt == job.attempt), None
+    )
+    kept = [item for item in (began, saved.time if saved else None) if item is not None]
     return {
         "job": job.key,
         "state": job.state,
@@ -148,7 +150,7 @@ def top_row(job: JobView, before: JobView | None) -> dict[str, Any]:
         "unsavedSteps": None if step is None else max(0, step - (saved.step if saved else 0)),
         "checkpointAgeSeconds": now - saved.time if saved and saved.time else None,
         "unsavedNodeSeconds": job.nodes * max(0.0, now - max(kept)) if kept else None,
-        "lostSteps": sum(one.lost_steps or 0 for one in job.attempts),
+        "lostSteps": sum(entry.lost_steps or 0 for entry in job.attempts),
         "progress": progress_text(job),
     }
 
@@ -167,16 +169,16 @@ def top_table(rows: Iterable[dict[str, Any]], *, wide: bool = False) -> str:
         return NOTHING if seconds is None else age(seconds)
 
     lines = []
-    for one in rows:
+    for row in rows:
         cells = [
-            one["job"] if wide else _short(one["job"]), str(one["nodes"]),
-            one["progress"] if wide else _count(one["step"]),
-            _count(one["stepsPerSecond"]), number(one["loss"], ".4g"),
-            number(one["allreduceGigabytesPerSecond"], ".3g"),
-            since(one["checkpointAgeSeconds"]), _count(one["unsavedSteps"]),
-            since(one["unsavedNodeSeconds"]),
+            row["job"] if wide else _short(row["job"]), str(row["nodes"]),
+            row["progress"] if wide else _count(row["step"]),
+            _count(row["stepsPerSecond"]), number(row["loss"], ".4g"),
+            number(row["allreduceGigabytesPerSecond"], ".3g"),
+            since(row["checkpointAgeSeconds"]), _count(row["unsavedSteps"]),
+            since(row["unsavedNodeSeconds"]),
         ]  # fmt: skip
-        lines.append([*cells, one["state"], str(one["lostSteps"])] if wide else cells)
+        lines.append([*cells, row["state"], str(row["lostSteps"])] if wide else cells)
     header = ["JOB", "NODES", "STEP", "STEPS/S", "LOSS", "GB/S", "CKPT", "UNSAVED", "NODE-TIME"]
     return table([*header, "STATE", "LOST"] if wide else header, lines)
 
@@ -201,7 +203,7 @@ def _short(key: str) -> str:
 
 
 def event_line(event: EventView) -> str:
-    """`19:31:02  Started  attempt 1 runs on a0 a1`."""
+    """`19:31:02  Started: attempt 1 runs on 2 nodes, zone A`."""
     return f"{clock(event.time)}  {event.reason}: {event.message}"
 
 
@@ -212,7 +214,10 @@ def job_screen(job: JobView, events: Iterable[EventView]) -> str:
         lines.append(f"  {job.message}")
     lines += _facts(job)
     lines += _attempts(job)
-    conditions = [f"{one['type']}={one['status']} ({one['reason']})" for one in job.conditions]
+    conditions = [
+        f"{condition['type']}={condition['status']} ({condition['reason']})"
+        for condition in job.conditions
+    ]
     if conditions:
         lines += ["", "Conditions", *_wrapped(conditions)]
     shown = list(events)[-EVENTS_SHOWN:]
@@ -224,7 +229,7 @@ def job_screen(job: JobView, events: Iterable[EventView]) -> str:
 
 
 def failure_lines(job: JobView) -> list[str]:
-    """Who failed, then its own words as they were."""
+    """The failing rank, then its traceback unchanged."""
     failure = job.failure
     if failure is None:
         return []
@@ -275,15 +280,15 @@ def _attempts(job: JobView) -> list[str]:
         return []
     splits = {True: "same", False: "other", None: NOTHING}
     rows = []
-    for one in job.attempts[-ATTEMPTS_SHOWN:]:
-        origin = "beginning" if one.restored_step is None else f"step {one.restored_step}"
-        lost = NOTHING if one.lost_steps is None else str(one.lost_steps)
-        length = (one.ended_at or time.time()) - one.started_at
+    for attempt in job.attempts[-ATTEMPTS_SHOWN:]:
+        origin = "beginning" if attempt.restored_step is None else f"step {attempt.restored_step}"
+        lost = NOTHING if attempt.lost_steps is None else str(attempt.lost_steps)
+        length = (attempt.ended_at or time.time()) - attempt.started_at
         rows.append(
             (
-                str(one.attempt), clock(one.started_at), age(length), origin,
-                splits[one.same_split], " ".join(node.name for node in one.nodes),
-                one.outcome or "runs", lost,
+                str(attempt.attempt), clock(attempt.started_at), age(length), origin,
+                splits[attempt.same_split], " ".join(node.name for node in attempt.nodes),
+                attempt.outcome or "runs", lost,
             )
         )  # fmt: skip
     header = ("ATTEMPT", "BEGAN", "RAN", "FROM", "SPLIT", "NODES", "OUTCOME", "LOST")
@@ -302,7 +307,7 @@ def _wrapped(words: list[str], columns: int = 100) -> list[str]:
 
 
 def why_screen(why: WhyView) -> str:
-    """`flyer why`: the verdict, every reason with numbers, and the ways out."""
+    """`flyer why`: the verdict, every reason with numbers, and the remedies."""
     lines = [f"{why.job} {why.summary}"]
     if why.position is not None:
         lines.append(f"  place in the queue: {why.position}")

@@ -52,7 +52,7 @@ def _number(kind: type[int | float], least: float) -> Any:
 _JOB = argument("job", metavar="JOB", about="Job name, or namespace/name.")
 _OUTPUT = value(
     "-o", "--output", default=Output.TABLE, metavar="FORMAT",
-    choices=[one.value for one in Output], about="Output format: table, wide, json or yaml.",
+    choices=[item.value for item in Output], about="Output format: table, wide, json or yaml.",
 )  # fmt: skip
 _REASON = value("--reason", metavar="TEXT", about="Reason, shown in events and status.")
 

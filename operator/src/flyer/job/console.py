@@ -80,7 +80,7 @@ class Console:
 
     def due(self) -> float | None:
         """When a piece has waited long enough, in `time.monotonic()`."""
-        waiting = [one.waiting_since for one in self._streams.values() if one.buffer]
+        waiting = [value.waiting_since for value in self._streams.values() if value.buffer]
         return min(waiting) + PIECE_SECONDS if waiting else None
 
     def take(self, ready: dict[int, int]) -> None:

@@ -62,8 +62,8 @@ sys.exit(main())
 def install(folder: Path) -> list[str]:
     """Fill the folder; the names of the packages that are there now."""
     library, programs = folder / "lib", folder / "bin"
-    for one in (library, programs):
-        one.mkdir(parents=True, exist_ok=True)
+    for item in (library, programs):
+        item.mkdir(parents=True, exist_ok=True)
     _place(Path(__file__).parent, library / "flyer", "job")
     (library / "flyer" / "__init__.py").write_text(_PACKAGE)
     installed = ["flyer.job"]

@@ -163,7 +163,7 @@ class Attempts:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(one.gateway.close() for one in self._attempts.values()))
+        await asyncio.gather(*(value.gateway.close() for value in self._attempts.values()))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -184,7 +184,7 @@ class Attempts:
             topology.write_text(json.dumps(self._topology(attempt), indent=1))
             key = attempt.folder / KEY_FILE
             write_private(key, secrets.token_hex(KEY_BYTES))
-            attempt.port = unused_port({one.port for one in self._attempts.values()})
+            attempt.port = unused_port({value.port for value in self._attempts.values()})
             await attempt.gateway.start()
             specs = pod_specs(
                 attempt.job,

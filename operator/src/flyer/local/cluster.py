@@ -78,7 +78,7 @@ class LocalCluster(StrictModel):
 
     def engine_quotas(self) -> list[Quota]:
         """The quotas as the scheduler sees them."""
-        return [Quota.from_spec(one.name, one) for one in self.quotas]
+        return [Quota.from_spec(quota.name, quota) for quota in self.quotas]
 
     def engine_nodes(self) -> list[Node]:
         """The nodes as the scheduler sees them, all ready."""

@@ -309,7 +309,7 @@ class Driver:
                 log.exception("a bug, please report it")
                 why = f"{fault}: {fault.__cause__!r:.400}"
                 self.events.record(now, EVENT_DROPPED, why, job=fault.job, warning=True)
-                events = [one for one in events if one is not fault.event]
+                events = [event for event in events if event is not fault.event]
             else:
                 return actions, events
 

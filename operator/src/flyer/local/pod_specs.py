@@ -86,7 +86,7 @@ def program(container: Container, folder: Path) -> str | None:
     name = container.command[0]
     if name in ("python", "python3"):
         return sys.executable  # the interpreter that has flyer, hfreduce and torch
-    path = next((one.value for one in container.env if one.name == "PATH"), None)
+    path = next((item.value for item in container.env if item.name == "PATH"), None)
     if "/" in name:
         name = str(folder / name)
     return shutil.which(name, path=path or os.environ.get("PATH"))
@@ -124,7 +124,7 @@ def pod_specs(
             master_port=master_port,
             command=[found, *container.command[1:]],
             args=list(container.args),
-            env={one.name: one.value or "" for one in container.env},
+            env={item.name: item.value or "" for item in container.env},
             working_dir=str(folder),
             topology_path=str(topology),
             key_path=str(key),

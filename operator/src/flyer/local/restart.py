@@ -68,8 +68,8 @@ def vanished_pods(jobs: Mapping[str, FlyerJob], event_log: EventLog) -> list[Eve
                 job=key,
                 attempt=status.chain.attempt,
             )
-        for one in status.occupied:
+        for occupied_node in status.occupied:
             gone = Killed(0, "the driver ended")
-            events.append(PodExited(key, one.attempt, one.name, gone))
-            events.append(NodeEmptied(one.name, key, one.attempt))
+            events.append(PodExited(key, occupied_node.attempt, occupied_node.name, gone))
+            events.append(NodeEmptied(occupied_node.name, key, occupied_node.attempt))
     return events

@@ -19,7 +19,7 @@ class Watchers:
     @property
     def has_external(self) -> bool:
         """Whether another process than this one watches."""
-        return any(one.pid != os.getpid() for one in self._subscriptions)
+        return any(subscription.pid != os.getpid() for subscription in self._subscriptions)
 
     def add(self, items: list[dict[str, Any]], pid: int | None) -> Subscription:
         """A new watcher (a process that says so, or unknown), who first gets `items`."""

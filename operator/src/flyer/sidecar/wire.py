@@ -342,9 +342,9 @@ class Refusal:
 
 FromSidecar = Hello | Report | Beat
 FromGateway = Welcome | Acknowledgement | Order | Beat | Refusal
-_FROM_SIDECAR: dict[str, type[FromSidecar]] = {one.kind: one for one in (Hello, Report, Beat)}
+_FROM_SIDECAR: dict[str, type[FromSidecar]] = {item.kind: item for item in (Hello, Report, Beat)}
 _FROM_GATEWAY: dict[str, type[FromGateway]] = {
-    one.kind: one for one in (Welcome, Acknowledgement, Order, Beat, Refusal)
+    entry.kind: entry for entry in (Welcome, Acknowledgement, Order, Beat, Refusal)
 }
 
 

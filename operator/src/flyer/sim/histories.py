@@ -158,8 +158,8 @@ class History:
         """What has arrived. Reports of pods come in any order, those of one object do not."""
         events, self._inbox = self._inbox, []
         if self._random.random() < 0.2:
-            objects = [one for one in events if isinstance(one, _OF_OBJECTS)]
-            reports = [one for one in events if not isinstance(one, _OF_OBJECTS)]
+            objects = [event for event in events if isinstance(event, _OF_OBJECTS)]
+            reports = [item for item in events if not isinstance(item, _OF_OBJECTS)]
             self._random.shuffle(reports)
             return objects + reports
         return events
@@ -354,9 +354,9 @@ class History:
             for pod in [pod for pod in self.pods if pod[2] == node.name]:
                 self.pods.discard(pod)
             for key, job in self.state.jobs.items():
-                for one in job.status.occupied:
-                    if one.name == node.name:
-                        self._inbox.append(NodeEmptied(one.name, key, one.attempt))
+                for item in job.status.occupied:
+                    if item.name == node.name:
+                        self._inbox.append(NodeEmptied(item.name, key, item.attempt))
         self._inbox.append(NodeObserved(node))
 
     def _limit(self) -> None:
@@ -414,11 +414,11 @@ class History:
             return [JobSubmitted(job)]
         found: list[Event] = []
         attempt = status.chain.attempt
-        for one in status.occupied:
-            lives = (job.key, one.attempt, one.name) in self.pods
-            to_start = status.phase is Phase.STARTING and one.attempt == attempt
-            if not lives and not to_start and self._stands(one.name):
-                found.append(NodeEmptied(one.name, job.key, one.attempt))
+        for occupied_node in status.occupied:
+            lives = (job.key, occupied_node.attempt, occupied_node.name) in self.pods
+            to_start = status.phase is Phase.STARTING and occupied_node.attempt == attempt
+            if not lives and not to_start and self._stands(occupied_node.name):
+                found.append(NodeEmptied(occupied_node.name, job.key, occupied_node.attempt))
         return found
 
     # -- what must hold ------------------------------------------------------------------------

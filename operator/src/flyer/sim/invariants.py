@@ -207,11 +207,13 @@ def _limits(state: EngineState, job: JobState) -> list[Quota]:
         and quota.priority in ("*", priority.value)
         and quota.group in ("*", assignment.group)
     ]
-    named = {(one.kind, one.priority, one.group) for one in found if one.subject != "*"}
+    named = {(item.kind, item.priority, item.group) for item in found if item.subject != "*"}
     return [
-        one
-        for one in found
-        if one.total or one.subject != "*" or (one.kind, one.priority, one.group) not in named
+        entry
+        for entry in found
+        if entry.total
+        or entry.subject != "*"
+        or (entry.kind, entry.priority, entry.group) not in named
     ]
 
 

@@ -44,7 +44,7 @@ def preempted_in_vain(before: EngineState, after: EngineState) -> str:
         if why:
             return why
         victims.setdefault(suspension.by, []).append(old)
-    taken = {name for found in victims.values() for one in found for name in _names(one)}
+    taken = {name for found in victims.values() for item in found for name in _names(item)}
     for by in victims:
         why = _too_early(after, after.jobs[by]) or _unneeded(before, after, by, taken)
         if why:

@@ -35,13 +35,15 @@ def observe(jobs: Iterable[FlyerJob], cluster: Cluster) -> list[Event]:
             events.append(JobSubmitted(job))
             continue
         attempt = status.chain.attempt
-        for one in status.occupied:
-            pod = cluster.pods.get((one.name, job.key, one.attempt))
-            powered = cluster.machines[one.name].powered
+        for occupied_node in status.occupied:
+            pod = cluster.pods.get((occupied_node.name, job.key, occupied_node.attempt))
+            powered = cluster.machines[occupied_node.name].powered
             if pod is not None and pod.outcome is not None and powered:
-                events.append(PodExited(job.key, one.attempt, one.name, pod.outcome))
-            if pod is None and powered and not _to_start(status, one.attempt):
-                events.append(NodeEmptied(one.name, job.key, one.attempt))
+                events.append(
+                    PodExited(job.key, occupied_node.attempt, occupied_node.name, pod.outcome)
+                )
+            if pod is None and powered and not _to_start(status, occupied_node.attempt):
+                events.append(NodeEmptied(occupied_node.name, job.key, occupied_node.attempt))
         run = cluster.runs.get((job.key, attempt))
         events += _words_of(run) if run is not None and run.alive else []
     for name, machine in cluster.machines.items():

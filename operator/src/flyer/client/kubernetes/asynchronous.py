@@ -100,7 +100,7 @@ class AsyncKubeClient:
     async def nodes(self) -> list[NodeView]:
         """Every schedulable node."""
         objects = await self._must_observe("nodes")
-        return node_views([one.node for one in objects.nodes], objects.jobs)
+        return node_views([node.node for node in objects.nodes], objects.jobs)
 
     async def queues(self) -> list[QueueView]:
         """Every queue that has an unfinished job."""
@@ -123,8 +123,8 @@ class AsyncKubeClient:
         for document in documents:
             document.setdefault("metadata", {}).setdefault("namespace", self.namespace)
         for dry_run in (True, False):
-            made = [await self._create(one, dry_run=dry_run) for one in documents]
-        return [view_of(FlyerJob.model_validate(one)) for one in made]
+            made = [await self._create(entry, dry_run=dry_run) for entry in documents]
+        return [view_of(FlyerJob.model_validate(item)) for item in made]
 
     async def suspend(self, name: str, *, reason: str = "") -> JobView:
         """Suspend a job: sets spec.suspend."""
@@ -191,7 +191,7 @@ class AsyncKubeClient:
                 )
             except ApiError as error:
                 raise words_for(error) from error
-            views = [event_view(one) for one in found]
+            views = [event_view(entry) for entry in found]
             for view in sorted(views, key=lambda one: (one.time, one.sequence)):
                 if view.sequence >= since and key in (None, view.job):
                     yield view
@@ -266,7 +266,7 @@ class AsyncKubeClient:
             found = await self.api.list(FLYERJOBS, namespace)
         except ApiError as error:
             raise words_for(error, "FlyerJobs") from error
-        return [job for one in found if (job := job_of(one)) is not None]
+        return [job for item in found if (job := job_of(item)) is not None]
 
     async def _observed(self) -> Objects:
         return await observe(self.api)
@@ -334,4 +334,4 @@ def _documents(manifest: Path) -> list[dict[str, Any]]:
         raise FlyerError.usage(
             str(error), "see docs/reference/api.md for the fields of a FlyerJob"
         ) from error
-    return [one for one in YAML(typ="safe", pure=True).load_all(text) if one is not None]
+    return [item for item in YAML(typ="safe", pure=True).load_all(text) if item is not None]

@@ -1,6 +1,6 @@
-"""The cluster as its objects describe it, for `nodes` and `quotas`, and the answer of `why`.
+"""State of the cluster from its objects, for `nodes` and `quotas`, and the answer of `why`.
 
-`why` asks no engine of the client: the scheduler that leads has written its decision into the job.
+`why` runs no engine: the leading scheduler has written its decision into the status of the job.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class Objects:
     teams: dict[str, str] = field(default_factory=dict)  # by namespace
 
     def state(self, now: float) -> EngineState:
-        """As a scheduler that starts now would have it."""
+        """The state of a scheduler that starts now."""
         live = [job for job in self.jobs if not _forgotten(job)]
         epoch = max((job.status.epoch for job in live if job.status), default=0)
-        nodes = [one.node for one in self.nodes]
+        nodes = [node.node for node in self.nodes]
         found = engine.rebuild(
             nodes, live, now, epoch, quotas=self.quotas, zones=self.zones, teams=self.teams
         )
-        states = judged({one.node.name: one for one in self.nodes}, found.zones, now)
+        states = judged({item.node.name: item for item in self.nodes}, found.zones, now)
         return replace(found, nodes=states)
 
 
@@ -83,7 +83,7 @@ def _forgotten(job: FlyerJob) -> bool:
 
 
 async def observe(api: Api) -> Objects:
-    """Read everything. ForbiddenError: the caller may not."""
+    """Read all objects. Raises ForbiddenError without the permission."""
     jobs, nodes, healths, quotas, topologies = await asyncio.gather(
         api.list(FLYERJOBS),
         api.list(NODES),
@@ -91,16 +91,16 @@ async def observe(api: Api) -> Objects:
         _optional(api, FLYERQUOTAS),
         _optional(api, FLYERTOPOLOGIES),
     )
-    topology = next((found for one in topologies for found in _topology(one)), None)
-    known = {health.metadata.name: health for one in healths for health in _health(one)}
+    topology = next((found for item in topologies for found in _topology(item)), None)
+    known = {health.metadata.name: health for value in healths for health in _health(value)}
     return Objects(
-        [job for one in jobs if (job := job_of(one)) is not None],
+        [job for entry in jobs if (job := job_of(entry)) is not None],
         [
             _with_health(NodeState(view.node, view.lost), known.get(view.node.name))
             for view in map(shape_node, nodes)
             if view.ours
         ],
-        [quota for one in quotas for quota in _quota(one)],
+        [quota for element in quotas for quota in _quota(element)],
         Zones.of(topology) if topology is not None else Zones(),
         await _teams(api, topology.spec.team_label if topology is not None else ""),
     )
@@ -114,7 +114,7 @@ async def _teams(api: Api, label: str) -> dict[str, str]:
         found = await api.list(NAMESPACES)
     except ApiError:
         return {}
-    labels = {one["metadata"]["name"]: one["metadata"].get("labels") or {} for one in found}
+    labels = {item["metadata"]["name"]: item["metadata"].get("labels") or {} for item in found}
     return {name: team for name, one in labels.items() if (team := one.get(label, ""))}
 
 
@@ -157,9 +157,9 @@ def _with_health(state: NodeState, health: NodeHealth | None) -> NodeState:
 
 
 async def leaderless(api: Api, job: FlyerJob, now: float) -> str:
-    """Why it seems that no operator handles this job; empty: nothing says so.
+    """Why no operator seems to handle this job; empty if one does.
 
-    The Lease tells, where the caller may read it; else that nothing of the job was handled.
+    From the Lease, if the caller may read it; otherwise from an unhandled status.
     """
     status, spec_at = job.status or FlyerJobStatus(), job.metadata.creation_timestamp
     handled = status.epoch > 0 and status.observed_generation == job.metadata.generation

@@ -66,7 +66,7 @@ def namespace_of(kubeconfig: str, context: str) -> str:
         )
     except (config.ConfigException, OSError):
         return ""
-    chosen = next((one for one in contexts if one["name"] == context), active)
+    chosen = next((item for item in contexts if item["name"] == context), active)
     return str((chosen or {}).get("context", {}).get("namespace") or "")
 
 

@@ -1,4 +1,4 @@
-"""From what an API server answers to what a user can act on."""
+"""Turns errors of the API server into FlyerError with a hint."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ __all__ = ["words_for"]
 
 
 def words_for(error: ApiError | AccessError, what: str = "") -> FlyerError:
-    """The error a user sees; `what` is the thing that was asked for."""
+    """The error for the user; `what` names the requested object."""
     text = f"{what}: {error}" if what else str(error)
     if isinstance(error, AccessError):
         return FlyerError.unreachable(
-            str(error), "name a cluster with --kubeconfig and --context, or a local one: --state"
+            str(error),
+            "select a cluster with --kubeconfig and --context, or a local one with --state",
         )
     if isinstance(error, NotFoundError):
         return FlyerError.not_found(text, "`flyer ps -A` lists the jobs of all namespaces")
     if isinstance(error, AlreadyExistsError):
-        return FlyerError.usage(text, "give it another name, or delete the one that is there")
+        return FlyerError.usage(text, "use another name, or delete the existing one")
     if isinstance(error, InvalidError):
-        return FlyerError.usage(text, "`kubectl explain flyerjob.spec` tells what is allowed")
+        return FlyerError.usage(text, "see `kubectl explain flyerjob.spec`")
     if isinstance(error, ForbiddenError):
         return FlyerError(
             text,
             exit_status=ExitStatus.USAGE,
             code="Forbidden",
-            hint="`kubectl auth can-i --list` tells what you may do here; ask for the rest, "
-            "or choose another --context or -n",
+            hint="see `kubectl auth can-i --list`; request the permission, "
+            "or use another --context or -n",
         )
-    return FlyerError.unreachable(text, "`kubectl cluster-info` says whether the server answers")
+    return FlyerError.unreachable(text, "check the server with `kubectl cluster-info`")

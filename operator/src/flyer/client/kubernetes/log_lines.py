@@ -1,12 +1,12 @@
-"""The log of a pod's container, taken apart: which rank wrote which line. Pure.
+"""Parser of a container's log: the rank of every line. Pure.
 
-A container's log has every rank's lines, each begun by its rank (flyer.job.console):
+The log has the lines of every rank, each with its rank as a prefix (flyer.job.console):
 
     2026-11-20T14:05:00.250000000Z rank 3 | a whole line
     2026-11-20T14:05:00.250000000Z rank 3 ~ a piece; the same rank's next piece continues it
 
-The time is the container runtime's. It says where to go on after a broken connection: the server
-begins again at a whole second, and what was already seen is left out.
+The time is the container runtime's. Reading resumes from it after a broken connection: the server
+restarts at a whole second, and lines that were already read are skipped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A job's logs, from the pods of all its attempts, while they come and go.
+"""Log stream of a job, from the pods of all its attempts.
 
-One connection a pod. What breaks is opened again where it broke off, so that every line comes once;
-a pod that is new is found within a second. The stream ends when the job has ended and every pod's
+One connection per pod. A broken connection resumes at its last line, so that every line comes once;
+a new pod is found within a second. The stream ends when the job has ended and every pod's
 log was read to its end.
 """
 
@@ -86,7 +86,7 @@ class _Reader:
         found = await self._api.list(
             PODS, self._namespace, labelSelector=f"{LABEL_JOB}={self._name}"
         )
-        pods = [pod for one in found if self._wanted(pod := _pod(one))]
+        pods = [pod for item in found if self._wanted(pod := _pod(item))]
         return sorted(pods, key=lambda pod: (pod.attempt, pod.node_rank))
 
     def _wanted(self, pod: _Pod) -> bool:

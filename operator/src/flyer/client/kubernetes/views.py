@@ -1,4 +1,4 @@
-"""From the cluster's objects to the views that `flyer` shows. Pure."""
+"""Views of jobs, nodes and events from the objects of a cluster. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def job_of(value: Mapping[str, Any]) -> FlyerJob | None:
 
 
 def view_of(job: FlyerJob) -> JobView:
-    """One job. What is not in its status (attempts before the last few) its events tell."""
+    """One job. Attempts before those in its status are in its events alone."""
     status = job.status or FlyerJobStatus()
     history = JobHistory(_attempts(status), _failure(status))
     return replace(job_view(job, history, None, Path()), log_folder="")
@@ -41,11 +41,11 @@ def view_of(job: FlyerJob) -> JobView:
 def _attempts(status: FlyerJobStatus) -> list[AttemptView]:
     found = [
         AttemptView(
-            one.attempt, one.started_at, one.ended_at,
-            [PlacedNode(node.name, node.zone, 0) for node in one.nodes],
-            one.restored_step, one.same_split, one.reason, one.lost_steps,
+            past.attempt, past.started_at, past.ended_at,
+            [PlacedNode(node.name, node.zone, 0) for node in past.nodes],
+            past.restored_step, past.same_split, past.reason, past.lost_steps,
         )
-        for one in status.history
+        for past in status.history
     ]  # fmt: skip
     assignment = status.assignment
     if assignment is not None:
@@ -56,7 +56,7 @@ def _attempts(status: FlyerJobStatus) -> list[AttemptView]:
                 status.chain.attempt,
                 assignment.started_at or assignment.reserved_at,
                 closed.last_transition_time if ended and closed else None,
-                [PlacedNode(one.name, one.zone, one.first_rank) for one in assignment.nodes],
+                [PlacedNode(item.name, item.zone, item.first_rank) for item in assignment.nodes],
                 assignment.restored_step,
                 assignment.same_split,
                 status.reason if ended else "",
@@ -66,7 +66,7 @@ def _attempts(status: FlyerJobStatus) -> list[AttemptView]:
 
 
 def _failure(status: FlyerJobStatus) -> FailureView | None:
-    failed = [one for one in status.exits if one.outcome == "Failed"]
+    failed = [exit_ for exit_ in status.exits if exit_.outcome == "Failed"]
     if not failed:
         return None
     first = min(failed, key=lambda one: one.time)
@@ -75,15 +75,15 @@ def _failure(status: FlyerJobStatus) -> FailureView | None:
 
 
 def node_views(nodes: Iterable[Node], jobs: Iterable[FlyerJob]) -> list[NodeView]:
-    """Every node with the job that has it, or that has still to leave it."""
+    """Every node with the job that holds it or still occupies it."""
     held: dict[str, tuple[FlyerJob, int, int | None]] = {}
     for job in jobs:
         status = job.status or FlyerJobStatus()
         for gone in status.occupied:
             held.setdefault(gone.name, (job, gone.attempt, None))
         if status.assignment is not None and status.phase not in (Phase.SUCCEEDED, Phase.FAILED):
-            for one in status.assignment.nodes:
-                held[one.name] = (job, status.chain.attempt, one.first_rank)
+            for item in status.assignment.nodes:
+                held[item.name] = (job, status.chain.attempt, item.first_rank)
     return [_node_view(node, held.get(node.name)) for node in nodes]
 
 

@@ -1,4 +1,4 @@
-"""FlyerJobs as they change: what is now, then every change, whatever happens to connections."""
+"""Watch of FlyerJobs: the current state, then every change, over reconnections."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ITEMS_MAX = 10_000
 class JobWatch:
     """One watch of one namespace ("": all of them).
 
-    `known` has statuses from before: what happened to those jobs since then is told, too.
+    `known` has earlier statuses: events of those jobs since then are reported, too.
     """
 
     def __init__(self, api: Api, namespace: str, known: dict[str, FlyerJobStatus]) -> None:
@@ -45,7 +45,7 @@ class JobWatch:
     async def items(
         self, timeout_seconds: float | None, beat_seconds: float | None
     ) -> AsyncIterator[WatchItem]:
-        """Until the time is over; with `beat_seconds` an empty item whenever nothing else came."""
+        """Yield changes until the timeout; with `beat_seconds` an empty item after idle time."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         queue: asyncio.Queue[WatchItem | Exception] = asyncio.Queue(_ITEMS_MAX)
         task = asyncio.create_task(self._feed(queue))
@@ -54,7 +54,9 @@ class JobWatch:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     return
-                pause = min((one for one in (left, beat_seconds) if one is not None), default=None)
+                pause = min(
+                    (entry for entry in (left, beat_seconds) if entry is not None), default=None
+                )
                 try:
                     item = await asyncio.wait_for(queue.get(), pause)
                 except TimeoutError:
@@ -121,19 +123,19 @@ class JobWatch:
         before = self._before.get(key)
         self._before[key] = after
         if before is not None or (not first and kind != "LISTED"):
-            for told in job_events(before, after):
-                event = EventView(
+            for event in job_events(before, after):
+                view = EventView(
                     sequence=int(version) if version.isdigit() else 0,
                     time=time.time(),
-                    type="Warning" if told.warning else "Normal",
-                    reason=told.reason,
-                    message=told.message,
+                    type="Warning" if event.warning else "Normal",
+                    reason=event.reason,
+                    message=event.message,
                     job=key,
-                    attempt=told.attempt,
-                    node=told.node,
-                    fields=told.fields,
+                    attempt=event.attempt,
+                    node=event.node,
+                    fields=event.fields,
                 )
-                await queue.put(WatchItem(event=event))
+                await queue.put(WatchItem(event=view))
         await queue.put(WatchItem(job=view_of(job)))
 
     async def _gone(self, key: str, queue: asyncio.Queue[WatchItem | Exception]) -> None:
