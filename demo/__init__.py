@@ -1,1 +1,1 @@
-"""The main job on one machine: trained, interrupted, broken on purpose, and compared bit by bit."""
+"""The main job on one machine: training, preemption and fault injection, compared bit by bit."""

@@ -1,4 +1,4 @@
-"""`python -m demo`: the whole story, then the table, the picture and the verdict."""
+"""`python -m demo`: runs the scenario, then prints the summary and writes the timeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m demo.chaos`: one random kill a run, many runs, and all must end with the same bits.
+"""`python -m demo.chaos`: many runs with one random kill each; all must end with the same bits.
 
 A reference run comes first, without any kill. Then each trial trains the same steps while one
 victim, at one random moment, gets SIGKILL: a rank, a node, a service of 3FS, or `flyer` itself.

@@ -1,4 +1,4 @@
-"""Puts the text into 3FS: the Python standard library's own source files, found on this machine.
+"""Corpus: writes the source files of this machine's Python standard library to 3FS.
 
 `python -m demo.corpus` does that for the cluster that THREEFS_CLUSTER names.
 """
@@ -57,7 +57,7 @@ def upload(
 ) -> Uploaded:
     """Writes the sources and their index with the batch API, reads them back and compares.
 
-    `shown` is told the bytes done, first while writing and then while reading.
+    `shown` gets the finished bytes, first while writing and then while reading.
     """
     for parent in sorted({str((Path(folder) / name).parent) for name, _ in sources}):
         files.mkdir(parent, parents=True)

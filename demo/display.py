@@ -1,4 +1,4 @@
-"""The live screen: acts, nodes, jobs, events. Plain lines where there is no terminal."""
+"""Live screen: steps, nodes, jobs and events; plain lines without a terminal."""
 
 from __future__ import annotations
 

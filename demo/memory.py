@@ -1,4 +1,4 @@
-"""How much memory a tree of processes takes: proportional set sizes, shared pages once."""
+"""Memory of a process tree: the sum of proportional set sizes counts shared pages once."""
 
 from __future__ import annotations
 

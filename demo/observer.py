@@ -1,4 +1,4 @@
-"""Follows the scheduler while the scenario runs; display and summary read from it."""
+"""Observer of the scheduler during the scenario, for the display and the summary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_BEAT_SECONDS = 0.02
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message says what was awaited and what was seen instead."""
+    """The demo cannot continue; the message has the expected and the observed state."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Observer:
         self._thread.start()
 
     def job(self, name: str) -> JobView | None:
-        """The job of this name in the default namespace, if the driver has told of it."""
+        """The job of this name in the default namespace, if the driver has reported it."""
         return self.seen.jobs.get(f"default/{name}")
 
     def step(self, name: str) -> int:

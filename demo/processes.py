@@ -1,4 +1,4 @@
-"""The two processes of the demo, 3FS and the scheduler's driver, and the order of their end."""
+"""The processes of the demo, 3FS and the scheduler's driver, and their shutdown order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns what was seen into the summary and the timeline."""
+"""Builds the summary and the timeline from the observations."""
 
 from __future__ import annotations
 

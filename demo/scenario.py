@@ -1,4 +1,4 @@
-"""The story of the demo, in order. Each act waits for what it caused; nothing is timed by hope."""
+"""Scenario of the demo: each step waits for its effect instead of a fixed time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Happened:
 
 
 class Scenario:
-    """Runs the acts. `say` is told what begins; `shown` how far the act in progress is."""
+    """Runs the steps. `say` gets the step that starts, `shown` the progress of the current one."""
 
     def __init__(
         self, folder: Path, say: Callable[[str], None], shown: Callable[[float], None]
@@ -158,7 +158,7 @@ class Scenario:
     # --- what was left behind -----------------------------------------------------------------
 
     def result(self, name: str) -> dict[str, object]:
-        """The `result.json` that a job left beside its checkpoints."""
+        """The `result.json` that a job wrote next to its checkpoints."""
         document: dict[str, object] = json.loads(
             self.stack.files.read_file(f"/ckpt/{name}/result.json")
         )

@@ -1,4 +1,4 @@
-"""3FS and the driver on this machine, as both the demo and the random kills use them."""
+"""3FS and the driver on this machine, for the demo and the random kills."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Stack:
         self.files = threefs.connect(self.cluster_file)
 
     def start_driver(self, *manifests: str, state: str = "flyer") -> None:
-        """`flyer run` becomes the driver of the example cluster; without a manifest it goes on."""
+        """Start `flyer run` as the driver of the example cluster; without a manifest it resumes."""
         folder = self.folder / state
         command = ["flyer.cli", "run", *manifests]
         command += ["--cluster", str(CLUSTER), "--state", str(folder)]

@@ -1,4 +1,4 @@
-"""What the demo measured: the table for people and `summary.json` for machines."""
+"""Summary of the demo's measurements: a table, and `summary.json` for programs."""
 
 from __future__ import annotations
 

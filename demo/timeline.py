@@ -1,4 +1,4 @@
-"""Draws who ran where and when, as one SVG file without any library.
+"""Timeline: draws the attempts on their nodes over time, as one SVG file without a library.
 
 Rows are nodes by zone, then storage services. Bars are attempts of jobs; marks are what happened.
 """

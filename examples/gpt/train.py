@@ -61,7 +61,7 @@ def main() -> None:
     settle_buckets(ddp, args.context)
     for step in range(start, args.steps):
         if asked_to_stop(job):
-            # Everything up to here is kept: the next attempt begins with this very step.
+            # Everything up to here is saved: the next attempt starts with this step.
             job.received()
             save(checkpoints, job, step, model, optimizer).wait(timeout=60)
             job.release(step)
@@ -100,14 +100,14 @@ def settle_buckets(ddp: DistributedDataParallel, context: int) -> None:
 
 
 def asked_to_stop(job: flyer.job.Job) -> bool:
-    """True on all ranks or on none: one rank hears of it first, and nobody may go on alone."""
+    """The same answer on all ranks: one rank is notified first, and none may continue alone."""
     asked = torch.tensor([1.0 if job.suspend_requested() else 0.0])
     dist.all_reduce(asked)
     return asked.item() > 0
 
 
 def save(checkpoints, job, step, model, optimizer):
-    """Copies the state now, writes it behind our back, and tells the scheduler when it is safe."""
+    """Copies the state now, writes it in the background, and reports it once it is durable."""
     return checkpoints.save(
         step,
         model=model,
