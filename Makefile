@@ -81,19 +81,19 @@ fix: install ## format, mend what the linters can, write the generated files
 
 .PHONY: bench bench-collectives bench-collectives-layouts bench-collectives-netns bench-storage bench-sched figure7
 bench: bench-collectives bench-storage bench-sched ## side by side with peers in one run; JSON in build/bench
-bench-collectives: install ## HFReduce beside Gloo, Open MPI, MPICH and the machine's limits (ONLY=pair,tcp ROUNDS=5 QUICK=1)
+bench-collectives: install ## HFReduce, Gloo, Open MPI, MPICH and the machine's limits (ONLY=pair,tcp ROUNDS=5 QUICK=1)
 	@scripts/bootstrap openmpi-bin=mpirun.openmpi libopenmpi-dev=mpicc.openmpi mpich=mpirun.mpich libmpich-dev=mpicc.mpich \
-	    || echo "bench-collectives: goes on without them" >&2
+	    || echo "bench-collectives: continuing without them" >&2
 	cargo build --release --locked --quiet -p hfreduce-c
 	$(PYTHON) -m bench.collectives $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
-bench-collectives-layouts: install ## HFReduce beside Gloo through torch: gradients of the example, several layouts
+bench-collectives-layouts: install ## HFReduce and Gloo through torch: gradients of the example, several layouts
 	$(PYTHON) -m bench.collectives.layouts
-bench-collectives-netns: install ## HFReduce beside Gloo over two zones of slow machines (namespaces: root)
+bench-collectives-netns: install ## HFReduce and Gloo over two zones of slow machines (namespaces: root)
 	$(PYTHON) -m bench.collectives.netns
 figure7: ## the paper's Figure 7 on simulated machines: build/bench/figure7.{svg,json}
 	@mkdir -p build/bench
 	cargo run --quiet --locked --package hfreduce-sim -- figure7 -o build/bench/figure7.svg --json build/bench/figure7.json
-bench-storage: install ## 3FS beside fio on the same disk
+bench-storage: install ## 3FS and fio on the same disk
 	@scripts/bootstrap fio=fio
 	$(PYTHON) bench/storage.py
 .PHONY: bench-storage-load
@@ -103,7 +103,7 @@ bench-storage-load: install ## 3FS with 4, 24 and 96 writers, services that are 
 bench-hostile: cluster-tools ## one tenant's requests while every port is flooded, and 3,000 large jobs (ROUNDS=2 JOBS=3000)
 	@$(PYTHON) -m testcluster build --quiet kwok kube-scheduler
 	$(PYTHON) -m bench.hostile $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(JOBS),--jobs $(JOBS))
-bench-sched: cluster-tools ## the operator beside kube-scheduler's gangs (ONLY=gang,small ROUNDS=1 MISSING=1)
+bench-sched: cluster-tools ## the operator and kube-scheduler's gangs (ONLY=gang,small ROUNDS=1 MISSING=1)
 	@$(PYTHON) -m testcluster build --quiet kwok kube-scheduler
 	$(PYTHON) -m bench.scheduler $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MISSING),--missing)
 

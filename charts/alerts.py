@@ -1,7 +1,7 @@
-"""The alerts: one line of Prometheus each, and the page that tells what to do.
+"""Alert rules: a PromQL expression each, and the name of its runbook.
 
-`charts/generate.py` writes them to the chart as rules. An alert says what people notice, not what a
-counter shows; `critical` wakes somebody, `warning` is for the working day, `info` for the curious.
+`charts/generate.py` writes them to the chart as rules. Alerts describe symptoms, not single
+counters. `critical` pages, `warning` is for working hours, `info` needs no response.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Alert:
 
 
 def of_leader(metric: str) -> str:
-    """A gauge of the replica that leads: the others still tell what they saw last."""
+    """A gauge of the replica that leads: the other replicas export stale values."""
     return f"({metric} and on (pod) (flyer_leader == 1))"
 
 
@@ -41,24 +41,24 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
         Alert(
             "FlyerNoLeader", "critical", "sum(flyer_leader) == 0 or absent(flyer_leader)", "1m",
             "No replica of the operator leads",
-            "Running jobs go on; none starts, makes room or is replaced until one leads again.",
+            "Running jobs continue; no job is started, preempted or restarted until a replica leads.",
         ),
         Alert(
             "FlyerTwoLeaders", "warning", "sum(flyer_leader) > 1", "1m",
-            "{{ $value }} replicas believe that they lead",
-            "Fencing keeps them from harm: the older one's writes are refused. Find out why.",
+            "{{ $value }} replicas report leadership",
+            "Fencing rejects the writes of the older leader. Find the cause.",
         ),
         Alert(
             "FlyerWatchStale", "warning", "max by (resource) (flyer_watch_age_seconds) > 120", "2m",
             "The watch of {{ $labels.resource }} has been silent for {{ $value | humanizeDuration }}",
-            "The operator decides on an old picture of {{ $labels.resource }}.",
+            "The operator schedules with stale data of {{ $labels.resource }}.",
         ),
         Alert(
             "FlyerDecisionsSlow", "warning",
             "histogram_quantile(0.99, sum by (le) (rate(flyer_decision_duration_seconds_bucket[10m]))) > 0.25",
             "10m",
             "A scheduling step takes {{ $value | humanizeDuration }} at the 99th percentile",
-            "Expected are milliseconds; suspends and starts are late by as much.",
+            "Steps normally take milliseconds. Suspends and starts are delayed by the same amount.",
         ),
         Alert(
             "FlyerRemovalBudgetSpent", "warning",
@@ -72,21 +72,21 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
         Alert(
             "FlyerSuspectNodesHeld", "critical", f"{of_leader(REMOVALS % 'held')} > 0", "2m",
             "{{ $value }} nodes of class {{ $labels.group }} get jobs although their health is unknown",
-            "Beyond the removal budget: a driver, an agent or a policy that changed everywhere is"
-            " likelier than this many defects.",
+            "Beyond the removal budget: a changed driver, agent or policy is a more likely cause"
+            " than this many defects.",
         ),
         Alert(
             "FlyerNodesDefectiveTogether", "critical",
             f"{of_leader(REMOVALS % 'defective')} > on (pod, group) {of_leader(REMOVALS % 'budget')}",
             "2m",
             "{{ $value }} nodes of class {{ $labels.group }} are lost or have a hardware fault",
-            "Evidence is not bounded by the removal budget: look at what these nodes share.",
+            "The removal budget does not limit confirmed faults: look for a common cause.",
         ),
         Alert(
             "FlyerGangStartsRollBack", "warning",
             'sum(increase(flyer_evictions_total{reason="PodsReadyTimeout"}[30m])) > 3', "5m",
             "{{ $value | humanize }} gangs could not be started within 30 minutes",
-            "Each was rolled back whole and queued again; a node or an image is likely at fault.",
+            "Each gang was rolled back and requeued; check nodes and images.",
         ),
         Alert(
             "FlyerJobsWaitWhileNodesIdle", "info",
@@ -94,15 +94,15 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
             f" - sum({of_leader('flyer_gang_nodes')}) > 0",
             "1h",
             "Jobs have waited for an hour while nodes are idle",
-            "Often right (quota, zone, size), sometimes a label or a quota that nobody remembers.",
+            "Often correct (quota, zone, size); otherwise check labels and quotas.",
         ),
         Alert(
             "FlyerInterruptsLoseWork", "warning",
             'sum(increase(flyer_lost_node_seconds_total{reason=~"Preempted|Suspended|Requeued"}[1h]))'
             ' / sum(increase(flyer_evictions_total{reason=~"Preempted|Suspended|Requeued"}[1h])) > 600',
             "5m",
-            "An interrupt costs {{ $value | humanizeDuration }} of node time that was not saved",
-            "Jobs that leave by themselves lose next to nothing: some do not, or are killed while they save.",
+            "A preemption loses {{ $value | humanizeDuration }} of node time on average",
+            "Jobs that release their nodes lose almost nothing: some do not, or are killed while saving.",
         ),
         Alert(
             "FlyerGoodputLow", "warning",
@@ -115,19 +115,19 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
         Alert(
             "FlyerSchedulerRebuilds", "warning",
             "sum(increase(flyer_scheduler_rebuilds_total[30m])) > 6", "0m",
-            "The scheduler read everything anew {{ $value | humanize }} times within 30 minutes",
-            "Somebody else writes the status of jobs, or leadership changes again and again.",
+            "The scheduler rebuilt its state {{ $value | humanize }} times within 30 minutes",
+            "Another client writes the status of jobs, or leadership changes repeatedly.",
         ),
         Alert(
             "FlyerCrossZoneTokenHeldLong", "info", f"{of_leader('flyer_cross_zone_token_held')} == 1", "24h",
             "One job has spanned both zones for a day",
-            "No other job can; it is given back when the job is next suspended or ends.",
+            "No other job can span zones until this job is suspended or ends.",
         ),
         Alert(
             "FlyerGatewayRefusals", "warning",
             "sum by (reason) (increase(flyer_gateway_refusals_total{reason!~'replaced|forgotten'}[15m])) > 20", "5m",
             "The gateway refused {{ $value | humanize }} streams or messages: {{ $labels.reason }}",
-            "Sidecars that cannot connect leave their job waiting; strangers that try are an attack.",
+            "Jobs wait for sidecars that cannot connect; repeated unauthenticated attempts may indicate an attack.",
         ),
         Alert(
             "FlyerApiErrors", "warning",
@@ -135,7 +135,7 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
             " / sum(rate(flyer_api_requests_total[10m])) > 0.05",
             "10m",
             "{{ $value | humanizePercentage }} of the operator's API requests fail",
-            "The API server is overloaded or limits us; decisions are committed late.",
+            "The API server is overloaded or throttles the operator; scheduling decisions are delayed.",
         ),
         Alert(
             "FlyerJobRequestsHeld", "warning",
@@ -145,8 +145,8 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
             "1m",
             "{{ $value }} requests wait at the API server while others occupy all seats of"
             " {{ $labels.priority_level }}",
-            "Few requests take long instead of many a moment: bodies that are sent slowly, or a"
-            " webhook that does not answer.",
+            "A few requests take very long: request bodies that are sent slowly, or a"
+            " webhook that does not respond.",
         ),
     ),
     "fire-flyer-devices": (
@@ -156,13 +156,13 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
             " - (count(count by (pod) (flyer_node_last_observation_timestamp_seconds)) or vector(0)) > 0",
             "10m",
             "{{ $value | humanize }} node agents run but report nothing",
-            "Their nodes' devices are not watched.",
+            "Devices of these nodes are not monitored.",
         ),
         Alert(
             "FlyerDeviceUnhealthy", "warning",
             'sum by (node, resource) (flyer_node_devices{health="unhealthy"}) > 0', "10m",
             "{{ $value }} {{ $labels.resource }} on {{ $labels.node }} are unhealthy",
-            "They are out of the node's allocatable; whole-node jobs no longer fit there.",
+            "They are not allocatable; whole-node jobs do not fit on the node.",
         ),
         Alert(
             "FlyerNodesUnhealthyTogether", "critical",
@@ -170,7 +170,7 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
             " / count(count by (node) (flyer_node_devices)) > 0.1",
             "5m",
             "{{ $value | humanizePercentage }} of the nodes have unhealthy devices",
-            "So many at once are rarely the nodes: look at a switch, the subnet manager, a driver.",
+            "A common cause is likely: check switches, the subnet manager and the driver.",
         ),
         Alert(
             "FlyerNodesUnknownTogether", "critical",
@@ -178,49 +178,49 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
             ' and count(count by (node) (flyer_node_device_state{state="Unknown"} == 1))'
             " / count(count by (node) (flyer_node_devices)) > 0.1",
             "2m",
-            "The devices of {{ $value | humanize }} nodes do not answer, without a fault that was seen",
-            "More than two nodes and more than a tenth: a driver or an agent update, not the nodes.",
+            "The devices of {{ $value | humanize }} nodes cannot be observed, without a detected fault",
+            "More than two nodes and more than 10 %: likely a driver or an agent update.",
         ),
         Alert(
             "FlyerXidHardware", "warning",
             'sum by (node, xid) (increase(flyer_node_gpu_xid_total{class=~"uncorrectable|ecc|gsp"}[30m])) > 0', "0m",
             "Xid {{ $labels.xid }} on {{ $labels.node }}",
-            "The GPU reports a fault that no program causes.",
+            "The GPU reports a hardware fault.",
         ),
         Alert(
             "FlyerLinkFlaps", "warning",
             "sum by (node, hca, port) (increase(flyer_node_port_errors_total{counter='link_downed'}[1h])) >= 3", "0m",
             "{{ $labels.hca }} port {{ $labels.port }} on {{ $labels.node }} went down"
             " {{ $value | humanize }} times in an hour",
-            "Cable, transceiver or switch port; collectives stall at each cut.",
+            "Cable, transceiver or switch port; collectives stall at each interruption.",
         ),
         Alert(
             "FlyerHardwareHangs", "warning",
             "sum by (node) (increase(flyer_node_hardware_worker_kills_total[15m])) > 2", "5m",
             "Calls into a driver on {{ $labels.node }} hang",
-            "The driver does not answer; health there is unknown, not good.",
+            "The driver does not answer; the node's device health is unknown.",
         ),
     ),
     "fire-flyer-storage": (
         Alert(
             "ThreeFSDown", "critical", "max(threefs_up) == 0 or absent(threefs_up)", "2m",
             "The 3FS cluster manager does not answer",
-            "Open files go on; nothing fails over and no client can begin.",
+            "Open files stay usable; there is no failover and no new client can connect.",
         ),
         Alert(
             "ThreeFSNodeDead", "warning", 'sum(threefs_nodes{state="dead"}) > 0', "2m",
             "{{ $value }} storage services are dead",
-            "Their chains serve from the other copies; another loss may take data out of reach.",
+            "Their chains are served by the other replicas; another failure may make data unavailable.",
         ),
         Alert(
             "ThreeFSChainsDegraded", "warning", 'sum(threefs_chains{state="degraded"}) > 0', "30m",
             "{{ $value }} chains have lacked a copy for half an hour",
-            "A returning service is synced in minutes: this one does not return or does not finish.",
+            "A returning service syncs within minutes: it did not return or does not finish.",
         ),
         Alert(
             "ThreeFSChainsUnavailable", "critical",
             'sum(threefs_chains{state="unavailable"}) > 0', "30s",
-            "{{ $value }} chains are served by nobody",
+            "{{ $value }} chains have no serving replica",
             "Reads and writes of their chunks wait until a copy returns.",
         ),
         Alert(
@@ -242,19 +242,19 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
         Alert(
             "ThreeFSMountManagerDown", "critical", "min by (node) (threefs_csi_mount_manager_up) == 0", "2m",
             "The mount manager on {{ $labels.node }} does not answer",
-            "Mounted volumes may be gone there; new ones cannot be mounted.",
+            "Mounted volumes on the node may be lost; new volumes cannot be mounted.",
         ),
         Alert(
             "ThreeFSMountsLost", "critical",
             'sum by (node) (threefs_csi_mounts{state=~"lost|down|ended"}) > 0', "2m",
             "{{ $value }} volumes on {{ $labels.node }} have no daemon",
-            "Programs in their pods get errors or wait.",
+            "File operations of their pods fail or block.",
         ),
         Alert(
             "ThreeFSDaemonsRestart", "warning",
             "sum by (node) (increase(threefs_csi_daemon_restarts_total[30m])) > 3", "0m",
             "FUSE daemons on {{ $labels.node }} were replaced {{ $value | humanize }} times",
-            "Pods noticed pauses only; the cause is a crash or too little memory.",
+            "Pods saw only pauses; the cause is a crash or a lack of memory.",
         ),
         Alert(
             "ThreeFSCallsFail", "warning",
@@ -262,7 +262,7 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
             " / sum by (call) (rate(threefs_csi_calls_total[15m])) > 0.2",
             "15m",
             "{{ $value | humanizePercentage }} of {{ $labels.call }} calls fail",
-            "Volumes are not made, mounted or given back.",
+            "Volumes cannot be created, mounted or deleted.",
         ),
     ),
 }  # fmt: skip
