@@ -26,7 +26,7 @@ def topology(*zones):
     ("value", "holds", "reason", "words"),
     [
         (quota(), True, "Effective", "1 of 2 nodes"),
-        (quota(nodes=9), True, "NeverReached", "limits nobody"),
+        (quota(nodes=9), True, "NeverReached", "limit is never reached"),
         (quota(group="h100"), False, "UnknownGroup", "no node has the class h100"),
         (quota(nodes="x"), False, "Invalid", "spec.nodes"),
     ],

@@ -40,12 +40,12 @@ def test_an_api_server_that_is_away_is_no_reason_to_restart(clock: Clock) -> Non
     for code in (200, 0, 503, 504):
         counted.called("get", "leases", code, 0.1)
         clock.now += 600
-    assert found.sick() == ""
+    assert found.unhealthy_reason() == ""
     # It is back: the watches have their time to begin again.
     counted.called("get", "leases", 200, 0.1)
     clock.now += health.WATCH_AGE_SECONDS_MAX / 2
     counted.called("get", "leases", 404, 0.1)
-    assert found.sick() == ""
+    assert found.unhealthy_reason() == ""
 
 
 def test_a_watch_that_is_silent_while_the_api_server_answers_is_one(clock: Clock) -> None:
@@ -53,7 +53,7 @@ def test_a_watch_that_is_silent_while_the_api_server_answers_is_one(clock: Clock
     counted.called("get", "leases", 200, 0.1)
     clock.now += health.WATCH_AGE_SECONDS_MAX + 1
     counted.called("get", "leases", 200, 0.1)
-    assert "silent for 100 s while the API server answered" in found.sick()
+    assert "silent for 100 s while the API server responded" in found.unhealthy_reason()
     assert found.pages()["/healthz"][0] == 503
 
 
@@ -61,13 +61,13 @@ def test_answers_of_watches_alone_say_nothing(clock: Clock) -> None:
     found, counted = made(clock, age=100.0)
     counted.called("watch", "pods", 200, 0.1)
     clock.now += 1000
-    assert found.sick() == ""
+    assert found.unhealthy_reason() == ""
 
 
 def test_a_scheduler_that_does_not_move_is_one(clock: Clock) -> None:
     term = SimpleNamespace(serving=True, ticked_at=clock.now)
     found, _ = made(clock, age=0.0, term=term)
-    assert found.sick() == ""
+    assert found.unhealthy_reason() == ""
     clock.now += health.TERM_AGE_SECONDS_MAX + 1
-    assert "has not moved for 121 s" in found.sick()
+    assert "has made no progress for 121 s" in found.unhealthy_reason()
     assert found.pages()["/leaderz"] == (200, "ok")

@@ -272,7 +272,7 @@ async def test_a_silent_watch_grows_old(cluster, until):
     cluster.server.faults.watches.frozen = True
     caches = operator.cache.caches
     await until(lambda: all(one.age_seconds > 0.5 for one in caches))
-    operator.metrics.heard((one.resource.plural, one.age_seconds) for one in caches)
+    operator.metrics.set_watch_ages((one.resource.plural, one.age_seconds) for one in caches)
     ages = read.by("flyer_watch_age_seconds", "resource")
     assert ages.keys() == {one.resource.plural for one in caches}
     assert all(0.5 < age <= one.age_seconds for age, one in zip(ages.values(), caches, strict=True))

@@ -126,9 +126,9 @@ def test_settings_come_from_flags_and_from_the_environment(capsys):
     assert (usual.lease_seconds, usual.renew, usual.retry) == (15, 10, 2)
     for env, word in (
         ({"FLYER_LEASE_SECONDS": "x"}, "FLYER_LEASE_SECONDS='x'"),
-        ({"FLYER_INJECTION": "perhaps"}, "neither true nor false"),
-        ({"FLYER_LOG_LEVEL": "loud"}, "is debug, info, warning or error"),
-        ({"FLYER_LEASE_SECONDS": "1"}, "needs 2 or more"),
+        ({"FLYER_INJECTION": "perhaps"}, "expected true or false"),
+        ({"FLYER_LOG_LEVEL": "loud"}, "expected debug, info, warning or error"),
+        ({"FLYER_LEASE_SECONDS": "1"}, "expected at least 2"),
         ({"FLYER_LEASE_RENEW_SECONDS": "15"}, "expected 0 < retry < renew < lease"),
     ):
         with pytest.raises(SystemExit) as raised:
@@ -147,7 +147,7 @@ async def test_a_port_that_is_taken_ends_it_with_a_message(cluster, kubeconfig):
         )  # fmt: skip
         _, errors = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 2
-    assert f"port {port} for probes and metrics is taken" in errors.decode()
+    assert f"port {port} for probes and metrics is already in use" in errors.decode()
 
 
 async def test_replicas_share_their_certificates(api_server, connect):

@@ -241,7 +241,7 @@ async def test_a_queued_job_gets_no_pods_on_nodes_that_do_not_serve_it_any_more(
     ssd.finish("first")
     await until(lambda: ssd.status("later").chain.refusals, 20)
     status = ssd.status("later")
-    assert "spec.template.spec.nodeSelector: asks for disk=ssd" in status.eviction.message
+    assert "spec.template.spec.nodeSelector: requires disk=ssd" in status.eviction.message
     assert status.chain.restarts == 0
     assert not ssd.pods("later", living=False)
     ssd.store.patch("nodes", "a0", {"metadata": {"labels": {"disk": "ssd"}}})

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Health", "PortTakenError"]
 
-# A healthy watch says something at least once a minute.
+# A healthy watch receives an event or bookmark at least once a minute.
 WATCH_AGE_SECONDS_MAX: Final = 90.0
-# A step may wait for a slow API server, but not for ever: its calls have deadlines.
+# A step may wait for a slow API server, but its calls have deadlines.
 TERM_AGE_SECONDS_MAX: Final = 120.0
 TICK_SECONDS: Final = 0.25
 FRAME_SECONDS: Final = 1.0
-"""A frame is sent at least this often: its age is how the status process knows of a stuck loop."""
+"""Maximum time between frames: the status process detects a stuck event loop by their age."""
 WRITE_SECONDS_MAX: Final = 10.0
 RESTART_SECONDS: Final = 1.0
 END_SECONDS: Final = 2.0
@@ -48,11 +48,11 @@ log = logging.getLogger(__name__)
 
 
 class PortTakenError(Exception):
-    """The status process cannot listen."""
+    """The status process cannot bind its port."""
 
 
 class Health:
-    """Judges one process and publishes the result."""
+    """Checks the health of this process and publishes it."""
 
     def __init__(
         self,
@@ -67,29 +67,29 @@ class Health:
         self._clock = clock
         self._wanted = asyncio.Event()
 
-    def sick(self) -> str:
-        """Why the process should be restarted; empty: it is well."""
+    def unhealthy_reason(self) -> str:
+        """Why the process should be restarted; empty: it is healthy."""
         age = self._cache.age_seconds
-        answering = self._metrics.answering_seconds()
-        if age > WATCH_AGE_SECONDS_MAX and answering > WATCH_AGE_SECONDS_MAX:
-            return f"a watch has been silent for {age:.0f} s while the API server answered"
+        responding = self._metrics.answering_seconds()
+        if age > WATCH_AGE_SECONDS_MAX and responding > WATCH_AGE_SECONDS_MAX:
+            return f"a watch has been silent for {age:.0f} s while the API server responded"
         term = self._leader.term
         if term is not None and term.serving:
             stuck = self._clock() - term.ticked_at
             if stuck > TERM_AGE_SECONDS_MAX:
-                return f"the scheduler has not moved for {stuck:.0f} s"
+                return f"the scheduler has made no progress for {stuck:.0f} s"
         return ""
 
     def pages(self) -> dict[str, tuple[int, str]]:
-        """Path → status code and text."""
+        """Status code and text, by path."""
         term = self._leader.term
         leads = term is not None and term.serving
-        found = {
-            "/healthz": self.sick(),
+        failures = {
+            "/healthz": self.unhealthy_reason(),
             "/readyz": "" if self._cache.synced else "the cluster is not listed yet",
             "/leaderz": "" if leads else "this replica does not lead",
         }
-        return {path: (503 if why else 200, why or "ok") for path, why in found.items()}
+        return {path: (503 if why else 200, why or "ok") for path, why in failures.items()}
 
     async def run(self, host: str, port: int) -> None:
         """Keep the status process running until cancelled."""
@@ -101,12 +101,12 @@ class Health:
             try:
                 await self._feed(process)
             except (OSError, TimeoutError) as error:
-                log.warning("the status process does not take pages: %r", error)
+                log.warning("cannot send pages to the status process: %r", error)
             finally:
                 await _end(process)
             if process.returncode == EXIT_NO_PORT:
-                raise PortTakenError(f"port {port} for probes and metrics is taken")
-            log.error("the status process ended with status %s", process.returncode)
+                raise PortTakenError(f"port {port} for probes and metrics is already in use")
+            log.error("the status process exited with status %s", process.returncode)
             await asyncio.sleep(RESTART_SECONDS)
 
     async def _feed(self, process: asyncio.subprocess.Process) -> None:
@@ -144,9 +144,9 @@ class Health:
         if self._wanted.is_set():
             self._wanted.clear()
             ages = ((cache.resource.plural, cache.age_seconds) for cache in self._cache.caches)
-            self._metrics.heard(ages)
+            self._metrics.set_watch_ages(ages)
             self._metrics.count()
-            # Of a large registry milliseconds of processor time, which the loop must not wait for.
+            # In a thread: a large registry takes milliseconds of processor time.
             body = await asyncio.to_thread(generate_latest, self._metrics.registry)
             frame |= {"metrics": len(body), "type": CONTENT_TYPE_LATEST}
         process.stdin.write(json.dumps(frame).encode() + b"\n" + body)
@@ -155,7 +155,7 @@ class Health:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """It ends by itself when its input ends; it has a moment for that."""
+    """End the status process: it exits at the end of its input, or is killed."""
     if process.stdin is not None:
         process.stdin.close()
     try:

@@ -1,4 +1,4 @@
-"""Waiting for a condition of something that reports its changes, by key."""
+"""Condition variables by key, for one event loop."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["KeyedCondition"]
 
 
 class KeyedCondition:
-    """Waits of one event loop.
+    """Waits for predicates by key.
 
-    A condition is evaluated at once and after each change of its key, and never in between.
+    A predicate is evaluated at once and after each notification of its key.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
 
     def notify(self, key: str) -> None:
-        """Evaluate the conditions that wait with this key: something may have changed."""
+        """Evaluate the predicates that wait for this key."""
         for future in self._waiting.pop(key, ()):
             if not future.done():
                 future.set_result(None)
@@ -29,7 +29,7 @@ class KeyedCondition:
     async def until(
         self, key: str, condition: Callable[[], bool], seconds: float | None = None
     ) -> bool:
-        """Wait until the condition holds, at most so long; whether it does."""
+        """Wait until the condition holds, for at most `seconds`. Returns whether it holds."""
         try:
             async with asyncio.timeout(seconds):
                 while not condition():

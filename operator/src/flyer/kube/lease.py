@@ -1,4 +1,4 @@
-"""Times of the leader's Lease: for the operator's settings and for a candidate without any."""
+"""Default times of the leader's Lease."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Final
 __all__ = ["LEASE_SECONDS", "RENEW_SHARE", "RETRY_SHARE"]
 
 LEASE_SECONDS: Final = 15
-"""A shorter Lease ends terms while etcd elects or compacts."""
+"""Lease duration in seconds. A shorter Lease ends terms during etcd elections or compactions."""
 RENEW_SHARE: Final = 2 / 3
-"""Of a Lease, after which its holder stops without a renewal; the rest is for what is under way."""
+"""Share of the duration after which a leader without a renewal stops; the rest is for calls in
+flight."""
 RETRY_SHARE: Final = 2 / 15
-"""Of a Lease, between renewals."""
+"""Share of the duration between renewals."""

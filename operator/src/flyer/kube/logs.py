@@ -1,4 +1,4 @@
-"""Logs of the operator's processes."""
+"""Log format of the operator's processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["write_json_logs"]
 
 
 def write_json_logs(level: str) -> None:
-    """One JSON object a line on stderr: time, level, msg, logger, and what the record carries."""
+    """Write one JSON object per line to stderr: time, level, msg, logger and extra fields."""
     shared: list[Any] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,

@@ -1,4 +1,4 @@
-"""The operator's metrics, prefix `flyer_`. Labels are few and bounded: never a job or a pod."""
+"""Metrics of the operator, with the prefix `flyer_`. Labels are bounded: never a job or a pod."""
 
 from __future__ import annotations
 
@@ -30,109 +30,135 @@ _WAIT_SECONDS: Final = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
 _CALL_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SERVER_FAILS: Final = 500
 _ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED})
-# Jobs that are over are forgotten: a level of them would always be 0, and counters have them.
-_LEVELS: Final = tuple(phase for phase in Phase if phase not in _ENDED)
+# Finished jobs are forgotten, so a gauge of them would always be 0; counters have them.
+_GAUGE_PHASES: Final = tuple(phase for phase in Phase if phase not in _ENDED)
 
 
 class Metrics:
-    """One registry; what the operator counts is told here and nowhere else."""
+    """All metrics of the operator, in one registry."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self.registry = registry or CollectorRegistry()
-        one = self.registry
+        registry = self.registry = registry or CollectorRegistry()
         self.jobs = Gauge(
-            "flyer_jobs", "Jobs that are not over, by phase (see also flyer_jobs_ended_total)",
-            ["phase"], registry=one,
-        )  # fmt: skip
+            "flyer_jobs",
+            "Unfinished jobs, by phase (for finished jobs see flyer_jobs_ended_total)",
+            ["phase"],
+            registry=registry,
+        )
         self.queued_nodes = Gauge(
-            "flyer_queued_nodes", "Nodes that waiting jobs ask for", registry=one
+            "flyer_queued_nodes", "Nodes requested by waiting jobs", registry=registry
         )
         self.waiting_jobs = Gauge(
-            "flyer_waiting_jobs", "Waiting jobs by what they wait for", ["reason"], registry=one
+            "flyer_waiting_jobs", "Waiting jobs, by pending reason", ["reason"], registry=registry
         )
         self.waiting_nodes = Gauge(
-            "flyer_waiting_nodes", "Nodes that waiting jobs ask for, by what the jobs wait for",
-            ["reason"], registry=one,
-        )  # fmt: skip
+            "flyer_waiting_nodes",
+            "Nodes requested by waiting jobs, by pending reason",
+            ["reason"],
+            registry=registry,
+        )
         self.nodes = Gauge(
-            "flyer_nodes", "Nodes by zone and state", ["zone", "state"], registry=one
+            "flyer_nodes", "Nodes, by zone and state", ["zone", "state"], registry=registry
         )
         self.removals = Gauge(
             "flyer_node_removals",
-            "Nodes by node class and removal state: budget (how many may be out at once without "
-            "hard evidence), spent (out), held (usable, because the budget is spent), defective "
-            "(out with hard evidence; more of them than the budget is a mass failure)",
-            ["group", "state"], registry=one,
-        )  # fmt: skip
-        self.gang_nodes = Gauge("flyer_gang_nodes", "Nodes that gangs have", registry=one)
+            "Nodes, by node class and removal state: budget (maximum removed without hard "
+            "evidence), spent (removed), held (in use because the budget is spent), defective "
+            "(removed with hard evidence; more of them than the budget indicate a mass failure)",
+            ["group", "state"],
+            registry=registry,
+        )
+        self.gang_nodes = Gauge("flyer_gang_nodes", "Nodes assigned to gangs", registry=registry)
         self.occupancy = Gauge(
-            "flyer_node_occupancy_ratio", "Nodes of gangs over nodes that may work", registry=one
+            "flyer_node_occupancy_ratio",
+            "Nodes assigned to gangs divided by usable nodes",
+            registry=registry,
         )
         self.token = Gauge(
-            "flyer_cross_zone_token_held", "1 while a job crosses zones", registry=one
+            "flyer_cross_zone_token_held",
+            "1 while a job holds the cross-zone token",
+            registry=registry,
         )
         self.decision_seconds = Histogram(
-            "flyer_decision_duration_seconds", "One step of the engine", registry=one,
+            "flyer_decision_duration_seconds",
+            "Duration of one engine step",
+            registry=registry,
             buckets=_DECISION_SECONDS,
-        )  # fmt: skip
-        self.waited_seconds = Histogram(
-            "flyer_job_wait_seconds", "From queued to running", registry=one, buckets=_WAIT_SECONDS
         )
-        self.gangs_started = Counter("flyer_gangs_started", "Gangs that ran", registry=one)
+        self.waited_seconds = Histogram(
+            "flyer_job_wait_seconds",
+            "Time from queued to running",
+            registry=registry,
+            buckets=_WAIT_SECONDS,
+        )
+        self.gangs_started = Counter("flyer_gangs_started", "Gangs started", registry=registry)
         self.evictions = Counter(
             "flyer_evictions",
-            "Gangs that lost their nodes before the end",
+            "Gangs evicted before completion, by reason",
             ["reason"],
-            registry=one,
+            registry=registry,
         )
         self.lost_node_seconds = Counter(
-            "flyer_lost_node_seconds", "Node time whose work was not saved", ["reason"],
-            registry=one,
-        )  # fmt: skip
+            "flyer_lost_node_seconds",
+            "Node time whose work was lost, in seconds, by reason",
+            ["reason"],
+            registry=registry,
+        )
         self.gang_node_seconds = Counter(
-            "flyer_gang_node_seconds", "Node time that gangs had, of attempts that are over",
-            registry=one,
-        )  # fmt: skip
+            "flyer_gang_node_seconds",
+            "Node time of finished attempts, in seconds",
+            registry=registry,
+        )
         self.jobs_ended = Counter(
-            "flyer_jobs_ended", "Jobs that ended for good", ["phase"], registry=one
+            "flyer_jobs_ended", "Finished jobs, by phase", ["phase"], registry=registry
         )
         self.rebuilds = Counter(
-            "flyer_scheduler_rebuilds", "Times that everything was read again", registry=one
+            "flyer_scheduler_rebuilds", "Rebuilds of the scheduler's state", registry=registry
         )
         self.faults = Counter(
             "flyer_job_faults",
-            "Jobs left alone (status: not taken; job: not judged), and events dropped", ["kind"],
-            registry=one,
-        )  # fmt: skip
+            "Quarantined jobs (status: rejected by the API server; job: the scheduler failed) and "
+            "dropped events (event)",
+            ["kind"],
+            registry=registry,
+        )
         self.quarantined_jobs = Gauge(
-            "flyer_jobs_quarantined", "Jobs that are left alone until they are tried again",
-            registry=one,
-        )  # fmt: skip
+            "flyer_jobs_quarantined",
+            "Jobs in quarantine until their retry",
+            registry=registry,
+        )
         self.watch_age_seconds = Gauge(
-            "flyer_watch_age_seconds", "Since the API server was last heard", ["resource"],
-            registry=one,
-        )  # fmt: skip
-        self.leader = Gauge("flyer_leader", "1 while this process leads", registry=one)
+            "flyer_watch_age_seconds",
+            "Time since the last event from the API server, in seconds",
+            ["resource"],
+            registry=registry,
+        )
+        self.leader = Gauge("flyer_leader", "1 while this process is the leader", registry=registry)
         self.epoch = Gauge(
-            "flyer_leader_epoch", "Fencing epoch of this process' term", registry=one
+            "flyer_leader_epoch", "Fencing epoch of this process's term", registry=registry
         )
         self.calls = Counter(
-            "flyer_api_requests", "Calls to the API server", ["verb", "resource", "code"],
-            registry=one,
-        )  # fmt: skip
+            "flyer_api_requests",
+            "Requests to the API server, by response code",
+            ["verb", "resource", "code"],
+            registry=registry,
+        )
         self.call_seconds = Histogram(
-            "flyer_api_request_duration_seconds", "Calls to the API server", ["verb"],
-            registry=one, buckets=_CALL_SECONDS,
-        )  # fmt: skip
-        self._latest: tuple[EngineState, str] | None = None  # not counted yet
+            "flyer_api_request_duration_seconds",
+            "Duration of requests to the API server",
+            ["verb"],
+            registry=registry,
+            buckets=_CALL_SECONDS,
+        )
+        self._latest: tuple[EngineState, str] | None = None  # not evaluated yet
         self._answering_since: float | None = None
-        self._counted: set[tuple[str, str]] = set()  # zones and states of nodes, ever seen
+        self._counted: set[tuple[str, str]] = set()  # every observed zone and state of nodes
         for reason in EVICTION_REASONS:
             self.evictions.labels(reason)
             self.lost_node_seconds.labels(reason)
         for kind in ("status", "job", "event"):
             self.faults.labels(kind)
-        for phase in _LEVELS:
+        for phase in _GAUGE_PHASES:
             self.jobs.labels(phase.value).set(0)
         for reason in PENDING_REASONS:
             self.waiting_jobs.labels(reason).set(0)
@@ -141,7 +167,7 @@ class Metrics:
             self.jobs_ended.labels(phase.value)
 
     def called(self, verb: str, resource: str, code: int, seconds: float) -> None:
-        """One try of one call; code 0: no answer."""
+        """Count one try of a call; code 0: no response."""
         self.calls.labels(verb, resource, str(code) if code else "none").inc()
         if verb == "watch":
             return
@@ -152,15 +178,15 @@ class Metrics:
             self._answering_since = time.monotonic()
 
     def answering_seconds(self) -> float:
-        """Time since the API server answers without a failure; 0 while it does not answer."""
+        """Time for which the API server has responded without failure; 0 while it fails."""
         return 0.0 if self._answering_since is None else time.monotonic() - self._answering_since
 
     def decided(self, seconds: float) -> None:
-        """One step of the engine."""
+        """Count one engine step."""
         self.decision_seconds.observe(seconds)
 
     def committed(self, before: FlyerJobStatus | None, after: FlyerJobStatus) -> None:
-        """A status was stored."""
+        """Count a stored status."""
         before = before or FlyerJobStatus()
         if after.phase is Phase.RUNNING and before.phase is not Phase.RUNNING:
             self.gangs_started.inc()
@@ -177,16 +203,16 @@ class Metrics:
             self.gang_node_seconds.inc(_had(before))
 
     def observe(self, state: EngineState, holder: str) -> None:
-        """A step was made. What it comes to is counted when somebody asks: steps are many."""
+        """Record the state after a step. Gauges are computed on demand, because steps are many."""
         self._latest = (state, holder)
 
     def count(self) -> None:
-        """The levels after the latest step."""
+        """Compute the gauges after the latest step."""
         if self._latest is None:
             return
         (state, holder), self._latest = self._latest, None
         phases = Tally(job.status.phase for job in state.jobs.values())
-        for phase in _LEVELS:
+        for phase in _GAUGE_PHASES:
             self.jobs.labels(phase.value).set(phases[phase])
         jobs: Tally[str] = Tally()
         nodes: Tally[str] = Tally()
@@ -215,20 +241,20 @@ class Metrics:
             name = "lost" if node.lost else "ready" if node.eligible else "notReady"
             tally[(node.node.zone, name)] += 1
         self._counted |= tally.keys()
-        for zone, name in self._counted:  # a state that no node has any more is counted as 0
+        for zone, name in self._counted:  # a state without nodes is set to 0
             self.nodes.labels(zone, name).set(tally[(zone, name)])
         usable = sum(count for (_, name), count in tally.items() if name == "ready")
         self.occupancy.set(min(1.0, used / usable) if usable else 0.0)
         self.token.set(1 if holder else 0)
 
-    def heard(self, ages: Iterable[tuple[str, float]]) -> None:
-        """How old each cache is."""
+    def set_watch_ages(self, ages: Iterable[tuple[str, float]]) -> None:
+        """Set the age of each cache."""
         for resource, seconds in ages:
             self.watch_age_seconds.labels(resource).set(seconds)
 
 
 def _had(status: FlyerJobStatus) -> float:
-    """Node seconds of the attempt that is over."""
+    """Node seconds of the finished attempt."""
     assignment = status.assignment
     if assignment is None or assignment.running_at is None:
         return 0.0
@@ -236,9 +262,9 @@ def _had(status: FlyerJobStatus) -> float:
 
 
 def _lost(before: FlyerJobStatus, after: FlyerJobStatus) -> float:
-    """Node seconds since the last durable checkpoint of the attempt that is over.
+    """Node seconds since the last durable checkpoint of the finished attempt.
 
-    That one may have been told of in the same commit: a job saves just before it leaves.
+    That checkpoint may be part of the same commit: a job checkpoints just before it leaves.
     """
     assignment, eviction = before.assignment, after.eviction
     if assignment is None or assignment.running_at is None or eviction is None:

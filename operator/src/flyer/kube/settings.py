@@ -1,4 +1,4 @@
-"""The operator's settings: flags, and environment variables of the same names (FLYER_…)."""
+"""Settings of the operator: flags, and environment variables of the same names (FLYER_…)."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ class Settings:
     """Times in seconds. Each field is a flag: `--lease-seconds`, FLYER_LEASE_SECONDS."""
 
     namespace: str = "fireflyer-system"
-    """Where the operator itself lives: its Lease, its Secret, its pod."""
+    """Namespace of the operator: its Lease, Secret and pod."""
     pod_name: str = ""
-    """Our own pod, which is marked as the leader's; empty: nothing is marked."""
+    """Name of the operator's pod, labelled while it leads; empty: no label."""
     pod_ip: str = ""
     kubeconfig: str = ""
     """Empty: the service account in a pod, else $KUBECONFIG."""
     context: str = ""
     log_level: str = "info"
     identity: str = ""
-    """Who holds the Lease; empty: the pod's or the machine's name, made unique."""
+    """Holder identity in the Lease; empty: the pod or host name with a unique suffix."""
 
     gateway_host: str = "0.0.0.0"  # noqa: S104 - pods of all nodes connect
     gateway_port: int = 7443
     gateway_endpoint: str = ""
-    """`host:port` told to pods; empty: the Service flyer-gateway of our namespace."""
+    """`host:port` of the gateway for pods; empty: the Service flyer-gateway in `namespace`."""
     metrics_port: int = 8080
     injection: bool = False
-    """Write our authority into the registration of the injection webhook."""
+    """Write the operator's authority into the configuration of the injection webhook."""
     cluster_domain: str = "cluster.local"
-    """DNS domain of the cluster: full names of our Services are in the certificate."""
+    """DNS domain of the cluster, for the full Service names in the certificate."""
     handlers: bool = True
-    """Run the kopf handlers of the small kinds (quotas, topology) while leading."""
+    """Run the kopf handlers of FlyerQuota and FlyerTopology while leading."""
 
     sidecar_image: str = "fireflyer/controller"
     collectives_image: str = "fireflyer/collectives"
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: str = ""
-    """Names, separated by commas."""
+    """Comma-separated names."""
     job_priority_class: str = ""
-    """Kubernetes priority class of pods whose template names none."""
+    """Kubernetes PriorityClass of pods whose template names none."""
 
     lease_seconds: int = LEASE_SECONDS
-    """Other replicas take the Lease after this time without a renewal: what a leader's death
-    costs. Jobs that run are not affected; a shorter time ends terms when etcd elects or compacts.
+    """Other replicas take the Lease after this time without a renewal: the failover time. Running
+    jobs are not affected. A shorter time ends terms during etcd elections or compactions.
     """
     lease_renew_seconds: float = 0.0
     """The leader stops after this time without a renewal; 0: two thirds of the lease."""
@@ -68,13 +68,13 @@ class Settings:
     same_split_seconds: float = 60.0
     restart_cost_seconds: float = 60.0
     progress_commit_seconds: float = 15.0
-    """Progress of a running job is written into its status at most so often."""
+    """Minimum time between writes of a running job's progress into its status."""
     api_concurrency: int = 32
-    """Calls to the API server at once."""
+    """Maximum number of concurrent API calls."""
 
     @property
     def endpoint(self) -> str:
-        """Where pods reach the gateway."""
+        """Address of the gateway for pods."""
         return self.gateway_endpoint or f"flyer-gateway.{self.namespace}.svc:{self.gateway_port}"
 
     @property
@@ -89,13 +89,13 @@ class Settings:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What stands in our certificate; webhooks of the version before serve with it, too."""
+        """Names in the certificate, including the webhook's for its previous version."""
         services = [*self._service("flyer-gateway"), *self.webhook_names]
         return tuple(dict.fromkeys([*services, self.endpoint.rpartition(":")[0].strip("[]")]))
 
     @property
     def webhook_names(self) -> tuple[str, ...]:
-        """What stands in the webhook's certificate."""
+        """Names in the webhook's certificate."""
         return self._service("flyer-webhook")
 
     def _service(self, name: str) -> tuple[str, ...]:
@@ -104,19 +104,19 @@ class Settings:
 
     @property
     def holder(self) -> str:
-        """Our name in the Lease, used by no other process."""
+        """Unique holder identity in the Lease."""
         return self.identity or f"{self.instance}-{os.urandom(4).hex()}"
 
     @property
     def instance(self) -> str:
-        """Our pod's name, or the machine's, by which events say who reports them."""
+        """The pod or host name, the `reportingInstance` of events."""
         return self.pod_name or socket.gethostname()
 
 
 def parse_settings(
     arguments: list[str] | None = None, env: dict[str, str] | None = None
 ) -> Settings:
-    """From the command line; what it leaves out from the environment."""
+    """Parse the command line; missing flags come from the environment."""
     environment = dict(os.environ) if env is None else env
     parser = argparse.ArgumentParser(
         prog="flyer-operator",
@@ -124,53 +124,53 @@ def parse_settings(
         "an environment variable: --lease-seconds as FLYER_LEASE_SECONDS.",
     )
     add_flags(parser, Settings, environment)
-    found = Settings(**vars(parser.parse_args(arguments)))
-    if found.lease_seconds < 2:
-        parser.error(f"--lease-seconds {found.lease_seconds}: needs 2 or more, to renew within it")
-    if not 0 < found.retry < found.renew < found.lease_seconds:
+    settings = Settings(**vars(parser.parse_args(arguments)))
+    if settings.lease_seconds < 2:
+        parser.error(f"--lease-seconds {settings.lease_seconds}: expected at least 2")
+    if not 0 < settings.retry < settings.renew < settings.lease_seconds:
         parser.error(
-            f"--lease-retry-seconds {found.retry:g}, --lease-renew-seconds {found.renew:g}, "
-            f"--lease-seconds {found.lease_seconds}: expected 0 < retry < renew < lease"
+            f"--lease-retry-seconds {settings.retry:g}, --lease-renew-seconds {settings.renew:g}, "
+            f"--lease-seconds {settings.lease_seconds}: expected 0 < retry < renew < lease"
         )
-    check_log_level(parser, found.log_level)
-    return found
+    check_log_level(parser, settings.log_level)
+    return settings
 
 
 def check_log_level(parser: argparse.ArgumentParser, level: str) -> None:
-    """End with an error that names the flag, the value and what is expected."""
+    """Exit with an error if the log level is invalid."""
     if level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-        parser.error(f"--log-level {level}: is debug, info, warning or error")
+        parser.error(f"--log-level {level}: expected debug, info, warning or error")
 
 
 def add_flags(
     parser: argparse.ArgumentParser, kind: type[Any], environment: Mapping[str, str]
 ) -> None:
-    """A flag for each field of a dataclass; its default from the environment, then the field's."""
-    for one in fields(kind):
-        flag = "--" + one.name.replace("_", "-")
-        variable = _PREFIX + one.name.upper()
+    """Add a flag for each field of a dataclass, with its default from the environment."""
+    for each in fields(kind):
+        flag = "--" + each.name.replace("_", "-")
+        variable = _PREFIX + each.name.upper()
         text = environment.get(variable)
-        default = one.default
+        default = each.default
         if text is not None:
             try:
-                default = _reader(one.default)(text)
+                default = _reader(each.default)(text)
             except ValueError as error:
                 parser.error(f"{variable}={text!r}: {error}")
-        options: dict[str, Any] = {"type": _reader(one.default), "default": default}
-        if isinstance(one.default, bool):
+        options: dict[str, Any] = {"type": _reader(each.default), "default": default}
+        if isinstance(each.default, bool):
             options["metavar"] = "true|false"
-        parser.add_argument(flag, dest=one.name, help=f"default {one.default!r}", **options)
+        parser.add_argument(flag, dest=each.name, help=f"default {each.default!r}", **options)
 
 
 def _reader(default: Any) -> Any:
     if isinstance(default, bool):
-        return _truth
+        return _parse_bool
     return type(default)
 
 
-def _truth(text: str) -> bool:
+def _parse_bool(text: str) -> bool:
     if text.lower() in ("true", "1", "yes"):
         return True
     if text.lower() in ("false", "0", "no", ""):
         return False
-    raise ValueError(f"{text!r} is neither true nor false")
+    raise ValueError(f"{text!r}: expected true or false")

@@ -1,7 +1,7 @@
-"""The first lines of `flyer-operator`: what ends it before all that it needs is imported.
+"""Entry point of `flyer-operator`: handles SIGTERM before the remaining modules are imported.
 
-In a container it is process 1, for which the kernel drops a SIGTERM that nobody handles. On a busy
-machine the imports take seconds, and a pod that was deleted meanwhile lived on until it was killed.
+In a container the operator is process 1, for which the kernel ignores an unhandled SIGTERM. On a
+busy node the imports take seconds, and a pod deleted during that time would run until SIGKILL.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """As `flyer.kube.__main__.main`."""
-    # Nothing is held yet that would have to be given back; later there is another handler.
+    """Run `flyer.kube.__main__.main`."""
+    # No resources are held yet; `main` installs another handler.
     signal.signal(signal.SIGTERM, _end)
     from flyer.kube.__main__ import main as run
 
@@ -26,4 +26,4 @@ def main() -> int:
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
-    os._exit(0)  # an exception may be swallowed by whatever is imported now
+    os._exit(0)  # an exception could be swallowed by the module being imported

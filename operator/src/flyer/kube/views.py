@@ -1,4 +1,4 @@
-"""What the scheduler keeps of the objects that it watches: the fields it reads, and no more."""
+"""Views of watched objects: the fields of jobs, pods, nodes and namespaces that are cached."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
     "shape_pods",
 ]
 
-CORDONED: Final = "cordoned"  # why a node is not ready, when somebody cordoned it
+CORDONED: Final = "cordoned"  # reason of a cordoned node
 
 LABEL_ZONE: Final = "fireflyer.dev/zone"
 LABEL_ZONE_COMMON: Final = "topology.kubernetes.io/zone"
@@ -43,17 +43,17 @@ LABEL_GROUP: Final = "fireflyer.dev/group"
 LABEL_DEDICATED: Final = "fireflyer.dev/dedicated"
 RELEASE_FINALIZER: Final = "fireflyer.dev/release"
 
-# Taints that keep new work away without meaning more; an evicting one of these means a loss.
+# Taints that do not make a node not ready, and taints of a lost node.
 _OUR_TAINTS: Final = frozenset({"fireflyer.dev/dedicated"})
 _LOST_TAINTS: Final = frozenset(
     {"node.kubernetes.io/unreachable", "node.kubernetes.io/out-of-service"}
 )
-# What counts the places for ranks of a node, in this order; without either its cores do.
+# Resources that determine a node's rank slots, in this order; otherwise its cores do.
 _SLOT_RESOURCES: Final = (RESOURCE_GPU, "nvidia.com/gpu")
 
 _OVER: Final = (Phase.SUCCEEDED, Phase.FAILED)
 
-# Where its kubelet listens, unless the node says otherwise.
+# Default port of a kubelet.
 KUBELET_PORT: Final = 10250
 _POD_FIELDS: Final = (
     "template", "group", "ranksPerNode", "collectives", "preemption", "checkpoint",
@@ -66,8 +66,8 @@ Strings = dict[str, str]
 class JobView:
     """A FlyerJob, without its pod template.
 
-    `job` is None when the object is not one (see `problem`), or is another controller's (then there
-    is no problem).
+    `job` is None if the object is invalid (see `problem`) or managed by another controller (without
+    a problem).
     """
 
     key: str
@@ -77,8 +77,8 @@ class JobView:
     problem: str = ""
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
-    mark: str = ""  # of all that its pods are made of but its name: the same for the same pods
-    kept_nodes: frozenset[str] = frozenset()  # of a job that cannot be read: where it may run
+    mark: str = ""  # digest of everything that its pods depend on except its name
+    kept_nodes: frozenset[str] = frozenset()  # nodes that an unreadable job may occupy
 
     @property
     def forgettable(self) -> bool:
@@ -87,7 +87,7 @@ class JobView:
         return status is not None and status.phase in _OVER and not status.occupied
 
     def asks_otherwise(self, before: JobView) -> bool:
-        """Whether anything but the status changed that the engine reads."""
+        """Whether a field that the engine reads has changed, apart from the status."""
         old, new = before.job, self.job
         if old is None or new is None:
             return True
@@ -98,19 +98,18 @@ class JobView:
         )
 
 
-# The scheduler never looks into a template, which is most of an object: it is read again when pods
-# are made of it.
+# Views omit the pod template, which is most of an object: it is read again to build pods.
 _NO_TEMPLATE: Final = PodTemplate.model_validate(
     {"spec": {"containers": [{"name": "unread", "command": ["unread"]}]}}
 )
 
 
-# The others are of any size: managed fields, owner references.
+# Other metadata is of unbounded size: managed fields, owner references.
 _METADATA: Final = frozenset({one.alias or name for name, one in ObjectMeta.model_fields.items()})
 
 
 def _kept(metadata: dict[str, Any]) -> dict[str, Any]:
-    """What our models name of it, without foreign annotations and labels."""
+    """The metadata fields of the models, without foreign annotations and labels."""
     found = {name: one for name, one in metadata.items() if name in _METADATA}
     for name in ("annotations", "labels"):
         if name in found:
@@ -123,7 +122,7 @@ def _kept(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def shape_job(value: dict[str, Any]) -> JobView:
-    """From the object's JSON, all but its pod template."""
+    """The view of a FlyerJob's JSON."""
     whole = value["metadata"]
     metadata = _kept(whole)
     job, problem = None, ""
@@ -153,7 +152,7 @@ def shape_job(value: dict[str, Any]) -> JobView:
 
 
 def _kept_nodes(job: Mapping[str, Any]) -> frozenset[str]:
-    """The nodes in a status of any shape: another version of the operator may have written it."""
+    """The nodes named by a status of any shape, for example of another operator version."""
     status = job.get("status")
     found: set[str] = set()
     if not isinstance(status, dict):
@@ -171,7 +170,7 @@ def _kept_nodes(job: Mapping[str, Any]) -> frozenset[str]:
 
 
 def mark_of(job: Mapping[str, Any]) -> str:
-    """A digest of what a job's pods, and the nodes they may get, depend on."""
+    """A digest of the fields that a job's pods and their eligible nodes depend on."""
     spec = job.get("spec") or {}
     parts = [job["metadata"].get("namespace"), *(spec.get(name) for name in _POD_FIELDS)]
     try:
@@ -193,34 +192,34 @@ def controller_of(metadata: Mapping[str, Any]) -> Strings | None:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod whose controller is a FlyerJob. Labels prove nothing: any user can write them."""
+    """A pod whose controller is a FlyerJob. Its labels are not trusted: any user can write them."""
 
     namespace: str
     name: str
     uid: str
     owner: str  # uid of the FlyerJob
     job: str  # its key
-    attempt: int  # 0: the pod's name is not one that the operator gives
+    attempt: int  # 0: the operator did not create a pod of this name
     rank: int
     node: str  # empty: not bound
     phase: str
     ip: str
     deleting: bool
     outcome: Outcome | None  # in a terminal phase
-    problem: PodProblem | None = None  # why its kubelet does not start it
+    problem: PodProblem | None = None  # why the kubelet does not start it
 
     @property
     def ended(self) -> bool:
-        """Whether no process of it exists any more."""
+        """Whether all its processes have ended."""
         return self.outcome is not None
 
 
 def shape_pods(
     outcome_of: Callable[[Mapping[str, Any] | None], Outcome],
 ) -> Callable[[dict[str, Any]], PodView | None]:
-    """A function from a pod's JSON; `outcome_of` reads a terminal phase.
+    """A function that returns the view of a pod's JSON; `outcome_of` reads a terminal phase.
 
-    None: the pod's controller is not a FlyerJob, whatever its labels say.
+    It returns None for a pod whose controller is not a FlyerJob, whatever its labels are.
     """
 
     def shape(value: dict[str, Any]) -> PodView | None:
@@ -251,28 +250,28 @@ def shape_pods(
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node: as the engine sees it, what its pods depend on, and whether it died."""
+    """A node: its engine state, the properties its pods depend on, and whether it is lost."""
 
     node: Node
-    ours: bool  # may get gangs at all
+    ours: bool  # managed by Fire-Flyer
     dedicated: bool
     lost: str  # the cause; empty: not lost
     allocatable: Strings = field(default_factory=dict)
     labels: Strings = field(default_factory=dict)
-    address: str = ""  # of the machine; empty: not known
+    address: str = ""  # empty: unknown
     port: int = KUBELET_PORT
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceView:
-    """A namespace: one of its labels may name the team of its jobs."""
+    """A namespace, with a label that may name its jobs' team."""
 
     name: str
     labels: Strings
 
 
 def shape_node(value: dict[str, Any]) -> NodeView:
-    """From the object's JSON."""
+    """The view of a Node's JSON."""
     metadata, spec, status = value["metadata"], value.get("spec") or {}, value.get("status") or {}
     labels = metadata.get("labels") or {}
     taints = spec.get("taints") or []
@@ -282,8 +281,8 @@ def shape_node(value: dict[str, Any]) -> NodeView:
     lost = _lost(ready, taints)
     reason = lost or _unready(ready, spec, taints)
     capacity = status.get("capacity") or {}
-    # A device plugin that finds no device offers none: such a node has its cores. One that has
-    # devices, all of them out of order, has nothing to offer.
+    # Without devices (capacity 0) a node's cores count. A node whose devices are all unhealthy
+    # (allocatable 0, capacity above) has no slots.
     slots = next(
         (
             _number(allocatable[name])
@@ -294,7 +293,7 @@ def shape_node(value: dict[str, Any]) -> NodeView:
         _cores(allocatable.get("cpu", "1")),
     )
     if not slots:
-        reason = reason or "no allocatable device is left"
+        reason = reason or "no allocatable device"
     dedicated = labels.get(LABEL_DEDICATED) == "true"
     return NodeView(
         node=Node(
@@ -327,7 +326,7 @@ def _port(status: dict[str, Any]) -> int:
 
 
 def _lost(ready: Strings, taints: list[dict[str, Any]]) -> str:
-    """Unknown is what the control plane writes when a kubelet has fallen silent."""
+    """The control plane sets Ready to Unknown when a kubelet is silent."""
     if ready.get("status") == "Unknown":
         return ready.get("reason") or "NodeStatusUnknown"
     found = [one["key"] for one in taints if one.get("key") in _LOST_TAINTS]

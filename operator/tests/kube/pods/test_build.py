@@ -91,12 +91,12 @@ def changed(change: Callable[[dict[str, Any]], object]) -> FlyerJob:
     [
         (
             lambda spec: spec["containers"][0].pop("command"),
-            "spec.template.spec.containers[0].command: is missing: the image's own entrypoint "
-            "cannot be started once a rank, so say what to run, such as [python, train.py]",
+            "spec.template.spec.containers[0].command: missing: the image's entrypoint "
+            "cannot be started once per rank, so set the command, for example [python, train.py]",
         ),
         (
             lambda spec: spec["containers"][0].pop("image"),
-            "spec.template.spec.containers[0].image: is missing: ",
+            "spec.template.spec.containers[0].image: missing: ",
         ),
         (
             lambda spec: spec.update(restartPolicy="Always"),

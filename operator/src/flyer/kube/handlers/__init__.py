@@ -1,8 +1,8 @@
-"""kopf: the life cycle of the small kinds (FlyerQuota, FlyerTopology).
+"""kopf handlers for FlyerQuota and FlyerTopology.
 
-Handlers parse, call a pure function, and return status. FlyerJobs, nodes and pods never come here:
-kopf keeps whole objects and writes to each one that it handles, while the scheduler needs a few
-fields of very many. Whatever kopf does or fails to do, scheduling goes on.
+Handlers parse an object, call a pure function and return a status. FlyerJobs, nodes and pods are
+not handled here: kopf keeps whole objects and writes to each one that it handles, while the
+scheduler needs a few fields of many objects. Scheduling does not depend on kopf.
 """
 
 from flyer.kube.handlers.runner import Handlers

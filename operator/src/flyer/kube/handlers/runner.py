@@ -1,7 +1,7 @@
-"""kopf in a thread of its own, with a loop of its own: what it does cannot hold up the scheduler.
+"""Runs kopf in a separate thread with its own event loop, so that it cannot block the scheduler.
 
-Only `on.event` handlers: they keep no state in the objects and add no finalizer, so that nothing
-blocks when the operator is gone. Their writes are to status conditions and happen on changes alone.
+Only `on.event` handlers are used: they store no state in the objects and add no finalizer, so that
+deletions do not block while the operator is absent. They write status conditions, only on changes.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 __all__ = ["Handlers"]
 
 STOP_SECONDS: Final = 5.0
-# Watches: the server ends them by itself, and connections to it are tried for so long.
+# Timeouts of watches and of connections to the API server.
 WATCH_SECONDS: Final = 300
 CONNECT_SECONDS: Final = 5.0
 REQUEST_SECONDS: Final = 10.0
 RESTART_SECONDS: Final = 5.0
-WAIT_SECONDS: Final = 0.5  # between two looks whether the thread is still wanted
+WAIT_SECONDS: Final = 0.5  # between checks whether the thread is still needed
 
 log = logging.getLogger(__name__)
 
 
 class Handlers:
-    """Runs while this process leads.
+    """Runs the handlers while this process leads.
 
-    `nodes` is asked in kopf's thread, for a value that is never changed in place.
+    `nodes` is called in kopf's thread and must return an immutable value.
     """
 
-    # One thread of kopf in this process at a time: one that does not stop outlives its term.
+    # One kopf thread per process: a thread that does not stop may outlive its term.
     _serving = threading.Lock()
 
     def __init__(self, nodes: Callable[[], Collection[Node]], *, kubeconfig: str = "") -> None:
@@ -50,7 +50,7 @@ class Handlers:
         self._kubeconfig = kubeconfig
 
     async def run(self) -> None:
-        """Until cancelled. An error of kopf's is logged, and kopf started again."""
+        """Run until cancelled. kopf is restarted after an error."""
         while True:
             stop = threading.Event()
             work = asyncio.to_thread(self._run, stop)
@@ -62,11 +62,11 @@ class Handlers:
                 await asyncio.wait([task], timeout=STOP_SECONDS)
                 raise
             except Exception:
-                log.exception("the handlers failed: they are started again")
+                log.exception("the kopf handlers failed, restarting them")
             await asyncio.sleep(RESTART_SECONDS)
 
     def _run(self, stop: threading.Event) -> None:
-        """Serve in this thread, once the thread of an earlier term has ended."""
+        """Serve in this thread once the thread of an earlier term has ended."""
         while not self._serving.acquire(timeout=WAIT_SECONDS):
             if stop.is_set():
                 return
@@ -77,7 +77,7 @@ class Handlers:
             self._serving.release()
 
     def _serve(self, stop: threading.Event) -> None:
-        import kopf  # takes half a second, and only leaders need it
+        import kopf  # imported lazily: it takes half a second, and only leaders need it
 
         if self._kubeconfig:
             os.environ["KUBECONFIG"] = self._kubeconfig
@@ -106,7 +106,7 @@ class Handlers:
             in_cluster = None if self._kubeconfig else kopf.login_with_service_account(**context)
             return in_cluster or kopf.login_with_kubeconfig(**context)
 
-        def judge(verdict: Any) -> Any:
+        def handler_for(verdict: Any) -> Any:
             def handler(
                 type: str | None,  # noqa: A002 - kopf's name
                 body: kopf.Body,
@@ -115,9 +115,9 @@ class Handlers:
             ) -> None:
                 if type == "DELETED" or stop.is_set():
                     return  # the term is over: the next leader writes
-                found = condition_patch(body, verdict(body, self._nodes()), time.time())
-                if found is not None:
-                    patch.status.update(found)
+                status = condition_patch(body, verdict(body, self._nodes()), time.time())
+                if status is not None:
+                    patch.status.update(status)
 
             return handler
 
@@ -125,5 +125,7 @@ class Handlers:
             (PLURAL_QUOTAS, quota_verdict),
             (PLURAL_TOPOLOGIES, topology_verdict),
         ):
-            kopf.on.event(GROUP, VERSION, plural, id=plural, registry=registry)(judge(verdict))
+            kopf.on.event(GROUP, VERSION, plural, id=plural, registry=registry)(
+                handler_for(verdict)
+            )
         return registry

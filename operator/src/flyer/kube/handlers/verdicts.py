@@ -1,4 +1,4 @@
-"""What is to be said about a quota or a topology: pure functions from the object and the nodes."""
+"""Conditions of quotas and topologies: pure functions of the object and the nodes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["condition_patch", "quota_verdict", "topology_verdict"]
 
 _NAMES_MAX: Final = 5
 
-Verdict = tuple[str, bool, str, str]  # condition type, whether, reason, message
+Verdict = tuple[str, bool, str, str]  # condition type, status, reason, message
 
 
 def quota_verdict(value: Mapping[str, Any], nodes: Collection[Node]) -> Verdict:
-    """Whether the limit is about anything."""
+    """Condition Effective: whether the quota limits any nodes."""
     try:
         spec = FlyerQuota.model_validate(_plain(value)).spec
     except ValidationError as error:
@@ -35,23 +35,28 @@ def quota_verdict(value: Mapping[str, Any], nodes: Collection[Node]) -> Verdict:
         )  # fmt: skip
     have = sum(spec.group in ("*", node.node_class) for node in nodes)
     if spec.nodes >= have:
-        return "Effective", True, "NeverReached", f"{spec.nodes} of {have} nodes: it limits nobody"
+        return (
+            "Effective",
+            True,
+            "NeverReached",
+            f"{spec.nodes} of {have} nodes: the limit is never reached",
+        )
     return "Effective", True, "Effective", f"{spec.nodes} of {have} nodes"
 
 
 def topology_verdict(value: Mapping[str, Any], nodes: Collection[Node]) -> Verdict:
-    """Whether nodes and topology agree about zones and leaves."""
+    """Condition Consistent: whether nodes and topology agree about zones and leaves."""
     try:
         spec = FlyerTopology.model_validate(_plain(value)).spec
     except ValidationError as error:
         return "Consistent", False, "Invalid", _first(error)
     zones = {zone.name: zone.leaves for zone in spec.zones}
-    strangers = sorted(node.name for node in nodes if zones and node.zone not in zones)
-    if strangers:
+    unknown = sorted(node.name for node in nodes if zones and node.zone not in zones)
+    if unknown:
         return (
             "Consistent", False, "UnknownZone",
-            f"{len(strangers)} nodes are in zones that spec.zones does not name, such as "
-            f"{', '.join(strangers[:_NAMES_MAX])}: label them fireflyer.dev/zone or add the zone",
+            f"{len(unknown)} nodes are in zones that spec.zones does not name, such as "
+            f"{', '.join(unknown[:_NAMES_MAX])}: label them fireflyer.dev/zone or add the zone",
         )  # fmt: skip
     misplaced = sorted(
         node.name
@@ -70,11 +75,11 @@ def topology_verdict(value: Mapping[str, Any], nodes: Collection[Node]) -> Verdi
 def condition_patch(
     value: Mapping[str, Any], verdict: Verdict, now: float
 ) -> dict[str, Any] | None:
-    """The status patch that says so; None: it is said already, word for word."""
+    """The status patch with this condition; None: the status has it already."""
     kind, holds, reason, message = verdict
     status = value.get("status") or {}
     generation = value["metadata"].get("generation")
-    known = {one["type"]: dict(one) for one in status.get("conditions") or ()}
+    known = {entry["type"]: dict(entry) for entry in status.get("conditions") or ()}
     before = known.get(kind, {})
     text = "True" if holds else "False"
     since = before.get("lastTransitionTime") if before.get("status") == text else None
@@ -89,11 +94,11 @@ def condition_patch(
 
 
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    metadata = {name: one for name, one in value["metadata"].items() if name != "managedFields"}
+    metadata = {name: field for name, field in value["metadata"].items() if name != "managedFields"}
     kept = {name: value[name] for name in ("apiVersion", "kind", "spec") if name in value}
     return {**kept, "metadata": metadata}
 
 
 def _first(error: ValidationError) -> str:
-    one = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}"
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

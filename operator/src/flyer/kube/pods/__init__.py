@@ -1,7 +1,7 @@
-"""Pods of FlyerJobs as manifests: `build_pods` is pure, and golden files say what it gives.
+"""Pod manifests of FlyerJobs: `build_pods` is pure and tested against golden files.
 
-What is added to a training pod lives in `additions`, which injection into foreign pods uses too.
-Nothing here talks to a cluster.
+`additions` contains everything that is added to a training pod; the injection webhook uses it too.
+This package does not access a cluster.
 """
 
 from flyer.kube.pods.build import build_pods

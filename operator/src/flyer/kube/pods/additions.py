@@ -1,7 +1,7 @@
-"""What Fire-Flyer adds to a training pod, and how: never in place of what the user wrote.
+"""Additions to a training pod, which never replace what the user wrote.
 
-Everything works on a pod's spec as JSON values, changes it in place, and may be applied twice:
-a name that is there already is left as it is. What is added passes Pod Security `restricted`.
+All functions change a pod's spec (JSON values) in place and are idempotent: an existing name is
+left unchanged. The additions comply with Pod Security `restricted`.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ __all__ = [
 
 LIBRARY_FOLDER = f"{TOOLS_FOLDER}/lib"
 TOKEN_FOLDER = "/var/run/secrets/fireflyer.dev"  # noqa: S105  a folder
-NOBODY = 65532  # the user of the images; any other without privileges would do
-# A probe waits for 10 s itself. Where many pods start at once, starting its process alone may take
-# longer, and the kubelet restarts a sidecar whose startup probe has failed for good. So there are
-# ten minutes: who is slow is not broken, and the start of a gang has a deadline of its own.
+NOBODY = 65532  # the images' user; any unprivileged one works
+# A probe waits up to 10 s. Where many pods start at once, starting the probe's process may take
+# longer, and the kubelet restarts a sidecar whose startup probe fails. So it has ten minutes: the
+# gang's start deadline bounds slow starts.
 PROBE_SECONDS = 60
 PROBE_FAILURES_MAX = 60
-# This one answers at once: ten minutes are as many looks.
+# This probe returns at once, so ten minutes need more failures.
 DAEMON_PROBE_FAILURES_MAX = 600
 
 _TOOLS_VOLUME = "flyer-tools"
 _RUN_VOLUME = "flyer-run"
-# The orders and reports of the largest gang, and a few failures.
+# Holds the orders and reports of the largest gang, and a few failures.
 _RUN_SIZE = "64Mi"
 _TOKEN_VOLUME = "flyer-token"  # noqa: S105  a name
 _SHARED_MEMORY_VOLUME = "flyer-shm"
@@ -59,7 +59,7 @@ _SHARED_MEMORY_FOLDER = "/dev/shm"  # noqa: S108  the kernel's own
 
 
 def add_tools(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSettings) -> None:
-    """`flyer.job` and `hfreduce` at /flyer/lib, filled by an init container; read-only there."""
+    """Add `flyer.job` and `hfreduce` at /flyer/lib, read-only, filled by an init container."""
     add_named(spec, "volumes", {"name": _TOOLS_VOLUME, "emptyDir": {}})
     add_named(
         spec,
@@ -80,7 +80,7 @@ def add_tools(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSettin
 
 
 def add_sidecar(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSettings) -> None:
-    """The native sidecar, the folder that it shares with the trainer, and its token."""
+    """Add the native sidecar, the folder that it shares with the trainer, and its token."""
     _add_run_folder(spec, trainer)
     token = {
         "path": "token",
@@ -112,7 +112,7 @@ def add_sidecar(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSett
             "limits": dict(settings.sidecar_limits),
         },
         "securityContext": _restricted(),
-        # The probe itself waits for the socket, so one run of it is enough.
+        # The probe itself waits for the socket, so one run of it suffices.
         "startupProbe": {**probe, "periodSeconds": 1, "failureThreshold": PROBE_FAILURES_MAX},
         "volumeMounts": [
             {"name": _RUN_VOLUME, "mountPath": RUN_FOLDER},
@@ -123,22 +123,22 @@ def add_sidecar(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSett
 
 
 def add_daemon(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSettings) -> None:
-    """A native sidecar of its own for hfreduced: the sums' memory is no part of the other's limit.
+    """Add hfreduced as a separate native sidecar, so that its memory has its own limit.
 
-    The kubelet supervises it. Its end breaks the ranks' group with an error that names it, which
-    reaches the job's status as the first failing rank's.
+    The kubelet supervises it. Its exit breaks the ranks' group with an error that names it, which
+    the first failing rank reports to the job's status.
     """
     container = {
         "name": DAEMON_CONTAINER,
         "image": settings.collectives_image,
         "imagePullPolicy": settings.image_pull_policy,
-        # The folder is this pod's alone, and the ranks run as whatever user their image has.
+        # The folder belongs to this pod alone, and the ranks run as their image's user.
         "command": ["hfreduced", "--socket", DAEMON_SOCKET_PATH, "--mode", "666"],
         "restartPolicy": "Always",
         "env": [{"name": "HFREDUCE_DUMP_DIR", "value": f"{RUN_FOLDER}/dumps"}],
         "resources": {"requests": dict(settings.daemon_requests)},
         "securityContext": _restricted(),
-        # Its socket has its name once it listens.
+        # The socket file appears once the daemon listens.
         "startupProbe": {
             "exec": {"command": ["test", "-S", DAEMON_SOCKET_PATH]},
             "timeoutSeconds": PROBE_SECONDS,
@@ -153,7 +153,7 @@ def add_daemon(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSetti
 
 
 def add_shared_memory(spec: dict[str, Any], trainer: dict[str, Any]) -> None:
-    """A /dev/shm as large as the memory limit: ranks of one node exchange gradients through it."""
+    """Add a /dev/shm as large as the memory limit, for gradients exchanged within a node."""
     if any(one.get("mountPath") == _SHARED_MEMORY_FOLDER for one in _list(trainer, "volumeMounts")):
         return
     add_named(spec, "volumes", {"name": _SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}})
@@ -161,14 +161,14 @@ def add_shared_memory(spec: dict[str, Any], trainer: dict[str, Any]) -> None:
 
 
 def add_traffic_classes(trainer: dict[str, Any], allocatable: Mapping[str, str]) -> None:
-    """One unit of each collective's traffic class, where the node has any."""
+    """Request one unit of each collective traffic class that the node offers."""
     for name in (RESOURCE_RDMA_HFREDUCE, RESOURCE_RDMA_NCCL):
         if str(allocatable.get(name, "0")) != "0":
             add_resource(trainer, name, "1")
 
 
 def add_environment(container: dict[str, Any], environment: Mapping[str, str]) -> None:
-    """Variables that the user did not set; ours come first, so that theirs may refer to them."""
+    """Add variables that the user did not set, before the user's, which may refer to them."""
     own = _list(container, "env")
     known = {one.get("name") for one in own}
     added = [{"name": key, "value": value} for key, value in environment.items()]
@@ -176,7 +176,7 @@ def add_environment(container: dict[str, Any], environment: Mapping[str, str]) -
 
 
 def add_resource(container: dict[str, Any], name: str, amount: str) -> None:
-    """Request and limit of an extended resource, unless the container has either."""
+    """Add a request and limit of an extended resource, unless the container has either."""
     resources = container.setdefault("resources", {})
     kinds = [resources.setdefault(kind, {}) for kind in ("limits", "requests")]
     if all(name not in kind for kind in kinds):
@@ -187,7 +187,7 @@ def add_resource(container: dict[str, Any], name: str, amount: str) -> None:
 def add_mount(
     container: dict[str, Any], volume: str, path: str, *, read_only: bool = False
 ) -> None:
-    """A volume mount, unless something is mounted there."""
+    """Add a volume mount, unless the path is in use."""
     mounts = _list(container, "volumeMounts")
     if all(one.get("mountPath") != path for one in mounts):
         mount: dict[str, Any] = {"name": volume, "mountPath": path}
@@ -197,16 +197,15 @@ def add_mount(
 
 
 def add_named(spec: dict[str, Any], field: str, item: dict[str, Any]) -> None:
-    """An item at the end of a list whose items have names, unless one has that name."""
+    """Append an item to a list of named items, unless its name exists."""
     items = _list(spec, field)
     if all(one.get("name") != item["name"] for one in items):
         spec[field] = [*items, item]
 
 
 def _add_run_folder(spec: dict[str, Any], trainer: dict[str, Any]) -> None:
-    """What trainer and sidecars share."""
-    # In memory: a suspension is noted there on its way to the ranks, and a node's disk may be busy
-    # with the very checkpoints of others.
+    """Add the folder that trainer and sidecars share."""
+    # In memory, because suspensions pass through it and a node's disk may be busy with checkpoints.
     memory = {"medium": "Memory", "sizeLimit": _RUN_SIZE}
     add_named(spec, "volumes", {"name": _RUN_VOLUME, "emptyDir": memory})
     add_mount(trainer, _RUN_VOLUME, RUN_FOLDER)

@@ -1,8 +1,8 @@
-"""The pods of one attempt: the job's template, and around it what a gang needs. Pure.
+"""Pods of one attempt: the job's template with the additions that a gang needs. Pure.
 
-What the user wrote stays as it is: their containers, volumes, security contexts, resources and
-environment win over ours. Three things are not theirs: `restartPolicy`, the trainer's command
-(wrapped by the launcher, with the same words), and on dedicated nodes the scheduler.
+The user's containers, volumes, security contexts, resources and environment take precedence. Three
+fields are always set: `restartPolicy`, the trainer's command (wrapped by the launcher, with the
+same arguments), and on dedicated nodes the scheduler.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LAUNCH_COMMAND", "build_pods"]
 
-# What our models fill with an empty list where the user wrote nothing.
+# Fields that the models fill with an empty list if the user omits them.
 _MODELLED_LISTS = ("args", "command", "env", "volumes")
 
 GRACE_SECONDS_MIN = 1
@@ -45,7 +45,7 @@ LAUNCH_COMMAND = ["python3", f"{names.TOOLS_FOLDER}/bin/flyer-launch"]
 def build_pods(
     job: FlyerJob, start: Start, nodes: Mapping[str, PlacedNode], settings: PodSettings
 ) -> list[dict[str, Any]]:
-    """One manifest a node, in rank order. `nodes` has an entry for each node of the assignment.
+    """One manifest per node, in rank order. `nodes` has an entry for each node of the assignment.
 
     Raises `PodsRefusedError` for a job that has `refusals`.
     """
@@ -72,11 +72,11 @@ def _pod(
     if job.spec.collectives.daemon:
         add_daemon(spec, trainer, settings)
     if spec.get("hostNetwork") and spec.get("dnsPolicy") in (None, "ClusterFirst"):
-        # With ClusterFirst such a pod has its node's resolver, which knows no Service.
+        # With ClusterFirst such a pod uses its node's resolver, which cannot resolve Services.
         spec["dnsPolicy"] = "ClusterFirstWithHostNet"
     spec["restartPolicy"] = "Never"
-    # No eviction of the pod by others takes longer than a preemption by the operator. A pod of 0 is
-    # removed by whoever deletes it before its processes have ended: its node would look empty.
+    # An eviction of the pod takes no longer than a preemption by the operator. With a period of 0,
+    # a deleted pod would disappear before its processes end, and its node would look empty.
     longest = math.ceil(job.spec.preemption.max_grace.seconds)
     asked = spec.get("terminationGracePeriodSeconds")
     granted = min(asked, longest) if isinstance(asked, int) else longest
@@ -93,7 +93,7 @@ def _pod(
 
 
 def _template_spec(job: FlyerJob) -> dict[str, Any]:
-    """As the user wrote it: without the empty lists that stand for what they did not write."""
+    """The template as the user wrote it, without empty lists for omitted fields."""
     spec: dict[str, Any] = without_nulls(job.spec.template.to_object()["spec"])
     for body in (spec, *spec["containers"]):
         for field in _MODELLED_LISTS:
@@ -138,16 +138,16 @@ def _metadata(job: FlyerJob, start: Start, node_rank: int, trainer: str) -> dict
 
 
 def _wrap(trainer: dict[str, Any], settings: PodSettings) -> None:
-    """The launcher runs the command's words; Kubernetes still expands $(NAME) in them."""
+    """Run the command through the launcher; Kubernetes still expands $(NAME) in its arguments."""
     words = [*trainer["command"], *trainer.get("args", [])]
     trainer["command"] = list(LAUNCH_COMMAND)
     trainer["args"] = ["--start-seconds", f"{settings.start_seconds:g}", "--", *words]
-    # The launcher leaves the first failing rank's traceback there.
+    # The launcher writes the first failing rank's traceback to the termination message.
     trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
 
 def _environment(job: FlyerJob, start: Start, node_rank: int) -> dict[str, str]:
-    """What is known before the start; the launcher adds what a rank needs beyond."""
+    """Variables known before the start; the launcher adds each rank's."""
     nodes, ranks_per_node = len(start.assignment.nodes), job.spec.ranks_per_node
     chain = _chain(job)
     return {
@@ -166,7 +166,7 @@ def _environment(job: FlyerJob, start: Start, node_rank: int) -> dict[str, str]:
         "PET_NPROC_PER_NODE": str(ranks_per_node),
         "PET_NODE_RANK": str(node_rank),
         "PYTHONPATH": LIBRARY_FOLDER,
-        # All attempts are one run to whoever plots them.
+        # All attempts form one run in Weights & Biases.
         "WANDB_RUN_ID": names.label_value(chain),
         "WANDB_RESUME": "allow",
     }
@@ -177,7 +177,7 @@ def _chain(job: FlyerJob) -> str:
 
 
 def _fill_node(job: FlyerJob, trainer: dict[str, Any], node: PlacedNode) -> None:
-    """The whole node: every GPU of it, unless the user counts GPUs by themselves."""
+    """Request all GPUs of the node, unless the user requests GPUs."""
     asked = {
         name
         for kind in ("limits", "requests")
@@ -192,7 +192,7 @@ def _fill_node(job: FlyerJob, trainer: dict[str, Any], node: PlacedNode) -> None
 
 
 def _place(spec: dict[str, Any], node: PlacedNode) -> None:
-    """Ours alone: we bind. Shared: kube-scheduler binds there, once the gate is taken away."""
+    """Dedicated node: the operator binds. Shared node: kube-scheduler, once the gate is removed."""
     tolerations = spec.get("tolerations") or []
     if all(one.get("key") != names.DEDICATED_KEY for one in tolerations):
         ours = {"key": names.DEDICATED_KEY, "operator": "Exists", "effect": "NoSchedule"}
@@ -203,7 +203,7 @@ def _place(spec: dict[str, Any], node: PlacedNode) -> None:
     add_named(spec, "schedulingGates", {"name": names.GATE})
     affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
     required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
-    # Terms are alternatives: each has to hold on this node.
+    # Terms are alternatives, so each must require this node.
     terms = required.get("nodeSelectorTerms") or [{}]
     required["nodeSelectorTerms"] = [
         {**term, "matchFields": [*term.get("matchFields", []), _is_node(node.name)]}

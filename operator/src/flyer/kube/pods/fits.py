@@ -1,7 +1,7 @@
-"""Whether nodes can serve a pod: its node selector, required node affinity and requests. Pure.
+"""Whether a pod fits on nodes: its node selector, required node affinity and requests. Pure.
 
-The operator binds pods on dedicated nodes itself, so no scheduler looks at these fields, and the
-kubelet refuses what does not fit once the nodes are taken. This is the look before.
+The operator binds pods on dedicated nodes itself, so no scheduler checks these fields, and the
+kubelet would reject a pod only after the nodes are assigned. This is the check before.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _SUFFIXES: Final = {
     **{f"{one}i": Decimal(1024) ** power for power, one in enumerate("KMGTPE", 1)},
     "m": Decimal("1e-3"), "u": Decimal("1e-6"), "n": Decimal("1e-9"),
 }  # fmt: skip
-# Quotients of larger amounts have more digits than a Decimal keeps.
+# Quotients of larger amounts exceed the precision of a Decimal.
 _EXACT_BELOW: Final = Decimal(10) ** 24
 _TEMPLATE: Final = "spec.template.spec"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What a pod may depend on of a node."""
+    """The properties of a node that a pod may depend on."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -51,24 +51,24 @@ def quantity(value: Any) -> Decimal | None:
 
 
 def requests_of(spec: Mapping[str, Any]) -> dict[str, Decimal]:
-    """What the pod needs of a node at once, as the kubelet counts it."""
+    """The pod's effective requests, as the kubelet computes them."""
     total: dict[str, Decimal] = {}
     for container in spec.get("containers") or ():
         _add(total, _requests(container))
-    beside: dict[str, Decimal] = {}  # native sidecars
+    sidecars: dict[str, Decimal] = {}  # sum of native sidecars
     highest: dict[str, Decimal] = {}
     for container in spec.get("initContainers") or ():
         own = _requests(container)
         if container.get("restartPolicy") == "Always":
-            _add(beside, own)
+            _add(sidecars, own)
             own = {}
-        alone = dict(beside)
+        alone = dict(sidecars)
         _add(alone, own)
         highest = {
             name: max(highest.get(name, Decimal(0)), alone.get(name, Decimal(0)))
             for name in {*highest, *alone}
         }
-    _add(total, beside)
+    _add(total, sidecars)
     total = {
         name: max(total.get(name, Decimal(0)), highest.get(name, Decimal(0)))
         for name in {*total, *highest}
@@ -78,13 +78,13 @@ def requests_of(spec: Mapping[str, Any]) -> dict[str, Decimal]:
 
 
 def misfit(spec: Mapping[str, Any], node: NodeFacts) -> str:
-    """The first field that this node does not serve, with why; empty: the pod fits."""
+    """The first field that this node does not satisfy, with the reason; empty: the pod fits."""
     selector = spec.get("nodeSelector") or {}
     for key, value in selector.items():
         if node.labels.get(key) != value:
-            found = node.labels.get(key)
-            has = f"it is {json.dumps(found)}" if found is not None else "it has no such label"
-            return f"{_TEMPLATE}.nodeSelector: asks for {key}={value}, and on {node.name} {has}"
+            actual = node.labels.get(key)
+            has = f"it is {json.dumps(actual)}" if actual is not None else "the label is missing"
+            return f"{_TEMPLATE}.nodeSelector: requires {key}={value}, but on {node.name} {has}"
     required = _required(spec)
     if required is not None and not any(_holds(term, node) for term in required):
         return (
@@ -95,27 +95,27 @@ def misfit(spec: Mapping[str, Any], node: NodeFacts) -> str:
         offered = quantity(node.allocatable.get(name, "0")) or Decimal(0)
         if amount > offered:
             return (
-                f"{_TEMPLATE}.containers: ask for {_text(amount)} of {name}, and {node.name} has "
+                f"{_TEMPLATE}.containers: request {_text(amount)} of {name}, but {node.name} has "
                 f"{node.allocatable.get(name, '0')} allocatable"
             )
     return ""
 
 
 def refusals_by_nodes(spec: Mapping[str, Any], nodes: Sequence[NodeFacts]) -> Iterator[str]:
-    """Why the pod cannot be placed on these nodes: a gang may get any of them.
+    """Why the pod does not fit on all of these nodes: a gang may get any of them.
 
-    Nothing for no nodes at all: then the scheduler says what is missing.
+    Nothing without nodes: then the scheduler reports what is missing.
     """
-    found = [why for node in nodes if (why := misfit(spec, node))]
-    if not found:
+    misfits = [why for node in nodes if (why := misfit(spec, node))]
+    if not misfits:
         return
-    if len(found) == len(nodes):
-        many = f"none of the {len(nodes)} nodes that the job may get serves it"
+    if len(misfits) == len(nodes):
+        many = f"it fits on none of the {len(nodes)} eligible nodes"
     else:
-        many = f"{len(found)} of the {len(nodes)} nodes that the job may get do not serve it"
+        many = f"it does not fit on {len(misfits)} of the {len(nodes)} eligible nodes"
     yield (
-        f"{found[0]}; {many}: ask for what every node of a class has, or give the nodes that serve "
-        "it a class of their own (label fireflyer.dev/group) and name it in spec.group"
+        f"{misfits[0]}; {many}: request what every node of a class has, or put the nodes that fit "
+        "into a separate class (label fireflyer.dev/group) and name it in spec.group"
     )
 
 
@@ -156,17 +156,17 @@ def _matches(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
                 return False
             return difference > 0 if operator == "Gt" else difference < 0
         case _:
-            return True  # an operator that is not known here: the API server judges it
+            return True  # an unknown operator: the API server checks it
 
 
 def _requests(container: Mapping[str, Any]) -> dict[str, Decimal]:
-    """A limit without a request is a request, too."""
+    """A limit without a request counts as a request."""
     resources = container.get("resources") or {}
     return _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
 
 
 def _amounts(values: Mapping[str, Any]) -> dict[str, Decimal]:
-    # What is no quantity the API server refuses.
+    # The API server rejects invalid quantities.
     return {name: found for name, one in values.items() if (found := quantity(one)) is not None}
 
 

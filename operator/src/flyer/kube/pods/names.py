@@ -1,4 +1,4 @@
-"""The names that pods, the operator and users share: labels, resources, volumes, paths."""
+"""Names shared by pods, the operator and users: labels, resources, containers, paths."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ LABEL_JOB: Final = "fireflyer.dev/job"
 LABEL_CHAIN: Final = "fireflyer.dev/chain"
 LABEL_ATTEMPT: Final = "fireflyer.dev/attempt"
 LABEL_NODE_RANK: Final = "fireflyer.dev/node-rank"
-# JobSet's words for rank and attempt, for dashboards and scripts that know them. Not its name: pods
-# with `jobset-name` go through JobSet's own webhook, and are refused while that is down.
+# JobSet's labels for rank and attempt, for dashboards and scripts that use them. Not `jobset-name`:
+# pods with it pass JobSet's webhook, and are rejected while it is unavailable.
 LABEL_JOBSET_INDEX: Final = "jobset.sigs.k8s.io/job-index"
 LABEL_JOBSET_GLOBAL_INDEX: Final = "jobset.sigs.k8s.io/job-global-index"
 LABEL_JOBSET_REPLICAS: Final = "jobset.sigs.k8s.io/global-replicas"
@@ -86,7 +86,7 @@ def pod_place(job: str, name: str) -> tuple[int, int] | None:
 
 
 def host_name(job: str, attempt: int, node_rank: int) -> str:
-    """The pod's name, shortened with a digest where it is no DNS label."""
+    """The pod's name, shortened with a digest if it exceeds a DNS label."""
     name = pod_name(job, attempt, node_rank)
     if len(name) <= LABEL_CHARACTERS_MAX:
         return name
@@ -96,7 +96,7 @@ def host_name(job: str, attempt: int, node_rank: int) -> str:
 
 
 def label_value(text: str) -> str:
-    """The text, as far as a label can hold it."""
+    """The text as a valid label value."""
     kept = "".join(
         one if one.isascii() and (one.isalnum() or one in "-_.") else "." for one in text
     )

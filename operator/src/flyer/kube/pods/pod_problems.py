@@ -1,4 +1,4 @@
-"""Why a kubelet does not start a pod, and whose fault that is. Pure."""
+"""Pod problems: why a kubelet does not start a pod, and whether the job or the node is at fault."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 __all__ = ["PodProblem", "pod_problem"]
 
 _OURS: Final = frozenset({TOOLS_CONTAINER, SIDECAR_CONTAINER, DAEMON_CONTAINER})
-# The same on every node.
+# Faults of the job, the same on every node.
 _OF_THE_JOB: Final = frozenset(
     {"InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"}
 )
-# On some node: the message says which.
-_UNSURE: Final = frozenset({
+# Faults of the job or the node, depending on the message.
+_AMBIGUOUS: Final = frozenset({
     "ErrImagePull", "ImagePullBackOff", "CreateContainerError", "RunContainerError", "StartError",
     "ContainerCannotRun",
 })  # fmt: skip
-_SAYS_JOB: Final = re.compile(
+_JOB_FAULT: Final = re.compile(
     r"not found|manifest unknown|does not exist|unauthorized|denied|forbidden|invalid reference"
     r"|no match for platform|no such file|executable file|permission denied|no such host",
     re.IGNORECASE,
 )
-# Of a sidecar (an init container that is restarted): its own doing, unless it is one of ours.
+# Of a restarted init container: a fault of the job, except for Fire-Flyer's own containers.
 _OF_A_CONTAINER: Final = frozenset({"CrashLoopBackOff"})
 _OF_THE_NODE: Final = frozenset({"CreatePodSandboxError"})
 _WORDS_MAX: Final = 400
@@ -36,7 +36,7 @@ _WORDS_MAX: Final = 400
 
 @dataclass(frozen=True, slots=True)
 class PodProblem:
-    """The kubelet's reason and words; `job_fault`: it would be the same on any node."""
+    """The kubelet's reason and message; `job_fault`: it would fail on any node."""
 
     reason: str
     message: str
@@ -47,21 +47,21 @@ class PodProblem:
 
 
 def pod_problem(pod: Mapping[str, Any]) -> PodProblem | None:
-    """What keeps this pod from running; None: nothing that waiting would not cure."""
+    """The problem that prevents this pod from running; None: none, or a temporary one."""
     status = pod.get("status") or {}
     phase = status.get("phase")
     ran = status.get("containerStatuses") or status.get("startTime")
     if phase == "Failed" and not status.get("containerStatuses") and status.get("reason"):
-        # The kubelet's own admission: it would not take the pod, on this node.
+        # Rejected by the admission of this node's kubelet.
         return PodProblem(str(status["reason"]), _cut(status.get("message")), job_fault=False)
     if phase != "Pending":
         return None
     for name, waiting in _waiting(status):
         reason, message = str(waiting.get("reason") or ""), _cut(waiting.get("message"))
-        if reason in _OF_THE_JOB | _UNSURE | _OF_A_CONTAINER and name not in _OURS:
-            fault = reason not in _UNSURE or bool(_SAYS_JOB.search(message))
+        if reason in _OF_THE_JOB | _AMBIGUOUS | _OF_A_CONTAINER and name not in _OURS:
+            fault = reason not in _AMBIGUOUS or bool(_JOB_FAULT.search(message))
             return PodProblem(reason, f"container {name}: {message}", job_fault=fault)
-        if reason in _OF_THE_JOB | _UNSURE | _OF_A_CONTAINER | _OF_THE_NODE:
+        if reason in _OF_THE_JOB | _AMBIGUOUS | _OF_A_CONTAINER | _OF_THE_NODE:
             return PodProblem(reason, f"container {name}: {message}", job_fault=False)
     if not ran:
         for one in status.get("conditions") or ():

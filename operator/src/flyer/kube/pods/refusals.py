@@ -1,4 +1,4 @@
-"""Why a job's pods could not run on a cluster: what admission and the operator tell the user."""
+"""Refusals: why a job's template cannot run as pods of a gang, with a remedy each."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ class PodsRefusedError(ValueError):
 
 
 def refusals(job: FlyerJob) -> Iterator[str]:
-    """One line a reason, the field first. None: `build_pods` takes the job."""
+    """One line per reason, the field first. None: `build_pods` accepts the job."""
     template = job.spec.template
     trainer = template.trainer
     index = template.spec.containers.index(trainer)
     place = f"spec.template.spec.containers[{index}]"
     if not trainer.command:
         yield (
-            f"{place}.command: is missing: the image's own entrypoint cannot be started once a "
-            "rank, so say what to run, such as [python, train.py]"
+            f"{place}.command: missing: the image's entrypoint cannot be started once per "
+            "rank, so set the command, for example [python, train.py]"
         )
     if not trainer.image:
-        yield f"{place}.image: is missing: name the image that has your script's libraries"
+        yield f"{place}.image: missing: set the image with your script's libraries"
     spec = template.to_object()["spec"]
     yield from _reserved_keys(template.metadata)
     wrong = list(misshapen(spec, PLACE))
     yield from wrong
     if wrong:
-        return  # what follows relies on the types
+        return  # the following checks rely on the types
     spec = without_nulls(spec)
     yield from _restart_policy(spec)
     yield from _deadline(spec)
@@ -65,13 +65,13 @@ def refusals(job: FlyerJob) -> Iterator[str]:
 
 
 def _reserved_keys(metadata: TemplateMetadata) -> Iterator[str]:
-    """Keys that select pods for the operator, the gateway, network policies and the webhook."""
+    """Keys reserved for the operator, the gateway, network policies and the webhook."""
     for kind, found in (("labels", metadata.labels), ("annotations", metadata.annotations)):
         for key in found:
             if key.startswith(f"{GROUP}/") or f".{GROUP}/" in key:
                 yield (
                     f"spec.template.metadata.{kind}[{key}]: keys of {GROUP} are reserved for "
-                    "Fire-Flyer: remove it, or use a domain of your own"
+                    "Fire-Flyer: remove it, or use another domain"
                 )
 
 
@@ -82,13 +82,13 @@ def _restart_policy(spec: dict[str, Any]) -> Iterator[str]:
         policy = body.get("restartPolicy", "Never")
         if policy != "Never":
             yield (
-                f'{place}.restartPolicy: is "{policy}": a rank that ends is never restarted '
-                "in its place, the whole gang is; remove it, or write Never"
+                f'{place}.restartPolicy: is "{policy}": a failed rank is not restarted alone, '
+                "the whole gang is; remove it, or set Never"
             )
         if body.get("restartPolicyRules"):
             yield (
-                f"{place}.restartPolicyRules: a container that ends is never restarted in its "
-                "place, the whole gang is; remove them"
+                f"{place}.restartPolicyRules: a failed container is not restarted alone, "
+                "the whole gang is; remove them"
             )
 
 
@@ -101,7 +101,7 @@ def _deadline(spec: dict[str, Any]) -> Iterator[str]:
 
 
 def _placement(spec: dict[str, Any]) -> Iterator[str]:
-    """What only a pod's own scheduler could do: a gang's nodes are chosen together."""
+    """Placement fields of single pods: a gang's nodes are chosen together."""
     if spec.get("nodeName"):
         yield (
             f'{PLACE}.nodeName: is "{spec["nodeName"]}": Fire-Flyer chooses the nodes of a gang, '
@@ -109,15 +109,15 @@ def _placement(spec: dict[str, Any]) -> Iterator[str]:
         )
     if spec.get("topologySpreadConstraints"):
         yield (
-            f"{PLACE}.topologySpreadConstraints: a gang has one pod a node, placed by zone and "
-            "leaf; remove them"
+            f"{PLACE}.topologySpreadConstraints: a gang has one pod per node, placed by zone "
+            "and leaf; remove them"
         )
     affinity = spec.get("affinity") or {}
     for kind in ("podAffinity", "podAntiAffinity"):
         if (affinity.get(kind) or {}).get("requiredDuringSchedulingIgnoredDuringExecution"):
             yield (
-                f"{PLACE}.affinity.{kind}: is not looked at when a gang is placed: remove it, a "
-                "gang has its nodes alone"
+                f"{PLACE}.affinity.{kind}: not supported for gangs, which have exclusive nodes: "
+                "remove it"
             )
 
 
@@ -128,8 +128,8 @@ def _claims(spec: dict[str, Any]) -> Iterator[str]:
         (one.get("resources") or {}).get("claims") for one in containers
     ):
         yield (
-            f"{PLACE}.resourceClaims: claims of dynamic resource allocation are not allocated for "
-            "gangs: ask for the devices as resources, such as fireflyer.dev/gpu"
+            f"{PLACE}.resourceClaims: dynamic resource allocation is not supported for gangs: "
+            "request the devices as resources, such as fireflyer.dev/gpu"
         )
 
 

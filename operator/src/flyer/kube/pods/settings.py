@@ -1,7 +1,7 @@
-"""What pods are made of besides their job: images, the gateway's address, and what a node offers.
+"""Inputs of pod manifests besides the job: images, the gateway's address, and node properties.
 
-Values only. The operator fills `PodSettings` once from its own settings, and a `PlacedNode` for
-each assigned node from its cache.
+The operator creates `PodSettings` from its own settings, and a `PlacedNode` for each assigned node
+from its cache.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ TOKEN_AUDIENCE: Final = "fireflyer-gateway"  # noqa: S105  a name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedNode:
-    """A node that a gang was assigned to, as far as its pod depends on it."""
+    """An assigned node, with the properties that its pod depends on."""
 
     name: str
     dedicated: bool = True
-    """Ours alone (label fireflyer.dev/dedicated): we bind. Otherwise kube-scheduler does."""
+    """With the label fireflyer.dev/dedicated the operator binds the pod, else kube-scheduler."""
     allocatable: Mapping[str, str] = field(default_factory=dict)
-    """`status.allocatable` of the Node: which of our resources there are, and how many."""
+    """`status.allocatable` of the Node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSettings:
-    """The same for all pods of an installation."""
+    """Settings for all pods of an installation."""
 
     controller_image: str
     """Runs `flyer-sidecar`."""
     collectives_image: str
     """Runs `flyer-install` and `hfreduced`."""
     gateway_ca: str
-    """PEM: the certificates by which the sidecar knows the gateway."""
+    """PEM certificates with which the sidecar authenticates the gateway."""
     gateway_endpoint: str = f"flyer-gateway.fireflyer-system.svc:{GATEWAY_PORT}"
-    """`host:port` at which pods reach the gateway."""
+    """`host:port` of the gateway for pods."""
     gateway_name: str = ""
-    """The name in the gateway's certificate, where it is not the endpoint's host."""
+    """Name in the gateway's certificate, if it differs from the endpoint's host."""
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     token_seconds: int = 600
-    """Life of the projected token; 600 is the least that Kubernetes gives."""
+    """Lifetime of the projected token; 600 is Kubernetes' minimum."""
     start_seconds: float = 900.0
-    """A launcher waits so long for the start order. Longer than the engine waits for a gang."""
+    """A launcher waits this long for the start order: longer than the engine's start deadline."""
     sidecar_requests: Mapping[str, str] = field(
         default_factory=lambda: {"cpu": "20m", "memory": "64Mi"}
     )
@@ -56,4 +56,4 @@ class PodSettings:
     daemon_requests: Mapping[str, str] = field(
         default_factory=lambda: {"cpu": "500m", "memory": "128Mi"}
     )
-    """Of hfreduced, where a job has one. No limits: its memory is the ranks' tensors."""
+    """Requests of hfreduced. It has no limits, because its memory holds the ranks' tensors."""

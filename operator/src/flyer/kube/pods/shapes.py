@@ -1,8 +1,8 @@
-"""The JSON types of those fields of a pod's spec that `build_pods` reads or extends.
+"""JSON types of the pod spec fields that `build_pods` reads or extends.
 
-The API server checks a pod as a whole (see `services.templates`). This check is what makes the code
-here total: whatever JSON a template holds, either these fields have their types, or the first that
-has not is named.
+The API server validates the whole pod (see `services.pods.templates`). This check makes
+`build_pods` total: for any JSON in a template, either these fields have their types, or the
+mismatch is reported.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ _SPEC: Final[dict[str, Any]] = {
 
 
 def misshapen(spec: Any, place: str) -> Iterator[str]:
-    """One line for each field of another type than the API's, the field first."""
+    """One line for each field whose type differs from the API's, the field first."""
     yield from _check(spec, _SPEC, place)
 
 
 def without_nulls(value: Any, depth: int = 0) -> Any:
-    """A copy in which fields with the value null are left out, as the API server reads them.
+    """A copy without null fields, as the API server reads it.
 
-    Raises `RecursionError` for what is nested deeper than any pod.
+    Raises `RecursionError` for values nested deeper than any pod.
     """
     if depth > _DEPTH_MAX:
         raise RecursionError(f"nested deeper than {_DEPTH_MAX} levels")
@@ -135,7 +135,7 @@ def _check(value: Any, wanted: Any, place: str) -> Iterator[str]:
 
 
 def _refusal(place: str, value: Any, wanted: str) -> str:
-    return f"{place}: is {_kind(value)}, expected {wanted}: write it as in any pod"
+    return f"{place}: is {_kind(value)}, expected {wanted}"
 
 
 def _kind(value: Any) -> str:
