@@ -1,8 +1,7 @@
-"""Removes what the cache keeps for other versions: programs, images and wheels that nobody used.
+"""Removes unused programs, images and wheels of other versions from the cache.
 
-Each clone and branch has builds of its own under a hash, so nothing in the cache is wrong, only
-old. A build that is used is touched; one that nobody touched for long goes, and is made anew if
-somebody needs it.
+Builds are stored under a hash of their sources, so an old entry is never stale. A use updates its
+modification time; entries that were not used for a given time are removed and rebuilt on demand.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Pruned:
 
 
 def prune(days_unused: float, now: float, *, dry_run: bool = False) -> list[Pruned]:
-    """Remove what was not used for so many days and is not of this version, the largest first."""
+    """Remove entries of other versions unused for `days_unused` days; returns the largest first."""
     cache = binaries.cache()
     current = binaries.folders()
     found = []
@@ -72,7 +71,7 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def _unused(path: Path) -> Iterator[bool]:
-    """Whether nobody builds in it now."""
+    """Whether no build holds its lock."""
     lock = path / ".lock"
     if not lock.exists():
         yield True

@@ -1,4 +1,4 @@
-"""The newest offer, and everybody who waits for the next one."""
+"""Device lists of all resources: the current snapshot and its subscribers."""
 
 from __future__ import annotations
 

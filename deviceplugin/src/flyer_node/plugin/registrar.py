@@ -1,4 +1,4 @@
-"""Keeps every resource registered with the kubelet, whatever happens to the sockets.
+"""Kubelet registration: keeps all resources registered across kubelet restarts.
 
 A kubelet that starts deletes all sockets in its folder and makes its own anew; it forgets who was
 registered. So we look at three things, at once when the folder changes and every second anyway:
@@ -36,7 +36,7 @@ REGISTER_SECONDS = 5.0
 """Deadline of one registration; the kubelet dials back within it."""
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 5.0
 NO_STREAM_SECONDS, NO_STREAM_SECONDS_MAX = 3.0, 60.0
-"""A kubelet that registered us and then has no stream open for so long gets us again."""
+"""Time without a ListAndWatch stream after which a resource registers again."""
 
 log = structlog.get_logger()
 
