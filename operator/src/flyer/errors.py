@@ -1,7 +1,7 @@
-"""The errors a user of the client or of `flyer` meets, and the exit statuses they turn into.
+"""Errors of the client and of `flyer`, and their exit statuses.
 
-Every error says what failed, with which value, and what to do next (`hint`); none shows the user a
-stack of Python frames. The exit statuses are part of the interface (docs/reference/cli.md).
+Every error names the failure, the value and the remedy (`hint`), without a Python traceback. The
+exit statuses are part of the interface (docs/reference/cli.md).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class ExitStatus(IntEnum):
 
 
 class FlyerError(Exception):
-    """Something the user can act on: `message` says what, `hint` what to do next."""
+    """An error that the user can act on: `message` is the failure, `hint` the remedy."""
 
     def __init__(self, message: str, *, exit_status: int, code: str, hint: str = "") -> None:
-        """Carry a stable `code` (CamelCase) for programs beside the words for people."""
+        """Carry a stable `code` (CamelCase) for programs next to the message for people."""
         super().__init__(message)
         self.message = message
         self.exit_status = exit_status
@@ -40,29 +40,29 @@ class FlyerError(Exception):
 
     @staticmethod
     def usage(message: str, hint: str = "") -> FlyerError:
-        """Bad input, found before anything was submitted or done."""
+        """Invalid input, detected before any change."""
         return FlyerError(message, exit_status=ExitStatus.USAGE, code="BadInput", hint=hint)
 
     @staticmethod
     def not_found(message: str, hint: str = "") -> FlyerError:
-        """A job or node of that name does not exist here."""
+        """An unknown job or node."""
         return FlyerError(message, exit_status=ExitStatus.NOT_FOUND, code="NotFound", hint=hint)
 
     @staticmethod
     def unreachable(message: str, hint: str = "") -> FlyerError:
-        """Nobody drives the cluster, or the driver went away."""
+        """The cluster has no driver, or its driver ended."""
         return FlyerError(
             message, exit_status=ExitStatus.UNREACHABLE, code="Unreachable", hint=hint
         )
 
     @staticmethod
     def never(message: str, hint: str = "") -> FlyerError:
-        """The job cannot run on this cluster whatever ends or frees."""
+        """The job cannot run on this cluster, even on an empty one."""
         return FlyerError(message, exit_status=ExitStatus.NEVER, code="CanNeverRun", hint=hint)
 
     @staticmethod
     def timeout(message: str, hint: str = "") -> FlyerError:
-        """A deadline that the caller set has passed."""
+        """A deadline of the caller has passed."""
         return FlyerError(message, exit_status=ExitStatus.TIMEOUT, code="Timeout", hint=hint)
 
 

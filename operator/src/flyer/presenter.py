@@ -60,11 +60,15 @@ def job_view(
     if status.pending is not None and status.phase in WAITING:
         reason, message = status.pending.reason, status.pending.message
     if orphaned and status.phase is not Phase.SUSPENDED:
-        state, reason, message = "Queued", "NoDriver", "no driver runs; `flyer run` goes on"
+        state, reason, message = (
+            "Queued",
+            "NoDriver",
+            "no driver is running; `flyer run` resumes the job",
+        )
     if job.others and job.status is None:
         message = f"{job.others} runs this job (spec.managedBy), which has said nothing of it yet"
     finished = status.condition("Complete" if status.phase is Phase.SUCCEEDED else "Failed")
-    # A job that somebody ended did not fail of what a rank of an earlier attempt said.
+    # A stopped job did not fail because of a rank of an earlier attempt.
     by_rank = status.phase is Phase.FAILED and status.reason in FAILED_BY_RANKS
     failure = history.failure if by_rank else None
     return JobView(
@@ -241,7 +245,7 @@ def _why_summary(job: FlyerJob, status: FlyerJobStatus) -> str:
     if quarantine is not None:
         return f"{phase}: {quarantine.message}"
     if phase is Phase.SUSPENDED:
-        return "suspended: it waits for nobody but its owner"
+        return "suspended: it waits for `flyer resume`"
     if phase is Phase.QUEUED and pending is not None:
         reasons = pending.reasons
         return waiting_summary(pending, reasons[0].message if reasons else pending.message)

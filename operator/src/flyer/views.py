@@ -1,4 +1,4 @@
-"""What the driver shows of jobs, nodes, queues and events: plain values, and their JSON.
+"""Views of jobs, nodes, queues and events: plain values, and their JSON.
 
 These are the published shapes of `flyer … -o json` (docs/reference/cli.md). Field names are
 snake_case in Python and camelCase in JSON; an unknown field from a newer driver is ignored.
@@ -71,7 +71,7 @@ class CheckpointView:
 
 @dataclass(frozen=True, slots=True)
 class FailureView:
-    """Which rank ended a job, and its own words."""
+    """The rank that failed a job, and its traceback."""
 
     rank: int | None
     node: str
@@ -96,7 +96,7 @@ class AttemptView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One job as `flyer ps` and `flyer show` tell it."""
+    """One job as `flyer ps` and `flyer show` print it."""
 
     name: str
     namespace: str

@@ -104,7 +104,7 @@ def why(key: str, target: Target, output: Output) -> int:
         job = client.job(key)
         raise FlyerError.unreachable(
             f"`{job.key}` is {job.state} and no driver runs, so nothing is decided",
-            "`flyer run` starts the driver and goes on with every unfinished job",
+            "`flyer run` starts a driver, which resumes every unfinished job",
         )
     answer = client.why(key)
     if output in (Output.JSON, Output.YAML):

@@ -206,17 +206,17 @@ class _Container(LauncherContext):
 
     def ended(self, code: int, failure: Failure | None) -> None:
         self._console.drain(DRAIN_SECONDS)
-        told = {"op": "ended", "code": code, "failure": _small(failure)}
+        report = {"op": "ended", "code": code, "failure": _small(failure)}
         deadline = time.monotonic() + DONE_SECONDS
         self._link.state = "ended"
-        self._link.say(told)
+        self._link.say(report)
         while time.monotonic() < deadline:
             away = self._link.descriptor() is None
             messages = self._link.wait(deadline - time.monotonic())
             if any(message.get("kind") == "done" for message in messages):
                 return
             if away and self._link.descriptor() is not None:
-                self._link.say(told)
+                self._link.say(report)
 
     def _output_due(self) -> float | None:
         if self._console.bytes_read == self._output_told:

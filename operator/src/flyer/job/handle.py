@@ -255,7 +255,7 @@ class Job:
             ):
                 client.progress(*newest)
 
-    def _report(self, what: str, tell: Callable[[JobClient], None]) -> bool:
+    def _report(self, what: str, send: Callable[[JobClient], None]) -> bool:
         """Deliver over a connection of its own, retried for a bounded time."""
         if self._socket_path is None:
             return False
@@ -263,7 +263,7 @@ class Job:
         while True:
             try:
                 with JobClient(self._socket_path, self.rank) as client:
-                    tell(client)
+                    send(client)
             except JobSocketError as error:
                 if error.final or time.monotonic() + RECONNECT_SECONDS > give_up_at:
                     self._warn_once(what, error)

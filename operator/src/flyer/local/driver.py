@@ -159,7 +159,7 @@ class Driver:
         return not self.finished
 
     async def close(self) -> None:
-        """Kill all pods at once, tell watchers, hang up. Chains stay on disk."""
+        """Kill all pods, notify watchers and close. Jobs stay on disk."""
         await asyncio.gather(self._pods.close(), self._attempts.close())
         self.watchers.end()
 

@@ -75,7 +75,7 @@ class Gateway:
         await self._server.start()
 
     async def close(self) -> None:
-        """Tell what is left to tell, and hang up."""
+        """Send pending reports and close the socket."""
         self.flush()
         await self._server.close()
 

@@ -1,6 +1,6 @@
 """The protocol between sidecar and gateway, version 2: JSON objects, one a line, over TLS.
 
-Both sides tell *states*, not happenings: a sidecar's report is all that its pod has said so far, a
+Both sides report *states*, not events: a sidecar's report is all that its pod has said so far, a
 gateway's order all that is wanted of it. Whatever is lost, repeated or overtaken, the newest one is
 enough, and after a reconnect both simply say it again.
 

@@ -70,7 +70,7 @@ class Invariants:
     def within_quotas(self, state: EngineState, actions: Sequence[Action]) -> None:
         """Whoever was given nodes in this step, or another priority, has room in every limit.
 
-        A limit that shrank or a node that was lost takes nodes from nobody: those who held them
+        A limit that shrank or a node that was lost takes no nodes away: jobs that held them
         before may be above it.
         """
         holders = {key: job for key, job in state.jobs.items() if _held_nodes(job)}

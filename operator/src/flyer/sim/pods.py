@@ -17,7 +17,7 @@ class Machine:
     node: Node
     powered: bool = True
     sticky: bool = False  # its processes cannot be ended (stuck in the kernel)
-    heard_at: float = 0.0  # when the latest that is told of it arrives
+    heard_at: float = 0.0  # arrival time of its latest report
 
 
 @dataclass(slots=True)

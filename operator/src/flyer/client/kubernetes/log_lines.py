@@ -34,7 +34,7 @@ class PodLog:
     _pieces: dict[int, str] = field(default_factory=dict)
 
     def reconnected(self) -> None:
-        """The next lines begin again at the second of the last one."""
+        """The server repeats the lines since the second of the last one."""
         self._skip = self._at_last
 
     def take(self, raw: str) -> LogLine | None:
