@@ -34,7 +34,7 @@ def main() -> None:
     control_fd, driver_pid, preload, *notes = sys.argv[1:]
     if sys.path[:1] == [""]:
         del sys.path[0]  # "python -c" put it there; a rank sets its own
-    processes.set_name("flyer-fork-server")
+    processes.set_name("flyer-forker")
     processes.die_with_parent(signal.SIGKILL, int(driver_pid))
     processes.adopt_orphans()
     problems = notes + [problem for name in preload.split(",") if (problem := _import(name))]
