@@ -1,4 +1,4 @@
-"""What is in each image, as data: the one list behind the archives that `images.build` makes.
+"""Contents of each image, as data: the source of the archives that `images.build` makes.
 
 The Containerfiles beside it make the same images for users; a test compares the two.
 """

@@ -1,4 +1,4 @@
-"""What can go wrong with a test cluster."""
+"""Errors of the test cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How soon the survivors among 32 ranks hear that one has failed, and whether they say which.
+"""Time until the survivors of 32 ranks report a failed rank, and whether they name it.
 
 Every round starts the ranks afresh and lets them call one allreduce after another. Then one rank
 is killed or stopped, one connection between two machines is cut, or one machine's cable is pulled.

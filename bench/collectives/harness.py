@@ -24,7 +24,7 @@ GATHER_SECONDS = 150.0
 ORDER_SECONDS = 60.0
 
 ROUND_SECONDS = 0.15
-"""How long one lane gets for one case in one round, about."""
+"""Approximate time of one contender for one case in one round."""
 CALLS_MAX = 50_000
 
 

@@ -42,7 +42,7 @@ only where one machine plays them, and Gloo uses TCP in all three."""
 GOAL = ("4 nodes x 2 ranks, two zones, TCP", "gradient buckets", "float32", 3.0)
 
 ROUND_SECONDS = 0.25
-"""How long one backend gets for one case in one round, about."""
+"""Approximate time of one backend for one case in one round."""
 
 
 def gradient_buckets() -> list[int]:

@@ -1,4 +1,4 @@
-"""What another tenant does meanwhile, and how long each of its requests takes."""
+"""Request latencies of another tenant during the attack."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a load cost: each process's processor time, and the API server's own account of its calls.
+"""Cost of a load: CPU time of each process, and the API server's metrics of its requests.
 
-Two looks at the API server's metrics, one before and one after; what lies between is told as calls
-by verb and resource, admission, the store and events of watches. With a folder to write to, it
-is profiled meanwhile (`go tool pprof -top FILE`).
+The API server's metrics are read before and after; the difference is reported as requests by verb
+and resource, admission, storage and watch events. With an output folder, the server is profiled
+meanwhile (`go tool pprof -top FILE`).
 """
 
 from __future__ import annotations

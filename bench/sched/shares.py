@@ -1,4 +1,4 @@
-"""What a cluster full of gangs does: nothing when idle, gives way, survives nodes and leaders."""
+"""Measurements of a full cluster: idle cost, preemption, node loss and leader failover."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ HANDSHAKES: Final = 32
 BEAT_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 0.2
 KILL_SECONDS: Final = 1.0
-"""From an order to end it all to the end of ranks that heed no SIGTERM."""
+"""Time from a stop command to the end of ranks that ignore SIGTERM."""
 PORT: Final = 29500
 
 

@@ -1,4 +1,4 @@
-"""What one object says of another is true: selectors, volumes, accounts, images, ports."""
+"""References between rendered objects: selectors, volumes, accounts, images, ports."""
 
 import re
 from collections.abc import Iterator

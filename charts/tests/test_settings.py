@@ -1,4 +1,4 @@
-"""What the chart tells a program is something that the program reads."""
+"""Flags and variables set by the chart are read by the programs."""
 
 import re
 from dataclasses import fields

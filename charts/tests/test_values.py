@@ -1,4 +1,4 @@
-"""What may be set: everything is described, has a default, is used, and is checked by Helm."""
+"""Chart values: each is described, has a default, is used, and is validated by Helm."""
 
 import json
 import re

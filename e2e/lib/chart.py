@@ -32,7 +32,7 @@ IMAGES = (
     "csi-node-driver-registrar",
     "livenessprobe",
 )
-"""What the chart's pods run, and pods of jobs with them: `cluster.load_images(*IMAGES)`."""
+"""Images of the chart's pods and of job pods: `cluster.load_images(*IMAGES)`."""
 
 
 def _image(repository: str) -> dict[str, str]:

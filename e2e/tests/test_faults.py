@@ -1,4 +1,4 @@
-"""What goes wrong in a cluster, one thing at a time, under jobs on real kubelets."""
+"""Fault injection, one fault at a time, with jobs on real kubelets."""
 
 from __future__ import annotations
 

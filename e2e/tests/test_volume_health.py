@@ -1,4 +1,4 @@
-"""What a kubelet tells of a pod's volume: use, size and condition."""
+"""Volume statistics and condition reported by the kubelet."""
 
 from __future__ import annotations
 

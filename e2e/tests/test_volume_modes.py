@@ -1,4 +1,4 @@
-"""Who may have a volume, and what he may do: one pod, a pod's own, readers alone."""
+"""Access modes of volumes: single pod, inline and read-only."""
 
 from __future__ import annotations
 

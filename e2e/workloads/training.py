@@ -84,7 +84,7 @@ def main() -> None:
 
 
 DEVICES = ("FLYER_GPUS", "FLYER_GPU_PAIRS", "FLYER_HFREDUCE_SERVICE_LEVEL")
-"""What the device plugin told the container."""
+"""Environment set by the device plugin."""
 
 
 def network() -> Any:

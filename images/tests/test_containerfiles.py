@@ -1,4 +1,4 @@
-"""What the build of the Containerfiles is given; `make images-check` builds them."""
+"""Inputs of the Containerfile builds; `make images-check` builds them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ __all__ = ["Heartbeat", "HttpServer"]
 STUCK_SECONDS = 30.0
 """Time without an event loop iteration after which /healthz fails."""
 REQUEST_SECONDS = 5.0
-"""From accept to the last byte."""
+"""Time limit of a connection."""
 CONNECTIONS_MAX = 32
 PER_SOURCE_MAX = 4
 """The kubelet's probes and a pair of Prometheus servers, with room."""

@@ -1,4 +1,4 @@
-"""What we ask of a GPU driver, and the answers' types; `nvml` implements it, tests may fake it."""
+"""Interface of a GPU driver and its result types; implemented by `nvml`."""
 
 from __future__ import annotations
 
@@ -97,4 +97,4 @@ class GpuDriver(Protocol):
         """A closer look at each of these GPUs."""
 
     def events(self, gpus: Sequence[str], wait_seconds: float) -> Iterator[DriverEvent | None]:
-        """Events for ever; None whenever nothing fault_events for `wait_seconds`."""
+        """Events for ever; None whenever no event occurred for `wait_seconds`."""

@@ -38,7 +38,7 @@ then not a busy machine."""
 CHANNEL_OF = dict.fromkeys(("facts", "status", "probe", "listen"), "driver") | dict.fromkeys(
     ("sysfs", "ports"), "sysfs"
 )
-"""Which thread answers which question."""
+"""Thread that answers each query."""
 
 _PR_SET_PDEATHSIG = 1
 

@@ -1,4 +1,4 @@
-"""What a node has: read from sysfs and the driver into one immutable model."""
+"""Hardware inventory: an immutable model, read from sysfs and the driver."""
 
 from flyer_node.inventory.model import (
     Bridge,

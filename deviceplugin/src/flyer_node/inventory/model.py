@@ -1,4 +1,4 @@
-"""What a node has, as one immutable value: PCIe tree, NUMA nodes, GPUs, NVLink bridges, HCAs.
+"""Hardware inventory of a node: PCIe tree, NUMA nodes, GPUs, NVLink bridges, HCAs.
 
 Everything else reads this model: the device plugin, the allocator, NCCL's topology file, health.
 It never says what is healthy now (that changes every second), only what was found. What could not

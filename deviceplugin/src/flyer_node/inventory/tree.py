@@ -17,9 +17,9 @@ from flyer_node.inventory.model import Finding, FindingKind
 __all__ = ["BYTES_MAX", "ENTRIES_MAX", "SysfsTree"]
 
 BYTES_MAX = 4096
-"""sysfs attributes are at most one record."""
+"""sysfs attributes are at most one page."""
 ENTRIES_MAX = 4096
-"""More entries than this in one folder are not a machine that we track."""
+"""More entries than this in one folder are not expected on any node."""
 
 
 class SysfsTree:
@@ -126,7 +126,7 @@ class SysfsTree:
         return value
 
     def numa_node(self, folder: str) -> int | None:
-        """`numa_node` of a device; -1 is the firmware's way to say that it does not track."""
+        """`numa_node` of a device; -1 is unknown to the firmware."""
         path = f"{folder}/numa_node"
         node = self.number(path, low=-1, high=1023)
         if node == -1:

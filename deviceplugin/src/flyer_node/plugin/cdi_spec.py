@@ -48,7 +48,7 @@ _UUID = re.compile(
 
 
 def gpu_name(uuid: str) -> str:
-    """The name by which a allocate asks the runtime for a GPU."""
+    """CDI name of a GPU."""
     return f"{_GPU}={uuid}"
 
 
@@ -90,7 +90,7 @@ def documents(view: NodeView) -> dict[str, str]:
         try:
             gpus[gpu.uuid] = _nodes(gpu_nodes(view, gpu.uuid))
         except RequestError:
-            continue  # no device node now; a allocate says so
+            continue  # no device node; Allocate reports it
     hcas = {}
     for hca in view.inventory.hcas:
         if hca.verbs_device:

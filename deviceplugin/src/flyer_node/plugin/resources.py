@@ -1,7 +1,7 @@
-"""What each resource device_lists and what a container that asks for it gets. Pure.
+"""Device lists and allocations of each resource. Pure.
 
-One snapshot (`Offer`) is made of inventory and health whenever one of them changes; all answers to
-the kubelet come from the newest snapshot, so no question ever touches the hardware.
+A snapshot is made whenever inventory or health changes; all responses to the kubelet come from the
+newest snapshot, so no request accesses the hardware.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _check_ids(resource: str, ids: Sequence[str], devices: dict[str, Device]) ->
 
 
 def _check_cdi(resource: str, view: NodeView) -> None:
-    """Refuses to name devices that the container runtime cannot track."""
+    """Refuses to name devices that the container runtime does not know."""
     if view.cdi_error:
         text = f"{resource}: no CDI specification: {view.cdi_error}"
         raise RequestError("FAILED_PRECONDITION", text)

@@ -24,7 +24,7 @@ GROUP_VERSION = "fireflyer.dev/v1alpha1"
 FOLDER = f"/apis/{GROUP_VERSION}/nodehealths"
 FIELD_MANAGER = "flyer-node"
 EVENTS = "/api/v1/namespaces/default/events"
-"""Where the events of nodes are: they have no namespace of their own."""
+"""Namespace of Node events: Nodes are cluster-scoped."""
 CALL_SECONDS = 10.0
 BODY_BYTES_MAX = 4 << 20
 

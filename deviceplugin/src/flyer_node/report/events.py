@@ -145,7 +145,7 @@ class EventRecorder:
 
 
 def message_of(change: Change) -> str:
-    """What fault_events to which device, why, and what would mend it."""
+    """Message of a state transition: device, states, reason and remedy."""
     record, subject = change.after, change.subject
     words = f"{subject.kind} {subject.id}: {change.before.value} -> {record.state.value}"
     why = (
