@@ -1,7 +1,7 @@
-"""The end of every sidecar's stream inside the operator.
+"""Gateway: the operator's endpoint of every sidecar's stream.
 
-`Gateway` is what the operator uses; `identities` is what it needs from the client layer,
-`certificates` what it serves with. The words on the wire are `flyer.sidecar.wire`.
+`Gateway` is the interface for the operator, `identities` its dependency on the API client, and
+`certificates` its TLS material. `flyer.sidecar.wire` defines the wire protocol.
 """
 
 from flyer.kube.gateway.certificates import SECRET_NAME, Certificates, certificates_of, renewed

@@ -1,8 +1,8 @@
-"""The ends of a gang's pods, told in the order of blame.
+"""Exits of a gang's pods, reported with the root cause first.
 
-When one rank fails, others fail because of it a moment later, on other nodes, and their accounts
-may arrive first. So an end that is no success waits a moment; then all that came are told, the one
-that the others follow from first. Pure: `now` is an argument.
+When one rank fails, ranks on other nodes fail as a consequence moments later, and their reports may
+arrive first. So a failed exit is held briefly; then all held exits are reported, the root cause
+first. Pure: `now` is an argument.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One attempt as the gateway sees it: what its pods said, what they are to do. Pure.
+"""State of one attempt in the gateway: its pods' reports and orders. Pure.
 
 The barrier, the order, the signal and the translation of reports into engine events live here;
 sockets and timers do not. `now` is wall-clock time, as deadlines are.

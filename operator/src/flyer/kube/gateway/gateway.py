@@ -1,8 +1,8 @@
-"""The gateway: every running gang's sidecars on one side, the engine on the other.
+"""Gateway: connects the sidecars of running gangs with the engine.
 
-Owns the start barrier, the start order, signals and what comes back. A sidecar is known by its
-token's review alone; what it says about its own job, attempt or rank is never read. `Gang` decides;
-this connects it with streams and timers.
+It owns the start barrier, start orders, signals and reports. A sidecar is identified only by the
+review of its token; its claims about its job, attempt or rank are ignored. `Gang` decides; this
+module connects it with streams and timers.
 """
 
 from __future__ import annotations

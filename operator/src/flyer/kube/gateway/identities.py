@@ -1,6 +1,6 @@
-"""Who a sidecar is: the API server's word on its token, never its own.
+"""Identities of sidecars, from the API server's review of their tokens.
 
-The client layer implements `Identities` with TokenReview; tests have a fake.
+The API client implements `Identities` with TokenReview; tests use a fake.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the gateway counts. Reasons are a closed set, each there at 0 from the start."""
+"""Metrics of the gateway. Refusal reasons are a closed set, each initialized to 0."""
 
 from __future__ import annotations
 

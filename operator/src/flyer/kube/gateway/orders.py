@@ -1,4 +1,4 @@
-"""What each pod of a gang is told when all may start. Pure."""
+"""Start orders of a gang's pods. Pure."""
 
 from __future__ import annotations
 

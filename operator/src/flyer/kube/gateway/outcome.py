@@ -1,4 +1,4 @@
-"""What the end of a pod means: from the sidecar's account, or from the pod's status alone. Pure."""
+"""Outcome of a pod, from its sidecar's report or from the pod's status alone. Pure."""
 
 from __future__ import annotations
 

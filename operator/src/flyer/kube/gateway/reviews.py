@@ -1,4 +1,4 @@
-"""Token reviews: who may cost the API server one, how many at once, and refused tokens remembered.
+"""Token reviews for the gateway: admission, concurrency limits, and a cache of refused tokens.
 
 A token that does not claim to belong to an expected pod is refused without a review. Connections
 from the addresses of expected pods have reviews of their own, so that a flood of claims from

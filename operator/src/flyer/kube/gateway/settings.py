@@ -1,4 +1,4 @@
-"""The gateway's limits, each with the reason for its size."""
+"""Limits of the gateway, with the reason for each value."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class GatewaySettings:
     """0: any free one, which `Gateway.port` tells."""
 
     hello_seconds: float = 10.0
-    """TLS handshake, and then the first line: each at most so long."""
+    """Timeout of the TLS handshake, and of the first line."""
     review_seconds: float = 10.0
-    """What a token review may take before the sidecar is told to come again."""
+    """Timeout of a token review, after which the sidecar has to retry."""
     reviews_max: int = 32
     """Concurrent token reviews, which a leader change of a large cluster needs."""
     beat_seconds: float = 5.0
-    """We say something at least so often."""
+    """Maximum time between messages of the gateway."""
     sidecars_beat_seconds: float = 2.0
-    """Sidecars say something at least so often: who is dead is noticed by what he leaves unsaid."""
+    """Maximum time between messages of a sidecar; a dead one is detected by its silence."""
     silence_seconds: float = 15.0
-    """Without one whole line for so long either side drops a stream: three of our beats."""
+    """Time without a complete line after which either side closes a stream: three heartbeats."""
     write_seconds: float = 5.0
-    """A sidecar that takes longer to read what it was sent is dropped; it comes again."""
+    """Timeout of a write; a slower sidecar is disconnected and reconnects."""
 
     connections_max: int = 20_000
     """Open connections in all: twice the nodes of the largest cluster in mind."""
@@ -50,15 +50,15 @@ class GatewaySettings:
     lines_burst: int = 100
 
     progress_seconds: float = 0.2
-    """Progress of one job is told to the engine at most so often; the newest step wins."""
+    """Minimum time between progress events of one job; the newest step wins."""
     output_seconds: float = 30.0
-    """Launchers tell that ranks wrote something so often, or four times within a watchdog."""
+    """Time between reports of rank output, at most a quarter of the progress deadline."""
     first_failure_seconds: float = 1.0
-    """The first failure waits so long for others; then the guilty one is told first."""
+    """Hold time of the first failure; then the root cause is reported first."""
     peer_lost_seconds: float = 3.0
-    """A pod that lost its peers waits so long for the peer's own account."""
+    """Time for which a pod that lost its peers is held for the peer's report."""
     status_seconds: float = 3.0
     """A pod whose rank got a SIGKILL waits so long for its status: only the kubelet knows whether
     the kernel sent it, because a memory limit was exceeded."""
     account_seconds: float = 2.0
-    """After a pod's end its sidecar may still be talking: its account is waited for so long."""
+    """Time for which a terminated pod's sidecar report is awaited."""

@@ -1,4 +1,4 @@
-"""One connection of a sidecar: lines in and out, each within its limits.
+"""Stream: one connection of a sidecar, with limits on lines in both directions.
 
 Reads and writes are two tasks that share nothing but this object. What is written is the newest
 order, not a queue of them, so a slow reader costs one buffer and is dropped after its time.

@@ -1,4 +1,4 @@
-"""The server's side of TLS: one context, whose certificate can be replaced while it serves."""
+"""Server-side TLS context, whose certificate can be replaced while it serves."""
 
 from __future__ import annotations
 

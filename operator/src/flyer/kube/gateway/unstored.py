@@ -1,4 +1,4 @@
-"""Reported facts of one gang that are not in its job's status yet. Pure.
+"""Reported facts of one gang that its job's status does not contain yet. Pure.
 
 A sidecar ends once its last report is acknowledged, and then nothing can report it to the next
 leader. So what must outlive the leader is acknowledged when it is stored, not when it arrived.

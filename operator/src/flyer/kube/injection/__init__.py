@@ -1,4 +1,4 @@
-"""Collectives for training pods that no FlyerJob made: a mutating webhook that fails open.
+"""Injection webhook: adds collectives to training pods outside FlyerJobs; it fails open.
 
 A pod with the label `fireflyer.dev/inject: "true"` gets the tools, HFReduce and its environment;
 with the value `daemon` also hfreduced in a native sidecar.

@@ -1,4 +1,4 @@
-"""What a foreign training pod is given: the same additions as a FlyerJob's, without the gateway.
+"""Injection into a foreign training pod: the additions of a FlyerJob's pod, without the gateway.
 
 Pure. There is no launcher here, so nothing is wrapped, and no topology, so HFReduce takes every
 host name for a machine. Applying it twice changes nothing the second time.
