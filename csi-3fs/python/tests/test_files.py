@@ -208,7 +208,7 @@ if child == 0:
     except threefs.InvalidArgument as error:
         with threefs.connect(sys.argv[1]) as fresh:
             same = fresh.read_file(sys.argv[2]) == b"data"
-        status = 0 if same and "connect anew" in str(error) else 2
+        status = 0 if same and "create a new one" in str(error) else 2
     finally:
         del client
         os._exit(status)

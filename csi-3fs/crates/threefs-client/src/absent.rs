@@ -1,8 +1,8 @@
-//! Reads that met chunks that do not exist: holes, files that died, lost data.
+//! Reads of absent chunks: holes, removed files, lost data.
 //!
-//! Storage answers "no such chunk" in all three cases. Only the inode tells them apart, and only if
-//! it is looked at both before the read and after it: a chunk that both say must exist, with no
-//! truncation between them, existed at the moment of the read.
+//! Storage returns "chunk not found" in all three cases. Only the inode distinguishes them, and
+//! only if it is checked both before and after the read: a chunk that must exist according to both,
+//! with no truncation in between, existed at the time of the read.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,17 @@ use threefs_meta::protocol::BATCH_MAX;
 use threefs_meta::{At, MetaError, MetaQuery, MetaReply};
 
 use crate::Client;
-use crate::batch::ChunkRead;
 use crate::error::ClientError;
 use crate::files::FileHandle;
+use crate::read::ChunkRead;
 
 impl Client {
-    /// Looks the files of absent chunks up again. Gives the reads whose chunks should be there by
-    /// now; the others are holes. The file of a read that is made again is what was found now.
+    /// Looks up the files of absent chunks retries. Returns the reads whose chunks should exist by
+    /// now, with their current file; the others are holes.
     ///
     /// # Errors
-    /// [`ClientError::Stale`] where a file is gone, [`ClientError::Lost`] where a chunk is.
-    pub(crate) async fn sort_absent(
+    /// [`ClientError::Stale`] if a file is removed, [`ClientError::Lost`] if a chunk is lost.
+    pub(crate) async fn classify_absent(
         &self,
         files: &mut Vec<FileHandle>,
         absent: Vec<ChunkRead>,
@@ -30,20 +30,20 @@ impl Client {
     ) -> Result<Vec<ChunkRead>, ClientError> {
         let mut by_inode: BTreeMap<InodeId, Vec<ChunkRead>> = BTreeMap::new();
         for read in absent {
-            by_inode.entry(read.place.chunk.inode).or_default().push(read);
+            by_inode.entry(read.location.chunk.inode).or_default().push(read);
         }
-        let mut again = Vec::new();
+        let mut retries = Vec::new();
         for mut reads in by_inode.into_values() {
             while !reads.is_empty() {
-                // Each group is of one moment.
+                // Each group is checked at one point in time.
                 let group = reads.split_off(reads.len().saturating_sub(BATCH_MAX));
-                let chunks = group.iter().map(|read| read.place.chunk.index).collect();
+                let chunks = group.iter().map(|read| read.location.chunk.index).collect();
                 let file = group.first().and_then(|read| files.get(read.file));
                 let Some(file) = file.cloned() else { continue };
-                let now = self.look_again(&file, chunks, deadline).await?;
+                let now = self.reload(&file, chunks, deadline).await?;
                 let number = files.len();
                 for mut read in group {
-                    let index = read.place.chunk.index;
+                    let index = read.location.chunk.index;
                     if !now.written.contains(index) {
                         continue;
                     }
@@ -52,20 +52,20 @@ impl Client {
                             && before.written.contains(index)
                     });
                     if let Some(before) = before {
-                        let (path, chain) = (before.path.to_string(), read.place.chain);
-                        return Err(ClientError::Lost { path, chunk: read.place.chunk, chain });
+                        let (path, chain) = (before.path.to_string(), read.location.chain);
+                        return Err(ClientError::Lost { path, chunk: read.location.chunk, chain });
                     }
                     read.file = number;
-                    again.push(read);
+                    retries.push(read);
                 }
                 files.push(now);
             }
         }
-        Ok(again)
+        Ok(retries)
     }
 
-    /// The file, with those of the chunks that must exist.
-    async fn look_again(
+    /// The current file, including which of the chunks must exist.
+    async fn reload(
         &self,
         file: &FileHandle,
         chunks: Vec<u32>,

@@ -1,7 +1,7 @@
-//! Capabilities that a client with a ticket shows the storage services, asked of the metadata
-//! service when a file's chunks are first used, and kept until they expire. The first request in the
-//! second half of a capability's lifetime renews it in the background, while requests continue to use
-//! the old one. Files that are idle are not renewed.
+//! Capabilities that a client with a ticket presents to storage services: requested from the
+//! metadata service when a file's chunks are first used, and cached until they expire. The first
+//! request in the second half of a capability's lifetime renews it in the background, while
+//! requests continue to use the old one. Capabilities of idle files are not renewed.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,39 +14,39 @@ use fabric::rpc::decode;
 use threefs_core::ids::InodeId;
 use threefs_core::terms::{FileTerms, WRITE_LIFETIME_S};
 
-/// Files with a capability at once: 10 MiB. Beyond it all are asked for again.
-const KEPT_MAX: usize = 65_536;
-/// Not used so shortly before the end: it has to arrive.
+/// Maximum number of cached capabilities: 10 MiB. Beyond it, the cache is cleared.
+const CACHED_MAX: usize = 65_536;
+/// Time before its expiry in which a capability is not used, because it must arrive in time.
 const MARGIN: Duration = Duration::from_secs(5);
 
 pub(crate) struct Capabilities {
     credentials: Credentials,
-    kept: Mutex<HashMap<InodeId, Kept>>,
+    cached: Mutex<HashMap<InodeId, Cached>>,
 }
 
-struct Kept {
+struct Cached {
     capability: Capability,
-    /// Bytes of the file below may be written.
+    /// Bytes of the file below this may be written.
     end: u64,
-    /// When it came: the clock of the service that signed it may differ from this one's.
-    came: BootInstant,
-    /// It may be written until then, in seconds since 1970.
+    /// When it was received: the clock of the service that signed it may differ from the local one.
+    received: BootInstant,
+    /// End of the permission to write, in seconds since 1970.
     until_unix_s: u64,
-    /// A new one is being asked for.
+    /// A renewal is in progress.
     renewing: bool,
 }
 
-/// A kept capability.
+/// A cached capability.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct Lookup {
     pub capability: Capability,
-    /// It is time for a new one, and the finder is the one to ask for it.
+    /// The caller must renew it.
     pub renew: bool,
 }
 
 impl Capabilities {
     pub(crate) fn new(credentials: &Credentials) -> Self {
-        Self { credentials: credentials.clone(), kept: Mutex::default() }
+        Self { credentials: credentials.clone(), cached: Mutex::default() }
     }
 
     /// Whether this client holds a ticket, and so needs capabilities.
@@ -54,51 +54,51 @@ impl Capabilities {
         matches!(self.credentials.current(), Credential::Ticket(_))
     }
 
-    /// One that is good for writing the bytes below `end`; with 0 for reading. A storage service that
-    /// does not take it says so, and it is forgotten.
-    pub(crate) fn get(&self, inode: InodeId, end: u64) -> Option<Found> {
+    /// A capability for writing the bytes below `end`; 0: for reading. If a storage service rejects
+    /// it, it is dropped.
+    pub(crate) fn get(&self, inode: InodeId, end: u64) -> Option<Lookup> {
         self.get_at(inode, end, BootInstant::now())
     }
 
-    fn get_at(&self, inode: InodeId, end: u64, now: BootInstant) -> Option<Found> {
+    fn get_at(&self, inode: InodeId, end: u64, now: BootInstant) -> Option<Lookup> {
         let Credential::Ticket(sealed) = self.credentials.current() else { return None };
-        let mut kept = self.lock();
-        let known = kept.get_mut(&inode).filter(|known| known.end >= end)?;
+        let mut cached = self.lock();
+        let current = cached.get_mut(&inode).filter(|current| current.end >= end)?;
         let (ends_unix_s, life_s) = match end {
-            0 => (known.capability.expires_unix_s(), LIFE_S),
-            _ => (known.until_unix_s, WRITE_LIFETIME_S),
+            0 => (current.capability.expires_unix_s(), LIFE_S),
+            _ => (current.until_unix_s, WRITE_LIFETIME_S),
         };
         let life = Duration::from_secs(life_s);
-        let left = life.saturating_sub(now.since(known.came));
-        // A new one would end no later.
+        let remaining = life.saturating_sub(now.since(current.received));
+        // A new one would expire no later.
         let is_last = ends_unix_s >= sealed.ticket().expires_unix_s;
-        if left.is_zero() || (left <= MARGIN && !is_last) {
+        if remaining.is_zero() || (remaining <= MARGIN && !is_last) {
             return None;
         }
-        let renew = left <= life / 2 && !is_last && !known.renewing;
-        known.renewing |= renew;
-        Some(Found { capability: known.capability.clone(), renew })
+        let renew = remaining <= life / 2 && !is_last && !current.renewing;
+        current.renewing |= renew;
+        Some(Lookup { capability: current.capability.clone(), renew })
     }
 
-    /// Keeps a capability; returns the end of the bytes that it allows to be written.
+    /// Caches a capability; returns the end of the bytes that it permits to write.
     pub(crate) fn keep(&self, inode: InodeId, capability: Capability) -> u64 {
         let ends = capability.expires_unix_s();
-        // Storage says what is wrong with terms that cannot be read.
+        // Storage services report invalid terms.
         let (end, until_unix_s) = decode(capability.terms())
             .map_or((u64::MAX, ends), |terms: FileTerms| (terms.end, terms.until_unix_s.min(ends)));
-        let mut kept = self.lock();
-        if kept.len() >= KEPT_MAX {
-            kept.clear();
+        let mut cached = self.lock();
+        if cached.len() >= CACHED_MAX {
+            cached.clear();
         }
-        let came = BootInstant::now();
-        kept.insert(inode, Kept { capability, end, came, until_unix_s, renewing: false });
+        let received = BootInstant::now();
+        cached.insert(inode, Cached { capability, end, received, until_unix_s, renewing: false });
         end
     }
 
-    /// The one that was asked for did not come: the next who needs it asks again.
-    pub(crate) fn not_renewed(&self, inode: InodeId) {
-        if let Some(known) = self.lock().get_mut(&inode) {
-            known.renewing = false;
+    /// A renewal has failed: the next request retries it.
+    pub(crate) fn renewal_failed(&self, inode: InodeId) {
+        if let Some(current) = self.lock().get_mut(&inode) {
+            current.renewing = false;
         }
     }
 
@@ -106,8 +106,8 @@ impl Capabilities {
         self.lock().remove(&inode);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<InodeId, Kept>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<InodeId, Cached>> {
+        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     const INODE: InodeId = InodeId(7);
-    /// A clock that has nothing to do with this machine's.
+    /// A clock unrelated to the local one.
     const SIGNED_UNIX_S: u64 = 1_000;
 
     fn ring() -> KeyRing {
@@ -142,7 +142,7 @@ mod tests {
         }
     }
 
-    /// Up to where it lets write.
+    /// A capability for writing below `end`.
     fn capability(ticket: &Ticket, end: u64) -> Capability {
         let layout = Layout {
             table: TableId(1),
@@ -156,47 +156,47 @@ mod tests {
         Capability::sign(&ring(), ticket, INODE.0, terms.into(), SIGNED_UNIX_S)
     }
 
-    fn kept(ticket: &Ticket) -> Capabilities {
+    fn cached(ticket: &Ticket) -> Capabilities {
         let sealed = ticket.clone().seal(&ring()).unwrap();
         Capabilities::new(&Credentials::from(sealed))
     }
 
-    /// Whether to renew it, if one is good, so long after it came.
-    fn found(all: &Capabilities, end: u64, age_s: u64) -> Option<bool> {
+    /// Whether to renew, if a capability is valid `age_s` after it was received.
+    fn renewal(all: &Capabilities, end: u64, age_s: u64) -> Option<bool> {
         let now = BootInstant::now().after(Duration::from_secs(age_s));
-        all.get_at(INODE, end, now).map(|found| found.renew)
+        all.get_at(INODE, end, now).map(|lookup| lookup.renew)
     }
 
     #[test]
-    fn one_finder_renews_it_from_half_of_its_life_on_and_all_use_it_meanwhile() {
+    fn one_caller_renews_a_capability_after_half_of_its_lifetime() {
         let ticket = ticket(u64::MAX);
-        let all = kept(&ticket);
-        assert_eq!(found(&all, 0, 0), None);
+        let all = cached(&ticket);
+        assert_eq!(renewal(&all, 0, 0), None);
         assert_eq!(all.keep(INODE, capability(&ticket, 100)), 100);
-        assert_eq!(found(&all, 100, 0), Some(false));
-        assert_eq!(found(&all, 101, 0), None, "it does not reach");
+        assert_eq!(renewal(&all, 100, 0), Some(false));
+        assert_eq!(renewal(&all, 101, 0), None, "beyond its end");
         let half_s = WRITE_LIFETIME_S / 2 + 1;
-        assert_eq!(found(&all, 0, half_s), Some(false), "for reading it is good for long");
-        assert_eq!(found(&all, 100, half_s), Some(true));
-        assert_eq!(found(&all, 100, half_s), Some(false), "a renewal is under way");
-        all.not_renewed(INODE);
-        assert_eq!(found(&all, 100, half_s), Some(true));
-        assert_eq!(found(&all, 100, WRITE_LIFETIME_S - 4), None, "it would come too late");
+        assert_eq!(renewal(&all, 0, half_s), Some(false), "valid for reading for longer");
+        assert_eq!(renewal(&all, 100, half_s), Some(true));
+        assert_eq!(renewal(&all, 100, half_s), Some(false), "a renewal is in progress");
+        all.renewal_failed(INODE);
+        assert_eq!(renewal(&all, 100, half_s), Some(true));
+        assert_eq!(renewal(&all, 100, WRITE_LIFETIME_S - 4), None, "it would arrive too late");
         all.keep(INODE, capability(&ticket, 50));
-        assert_eq!(found(&all, 50, half_s), Some(true));
+        assert_eq!(renewal(&all, 50, half_s), Some(true));
         all.keep(INODE, capability(&ticket, 50));
-        assert_eq!(found(&all, 0, LIFE_S / 2 + 1), Some(true));
-        assert_eq!(found(&all, 0, LIFE_S - 4), None);
+        assert_eq!(renewal(&all, 0, LIFE_S / 2 + 1), Some(true));
+        assert_eq!(renewal(&all, 0, LIFE_S - 4), None);
     }
 
     #[test]
-    fn one_that_ends_with_its_ticket_is_not_renewed() {
+    fn a_capability_that_expires_with_its_ticket_is_not_renewed() {
         let ticket = ticket(SIGNED_UNIX_S + 200);
-        let all = kept(&ticket);
+        let all = cached(&ticket);
         all.keep(INODE, capability(&ticket, 100));
         for age_s in [0, 200, WRITE_LIFETIME_S - 1] {
-            assert_eq!(found(&all, 100, age_s), Some(false), "a new one would end no later");
+            assert_eq!(renewal(&all, 100, age_s), Some(false), "a new one would expire no later");
         }
-        assert_eq!(found(&all, 100, WRITE_LIFETIME_S), None);
+        assert_eq!(renewal(&all, 100, WRITE_LIFETIME_S), None);
     }
 }

@@ -1,4 +1,4 @@
-//! One read or update of one chunk, over as many attempts as its deadline allows.
+//! Calls of storage services for one chunk: reads, choice of replica, retries until the deadline.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -7,172 +7,46 @@ use std::time::Duration;
 use bytes::Bytes;
 use fabric::BoxFuture;
 use fabric::deadline::Deadline;
-use fabric::rpc::{CallOptions, FaultCode, NotAfter, Payload, RpcError, decode, encode};
+use fabric::rpc::{CallOptions, FaultCode, Payload, RpcError, decode, encode};
 use threefs_core::checksum::Checksum;
-use threefs_core::chunk::ContentChange;
 use threefs_core::error::{Remedy, StorageError};
-use threefs_core::ids::{ChainId, ChunkId, InodeId, NodeId, RequestTag, TargetId};
+use threefs_core::ids::{ChainId, ChunkId, InodeId, NodeId, TargetId};
+use threefs_core::layout::{Layout, LayoutError};
 use threefs_core::message::{
-    Address, ReadDone, ReadRequest, StorageReply, StorageRequest, StorageResult, UpdateRequest,
-    Updated,
+    Address, ReadDone, ReadRequest, StorageReply, StorageRequest, StorageResult,
 };
 use threefs_core::routing::{ChainTarget, RoutingInfo};
 use threefs_core::terms;
 
 use crate::Client;
-use crate::config::BUSY_PATIENCE;
+use crate::config::BUSY_TIMEOUT_FACTOR;
 use crate::error::{Attempts, ClientError};
 use crate::metadata::CallError;
-use crate::patience::Patience;
+use crate::progress::ProgressTimeout;
 
-/// Pause before the same request goes to the same place again.
+/// Pause before a request is retried at the same target.
 const RETRY_PAUSE: Duration = Duration::from_millis(2);
-/// How long to wait for newer routing before the known one is tried again.
-const ROUTING_PAUSE: Duration = Duration::from_millis(50);
-/// Longest pause after a refusal as overload.
+/// How long to wait for newer routing before retrying with the current one.
+pub(crate) const ROUTING_PAUSE: Duration = Duration::from_millis(50);
+/// Maximum pause after an overload error.
 const OVERLOAD_PAUSE_MAX: Duration = Duration::from_millis(320);
-/// Rounds over all serving replicas, each of which found damage, before the chunk counts as lost:
-/// a repair under way needs a moment.
+/// Rounds over all serving replicas, all of them damaged, before the chunk counts as corrupt: a
+/// repair in progress needs a moment.
 const CORRUPT_ROUNDS: u32 = 5;
 
-/// Where a chunk lives.
+/// Location of a chunk.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct ChunkLocation {
     pub chain: ChainId,
     pub chunk: ChunkId,
     pub chunk_bytes: u32,
 }
 
-/// What an operation tells about itself in errors.
-pub(crate) type What = Arc<str>;
+/// Name of an operation, for errors.
+pub(crate) type OperationName = Arc<str>;
 
 impl Client {
-    /// Brings one update into force on all serving replicas. Exactly once, whatever happens.
-    pub(crate) fn update<'a>(
-        &'a self,
-        what: &'a What,
-        place: Place,
-        change: ContentChange,
-        payload: Bytes,
-        patience: impl Into<Patience>,
-    ) -> BoxFuture<'a, Result<Updated, ClientError>> {
-        Box::pin(self.update_now(what, place, change, payload, patience.into()))
-    }
-
-    async fn update_now(
-        &self,
-        what: &What,
-        place: Place,
-        change: ContentChange,
-        payload: Bytes,
-        patience: Patience,
-    ) -> Result<Updated, ClientError> {
-        let tag = self.0.channels.take();
-        let result = self.update_tagged(what, place, change, payload, tag, &patience).await;
-        // After an error a copy may still be on its way: the channel is given up.
-        if matches!(result, Ok(_) | Err(ClientError::NotReserved { .. })) {
-            self.0.channels.answered(tag);
-        }
-        result
-    }
-
-    async fn update_tagged(
-        &self,
-        what: &What,
-        place: Place,
-        change: ContentChange,
-        payload: Bytes,
-        tag: RequestTag,
-        patience: &Patience,
-    ) -> Result<Updated, ClientError> {
-        let payload_checksum = Checksum::of(&payload);
-        let Place { chain, chunk, chunk_bytes } = place;
-        let ask = |to| {
-            StorageRequest::Update(UpdateRequest {
-                to,
-                chunk,
-                tag,
-                change,
-                payload_checksum,
-                chunk_bytes,
-            })
-        };
-        let mut attempts = Attempts::of(&**what);
-        match self.ask_head(chain, &mut attempts, payload, patience, ask).await? {
-            Some((_, StorageReply::Updated(updated))) => Ok(updated),
-            Some((who, other)) => Err(ClientError::unexpected(&who, &other)),
-            None => Err(attempts.unavailable(self.0.config.timeout)),
-        }
-    }
-
-    /// Asks the head of a chain until it answers, whoever the head is by then. Gives its name and
-    /// answer, or `None` at the deadline.
-    pub(crate) async fn ask_head(
-        &self,
-        chain: ChainId,
-        attempts: &mut Attempts,
-        payload: Bytes,
-        patience: &Patience,
-        ask: impl Fn(Address) -> StorageRequest,
-    ) -> Result<Option<(String, StorageReply)>, ClientError> {
-        let mut overload = Overload::default();
-        while !patience.over() {
-            // Later attempts may have a later end, never an earlier one: nothing that was sent may
-            // begin once the operation has failed.
-            let deadline = patience.deadline();
-            let not_after = NotAfter { lease: self.0.lease.clone(), end: deadline };
-            let Some(routing) = self.0.routing.newest(attempts, deadline).await? else {
-                break;
-            };
-            let Some((to, head)) = head(&routing, chain, attempts) else {
-                self.0.routing.newer_than(routing.version, deadline.within(ROUTING_PAUSE)).await;
-                continue;
-            };
-            let request = ask(to);
-            let options = CallOptions {
-                not_after: matches!(request, StorageRequest::Update(_)).then_some(&not_after),
-                class: request.class(),
-                idle_timeout: Some(self.0.config.update_attempt_timeout),
-            };
-            let attempt = deadline.within(self.0.config.update_attempt_timeout * BUSY_PATIENCE);
-            let payload = payload.clone().into();
-            let call = self.call(&routing, head.node, &request, payload, attempt, options);
-            let other_head = self
-                .0
-                .routing
-                .until(|now| now.chain(chain).is_none_or(|chain| chain.head() != Some(&head)));
-            let who = who(&routing, &head);
-            let result = tokio::select! {
-                result = call => result,
-                // The head was replaced while we waited for it: the new one knows the tag.
-                () = other_head => {
-                    attempts.doubt();
-                    attempts.failed(&who, "it was replaced while the answer was awaited");
-                    continue;
-                }
-            };
-            match attempts.call(result)? {
-                Ok((Ok(reply), _)) => return Ok(Some((who, reply))),
-                Ok((Err(error), _)) => {
-                    // The head may have it, and pass it on later.
-                    attempts.doubt();
-                    self.after_refusal(&routing, &who, error, attempts, deadline).await?;
-                }
-                Err(error) if is_overloaded(&error) => {
-                    attempts.failed(&who, &error);
-                    overload.pause(deadline).await;
-                }
-                Err(error) => {
-                    attempts.rpc(&who, &error)?;
-                    let pause = deadline.within(ROUTING_PAUSE);
-                    self.0.routing.newer_than(routing.version, pause).await;
-                }
-            }
-        }
-        Ok(None)
-    }
-
-    async fn after_refusal(
+    pub(crate) async fn after_refusal(
         &self,
         routing: &RoutingInfo,
         who: &str,
@@ -183,7 +57,7 @@ impl Client {
         match error.remedy() {
             Remedy::GiveUp => return Err(attempts.refused(who, error)),
             Remedy::RefreshRouting => {
-                self.0.routing.newer_than(routing.version, deadline.within(ROUTING_PAUSE)).await;
+                self.0.routing.wait_newer(routing.version, deadline.within(ROUTING_PAUSE)).await;
             }
             Remedy::RetryAfterWait | Remedy::OtherReplica => {
                 tokio::time::sleep(RETRY_PAUSE).await;
@@ -193,57 +67,57 @@ impl Client {
         Ok(())
     }
 
-    /// Reads a part of one chunk from any serving replica; `None` where there is no such chunk.
+    /// Reads a part of one chunk from any serving replica; `None` if the chunk does not exist.
     pub(crate) fn read<'a>(
         &'a self,
-        what: &'a What,
-        place: Place,
+        what: &'a OperationName,
+        location: ChunkLocation,
         offset: u32,
         length: u32,
-        patience: impl Into<Patience>,
+        patience: impl Into<ProgressTimeout>,
     ) -> BoxFuture<'a, Result<Option<Bytes>, ClientError>> {
-        Box::pin(self.read_now(what, place, offset, length, patience.into()))
+        Box::pin(self.read_now(what, location, offset, length, patience.into()))
     }
 
     async fn read_now(
         &self,
-        what: &What,
-        place: Place,
+        what: &OperationName,
+        location: ChunkLocation,
         offset: u32,
         length: u32,
-        patience: Patience,
+        patience: ProgressTimeout,
     ) -> Result<Option<Bytes>, ClientError> {
         let mut attempts = Attempts::of(&**what);
         let mut timeout = self.0.config.read_attempt_timeout;
         let mut turn = self.0.read_turn.fetch_add(1, Relaxed);
         let mut damaged: u32 = 0;
         let mut overload = Overload::default();
-        while !patience.over() {
+        while !patience.expired() {
             let deadline = patience.deadline();
-            let Some(routing) = self.0.routing.newest(&mut attempts, deadline).await? else {
+            let Some(routing) = self.0.routing.current(&mut attempts, deadline).await? else {
                 break;
             };
-            let Some((to, replica, replicas)) = self.replica(&routing, place.chain, turn) else {
-                attempts.failed(&place.chain.to_string(), "no target of it is SERVING");
-                self.0.routing.newer_than(routing.version, deadline.within(ROUTING_PAUSE)).await;
+            let Some((to, replica, replicas)) = self.replica(&routing, location.chain, turn) else {
+                attempts.failed(&location.chain.to_string(), "it has no SERVING target");
+                self.0.routing.wait_newer(routing.version, deadline.within(ROUTING_PAUSE)).await;
                 continue;
             };
             turn = turn.wrapping_add(1);
             let who = who(&routing, &replica);
             let request =
-                StorageRequest::Read(ReadRequest { to, chunk: place.chunk, offset, length });
+                StorageRequest::Read(ReadRequest { to, chunk: location.chunk, offset, length });
             let options = CallOptions {
                 not_after: None,
                 class: request.class(),
                 idle_timeout: Some(timeout),
             };
-            let attempt = deadline.within(timeout * BUSY_PATIENCE);
+            let attempt = deadline.within(timeout * BUSY_TIMEOUT_FACTOR);
             let payload = Payload::empty();
             let call = self.call(&routing, replica.node, &request, payload, attempt, options);
             match attempts.call(call.await)? {
-                // Chunks have bytes: what has none was removed, or never was.
-                Ok((Ok(StorageReply::Read(done)), _)) if done.chunk_length == 0 => return Ok(None),
-                Ok((Ok(StorageReply::Read(done)), payload)) => match checked(done, payload) {
+                // An empty chunk was removed, or never existed.
+                Ok((Ok(StorageReply::Read(read)), _)) if read.chunk_length == 0 => return Ok(None),
+                Ok((Ok(StorageReply::Read(read)), payload)) => match verify(read, payload) {
                     Ok(payload) => return Ok(Some(payload)),
                     Err(detail) => attempts.failed(&who, detail),
                 },
@@ -253,7 +127,7 @@ impl Client {
                     attempts.failed(&who, error);
                     damaged += 1;
                     if damaged >= replicas * CORRUPT_ROUNDS {
-                        return Err(attempts.corrupt(place.chunk));
+                        return Err(attempts.corrupt(location.chunk));
                     }
                     if damaged.is_multiple_of(replicas) {
                         tokio::time::sleep(ROUTING_PAUSE).await;
@@ -271,7 +145,7 @@ impl Client {
                     timeout *= 2;
                     if replicas == 1 {
                         let pause = deadline.within(ROUTING_PAUSE);
-                        self.0.routing.newer_than(routing.version, pause).await;
+                        self.0.routing.wait_newer(routing.version, pause).await;
                     }
                 }
             }
@@ -279,8 +153,8 @@ impl Client {
         Err(attempts.unavailable(self.0.config.timeout))
     }
 
-    /// One attempt at one node.
-    async fn call(
+    /// Makes one attempt at one node.
+    pub(crate) async fn call(
         &self,
         routing: &RoutingInfo,
         node: NodeId,
@@ -291,15 +165,15 @@ impl Client {
     ) -> Result<(StorageResult, Bytes), CallError> {
         let address = routing.address(node).unwrap_or_default();
         let file = file_of(request, payload.len());
-        let shown = self.0.metadata.shown(file, deadline).await?;
-        let (peer, message) = (self.0.peers.at(address), encode(&(request, shown))?);
+        let presented = self.0.metadata.capability_for(file, deadline).await?;
+        let (peer, message) = (self.0.peers.at(address), encode(&(request, presented))?);
         let result = peer.call_with(message, payload, deadline, options).await;
         if matches!(&result, Err(error) if refuses_capability(error)) {
             self.0.metadata.forget_capability(file);
         }
         match &result {
             Ok(_) => self.0.peers.trust(node),
-            // It answers, and has much to do.
+            // The node answers, but is overloaded.
             Err(error) if is_overloaded(error) => {}
             Err(_) => self.0.peers.suspect(node),
         }
@@ -307,8 +181,8 @@ impl Client {
         Ok((decode(&reply.message)?, reply.payload.into_bytes()))
     }
 
-    /// A serving replica for the attempt `turn`, those that lately answered first; and how many
-    /// serve.
+    /// Selects a serving replica for attempt number `turn`, preferring nodes that have answered
+    /// recently; also returns the number of serving replicas.
     fn replica(
         &self,
         routing: &RoutingInfo,
@@ -326,7 +200,7 @@ impl Client {
     }
 }
 
-/// The file that a client's request is about; it writes bytes of it below the end.
+/// The file of a request, and the end of the bytes that it writes.
 fn file_of(request: &StorageRequest, payload_bytes: usize) -> Option<(InodeId, u64)> {
     match request {
         StorageRequest::Update(update) => {
@@ -339,20 +213,20 @@ fn file_of(request: &StorageRequest, payload_bytes: usize) -> Option<(InodeId, u
     }
 }
 
-/// What was shown may be what the server does not take.
+/// Whether the server may have rejected the capability.
 fn refuses_capability(error: &RpcError) -> bool {
     let RpcError::Faulted { fault, .. } = error else { return false };
     matches!(fault.code, FaultCode::BadRequest | FaultCode::Expired | FaultCode::Forbidden)
 }
 
-/// The server refused because it has too much to do: nothing is wrong with it.
-fn is_overloaded(error: &RpcError) -> bool {
+/// Whether the server rejected the request because of overload.
+pub(crate) fn is_overloaded(error: &RpcError) -> bool {
     matches!(error, RpcError::Faulted { fault, .. } if fault.code == FaultCode::Overloaded)
 }
 
-/// Pauses between attempts that are refused as overload: they double, so that refusals cost the
-/// server less than the work that it is busy with.
-struct Overload(Duration);
+/// Exponential pauses between attempts rejected because of overload, so that rejections cost the
+/// server less than its work.
+pub(crate) struct Overload(Duration);
 
 impl Default for Overload {
     fn default() -> Self {
@@ -361,42 +235,47 @@ impl Default for Overload {
 }
 
 impl Overload {
-    async fn pause(&mut self, deadline: Deadline) {
-        // Not all at the same moment.
+    pub(crate) async fn pause(&mut self, deadline: Deadline) {
+        // Jitter, so that clients do not retry at the same time.
         let pause = self.0.mul_f64(rand::random_range(0.5..1.5));
         tokio::time::sleep_until(deadline.within(pause).instant().into()).await;
         self.0 = (self.0 * 2).min(OVERLOAD_PAUSE_MAX);
     }
 }
 
-fn head(
+pub(crate) fn head(
     routing: &RoutingInfo,
     chain: ChainId,
     attempts: &mut Attempts,
 ) -> Option<(Address, ChainTarget)> {
-    let known = routing.chain(chain);
-    let Some((known, head)) = known.and_then(|known| Some((known, *known.head()?))) else {
+    let current = routing.chain(chain);
+    let Some((current, head)) = current.and_then(|current| Some((current, *current.head()?)))
+    else {
         attempts.failed(&chain.to_string(), describe(routing, chain));
         return None;
     };
-    Some((Address { chain, chain_version: known.version, target: head.target }, head))
+    Some((Address { chain, chain_version: current.version, target: head.target }, head))
 }
 
-fn checked(done: ReadDone, payload: Bytes) -> Result<Bytes, String> {
+fn verify(read: ReadDone, payload: Bytes) -> Result<Bytes, String> {
     let got = Checksum::of(&payload);
-    if payload.len() != done.length as usize || got != done.checksum {
+    if payload.len() != read.length as usize || got != read.checksum {
         return Err(format!(
-            "{} bytes with checksum {got} arrived, {} with {} were sent",
+            "received {} bytes with checksum {got}, expected {} bytes with {}",
             payload.len(),
-            done.length,
-            done.checksum
+            read.length,
+            read.checksum
         ));
     }
     Ok(payload)
 }
 
-fn who(routing: &RoutingInfo, place: &ChainTarget) -> String {
-    name_of(place.target, place.node, routing.address(place.node).unwrap_or("unknown address"))
+pub(crate) fn who(routing: &RoutingInfo, location: &ChainTarget) -> String {
+    name_of(
+        location.target,
+        location.node,
+        routing.address(location.node).unwrap_or("unknown address"),
+    )
 }
 
 fn name_of(target: TargetId, node: NodeId, address: &str) -> String {
@@ -404,10 +283,33 @@ fn name_of(target: TargetId, node: NodeId, address: &str) -> String {
 }
 
 fn describe(routing: &RoutingInfo, chain: ChainId) -> String {
-    let Some(known) = routing.chain(chain) else {
-        return "it is not in the routing".into();
+    let Some(current) = routing.chain(chain) else {
+        return "the chain is not in the routing".into();
     };
     let states: Vec<String> =
-        known.targets.iter().map(|it| format!("{} {}", it.target, it.state)).collect();
-    format!("no target of it is SERVING ({})", states.join(", "))
+        current.targets.iter().map(|it| format!("{} {}", it.target, it.state)).collect();
+    format!("it has no SERVING target ({})", states.join(", "))
+}
+
+impl Client {
+    /// The chains of a layout. Waits for routing that includes the layout's chain table.
+    pub(crate) async fn chains(
+        &self,
+        what: &OperationName,
+        layout: &Layout,
+        deadline: Deadline,
+    ) -> Result<Vec<ChainId>, ClientError> {
+        let mut attempts = Attempts::of(&**what);
+        while let Some(routing) = self.0.routing.current(&mut attempts, deadline).await? {
+            match layout.resolve(&routing) {
+                Err(error @ LayoutError::NoTable { .. }) if !deadline.passed() => {
+                    attempts.failed("mgmtd", error);
+                    self.0.routing.wait_newer(routing.version, deadline).await;
+                }
+                Err(LayoutError::NoTable { .. }) => break,
+                resolved => return Ok(resolved?),
+            }
+        }
+        Err(attempts.unavailable(self.0.config.timeout))
+    }
 }

@@ -1,35 +1,35 @@
-//! Claims: which node may use a directory that only one node may use at a time.
+//! Claims: exclusive use of a directory by one node at a time.
 //!
-//! A claim is an extended attribute, "BEAT HOLDER", that its holder renews: each renewal counts the
-//! beat up. It is changed only by compare-and-swap, and no clocks are compared: whoever wants
-//! another's claim watches the beat stand still by his own clock, longer than its holder trusts a
-//! renewal by his own, and then takes exactly the claim that he has watched.
+//! A claim is an extended attribute, "BEAT HOLDER", that its holder renews by incrementing the
+//! beat. It is changed only by compare-and-swap, and no clocks are compared: a node that wants
+//! another's claim observes by its own clock that the beat has not changed for longer than the
+//! holder trusts a renewal, and then takes exactly the claim that it has observed.
 
 use threefs_meta::{At, MetaChange, MetaError, MetaQuery, MetaReply, SetMode};
 
 use crate::Client;
 use crate::error::ClientError;
 
-/// Where a claim is kept.
+/// Attribute that stores a claim.
 const ATTRIBUTE: &str = "user.threefs.claim";
-/// Others may change it at the same moment, but not again and again.
+/// Maximum number of attempts: concurrent changes are rare.
 const ATTEMPTS_MAX: u32 = 8;
 
-/// Who may use a directory.
+/// Claim on a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// A node's name.
+    /// Name of the holding node.
     pub holder: String,
-    /// Counts its renewals, and goes on counting when it changes hands.
+    /// Number of renewals, which continues when the holder changes.
     pub beat: u64,
 }
 
-/// What a holder finds that renews its claim.
+/// Result of a renewal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Renewal {
-    /// Its claim, renewed.
+    /// The renewed claim.
     Held(Claim),
-    /// It is another's, or nobody's, or has been in between.
+    /// Lost: the current claim of another holder, or `None` if there is no claim.
     Lost(Option<Claim>),
 }
 
@@ -56,7 +56,7 @@ impl Client {
             Ok(MetaReply::Attribute(value)) => {
                 Claim::decode(&value).map(Some).ok_or_else(|| ClientError::InvalidArgument {
                     detail: format!(
-                        "attribute {ATTRIBUTE} of `{path}` is {:?}; it is 3FS's own: remove it",
+                        "attribute {ATTRIBUTE} of `{path}` is {:?}; the name is reserved by 3FS: remove it",
                         String::from_utf8_lossy(&value)
                     ),
                 })
@@ -67,8 +67,8 @@ impl Client {
         }
     }
 
-    /// Takes or renews the claim on a directory for `holder`; another's is taken only if it is
-    /// exactly what has stood still. Gives the claim as it is now: whose it is, the caller looks.
+    /// Takes or renews the claim on a directory for `holder`; another holder's claim is taken only
+    /// if it equals `expired`. Returns the current claim; the caller checks its holder.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -76,14 +76,14 @@ impl Client {
         &self,
         path: &str,
         holder: &str,
-        stood_still: Option<&Claim>,
+        expired: Option<&Claim>,
     ) -> Result<Claim, ClientError> {
         let mut attempts = 0;
         loop {
-            let found = self.claim_of(path).await?;
-            let (beat, mode) = match &found {
+            let existing = self.claim_of(path).await?;
+            let (beat, mode) = match &existing {
                 None => (0, SetMode::Create),
-                Some(claim) if claim.holder == holder || Some(claim) == stood_still => {
+                Some(claim) if claim.holder == holder || Some(claim) == expired => {
                     (claim.beat, SetMode::Was(claim.encode()))
                 }
                 Some(claim) => return Ok(claim.clone()),
@@ -100,20 +100,24 @@ impl Client {
         }
     }
 
-    /// Renews a claim that its holder has, and never takes one: where it is gone, another may have
-    /// had it and given it back. A beat below the known one tells the same.
+    /// Renews a held claim, and never takes one: if it is gone, another node may have held and
+    /// released it. A beat below the known one means the same.
     ///
     /// # Errors
     /// Any [`ClientError`].
-    pub async fn renew_claim(&self, path: &str, known: &Claim) -> Result<Renewal, ClientError> {
+    pub async fn renew_claim(&self, path: &str, current: &Claim) -> Result<Renewal, ClientError> {
         let mut attempts = 0;
         loop {
-            let found = match self.claim_of(path).await? {
-                Some(found) if found.holder == known.holder && found.beat >= known.beat => found,
+            let existing = match self.claim_of(path).await? {
+                Some(existing)
+                    if existing.holder == current.holder && existing.beat >= current.beat =>
+                {
+                    existing
+                }
                 other => return Ok(Renewal::Lost(other)),
             };
-            let mine = Claim { holder: found.holder.clone(), beat: found.beat + 1 };
-            match self.write_claim(path, Some(&mine), SetMode::Was(found.encode())).await {
+            let mine = Claim { holder: existing.holder.clone(), beat: existing.beat + 1 };
+            match self.write_claim(path, Some(&mine), SetMode::Was(existing.encode())).await {
                 Ok(()) => return Ok(Renewal::Held(mine)),
                 Err(ClientError::Meta(
                     MetaError::Exists { .. } | MetaError::NoAttribute { .. },
@@ -124,7 +128,7 @@ impl Client {
         }
     }
 
-    /// Gives a claim back, if it is this holder's.
+    /// Releases a claim, if it is held by `holder`.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -132,7 +136,7 @@ impl Client {
         match self.claim_of(path).await? {
             Some(claim) if claim.holder == holder => {
                 match self.write_claim(path, None, SetMode::Was(claim.encode())).await {
-                    // Another's by now.
+                    // Held by another node by now.
                     Err(ClientError::Meta(
                         MetaError::Exists { .. } | MetaError::NoAttribute { .. },
                     )) => Ok(()),

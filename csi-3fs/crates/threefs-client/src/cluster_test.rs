@@ -1,4 +1,4 @@
-//! mgmtd, three storage services and a client in one process, over real sockets and files.
+//! Tests of mgmtd, three storage services and a client in one process, with real sockets and files.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,11 +19,11 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::batch::ChunkWrite;
-use crate::chunks::{Place, What};
+use crate::chunks::{ChunkLocation, OperationName};
+use crate::write::ChunkWrite;
 
 const CHUNK_BYTES: u32 = 1 << 20;
-/// Far more than anything takes: disks of shared machines stand still for seconds.
+/// Far longer than any operation: disks of shared machines can stall for seconds.
 const LONG: Duration = Duration::from_secs(120);
 
 pub(crate) struct Cluster {
@@ -31,7 +31,7 @@ pub(crate) struct Cluster {
     pub(crate) mgmtd: String,
     _mgmtd_alive: ShutdownHandle,
     storage: Vec<(ShutdownHandle, JoinHandle<()>)>,
-    /// Of each storage service, for requests and replies.
+    /// Memory of each storage service for requests and replies.
     memory_bytes: usize,
 }
 
@@ -109,9 +109,9 @@ fn key(folder: &Path) -> Key {
     Key::read(&folder.join("key")).unwrap()
 }
 
-fn place(chain: u32, index: u32) -> Place {
+fn location(chain: u32, index: u32) -> ChunkLocation {
     let chunk = ChunkId::new(InodeId(42), index);
-    Place { chain: ChainId(chain), chunk, chunk_bytes: CHUNK_BYTES }
+    ChunkLocation { chain: ChainId(chain), chunk, chunk_bytes: CHUNK_BYTES }
 }
 
 pub(crate) async fn whole(client: &Client) {
@@ -124,7 +124,7 @@ pub(crate) async fn whole(client: &Client) {
 async fn chains(client: &Client) -> Vec<ChainId> {
     let mut attempts = crate::error::Attempts::of("test");
     let deadline = Deadline::after(LONG);
-    let routing = client.0.routing.newest(&mut attempts, deadline).await.unwrap().unwrap();
+    let routing = client.0.routing.current(&mut attempts, deadline).await.unwrap().unwrap();
     routing.chains.keys().copied().collect()
 }
 
@@ -133,7 +133,7 @@ async fn chunks_survive_the_loss_and_return_of_a_storage_service() {
     let mut cluster = Cluster::of_three(64 << 20).await;
     let client = cluster.client();
     whole(&client).await;
-    let what: What = "test".into();
+    let what: OperationName = "test".into();
     let chains = chains(&client).await;
     let deadline = Deadline::after(LONG);
     let content = |index: u32| Bytes::from(vec![index as u8; 300_000]);
@@ -141,14 +141,14 @@ async fn chunks_survive_the_loss_and_return_of_a_storage_service() {
         let what = Arc::clone(&what);
         async move {
             let change = ContentChange::Write { offset: 0 };
-            client.update(&what, place(chain, index), change, content(index), deadline).await
+            client.update(&what, location(chain, index), change, content(index), deadline).await
         }
     };
     for index in 0..6 {
         let chain = chains[index as usize % chains.len()].0;
         write(client.clone(), chain, index).await.unwrap();
     }
-    // Its handlers are cut off as a kill would; it comes back on another port.
+    // Its handlers are aborted as by a kill; it restarts on another port.
     let (handle, task) = cluster.storage.remove(0);
     task.abort();
     drop((handle, task.await));
@@ -162,21 +162,22 @@ async fn chunks_survive_the_loss_and_return_of_a_storage_service() {
     for index in 0..12 {
         let chain = chains[index as usize % chains.len()].0;
         for _replica in 0..3 {
-            let read = client.read(&what, place(chain, index), 0, CHUNK_BYTES, deadline).await;
+            let read = client.read(&what, location(chain, index), 0, CHUNK_BYTES, deadline).await;
             assert_eq!(read.unwrap().unwrap(), content(index));
         }
     }
 }
 
-/// One volume's file with more chunks than are seen in time does not keep others from a chain.
+/// A file with more chunks than can be listed in time does not make a chain unavailable to other
+/// volumes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_chain_that_answers_is_asked_on_whatever_a_file_has_there() {
+async fn a_large_file_does_not_open_the_breaker_of_a_chain() {
     let cluster = Cluster::of_three(64 << 20).await;
     let client = cluster.client();
     whole(&client).await;
-    let (what, change): (What, _) = ("test".into(), ContentChange::Write { offset: 0 });
-    let (place, content) = (place(1, 3), Bytes::from_static(&[1; 100]));
-    client.update(&what, place, change, content, Deadline::after(LONG)).await.unwrap();
+    let (what, change): (OperationName, _) = ("test".into(), ContentChange::Write { offset: 0 });
+    let (location, content) = (location(1, 3), Bytes::from_static(&[1; 100]));
+    client.update(&what, location, change, content, Deadline::after(LONG)).await.unwrap();
     let layout = Layout {
         table: TableId(1),
         table_version: TableVersion(1),
@@ -192,8 +193,8 @@ async fn a_chain_that_answers_is_asked_on_whatever_a_file_has_there() {
     assert_eq!(end(LONG).await, Ok(u64::from(CHUNK_BYTES) * 3 + 100));
 }
 
-/// A network that can hold back what was sent over the connections that it has, as a partition
-/// does: the kernels deliver it once that is over. Later connections are not held back.
+/// A network that can delay data of its current connections, as a partition does: the kernels
+/// deliver it when the partition ends. Later connections are not delayed.
 struct Network {
     address: String,
     held: watch::Sender<u64>,
@@ -231,19 +232,19 @@ async fn relay(client: TcpStream, server: String, number: u64, mut held: watch::
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_partition_held_back_does_not_undo_what_the_next_holder_wrote() {
+async fn writes_delayed_by_a_partition_do_not_overwrite_those_of_the_next_holder() {
     let mut cluster = Cluster::start(1).await;
-    // An address of its own, so that nobody takes the port before the service does.
+    // A separate address, so that the port is free when the service starts.
     let port = TcpListener::bind("127.93.7.1:0").await.unwrap().local_addr().unwrap();
     let network = Network::to(port.to_string()).await;
     let started = cluster.start_storage_at(1, &port.to_string(), Some(&network.address));
     cluster.storage.push(started);
-    let what: What = "test".into();
+    let what: OperationName = "test".into();
     let deadline = Deadline::after(LONG);
     let write = async |client: &Client, content: &'static [u8]| {
         let change = ContentChange::Write { offset: 0 };
         let content = Bytes::from_static(content);
-        client.update(&what, place(1, 0), change, content, deadline).await
+        client.update(&what, location(1, 0), change, content, deadline).await
     };
     let former = cluster.client();
     whole(&former).await;
@@ -256,33 +257,33 @@ async fn what_a_partition_held_back_does_not_undo_what_the_next_holder_wrote() {
     let end = BootInstant::now().after(Duration::from_millis(500));
     former.lease().renew_until(end);
     let lost = tokio::time::timeout(Duration::from_millis(250), write(&former, b"FORMER")).await;
-    assert!(lost.is_err(), "it was held back");
-    // So long at least does whoever wants the claim wait.
+    assert!(lost.is_err(), "the write was delayed");
+    // A node that wants the claim waits at least this long.
     tokio::time::sleep(end.remaining()).await;
     network.held.send_replace(2);
     let next = cluster.client();
     write(&next, b"next").await.unwrap();
     network.held.send_replace(0);
-    // Answered behind what was held back, over the same connections.
+    // Answered after the delayed data, over the same connections.
     for client in [&former, &former, &next] {
-        let read = client.read(&what, place(1, 0), 0, CHUNK_BYTES, deadline).await;
+        let read = client.read(&what, location(1, 0), 0, CHUNK_BYTES, deadline).await;
         assert_eq!(read.unwrap().unwrap(), &b"nextt"[..]);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_late_write_of_a_killed_daemon_does_not_undo_what_its_successor_wrote() {
+async fn a_late_write_of_a_killed_daemon_does_not_overwrite_that_of_its_successor() {
     let mut cluster = Cluster::start(1).await;
     let port = TcpListener::bind("127.93.7.2:0").await.unwrap().local_addr().unwrap();
     let network = Network::to(port.to_string()).await;
     let started = cluster.start_storage_at(1, &port.to_string(), Some(&network.address));
     cluster.storage.push(started);
-    let what: What = "test".into();
+    let what: OperationName = "test".into();
     let deadline = Deadline::after(LONG);
     let write = async |client: &Client, content: &'static [u8]| {
         let change = ContentChange::Write { offset: 0 };
         let content = Bytes::from_static(content);
-        client.update(&what, place(1, 0), change, content, deadline).await
+        client.update(&what, location(1, 0), change, content, deadline).await
     };
     let mount = ClientId(0xfeed << 32);
     let former = cluster.client();
@@ -294,34 +295,34 @@ async fn a_late_write_of_a_killed_daemon_does_not_undo_what_its_successor_wrote(
     }
     network.held.send_replace(u64::MAX);
     let lost = tokio::time::timeout(Duration::from_millis(250), write(&former, b"XXXXX")).await;
-    assert!(lost.is_err(), "it was held back");
+    assert!(lost.is_err(), "the write was delayed");
     network.held.send_replace(2);
-    // The kernel sends the request again, to the next daemon; then the program writes anew.
+    // The kernel resends the request to the next daemon; then the program writes again.
     let next = cluster.client();
     next.tag_as_mount(mount, 2);
     write(&next, b"XXXXX").await.unwrap();
     write(&next, b"YYYYY").await.unwrap();
     network.held.send_replace(0);
-    // Answered behind what was held back, over the same connections.
+    // Answered after the delayed data, over the same connections.
     for client in [&former, &former, &next] {
-        let read = client.read(&what, place(1, 0), 0, CHUNK_BYTES, deadline).await;
+        let read = client.read(&what, location(1, 0), 0, CHUNK_BYTES, deadline).await;
         assert_eq!(read.unwrap().unwrap(), &b"YYYYY"[..]);
     }
     let refused = write(&former, b"XXXXX").await.unwrap_err();
     assert!(refused.to_string().contains("has replaced it"), "{refused}");
 }
 
-/// Every budget of the storage services is filled by client updates that need forwards to each
-/// other's nodes: with one budget for both, each waits for the other for ever.
+/// All budgets of the storage services are filled by client updates that need forwards to each
+/// other's nodes: with one budget for both, they would deadlock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_writers_over_small_budgets_do_not_deadlock_the_chains() {
     const WRITERS: u32 = 12;
     const CHUNKS: u32 = 8;
-    // Each class has room for one chunk, or less, which is taken one at a time.
+    // Each class has space for one chunk or less, granted one at a time.
     let cluster = Cluster::of_three(8 << 20).await;
     let client = cluster.client();
     whole(&client).await;
-    let what: What = "test".into();
+    let what: OperationName = "test".into();
     let chains = chains(&client).await;
     let deadline = Deadline::after(Duration::from_secs(60));
     let content = |index: u32| Bytes::from(vec![index as u8; CHUNK_BYTES as usize]);
@@ -331,7 +332,7 @@ async fn many_writers_over_small_budgets_do_not_deadlock_the_chains() {
         let (client, what) = (cluster.client(), Arc::clone(&what));
         let writes = (0..CHUNKS).map(|it| writer * CHUNKS + it).map(|index| ChunkWrite {
             what: Arc::clone(&what),
-            place: place(chain(index), index),
+            location: location(chain(index), index),
             offset: 0,
             payload: content(index),
         });
@@ -342,7 +343,8 @@ async fn many_writers_over_small_budgets_do_not_deadlock_the_chains() {
         written.unwrap().unwrap();
     }
     for index in 0..WRITERS * CHUNKS {
-        let read = client.read(&what, place(chain(index), index), 0, CHUNK_BYTES, deadline).await;
+        let read =
+            client.read(&what, location(chain(index), index), 0, CHUNK_BYTES, deadline).await;
         assert_eq!(read.unwrap().unwrap(), content(index));
     }
 }

@@ -1,4 +1,4 @@
-//! Where the cluster is, and how much a client asks of it at once.
+//! Client configuration: addresses, credentials, limits and timeouts.
 
 use std::time::Duration;
 
@@ -11,39 +11,39 @@ use threefs_core::ids::ClientId;
 /// Name of the storage service; both sides of a connection sign it.
 pub const STORAGE_CONTEXT: &str = threefs_storage::CONTEXT;
 
-/// A replica that answers other calls is waited for so many times as long as a silent one: a queue
-/// gets no shorter when those who wait in it leave and come back.
-pub(crate) const BUSY_PATIENCE: u32 = 8;
+/// Timeout factor for a replica that answers other calls, compared with a silent one: retrying does
+/// not shorten a queue.
+pub(crate) const BUSY_TIMEOUT_FACTOR: u32 = 8;
 
-/// How a client lives.
+/// Configuration of a client.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
     /// Addresses of mgmtd, each host:port.
     pub mgmtd: Vec<String>,
     /// Address of the metadata service.
     pub meta: String,
-    /// What is proved to the services: the cluster's key, or a ticket.
+    /// Credentials for the services: the cluster's key, or a ticket.
     pub credentials: Credentials,
-    /// Whether it manages volumes: it sees and changes reserved attributes, and its paths lead
-    /// through no symbolic link.
+    /// Whether the client manages volumes: it can read and change reserved attributes, and its
+    /// paths do not follow symbolic links.
     pub control_plane: bool,
     /// How long an operation may make no progress before it fails with `Unavailable`. A batch of
-    /// chunks makes progress whenever one of them ends.
+    /// chunks makes progress whenever one of them completes.
     pub timeout: Duration,
-    /// Chunk operations in flight at most, over all operations.
+    /// Maximum number of chunk operations in flight, over all operations.
     pub operations_in_flight_max: usize,
-    /// Payload bytes in flight at most.
+    /// Maximum number of payload bytes in flight.
     pub bytes_in_flight_max: usize,
-    /// How long a replica may be silent before a read is asked of another one; one that answers
-    /// other calls meanwhile is waited for `BUSY_PATIENCE` times as long. It doubles with each
-    /// attempt, so a slow cluster is not asked to death.
+    /// How long a replica may be silent before a read is sent to another one; multiplied by
+    /// `BUSY_TIMEOUT_FACTOR` for one that answers other calls. Doubles with each attempt, so a slow
+    /// cluster is not overloaded.
     pub read_attempt_timeout: Duration,
-    /// As `read_attempt_timeout`, before an update is sent again under its tag.
+    /// As `read_attempt_timeout`, before an update is resent under its tag.
     pub update_attempt_timeout: Duration,
 }
 
 impl ClientConfig {
-    /// Usual bounds.
+    /// Configuration with default limits.
     pub fn new(mgmtd: Vec<String>, meta: String, credentials: impl Into<Credentials>) -> Self {
         Self {
             mgmtd,
@@ -58,7 +58,7 @@ impl ClientConfig {
         }
     }
 
-    /// How storage services are connected to.
+    /// Configuration of the connections to storage services.
     pub(crate) fn storage_pool(&self) -> PoolConfig {
         let mut connection = ConnectionConfig::new(STORAGE_CONTEXT, &self.credentials);
         connection.class = TrafficClass::Storage;
@@ -71,13 +71,13 @@ impl ClientConfig {
     }
 }
 
-/// One life of a client. From the system's generator: processes that were forked from one another
-/// share the state of any other generator, and two lives under one id would take each other's
-/// updates for retries.
+/// Draws the id of a client. From the operating system's generator: forked processes share the
+/// state of other generators, and two clients under one id would take each other's updates for
+/// retries.
 pub(crate) fn draw_client_id() -> ClientId {
     let mut bytes = [0; 16];
     if rand::rngs::OsRng.try_fill_bytes(&mut bytes).is_err() {
-        // A system without entropy: time and process are the best that is left.
+        // Without entropy: use time and process id.
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let nanoseconds = now.map_or(0, |elapsed| elapsed.as_nanos());
         let random = nanoseconds << 64 | u128::from(std::process::id()) << 32;

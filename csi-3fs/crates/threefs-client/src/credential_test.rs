@@ -1,5 +1,5 @@
-//! A volume's credential at mgmtd and the storage services, in the hands of a hostile client that
-//! speaks the protocol itself.
+//! Tests of a volume's credential at mgmtd and the storage services, used by a malicious client
+//! that implements the protocol itself.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -75,7 +75,7 @@ fn terms(end: u64, until_unix_s: u64) -> FileTerms {
     FileTerms { layout: layout(), end, until_unix_s }
 }
 
-/// The code of the fault; `None` when the service took the request up.
+/// The code of the fault; `None` if the service accepted the request.
 fn code(result: Result<Reply, RpcError>) -> Option<FaultCode> {
     match result {
         Ok(_) => None,
@@ -110,7 +110,7 @@ fn heartbeat() -> Heartbeat {
     Heartbeat { node, address, incarnation, sequence: 1, targets, capacity_bytes: 0, data }
 }
 
-/// A metadata service with another tree, in place of the registered one.
+/// A metadata service with another tree, replacing the registered one.
 fn adopted() -> MetaRegistration {
     let (tree, cluster) = (TreeId(9), None);
     MetaRegistration { tree, generation: 1, process: 1, cluster, claim: Claim::Adopted }
@@ -129,10 +129,10 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
 
     let mgmtd =
         open(&cluster.mgmtd, threefs_mgmtd::protocol::CONTEXT, &ticket(VOLUME, false)).await;
-    let known = RoutingVersion(0);
+    let current = RoutingVersion(0);
     let promote = MgmtdRequest::Promote { target: TargetId(1), apply: true };
     for (request, expected) in [
-        (MgmtdRequest::Routing { known, wait_ms: 0 }, None),
+        (MgmtdRequest::Routing { known: current, wait_ms: 0 }, None),
         (MgmtdRequest::Status, None),
         (MgmtdRequest::Rebalance { apply: false, leaving: None }, Some(FaultCode::Forbidden)),
         (
@@ -143,8 +143,12 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
         (promote, Some(FaultCode::Forbidden)),
         (MgmtdRequest::RegisterMeta(adopted()), Some(FaultCode::Forbidden)),
     ] {
-        let shown = format!("{request:?}");
-        assert_eq!(code(call(&mgmtd, encode(&request).unwrap(), 0).await), expected, "{shown}");
+        let capability_for = format!("{request:?}");
+        assert_eq!(
+            code(call(&mgmtd, encode(&request).unwrap(), 0).await),
+            expected,
+            "{capability_for}"
+        );
     }
 
     let sealed = ticket(VOLUME, false);
@@ -154,24 +158,28 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
         let terms = encode(&terms(1 << 20, now() + 60)).unwrap().into();
         Some(Capability::sign(&ring(), sealed.ticket(), inode, terms, now()))
     };
-    let ask = async |request: &StorageRequest, capability: Option<Capability>| {
-        let shown = capability.map_or(Presented::Nothing, Presented::Capability);
-        let message = encode(&(request, shown)).unwrap();
+    let build_request = async |request: &StorageRequest, capability: Option<Capability>| {
+        let capability_for = capability.map_or(Presented::Nothing, Presented::Capability);
+        let message = encode(&(request, capability_for)).unwrap();
         code(call(&storage, message, request.class()).await)
     };
     for request in requests(OWN) {
-        assert_eq!(ask(&request, capability(VOLUME, false, OWN)).await, None, "{request:?}");
-        assert_eq!(ask(&request, None).await, Some(FaultCode::Forbidden), "{request:?}");
+        assert_eq!(
+            build_request(&request, capability(VOLUME, false, OWN)).await,
+            None,
+            "{request:?}"
+        );
+        assert_eq!(build_request(&request, None).await, Some(FaultCode::Forbidden), "{request:?}");
         // Of another volume.
         let other = capability(VOLUME + 1, false, OWN);
-        assert_eq!(ask(&request, other).await, Some(FaultCode::Forbidden), "{request:?}");
-        let reading = ask(&request, capability(VOLUME, true, OWN)).await;
+        assert_eq!(build_request(&request, other).await, Some(FaultCode::Forbidden), "{request:?}");
+        let reading = build_request(&request, capability(VOLUME, true, OWN)).await;
         let updates = matches!(request, StorageRequest::Update(_));
         assert_eq!(reading, updates.then_some(FaultCode::Forbidden), "{request:?}");
     }
     for request in requests(FOREIGN) {
         let own = capability(VOLUME, false, OWN);
-        assert_eq!(ask(&request, own).await, Some(FaultCode::Forbidden), "{request:?}");
+        assert_eq!(build_request(&request, own).await, Some(FaultCode::Forbidden), "{request:?}");
     }
     let to = Address { chain: ChainId(1), chain_version: ChainVersion(1), target: TargetId(1) };
     let (from, chunk) = (TargetId(2), ChunkId::new(InodeId(OWN), 0));
@@ -180,7 +188,7 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
         StorageRequest::SyncStart(SyncStart { to, from, round: 1 }),
     ] {
         let own = capability(VOLUME, false, OWN);
-        assert_eq!(ask(&request, own).await, Some(FaultCode::Forbidden), "{request:?}");
+        assert_eq!(build_request(&request, own).await, Some(FaultCode::Forbidden), "{request:?}");
     }
 
     // A read-only ticket with a capability that allows writes, which no service would sign for it.
@@ -192,10 +200,10 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
     assert_eq!(refused, Some(FaultCode::Forbidden));
 }
 
-/// A holder writes chunks of its own file on a chain or at an index that the file's layout does not
-/// have: no quota would count them, and removing the file would not remove them.
+/// A ticket holder writes chunks of its file on a chain or at an index outside the file's layout:
+/// no quota would count them, and removing the file would not remove them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn chunks_that_a_file_does_not_have_are_not_written() {
+async fn writes_outside_the_layout_of_a_file_are_rejected() {
     let cluster = Cluster::of_three(64 << 20).await;
     whole(&cluster.client()).await;
     let manager = MgmtdClient::new(std::slice::from_ref(&cluster.mgmtd), &ticket(VOLUME, false));
@@ -209,11 +217,11 @@ async fn chunks_that_a_file_does_not_have_are_not_written() {
     };
     let capability = of_terms(&terms((2 << 20) + 1, now() + 60));
     let write = async |chain: u32, index: u32, chunk_bytes: u32, capability: &Capability| {
-        let known = routing.chain(ChainId(chain)).unwrap();
-        let head = known.head().unwrap();
+        let current = routing.chain(ChainId(chain)).unwrap();
+        let head = current.head().unwrap();
         let address = routing.address(head.node).unwrap().to_owned();
         let storage = open(&address, crate::config::STORAGE_CONTEXT, &sealed).await;
-        let to = Address { chain: known.id, chain_version: known.version, target: head.target };
+        let to = Address { chain: current.id, chain_version: current.version, target: head.target };
         let update = UpdateRequest {
             to,
             chunk: ChunkId::new(InodeId(OWN), index),
@@ -231,7 +239,7 @@ async fn chunks_that_a_file_does_not_have_are_not_written() {
     assert_eq!(write(1, 2, 1 << 20, &capability).await, None);
     assert_eq!(write(other, 0, 1 << 20, &capability).await, Some(FaultCode::Forbidden));
     assert_eq!(write(1, 0, 64 << 20, &capability).await, Some(FaultCode::Forbidden));
-    // Reserved since then, perhaps: a new capability may have more.
+    // It may have been reserved meanwhile: a new capability may permit more.
     for index in [3, u32::MAX] {
         assert_eq!(write(1, index, 1 << 20, &capability).await, Some(FaultCode::Expired));
     }

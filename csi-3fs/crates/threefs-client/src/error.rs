@@ -1,5 +1,5 @@
-//! What can go wrong for a caller. Retryable errors never come this far: they end as
-//! [`ClientError::Unavailable`] when the deadline passes.
+//! Errors of the client. Retryable errors are not returned: they end as
+//! [`ClientError::Unavailable`] at the deadline.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use threefs_meta::MetaError;
 
 use crate::metadata::CallError;
 
-/// Why an operation failed.
+/// Error of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
-    /// The metadata service said no: not found, exists …
+    /// The metadata service rejected the operation: not found, exists …
     #[error("{0}")]
     Meta(MetaError),
     /// A storage target is full.
@@ -23,7 +23,7 @@ pub enum ClientError {
          (`threefs status` shows the fullest targets)"
     )]
     NoSpace {
-        /// The operation and its place.
+        /// The operation and its path.
         what: String,
         /// The full target.
         target: TargetId,
@@ -33,11 +33,11 @@ pub enum ClientError {
         "{what}: {chunk} is damaged on every serving replica ({detail}); restore the file from its source"
     )]
     Corrupt {
-        /// The operation and its place.
+        /// The operation and its path.
         what: String,
         /// The chunk.
         chunk: ChunkId,
-        /// What the last replica said.
+        /// Error of the last replica.
         detail: String,
     },
     /// A chunk that was written and never removed does not exist: data was lost.
@@ -53,62 +53,68 @@ pub enum ClientError {
         /// The chain that should have it.
         chain: ChainId,
     },
-    /// The file was removed or replaced while it was open; what it held is gone.
+    /// The file was removed or replaced while it was open; its data is gone.
     #[error("`{path}` was removed or replaced while it was open; open it again")]
     Stale {
-        /// As it was opened.
+        /// Path at open.
         path: String,
     },
     /// The deadline passed.
     #[error(
-        "{what}: no end within {:.1} s; {who} did not answer as needed: {detail}. \
-         Look at `threefs status`, or give a longer timeout",
+        "{what}: not completed within {:.1} s; last error of {who}: {detail}. \
+         See `threefs status`, or increase the timeout",
         deadline.as_secs_f64()
     )]
     Unavailable {
-        /// The operation and its place.
+        /// The operation and its path.
         what: String,
-        /// The service that was waited for last.
+        /// The last service called.
         who: String,
-        /// The whole time given.
+        /// The timeout.
         deadline: Duration,
-        /// What it, or the connection to it, said last.
+        /// Last error of the service or its connection.
         detail: String,
     },
-    /// The peer holds another key, or is no 3FS service.
+    /// The peer has another key, or is not a 3FS service.
     #[error("{detail}")]
     Refused {
-        /// What the handshake said.
+        /// Error of the handshake.
         detail: String,
     },
-    /// The right to change anything was lost to somebody else.
-    #[error("{what}: another node has what only one may have; open it again on that node")]
+    /// Another node has taken the exclusive claim.
+    #[error("{what}: another node holds the exclusive claim; reopen the volume there")]
     Fenced {
-        /// The operation and its place.
+        /// The operation and its path.
         what: String,
     },
-    /// Bytes that are not reserved, or not any more: another client cut the file, or the reservation
-    /// ended because this client was not heard for long. Some of them may have been written, and
-    /// nothing of it happens later.
+    /// The range is not reserved, or no longer: another client truncated the file, or the
+    /// reservation expired because this client was silent. Some bytes may have been written;
+    /// nothing is written later.
     #[error("{what}: the range is not reserved; reserve it and write again")]
     NotReserved {
-        /// The operation and its place.
+        /// The operation and its path.
         what: String,
     },
-    /// An argument is wrong; nothing was done.
+    /// Invalid argument; nothing was done.
     #[error("{detail}")]
     InvalidArgument {
-        /// Which, its value and the remedy.
+        /// The argument, its value and the remedy.
         detail: String,
     },
-    /// A peer answered what makes no sense: versions differ, or there is a bug.
-    #[error("{who} answered what makes no sense: {detail}; do all services run the same version?")]
+    /// Invalid reply of a peer: versions differ, or there is a bug.
+    #[error("invalid reply from {who}: {detail}; check that all services run the same version")]
     Protocol {
         /// The service.
         who: String,
-        /// What it said.
+        /// Description of the reply.
         detail: String,
     },
+}
+
+impl From<MetaError> for ClientError {
+    fn from(error: MetaError) -> Self {
+        Self::Meta(error)
+    }
 }
 
 impl From<LayoutError> for ClientError {
@@ -126,36 +132,36 @@ impl ClientError {
     }
 }
 
-/// What an operation remembers over its attempts, to tell at its end who did not answer.
+/// Failed attempts of an operation, for its final error.
 #[derive(Debug)]
 pub(crate) struct Attempts {
     what: String,
     who: String,
     detail: String,
-    /// One of them may have had its effect, or may have it yet.
+    /// An attempt may have taken effect, or may still.
     in_doubt: bool,
 }
 
 impl Attempts {
-    /// None made yet.
+    /// No attempt made yet.
     pub(crate) fn of(what: impl Into<String>) -> Self {
         let (who, detail) = ("mgmtd".into(), "no attempt was made".into());
         Self { what: what.into(), who, detail, in_doubt: false }
     }
 
-    /// One more has failed.
+    /// Records a failed attempt.
     pub(crate) fn failed(&mut self, who: &str, detail: impl ToString) {
         (self.who, self.detail) = (who.into(), detail.to_string());
     }
 
-    /// One more was sent, and it is not known that it has no effect.
+    /// Records that an attempt was sent whose effect is unknown.
     pub(crate) fn doubt(&mut self) {
         self.in_doubt = true;
     }
 
-    /// The result of a call, unless it could not be made and must be prepared again. Not where an
-    /// earlier attempt is in doubt: its copy could come after what is written instead, and undo what was
-    /// written later. None comes after the deadline.
+    /// Returns the result of a call, or `NotReserved` if it was not made and must be prepared
+    /// again. If an earlier attempt is in doubt, the operation is retried instead: a late copy of
+    /// that attempt could overwrite data written later. No copy takes effect after the deadline.
     pub(crate) fn call<T>(
         &mut self,
         result: Result<T, CallError>,
@@ -178,11 +184,11 @@ impl Attempts {
         }
     }
 
-    /// A failed call: an error if repeating it is of no use.
+    /// Records a failed call; an error if a retry cannot succeed.
     pub(crate) fn rpc(&mut self, who: &str, error: &RpcError) -> Result<(), ClientError> {
         self.failed(who, error);
         match error {
-            // Expired credentials are renewed meanwhile, or the last error says so.
+            // Expired credentials are renewed meanwhile, or the final error reports them.
             RpcError::Refused { .. } if error.retryable() => Ok(()),
             RpcError::Refused { .. } => Err(ClientError::Refused { detail: error.to_string() }),
             RpcError::Faulted { fault, .. } if fault.code == FaultCode::Forbidden => {
@@ -199,7 +205,7 @@ impl Attempts {
         }
     }
 
-    /// A refusal by a storage service that no retry can change.
+    /// A permanent error of a storage service.
     pub(crate) fn refused(&self, who: &str, error: StorageError) -> ClientError {
         match error {
             StorageError::NoSpace { target } => {
@@ -228,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_reserved_is_not_prepared_again_while_an_attempt_is_in_doubt() {
+    fn a_lost_reservation_is_not_renewed_while_an_attempt_is_in_doubt() {
         let not_reserved = || Err::<(), _>(CallError::NotReserved);
         let timed_out = |sent: bool| {
             let (context, peer, waited_ms) = ("storage".into(), "here".into(), 1);
@@ -240,7 +246,7 @@ mod tests {
         assert!(matches!(refused, ClientError::NotReserved { .. }), "{refused}");
         attempts.call(timed_out(true)).unwrap().unwrap_err();
         let error = attempts.call(not_reserved()).unwrap().unwrap_err();
-        assert_eq!(attempts.rpc("meta", &error), Ok(()), "it is tried until the deadline");
+        assert_eq!(attempts.rpc("meta", &error), Ok(()), "it is retried until the deadline");
         let mut attempts = Attempts::of("write");
         attempts.doubt();
         attempts.call(not_reserved()).unwrap().unwrap_err();

@@ -1,8 +1,9 @@
-//! Paths and names. What is read and written in files is in `ranges`.
+//! Operations on paths and names. Reads and writes of file data are in `read` and `write`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use threefs_core::ids::InodeId;
+use threefs_core::ids::{ChainId, ChunkId, InodeId};
 use threefs_core::layout::Layout;
 use threefs_meta::{
     At, Entry, Inode, InodeKind, LayoutDefaults, MetaChange, MetaError, MetaQuery, MetaReply,
@@ -10,36 +11,34 @@ use threefs_meta::{
 };
 
 use crate::Client;
-use crate::chunks::What;
+use crate::chunks::{ChunkLocation, OperationName};
 use crate::error::ClientError;
-
-pub use crate::ranges::{ReadPlan, ReadRange, WriteRange};
 
 const FILE_MODE: u32 = 0o644;
 const DIRECTORY_MODE: u32 = 0o755;
 
-/// An open file. It stays with its inode when the name moves.
+/// An open file. It refers to its inode, also when the file is renamed.
 #[derive(Clone, Debug)]
 pub struct FileHandle {
-    /// As it was opened; for messages.
-    pub path: What,
-    /// Which file.
+    /// Path at open, for messages.
+    pub path: OperationName,
+    /// Inode of the file.
     pub inode: InodeId,
-    /// Where its chunks are.
+    /// Location of its chunks.
     pub layout: Layout,
-    /// The truncation that was the newest when the handle was made.
+    /// Truncate version when the handle was created.
     pub truncate_version: u64,
-    /// The chunks that must exist, as far as this was known then.
+    /// Chunks that must exist, as of the creation of the handle.
     pub written: Written,
-    /// Whether it counts for a quota, so that what makes it longer must be reserved.
+    /// Whether it counts for a quota, so that growth must be reserved.
     pub(crate) quota: bool,
 }
 
 impl FileHandle {
-    /// The file behind an inode; `path` is for messages.
+    /// Opens an inode; `path` is for messages.
     ///
     /// # Errors
-    /// It is a directory or a symbolic link.
+    /// The inode is not a regular file.
     pub fn of(path: &str, inode: &Inode) -> Result<Self, ClientError> {
         match &inode.kind {
             InodeKind::File { layout, truncate_version, written, .. } => Ok(Self {
@@ -66,8 +65,19 @@ impl FileHandle {
     }
 }
 
+/// The location of a chunk of a file on the chains of its layout.
+pub(crate) fn location(file: &FileHandle, chains: &[ChainId], index: u32) -> ChunkLocation {
+    ChunkLocation {
+        // A resolved layout has at least one chain.
+        chain: chains.get(index as usize % chains.len().max(1)).copied().unwrap_or_default(),
+        chunk: ChunkId::new(file.inode, index),
+        chunk_bytes: file.layout.chunk_bytes,
+    }
+}
+
 impl Client {
-    /// Makes a directory; with `parents` also those above it, and then it may exist already.
+    /// Creates a directory; with `parents` also missing parents, and an existing directory is not
+    /// an error.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -78,7 +88,7 @@ impl Client {
         self.change("make directory", path, change).await.map(drop)
     }
 
-    /// The inode at a path; `follow` a symbolic link at its very end.
+    /// The inode at a path; with `follow`, follows a symbolic link in the last component.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -108,17 +118,17 @@ impl Client {
         }
     }
 
-    /// Entries of a directory with their inodes, sorted by name; one that vanishes meanwhile is
-    /// left out.
+    /// Entries of a directory with their inodes, sorted by name, without entries that are removed
+    /// meanwhile.
     ///
     /// # Errors
     /// Any [`ClientError`].
     pub async fn scan(&self, path: &str) -> Result<Vec<(Entry, Inode)>, ClientError> {
         let entries = self.list(path).await?;
-        let places: Vec<At> = entries.iter().map(|entry| At::inode(entry.inode)).collect();
-        let inodes = self.stat_many("list", path, places).await?;
-        let known = entries.into_iter().zip(inodes);
-        Ok(known.filter_map(|(entry, inode)| Some((entry, inode.ok()?))).collect())
+        let at: Vec<At> = entries.iter().map(|entry| At::inode(entry.inode)).collect();
+        let inodes = self.stat_many("list", path, at).await?;
+        let current = entries.into_iter().zip(inodes);
+        Ok(current.filter_map(|(entry, inode)| Some((entry, inode.ok()?))).collect())
     }
 
     /// Opens a file.
@@ -129,7 +139,7 @@ impl Client {
         FileHandle::of(path, &self.stat(path, true).await?)
     }
 
-    /// Makes a file, or opens the one that is there unless `exclusive`.
+    /// Creates a file, or opens an existing one unless `exclusive`.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -153,11 +163,14 @@ impl Client {
     /// # Errors
     /// Any [`ClientError`].
     pub async fn length(&self, file: &FileHandle) -> Result<u64, ClientError> {
-        Ok(self.newest(file).await?.0)
+        Ok(self.current(file).await?.0)
     }
 
-    /// Length of an open file, and the file as it is now.
-    pub(crate) async fn newest(&self, file: &FileHandle) -> Result<(u64, FileHandle), ClientError> {
+    /// Length and current state of an open file.
+    pub(crate) async fn current(
+        &self,
+        file: &FileHandle,
+    ) -> Result<(u64, FileHandle), ClientError> {
         let query = MetaQuery::Stat { at: At::inode(file.inode), follow: false };
         match self.query("stat", &file.path, query).await {
             Ok(reply) => {
@@ -171,7 +184,7 @@ impl Client {
         }
     }
 
-    /// Cuts an open file or extends it with zeros.
+    /// Truncates an open file or extends it with zeros.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -180,7 +193,7 @@ impl Client {
         self.change("set length of", &file.path, change).await.map(drop)
     }
 
-    /// Moves a name in one instant, replacing a file by a file.
+    /// Renames atomically, replacing an existing file.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -190,7 +203,7 @@ impl Client {
         self.change("rename", &format!("{source} to {destination}"), change).await.map(drop)
     }
 
-    /// Removes a name that is not a directory's.
+    /// Removes a name that is not a directory.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -207,7 +220,7 @@ impl Client {
         self.change("remove directory", path, change).await.map(drop)
     }
 
-    /// Removes whatever is there with everything below it.
+    /// Removes a file or a directory tree.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -216,7 +229,7 @@ impl Client {
         self.change("remove tree", path, change).await.map(drop)
     }
 
-    /// Makes a symbolic link.
+    /// Creates a symbolic link.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -225,7 +238,7 @@ impl Client {
         self.change("make symbolic link", path, change).await.map(drop)
     }
 
-    /// Where a symbolic link points to.
+    /// Target of a symbolic link.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -238,15 +251,33 @@ impl Client {
         }
     }
 
-    /// Inodes of many places, in order, each with its own error.
+    /// File and length of each path, without duplicates.
+    pub(crate) async fn look_up<'a>(
+        &self,
+        paths: &[&'a str],
+        verb: &str,
+    ) -> Result<BTreeMap<&'a str, Result<(FileHandle, u64), ClientError>>, ClientError> {
+        let mut unique: Vec<&str> = paths.to_vec();
+        unique.sort_unstable();
+        unique.dedup();
+        let at = unique.iter().map(|path| At::path(*path)).collect();
+        let inodes = self.stat_many(verb, unique.first().unwrap_or(&""), at).await?;
+        let current = unique.into_iter().zip(inodes).map(|(path, inode)| {
+            let file = inode.map_err(ClientError::Meta);
+            (path, file.and_then(|it| Ok((FileHandle::of(path, &it)?, it.length()))))
+        });
+        Ok(current.collect())
+    }
+
+    /// Inodes of many paths or inode numbers, in order, each with a separate error.
     pub(crate) async fn stat_many(
         &self,
         verb: &str,
         path: &str,
-        places: Vec<At>,
+        at: Vec<At>,
     ) -> Result<Vec<Result<Inode, MetaError>>, ClientError> {
-        let mut all = Vec::with_capacity(places.len());
-        for page in places.chunks(threefs_meta::protocol::BATCH_MAX) {
+        let mut all = Vec::with_capacity(at.len());
+        for page in at.chunks(threefs_meta::protocol::BATCH_MAX) {
             let query = MetaQuery::StatMany { at: page.to_vec() };
             match self.query(verb, path, query).await? {
                 MetaReply::Inodes(inodes) if inodes.len() == page.len() => all.extend(inodes),

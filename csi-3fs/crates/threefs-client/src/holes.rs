@@ -1,7 +1,8 @@
-//! Punching holes: bytes of a file become zeros and give their space back.
+//! Hole punching: zeroes a range of a file and frees its space.
 //!
-//! A chunk that was written stays in existence, if only with one byte: so a chunk that must exist
-//! and does not is always lost data (`absent`). Chunks change as by writes, in their chain's order.
+//! A written chunk continues to exist, if only with one byte, so a chunk that must exist and does
+//! not is always lost data (`absent`). Chunks are changed by updates in the chain's order, like
+//! writes.
 
 use std::sync::Arc;
 
@@ -12,30 +13,29 @@ use threefs_core::layout::ChunkSpan;
 use tokio::task::JoinSet;
 
 use crate::Client;
-use crate::batch::joined;
-use crate::chunks::What;
+use crate::chunks::OperationName;
 use crate::error::ClientError;
-use crate::files::FileHandle;
-use crate::ranges::place;
+use crate::files::{FileHandle, location};
+use crate::window::joined;
 
-/// Chunks that are punched at once.
+/// Maximum number of chunks punched concurrently.
 const UPDATES_IN_FLIGHT_MAX: usize = 16;
 
-/// How a part of a chunk becomes zeros.
+/// How a part of a chunk is zeroed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Punch {
-    /// Nothing is there.
+    /// The part is beyond the stored data.
     Leave,
-    /// Zeros are written.
+    /// Write zeros.
     Zeros { offset: u32, length: u32 },
-    /// The chunk ends here, and reads as zeros from there on.
+    /// Truncate the chunk; it reads as zeros behind its end.
     End { length: u32 },
-    /// All but one zero byte goes.
+    /// Replace the chunk by one zero byte.
     Empty,
 }
 
-/// `stored`: the chunk's length. What lies behind the part must stay, whoever writes it meanwhile,
-/// so the chunk is cut only if the part goes to the end of what a chunk can hold.
+/// `stored`: the chunk's length. Data behind the part must be kept, even if written concurrently,
+/// so the chunk is truncated only if the part extends to the maximum chunk size.
 fn punch(offset: u32, length: u32, stored: u32, chunk_bytes: u32) -> Punch {
     let end = offset + length;
     match (offset, end) {
@@ -47,10 +47,10 @@ fn punch(offset: u32, length: u32, stored: u32, chunk_bytes: u32) -> Punch {
 }
 
 impl Client {
-    /// Makes the bytes from `offset` on and before `end` zeros. `end` is at most the file's length.
+    /// Zeroes the bytes `offset .. end`. `end` is at most the file's length.
     ///
     /// # Errors
-    /// Any [`ClientError`]; any part may then be zeros, and it may be done again.
+    /// Any [`ClientError`]; any part may then be zeroed, and the call may be retried.
     pub async fn punch_hole(
         &self,
         file: &FileHandle,
@@ -58,7 +58,7 @@ impl Client {
         end: u64,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
-        let what: What = Arc::from(format!("punch a hole in `{}`", file.path));
+        let what: OperationName = Arc::from(format!("punch a hole in `{}`", file.path));
         let Some(length) = end.checked_sub(offset).filter(|length| *length > 0) else {
             return Ok(());
         };
@@ -68,54 +68,57 @@ impl Client {
         let mut outcome = Ok(());
         for span in spans {
             if tasks.len() >= UPDATES_IN_FLIGHT_MAX
-                && let Some(ended) = tasks.join_next().await
+                && let Some(finished) = tasks.join_next().await
             {
-                outcome = outcome.and(joined(ended));
+                outcome = outcome.and(joined(finished));
             }
             if outcome.is_err() {
                 break;
             }
             let (client, what, at) =
-                (self.clone(), Arc::clone(&what), place(file, &chains, span.index));
+                (self.clone(), Arc::clone(&what), location(file, &chains, span.index));
             tasks.spawn(async move { client.punch_chunk(&what, at, span, deadline).await });
         }
-        // All of them: a copy of one that is dropped could come after what is written next.
-        while let Some(ended) = tasks.join_next().await {
-            outcome = outcome.and(joined(ended));
+        // Await all of them: a late copy of a dropped one could follow a later write.
+        while let Some(finished) = tasks.join_next().await {
+            outcome = outcome.and(joined(finished));
         }
         outcome
     }
 
     async fn punch_chunk(
         &self,
-        what: &What,
-        place: crate::chunks::Place,
+        what: &OperationName,
+        location: crate::chunks::ChunkLocation,
         span: ChunkSpan,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
-        let Some(stored) = self.stored_length(what, place, deadline).await? else { return Ok(()) };
+        let Some(stored) = self.stored_length(what, location, deadline).await? else {
+            return Ok(());
+        };
         let zeros = |length: u32| Bytes::from(vec![0; length as usize]);
-        let (change, payload) = match punch(span.offset, span.length, stored, place.chunk_bytes) {
+        let (change, payload) = match punch(span.offset, span.length, stored, location.chunk_bytes)
+        {
             Punch::Leave => return Ok(()),
             Punch::Zeros { offset, length } => (ContentChange::Write { offset }, zeros(length)),
             Punch::End { length } => (ContentChange::Truncate { length }, Bytes::new()),
             Punch::Empty => (ContentChange::Replace, zeros(1)),
         };
-        self.update(what, place, change, payload, deadline).await.map(drop)
+        self.update(what, location, change, payload, deadline).await.map(drop)
     }
 
     /// The length of a chunk, if it exists.
     async fn stored_length(
         &self,
-        what: &What,
-        place: crate::chunks::Place,
+        what: &OperationName,
+        location: crate::chunks::ChunkLocation,
         deadline: Deadline,
     ) -> Result<Option<u32>, ClientError> {
-        let after = place.chunk.index.checked_sub(1);
-        let (chain, inode) = (place.chain, place.chunk.inode);
+        let after = location.chunk.index.checked_sub(1);
+        let (chain, inode) = (location.chain, location.chunk.inode);
         let (chunks, _) = self.first_chunks_after(what, chain, inode, after, 1, deadline).await?;
-        let found = chunks.first().filter(|chunk| chunk.index == place.chunk.index);
-        Ok(found.map(|chunk| chunk.length))
+        let chunk = chunks.first().filter(|chunk| chunk.index == location.chunk.index);
+        Ok(chunk.map(|chunk| chunk.length))
     }
 }
 
@@ -124,14 +127,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_of_a_chunk_becomes_zeros_and_what_lies_behind_it_stays() {
+    fn a_part_of_a_chunk_is_zeroed_and_data_behind_it_is_kept() {
         assert_eq!(punch(0, 100, 0, 100), Punch::Leave);
         assert_eq!(punch(50, 50, 50, 100), Punch::Leave);
         assert_eq!(punch(0, 100, 100, 100), Punch::Empty);
         assert_eq!(punch(0, 100, 7, 100), Punch::Empty);
         assert_eq!(punch(40, 60, 100, 100), Punch::End { length: 40 });
         assert_eq!(punch(40, 20, 100, 100), Punch::Zeros { offset: 40, length: 20 });
-        // A writer may make the chunk longer meanwhile, so it is not cut.
+        // A writer may extend the chunk concurrently, so it is not truncated.
         assert_eq!(punch(40, 20, 50, 100), Punch::Zeros { offset: 40, length: 10 });
         assert_eq!(punch(0, 60, 50, 100), Punch::Zeros { offset: 0, length: 50 });
     }

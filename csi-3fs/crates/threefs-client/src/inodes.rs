@@ -1,4 +1,5 @@
-//! Files by their inodes, for a mount: it knows lengths itself and says for whom it asks.
+//! Operations by inode, for a mount, which knows file lengths itself and passes the caller's
+//! identity.
 
 use std::sync::Arc;
 
@@ -9,16 +10,17 @@ use threefs_core::message::{LastChunk, QueryChunks, StorageReply, StorageRequest
 use threefs_meta::{Identity, MetaChange, MetaQuery, MetaReply, RequestId};
 
 use crate::Client;
-use crate::chunks::What;
+use crate::chunks::OperationName;
 use crate::error::{Attempts, ClientError};
 use crate::files::FileHandle;
-use crate::ranges::{FileWrite, ReadPlan};
+use crate::read::ReadPlan;
+use crate::write::FileWrite;
 
-/// Chunks asked for at once.
+/// Chunks per query.
 const PAGE: u32 = 1024;
 
 impl Client {
-    /// Asks the metadata service for somebody. `what` is for messages.
+    /// Queries the metadata service with an identity. `what` is for messages.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -32,7 +34,8 @@ impl Client {
         self.0.metadata.query_as(who, what, query, deadline).await
     }
 
-    /// Makes a change for somebody, under an identity of the caller's: once, over lives of him.
+    /// Makes a change with an identity, under a request id of the caller: once, also across daemons
+    /// of a mount.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -47,20 +50,20 @@ impl Client {
         self.0.metadata.change_with(id, who, what, change, deadline).await
     }
 
-    /// This life of the client.
+    /// Id of this client.
     pub fn id(&self) -> ClientId {
         self.0.id
     }
 
-    /// Tags the updates from now on as those of life number `life` of a mount. Once a replica has
-    /// seen an update of this life it refuses those of earlier lives: a late copy of a WRITE of a
-    /// killed daemon cannot overwrite what its successor has written since.
-    pub fn tag_as_mount(&self, mount: ClientId, life: u64) {
-        let life = u32::try_from(life).unwrap_or(u32::MAX);
-        self.0.channels.rename(ClientId::with_incarnation(mount.0, life));
+    /// Tags subsequent updates as those of daemon number `generation` of a mount. Once a replica
+    /// has seen an update of it, it rejects those of earlier daemons: a late copy of a write of a
+    /// killed daemon cannot overwrite data that its successor has written since.
+    pub fn tag_as_mount(&self, mount: ClientId, generation: u64) {
+        let generation = u32::try_from(generation).unwrap_or(u32::MAX);
+        self.0.channels.rename(ClientId::with_incarnation(mount.0, generation));
     }
 
-    /// Reads a range that ends before the file does; holes are zeros.
+    /// Reads a range within the file; holes are zeros.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -77,8 +80,8 @@ impl Client {
         self.read_planned_until(plan, &mut [buffer], deadline.into()).await
     }
 
-    /// Writes a range; its bytes are durable when this ends, and nobody sees more of them than the
-    /// file's length, which the caller reports.
+    /// Writes a range, which is durable when this returns. Its bytes beyond the file's length stay
+    /// invisible until the caller reports the length.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -93,8 +96,8 @@ impl Client {
         self.write_once(&[write], &deadline.into()).await
     }
 
-    /// The end of what is in a file's chunks at or beyond `from`, whatever its length says; `from`
-    /// if there is nothing. For a writer who does not know what was written before him.
+    /// The end of a file's stored data at or beyond `from`, regardless of its length; `from` if
+    /// there is none. For a writer that does not know the data written before it.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -104,23 +107,23 @@ impl Client {
         from: u64,
         deadline: Deadline,
     ) -> Result<u64, ClientError> {
-        let what: What = Arc::from(format!("find the end of `{}`", file.path));
+        let what: OperationName = Arc::from(format!("find the end of `{}`", file.path));
         let mut chains = self.chains(&what, &file.layout, deadline).await?;
         chains.sort_unstable();
         chains.dedup();
         let mut end = from;
         for chain in chains {
             let chunk_bytes = file.layout.chunk_bytes;
-            let found = self.end_on(&what, chain, file.inode, chunk_bytes, from, deadline).await?;
-            end = end.max(found);
+            let stored = self.end_on(&what, chain, file.inode, chunk_bytes, from, deadline).await?;
+            end = end.max(stored);
         }
         Ok(end)
     }
 
-    /// The end of what a file has on one chain at or beyond `from`; `from` if there is nothing.
+    /// The end of a file's data on one chain at or beyond `from`; `from` if there is none.
     pub(crate) async fn end_on(
         &self,
-        what: &What,
+        what: &OperationName,
         chain: ChainId,
         inode: InodeId,
         chunk_bytes: u32,
@@ -136,16 +139,16 @@ impl Client {
                 end = end.max(u64::from(*index) * size + u64::from(*length));
             }
             match chunks.last() {
-                Some(newest) if !last => after = Some(newest.index),
+                Some(current) if !last => after = Some(current.index),
                 _ => return Ok(end),
             }
         }
     }
 
-    /// One page of the chunks that a file has on a chain.
+    /// One page of the chunks of a file on a chain.
     pub(crate) async fn chunks_after(
         &self,
-        what: &What,
+        what: &OperationName,
         chain: ChainId,
         inode: InodeId,
         after: Option<u32>,
@@ -154,10 +157,10 @@ impl Client {
         self.first_chunks_after(what, chain, inode, after, PAGE, deadline).await
     }
 
-    /// At most `limit` of them.
+    /// At most `limit` chunks of a file on a chain.
     pub(crate) async fn first_chunks_after(
         &self,
-        what: &What,
+        what: &OperationName,
         chain: ChainId,
         inode: InodeId,
         after: Option<u32>,
@@ -165,10 +168,12 @@ impl Client {
         deadline: Deadline,
     ) -> Result<(Vec<LastChunk>, bool), ClientError> {
         let mut attempts = Attempts::of(&**what);
-        let ask = |to| StorageRequest::QueryChunks(QueryChunks { to, inode, after, limit });
-        let asked =
-            self.ask_head(chain, &mut attempts, Bytes::new(), &deadline.into(), ask).await?;
-        match asked {
+        let build_request =
+            |to| StorageRequest::QueryChunks(QueryChunks { to, inode, after, limit });
+        let reply = self
+            .call_head(chain, &mut attempts, Bytes::new(), &deadline.into(), build_request)
+            .await?;
+        match reply {
             Some((_, StorageReply::Chunks { chunks, last })) => Ok((chunks, last)),
             Some((who, other)) => Err(ClientError::unexpected(&who, &other)),
             None => Err(attempts.unavailable(self.0.config.timeout)),

@@ -1,34 +1,35 @@
-//! The native client of 3FS: routing, exactly-once chunk updates, batches, files by path.
+//! Native client of 3FS: routing, exactly-once chunk updates, batches, files by path.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
-//! | [`config`] | addresses, key, bounds |
-//! | [`error`] | what can go wrong, with who did not answer |
-//! | `routing` | the newest routing, kept by one long poll |
-//! | `channels` | tags that make updates exactly-once |
-//! | `chunks` | one read or update of one chunk, over any number of attempts |
-//! | `batch` | many of them, within bounds |
-//! | `patience` | deadlines that count from the last progress |
-//! | `capabilities` | what a client with a ticket shows the storage services |
+//! | [`config`] | addresses, credentials, limits, timeouts |
+//! | [`error`] | errors, with the service that did not answer |
+//! | `routing` | current routing, kept by one long poll |
+//! | `files` | paths and names |
+//! | `write`, `read` | file ranges |
+//! | `sessions` | quota reservations and length reports of writes |
+//! | `window` | limits of concurrent chunk operations |
+//! | `update` | exactly-once updates of a chunk |
+//! | `chunks` | calls for one chunk: reads, choice of replica, retries |
+//! | `peers` | connections to storage services |
+//! | `absent` | absent chunks: holes, removed files, lost data |
+//! | `holes` | hole punching |
+//! | `progress` | timeouts that count from the last progress |
+//! | `capabilities` | capabilities that a client with a ticket presents |
 //! | `metadata` | calls of the metadata service, each executed once |
-//! | `files` | paths, lengths, batches of (path, offset, bytes) |
 //! | `volumes` | quotas, attributes, owners |
-//! | `claims` | which node may use a directory |
-//! | `inodes` | files by their inodes, for a mount |
-//! | `absent` | chunks that do not exist: holes, removed files, lost data |
-//! | `holes` | punching holes |
-//! | `breaker` | chains that background work leaves alone |
-//! | `trim` | cutting and removing chunks, for the metadata service |
-//! | [`status`] | the cluster as one value, for people and for JSON |
+//! | `claims` | exclusive use of a directory |
+//! | `inodes` | operations by inode, for a mount |
+//! | `breaker` | chains that background work skips |
+//! | `trim` | truncation and removal of chunks, for the metadata service |
+//! | [`status`] | cluster status |
 //!
-//! Every operation ends when it has made no progress for the client's timeout. A retry is always the same request under the
-//! same tag or id, so nothing is ever executed twice.
+//! An operation fails once it has made no progress for the client's timeout. A retry is always the
+//! same request under the same tag or id, so nothing is executed twice.
 
 mod absent;
-mod batch;
 mod breaker;
 mod capabilities;
-mod channels;
 mod chunks;
 mod claims;
 pub mod config;
@@ -37,13 +38,17 @@ mod files;
 mod holes;
 mod inodes;
 mod metadata;
-mod patience;
 mod peers;
-mod ranges;
+mod progress;
+mod read;
 mod routing;
+mod sessions;
 pub mod status;
 mod trim;
+mod update;
 mod volumes;
+mod window;
+mod write;
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
@@ -57,17 +62,19 @@ use threefs_meta::Identity;
 pub use claims::{Claim, Renewal};
 pub use config::ClientConfig;
 pub use error::ClientError;
-pub use files::{FileHandle, ReadPlan, ReadRange, WriteRange};
+pub use files::FileHandle;
+pub use read::{ReadPlan, ReadRange};
 pub use volumes::Space;
+pub use write::WriteRange;
 
-use batch::Window;
 use breaker::Breakers;
-use channels::Channels;
 use metadata::Metadata;
 use peers::Peers;
 use routing::Routing;
+use update::Channels;
+use window::Window;
 
-/// A client of one cluster. Clones share everything. Must live inside a tokio runtime.
+/// A client of one cluster. Clones share all state. Must be used inside a tokio runtime.
 #[derive(Clone)]
 pub struct Client(Arc<Inner>);
 
@@ -75,22 +82,22 @@ struct Inner {
     id: ClientId,
     config: ClientConfig,
     routing: Routing,
-    /// What every change and update needs.
+    /// Required by every change and update.
     lease: Lease,
     metadata: Arc<Metadata>,
-    /// For claims: they are what gives the right.
+    /// For claims, which grant the lease and so do not require it.
     claims: Metadata,
     channels: Channels,
     peers: Peers,
     window: Window,
-    /// For removals in the background.
+    /// For background removals.
     breakers: Mutex<Breakers>,
     /// Spreads reads over replicas.
     read_turn: AtomicUsize,
 }
 
 impl Client {
-    /// Nothing is sent yet but the first question for routing, in the background.
+    /// Starts a client, which requests the routing in the background.
     pub fn start(config: ClientConfig) -> Self {
         let id = config::draw_client_id();
         let lease = Lease::default();
@@ -99,7 +106,7 @@ impl Client {
             id,
             routing: Routing::follow(&config),
             metadata: Arc::new(Metadata::new(&config, id, lease.clone(), identity)),
-            // Under an id of its own: each counts its changes by itself.
+            // Under a separate client id, because each counts its changes separately.
             claims: Metadata::new(
                 &config,
                 config::draw_client_id(),
@@ -116,13 +123,13 @@ impl Client {
         }))
     }
 
-    /// The right that all changes and updates of this client need, but claims. Open until somebody
-    /// says something else.
+    /// The lease that all changes and updates of this client require, except claims. Held until it
+    /// is revoked or given an end.
     pub fn lease(&self) -> &Lease {
         &self.0.lease
     }
 
-    /// The deadline of an operation that begins now.
+    /// Deadline of an operation that starts now.
     fn deadline(&self) -> Deadline {
         Deadline::after(self.0.config.timeout)
     }

@@ -1,4 +1,4 @@
-//! Calls of the metadata service, with what was done for whom in the errors.
+//! Calls of the metadata service; errors name the operation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,21 +15,20 @@ use crate::capabilities::Capabilities;
 use crate::config::ClientConfig;
 use crate::error::{Attempts, ClientError};
 
-/// Why one attempt at one storage service failed.
+/// Error of one attempt at one storage service.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
-    /// The call itself.
+    /// The call failed.
     #[error(transparent)]
     Rpc(#[from] RpcError),
-    /// It was not made: the file may not be written so far now, for its holder has no reservation
-    /// there, or none any more.
-    #[error("nothing is reserved there")]
+    /// The call was not made: the range is not reserved, or its reservation has ended.
+    #[error("the range is not reserved")]
     NotReserved,
 }
 
 pub(crate) struct Metadata {
     client: MetaClient,
-    /// For whom, unless a call says otherwise.
+    /// Default identity of calls.
     identity: Identity,
     capabilities: Capabilities,
     who: String,
@@ -81,7 +80,7 @@ impl Metadata {
         deadline: Deadline,
     ) -> Result<MetaReply, ClientError> {
         let result = self.client.change_with(id, who, change, deadline).await;
-        result.map(|reply| self.keep_reserved(reply)).map_err(|error| self.failed(what, error))
+        result.map(|reply| self.store_capabilities(reply)).map_err(|error| self.failed(what, error))
     }
 
     pub(crate) async fn change(
@@ -91,11 +90,11 @@ impl Metadata {
         deadline: Deadline,
     ) -> Result<MetaReply, ClientError> {
         let result = self.client.change_as(&self.identity, change, deadline).await;
-        result.map(|reply| self.keep_reserved(reply)).map_err(|error| self.failed(what, error))
+        result.map(|reply| self.store_capabilities(reply)).map_err(|error| self.failed(what, error))
     }
 
-    /// Keeps the capabilities that came with an answer.
-    fn keep_reserved(&self, reply: MetaReply) -> MetaReply {
+    /// Stores the capabilities of a reply.
+    fn store_capabilities(&self, reply: MetaReply) -> MetaReply {
         let MetaReply::Reserved { inodes, capabilities } = reply else { return reply };
         for (inode, capability) in inodes.iter().zip(capabilities) {
             if let (Ok(inode), Some(capability)) = (inode, capability) {
@@ -105,36 +104,41 @@ impl Metadata {
         MetaReply::Inodes(inodes)
     }
 
-    /// What the storage services must be shown for a file, to write bytes of it below an end.
-    pub(crate) async fn shown(
+    /// The capability to present to storage services for a file, to write its bytes below an end.
+    pub(crate) async fn capability_for(
         self: &Arc<Self>,
         file: Option<(InodeId, u64)>,
         deadline: Deadline,
     ) -> Result<Presented, CallError> {
-        // Holders of the key need nothing.
+        // Clients with the cluster's key need no capability.
         let needed = file.filter(|_| self.capabilities.needed());
         let Some((inode, end)) = needed else { return Ok(Presented::Nothing) };
-        if let Some(found) = self.capabilities.get(inode, end) {
-            if found.renew {
+        if let Some(cached) = self.capabilities.get(inode, end) {
+            if cached.renew {
                 let metadata = Arc::clone(self);
                 tokio::spawn(async move {
-                    let renewed = metadata.ask(inode, Deadline::after(metadata.timeout)).await;
+                    let renewed =
+                        metadata.build_request(inode, Deadline::after(metadata.timeout)).await;
                     if let Err(error) = renewed {
-                        tracing::debug!(%inode, %error, "its capability is not renewed yet");
-                        metadata.capabilities.not_renewed(inode);
+                        tracing::debug!(%inode, %error, "could not renew a capability");
+                        metadata.capabilities.renewal_failed(inode);
                     }
                 });
             }
-            return Ok(Presented::Capability(found.capability));
+            return Ok(Presented::Capability(cached.capability));
         }
-        match self.ask(inode, deadline).await? {
-            (capability, known) if known >= end => Ok(Presented::Capability(capability)),
+        match self.build_request(inode, deadline).await? {
+            (capability, current) if current >= end => Ok(Presented::Capability(capability)),
             _ => Err(CallError::NotReserved),
         }
     }
 
-    /// Asks for a new capability and keeps it; gives it with the end of what it is good for.
-    async fn ask(&self, inode: InodeId, deadline: Deadline) -> Result<(Capability, u64), RpcError> {
+    /// Requests a new capability and stores it; returns it with the end of its range.
+    async fn build_request(
+        &self,
+        inode: InodeId,
+        deadline: Deadline,
+    ) -> Result<(Capability, u64), RpcError> {
         let query = MetaQuery::Capabilities { inodes: vec![inode] };
         let refused = |detail: String| RpcError::Faulted {
             context: threefs_meta::protocol::CONTEXT.into(),
@@ -149,13 +153,13 @@ impl Metadata {
                 }
                 _ => Err(refused(format!("{inode} does not exist"))),
             },
-            Ok(other) => Err(refused(format!("{other:?} in place of a capability"))),
+            Ok(other) => Err(refused(format!("expected a capability, got {other:?}"))),
             Err(MetaClientError::Rpc(error)) => Err(error),
             Err(error) => Err(refused(error.to_string())),
         }
     }
 
-    /// The storage service did not take it.
+    /// The storage service has rejected the capability.
     pub(crate) fn forget_capability(&self, file: Option<(InodeId, u64)>) {
         if let Some((inode, _)) = file {
             self.capabilities.forget(inode);

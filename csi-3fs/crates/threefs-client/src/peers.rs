@@ -1,4 +1,4 @@
-//! Connections to storage services, and which of them have lately not answered.
+//! Connections to storage services, and the nodes that have recently not answered.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +9,7 @@ use threefs_core::ids::NodeId;
 
 use crate::config::ClientConfig;
 
-/// How long a node that did not answer is asked last.
+/// How long a node that did not answer is deprioritized.
 const SUSPICION: Duration = Duration::from_secs(1);
 
 pub(crate) struct Peers {
@@ -28,7 +28,7 @@ impl Peers {
         Self { config: config.storage_pool(), state: Mutex::default() }
     }
 
-    /// Connections to an address. Addresses are those of the routing, so they are few.
+    /// Connections to an address. Addresses come from the routing, so there are few.
     pub(crate) fn at(&self, address: &str) -> Pool {
         let mut state = self.lock();
         if let Some(pool) = state.pools.get(address) {
@@ -39,17 +39,17 @@ impl Peers {
         pool
     }
 
-    /// The node did not answer.
+    /// Records that the node did not answer.
     pub(crate) fn suspect(&self, node: NodeId) {
         self.lock().suspected.insert(node, Instant::now() + SUSPICION);
     }
 
-    /// The node answered.
+    /// Records that the node answered.
     pub(crate) fn trust(&self, node: NodeId) {
         self.lock().suspected.remove(&node);
     }
 
-    /// Whether others should be asked first.
+    /// Whether other nodes should be preferred.
     pub(crate) fn is_suspected(&self, node: NodeId) -> bool {
         self.lock().suspected.get(&node).is_some_and(|until| Instant::now() < *until)
     }

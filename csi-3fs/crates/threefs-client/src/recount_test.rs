@@ -1,4 +1,4 @@
-//! Bytes that the holder of a ticket stores and does not report, over real chains.
+//! Tests of bytes that a ticket holder stores but does not report, with real chains.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +43,7 @@ async fn used(control: &Client) -> u64 {
 async fn until_used(control: &Client, wanted: u64) {
     let deadline = Deadline::after(LONG);
     while used(control).await != wanted {
-        assert!(!deadline.passed(), "{} bytes count, not {wanted}", used(control).await);
+        assert!(!deadline.passed(), "{} bytes are charged, expected {wanted}", used(control).await);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -55,7 +55,7 @@ async fn reserve(tenant: &Client, file: &Inode, end: u64) {
     tenant.change("reserve for", "file", change).await.unwrap();
 }
 
-/// The session ends without a report, as a hostile holder would have it.
+/// Ends the session without a report, as a malicious client would.
 async fn end(tenant: &Client, file: &Inode) {
     let (reports, ends) = (Vec::new(), vec![(file.id, SessionId(1))]);
     let change = MetaChange::ReportLengths { reports, ends };
@@ -63,7 +63,7 @@ async fn end(tenant: &Client, file: &Inode) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_that_were_not_reported_count_and_stay() {
+async fn unreported_bytes_are_charged_and_kept() {
     let cluster = Cluster::of_three(64 << 20).await;
     let folder = tempfile::tempdir().unwrap();
     let trimmer = cluster.client();
@@ -115,11 +115,11 @@ async fn bytes_that_were_not_reported_count_and_stay() {
     write(&second, &handle, 0, 1).await.unwrap();
     let refused = write(&second, &handle, end_of_two - 1, 2).await.unwrap_err();
     assert!(matches!(refused, ClientError::NotReserved { .. }), "{refused}");
-    // Nothing of what was acknowledged is lost: a longer file shows it.
+    // No acknowledged data is lost: it is visible once the file is extended.
     control.set_length(&handle, 4 * MIB + 5).await.unwrap();
     let mut read = vec![0; MIB as usize + 5];
     control.read_range(&handle, 3 * MIB, &mut read, Deadline::after(LONG)).await.unwrap();
-    assert!(read.iter().all(|byte| *byte == 7), "what was acknowledged is there");
+    assert!(read.iter().all(|byte| *byte == 7), "acknowledged data is present");
     end(&second, &file).await;
     tenant.unlink("/file").await.unwrap();
     until_used(&control, 0).await;

@@ -1,5 +1,5 @@
-//! The newest routing. One long poll keeps it, so a change is known as soon as it is published and
-//! nobody asks mgmtd for it on the way of an operation.
+//! Current routing, kept up to date by one long poll, so that changes arrive when they are
+//! published and operations do not query mgmtd.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use threefs_mgmtd::{
 use crate::config::ClientConfig;
 use crate::error::{Attempts, ClientError};
 
-/// How long mgmtd is asked directly before the followed routing is looked at again.
+/// Timeout of a direct query to mgmtd before the followed routing is checked again.
 const ASK: Duration = Duration::from_millis(500);
 
 /// Follows mgmtd until dropped.
@@ -32,8 +32,8 @@ impl Routing {
         Self { mgmtd, follower, names: format!("mgmtd at {}", config.mgmtd.join(", ")) }
     }
 
-    /// The newest routing that is known now; waits for the first one, `None` at the deadline.
-    pub(crate) async fn newest(
+    /// Current routing; waits for the first one, `None` at the deadline.
+    pub(crate) async fn current(
         &self,
         attempts: &mut Attempts,
         deadline: Deadline,
@@ -46,10 +46,10 @@ impl Routing {
             if deadline.passed() {
                 return Ok(None);
             }
-            // Asked only to learn why there is none yet; the follower brings it.
-            let ask = deadline.within(ASK);
-            match self.mgmtd.routing(RoutingVersion(0), Duration::ZERO, ask).await {
-                Ok(_) => attempts.failed(&self.names, "it has no routing yet"),
+            // Queried only to learn why there is no routing yet; the follower delivers it.
+            let build_request = deadline.within(ASK);
+            match self.mgmtd.routing(RoutingVersion(0), Duration::ZERO, build_request).await {
+                Ok(_) => attempts.failed(&self.names, "mgmtd has no routing yet"),
                 Err(error) => self.failed(attempts, error)?,
             }
             let pause = deadline.within(Duration::from_millis(50));
@@ -57,16 +57,16 @@ impl Routing {
         }
     }
 
-    /// Waits for routing newer than `known`, not longer than `pause`.
-    pub(crate) async fn newer_than(&self, known: RoutingVersion, pause: Deadline) {
-        self.follower.wait_for(pause, |it| it.version > known).await;
+    /// Waits for routing newer than `current`, at most until `pause`.
+    pub(crate) async fn wait_newer(&self, current: RoutingVersion, pause: Deadline) {
+        self.follower.wait_for(pause, |it| it.version > current).await;
     }
 
-    /// Ends when `over` holds of some routing.
-    pub(crate) async fn until(&self, over: impl Fn(&RoutingInfo) -> bool) {
+    /// Returns when `expired` holds for some routing.
+    pub(crate) async fn until(&self, expired: impl Fn(&RoutingInfo) -> bool) {
         let mut receiver = self.follower.receiver();
-        if receiver.wait_for(|now| over(now)).await.is_err() {
-            // Nobody follows any more: the client is going down and this future with it.
+        if receiver.wait_for(|now| expired(now)).await.is_err() {
+            // The follower has ended: the client is shutting down, and this future with it.
             std::future::pending::<()>().await;
         }
     }

@@ -1,4 +1,4 @@
-//! The cluster as one value: what `threefs status` shows.
+//! Cluster status, as shown by `threefs status`.
 
 use std::sync::Arc;
 
@@ -11,24 +11,24 @@ use threefs_mgmtd::{ClusterStatus, Promotion, RebalancePlan};
 use crate::Client;
 use crate::error::{Attempts, ClientError};
 
-/// Everything that the services tell an operator.
+/// Status of all services.
 #[derive(Clone, Debug, Serialize)]
 pub struct Status {
     /// mgmtd's view.
     pub cluster: ClusterStatus,
     /// Nodes, chains and tables as published.
     pub routing: RoutingInfo,
-    /// The metadata service's view; `None` with a reason in `meta_trouble` when it is away.
+    /// The metadata service's view; `None`, with a reason in `meta_trouble`, if it is unavailable.
     pub meta: Option<threefs_meta::protocol::MetaStatus>,
     /// Why `meta` is missing.
     pub meta_trouble: Option<String>,
 }
 
 impl Client {
-    /// Asks mgmtd and the metadata service.
+    /// Queries mgmtd and the metadata service.
     ///
     /// # Errors
-    /// Any [`ClientError`]; a metadata service that does not answer is no error here.
+    /// Any [`ClientError`]; an unavailable metadata service is not an error.
     pub async fn status(&self) -> Result<Status, ClientError> {
         let deadline = self.deadline();
         let mut attempts = Attempts::of("status");
@@ -37,18 +37,18 @@ impl Client {
             return Err(attempts.unavailable(self.0.config.timeout));
         };
         let mut attempts = Attempts::of("status");
-        // Before the first node registers there is no routing to wait for.
+        // Before the first node registers there is no routing.
         let routing = if cluster.routing_version == RoutingVersion(0) {
             Arc::default()
         } else {
-            match self.0.routing.newest(&mut attempts, deadline).await? {
+            match self.0.routing.current(&mut attempts, deadline).await? {
                 Some(routing) => routing,
                 None => return Err(attempts.unavailable(self.0.config.timeout)),
             }
         };
-        let patience = deadline.within(std::time::Duration::from_secs(1));
-        let asked = self.0.metadata.query("status", MetaQuery::Status, patience).await;
-        let (meta, meta_trouble) = match asked {
+        let deadline = deadline.within(std::time::Duration::from_secs(1));
+        let reply = self.0.metadata.query("status", MetaQuery::Status, deadline).await;
+        let (meta, meta_trouble) = match reply {
             Ok(MetaReply::Status(status)) => (Some(status), None),
             Ok(other) => return Err(ClientError::unexpected("meta", &other)),
             Err(error) => (None, Some(error.to_string())),
@@ -56,8 +56,8 @@ impl Client {
         Ok(Status { cluster, routing: (*routing).clone(), meta, meta_trouble })
     }
 
-    /// What has to move for all storage nodes to hold as much as the others; with `apply`, it
-    /// begins. `leaving`: nodes that shall hold nothing; `None` = those that were named last.
+    /// Plans moves that balance the storage nodes; with `apply`, starts them. `leaving`: nodes to
+    /// be drained; `None` = those named last.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -71,8 +71,8 @@ impl Client {
         plan.ok_or_else(|| attempts.unavailable(self.0.config.timeout))
     }
 
-    /// What it would mean for `target` to lead its chain, whose last targets to serve are lost; with
-    /// `apply`, it is done.
+    /// Plans the promotion of `target` to serve its chain, whose last serving targets are lost;
+    /// with `apply`, does it.
     ///
     /// # Errors
     /// Any [`ClientError`].

@@ -1,5 +1,5 @@
-//! Taking chunks away beyond a length, and finding where they end: what the metadata service needs
-//! of storage.
+//! Removal of chunks beyond a length, and search for the end of a file's chunks, for the metadata
+//! service.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -19,15 +19,15 @@ use threefs_meta::{ChunkTrimmer, DeadFile};
 use tokio::task::JoinSet;
 
 use crate::Client;
-use crate::batch::joined;
-use crate::chunks::{Place, What};
+use crate::chunks::{ChunkLocation, OperationName};
 use crate::error::{Attempts, ClientError};
+use crate::window::joined;
 
-/// Chains of one file that are asked at once.
+/// Maximum number of chains called concurrently.
 const CHAINS_AT_ONCE: usize = 16;
-/// How long one chain may take to forget removed files.
+/// Timeout of one chain for forgetting removed files.
 const CHAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Chunks of one chain that are cut or removed at once.
+/// Maximum number of chunks of a chain truncated or removed concurrently.
 const UPDATES_IN_FLIGHT_MAX: usize = 16;
 
 impl ChunkTrimmer for Client {
@@ -39,12 +39,13 @@ impl ChunkTrimmer for Client {
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(async move {
-            let what: What = Arc::from(format!("cut {inode} at {}", range.start));
+            let what: OperationName = Arc::from(format!("cut {inode} at {}", range.start));
             let chains = self.chains(&what, layout, deadline).await;
             let chains = chains.map_err(|error| error.to_string())?;
             let chains = chains_within(&chains, layout.chunk_bytes, &range);
-            let cut = Cut { inode, chunk_bytes: layout.chunk_bytes, length: range.start };
-            self.cut_chains(&what, chains, cut, deadline).await
+            let truncation =
+                Truncation { inode, chunk_bytes: layout.chunk_bytes, length: range.start };
+            self.truncate_chains(&what, chains, truncation, deadline).await
         })
     }
 
@@ -67,48 +68,50 @@ impl ChunkTrimmer for Client {
     }
 }
 
-/// What is to be cut of a file.
+/// A truncation of a file.
 #[derive(Clone, Copy)]
-struct Cut {
+struct Truncation {
     inode: InodeId,
     chunk_bytes: u32,
     length: u64,
 }
 
 impl Client {
-    /// All chains side by side, each for as long as the deadline allows: the caller waits for it.
-    async fn cut_chains(
+    /// Truncates on all chains concurrently, each until the deadline: the caller waits for it.
+    async fn truncate_chains(
         &self,
-        what: &What,
+        what: &OperationName,
         chains: BTreeSet<ChainId>,
-        cut: Cut,
+        truncation: Truncation,
         deadline: Deadline,
     ) -> Result<(), String> {
         let mut tasks: JoinSet<Result<(), ClientError>> = JoinSet::new();
         let mut outcome = Ok(());
         for chain in chains {
             if tasks.len() >= CHAINS_AT_ONCE
-                && let Some(ended) = tasks.join_next().await
+                && let Some(finished) = tasks.join_next().await
             {
-                outcome = outcome.and(joined(ended));
+                outcome = outcome.and(joined(finished));
             }
             let (client, what) = (self.clone(), Arc::clone(what));
-            tasks.spawn(async move { client.cut_chain(&what, chain, cut, deadline).await });
+            tasks.spawn(
+                async move { client.truncate_chain(&what, chain, truncation, deadline).await },
+            );
         }
-        while let Some(ended) = tasks.join_next().await {
-            outcome = outcome.and(joined(ended));
+        while let Some(finished) = tasks.join_next().await {
+            outcome = outcome.and(joined(finished));
         }
         outcome.map_err(|error| error.to_string())
     }
 
-    /// One request to each chain for all files that may have chunks there, side by side, but none to
-    /// chains that did not answer lately.
+    /// Sends one request to each chain for all files that may have chunks there, concurrently,
+    /// skipping chains that did not answer recently.
     async fn forget_files(
         &self,
         files: &[DeadFile],
         deadline: Deadline,
     ) -> Vec<Result<(), String>> {
-        let what: What = Arc::from("forget removed files");
+        let what: OperationName = Arc::from("forget removed files");
         let mut results: Vec<Result<(), String>> = vec![Ok(()); files.len()];
         let mut of_chain: BTreeMap<ChainId, Vec<usize>> = BTreeMap::new();
         for (number, file) in files.iter().enumerate() {
@@ -128,15 +131,15 @@ impl Client {
             }
         };
         for (chain, numbers) in of_chain {
-            if let Err(pause) = self.breakers().admit(chain, BootInstant::now()) {
+            if let Err(pause) = self.breakers().check(chain, BootInstant::now()) {
                 let detail = format!("{chain} did not answer; next attempt in {pause:.1?}");
                 fail((numbers, Err(detail)));
                 continue;
             }
             if tasks.len() >= CHAINS_AT_ONCE
-                && let Some(Ok(ended)) = tasks.join_next().await
+                && let Some(Ok(finished)) = tasks.join_next().await
             {
-                fail(ended);
+                fail(finished);
             }
             let inodes = numbers.iter().map(|number| files[*number].inode).collect();
             let (client, what) = (self.clone(), Arc::clone(&what));
@@ -144,26 +147,26 @@ impl Client {
             tasks.spawn(async move {
                 let forgotten = client.forget_on(&what, chain, inodes, deadline).await;
                 let answered = !matches!(forgotten, Err(ClientError::Unavailable { .. }));
-                client.breakers().asked(chain, answered, BootInstant::now());
+                client.breakers().record(chain, answered, BootInstant::now());
                 (numbers, forgotten.map_err(|error| error.to_string()))
             });
         }
-        // A task that panicked says nothing of its files, so none counts as done.
+        // The files of a panicked task are unknown, so none counts as done.
         let mut broken = false;
-        while let Some(ended) = tasks.join_next().await {
-            match ended {
-                Ok(ended) => fail(ended),
+        while let Some(finished) = tasks.join_next().await {
+            match finished {
+                Ok(finished) => fail(finished),
                 Err(_) => broken = true,
             }
         }
         if broken {
-            results.fill(Err("a task of this client ended early".into()));
+            results.fill(Err("a task of this client panicked".into()));
         }
         results
     }
 
-    /// The chains that can have chunks of the range, one after the other, but none that did not answer
-    /// lately.
+    /// Queries the chains that can have chunks of the range, one after the other, except those that
+    /// did not answer recently.
     async fn end_within(
         &self,
         inode: InodeId,
@@ -171,43 +174,47 @@ impl Client {
         range: Range<u64>,
         deadline: Deadline,
     ) -> Result<u64, String> {
-        let what: What = Arc::from(format!("find the end of {inode}"));
+        let what: OperationName = Arc::from(format!("find the end of {inode}"));
         let chains = self.chains(&what, layout, deadline).await.map_err(|it| it.to_string())?;
         let mut end = range.start;
         for chain in chains_within(&chains, layout.chunk_bytes, &range) {
-            if let Err(pause) = self.breakers().admit(chain, BootInstant::now()) {
+            if let Err(pause) = self.breakers().check(chain, BootInstant::now()) {
                 return Err(format!("{chain} did not answer; next attempt in {pause:.1?}"));
             }
-            // Judged by a short question: that a file has too many chunks to see them all in time does
-            // not mean that the chain does not answer.
+            // Judged by a short query: a file with too many chunks to list in time does not mean
+            // that the chain does not answer.
             let size = u64::from(layout.chunk_bytes.max(1));
             let after = u32::try_from(range.start / size).unwrap_or(u32::MAX).checked_sub(1);
             let soon = Deadline::after(CHAIN_TIMEOUT);
-            let found = self.first_chunks_after(&what, chain, inode, after, 1, soon).await;
-            let answered = !matches!(found, Err(ClientError::Unavailable { .. }));
-            self.breakers().asked(chain, answered, BootInstant::now());
-            let (chunks, _) = found.map_err(|error| error.to_string())?;
+            let result = self.first_chunks_after(&what, chain, inode, after, 1, soon).await;
+            let answered = !matches!(result, Err(ClientError::Unavailable { .. }));
+            self.breakers().record(chain, answered, BootInstant::now());
+            let (chunks, _) = result.map_err(|error| error.to_string())?;
             if chunks.is_empty() {
                 continue;
             }
             let chunk_bytes = layout.chunk_bytes;
-            let found = self.end_on(&what, chain, inode, chunk_bytes, range.start, deadline).await;
-            end = end.max(found.map_err(|error| error.to_string())?);
+            let result = self.end_on(&what, chain, inode, chunk_bytes, range.start, deadline).await;
+            end = end.max(result.map_err(|error| error.to_string())?);
         }
         Ok(end.min(range.end.max(range.start)))
     }
 
     async fn forget_on(
         &self,
-        what: &What,
+        what: &OperationName,
         chain: ChainId,
         inodes: BTreeSet<InodeId>,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
         for inodes in ranges(&inodes).chunks(FORGET_INODES_MAX) {
             let mut attempts = Attempts::of(&**what);
-            let ask = |to| StorageRequest::ForgetInodes(ForgetInodes::of_head(to, inodes.to_vec()));
-            match self.ask_head(chain, &mut attempts, Bytes::new(), &deadline.into(), ask).await? {
+            let build_request =
+                |to| StorageRequest::ForgetInodes(ForgetInodes::of_head(to, inodes.to_vec()));
+            match self
+                .call_head(chain, &mut attempts, Bytes::new(), &deadline.into(), build_request)
+                .await?
+            {
                 Some((_, StorageReply::InodesForgotten)) => {}
                 Some((who, other)) => return Err(ClientError::unexpected(&who, &other)),
                 None => return Err(attempts.unavailable(self.0.config.timeout)),
@@ -220,16 +227,16 @@ impl Client {
         self.0.breakers.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    async fn cut_chain(
+    async fn truncate_chain(
         &self,
-        what: &What,
+        what: &OperationName,
         chain: ChainId,
-        cut: Cut,
+        truncation: Truncation,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
-        let Cut { inode, chunk_bytes, length } = cut;
+        let Truncation { inode, chunk_bytes, length } = truncation;
         let size = u64::from(chunk_bytes);
-        // Chunks that lie wholly before the length are none of our business.
+        // Skip chunks that are entirely before the length.
         let mut after = u32::try_from(length / size).unwrap_or(u32::MAX).checked_sub(1);
         loop {
             let (chunks, last) = self.chunks_after(what, chain, inode, after, deadline).await?;
@@ -239,7 +246,7 @@ impl Client {
             {
                 let start = u64::from(*index) * size;
                 let change = match length.checked_sub(start) {
-                    // Below chunk_bytes, so the cast holds.
+                    // Below `chunk_bytes`, so the cast is exact.
                     Some(keep) if keep > 0 && keep < u64::from(*chunk_length) => {
                         ContentChange::Truncate { length: keep as u32 }
                     }
@@ -247,37 +254,38 @@ impl Client {
                     _ => ContentChange::Remove,
                 };
                 if tasks.len() >= UPDATES_IN_FLIGHT_MAX
-                    && let Some(ended) = tasks.join_next().await
+                    && let Some(finished) = tasks.join_next().await
                 {
-                    joined(ended)?;
+                    joined(finished)?;
                 }
-                let place = Place { chain, chunk: ChunkId::new(inode, *index), chunk_bytes };
+                let location =
+                    ChunkLocation { chain, chunk: ChunkId::new(inode, *index), chunk_bytes };
                 let (client, what) = (self.clone(), Arc::clone(what));
                 tasks.spawn(async move {
-                    client.update(&what, place, change, Bytes::new(), deadline).await.map(drop)
+                    client.update(&what, location, change, Bytes::new(), deadline).await.map(drop)
                 });
             }
-            while let Some(ended) = tasks.join_next().await {
-                joined(ended)?;
+            while let Some(finished) = tasks.join_next().await {
+                joined(finished)?;
             }
             match chunks.last() {
-                Some(newest) if !last => after = Some(newest.index),
+                Some(current) if !last => after = Some(current.index),
                 _ => return Ok(()),
             }
         }
     }
 }
 
-/// Those of a layout's chains that can have chunks of a range of a file's bytes.
+/// The chains of a layout that can have chunks of a byte range of a file.
 fn chains_within(chains: &[ChainId], chunk_bytes: u32, range: &Range<u64>) -> BTreeSet<ChainId> {
     let size = u64::from(chunk_bytes.max(1));
-    let (first, behind) = (range.start / size, range.end.div_ceil(size));
+    let (first, deadline_with) = (range.start / size, range.end.div_ceil(size));
     let count = chains.len().max(1) as u64;
-    let places = first..behind.max(first).min(first.saturating_add(count));
+    let places = first..deadline_with.max(first).min(first.saturating_add(count));
     places.filter_map(|index| chains.get((index % count) as usize)).copied().collect()
 }
 
-/// Neighbouring numbers as ranges.
+/// Merges consecutive numbers into ranges.
 fn ranges(inodes: &BTreeSet<InodeId>) -> Vec<InodeRange> {
     let mut ranges: Vec<InodeRange> = Vec::new();
     for inode in inodes {
@@ -294,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_are_one_range() {
+    fn consecutive_inodes_are_one_range() {
         let inodes = [5, 6, 7, 9, u64::MAX].map(InodeId).into_iter().collect();
         let found: Vec<_> = ranges(&inodes).iter().map(|it| (it.first.0, it.last.0)).collect();
         assert_eq!(found, [(5, 7), (9, 9), (u64::MAX, u64::MAX)]);

@@ -1,4 +1,4 @@
-//! What a directory that serves as a volume needs: quotas, attributes, owners, free space.
+//! Volume operations: quotas, attributes, owners, free space.
 
 use threefs_meta::{
     At, Inode, LayoutDefaults, MetaChange, MetaQuery, MetaReply, QuotaUse, SetMode,
@@ -8,27 +8,27 @@ use crate::Client;
 use crate::error::{Attempts, ClientError};
 use crate::files::inode;
 
-/// Inodes that a tree without limits has room for, as `df` shows it.
+/// Total inodes of a tree without limits, for `df`.
 const INODES_TOTAL: u64 = 1 << 40;
 
-/// What `df` shows where no storage node says how much it may hold.
+/// Total bytes if no storage node reports its capacity, for `df`.
 const CAPACITY_UNKNOWN: u64 = 1 << 50;
 
-/// What `df` shows.
+/// Space as shown by `df`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// All bytes.
+    /// Total bytes.
     pub bytes_total: u64,
-    /// Bytes for new data.
+    /// Free bytes.
     pub bytes_free: u64,
-    /// All inodes.
+    /// Total inodes.
     pub inodes_total: u64,
-    /// New inodes.
+    /// Free inodes.
     pub inodes_free: u64,
 }
 
 impl Client {
-    /// Makes one directory with these permission bits.
+    /// Creates one directory with these permission bits.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -55,7 +55,7 @@ impl Client {
         }
     }
 
-    /// The quotas that a place counts for, innermost first.
+    /// The quotas that apply to a path or inode, innermost first.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -67,7 +67,7 @@ impl Client {
         }
     }
 
-    /// What is free at a place: of the tightest quota, else of the storage nodes.
+    /// Free space at a path or inode: of the tightest quota, otherwise of the storage nodes.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -138,7 +138,7 @@ impl Client {
         }
     }
 
-    /// Sets permission bits and owners; `None` leaves them.
+    /// Sets permission bits and owners; `None` keeps the current value.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -161,12 +161,12 @@ impl Client {
         self.change("set attributes of", path, change).await.map(drop)
     }
 
-    /// All bytes of the storage nodes and those that are free, divided by the replicas.
+    /// Total and free bytes of the storage nodes, divided by the number of replicas.
     async fn capacity(&self) -> Result<(u64, u64), ClientError> {
         let deadline = self.deadline();
         let mut attempts = Attempts::of("capacity");
         let status = self.0.routing.status(&mut attempts, deadline).await?;
-        let routing = self.0.routing.newest(&mut attempts, deadline).await?;
+        let routing = self.0.routing.current(&mut attempts, deadline).await?;
         let (Some(status), Some(routing)) = (status, routing) else {
             return Err(attempts.unavailable(self.0.config.timeout));
         };

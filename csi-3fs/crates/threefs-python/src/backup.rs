@@ -1,4 +1,4 @@
-//! Dumps of the stores of meta and mgmtd, for people who back them up.
+//! Dumps of the stores of meta and mgmtd, for backups.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use threefs_kv::{DumpError, Dumped, EmbeddedConfig};
 
-/// Rows and bytes.
+/// Number of rows and bytes.
 type Counts = (u64, u64);
 
 fn kind_of(kind: &str) -> PyResult<&str> {
@@ -22,14 +22,14 @@ fn counts(result: Result<Dumped, DumpError>) -> PyResult<Counts> {
         .map_err(|error| PyOSError::new_err(error.to_string()))
 }
 
-/// Write all rows of a service's store, as they are at one moment, while the service may run.
+/// Write a consistent snapshot of a service's store, while the service may run.
 #[pyfunction]
 pub fn store_dump(py: Python<'_>, kind: &str, folder: PathBuf, file: PathBuf) -> PyResult<Counts> {
     let kind = kind_of(kind)?;
     counts(py.detach(|| threefs_kv::dump(&EmbeddedConfig::new(folder), kind, &file)))
 }
 
-/// Make a service's store of a dump, in a folder that has none.
+/// Create a service's store from a dump, in a folder without a store.
 #[pyfunction]
 pub fn store_load(py: Python<'_>, kind: &str, folder: PathBuf, file: PathBuf) -> PyResult<Counts> {
     let config = EmbeddedConfig::new(folder);
@@ -40,7 +40,7 @@ pub fn store_load(py: Python<'_>, kind: &str, folder: PathBuf, file: PathBuf) ->
     counts(py.detach(|| runtime.block_on(threefs_meta::restore(config, &file))))
 }
 
-/// Let a metadata store replace the one that its cluster knows, from the next start on.
+/// Let a metadata store replace the one registered in its cluster, from the next start on.
 #[pyfunction]
 pub fn store_adopt(py: Python<'_>, folder: PathBuf) -> PyResult<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -48,7 +48,7 @@ pub fn store_adopt(py: Python<'_>, folder: PathBuf) -> PyResult<()> {
         .map_err(|error| PyOSError::new_err(error.to_string()))
 }
 
-/// Read a dump to its end and check it.
+/// Read a dump to its end and verify it.
 #[pyfunction]
 pub fn store_verify(py: Python<'_>, kind: &str, file: PathBuf) -> PyResult<Counts> {
     let kind = kind_of(kind)?;

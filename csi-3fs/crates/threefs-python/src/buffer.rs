@@ -8,8 +8,8 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// A contiguous view of an object's bytes, whatever its element type. The object cannot free or
-/// resize them while this lives.
+/// A contiguous view of an object's bytes, of any element type. The object cannot free or resize
+/// them while this exists.
 pub(crate) struct View(Box<ffi::Py_buffer>);
 
 // SAFETY: a `Py_buffer` is a pointer with counts; the exporter keeps the memory valid until it is
@@ -24,7 +24,7 @@ impl View {
         Self::get(object, ffi::PyBUF_SIMPLE)
     }
 
-    /// Borrows for writing; read-only objects are refused.
+    /// Borrows for writing; read-only objects are rejected.
     pub(crate) fn writable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         Self::get(object, ffi::PyBUF_WRITABLE)
     }
@@ -35,13 +35,13 @@ impl View {
         let status = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &mut *buffer, flags) };
         if status != 0 {
             return Err(PyErr::take(object.py()).unwrap_or_else(|| {
-                PyBufferError::new_err("the object gives no contiguous bytes")
+                PyBufferError::new_err("the object does not provide contiguous bytes")
             }));
         }
         Ok(Self(buffer))
     }
 
-    /// True when two of the views share a byte: they must not be written side by side.
+    /// Whether two of the views share a byte: they must not be written concurrently.
     pub(crate) fn overlap(views: &[View]) -> bool {
         let mut ranges: Vec<(usize, usize)> = views
             .iter()
@@ -57,8 +57,8 @@ impl View {
         usize::try_from(self.0.len).unwrap_or(0)
     }
 
-    /// The bytes. Whoever changes them from another thread meanwhile gets what they asked for,
-    /// torn bytes in the file, as with `os.write`.
+    /// The bytes. Changing them concurrently from another thread results in torn bytes in the file,
+    /// as with `os.write`.
     pub(crate) fn as_slice(&self) -> &[u8] {
         if self.len() == 0 {
             return &[];
@@ -87,24 +87,24 @@ impl Drop for View {
     }
 }
 
-/// Views that are lent to a write as its payload. The network threads may hold on to one for a
-/// moment after the answer has come; the caller must find its buffers free when the write returns.
+/// Views borrowed by a write as its payload. Network threads may hold on to a view for a moment
+/// after the reply; the caller must find its buffers free when the write returns.
 #[derive(Default)]
-pub(crate) struct Lending(Arc<()>);
+pub(crate) struct BorrowedViews(Arc<()>);
 
-/// How long [`Lending::wait_for_return`] waits: an attempt that was given up may hold on to its
-/// payload for longer, which is harmless, because the receiver checks it against its checksum.
+/// Timeout of [`BorrowedViews::wait_for_release`]: an abandoned attempt may hold its payload for
+/// longer, which is harmless, because the receiver verifies its checksum.
 const RETURN_WAIT: Duration = Duration::from_millis(100);
 
-impl Lending {
+impl BorrowedViews {
     /// The view as a payload, without a copy.
     pub(crate) fn lend(&self, view: View) -> Bytes {
         Bytes::from_owner(Lent { view, _lending: Arc::clone(&self.0) })
     }
 
-    /// Waits, boundedly, until nobody holds a payload any more. Call it detached: giving a view
-    /// back needs the interpreter.
-    pub(crate) fn wait_for_return(&self) {
+    /// Waits, up to a time limit, until all payloads are released. Must be called detached:
+    /// releasing a view needs the interpreter.
+    pub(crate) fn wait_for_release(&self) {
         let begun = Instant::now();
         while Arc::strong_count(&self.0) > 1 && begun.elapsed() < RETURN_WAIT {
             std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! The client's methods: arguments in, wait, results out.
+//! Methods of the client: convert the arguments, wait, return the result.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,10 +13,10 @@ use threefs_client::{Claim, ClientConfig, ReadRange, WriteRange};
 use threefs_core::ids::{NodeId, TargetId};
 use threefs_meta::{At, Inode, InodeKind, QuotaUse};
 
-use crate::buffer::{Lending, View};
+use crate::buffer::{BorrowedViews, View};
 use crate::errors;
 use crate::file::File;
-use crate::runtime::Live;
+use crate::runtime::ClientRuntime;
 
 /// kind, inode, size, mode, modified (nanoseconds since 1970), chunk bytes.
 pub(crate) type RawStat = (&'static str, u64, u64, u32, i64, u32);
@@ -27,13 +27,13 @@ pub(crate) type RawQuota = (u64, Option<u64>, u64, Option<u64>, u64);
 /// One routing cache and pool of connections. Thread-safe; every call releases the GIL.
 #[pyclass(module = "threefs._native", frozen)]
 pub struct Client {
-    live: Mutex<Option<Arc<Live>>>,
+    live: Mutex<Option<Arc<ClientRuntime>>>,
 }
 
 impl Client {
-    fn live(&self) -> PyResult<Arc<Live>> {
+    fn live(&self) -> PyResult<Arc<ClientRuntime>> {
         let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
-        live.clone().ok_or_else(|| PyValueError::new_err("the client is closed; connect anew"))
+        live.clone().ok_or_else(|| PyValueError::new_err("the client is closed; create a new one"))
     }
 }
 
@@ -58,7 +58,7 @@ impl Client {
         let mut config = ClientConfig::new(mgmtd, meta, credentials.over_tls(tls));
         config.timeout = timeout;
         config.control_plane = control_plane;
-        Ok(Self { live: Mutex::new(Some(Arc::new(Live::start(config)?))) })
+        Ok(Self { live: Mutex::new(Some(Arc::new(ClientRuntime::start(config)?))) })
     }
 
     fn close(&self) {
@@ -227,14 +227,14 @@ impl Client {
         create: bool,
     ) -> PyResult<()> {
         let live = self.live()?;
-        let lending = Lending::default();
+        let borrowed = BorrowedViews::default();
         let mut ranges = Vec::with_capacity(writes.len());
         for (path, offset, data) in writes {
-            let payload = lending.lend(View::readable(&data)?);
+            let payload = borrowed.lend(View::readable(&data)?);
             ranges.push(WriteRange { path, offset, payload });
         }
         let written = live.wait(py, live.client.batch_write(ranges, create));
-        py.detach(|| lending.wait_for_return());
+        py.detach(|| borrowed.wait_for_release());
         written
     }
 
@@ -276,7 +276,7 @@ impl Client {
         if View::overlap(&views) {
             return Err(errors::invalid(
                 py,
-                "two of the buffers share memory; give each range a buffer of its own",
+                "two of the buffers share memory; use a separate buffer for each range",
             ));
         }
         let plan = live.wait(py, live.client.plan_read(&ranges))?;
@@ -311,7 +311,7 @@ impl Client {
     }
 }
 
-/// A bytes object that is filled before anybody sees it, and its memory.
+/// A bytes object that is filled before it is visible, and its memory.
 fn uninitialised<'py>(
     py: Python<'py>,
     length: usize,

@@ -1,4 +1,4 @@
-//! Tickets: issued here, offline, by whoever has the key file.
+//! Tickets: issued offline by a holder of the key file.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use crate::errors;
 
-/// The content of a credential's file for one directory. Whoever reads it holds the credential.
+/// The content of a credential file for one directory. Read access to it grants the credential.
 #[pyfunction]
 #[pyo3(signature = (key_file, *, cluster, directory, path, read_only, node, expires_unix_s))]
 #[allow(clippy::too_many_arguments)]
@@ -28,7 +28,7 @@ pub fn issue_ticket(
     Ok(ticket.seal(&keys.current()).map_err(invalid)?.to_text())
 }
 
-/// What a ticket allows, if a key of the key file sealed it, expired or not: the fields of
+/// The permissions of a ticket sealed by a key of the key file, expired or not: the fields of
 /// `read_ticket`.
 #[pyfunction]
 pub fn verify_ticket(
@@ -40,13 +40,13 @@ pub fn verify_ticket(
     let keys = Keys::read(Path::new(key_file)).map_err(invalid)?;
     let sealed = SealedTicket::parse(Path::new("ticket"), ticket.as_bytes()).map_err(invalid)?;
     if !sealed.is_genuine(&keys.current()) {
-        return Err(errors::invalid(py, "no key of the key file has sealed the ticket"));
+        return Err(errors::invalid(py, "the ticket is not sealed by a key of the key file"));
     }
     Ok(fields(&sealed))
 }
 
-/// What a credential's file allows: cluster, directory's inode, path, read-only, node, expiry in
-/// seconds since 1970.
+/// The permissions of a credential file: cluster, directory's inode, path, read-only, node, expiry
+/// in seconds since 1970.
 #[pyfunction]
 pub fn read_ticket(
     py: Python<'_>,

@@ -1,4 +1,4 @@
-//! The client's errors as classes of `threefs.errors`.
+//! Mapping of client errors to the classes of `threefs.errors`.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -86,7 +86,7 @@ fn construct(py: Python<'_>, class: &str, message: &str, keywords: &Bound<'_, Py
         .and_then(|class| class.call((message,), Some(keywords)));
     match made {
         Ok(error) => PyErr::from_value(error),
-        // The package is not whole: its message still counts.
-        Err(trouble) => PyRuntimeError::new_err(format!("{class}: {message} ({trouble})")),
+        // The package is incomplete: keep the message.
+        Err(cause) => PyRuntimeError::new_err(format!("{class}: {message} ({cause})")),
     }
 }

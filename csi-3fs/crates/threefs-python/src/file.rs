@@ -5,18 +5,18 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use threefs_client::FileHandle;
 
-use crate::buffer::{Lending, View};
-use crate::runtime::Live;
+use crate::buffer::{BorrowedViews, View};
+use crate::runtime::ClientRuntime;
 
-/// An open file: stays with its inode when the name moves. Offsets are the caller's.
+/// An open file: refers to its inode, also when the file is renamed. The caller keeps the offsets.
 #[pyclass(module = "threefs._native", frozen)]
 pub struct File {
-    live: Arc<Live>,
+    live: Arc<ClientRuntime>,
     handle: FileHandle,
 }
 
 impl File {
-    pub(crate) fn new(live: Arc<Live>, handle: FileHandle) -> Self {
+    pub(crate) fn new(live: Arc<ClientRuntime>, handle: FileHandle) -> Self {
         Self { live, handle }
     }
 }
@@ -39,10 +39,10 @@ impl File {
     fn write(&self, py: Python<'_>, offset: u64, data: &Bound<'_, PyAny>) -> PyResult<usize> {
         let view = View::readable(data)?;
         let length = view.len();
-        let lending = Lending::default();
-        let payload = lending.lend(view);
+        let borrowed = BorrowedViews::default();
+        let payload = borrowed.lend(view);
         let written = self.live.wait(py, self.live.client.write_at(&self.handle, offset, payload));
-        py.detach(|| lending.wait_for_return());
+        py.detach(|| borrowed.wait_for_release());
         written.map(|()| length)
     }
 

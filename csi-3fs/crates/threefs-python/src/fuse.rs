@@ -1,4 +1,4 @@
-//! The FUSE daemon as a process: a mounted descriptor in, then serve until it is unmounted.
+//! FUSE daemon process: serves a mounted descriptor until it is unmounted.
 
 use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -46,17 +46,18 @@ struct ClaimJson {
     valid_seconds: f64,
 }
 
-/// Serve a mounted descriptor of /dev/fuse until it is unmounted, or until SIGTERM: then another
-/// daemon may go on with it. One JSON line on standard output says when it is served.
+/// Serve a mounted descriptor of /dev/fuse until it is unmounted, or until SIGTERM; then another
+/// daemon may take over. Prints one JSON line to standard output once it is serving.
 #[pyfunction]
 pub fn run_fuse(py: Python<'_>, config_json: &str) -> PyResult<()> {
     log_to_stderr();
     keep_memory();
-    let json: FuseJson = serde_json::from_str(config_json)
-        .map_err(|error| PyValueError::new_err(format!("configuration of fuse: {error}")))?;
+    let json: FuseJson = serde_json::from_str(config_json).map_err(|error| {
+        PyValueError::new_err(format!("invalid configuration of fuse: {error}"))
+    })?;
     if json.fd < 3 {
         let text =
-            format!("fd is {}; it must be an open descriptor of /dev/fuse, from 3 on", json.fd);
+            format!("fd is {}; it must be an open descriptor of /dev/fuse, at least 3", json.fd);
         return Err(PyValueError::new_err(text));
     }
     // SAFETY: the caller hands over this descriptor, which is not one of the standard three. If it
@@ -80,7 +81,7 @@ pub fn run_fuse(py: Python<'_>, config_json: &str) -> PyResult<()> {
             Some(ClaimConfig { path: claim.path, holder: claim.holder, valid })
         }
     };
-    let trusted = claim.as_ref().map(|claim: &ClaimConfig| claim.valid);
+    let validity = claim.as_ref().map(|claim: &ClaimConfig| claim.valid);
     let config = FuseConfig {
         root,
         read_only,
@@ -90,7 +91,7 @@ pub fn run_fuse(py: Python<'_>, config_json: &str) -> PyResult<()> {
         claim,
         write_back: json.write_back,
         valid,
-        unanswered: Arc::new(UnansweredCalls::new(trusted, resume)),
+        unanswered: Arc::new(UnansweredCalls::new(validity, resume)),
     };
     let runtime = Builder::new_multi_thread()
         .worker_threads(2)
@@ -112,12 +113,13 @@ async fn serve(
     let ready = Box::new(|ready: &threefs_fuse::Ready| {
         let line = serde_json::to_string(ready).unwrap_or_default();
         let mut out = std::io::stdout().lock();
-        // Nobody reads it: then nobody waits for it either.
+        // Ignored: if there is no reader, none waits for it.
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     });
     tokio::select! {
         served = threefs_fuse::serve(Client::start(client), descriptor, config, ready) => served,
-        // Everything acknowledged is durable; what is in work the kernel sends to the next one.
+        // Everything acknowledged is durable; the kernel resends running requests to the next
+        // daemon.
         _ = terminate.recv() => unanswered.check(),
     }
 }

@@ -1,16 +1,16 @@
-//! Python bindings. Thin: arguments are converted here, nothing is decided here.
+//! Python bindings: conversion of arguments and results only.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
 //! | `backup` | dumps of the services' stores |
 //! | `buffer` | memory of Python objects without a copy |
-//! | `client` | the client's methods, blocking, with the interpreter's lock released |
-//! | `credential` | tickets: issue one, show one |
+//! | `client` | the client's methods, blocking, with the GIL released |
+//! | `credential` | issuing and reading tickets |
 //! | `file` | an open file |
 //! | `errors` | the client's errors as classes of `threefs.errors` |
-//! | `runtime` | the threads behind a client, and what a fork does to them |
-//! | `fuse` | the FUSE daemon as a process |
-//! | `service` | mgmtd, meta and storage as processes |
+//! | `runtime` | threads of a client, and fork safety |
+//! | `fuse` | FUSE daemon process |
+//! | `service` | processes of mgmtd, meta and storage |
 
 mod backup;
 mod buffer;

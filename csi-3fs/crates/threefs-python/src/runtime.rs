@@ -1,7 +1,7 @@
-//! The threads behind a client, and what a fork does to them.
+//! Threads of a client, and fork safety.
 //!
-//! A forked child has the client's memory but none of its threads. So a client knows the process
-//! that made it: in another one every call is refused, and dropping it touches nothing.
+//! A forked child has the client's memory but none of its threads. So a client records its process:
+//! in another one every call is rejected, and dropping it has no effect.
 
 use std::future::Future;
 use std::mem::ManuallyDrop;
@@ -13,19 +13,19 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::errors;
 
-/// How often a wait looks whether the interpreter has a signal for us (Ctrl-C).
+/// How often a wait checks for pending signals of the interpreter (Ctrl-C).
 const SIGNAL_PACE: Duration = Duration::from_millis(100);
 /// One thread moves bytes, the other checks and copies them.
 const WORKER_THREADS: usize = 2;
 
 /// A client and its threads.
-pub(crate) struct Live {
+pub(crate) struct ClientRuntime {
     pub(crate) client: threefs_client::Client,
     runtime: ManuallyDrop<Runtime>,
     process: u32,
 }
 
-impl Live {
+impl ClientRuntime {
     /// Starts the threads and the client on them.
     pub(crate) fn start(config: threefs_client::ClientConfig) -> PyResult<Self> {
         let runtime = Builder::new_multi_thread()
@@ -40,7 +40,7 @@ impl Live {
         Ok(Self { client, runtime: ManuallyDrop::new(runtime), process: std::process::id() })
     }
 
-    /// Waits for `work` with the interpreter's lock released; a signal's exception ends the wait.
+    /// Waits for `work` with the GIL released; a signal's exception ends the wait.
     pub(crate) fn wait<T: Send>(
         &self,
         py: Python<'_>,
@@ -49,7 +49,7 @@ impl Live {
         if self.process != std::process::id() {
             return Err(errors::invalid(
                 py,
-                "this client was made by another process (before a fork); connect anew in this one",
+                "this client was created by another process (before a fork); create a new one in this process",
             ));
         }
         let mut work = pin!(work);
@@ -63,7 +63,7 @@ impl Live {
     }
 }
 
-impl Drop for Live {
+impl Drop for ClientRuntime {
     fn drop(&mut self) {
         if self.process == std::process::id() {
             // SAFETY: dropped once, here; not used after.

@@ -1,4 +1,4 @@
-//! mgmtd, meta and storage as processes: configuration in, then serve until SIGTERM.
+//! Service processes of mgmtd, meta and storage: serve a configuration until SIGTERM.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use tracing_subscriber::prelude::*;
 
 type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
-/// Serve until SIGTERM. `kind` is "mgmtd", "meta" or "storage"; parent 0: nobody's child.
+/// Serve until SIGTERM. `kind` is "mgmtd", "meta" or "storage"; parent 0: not bound to a parent.
 #[pyfunction]
 pub fn run_service(py: Python<'_>, kind: &str, config_json: &str, parent_pid: u32) -> PyResult<()> {
     die_with(parent_pid)?;
@@ -34,7 +34,7 @@ pub fn run_service(py: Python<'_>, kind: &str, config_json: &str, parent_pid: u3
         .enable_all()
         .build()?;
     let outcome = py.detach(|| runtime.block_on(service.serve()));
-    // Store operations under way are atomic: nothing is lost by not waiting for them.
+    // Store operations in flight are atomic: nothing is lost by not waiting for them.
     runtime.shutdown_background();
     outcome.map_err(|error| PyRuntimeError::new_err(format!("{kind}: {error}")))
 }
@@ -112,7 +112,7 @@ impl Service {
     fn worker_threads(&self) -> usize {
         match self {
             Self::Mgmtd(_) => 1,
-            // The disks have threads of their own; these checksum and move what comes and goes.
+            // Disks have separate threads; these compute checksums and transfer data.
             Self::Meta(_) | Self::Storage(_) => {
                 std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 16)
             }
@@ -129,14 +129,14 @@ impl Service {
                 _ = interrupt.recv() => {}
             }
             handle.request();
-            // Held to the end: dropping it would ask again, which is harmless, but says nothing.
+            // Held to the end: dropping it would request the shutdown again, which is harmless.
             std::future::pending::<()>().await;
         });
         match self {
             Self::Mgmtd(json) => Ok(threefs_mgmtd::run(json.config()?, shutdown).await?),
             Self::Meta(json) => {
                 let config = json.config()?;
-                // Chunks are cut and removed by a client of this cluster, like everybody's.
+                // Chunks are truncated and removed by an ordinary client of this cluster.
                 let meta = config.listen.clone();
                 let credentials = config.tls.credentials(&config.key);
                 let client = ClientConfig::new(config.mgmtd.clone(), meta, credentials);
@@ -186,10 +186,10 @@ impl MetaJson {
 }
 
 fn parsed<T: DeserializeOwned>(kind: &str, json: &str) -> Result<T, String> {
-    serde_json::from_str(json).map_err(|error| format!("configuration of {kind}: {error}"))
+    serde_json::from_str(json).map_err(|error| format!("invalid configuration of {kind}: {error}"))
 }
 
-/// Ends this process together with its parent, however that one ends.
+/// Ends this process when its parent ends for any reason.
 fn die_with(parent_pid: u32) -> PyResult<()> {
     if parent_pid == 0 {
         return Ok(());
@@ -201,13 +201,13 @@ fn die_with(parent_pid: u32) -> PyResult<()> {
     }
     // The parent may have ended before the call above took effect.
     if std::os::unix::process::parent_id() != parent_pid {
-        return Err(PyRuntimeError::new_err(format!("the parent process {parent_pid} has ended")));
+        return Err(PyRuntimeError::new_err(format!("the parent process {parent_pid} has exited")));
     }
     Ok(())
 }
 
-/// Payload buffers are of a chunk's size and live for milliseconds. Left alone, the allocator gives
-/// each back to the system, and the kernel clears every page of the next one.
+/// Payload buffers have the size of a chunk and live for milliseconds. By default the allocator
+/// returns each to the system, and the kernel zeroes every page of the next one.
 pub(crate) fn keep_memory() {
     const MMAP_THRESHOLD_BYTES: libc::c_int = 32 << 20; // The most that glibc takes.
     const TRIM_THRESHOLD_BYTES: libc::c_int = 256 << 20;
@@ -220,21 +220,21 @@ pub(crate) fn keep_memory() {
     }
 }
 
-/// `THREEFS_LOG` says which lines: a level, or `module=level,…`.
+/// `THREEFS_LOG` selects the log lines: a level, or `module=level,…`.
 pub(crate) fn log_to_stderr() {
-    let asked = std::env::var("THREEFS_LOG").unwrap_or_default();
-    let parsed = asked.parse::<Targets>();
+    let directives = std::env::var("THREEFS_LOG").unwrap_or_default();
+    let parsed = directives.parse::<Targets>();
     let filter = match &parsed {
-        Ok(filter) if !asked.is_empty() => filter.clone(),
+        Ok(filter) if !directives.is_empty() => filter.clone(),
         _ => Targets::new().with_default(LevelFilter::INFO),
     };
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .with_filter(filter);
-    // An error means that somebody has set one already, who then gets the lines.
+    // An error means that a subscriber is already set, which then receives the lines.
     let _ = tracing_subscriber::registry().with(lines).try_init();
     if let Err(error) = parsed {
-        tracing::warn!("THREEFS_LOG={asked} is not understood ({error}): level info is used");
+        tracing::warn!("invalid THREEFS_LOG={directives} ({error}): using level info");
     }
 }

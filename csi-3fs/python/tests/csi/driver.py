@@ -184,7 +184,9 @@ def unsealed(_key_file: str, ticket: str) -> tuple[str, int, str, bool, str, int
         names = ("cluster", "directory", "path", "read_only", "node", "expires_unix_s")
         cluster, directory, path, read_only, node, expires = (fields[name] for name in names)
     except (ValueError, KeyError) as error:
-        raise threefs.InvalidArgument("no key of the key file has sealed the ticket") from error
+        raise threefs.InvalidArgument(
+            "the ticket is not sealed by a key of the key file"
+        ) from error
     return cluster, directory, path, read_only, node, expires
 
 

@@ -1,7 +1,7 @@
-//! How long an operation goes on: to a fixed deadline, or as long as it makes progress.
+//! Progress timeouts: an operation ends at a fixed deadline, or when it makes no progress.
 //!
-//! A batch of any size may take any time as long as its parts keep ending: its deadline counts from
-//! the last one that ended.
+//! A batch of any size may take any time as long as its parts complete: its deadline counts from
+//! the last completed part.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use fabric::deadline::Deadline;
 
-/// When something last moved.
+/// Time of the last progress.
 #[derive(Debug)]
 pub(crate) struct Progress {
     started: Instant,
@@ -17,45 +17,45 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// It starts now.
+    /// Starts now.
     pub(crate) fn start() -> Self {
         Self { started: Instant::now(), last_ms: AtomicU64::new(0) }
     }
 
-    /// A part has ended well.
-    pub(crate) fn moved(&self) {
+    /// Records that a part has completed.
+    pub(crate) fn record_progress(&self) {
         self.last_ms.fetch_max(self.started.elapsed().as_millis() as u64, Relaxed);
     }
 
-    /// The deadline of whoever gives up `timeout` after the last progress.
+    /// The deadline `timeout` after the last progress.
     pub(crate) fn deadline(&self, timeout: Duration) -> Deadline {
         let end = Duration::from_millis(self.last_ms.load(Relaxed)) + timeout;
         Deadline::after(end.saturating_sub(self.started.elapsed()))
     }
 }
 
-/// See the module. Clones belong to the same operation.
+/// Timeout of an operation, see the module. Clones belong to the same operation.
 #[derive(Clone, Debug)]
-pub(crate) enum Patience {
+pub(crate) enum ProgressTimeout {
     /// The caller's deadline.
     Until(Deadline),
-    /// So long after the last progress of the operation.
+    /// This long after the last progress of the operation.
     Progress(Arc<Progress>, Duration),
 }
 
-impl From<Deadline> for Patience {
+impl From<Deadline> for ProgressTimeout {
     fn from(deadline: Deadline) -> Self {
         Self::Until(deadline)
     }
 }
 
-impl Patience {
-    /// For an operation that starts now.
+impl ProgressTimeout {
+    /// Timeout of an operation that starts now.
     pub(crate) fn start(timeout: Duration) -> Self {
         Self::Progress(Arc::new(Progress::start()), timeout)
     }
 
-    /// When it ends if nothing moves any more. It never moves to an earlier time.
+    /// The deadline if no more progress is made. It never moves backwards.
     pub(crate) fn deadline(&self) -> Deadline {
         match self {
             Self::Until(deadline) => *deadline,
@@ -63,20 +63,20 @@ impl Patience {
         }
     }
 
-    /// True once it is over.
-    pub(crate) fn over(&self) -> bool {
+    /// Whether the deadline has passed.
+    pub(crate) fn expired(&self) -> bool {
         self.deadline().passed()
     }
 
-    /// A part of the operation has ended well.
-    pub(crate) fn moved(&self) {
+    /// Records that a part of the operation has completed.
+    pub(crate) fn record_progress(&self) {
         if let Self::Progress(progress, _) = self {
-            progress.moved();
+            progress.record_progress();
         }
     }
 
-    /// The deadline while something else, which moves too, must come first.
-    pub(crate) fn behind(&self, first: &Progress) -> Deadline {
+    /// The deadline while waiting for other operations, whose progress counts too.
+    pub(crate) fn deadline_with(&self, first: &Progress) -> Deadline {
         match self {
             Self::Until(deadline) => *deadline,
             Self::Progress(own, timeout) => own.deadline(*timeout).max(first.deadline(*timeout)),
@@ -91,18 +91,21 @@ mod tests {
     #[test]
     fn progress_moves_the_deadline_and_a_fixed_one_stays() {
         let timeout = Duration::from_millis(40);
-        let patience = Patience::start(timeout);
+        let patience = ProgressTimeout::start(timeout);
         std::thread::sleep(Duration::from_millis(20));
         let before = patience.deadline();
-        patience.moved();
+        patience.record_progress();
         assert!(patience.deadline() > before);
         std::thread::sleep(Duration::from_millis(60));
-        assert!(patience.over());
+        assert!(patience.expired());
         let other = Progress::start();
-        assert!(!patience.behind(&other).passed(), "what comes first still moves");
-        let fixed = Patience::from(Deadline::after(timeout));
+        assert!(
+            !patience.deadline_with(&other).passed(),
+            "the other operation still makes progress"
+        );
+        let fixed = ProgressTimeout::from(Deadline::after(timeout));
         let end = fixed.deadline();
-        fixed.moved();
-        assert_eq!((fixed.deadline(), fixed.behind(&other)), (end, end));
+        fixed.record_progress();
+        assert_eq!((fixed.deadline(), fixed.deadline_with(&other)), (end, end));
     }
 }
