@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from threefs.csi.errors import CsiError
-from threefs.csi.main import mount_manager_command
 from threefs.csi.mount_manager import mountinfo
+from threefs.csi.mount_manager.launch import mount_manager_command
 from threefs.csi.mount_manager_client import MountManagerClient
 from threefs.csi.proto import csi_pb2_grpc as stubs
 

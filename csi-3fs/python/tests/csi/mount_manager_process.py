@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from threefs.csi.main import mount_manager_command
 from threefs.csi.mount_manager import mountinfo
+from threefs.csi.mount_manager.launch import mount_manager_command
 from threefs.csi.mount_manager_client import MountManagerClient, MountStatus
 
 from .doubles import fuse_daemon

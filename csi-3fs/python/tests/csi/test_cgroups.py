@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import pytest
 from threefs.confine import DATA_BYTES_MAX
 from threefs.csi.errors import CsiError
-from threefs.csi.main import mount_manager_command
 from threefs.csi.mount_manager import cgroups
 from threefs.csi.mount_manager.cgroups import (
     MANAGER_BYTES,
@@ -31,6 +30,7 @@ from threefs.csi.mount_manager.cgroups import (
 )
 from threefs.csi.mount_manager.daemon import Daemon
 from threefs.csi.mount_manager.daemon_factory import DaemonFactory, ticket_folder
+from threefs.csi.mount_manager.launch import mount_manager_command
 from threefs.csi.mount_manager.mount_table import ManagedMount
 
 from .mount_manager_process import SMALL_DAEMON, MountManagerProcess, can_mount, end

@@ -44,6 +44,11 @@ Cluster = Annotated[
 Timeout = Annotated[
     float, typer.Option(help="Seconds that one operation may wait for services.", min=0.1)
 ]
+DEFAULT_STATE = Path("/run/threefs/mounts")
+State = Annotated[
+    Path,
+    typer.Option(envvar="THREEFS_MOUNTS", help="State folder of the mounts of this machine."),
+]
 Format = Annotated[Output, typer.Option("--output", "-o", help="table or json.")]
 
 
@@ -207,6 +212,48 @@ def cat(
     from threefs.cli.files import cat_files
 
     cat_files(cluster, paths, timeout)
+
+
+@app.command()
+def mount(
+    path: Annotated[Path, typer.Argument(help="Directory to mount at; created if it is missing.")],
+    root: Annotated[str, typer.Option(help="Directory in 3FS to mount.")] = "/",
+    read_only: Annotated[bool, typer.Option("--read-only", help="Mount read-only.")] = False,
+    foreground: Annotated[
+        bool,
+        typer.Option("--foreground", "-f", help="Stay in the foreground; Ctrl-C unmounts."),
+    ] = False,
+    state: State = DEFAULT_STATE,
+    cluster: Cluster = None,
+) -> None:
+    """Mount a directory of 3FS on this machine. Needs root.
+
+    A mount manager keeps the mount in the background and replaces its FUSE daemon if it dies.
+    Its log is `manager.log` in the state folder.
+
+    Example: threefs mount --cluster /tmp/3fs --root /data /mnt/3fs
+    """
+    from threefs.cli.mount import mount_path
+
+    mount_path(cluster, path, root, state, read_only=read_only, foreground=foreground)
+
+
+@app.command()
+def umount(
+    path: Annotated[Path, typer.Argument(help="Directory that `threefs mount` mounted.")],
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Detach a busy mount: programs that use it get errors."),
+    ] = False,
+    state: State = DEFAULT_STATE,
+) -> None:
+    """Unmount a directory that `threefs mount` mounted, and stop its mount manager.
+
+    Example: threefs umount /mnt/3fs
+    """
+    from threefs.cli.mount import umount_path
+
+    umount_path(path, state, force=force)
 
 
 @app.command()

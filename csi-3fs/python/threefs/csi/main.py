@@ -9,23 +9,12 @@ from pathlib import Path
 
 from threefs.cli.output import report_error
 from threefs.csi.errors import CsiError, InvalidArgument
+from threefs.csi.mount_manager.launch import mount_manager_command
 from threefs.csi.settings import DRIVER, ISSUER, ControllerSettings, NodeSettings
 from threefs.csi.volumes.parameters import quantity_bytes
 from threefs.errors import ThreeFSError
 
-__all__ = ["main", "mount_manager_command"]
-
-PROGRAM = (
-    "import sys; sys.path.append(sys.argv[1]); from mount_manager.{module} import main; "
-    "sys.exit(main(sys.argv[2:]))"
-)
-
-
-def mount_manager_command(arguments: list[str], module: str = "server") -> list[str]:
-    """Return the command of the mount manager or of its descriptor store."""
-    # -I ignores Python's environment variables, -S the installed packages.
-    folder = str(Path(__file__).parent)
-    return [sys.executable, "-I", "-S", "-c", PROGRAM.format(module=module), folder, *arguments]
+__all__ = ["main"]
 
 
 def main() -> None:

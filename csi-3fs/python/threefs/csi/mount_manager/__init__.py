@@ -24,4 +24,5 @@ because it runs as a stand-alone package, without loading the rest of `threefs`.
 | `handover` | transfer of mounts between mount managers |
 | `fd_store` | a second process with copies of the descriptors, in case the manager is killed |
 | `server` | the socket, and takeover from an older mount manager |
+| `launch` | command lines that run this package |
 """

@@ -1,0 +1,106 @@
+"""`threefs mount` and `threefs umount` with a real mount."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+WAIT_SECONDS = 60.0
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "threefs", *map(str, arguments)]
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=WAIT_SECONDS, check=False
+    )
+
+
+def read(path: Path) -> str:
+    """Read in a child: a test that hangs must not hang the tests."""
+    done = subprocess.run(
+        ["cat", path], capture_output=True, text=True, timeout=WAIT_SECONDS, check=True
+    )
+    return done.stdout
+
+
+@pytest.fixture
+def mounted(cluster: Any, folder: str, tmp_path: Path) -> Callable[..., list[str | Path]]:
+    """Arguments of `threefs mount` for a directory of the shared cluster."""
+
+    def arguments(*options: str) -> list[str | Path]:
+        where = ["--cluster", cluster.file, "--root", folder, "--state", tmp_path / "state"]
+        return ["mount", *where, *options, tmp_path / "mnt"]
+
+    return arguments
+
+
+def test_a_directory_is_mounted_in_the_background_and_unmounted(
+    mounted: Callable[..., list[str | Path]], tmp_path: Path, client: Any, folder: str
+) -> None:
+    target, state = tmp_path / "mnt", tmp_path / "state"
+    client.write_file(f"{folder}/hello", b"from the client\n")
+    done = run(*mounted())
+    assert (done.returncode, done.stdout) == (0, f"mounted 3fs:{folder} at {target}\n"), done.stderr
+    try:
+        assert read(target / "hello") == "from the client\n"
+        (target / "back").write_text("from the mount\n")
+        assert client.read_file(f"{folder}/back") == b"from the mount\n"
+        assert "is already mounted" in run(*mounted()).stderr
+        with (target / "hello").open():
+            busy = run("umount", "--state", state, target)
+            assert busy.returncode == 1
+            assert "is busy" in busy.stderr
+        assert os.path.ismount(target)
+    finally:
+        done = run("umount", "--state", state, target)
+    assert done.returncode == 0, done.stderr
+    assert not os.path.ismount(target)
+    assert list(target.iterdir()) == list(state.iterdir()) == []
+
+
+def test_in_the_foreground_it_is_unmounted_at_the_end(
+    mounted: Callable[..., list[str | Path]], tmp_path: Path
+) -> None:
+    target = tmp_path / "mnt"
+    process = subprocess.Popen(
+        command(*mounted("--foreground", "--read-only")), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("mounted")
+    with pytest.raises(OSError, match="Read-only"):
+        (target / "new").write_text("")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(WAIT_SECONDS) == 0
+    assert not os.path.ismount(target)
+    assert list((tmp_path / "state").iterdir()) == []
+
+
+def test_a_mount_that_fails_leaves_nothing(
+    mounted: Callable[..., list[str | Path]], tmp_path: Path
+) -> None:
+    started = time.monotonic()
+    done = run(*mounted("--root", "/does/not/exist"))
+    assert done.returncode == 1
+    assert "does not serve" in done.stderr
+    assert not os.path.ismount(tmp_path / "mnt")
+    assert list((tmp_path / "state").iterdir()) == []
+    assert time.monotonic() - started < WAIT_SECONDS
+
+
+def test_what_was_not_mounted_is_not_unmounted(tmp_path: Path) -> None:
+    done = run("umount", "--state", tmp_path, tmp_path / "mnt")
+    assert done.returncode == 102
+    assert "is not mounted by `threefs mount`" in done.stderr
