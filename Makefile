@@ -144,6 +144,15 @@ test-kubernetes: test-servers images ## those, and fifteen minutes of scenarios 
 e2e: test-servers images images-check ## all scenarios on a real Kubernetes; JUnit files in build/e2e
 	$(E2E) e2e/tests --junitxml=build/e2e/junit.xml
 
+.PHONY: site site-only release-check
+site: install site-only ## the documentation site in build/site, every link checked
+site-only:
+	@scripts/bootstrap
+	@$(UV) sync --locked --quiet --inexact --no-install-workspace --only-group dev
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
+release-check: install ## everything that a release publishes, in build/release; publishes nothing
+	$(PYTHON) scripts/release.py
+
 .PHONY: clean
 clean: ## remove all that was built
 	rm -rf build target .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
