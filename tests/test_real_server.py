@@ -42,13 +42,18 @@ def test_the_mark_finds_them() -> None:
     assert "test_every_message_names_a_field" not in done.stdout
 
 
-def test_make_e2e_runs_what_has_the_mark_and_lets_nothing_be_skipped() -> None:
-    recipe = re.search(r"^e2e: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert recipe
-    commands = recipe[1].replace("\\\n", "").splitlines()
-    assert any("-m real_server" in one for one in commands)
-    for command in commands:
-        assert "FLYER_E2E_REQUIRED=1" in command
+def test_make_runs_what_has_the_mark_and_lets_nothing_be_skipped() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(r"^E2E := .*FLYER_E2E_REQUIRED=1 ", makefile, re.MULTILINE)
+    assert re.search(r"^e2e: .*\btest-servers\b", makefile, re.MULTILINE)
+    for target, arguments in {
+        "test-servers": "-m real_server",
+        "test-kubernetes": "$(KUBERNETES_SCENARIOS)",
+        "e2e": "e2e/tests",
+    }.items():
+        recipe = re.search(rf"^{target}: .*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+        assert recipe, target
+        assert recipe[1].startswith(f"\t$(E2E) {arguments}"), target
 
 
 def test_where_one_was_promised_and_is_not_built_they_fail(tmp_path: Path) -> None:

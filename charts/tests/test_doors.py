@@ -118,7 +118,7 @@ def test_limits_of_the_page_are_those_of_the_code() -> None:
     from flyer.kube.injection.webhook import ANSWER_SECONDS, LIMITS, REVIEW_BYTES_MAX
     from flyer.kube.servers.web import WebSettings
     from flyer.sidecar.wire import REPORT_BYTES_MAX
-    from flyer_node import web as node
+    from flyer_node import http_server as node
     from threefs import metrics_server as threefs
     from threefs.csi.tickets import issuer_server as issuer
     from threefs.csi.tickets.issuer_client import TEXT_BYTES_MAX
