@@ -1,17 +1,18 @@
-//! Memory that its owner hands out in blocks and that peers map whole: an address inside a block is
-//! an offset to everybody who has the segment.
+//! Shared-memory arena: the owner allocates blocks, and peers map the whole segment, so that an
+//! address inside a block is an offset for every process that maps it.
 //!
 //! ```text
 //! owner  Arena::create ── segment().fd() and bytes ──▶ peer  Segment::open, Segment::at(offset)
 //!        allocate ─▶ Block        find(address) ─▶ offset ──▶ the same bytes
 //! ```
-//! The segment has its full size from the beginning and costs nothing: pages exist once they are
-//! touched, and go when their block does. So nothing is negotiated when a block is made, and one
-//! descriptor a process is enough for ever.
+//! The segment is created at its full size. Pages are allocated on first touch and freed with their
+//! block. Allocating a block therefore needs no negotiation with peers, and one descriptor per
+//! process is sufficient.
 //!
-//! Who maps it, how offsets travel and when somebody may touch a block is its users' protocol. One
-//! thing is offered for its failures: [`Arena::revoke`] exchanges the pages under a range, so that
-//! whoever may still write to it, stopped in the middle perhaps, writes to pages of nobody's.
+//! Mapping, the exchange of offsets and the synchronisation of access are the caller's protocol.
+//! The arena offers one operation for failures: [`Arena::revoke`] replaces the pages under a range,
+//! so that a peer that still writes to the range, for example after it was stopped in the middle of
+//! a write, writes to pages that are no longer in use.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,53 +26,53 @@ use thiserror::Error;
 
 use crate::shm::Segment;
 
-/// Blocks begin and end at multiples of this: the smallest page.
+/// Alignment of blocks: the smallest page.
 pub const PAGE_BYTES: usize = 4096;
-/// Large blocks begin at multiples of this, where the kernel can give huge pages.
+/// Alignment of large blocks, so that the kernel can use huge pages.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Why there is no block.
+/// Reason why an allocation failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ArenaError {
-    /// The arena is used up, or too scattered.
+    /// The arena is full or too fragmented.
     #[error(
         "{wanted} bytes of shared memory are wanted, {used} of {limit} are in use: raise the limit \
          or give blocks back"
     )]
     Full {
-        /// Bytes asked for.
+        /// Requested size in bytes.
         wanted: usize,
-        /// Bytes of all blocks.
+        /// Allocated bytes of all blocks.
         used: usize,
-        /// Size of the arena.
+        /// Size of the arena in bytes.
         limit: usize,
     },
-    /// After [`Arena::revoke`] nothing more is handed out.
-    #[error("this shared memory was taken back from a peer that stands still: begin a new one")]
+    /// The arena was retired by [`Arena::revoke`] and allocates nothing more.
+    #[error("this shared memory was revoked from a stalled peer: create a new arena")]
     Retired,
 }
 
-/// See the module's text.
+/// Shared-memory arena. See the module documentation.
 #[derive(Debug)]
 pub struct Arena {
     segment: Segment,
     blocks: Mutex<Blocks>,
     retired: AtomicBool,
-    /// A peer hands out the blocks.
+    /// A peer allocates the blocks.
     delegated: AtomicBool,
-    /// A forked child has the same memory and no right to give any of it back.
+    /// A forked child shares the memory and must not free any of it.
     process: u32,
 }
 
 #[derive(Debug, Default)]
 struct Blocks {
-    /// Where each begins, and its bytes as they were asked for.
+    /// Start of each block, and its requested size in bytes.
     taken: BTreeMap<usize, usize>,
     free: BTreeMap<usize, usize>,
     used: usize,
 }
 
-/// Memory of an [`Arena`], zeroed. Given back when dropped: by then no peer may use it any more.
+/// Zeroed memory of an [`Arena`]. Freed when dropped: no peer may use it after that.
 #[derive(Debug)]
 pub struct Block {
     arena: Arc<Arena>,
@@ -79,31 +80,33 @@ pub struct Block {
     bytes: usize,
 }
 
-/// Where a range lies in its arena.
+/// Position of a range in its arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Location {
-    /// From the beginning of the segment.
+    /// Offset from the start of the segment, in bytes.
     pub offset: u64,
-    /// No page of it holds a byte of anybody else's, so that it can be taken back.
+    /// The pages of the range hold no data of other blocks, so that it can be revoked.
     pub whole_pages: bool,
 }
 
 impl Arena {
-    /// An arena of `bytes` bytes, rounded up to whole pages. Its pages are not there yet.
+    /// Creates an arena of `bytes` bytes, rounded up to whole pages. Pages are allocated on first
+    /// touch.
     ///
     /// # Errors
-    /// What the kernel says: no room among this process's addresses, or too many descriptors.
+    /// Returns the kernel's error: not enough address space, or too many descriptors.
     pub fn create(name: &str, bytes: usize) -> io::Result<Self> {
         let bytes = bytes.checked_next_multiple_of(PAGE_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
         let segment = Segment::create(name, bytes.max(PAGE_BYTES))?;
-        // SAFETY: advice about our own mapping; where the kernel knows no huge pages it says no.
+        // SAFETY: advice about our own mapping; a kernel without huge pages returns an error.
         let _ = unsafe {
             rustix::mm::madvise(segment.base().cast(), segment.bytes(), Advice::LinuxHugepage)
         };
         Ok(Self::of(segment))
     }
 
-    /// Blocks of memory that a peer created and delegated to us ([`Arena::delegate`]).
+    /// An arena over memory that a peer created and delegated to this process
+    /// ([`Arena::delegate`]).
     pub fn of(segment: Segment) -> Self {
         let blocks = Blocks { free: [(0, segment.bytes())].into(), ..Blocks::default() };
         Self {
@@ -115,14 +118,14 @@ impl Arena {
         }
     }
 
-    /// Leaves it to a peer, who maps the segment, to hand out its blocks: whole pages each. To us all
-    /// of it is one block from now on.
+    /// Delegates allocation to a peer that maps the segment; the peer allocates whole pages. From
+    /// now on this process sees the arena as one block.
     pub fn delegate(&self) {
         self.delegated.store(true, Ordering::Release);
     }
 
-    /// A size that is no limit where memory is one: what the machine has, or nothing where this
-    /// process's addresses or files are limited.
+    /// Default arena size: the memory of the node, or 0 where the address space or the file size of
+    /// this process is limited.
     pub fn default_bytes() -> usize {
         let limited = [Resource::As, Resource::Fsize, Resource::Data];
         if limited.into_iter().any(|kind| rustix::process::getrlimit(kind).current.is_some()) {
@@ -134,27 +137,27 @@ impl Arena {
         kilobytes.and_then(|count| count.parse::<usize>().ok()).map_or(0, |count| count << 10)
     }
 
-    /// The memory itself, to hand to a peer.
+    /// The segment, to pass to a peer.
     pub fn segment(&self) -> &Segment {
         &self.segment
     }
 
-    /// Bytes of all blocks that are handed out, in whole pages.
+    /// Allocated bytes of all blocks, in whole pages.
     pub fn used(&self) -> usize {
         self.blocks().used
     }
 
-    /// True after [`Arena::revoke`]: no range is found any more.
+    /// True after [`Arena::revoke`]: [`Arena::find`] returns `None`.
     pub fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire)
     }
 
-    /// Hands out nothing more: a peer that has it, too, took some of it back.
+    /// Stops allocation: a peer that maps the arena has revoked a part of it.
     pub fn retire(&self) {
         self.retired.store(true, Ordering::Release);
     }
 
-    /// `bytes` zeroed bytes that begin at a page.
+    /// Allocates `bytes` zeroed bytes that start at a page boundary.
     ///
     /// # Errors
     /// [`ArenaError`].
@@ -172,7 +175,7 @@ impl Arena {
         Ok(Block { arena: self.clone(), offset, bytes })
     }
 
-    /// Where `bytes` bytes from `address` on lie, if they are part of one block.
+    /// Location of `bytes` bytes from `address`, if they are part of one block.
     pub fn find(&self, address: *const u8, bytes: usize) -> Option<Location> {
         let offset = address.addr().checked_sub(self.segment.base().addr())?;
         if offset >= self.segment.bytes() || self.is_retired() {
@@ -192,12 +195,12 @@ impl Arena {
         (end <= block_end).then_some(Location { offset: offset as u64, whole_pages })
     }
 
-    /// Gives the owner pages of its own under a range: same address, same bytes, and what a peer still
-    /// writes to the segment there reaches nobody. The caller alone may use the range meanwhile. The
-    /// arena is retired by it.
+    /// Replaces the pages under a range with private pages of the owner: the address and the
+    /// content stay the same, and later writes of a peer to the segment are not visible. Only the
+    /// caller may use the range during the call. Retires the arena.
     ///
     /// # Errors
-    /// What the kernel says: too little memory for the copy.
+    /// Returns the kernel's error: not enough memory for the copy.
     pub fn revoke(&self, offset: u64, bytes: usize) -> io::Result<()> {
         self.retire();
         let bytes =
@@ -210,9 +213,10 @@ impl Arena {
         }
         let place = self.segment.at(offset, bytes).ok_or(io::ErrorKind::InvalidInput)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh private mapping of `bytes`, filled from a range of ours of the same length
-        // and then put in its place whole; in this process nobody but the caller uses that range
-        // meanwhile. A peer that goes on just now changes bytes that are nobody's result any more.
+        // SAFETY: a fresh private mapping of `bytes`, filled from a range of ours of the same
+        // length and then moved over it as a whole; in this process only the caller uses that range
+        // during the call. A peer that resumes now changes bytes that are no longer part of any
+        // result.
         unsafe {
             let nowhere = std::ptr::null_mut();
             let copy = rustix::mm::mmap_anonymous(nowhere, bytes, access, MapFlags::PRIVATE)?;
@@ -240,14 +244,14 @@ impl Arena {
         blocks.taken.remove(&offset);
         blocks.used -= whole;
         if self.is_retired() {
-            return; // What peers still write there must never be anybody's memory again.
+            return; // Peers may still write there: never allocate it again.
         }
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let fd = self.segment.fd();
         match rustix::fs::fallocate(fd, flags, offset as u64, whole as u64) {
             Ok(()) => blocks.give_back(offset, whole),
-            // Not zeroed, so not handed out again: the addresses are lost, no memory is wrong.
-            Err(error) => tracing::warn!(%error, "shared memory could not be given back"),
+            // Not zeroed, so not allocated again: address space is lost, memory stays correct.
+            Err(error) => tracing::warn!(%error, "failed to free shared memory"),
         }
     }
 }
@@ -257,7 +261,7 @@ fn whole(bytes: usize) -> Option<usize> {
 }
 
 impl Blocks {
-    /// The first gap with room.
+    /// The first gap that is large enough.
     fn take(&mut self, bytes: usize) -> Option<usize> {
         let step = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { PAGE_BYTES };
         let (gap, length, at) = self.free.iter().find_map(|(gap, length)| {
@@ -290,18 +294,18 @@ impl Blocks {
 }
 
 impl Block {
-    /// Its first byte. Valid for [`Block::bytes`] bytes while the block lives.
+    /// First byte of the block. Valid for [`Block::bytes`] bytes while the block lives.
     pub fn base(&self) -> *mut u8 {
         // SAFETY: a block lies inside the segment.
         unsafe { self.arena.segment.base().add(self.offset) }
     }
 
-    /// Where it begins in the segment.
+    /// Offset of the block in the segment, in bytes.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Its size, as it was asked for.
+    /// Requested size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -1,37 +1,37 @@
-//! Moments of the clock that also counts while the machine is suspended.
+//! Instants of CLOCK_BOOTTIME, which also counts while the node is suspended.
 //!
-//! `Instant` stands still then: a right that somebody has for some seconds would last for as long
-//! as the machine sleeps. Whatever ends by itself for the sake of others is measured with this one.
+//! `Instant` does not advance during suspend, so a lease of a few seconds would last as long as the
+//! node sleeps. Leases and other time limits that protect other processes use this clock.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// A moment of CLOCK_BOOTTIME. Only moments of one machine can be compared.
+/// An instant of CLOCK_BOOTTIME. Only instants of one node are comparable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BootInstant(Duration);
 
 impl BootInstant {
-    /// Now.
+    /// The current time.
     pub fn now() -> Self {
         let time = clock_gettime(ClockId::Boottime);
-        // Neither is negative: the clock counts from the machine's start.
+        // Neither is negative: the clock counts from boot.
         let (seconds, nanoseconds) = (time.tv_sec as u64, time.tv_nsec as u32);
         Self(Duration::new(seconds, nanoseconds))
     }
 
-    /// This moment and `duration` more, as far as that can be counted.
+    /// The instant `duration` later; saturates.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(duration))
     }
 
-    /// What has passed since `earlier`; nothing if that lies in the future.
+    /// Time since `earlier`; zero if `earlier` is in the future.
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// How long until it comes; nothing once it has passed.
+    /// Time until this instant; zero once it has passed.
     pub fn remaining(self) -> Duration {
         self.since(Self::now())
     }
@@ -52,7 +52,7 @@ mod tests {
         assert!(first.after(Duration::MAX) > later);
     }
 
-    /// A time namespace moves the clock that counts sleep, and no other, as a suspended machine does.
+    /// A time namespace shifts only the clock that counts suspend, as a suspended node does.
     #[test]
     fn it_goes_on_while_the_machine_is_suspended() {
         let here = BootInstant::now().0.as_secs();

@@ -1,17 +1,17 @@
-//! Traffic classes: one enum for the whole project, three different fields on three networks.
+//! Traffic classes: one enum for the whole project, mapped to three fields on three networks.
 //!
-//! An InfiniBand Service Level, a RoCE traffic class and a DSCP are set from this one table and
-//! never derived from each other: they are read by different switches (paper section VI-A).
+//! The InfiniBand Service Level, the RoCE traffic class and the DSCP are set from this table and
+//! never derived from each other, because different switches read them (paper section VI-A).
 
 use rustix::fd::AsFd;
 use rustix::io;
 use serde::{Deserialize, Serialize};
 
-/// What a connection carries.
+/// Traffic class of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TrafficClass {
-    /// Control traffic and everything unnamed.
+    /// Control traffic and all traffic without another class.
     Other,
     /// NCCL between GPUs.
     Nccl,
@@ -21,7 +21,7 @@ pub enum TrafficClass {
     Storage,
 }
 
-/// The marks of one class on the three kinds of network.
+/// Values of one class on the three kinds of network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marks {
     /// InfiniBand Service Level, 0..=15.
@@ -33,11 +33,11 @@ pub struct Marks {
 }
 
 impl TrafficClass {
-    /// Every class, in the order of its number.
+    /// All classes, in ascending numeric order.
     pub const ALL: [TrafficClass; 4] =
         [TrafficClass::Other, TrafficClass::Nccl, TrafficClass::Hfreduce, TrafficClass::Storage];
 
-    /// The table itself.
+    /// Table of the values of each class.
     pub const fn marks(self) -> Marks {
         match self {
             Self::Other => Marks { service_level: 0, roce_traffic_class: 0, dscp: 0 },
@@ -50,12 +50,12 @@ impl TrafficClass {
     /// Marks a TCP socket (IPv4 or IPv6) with the class's DSCP.
     ///
     /// # Errors
-    /// Whatever `setsockopt(IP_TOS)` or `setsockopt(IPV6_TCLASS)` returns.
+    /// Returns the error of `setsockopt(IP_TOS)` or `setsockopt(IPV6_TCLASS)`.
     pub fn apply(self, socket: impl AsFd) -> io::Result<()> {
         let tos = self.marks().dscp << 2;
         match rustix::net::getsockname(&socket)?.address_family() {
             rustix::net::AddressFamily::INET6 => {
-                // A socket of both families may carry IPv4, which has a field of its own.
+                // A dual-stack socket may carry IPv4, which has a separate field.
                 rustix::net::sockopt::set_ip_tos(&socket, tos)?;
                 rustix::net::sockopt::set_ipv6_tclass(&socket, u32::from(tos))
             }

@@ -1,33 +1,33 @@
-//! One point in time that is handed down through every wait of an operation.
+//! Deadlines: one point in time that is passed to every wait of an operation.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// When an operation gives up. There is no "never": every wait ends.
+/// Time at which an operation times out. Every wait is bounded: there is no infinite deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Deadline(Instant);
 
-/// Far enough for "as long as it takes" and still an end: a day.
+/// Maximum timeout: one day.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 impl Deadline {
-    /// The deadline `timeout` from now; longer ones are cut to a day.
+    /// The deadline `timeout` from now, at most one day.
     pub fn after(timeout: Duration) -> Self {
         Self(Instant::now() + timeout.min(LONGEST))
     }
 
-    /// The time that is left, or `None` once it has passed.
+    /// Time left, or `None` once the deadline has passed.
     pub fn remaining(&self) -> Option<Duration> {
         self.0.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
     }
 
-    /// True once no time is left.
+    /// True once the deadline has passed.
     pub fn passed(&self) -> bool {
         self.remaining().is_none()
     }
 
-    /// The instant itself, for `tokio::time::timeout_at` and its like.
+    /// The deadline as an instant, for example for `tokio::time::timeout_at`.
     pub fn instant(&self) -> Instant {
         self.0
     }
@@ -38,15 +38,15 @@ impl Deadline {
     }
 }
 
-/// A stream whose every read and write is bounded by what is left of one deadline, so that a peer
-/// that sends a byte now and then cannot hold a conversation open. Changes the stream's time-outs.
+/// A stream that bounds every read and write by one deadline, so that a peer that sends single
+/// bytes slowly cannot keep the exchange open. Changes the stream's timeouts.
 pub struct Timed<'a> {
     stream: &'a TcpStream,
     deadline: Deadline,
 }
 
 impl<'a> Timed<'a> {
-    /// All that goes over `stream` ends at `deadline`.
+    /// All reads and writes on `stream` end at `deadline`.
     pub fn new(stream: &'a TcpStream, deadline: Deadline) -> Self {
         Self { stream, deadline }
     }

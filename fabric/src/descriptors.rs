@@ -1,17 +1,17 @@
-//! Descriptors (open files) of this process: what connections to come may need, and the limit.
+//! Descriptor limits: reserves file descriptors of this process for future connections.
 //!
-//! The soft limit is 1,024 by default so that programs that call `select` keep working, and the hard
-//! limit is what the administrator allows. The soft limit is raised as far as connections need it.
+//! The soft limit is 1,024 by default, so that programs that call `select` keep working; the
+//! administrator sets the hard limit. The soft limit is raised as far as connections require.
 
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What all reservations of this process need together.
+/// Sum of all reservations of this process.
 static RESERVED: Mutex<usize> = Mutex::new(0);
 
-/// A process may not open the descriptors that it needs.
+/// The process may not open as many descriptors as it needs.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{purpose} needs {need} descriptors (open files) in process {process}, {open} of them in use \
@@ -20,14 +20,14 @@ static RESERVED: Mutex<usize> = Mutex::new(0);
 )]
 pub struct TooFewDescriptors {
     purpose: String,
-    /// A daemon's errors are read elsewhere.
+    /// Set for a daemon, which has a different remedy.
     process: u32,
     need: usize,
     open: usize,
     limit: String,
 }
 
-/// Descriptors that may be opened until this is dropped.
+/// A reservation of descriptors. Released when dropped.
 #[derive(Debug)]
 pub struct Reservation {
     count: usize,
@@ -39,10 +39,11 @@ impl Drop for Reservation {
     }
 }
 
-/// Raises the soft limit to what is open, what is reserved and `count` more, at most to the hard limit.
+/// Raises the soft limit to the open descriptors plus all reservations plus `count`, at most to the
+/// hard limit.
 ///
 /// # Errors
-/// [`TooFewDescriptors`] if the hard limit leaves no room for `count` more than are open.
+/// [`TooFewDescriptors`] if the hard limit does not allow `count` more than are open.
 pub fn reserve(count: usize, purpose: &str) -> Result<Reservation, TooFewDescriptors> {
     let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
     let open = open_descriptors();
@@ -56,7 +57,7 @@ pub fn reserve(count: usize, purpose: &str) -> Result<Reservation, TooFewDescrip
     if hard < need as u64 {
         return Err(refuse(format!("the hard limit is {hard}")));
     }
-    // Some of those that are reserved are open, too: this is more than enough.
+    // Some reserved descriptors are already open, so this is an upper bound.
     let wish = hard.min((need + *reserved) as u64);
     if soft < wish {
         let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(wish), maximum });
@@ -75,7 +76,7 @@ pub fn reserve(count: usize, purpose: &str) -> Result<Reservation, TooFewDescrip
     Ok(Reservation { count })
 }
 
-/// How many are open; none where /proc is not mounted.
+/// Number of open descriptors; 0 if /proc is not mounted.
 fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }

@@ -1,52 +1,53 @@
-//! Refusals of a service, below the meaning of any message.
+//! Faults: errors that the server returns instead of a reply.
 
 use serde::{Deserialize, Serialize};
 
 /// Why the server could not serve a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FaultCode {
-    /// The message is not one of this service.
+    /// The message is not valid for this service.
     BadRequest,
-    /// More calls or bytes are in flight than the server takes; it was not executed. Back off.
+    /// More calls or bytes are in flight than the server admits; the call was not executed. Back
+    /// off.
     Overloaded,
-    /// The server is going down; it was not executed.
+    /// The server is shutting down; the call was not executed.
     ShuttingDown,
-    /// The handler broke; it may have been executed in part.
+    /// The handler panicked; the call may have been executed in part.
     Internal,
-    /// The call was guarded and came too late; it was not executed.
+    /// The call was guarded and arrived too late; it was not executed.
     Expired,
-    /// The caller's credential does not allow it; it was not executed.
+    /// The caller's credential does not permit the call; it was not executed.
     Forbidden,
 }
 
-/// A refusal by the server itself, below the meaning of any message.
+/// An error of the server itself, independent of the type of the message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{code:?}: {detail}")]
 pub struct Fault {
-    /// What kind.
+    /// Machine-readable code.
     pub code: FaultCode,
-    /// For a person.
+    /// Human-readable detail.
     pub detail: String,
 }
 
 impl Fault {
-    /// A guarded call that came too late.
+    /// A guarded call that arrived too late.
     pub fn expired() -> Self {
-        let detail = "it came after the moment until which its caller may have it begun";
+        let detail = "it arrived after its not-after time";
         Self { code: FaultCode::Expired, detail: detail.into() }
     }
 
-    /// The caller's credential does not allow the call.
+    /// The caller's credential does not permit the call.
     pub fn forbidden(detail: impl Into<String>) -> Self {
         Self { code: FaultCode::Forbidden, detail: detail.into() }
     }
 
-    /// A message that is not one of this service.
+    /// A message that is not valid for this service.
     pub fn bad_request(detail: impl Into<String>) -> Self {
         Self { code: FaultCode::BadRequest, detail: detail.into() }
     }
 
-    /// A handler that broke.
+    /// A handler that panicked.
     pub fn internal(detail: impl Into<String>) -> Self {
         Self { code: FaultCode::Internal, detail: detail.into() }
     }

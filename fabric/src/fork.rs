@@ -1,22 +1,23 @@
-//! Sockets that a forked child must not keep open.
+//! Sockets that are closed in forked children.
 //!
-//! A connection lives until its last descriptor is closed. A child that was forked off a rank (a data
-//! loader's worker) has copies of all of them, so peers would not see the rank's end while the child
-//! lives; close-on-exec does not help, because such children do not exec. In a child of `fork` every
-//! registered descriptor is replaced by one of `/dev/null`: the number stays valid, so that whatever is
-//! dropped in the child closes nothing else.
+//! A connection stays open until its last descriptor is closed. A child that a rank forks, such as
+//! a data loader's worker, inherits copies of all descriptors, so peers would not see the rank exit
+//! while the child lives. Close-on-exec does not help, because such children do not exec. In a
+//! child of `fork` every registered descriptor is replaced by one of `/dev/null`: the number stays
+//! valid, so that dropping the owner in the child closes no other descriptor.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 use std::sync::{Once, OnceLock};
 
-/// No descriptor is registered here.
+/// Marks a free entry of the list.
 const FREE: RawFd = -1;
-/// Descriptors of one block of the list.
+/// Entries per block of the list.
 const BLOCK: usize = 256;
 
-/// A list that only grows, so that the handler reads it without a lock: it must be async-signal-safe.
+/// An append-only list, so that the fork handler, which must be async-signal-safe, reads it without
+/// a lock.
 struct Block {
     slots: [AtomicI32; BLOCK],
     next: AtomicPtr<Block>,
@@ -34,8 +35,8 @@ impl Block {
 static FIRST: Block = Block::new();
 static NOTHING: AtomicI32 = AtomicI32::new(FREE);
 
-/// Keeps a descriptor registered. Drop it before the descriptor is closed: a number that is used anew
-/// must not be replaced in children.
+/// Keeps a descriptor registered. Drop it before closing the descriptor, so that a reused number is
+/// not replaced in children.
 #[derive(Debug)]
 pub struct Registration(&'static AtomicI32);
 
@@ -45,7 +46,7 @@ impl Drop for Registration {
     }
 }
 
-/// Replaces `descriptor` in every child that is forked while the registration lives.
+/// Replaces `descriptor` in every child that is forked while the registration exists.
 pub fn close_in_children(descriptor: &impl AsRawFd) -> Registration {
     prepare();
     let wanted = descriptor.as_raw_fd();
@@ -62,7 +63,7 @@ pub fn close_in_children(descriptor: &impl AsRawFd) -> Registration {
     }
 }
 
-/// The block after this one, made if there is none.
+/// The next block, which is created if it does not exist.
 fn next_of(block: &'static Block) -> &'static Block {
     let found = block.next.load(Ordering::Acquire);
     if found.is_null() {
@@ -70,15 +71,15 @@ fn next_of(block: &'static Block) -> &'static Block {
         let null = std::ptr::null_mut();
         let set = block.next.compare_exchange(null, new, Ordering::AcqRel, Ordering::Acquire);
         if set.is_err() {
-            // SAFETY: another thread was first, and nobody has the address of ours.
+            // SAFETY: another thread was first, and no other thread has the address of this block.
             drop(unsafe { Box::from_raw(new) });
         }
     }
-    // SAFETY: not null any more, and blocks are never freed or changed but through atomics.
+    // SAFETY: not null at this point; blocks are never freed and change only through atomics.
     unsafe { &*block.next.load(Ordering::Acquire) }
 }
 
-/// Opens what takes a socket's place, and has the handler called in children; once.
+/// Opens the replacement for sockets and registers the fork handler; runs once.
 fn prepare() {
     static NULL: OnceLock<Option<OwnedFd>> = OnceLock::new();
     static HANDLER: Once = Once::new();
@@ -87,7 +88,7 @@ fn prepare() {
         NOTHING.store(null.as_raw_fd(), Ordering::Release);
     }
     HANDLER.call_once(|| {
-        // SAFETY: the handler does only what is async-signal-safe: atomic loads and `dup3`.
+        // SAFETY: the handler performs only async-signal-safe operations: atomic loads and `dup3`.
         unsafe { libc::pthread_atfork(None, None, Some(in_the_child)) };
     });
 }
@@ -95,14 +96,15 @@ fn prepare() {
 unsafe extern "C" fn in_the_child() {
     let nothing = NOTHING.load(Ordering::Acquire);
     if nothing == FREE {
-        return; // There was no descriptor left for it: children keep theirs, as without this.
+        return; // No descriptor was available: children keep their copies.
     }
     let mut block = &FIRST;
     loop {
         for slot in &block.slots {
             let registered = slot.load(Ordering::Acquire);
             if registered != FREE {
-                // SAFETY: replaces a descriptor of this child alone; nothing of it is used here.
+                // SAFETY: replaces a descriptor of this child only, and the child does not use it
+                // here.
                 unsafe { libc::dup3(nothing, registered, libc::O_CLOEXEC) };
             }
         }
@@ -127,7 +129,7 @@ mod tests {
         (one, listener.accept().unwrap().0)
     }
 
-    /// A child that lives until it is told to end.
+    /// A child that lives until it is killed.
     struct Child(libc::pid_t);
 
     impl Child {
@@ -146,7 +148,7 @@ mod tests {
 
     impl Drop for Child {
         fn drop(&mut self) {
-            // SAFETY: our own child, which nobody else waits for.
+            // SAFETY: our own child, and no other thread waits for it.
             unsafe {
                 libc::kill(self.0, libc::SIGKILL);
                 libc::waitpid(self.0, std::ptr::null_mut(), 0);
@@ -156,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_peer_sees_the_end_while_a_forked_child_lives() {
-        // More than one block of them.
+        // More descriptors than one block holds.
         let pairs: Vec<_> = (0..BLOCK + 10).map(|_| pair()).collect();
         let registered: Vec<_> = pairs.iter().map(|(own, _)| close_in_children(own)).collect();
         let _child = Child::fork();

@@ -1,8 +1,8 @@
-//! At which of its addresses other machines shall reach this one: those that somebody named, else
-//! the one that the kernel routes from, then the others.
+//! Address selection: the addresses at which other nodes reach this node. Configured addresses come
+//! first; by default the source address of the route comes first, then the others.
 //!
-//! [`AddressSelector::select`] is pure: it sorts a list of interfaces. [`interfaces`] and [`source_towards`]
-//! ask the kernel.
+//! [`AddressSelector::select`] is pure: it sorts a list of interfaces. [`interfaces`] and
+//! [`source_towards`] query the kernel.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs, UdpSocket};
@@ -10,23 +10,23 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The kernel's limit for the name of an interface.
+/// The kernel's limit for the length of an interface name.
 const NAME_BYTES_MAX: usize = 15;
-/// How interfaces of a machine's own making begin (bridges, tunnels). Other machines may have the same
-/// address there, so these come last, unless the route goes there.
+/// Name prefixes of virtual interfaces (bridges, tunnels). Other nodes may have the same address
+/// there, so these come last, unless the route uses them.
 pub const VIRTUAL_PREFIXES: [&str; 14] = [
     "docker", "br-", "cni", "flannel", "cali", "cilium", "lxc", "veth", "virbr", "ifb", "tunl",
     "dummy", "kube", "podman",
 ];
 
-/// One address of this machine.
+/// One address of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
     /// The interface's name.
     pub name: String,
     /// The address.
     pub address: IpAddr,
-    /// Nobody else is behind it.
+    /// True for loopback.
     pub loopback: bool,
 }
 
@@ -36,8 +36,8 @@ impl fmt::Display for Interface {
     }
 }
 
-/// Which addresses are wanted: `10.0.0.5`, `10.0.0.0/8`, `eth0`, `ib*`, `!docker0`, or several with
-/// commas between them, best first. Without anything: all but loopback, best first.
+/// Selected addresses: `10.0.0.5`, `10.0.0.0/8`, `eth0`, `ib*`, `!docker0`, or a comma-separated
+/// list in order of preference. Default: all addresses except loopback, in order of preference.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct AddressSelector(Vec<Term>);
@@ -55,16 +55,16 @@ enum Of {
     Name(String),
 }
 
-/// A text that cannot be read.
+/// A selector that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no address (10.0.0.5), network (10.0.0.0/8), interface (eth0, ib*) or exclusion (!docker0)"
+    "invalid selector `{0}`: expected an address (10.0.0.5), network (10.0.0.0/8), interface (eth0, ib*) or exclusion (!docker0)"
 )]
 pub struct InvalidSelector(String);
 
-/// Nothing that is wanted is there.
+/// No interface matches the selector.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{wanted}` fits no interface that is up; there are: {there}")]
+#[error("no interface that is up matches `{wanted}`; available: {there}")]
 pub struct NoMatchingInterface {
     wanted: String,
     there: String,
@@ -142,7 +142,7 @@ impl Of {
 
     fn fits(&self, one: &Interface) -> bool {
         match self {
-            // All of 127.0.0.0/8 is here, whatever is listed.
+            // All of 127.0.0.0/8 is local, whether or not it is listed.
             Self::Address(IpAddr::V4(address)) if address.is_loopback() => {
                 one.loopback && one.address.is_ipv4()
             }
@@ -152,7 +152,7 @@ impl Of {
         }
     }
 
-    /// The address of `one` that is meant.
+    /// The address of `one` that the selector refers to.
     fn of(&self, one: &Interface) -> Interface {
         match self {
             Self::Address(address) => Interface { address: *address, ..one.clone() },
@@ -162,16 +162,16 @@ impl Of {
 }
 
 impl AddressSelector {
-    /// True if nobody asked for anything.
+    /// True if the selector is empty.
     pub fn is_default(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The interfaces that are wanted, best first. `route` is the address that the kernel uses
-    /// towards the others.
+    /// The selected interfaces in order of preference. `route` is the source address that the
+    /// kernel uses towards the peers.
     ///
     /// # Errors
-    /// Somebody asked for what is not there.
+    /// [`NoMatchingInterface`] if no interface matches.
     pub fn select(
         &self,
         interfaces: &[Interface],
@@ -204,7 +204,7 @@ impl AddressSelector {
 }
 
 impl Interface {
-    /// Less is better.
+    /// Sort key; lower is preferred.
     fn rank(&self, route: Option<IpAddr>) -> (bool, bool, bool, bool) {
         let inward = VIRTUAL_PREFIXES.iter().any(|prefix| self.name.starts_with(prefix));
         (self.loopback, route != Some(self.address), inward, self.address.is_ipv6())
@@ -220,7 +220,7 @@ fn same_network(base: IpAddr, address: IpAddr, bits: u8) -> bool {
     differ.checked_shr(width - u32::from(bits)).unwrap_or(0) == 0
 }
 
-/// `*` stands for any bytes, `?` for one.
+/// `*` matches any number of bytes, `?` matches one byte.
 fn is_like(glob: &[u8], name: &[u8]) -> bool {
     match glob {
         [] => name.is_empty(),
@@ -230,10 +230,10 @@ fn is_like(glob: &[u8], name: &[u8]) -> bool {
     }
 }
 
-/// The address from which this machine sends to `host`, or to anywhere where that is unknown or this
-/// machine itself. No packet is sent: the kernel looks into its routes.
+/// Source address of this node towards `host`, or of the default route if `host` is unknown or this
+/// node itself. Sends no packet: the kernel looks up its routes.
 pub fn source_towards(host: Option<&str>) -> Option<IpAddr> {
-    // Addresses of documentation: nobody has them, so the default route leads there.
+    // Documentation addresses: they are not assigned, so the default route leads there.
     let anywhere = [
         IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
         IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
@@ -249,7 +249,7 @@ fn source(peer: IpAddr) -> Option<IpAddr> {
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let socket = UdpSocket::bind((any, 0)).ok()?;
-    // Port 9 discards; nothing is sent.
+    // Port 9 is the discard service; nothing is sent.
     socket.connect((peer, 9)).ok()?;
     Some(socket.local_addr().ok()?.ip())
 }
@@ -264,7 +264,7 @@ pub fn interfaces() -> Vec<Interface> {
     let mut found = Vec::new();
     let mut at = list;
     while !at.is_null() {
-        // SAFETY: the list is ours until freeifaddrs, and `at` is one of its entries.
+        // SAFETY: this function owns the list until freeifaddrs, and `at` is one of its entries.
         let entry = unsafe { &*at };
         at = entry.ifa_next;
         let up = entry.ifa_flags & libc::IFF_UP as u32 != 0;
@@ -272,13 +272,13 @@ pub fn interfaces() -> Vec<Interface> {
         if entry.ifa_addr.is_null() || entry.ifa_name.is_null() || !up {
             continue;
         }
-        // SAFETY: a name that getifaddrs gives ends with a null byte and lives as long as the list.
+        // SAFETY: a name from getifaddrs is null-terminated and lives as long as the list.
         let name = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) };
         let name = name.to_string_lossy().into_owned();
-        // SAFETY: a non-null address begins with its family, which says what it is.
+        // SAFETY: a non-null address starts with its family, which identifies its type.
         let address = match i32::from(unsafe { (*entry.ifa_addr).sa_family }) {
             libc::AF_INET => {
-                // SAFETY: the family says so; read unaligned, since nothing promises alignment.
+                // SAFETY: checked by the family; read unaligned, since alignment is not guaranteed.
                 let address =
                     unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
                 IpAddr::from(address.sin_addr.s_addr.to_ne_bytes())

@@ -1,9 +1,9 @@
-//! What collectives and storage share on the wire: who may speak (`auth`; `handshake`, `keys`,
-//! `ticket`, `capability` and `credentials` for remote calls), in which traffic class (`class`), at
-//! which address (`interfaces`), over how many descriptors (`descriptors`), for how long a wait may
-//! last (`deadline`), until when a right lasts (`moment`), whether connections are encrypted (`tls`), and the transports themselves.
+//! Transport layer shared by the collectives and the file system: authentication (`auth`), traffic
+//! classes (`class`), address selection (`interfaces`), descriptor limits (`descriptors`),
+//! deadlines (`deadline`), boot-time instants (`boot_instant`), TLS (`tls`), and the transports:
+//! TCP, shared memory and remote calls.
 //!
-//! Absent on purpose: any knowledge of what the bytes mean.
+//! The crate does not interpret the messages that it carries.
 
 use std::pin::Pin;
 
@@ -21,6 +21,6 @@ pub mod shm;
 pub mod tcp;
 pub mod tls;
 
-/// A future that is compiled in the crate that makes it. What an `async fn` does is compiled anew
-/// in every crate that waits for it; the services' entry points are boxed for that reason.
+/// A boxed future. An `async fn` is compiled again in every crate that awaits it; the entry points
+/// of the services are boxed so that they are compiled once.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

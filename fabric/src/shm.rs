@@ -1,7 +1,7 @@
-//! Memory that processes of one machine share: anonymous files, and descriptors over UNIX sockets.
+//! Memory shared by processes of one node: anonymous files, and descriptors over UNIX sockets.
 //!
-//! Never `/dev/shm` (a pod has 64 MiB of it) and never locked memory (a pod may lock 8 MiB):
-//! a segment is a memfd, sealed so that no peer can shrink it under our feet.
+//! Neither `/dev/shm` (64 MiB in a pod) nor locked memory (8 MiB in a pod) is used: a segment is a
+//! memfd, sealed so that no peer can shrink it while it is mapped.
 
 mod mapping;
 
@@ -23,12 +23,12 @@ use rustix::net::{
 use crate::deadline::Deadline;
 use mapping::{Mapped, map};
 
-/// Descriptors that travel in one message at most (the kernel allows 253).
+/// Maximum number of descriptors in one message (the kernel allows 253).
 pub const DESCRIPTORS_MAX: usize = 250;
-/// What `statfs` says of huge pages.
+/// File system type that `statfs` reports for huge pages.
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
-/// A piece of memory that several processes map. Unmapped when dropped.
+/// Shared memory that several processes map. Unmapped when dropped.
 #[derive(Debug)]
 pub struct Segment {
     fd: OwnedFd,
@@ -36,10 +36,10 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// New zeroed memory. Pages cost nothing until they are touched.
+    /// Creates zeroed memory. Pages are allocated on first touch.
     ///
     /// # Errors
-    /// What the kernel says: too little memory, or too many descriptors.
+    /// Returns the kernel's error: not enough memory, or too many descriptors.
     pub fn create(name: &str, bytes: usize) -> io::Result<Self> {
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, bytes as u64)?;
@@ -47,11 +47,11 @@ impl Segment {
         Self::map(fd, bytes)
     }
 
-    /// Memory that a peer created. It must have the expected size and be sealed: a peer that could
-    /// shrink it could kill us with SIGBUS.
+    /// Maps memory that a peer created. It must have the expected size and be sealed: a peer that
+    /// could shrink it could kill this process with SIGBUS.
     ///
     /// # Errors
-    /// `InvalidData` when it is not what was expected, or what the kernel says.
+    /// `InvalidData` if the size, the seals or the page size are wrong, or the kernel's error.
     pub fn open(fd: OwnedFd, bytes: usize) -> io::Result<Self> {
         check_sealed(&fd, bytes)?;
         Self::map(fd, bytes)
@@ -62,30 +62,30 @@ impl Segment {
         Ok(Self { fd, mapped })
     }
 
-    /// Its first byte. Valid for [`Segment::bytes`] bytes while the segment lives.
+    /// First byte of the segment. Valid for [`Segment::bytes`] bytes while the segment lives.
     pub fn base(&self) -> *mut u8 {
         self.mapped.base.as_ptr()
     }
 
-    /// Its size.
+    /// Size in bytes.
     pub fn bytes(&self) -> usize {
         self.mapped.bytes
     }
 
-    /// Where these bytes lie; `None` if they are not all inside.
+    /// Address of a range; `None` if it is not entirely inside the segment.
     pub fn at(&self, offset: u64, bytes: usize) -> Option<*mut u8> {
         self.mapped.at(offset, bytes)
     }
 
-    /// The descriptor, to hand to a peer.
+    /// The descriptor, to pass to a peer.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// A descriptor through which a peer can read and not write: for a [`View`].
+    /// A read-only descriptor, to pass to a peer that opens a [`View`].
     ///
     /// # Errors
-    /// What the kernel says; `NotFound` where `/proc` is not mounted.
+    /// Returns the kernel's error; `NotFound` if `/proc` is not mounted.
     pub fn read_only_fd(&self) -> io::Result<OwnedFd> {
         let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -100,23 +100,23 @@ pub struct View {
 }
 
 impl View {
-    /// Maps what a peer lends. The same conditions as in [`Segment::open`].
+    /// Maps a peer's segment. The conditions of [`Segment::open`] apply.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Segment::open`].
     pub fn open(fd: &OwnedFd, bytes: usize) -> io::Result<Self> {
         check_sealed(fd, bytes)?;
         Ok(Self { mapped: map(fd, bytes, ProtFlags::READ)? })
     }
 
-    /// Where these bytes lie; `None` if they are not all inside.
+    /// Address of a range; `None` if it is not entirely inside the view.
     pub fn at(&self, offset: u64, bytes: usize) -> Option<*const u8> {
         self.mapped.at(offset, bytes).map(<*mut u8>::cast_const)
     }
 }
 
 fn check_sealed(fd: &OwnedFd, bytes: usize) -> io::Result<()> {
-    // Its pages can be taken away in spite of the seals, and a touch is SIGBUS where none is free.
+    // Pages can be removed in spite of the seals; a touch raises SIGBUS if no huge page is free.
     if rustix::fs::fstatfs(fd)?.f_type as u64 == HUGETLBFS_MAGIC {
         let why = "a shared segment of huge pages, expected ordinary ones";
         return Err(io::Error::new(io::ErrorKind::InvalidData, why));
@@ -132,26 +132,26 @@ fn check_sealed(fd: &OwnedFd, bytes: usize) -> io::Result<()> {
     ))
 }
 
-/// Listens on a name that lives as long as the socket and leaves no file behind.
+/// Listens on an abstract name, which exists as long as the socket and leaves no file behind.
 ///
 /// # Errors
-/// What the kernel says; `AddrInUse` when the name is taken.
+/// Returns the kernel's error; `AddrInUse` if the name is in use.
 pub fn listen(name: &str) -> io::Result<UnixListener> {
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
-/// Connects to such a name; both ends must run as one user.
+/// Connects to an abstract name; both ends must run as the same user.
 ///
 /// # Errors
-/// `PermissionDenied` for another user's socket, `TimedOut`, or what the kernel says.
+/// `PermissionDenied` for another user's socket, `TimedOut`, or the kernel's error.
 pub fn dial(name: &str, deadline: Deadline) -> io::Result<UnixStream> {
     let address = SocketAddr::from_abstract_name(name)?;
     loop {
         match UnixStream::connect_addr(&address) {
             Ok(stream) => return same_user(stream),
-            // A full backlog: the listener is there and will come to us.
+            // The backlog is full: the listener exists and will accept later.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let left = deadline.remaining().ok_or(io::ErrorKind::TimedOut)?;
                 std::thread::sleep(left.min(Duration::from_millis(5)));
@@ -161,10 +161,11 @@ pub fn dial(name: &str, deadline: Deadline) -> io::Result<UnixStream> {
     }
 }
 
-/// The next connection, from a process of our own user; strangers are closed and skipped.
+/// Accepts the next connection from a process of the same user; closes and skips connections of
+/// other users.
 ///
 /// # Errors
-/// `TimedOut`, or what the kernel says.
+/// `TimedOut`, or the kernel's error.
 pub fn accept(listener: &UnixListener, deadline: Deadline) -> io::Result<UnixStream> {
     loop {
         match listener.accept() {
@@ -211,12 +212,12 @@ fn same_user(stream: UnixStream) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// The process that connected or listened at the other end, as a descriptor that becomes readable
-/// when it ends, in whichever PID namespace it lives. `None` where the kernel is older than that
-/// (Linux 6.5) and does not see it in ours: then the socket's hang-up must do.
+/// The process at the other end, as a descriptor that becomes readable when the process exits, in
+/// any PID namespace. `None` if the kernel is older than Linux 6.5 and the process is not visible
+/// in our namespace: then the caller relies on the socket's hang-up.
 pub fn peer_process(stream: &UnixStream) -> Option<OwnedFd> {
     if let Some(process) = peer_option::<libc::c_int>(stream, libc::SO_PEERPIDFD) {
-        // SAFETY: the kernel has just made this descriptor for us.
+        // SAFETY: the kernel has just created this descriptor for us.
         return Some(unsafe { OwnedFd::from_raw_fd(process) });
     }
     let peer = peer_option::<libc::ucred>(stream, libc::SO_PEERCRED)?;
@@ -227,17 +228,17 @@ pub fn peer_process(stream: &UnixStream) -> Option<OwnedFd> {
 fn peer_option<T>(stream: &UnixStream, option: libc::c_int) -> Option<T> {
     let mut value = MaybeUninit::<T>::uninit();
     let mut length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: a socket of ours, and room for as many bytes as are said.
+    // SAFETY: a socket of ours, and a buffer of the given length.
     let told = unsafe {
         let place = value.as_mut_ptr().cast();
         libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, option, place, &mut length)
     };
-    // SAFETY: the kernel says that it has written all of it, and any bits are numbers.
+    // SAFETY: the kernel reports that it has written all of it, and every bit pattern is valid.
     (told == 0 && length as usize == size_of::<T>()).then(|| unsafe { value.assume_init() })
 }
 
-/// Calls once more whatever a signal has interrupted: with a timeout at the socket even a stop and a
-/// continuation do, without any handler (signal(7)).
+/// Retries a call that a signal interrupted. With a timeout on the socket, stopping and continuing
+/// the process also interrupts it, even without a signal handler (signal(7)).
 fn until_done<T>(
     deadline: Deadline,
     mut call: impl FnMut(Duration) -> io::Result<T>,
@@ -257,7 +258,7 @@ fn until_done<T>(
 /// Sends a short message with descriptors.
 ///
 /// # Errors
-/// What the kernel says; `InvalidInput` for more than [`DESCRIPTORS_MAX`].
+/// Returns the kernel's error; `InvalidInput` for more than [`DESCRIPTORS_MAX`].
 pub fn send_descriptors(
     stream: &UnixStream,
     message: &[u8],
@@ -280,10 +281,11 @@ pub fn send_descriptors(
     if sent == message.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Receives what one [`send_descriptors`] sent; the message must have exactly this length.
+/// Receives one message of [`send_descriptors`]; the message must have exactly this length.
 ///
 /// # Errors
-/// `UnexpectedEof` when the peer is gone, `InvalidData` for another length, or `TimedOut`.
+/// `UnexpectedEof` if the peer has closed the socket, `InvalidData` for another length, or
+/// `TimedOut`.
 pub fn receive_descriptors(
     stream: &UnixStream,
     message: &mut [u8],
@@ -331,7 +333,7 @@ mod tests {
             let descriptors = receive_descriptors(&stream, &mut message, soon()).unwrap();
             assert_eq!(&message, b"here");
             let segment = Segment::open(descriptors.into_iter().next().unwrap(), 8192).unwrap();
-            // SAFETY: inside the segment; the other side reads only after we have ended.
+            // SAFETY: inside the segment; the other side reads only after this process has exited.
             unsafe { segment.base().add(5000).write(42) };
             peer_process(&stream).is_some()
         });
@@ -339,7 +341,7 @@ mod tests {
         let stream = accept(&listener, soon()).unwrap();
         send_descriptors(&stream, b"here", &[segment.fd()], soon()).unwrap();
         assert!(far.join().unwrap());
-        // SAFETY: inside the segment; the writer has ended.
+        // SAFETY: inside the segment; the writer has exited.
         assert_eq!(unsafe { segment.base().add(5000).read() }, 42);
     }
 
@@ -385,7 +387,7 @@ mod tests {
         unsafe { segment.base().add(4096).write(7) };
         let fd = segment.read_only_fd().unwrap();
         let view = View::open(&fd, 8192).unwrap();
-        // SAFETY: inside the view; nobody writes any more.
+        // SAFETY: inside the view; no process writes at this point.
         assert_eq!(unsafe { view.at(4096, 4096).unwrap().read() }, 7);
         assert!(view.at(4096, 4097).is_none() && view.at(u64::MAX, 2).is_none());
         let writable = mapping::Mapping::new(&fd, 8192, ProtFlags::READ | ProtFlags::WRITE);

@@ -1,11 +1,12 @@
 //! TLS 1.3 below remote calls: contexts, the channel binding, and named mismatches.
 //!
-//! The server's key is made when it binds its port, is a raw public key (RFC 7250) and vouches for
-//! nothing: the client accepts any. Both sides are authenticated by `crate::auth::handshake`, which runs
-//! inside TLS and covers the channel binding (`tls-exporter`, RFC 9266). Whatever terminates TLS
-//! between the two has two channels with different bindings, so neither proof fits the other.
+//! The server creates its key when it binds its port. The key is a raw public key (RFC 7250) and
+//! authenticates nothing: the client accepts any key. `crate::auth::handshake` authenticates both
+//! sides; it runs inside TLS and covers the channel binding (`tls-exporter`, RFC 9266). A proxy
+//! that terminates TLS between the two has two channels with different bindings, so it can forward
+//! neither proof.
 //!
-//! Not used: certificates, resumption, early data, versions before 1.3.
+//! Not used: certificates, session resumption, early data, versions before 1.3.
 
 use std::sync::{Arc, OnceLock};
 
@@ -32,25 +33,25 @@ use crate::auth::keys::Keys;
 /// Length of a channel binding.
 const BINDING_BYTES: usize = 32;
 pub(crate) const BINDING_LABEL: &[u8] = b"EXPORTER-Channel-Binding";
-/// The name that the client's context requires. It is not sent: nothing is verified by it.
+/// Server name that the client's context requires. It is neither sent nor verified.
 const NAME: &str = "3fs.invalid";
 /// Content type of a handshake record: the first byte that a TLS client sends.
 pub(crate) const HANDSHAKE_RECORD: u8 = 0x16;
-/// A fatal alert `protocol_version`: the answer to a peer whose use of TLS differs from ours.
+/// A fatal `protocol_version` alert: the reply to a peer whose use of TLS differs from ours.
 pub(crate) const MISMATCH: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 70];
-/// Bytes that are read of a peer before it has authenticated. A client hello, a finished message,
-/// the first message of our handshake with the longest ticket and a proof are 2 KiB.
+/// Bytes read from a peer before it has authenticated. A client hello, a finished message, and the
+/// first message of our handshake with the longest ticket and a proof are 2 KiB.
 pub(crate) const UNAUTHENTICATED_BYTES_MAX: usize = 8 << 10;
 
 /// Connections that a service accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Accepts {
-    /// Those without TLS.
+    /// Connections without TLS.
     #[default]
     Plain,
-    /// Those with TLS.
+    /// Connections with TLS.
     Tls,
-    /// Both, while a cluster changes from one to the other.
+    /// Both, while a cluster migrates from one to the other.
     Both,
 }
 
@@ -83,13 +84,13 @@ impl ServiceTls {
         }
     }
 
-    /// What the service proves to other services.
+    /// Credentials that the service presents to other services.
     pub fn credentials(self, keys: &Keys) -> Credentials {
         Credentials::from(keys).over_tls(self.enabled)
     }
 }
 
-/// The context of a listening side, with a new key.
+/// The context of the listening side, with a new key.
 pub(crate) fn server_context() -> Result<Arc<ServerConfig>, Error> {
     let provider = Arc::new(provider());
     let failed = |_| Error::General("generating a key failed".into());
@@ -108,7 +109,7 @@ pub(crate) fn server_context() -> Result<Arc<ServerConfig>, Error> {
     Ok(Arc::new(context))
 }
 
-/// The context of a connecting side, and the name that it wants.
+/// The context of the connecting side, and its server name.
 pub(crate) fn client_context() -> Result<(Arc<ClientConfig>, ServerName<'static>), Error> {
     static CONTEXT: OnceLock<Result<Arc<ClientConfig>, Error>> = OnceLock::new();
     let context = CONTEXT.get_or_init(|| {
@@ -139,7 +140,7 @@ fn provider() -> CryptoProvider {
     }
 }
 
-/// What identifies a TLS connection to both of its ends, and to nobody else.
+/// The channel binding: identifies a TLS connection to its two ends only.
 pub(crate) fn binding(
     connection: &tokio_rustls::TlsStream<impl Sized>,
 ) -> Result<[u8; BINDING_BYTES], Error> {
@@ -154,13 +155,14 @@ pub(crate) fn binding(
     }
 }
 
-/// Whether a failed TLS handshake shows that the service has no TLS.
+/// True if a failed TLS handshake shows that the service does not use TLS.
 pub(crate) fn is_mismatch(error: &std::io::Error) -> bool {
     let source = error.get_ref().and_then(|source| source.downcast_ref::<Error>());
     matches!(source, Some(Error::AlertReceived(AlertDescription::ProtocolVersion)))
 }
 
-/// Accepts any raw public key whose holder signs the handshake. See the module for why.
+/// Accepts any raw public key whose holder signs the handshake. The module documentation explains
+/// why.
 #[derive(Debug)]
 struct AnyKey(WebPkiSupportedAlgorithms);
 

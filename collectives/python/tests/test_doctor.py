@@ -158,7 +158,7 @@ def test_the_way_to_a_peer_is_that_of_the_routing_table(machine):
 def test_the_address_that_others_use_is_told(machine):
     def chosen(address, towards):
         if address == "ib9":
-            raise ValueError("`ib9` fits no interface that is up; there are: eth0 10.0.0.5")
+            raise ValueError("no interface that is up matches `ib9`; available: eth0 10.0.0.5")
         return [address or "eth0 10.0.0.5", f"ib0 towards {towards}"]
 
     def address(setting=None):
@@ -169,7 +169,7 @@ def test_the_address_that_others_use_is_told(machine):
     assert "others reach eth0 10.0.0.5, chosen by the routes, else ib0" in address().found
     assert "towards 10.100.9.9" in address().found
     assert "by HFREDUCE_ADDRESS=ib0" in address("ib0").found
-    assert (address("ib9").status, "there are: eth0" in address("ib9").found) == ("problem", True)
+    assert (address("ib9").status, "available: eth0" in address("ib9").found) == ("problem", True)
 
 
 def test_settings_that_a_job_would_stumble_over(machine, tmp_path):

@@ -124,7 +124,7 @@ def test_the_address_that_others_use_is_chosen_and_told():
     for each in communicators:
         assert each.stats()["reached_at"] == "lo 127.0.0.1" == each.flight()["reached_at"]
         each.close()
-    with pytest.raises(ValueError, match=r"HFREDUCE_ADDRESS.*`nic9`.*there are:.*127\.0\.0\.1"):
+    with pytest.raises(ValueError, match=r"HFREDUCE_ADDRESS.*`nic9`.*available:.*127\.0\.0\.1"):
         _native.Endpoint(0, 2, PLACEMENT, KEY, address="nic9")
     with pytest.raises(ValueError, match=r"HFREDUCE_ADDRESS.*10\.0\.0/8"):
         _native.reached_at("10.0.0/8")

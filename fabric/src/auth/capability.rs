@@ -1,9 +1,9 @@
-//! Capabilities: what one service lets a ticket's holder do with one object at another service.
+//! Capabilities: access rights of a ticket's holder to one object at another service.
 //!
-//! The service that knows which objects a ticket reaches signs a capability; the service that has
-//! the objects verifies it with the same key ring, offline. It is worth nothing with another
-//! ticket's directory. It carries the issuer's terms: bytes for the service that has the object, which
-//! say what of it the holder may use.
+//! The service that knows which objects a ticket covers signs a capability; the service that stores
+//! the objects verifies it offline with the same key ring. A capability is bound to its ticket's
+//! directory. It carries the issuer's terms: bytes, interpreted by the service that stores the
+//! object, that restrict which parts of the object the holder may use.
 
 use hmac::Mac;
 use serde::{Deserialize, Serialize};
@@ -12,42 +12,42 @@ use super::keys::KeyRing;
 use super::ticket::Ticket;
 use crate::fault::{Fault, FaultCode};
 
-/// The longest life of a capability; that of its ticket bounds it too.
+/// Maximum lifetime of a capability; the lifetime of its ticket also bounds it.
 pub const LIFE_S: u64 = 3600;
 
-/// A right to one object.
+/// A capability for one object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capability {
-    /// The key of the ring that signed it.
+    /// Id of the key in the ring that signed it.
     key_id: u32,
     /// The object.
     object: u64,
-    /// Whether it may be changed.
+    /// Whether it permits changes.
     write: bool,
-    /// When it ends, in seconds since 1970.
+    /// Expiry, in seconds since 1970.
     expires_unix_s: u64,
-    /// What of the object may be used; see [`Capability::terms`].
+    /// Restrictions on the use of the object; see [`Capability::terms`].
     terms: Vec<u8>,
     mac: [u8; 32],
 }
 
-/// What a request shows of its sender's rights. Requests of services show nothing, and are the same
-/// bytes in all releases.
+/// Access rights that a request carries. Requests of services carry none, and have the same
+/// encoding in all releases.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Presented {
-    /// The key of the cluster is enough.
+    /// No capability: the cluster's key is sufficient.
     Nothing,
-    /// What earlier releases sent, without terms. It gives no right.
+    /// Format of earlier releases, without terms. It grants no access.
     Unversioned {
-        /// The key of the ring that signed it.
+        /// Id of the key in the ring that signed it.
         key_id: u32,
         /// The object.
         object: u64,
-        /// Whether it might be changed.
+        /// Whether it permitted changes.
         write: bool,
-        /// When it would end.
+        /// Expiry, in seconds since 1970.
         expires_unix_s: u64,
-        /// Over all of it.
+        /// MAC over all fields.
         mac: [u8; 32],
     },
     /// A capability.
@@ -55,10 +55,10 @@ pub enum Presented {
 }
 
 impl Presented {
-    /// The capability, if there is one.
+    /// The capability, if the request carries one.
     ///
     /// # Errors
-    /// A fault that names what to upgrade when it is of an earlier release.
+    /// A fault that says what to upgrade if the capability has the format of an earlier release.
     pub fn capability(&self) -> Result<Option<&Capability>, Fault> {
         match self {
             Self::Nothing => Ok(None),
@@ -72,7 +72,7 @@ impl Presented {
 }
 
 impl Capability {
-    /// A capability for whoever holds this ticket.
+    /// Issues a capability for the holder of this ticket.
     pub fn sign(
         ring: &KeyRing,
         ticket: &Ticket,
@@ -90,10 +90,10 @@ impl Capability {
         signed
     }
 
-    /// Whether it is genuine, still good, and for this object and change.
+    /// Verifies that it is authentic, not expired, and valid for this object and change.
     ///
     /// # Errors
-    /// A fault that names what is wrong. One that a new capability heals is retryable.
+    /// A fault that names the reason. It is retryable if a new capability would be accepted.
     pub fn check(
         &self,
         ring: &KeyRing,
@@ -108,13 +108,13 @@ impl Capability {
         }
         let Some(mac) = self.expected(ring, ticket.directory) else {
             let id = self.key_id;
-            return Err(outdated(format!("the capability's key {id} is not held here")));
+            return Err(outdated(format!("unknown key {id} in the capability")));
         };
         if mac.verify_slice(&self.mac).is_err() {
-            return Err(Fault::forbidden("the capability is not genuine, or another volume's"));
+            return Err(Fault::forbidden("the capability is invalid or belongs to another volume"));
         }
         if write && !self.write {
-            return Err(Fault::forbidden("the capability is for reading only"));
+            return Err(Fault::forbidden("the capability is read-only"));
         }
         if self.expires_unix_s <= now_unix_s {
             return Err(outdated("the capability has expired".into()));
@@ -122,12 +122,12 @@ impl Capability {
         Ok(())
     }
 
-    /// When it ends, in seconds since 1970.
+    /// Expiry, in seconds since 1970.
     pub fn expires_unix_s(&self) -> u64 {
         self.expires_unix_s
     }
 
-    /// What the issuer says of the object. Genuine only where [`Capability::check`] went well.
+    /// The issuer's terms. Authentic only after [`Capability::check`] has succeeded.
     pub fn terms(&self) -> &[u8] {
         &self.terms
     }
@@ -139,7 +139,7 @@ impl Capability {
             &self.object.to_le_bytes(),
             &[u8::from(self.write)],
             &self.expires_unix_s.to_le_bytes(),
-            // The only one of no fixed length.
+            // The only field of variable length.
             &self.terms,
         ]))
     }

@@ -1,4 +1,4 @@
-//! Who may speak: a mutual challenge and response over a shared key, before the first operation.
+//! Mutual challenge-response authentication over a shared key, before the first operation.
 //!
 //! ```text
 //! dialer    -> "FFAUTH01" dialer-nonce                                        40 bytes
@@ -6,12 +6,13 @@
 //! dialer    -> greeting HMAC(key, "dialer" context nonces greeting)            length + 32 bytes
 //! acceptor  -> 0x06                                                            1 byte
 //! ```
-//! Nonces are fresh on both sides, so nothing can be replayed; the role is part of what is signed,
-//! so nothing can be reflected; the context names the service, so a proof for one port is worth
-//! nothing on another. A service may have a greeting of fixed length, in which the dialer says what the
-//! connection is for: it is part of what is signed, so nobody on the path can change it. What follows
-//! the handshake is neither signed nor encrypted. Comparisons take constant time. Messages have fixed lengths: a stranger
-//! can make us read 40 bytes and a greeting, no more.
+//! Nonces are fresh on both sides, which prevents replay. The signed data includes the role, which
+//! prevents reflection, and the context, which names the service, so that a proof for one port is
+//! invalid on another. A service may define a greeting of fixed length, in which the dialer states
+//! the purpose of the connection: it is signed, so it cannot be changed on the path. The data that
+//! follows the handshake is neither signed nor encrypted. Comparisons take constant time. Messages
+//! have fixed lengths: an unauthenticated peer can make this side read 40 bytes and a greeting, not
+//! more.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -30,13 +31,14 @@ pub const HELLO_BYTES: usize = 40;
 pub const CHALLENGE_BYTES: usize = 64;
 /// Length of the dialer's proof.
 pub const PROOF_BYTES: usize = 32;
-/// The acceptor's last word.
+/// The acceptor's final message.
 pub const WELCOME: u8 = 0x06;
 
 impl Key {
     fn proof(&self, role: &str, context: &str, nonces: &Nonces, greeting: &[u8]) -> Hmac<Sha256> {
         let parts = [role.as_bytes(), context.as_bytes(), &nonces.dialer, &nonces.acceptor];
-        // Whether a service has one is part of its protocol, so none needs no length.
+        // The protocol of a service defines whether it has a greeting, so an empty one needs no
+        // length.
         match greeting {
             [] => self.mac(&parts),
             _ => self.mac(&[parts.as_slice(), &[greeting]].concat()),
@@ -50,7 +52,7 @@ struct Nonces {
     acceptor: [u8; 32],
 }
 
-/// The side that connects. Pure: the caller brings the nonce and moves the bytes.
+/// The connecting side. Pure: the caller supplies the nonce and transfers the messages.
 pub struct Dialer {
     key: Key,
     context: String,
@@ -58,7 +60,7 @@ pub struct Dialer {
 }
 
 impl Dialer {
-    /// Begins; returns the first message.
+    /// Starts the handshake; returns the first message.
     pub fn new(key: &Key, context: &str, nonce: [u8; 32]) -> (Self, [u8; HELLO_BYTES]) {
         let mut hello = [0; HELLO_BYTES];
         hello[..8].copy_from_slice(MAGIC);
@@ -66,7 +68,7 @@ impl Dialer {
         (Self { key: key.clone(), context: context.into(), nonce }, hello)
     }
 
-    /// Checks the acceptor's proof and returns ours.
+    /// Verifies the acceptor's proof and returns the dialer's.
     ///
     /// # Errors
     /// [`AuthError::WrongKey`].
@@ -77,7 +79,7 @@ impl Dialer {
         self.answer_greeting(challenge, &[])
     }
 
-    /// The same for a service with a greeting, which is sent before the proof.
+    /// As [`Dialer::answer`], for a service with a greeting, which is sent before the proof.
     ///
     /// # Errors
     /// [`AuthError::WrongKey`].
@@ -98,7 +100,7 @@ impl Dialer {
     }
 }
 
-/// The side that listens. Pure, like [`Dialer`].
+/// The listening side. Pure, like [`Dialer`].
 pub struct Acceptor {
     key: Key,
     context: String,
@@ -106,7 +108,7 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Reads the dialer's first message; returns the challenge to send.
+    /// Parses the dialer's first message; returns the challenge to send.
     ///
     /// # Errors
     /// [`AuthError::NotOurProtocol`].
@@ -130,7 +132,7 @@ impl Acceptor {
         Ok((Self { key: key.clone(), context: context.into(), nonces }, challenge))
     }
 
-    /// Checks the dialer's proof; on success the caller sends [`WELCOME`].
+    /// Verifies the dialer's proof; on success the caller sends [`WELCOME`].
     ///
     /// # Errors
     /// [`AuthError::WrongKey`].
@@ -138,10 +140,10 @@ impl Acceptor {
         self.check_greeting(&[], proof)
     }
 
-    /// The same for a service with a greeting.
+    /// As [`Acceptor::check`], for a service with a greeting.
     ///
     /// # Errors
-    /// [`AuthError::WrongKey`], also for another greeting than the one that was signed.
+    /// [`AuthError::WrongKey`], also if the greeting differs from the signed one.
     pub fn check_greeting(
         &self,
         greeting: &[u8],
@@ -154,11 +156,11 @@ impl Acceptor {
     }
 }
 
-/// Authenticates a connection that we opened, and says what it is for. Blocking; the stream's time-outs
-/// are reset after.
+/// Authenticates an outgoing connection and sends its greeting. Blocks; the stream's timeouts are
+/// reset afterwards.
 ///
 /// # Errors
-/// Any [`AuthError`] but `BadKey`.
+/// Any [`AuthError`] except `BadKey`.
 pub fn dial(
     stream: &TcpStream,
     key: &Key,
@@ -174,7 +176,8 @@ pub fn dial(
         let proof = dialer.answer_greeting(&challenge, greeting)?;
         stream.write_all(&[greeting, &proof[..]].concat()).map_err(broken(context))?;
         let mut welcome = [0; 1];
-        // A refused proof shows as a closed connection: the acceptor owes strangers no reason.
+        // A refused proof appears as a closed connection: the acceptor sends no reason to
+        // unauthenticated peers.
         stream.read_exact(&mut welcome).map_err(broken(context))?;
         match welcome {
             [WELCOME] => Ok(()),

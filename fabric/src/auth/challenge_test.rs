@@ -12,7 +12,7 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// The acceptor's side, blocking: ports have it without blocking.
+/// The acceptor's side, blocking: ports run it without blocking.
 fn accept(
     stream: &TcpStream,
     key: &Key,
@@ -42,7 +42,7 @@ fn accept_greeting(
     })
 }
 
-/// Runs an acceptor with `key` and `context`; returns its verdict and what `dialer` returned.
+/// Runs an acceptor with `key` and `context`; returns its result and that of `dialer`.
 fn meet<T>(
     key: Key,
     context: &'static str,

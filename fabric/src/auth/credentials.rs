@@ -1,4 +1,4 @@
-//! What a process proves when it connects: the cluster's key, or a ticket.
+//! Credentials that a process presents when it connects: the cluster's key, or a ticket.
 
 use std::fmt;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::keys::{KeyRing, Keys};
 use super::ticket::SealedTicket;
 use super::watched_file::WatchedFile;
 
-/// A credential as it is now, and whether it needs TLS. Clones share what was read.
+/// The current credential, and whether it requires TLS. Clones share the content of the file.
 #[derive(Clone)]
 pub struct Credentials {
     source: Source,
@@ -27,7 +27,7 @@ enum Source {
 /// One credential.
 #[derive(Clone, Debug)]
 pub enum Credential {
-    /// The cluster's keys; the first one is used.
+    /// The cluster's keys; the first one signs.
     Keys(Arc<KeyRing>),
     /// A ticket and its secret.
     Ticket(Arc<SealedTicket>),
@@ -41,7 +41,7 @@ impl Credential {
         Ok(Self::Keys(Arc::new(KeyRing::parse(path, content)?)))
     }
 
-    /// Whether a connection that was opened with `self` would be opened in the same way now.
+    /// True if a connection that was opened with `self` would be opened in the same way now.
     pub(crate) fn is_equivalent(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Keys(one), Self::Keys(other)) => {
@@ -62,16 +62,16 @@ impl Credentials {
         Self { source, over_tls: false }
     }
 
-    /// What a file holds: a ticket, or keys. Both are read again when the file changes.
+    /// Loads a ticket or keys from a file. The file is read again when it changes.
     ///
     /// # Errors
-    /// [`AuthError::BadKey`] when the file cannot be read or holds neither.
+    /// [`AuthError::BadKey`] if the file cannot be read or contains neither.
     pub fn read(path: &Path) -> Result<Self, AuthError> {
         let watched = WatchedFile::open(path, Credential::parse)?;
         Ok(Self::of(Source::File(Arc::new(watched))))
     }
 
-    /// The credential now; at most a second older than its file.
+    /// The current credential; at most one second older than its file.
     pub fn current(&self) -> Credential {
         match &self.source {
             Source::Keys(keys) => Credential::Keys(keys.current()),
@@ -80,8 +80,8 @@ impl Credentials {
         }
     }
 
-    /// Whether it is proved over connections with TLS alone. By default it is proved over
-    /// connections without TLS alone.
+    /// Whether the credential is presented only over connections with TLS. Default: only over
+    /// connections without TLS.
     #[must_use]
     pub fn over_tls(self, over_tls: bool) -> Self {
         Self { over_tls, ..self }
@@ -91,7 +91,7 @@ impl Credentials {
         self.over_tls
     }
 
-    /// Where it was read from, for messages.
+    /// Source of the credential, for messages.
     pub fn origin(&self) -> String {
         match &self.source {
             Source::File(watched) => watched.path().display().to_string(),

@@ -1,4 +1,4 @@
-//! The handshake of remote calls: a mutual challenge and response, by key or by ticket.
+//! Handshake of remote calls: mutual challenge-response authentication by key or by ticket.
 //!
 //! ```text
 //! dialer    -> "FFAUTH02" nonce key-id ticket-length 0 | ticket     48 bytes, then the ticket
@@ -6,13 +6,13 @@
 //! dialer    -> proof                                                32 bytes
 //! acceptor  -> verdict                                               1 byte
 //! ```
-//! Without a ticket both sides prove a key of the ring. With one, both prove the ticket's secret,
-//! which the acceptor derives from the ring (`crate::auth::ticket`). A proof is an HMAC over its role, the
-//! service's name, the channel binding, the whole first message and the acceptor's nonce, so it is
-//! worth nothing in another role, for another service, or in another handshake. The ticket's
-//! length is checked before a byte of it is read.
+//! Without a ticket both sides prove a key of the ring. With a ticket both prove the ticket's
+//! secret, which the acceptor derives from the ring (`crate::auth::ticket`). A proof is an HMAC
+//! over its role, the service's name, the channel binding, the whole first message and the
+//! acceptor's nonce, so it is invalid in another role, for another service, or in another
+//! handshake. The ticket's length is checked before the ticket is read.
 //!
-//! Pure: the caller brings nonces and the time, and moves the bytes.
+//! Pure: the caller supplies the nonces and the time, and transfers the messages.
 
 use std::sync::Arc;
 
@@ -26,9 +26,9 @@ use super::keys::KeyRing;
 use super::ticket::{self, Grant, TICKET_BYTES_MAX, Ticket};
 
 const MAGIC: &[u8; 8] = b"FFAUTH02";
-/// How `crate::auth` begins, which earlier versions of the services spoke.
+/// Magic number of `crate::auth::challenge`, which earlier versions of the services used.
 const MAGIC_BEFORE: &[u8; 8] = b"FFAUTH01";
-/// Length of the magic number, which is looked at before more is read.
+/// Length of the magic number, which is checked before more bytes are read.
 pub const MAGIC_BYTES: usize = 8;
 /// Length of the dialer's first message, without the ticket.
 pub const HELLO_BYTES: usize = 48;
@@ -41,7 +41,7 @@ const WELCOME: u8 = 0x06;
 const EXPIRED: u8 = 0x15;
 const OTHER_CLUSTER: u8 = 0x16;
 
-/// What both proofs cover.
+/// The data that both proofs cover.
 struct Transcript {
     secret: Key,
     context: String,
@@ -65,7 +65,7 @@ impl Transcript {
         self.mac(role, nonce).verify_slice(proof).map_err(|_| self.wrong_key())
     }
 
-    /// Proofs that do not fit have one of several causes, which cannot be told apart.
+    /// An invalid proof has one of several causes, which this side cannot distinguish.
     fn wrong_key(&self) -> AuthError {
         let context = self.context.clone();
         if self.binding.is_empty() {
@@ -79,15 +79,15 @@ fn service_secret(key: &Key) -> Key {
     key.derive("service", b"")
 }
 
-/// The side that connects.
+/// The connecting side.
 pub struct Dialer {
     transcript: Transcript,
     ticket: Option<Ticket>,
 }
 
 impl Dialer {
-    /// Starts; returns the first message. `binding` identifies the channel below, if that is one
-    /// that can be identified (a TLS exporter); else it is empty.
+    /// Starts the handshake; returns the first message. `binding` is the channel binding (a TLS
+    /// exporter) of the underlying connection; empty without TLS.
     pub fn new(
         credential: &Credential,
         context: &str,
@@ -108,7 +108,7 @@ impl Dialer {
         hello.extend_from_slice(MAGIC);
         hello.extend_from_slice(&nonce);
         hello.extend_from_slice(&key_id.to_le_bytes());
-        // A ticket is at most TICKET_BYTES_MAX long.
+        // A ticket has at most TICKET_BYTES_MAX bytes.
         hello.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
         hello.extend_from_slice(&[0, 0]);
         hello.extend_from_slice(bytes);
@@ -118,7 +118,7 @@ impl Dialer {
         (Self { transcript, ticket }, hello)
     }
 
-    /// Checks the acceptor's proof and returns ours.
+    /// Verifies the acceptor's proof and returns the dialer's.
     ///
     /// # Errors
     /// [`AuthError::WrongKey`], or [`TlsError::NotBound`] with a channel binding.
@@ -131,10 +131,10 @@ impl Dialer {
         Ok(self.transcript.proof("dialer", nonce))
     }
 
-    /// Reads the acceptor's verdict.
+    /// Parses the acceptor's verdict.
     ///
     /// # Errors
-    /// Why it refuses.
+    /// The reason for a refusal.
     pub fn conclude(&self, verdict: u8) -> Result<(), AuthError> {
         let context = self.transcript.context.clone();
         let ticket = self.ticket.as_ref();
@@ -152,7 +152,7 @@ impl Dialer {
     }
 }
 
-/// What an acceptor reads of a dialer's first message before it reads a ticket.
+/// The part of a dialer's first message that the acceptor reads before the ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     bytes: [u8; HELLO_BYTES],
@@ -161,7 +161,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// Whether the first bytes are ours.
+    /// Checks the magic number.
     ///
     /// # Errors
     /// [`AuthError::OldProtocol`] or [`AuthError::NotOurProtocol`].
@@ -173,10 +173,10 @@ impl Hello {
         }
     }
 
-    /// Reads the fixed part.
+    /// Parses the fixed-length part.
     ///
     /// # Errors
-    /// As [`Hello::check_magic`], or [`AuthError::BadTicket`] when the ticket would be too long.
+    /// As [`Hello::check_magic`], or [`AuthError::BadTicket`] if the ticket is too long.
     pub fn parse(context: &str, bytes: [u8; HELLO_BYTES]) -> Result<Self, AuthError> {
         let mut first = [0; MAGIC_BYTES];
         first.copy_from_slice(&bytes[..MAGIC_BYTES]);
@@ -193,13 +193,13 @@ impl Hello {
         Ok(Self { bytes, key_id, ticket_bytes })
     }
 
-    /// Length of the ticket that follows; 0 for none.
+    /// Length of the ticket that follows; 0 without a ticket.
     pub fn ticket_bytes(&self) -> usize {
         self.ticket_bytes
     }
 }
 
-/// The side that listens.
+/// The listening side.
 pub struct Acceptor {
     transcript: Transcript,
     nonce: [u8; 32],
@@ -209,7 +209,7 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Reads the dialer's first message; returns the challenge to send. `ticket` has the length
+    /// Parses the dialer's first message; returns the challenge to send. `ticket` has the length
     /// that the hello announced.
     ///
     /// # Errors
@@ -222,8 +222,8 @@ impl Acceptor {
         ticket: &[u8],
         nonce: [u8; 32],
     ) -> Result<(Self, [u8; CHALLENGE_BYTES]), AuthError> {
-        // A key that is not in the ring cannot be proved: the dialer learns that it does not fit
-        // from a proof with one that is.
+        // The acceptor cannot prove a key that is not in the ring. It signs with one that is, and
+        // the dialer finds the proof invalid.
         let (key, known) = match ring.get(hello.key_id) {
             Some(key) => (key, true),
             None => (ring.signing().1, false),
@@ -250,7 +250,8 @@ impl Acceptor {
         Ok((Self { transcript, nonce, key_id: hello.key_id, known, ticket: decoded }, challenge))
     }
 
-    /// The key that the dialer named, if this side does not hold it: the dialer will hang up.
+    /// The key id that the dialer named, if it is not in the local ring: the dialer will
+    /// disconnect.
     pub fn unknown_key(&self) -> Option<AuthError> {
         let (context, id) = (self.transcript.context.clone(), self.key_id);
         (!self.known).then_some(AuthError::UnknownKey { context, id })
@@ -261,8 +262,8 @@ impl Acceptor {
         self.key_id
     }
 
-    /// Checks the dialer's proof, then what its ticket says. Gives the verdict to send: the reason
-    /// of a refusal goes to those alone who have proved that they hold the ticket.
+    /// Verifies the dialer's proof, then its ticket. Returns the verdict to send: only a peer that
+    /// has proved that it holds the ticket receives the reason for a refusal.
     pub fn check(
         self,
         proof: &[u8; PROOF_BYTES],

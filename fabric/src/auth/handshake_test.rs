@@ -35,7 +35,7 @@ fn sealed(ticket: Ticket, ring: &KeyRing) -> Credential {
     Credential::Ticket(Arc::new(ticket.seal(ring).unwrap()))
 }
 
-/// Both sides without a socket: the acceptor's result and the dialer's.
+/// Runs both sides without a socket: returns the acceptor's result and the dialer's.
 fn meet(
     credential: &Credential,
     ring: &KeyRing,
@@ -120,7 +120,7 @@ fn expired_and_foreign_tickets_are_refused_by_name_on_both_sides() {
 
 #[test]
 fn a_ticket_cannot_be_changed_into_another() {
-    // The holder of a ticket writes another directory, a later expiry and another mode into it.
+    // The holder of a ticket changes its directory, its expiry and its mode.
     let held = ticket().seal(&one()).unwrap();
     for forged in [
         Ticket { directory: 1, ..ticket() },
@@ -144,7 +144,7 @@ fn a_ticket_does_not_open_as_a_service() {
     let secret = Credential::Keys(Arc::new(KeyRing::of(held.secret().clone())));
     let (grant, _) = meet(&secret, &one(), |hello| hello[40..44].copy_from_slice(&[1, 0, 0, 0]));
     assert!(grant.is_err());
-    // The ticket cut off the first message.
+    // The ticket is removed from the first message.
     let (grant, _) = meet(&Credential::Ticket(Arc::new(held)), &one(), |hello| {
         hello.truncate(HELLO_BYTES);
         hello[44..46].copy_from_slice(&[0, 0]);
@@ -162,13 +162,13 @@ fn a_proof_fits_one_service_one_channel_and_one_handshake() {
     }
     let (_, challenge) = accept(&hello, &one(), CONTEXT, b"channel").unwrap();
     let proof = dialer.answer(&challenge).unwrap();
-    // Recorded, and sent again: the acceptor draws another nonce.
+    // A recorded handshake is replayed: the acceptor uses another nonce.
     let mut fixed = [0; HELLO_BYTES];
     fixed.copy_from_slice(&hello);
     let again = Hello::parse(CONTEXT, fixed).unwrap();
     let (acceptor, _) = Acceptor::new(&one(), CONTEXT, b"channel", &again, &[], [3; 32]).unwrap();
     assert!(acceptor.check(&proof, "default", NOW).1.is_err());
-    // The acceptor's own proof, reflected.
+    // The acceptor's proof is reflected.
     let (acceptor, challenge) = accept(&hello, &one(), CONTEXT, b"channel").unwrap();
     let mut reflected = [0; PROOF_BYTES];
     reflected.copy_from_slice(&challenge[32..]);

@@ -11,10 +11,10 @@ use sha2::Sha256;
 
 use super::error::AuthError;
 
-/// The shortest key that is taken, in bytes.
+/// Minimum length of a key, in bytes.
 pub const KEY_BYTES_MIN: usize = 16;
 
-/// A shared secret. Its bytes never reach a log.
+/// A shared secret. Its bytes are never logged.
 #[derive(Clone)]
 pub struct Key(Vec<u8>);
 
@@ -25,10 +25,10 @@ impl fmt::Debug for Key {
 }
 
 impl Key {
-    /// A key from raw bytes.
+    /// Creates a key from raw bytes.
     ///
     /// # Errors
-    /// [`AuthError::BadKey`] when it has fewer than [`KEY_BYTES_MIN`] bytes.
+    /// [`AuthError::BadKey`] if it has fewer than [`KEY_BYTES_MIN`] bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, AuthError> {
         if bytes.len() < KEY_BYTES_MIN {
             return Err(AuthError::BadKey {
@@ -39,10 +39,10 @@ impl Key {
         Ok(Self(bytes.to_vec()))
     }
 
-    /// A key from a file; white space around it does not count.
+    /// Reads a key from a file; surrounding white space is ignored.
     ///
     /// # Errors
-    /// [`AuthError::BadKey`] when the file cannot be read or holds too little.
+    /// [`AuthError::BadKey`] if the file cannot be read or is too short.
     pub fn read(path: &Path) -> Result<Self, AuthError> {
         let bad = |reason: String| AuthError::BadKey { path: path.display().to_string(), reason };
         let bytes = std::fs::read(path).map_err(|error| bad(error.to_string()))?;
@@ -52,9 +52,11 @@ impl Key {
         })
     }
 
-    /// HMAC-SHA256 over parts, each preceded by its length, so that no two lists of parts agree.
+    /// HMAC-SHA256 over parts. Each part is preceded by its length, so that different lists of
+    /// parts differ.
     pub(crate) fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
-        // HMAC takes keys of every length, so this cannot fail; an empty key would only fail to match.
+        // HMAC accepts keys of any length, so this cannot fail; an empty key would only fail to
+        // match.
         let mut mac = <Hmac<Sha256> as Mac>::new_from_slice(&self.0)
             .unwrap_or_else(|_| <Hmac<Sha256> as Mac>::new(&Default::default()));
         for part in parts {
@@ -64,36 +66,36 @@ impl Key {
         mac
     }
 
-    /// A key for one purpose, derived from this one. Neither it nor keys of other purposes can be
-    /// computed from it.
+    /// Derives a key for one purpose. Neither this key nor keys of other purposes can be computed
+    /// from it.
     pub fn derive(&self, purpose: &str, info: &[u8]) -> Self {
         let derived = self.mac(&[b"derive", purpose.as_bytes(), info]).finalize();
         Self(derived.into_bytes().to_vec())
     }
 
-    /// Whether `derived` is what `derive` gives for this purpose; in constant time.
+    /// True if `derived` equals the result of `derive` for this purpose; takes constant time.
     pub(crate) fn has_derived(&self, purpose: &str, info: &[u8], derived: &Self) -> bool {
         let mac = self.mac(&[b"derive", purpose.as_bytes(), info]);
         mac.verify_slice(&derived.0).is_ok()
     }
 
-    /// Whether it is the same secret.
+    /// True if both are the same secret.
     pub(crate) fn is(&self, other: &Self) -> bool {
         self.0 == other.0
     }
 
-    /// The secret itself, for the file of a credential.
+    /// The raw secret, for a credential file.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// A fresh nonce from the system's generator.
+/// A fresh nonce from the system's random number generator.
 ///
-/// Not from a generator of this process: forked siblings would share its state.
+/// Not from a generator in this process: forked processes would share its state.
 ///
 /// # Errors
-/// What the system says when it has no randomness to give.
+/// Returns the system's error if no randomness is available.
 pub fn nonce() -> io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
     OsRng.try_fill_bytes(&mut bytes).map_err(io::Error::other)?;

@@ -1,8 +1,8 @@
-//! The key ring: one key, or two while keys are rotated.
+//! Key ring: one key, or two during key rotation.
 //!
-//! A key file holds one key, or one or two lines `ID:KEY`. The first key signs, all are accepted.
-//! A bare key has the id 0, and `0:KEY` with the same text is the same key, so rotation can start
-//! from it. Processes read the file again when it changes.
+//! A key file contains one key, or one or two lines `ID:KEY`. The first key signs; all keys are
+//! accepted. A bare key has the id 0, and `0:KEY` with the same text is the same key, so that
+//! rotation can start from it. A process reads the file again when it changes.
 
 use std::fmt;
 use std::path::Path;
@@ -13,13 +13,13 @@ use super::key::Key;
 use super::ticket::SealedTicket;
 use super::watched_file::WatchedFile;
 
-/// Keys of a ring at most: the old and the new one.
+/// Maximum number of keys in a ring: the old and the new one.
 pub const KEYS_MAX: usize = 2;
 
-/// The keys of a cluster at one moment.
+/// The keys of a cluster at one point in time.
 #[derive(Clone)]
 pub struct KeyRing {
-    /// The first one signs. Never empty.
+    /// The first key signs. Never empty.
     keys: Vec<(u32, Key)>,
 }
 
@@ -29,10 +29,10 @@ impl KeyRing {
         Self { keys: vec![(0, key)] }
     }
 
-    /// The content of a key file.
+    /// Parses the content of a key file.
     ///
     /// # Errors
-    /// [`AuthError::BadKey`] with the line and what is wrong with it. Keys are never quoted.
+    /// [`AuthError::BadKey`] with the line and the reason. Messages never contain a key.
     pub fn parse(path: &Path, content: &[u8]) -> Result<Self, AuthError> {
         let bad = |reason: String| AuthError::BadKey { path: path.display().to_string(), reason };
         let named = |error: AuthError| match error {
@@ -77,9 +77,9 @@ impl KeyRing {
         Ok(Self { keys })
     }
 
-    /// The key that signs, and its id.
+    /// The signing key and its id.
     pub fn signing(&self) -> (u32, &Key) {
-        // A ring is made with at least one key.
+        // A ring has at least one key.
         let (id, key) = &self.keys[0];
         (*id, key)
     }
@@ -89,13 +89,13 @@ impl KeyRing {
         self.keys.iter().find(|(known, _)| *known == id).map(|(_, key)| key)
     }
 
-    /// Ids, the signing key's first.
+    /// Key ids; the signing key comes first.
     pub fn ids(&self) -> impl Iterator<Item = u32> + '_ {
         self.keys.iter().map(|(id, _)| *id)
     }
 }
 
-/// `ID:KEY`, if the line begins with digits and a colon.
+/// Parses `ID:KEY`, if the line starts with digits and a colon.
 fn split_id(line: &[u8]) -> Option<(&[u8], &[u8])> {
     let colon = line.iter().position(|byte| *byte == b':')?;
     let (id, key) = (&line[..colon], &line[colon + 1..]);
@@ -108,7 +108,7 @@ impl fmt::Debug for KeyRing {
     }
 }
 
-/// The keys of a cluster, as they are now. Clones share what was read.
+/// The current keys of a cluster. Clones share the content of the file.
 #[derive(Clone)]
 pub struct Keys(Source);
 
@@ -119,16 +119,16 @@ enum Source {
 }
 
 impl Keys {
-    /// Keys that follow a file.
+    /// Keys that follow the changes of a file.
     ///
     /// # Errors
-    /// [`AuthError::BadKey`] when the file cannot be read or holds no keys.
+    /// [`AuthError::BadKey`] if the file cannot be read or contains no keys.
     pub fn read(path: &Path) -> Result<Self, AuthError> {
         let watched = WatchedFile::open(path, KeyRing::parse)?;
         Ok(Self(Source::File(Arc::new(watched))))
     }
 
-    /// The ring now; at most a second older than the file.
+    /// The current ring; at most one second older than the file.
     pub fn current(&self) -> Arc<KeyRing> {
         match &self.0 {
             Source::Fixed(ring) => Arc::clone(ring),

@@ -1,8 +1,8 @@
 //! Authentication of peers, before the first operation of a connection.
 //!
-//! Collective ports use a shared key (`challenge`, blocking). Remote calls use the key ring of the
-//! cluster or a ticket (`handshake`, `keys`, `ticket`, `credentials`); `capability` grants a ticket's
-//! holder access to single objects at another service.
+//! Ports of the collectives use a shared key (`challenge`, blocking). Remote calls use the key ring
+//! of the cluster or a ticket (`handshake`, `keys`, `ticket`, `credentials`). `capability` grants a
+//! ticket's holder access to single objects at another service.
 
 pub mod capability;
 mod challenge;

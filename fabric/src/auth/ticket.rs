@@ -1,8 +1,8 @@
-//! Tickets: credentials for one directory, made by whoever holds the key ring.
+//! Tickets: credentials for one directory, issued by a holder of the key ring.
 //!
-//! A ticket says what its holder may reach and until when. It is not secret; the secret that
-//! belongs to it is derived from the ring's key and the ticket's own bytes, so a service verifies
-//! both offline and keeps no list. Changing one byte of a ticket changes the secret.
+//! A ticket states its scope and expiry. It is not secret. Its secret is derived from a key of the
+//! ring and the bytes of the ticket, so a service verifies both offline and stores no list. A
+//! changed ticket has a different secret.
 
 use std::fmt;
 use std::path::Path;
@@ -15,36 +15,36 @@ use super::key::Key;
 use super::keys::KeyRing;
 use crate::fault::Fault;
 
-/// An encoded ticket at most.
+/// Maximum length of an encoded ticket.
 pub const TICKET_BYTES_MAX: usize = 1024;
-/// A cluster's name at most.
+/// Maximum length of a cluster's name.
 pub const CLUSTER_BYTES_MAX: usize = 63;
-/// A path in a ticket at most. It is for messages: longer ones are cut.
+/// Maximum length of a path in a ticket. The path is for messages: a longer one is truncated.
 pub const PATH_BYTES_MAX: usize = 512;
-/// A node's name at most, as in Kubernetes.
+/// Maximum length of a node's name, as in Kubernetes.
 pub const NODE_BYTES_MAX: usize = 253;
 
-/// How a credential's file begins.
+/// Prefix of a credential file.
 const PREFIX: &str = "ffticket1";
-/// The format of encoded tickets.
+/// Version of the encoding.
 const VERSION: u8 = 1;
 
-/// What the holder of a ticket may reach.
+/// The scope of a ticket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ticket {
-    /// The cluster that it is for.
+    /// The cluster for which it is valid.
     pub cluster: String,
-    /// The key of the ring that its secret is derived from.
+    /// Id of the key in the ring from which its secret is derived.
     pub key_id: u32,
-    /// The inode of the directory that is all its holder sees of the tree.
+    /// Inode of the directory to which its holder is confined.
     pub directory: u64,
-    /// Where that directory was when the ticket was issued, for messages.
+    /// Path of that directory when the ticket was issued, for messages.
     pub path: String,
-    /// Whether its holder may change nothing.
+    /// Whether the holder has read-only access.
     pub read_only: bool,
-    /// The node that it was issued for; empty for any.
+    /// The node for which it was issued; empty for any node.
     pub node: String,
-    /// When it ends, in seconds since 1970.
+    /// Expiry, in seconds since 1970.
     pub expires_unix_s: u64,
 }
 
@@ -52,7 +52,7 @@ impl Ticket {
     /// Encodes the ticket and derives its secret from the ring's signing key.
     ///
     /// # Errors
-    /// [`AuthError::BadTicket`] when a field is too long.
+    /// [`AuthError::BadTicket`] if a field is too long.
     pub fn seal(mut self, ring: &KeyRing) -> Result<SealedTicket, AuthError> {
         let (key_id, key) = ring.signing();
         self.key_id = key_id;
@@ -68,7 +68,7 @@ impl Ticket {
         Ok(SealedTicket { ticket: self, bytes, secret })
     }
 
-    /// Reads an encoded ticket. That it is genuine is shown by a proof with its secret alone.
+    /// Decodes a ticket. Only a proof with its secret shows that it is authentic.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() > TICKET_BYTES_MAX {
             return Err(format!("{} bytes; at most {TICKET_BYTES_MAX}", bytes.len()));
@@ -100,15 +100,15 @@ impl Ticket {
     }
 }
 
-/// What tickets' secrets are derived for.
+/// Purpose for which tickets' secrets are derived.
 const PURPOSE: &str = "ticket";
 
-/// The secret of an encoded ticket.
+/// Derives the secret of an encoded ticket.
 pub(crate) fn secret(key: &Key, ticket: &[u8]) -> Key {
     key.derive(PURPOSE, ticket)
 }
 
-/// A ticket with its secret: what a credential's file holds.
+/// A ticket with its secret: the content of a credential file.
 #[derive(Clone)]
 pub struct SealedTicket {
     ticket: Ticket,
@@ -117,18 +117,18 @@ pub struct SealedTicket {
 }
 
 impl SealedTicket {
-    /// What it allows.
+    /// The scope of the ticket.
     pub fn ticket(&self) -> &Ticket {
         &self.ticket
     }
 
-    /// Whether a key of the ring sealed it. Says nothing of its expiry.
+    /// True if a key of the ring sealed it. Does not check its expiry.
     pub fn is_genuine(&self, ring: &KeyRing) -> bool {
         let key = ring.get(self.ticket.key_id);
         key.is_some_and(|key| key.has_derived(PURPOSE, &self.bytes, &self.secret))
     }
 
-    /// As it is sent.
+    /// The encoded ticket, as sent.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -137,20 +137,20 @@ impl SealedTicket {
         &self.secret
     }
 
-    /// The content of a credential's file: one line. Whoever reads it holds the credential.
+    /// The content of a credential file: one line. It contains the secret.
     pub fn to_text(&self) -> String {
         format!("{PREFIX}:{}:{}\n", hex(&self.bytes), hex(self.secret.bytes()))
     }
 
-    /// Whether this is the content of a credential's file, and not of a key file.
+    /// True if this is the content of a credential file, not of a key file.
     pub(crate) fn is_text(content: &[u8]) -> bool {
         content.trim_ascii_start().starts_with(PREFIX.as_bytes())
     }
 
-    /// The content of a credential's file.
+    /// Parses the content of a credential file.
     ///
     /// # Errors
-    /// [`AuthError::BadKey`] with the path and what is wrong.
+    /// [`AuthError::BadKey`] with the path and the reason.
     pub fn parse(path: &Path, content: &[u8]) -> Result<Self, AuthError> {
         let bad = |reason: &str| AuthError::BadKey {
             path: path.display().to_string(),
@@ -161,7 +161,7 @@ impl SealedTicket {
         let (Some(PREFIX), Some(bytes), Some(secret), None) =
             (parts.next(), parts.next(), parts.next(), parts.next())
         else {
-            return Err(bad("it is no ticket (`ffticket1:…:…`)"));
+            return Err(bad("not a ticket (expected `ffticket1:…:…`)"));
         };
         let bytes = unhex(bytes).ok_or_else(|| bad("the ticket is not hexadecimal"))?;
         let secret = unhex(secret).ok_or_else(|| bad("the secret is not hexadecimal"))?;
@@ -177,20 +177,20 @@ impl fmt::Debug for SealedTicket {
     }
 }
 
-/// What the other end of a connection has proved that it may do.
+/// Access that the peer of a connection has proved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Grant {
-    /// It holds the cluster's key.
+    /// The peer holds the cluster's key.
     Service,
-    /// It holds a ticket.
+    /// The peer holds a ticket.
     Volume(Arc<Ticket>),
 }
 
 impl Grant {
-    /// Refuses whoever does not hold the cluster's key.
+    /// Refuses a peer that does not hold the cluster's key.
     ///
     /// # Errors
-    /// [`Fault::forbidden`] with what was asked for.
+    /// [`Fault::forbidden`] with the requested operation.
     pub fn require_service(&self, what: &str) -> Result<(), Fault> {
         match self.ticket() {
             None => Ok(()),
@@ -201,7 +201,7 @@ impl Grant {
         }
     }
 
-    /// The ticket, if it holds one and not the key.
+    /// The ticket, if the peer holds one and not the key.
     pub fn ticket(&self) -> Option<&Ticket> {
         match self {
             Self::Service => None,

@@ -1,4 +1,4 @@
-//! A small file that is read again when it changes.
+//! Watched file: a small file that is read again when it changes.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 
 use super::error::AuthError;
 
-/// How old what was read may be when it is used. Rotation waits minutes between its steps, and a
-/// file of some hundred bytes costs microseconds to read.
+/// Maximum age of the content when it is used. Rotation waits minutes between its steps, and
+/// reading a file of a few hundred bytes takes microseconds.
 const POLL: Duration = Duration::from_secs(1);
-/// Longer files hold neither keys nor a ticket.
+/// Maximum length of a file; longer files contain neither keys nor a ticket.
 const FILE_BYTES_MAX: u64 = 16 << 10;
 
 pub(super) type Parse<T> = fn(&Path, &[u8]) -> Result<T, AuthError>;
 
-/// The parsed content of a file. It is looked at when it is used, at most once a second: there is
-/// no thread, and what nobody uses costs nothing. While the file cannot be used, the last content
-/// that could stays in force.
+/// Parsed content of a file. The file is checked when the content is used, at most once a second:
+/// there is no thread, and an unused file costs nothing. If the file becomes unusable, the last
+/// valid content remains in use.
 pub(super) struct WatchedFile<T> {
     path: PathBuf,
     parse: Parse<T>,
@@ -28,7 +28,7 @@ struct State<T> {
     read_at: Instant,
     content: Vec<u8>,
     value: Arc<T>,
-    /// The file could not be used the last time; said once.
+    /// The last read failed; logged once.
     failing: bool,
 }
 
@@ -44,7 +44,7 @@ impl<T> WatchedFile<T> {
         &self.path
     }
 
-    /// The content, at most a second old.
+    /// The content, at most one second old.
     pub(super) fn current(&self) -> Arc<T> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.read_at.elapsed() >= POLL {
@@ -54,7 +54,7 @@ impl<T> WatchedFile<T> {
         Arc::clone(&state.value)
     }
 
-    /// As [`WatchedFile::current`], read now.
+    /// As [`WatchedFile::current`], but reads the file now.
     #[cfg(test)]
     pub(super) fn read_now(&self) -> Arc<T> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,13 +72,13 @@ impl<T> WatchedFile<T> {
         match read {
             Ok(None) => state.failing = false,
             Ok(Some((content, value))) => {
-                tracing::info!(path = %self.path.display(), "credentials were read again");
+                tracing::info!(path = %self.path.display(), "reloaded credentials");
                 (state.content, state.value) = (content, Arc::new(value));
                 state.failing = false;
             }
             Err(error) => {
                 if !state.failing {
-                    tracing::warn!(%error, "credentials cannot be read again; the last ones stay");
+                    tracing::warn!(%error, "failed to reload credentials; keeping the previous ones");
                 }
                 state.failing = true;
             }
@@ -93,7 +93,7 @@ fn read(path: &Path) -> Result<Vec<u8>, AuthError> {
         .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut content))
         .map_err(|error| bad(error.to_string()))?;
     if content.len() as u64 > FILE_BYTES_MAX {
-        return Err(bad(format!("it has more than {FILE_BYTES_MAX} bytes; it is no key file")));
+        return Err(bad(format!("not a key file: more than {FILE_BYTES_MAX} bytes")));
     }
     Ok(content)
 }

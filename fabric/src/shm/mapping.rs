@@ -1,8 +1,9 @@
-//! Where the bytes of a descriptor lie in this process.
+//! Memory mapping of a descriptor in this process.
 //!
-//! Each descriptor is mapped where the kernel likes, as often as it is opened. To the thread
-//! sanitizer that is as many memories, so that it would see no race between ranks that are threads:
-//! `scripts/sanitize` sets `cfg(one_mapping)`, and all maps of one file in a process are the same.
+//! Each open maps the descriptor at an address of the kernel's choice. The thread sanitizer treats
+//! these mappings as different memory and would miss races between ranks that are threads.
+//! `scripts/sanitize` therefore sets `cfg(one_mapping)`, which makes all mappings of one file in a
+//! process the same.
 
 use std::io;
 use std::ptr::NonNull;
@@ -17,9 +18,9 @@ pub(super) struct Mapping {
     pub(super) bytes: usize,
 }
 
-// SAFETY: an address range; what threads do inside it is their users' protocol.
+// SAFETY: an address range; synchronisation inside it is the caller's protocol.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; a shared reference gives nothing but the address.
+// SAFETY: as above; a shared reference gives access to the address only.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -32,7 +33,7 @@ impl Mapping {
         Ok(Self { base, bytes })
     }
 
-    /// Where these bytes lie; `None` if they are not all inside.
+    /// Address of a range; `None` if it is not entirely inside the mapping.
     pub(super) fn at(&self, offset: u64, bytes: usize) -> Option<*mut u8> {
         let offset = usize::try_from(offset).ok()?;
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
@@ -43,25 +44,25 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `new` made exactly this mapping, and nobody may use it after us.
+        // SAFETY: `new` created exactly this mapping, and it is not used after this.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// The mapping that one descriptor's owner uses.
+/// Handle to a mapping that the owner of one descriptor uses.
 #[cfg(not(one_mapping))]
 pub(super) type Mapped = Mapping;
 #[cfg(one_mapping)]
 pub(super) type Mapped = std::sync::Arc<Mapping>;
 
-/// Maps a file, as [`Mapping::new`].
+/// Maps a file, as [`Mapping::new`] does.
 #[cfg(not(one_mapping))]
 pub(super) fn map(fd: &OwnedFd, bytes: usize, access: ProtFlags) -> io::Result<Mapped> {
     Mapping::new(fd, bytes, access)
 }
 
-/// The mapping of this file that is there, or a new one. Its creator comes first and may write, so
-/// whoever opens it finds at least the access that it asks for.
+/// The existing mapping of this file, or a new one. The creator maps the file first and with write
+/// access, so a later open has at least the access that it requests.
 #[cfg(one_mapping)]
 pub(super) fn map(fd: &OwnedFd, bytes: usize, access: ProtFlags) -> io::Result<Mapped> {
     use std::collections::HashMap;

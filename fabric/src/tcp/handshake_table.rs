@@ -1,16 +1,17 @@
-//! Which handshake gives way when a port has as many under way as it may have. Pure.
+//! Table of pending handshakes: selects the handshake to evict when the table is full. Pure.
 //!
-//! An honest handshake takes a few round trips; one that stays is most likely from a stranger who says
-//! nothing. When the table is full, the source address with the most handshakes loses its oldest one, so
-//! that one source cannot displace others, and many sources displace only what is already old.
+//! An honest handshake takes a few round trips; a long one is most likely a silent, unauthenticated
+//! peer. When the table is full, the oldest handshake of the source address with the most
+//! handshakes is evicted, so that one source cannot evict the handshakes of others, and many
+//! sources evict only old ones.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-/// Handshakes under way at once. Each is a descriptor and about 200 bytes, and no thread.
+/// Maximum number of pending handshakes. Each uses a descriptor and about 200 bytes, and no thread.
 pub(crate) const HANDSHAKES_MAX: usize = 128;
 
-/// The table of handshakes under way, oldest first, with what each caller keeps of it.
+/// Pending handshakes, oldest first, each with the caller's data.
 #[derive(Debug)]
 pub(crate) struct HandshakeTable<T> {
     most: usize,
@@ -22,7 +23,7 @@ impl<T> HandshakeTable<T> {
         Self { most: most.max(1), entries: Vec::new() }
     }
 
-    /// Adds a handshake; the one that had to give way, if any.
+    /// Adds a handshake; returns the evicted one, if any.
     pub(crate) fn add(&mut self, source: IpAddr, handshake: T) -> Option<T> {
         self.entries.push((source_of(source), handshake));
         (self.entries.len() > self.most).then(|| self.evict()).flatten()
@@ -43,13 +44,13 @@ impl<T> HandshakeTable<T> {
         self.entries.iter().map(|(_, handshake)| handshake)
     }
 
-    /// Takes out every handshake for which `ends` holds.
+    /// Removes and returns every handshake for which `ends` is true.
     pub(crate) fn take_if(&mut self, mut ends: impl FnMut(&mut T) -> bool) -> Vec<T> {
         self.entries.extract_if(.., |(_, handshake)| ends(handshake)).map(|(_, h)| h).collect()
     }
 }
 
-/// An IPv6 host usually has a network of 64 bits to itself.
+/// An IPv6 host usually has a 64-bit network to itself.
 fn source_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) >> 64 << 64).into()),

@@ -1,8 +1,8 @@
-//! The accepting thread of a port: handshakes without a thread each.
+//! Accept thread of a port: runs all handshakes without a thread for each.
 //!
-//! One thread polls the listener and every connection that is still in its handshake. A stranger costs
-//! a place in a bounded table ([`HandshakeTable`]) for at most [`HANDSHAKE_TIMEOUT`]; whoever has proved that
-//! it holds the key is handed over on a thread of its own.
+//! One thread polls the listener and every connection whose handshake is pending. An
+//! unauthenticated peer occupies an entry of a bounded table ([`HandshakeTable`]) for at most
+//! [`HANDSHAKE_TIMEOUT`]; an authenticated connection is handed over on a separate thread.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,16 +19,16 @@ use crate::auth::{self, Acceptor, HELLO_BYTES, Key, PROOF_BYTES, WELCOME};
 use crate::class::TrafficClass;
 use crate::fork::close_in_children;
 
-/// How long a stranger may take to prove who it is.
+/// Time that a peer has to authenticate.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest greeting of a service.
+/// Maximum length of a service's greeting.
 pub(crate) const GREETING_BYTES_MAX: usize = 64;
-/// Pause after an `accept` that failed for lack of descriptors and no handshake that could give way.
+/// Pause after `accept` failed for lack of descriptors while no handshake could be evicted.
 const PAUSE: Duration = Duration::from_millis(10);
 
 type Admit = dyn Fn(TcpStream, SocketAddr, &[u8]) + Send + Sync;
 
-/// What a port needs to admit connections.
+/// State that a port needs to admit connections.
 pub(crate) struct Listener {
     pub(crate) key: Key,
     pub(crate) context: String,
@@ -38,7 +38,7 @@ pub(crate) struct Listener {
     pub(crate) admit: Box<Admit>,
 }
 
-/// One connection that has not proved yet who it is.
+/// A connection whose handshake is pending.
 struct Handshake {
     stream: TcpStream,
     from: SocketAddr,
@@ -48,7 +48,7 @@ struct Handshake {
     length: usize,
 }
 
-/// What became of a handshake.
+/// Result of a handshake step.
 enum Progress {
     Pending,
     Admitted,
@@ -56,14 +56,14 @@ enum Progress {
 }
 
 impl Listener {
-    /// Accepts until `stop` is set and `wakeup` rung.
+    /// Accepts connections until `stop` is set and `wakeup` is signalled.
     pub(crate) fn run(
         self: Arc<Self>,
         listener: &TcpListener,
         wakeup: &OwnedFd,
         stop: &AtomicBool,
     ) {
-        // A child that is forked off this process does not take connections for it.
+        // A forked child must not accept connections on this socket.
         let _closed_in_children = close_in_children(listener);
         let mut handshakes = HandshakeTable::new(HANDSHAKES_MAX);
         while !stop.load(Ordering::Acquire) {
@@ -73,7 +73,7 @@ impl Listener {
         }
     }
 
-    /// Until a socket is readable, the wakeup rings or the oldest handshake is late.
+    /// Waits until a socket is readable, the wakeup is signalled or the oldest handshake times out.
     fn wait(
         &self,
         listener: &TcpListener,
@@ -91,7 +91,7 @@ impl Listener {
         }
     }
 
-    /// Takes what waits at the listener, as many as the table holds.
+    /// Accepts pending connections until the listener or the table is exhausted.
     fn accept(&self, listener: &TcpListener, handshakes: &mut HandshakeTable<Handshake>) {
         for _ in 0..HANDSHAKES_MAX {
             match listener.accept() {
@@ -111,7 +111,8 @@ impl Listener {
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // Out of descriptors: an old handshake has one. Or a connection that was gone at once.
+                // Out of descriptors: an old handshake holds one. Or the connection was already
+                // closed.
                 Err(_) => match handshakes.evict() {
                     Some(old) => self.refuse(old.from, "out of descriptors"),
                     None => return std::thread::sleep(PAUSE),
@@ -120,7 +121,8 @@ impl Listener {
         }
     }
 
-    /// Reads what has come and ends the handshakes that are complete, wrong or late.
+    /// Reads available bytes and completes or refuses handshakes that are complete, invalid or
+    /// late.
     fn advance(self: &Arc<Self>, handshakes: &mut HandshakeTable<Handshake>) {
         let now = Instant::now();
         let mut ends = Vec::new();
@@ -143,14 +145,14 @@ impl Listener {
         match self.try_step(handshake) {
             Ok(true) => Progress::Admitted,
             Ok(false) if now < handshake.until => Progress::Pending,
-            Ok(false) => Progress::Refused("the handshake took too long".to_owned()),
+            Ok(false) => Progress::Refused("the handshake timed out".to_owned()),
             Err(why) => Progress::Refused(why),
         }
     }
 
-    /// True once the other side has proved that it holds the key.
+    /// True once the peer has proved that it holds the key.
     fn try_step(&self, handshake: &mut Handshake) -> Result<bool, String> {
-        let broken = |error: io::Error| format!("the handshake broke off: {error}");
+        let broken = |error: io::Error| format!("the handshake failed: {error}");
         loop {
             let wanted = match handshake.acceptor {
                 None => HELLO_BYTES,
@@ -167,7 +169,7 @@ impl Listener {
                 }
             }
             handshake.length = 0;
-            // The buffer of a fresh connection has room for what we send: it is never full.
+            // The buffer of a fresh connection has room for these bytes: it is never full.
             match &handshake.acceptor {
                 None => {
                     let mut hello = [0; HELLO_BYTES];

@@ -1,8 +1,8 @@
-//! TCP between our processes: dialled and accepted with authentication and a traffic class.
+//! TCP connections between processes of the project, with authentication and a traffic class.
 //!
-//! A listener has one thread, which runs all handshakes without waiting for any ([`super::listener`]): a
-//! stranger who connects and says nothing delays nobody. What fails the handshake is closed and
-//! counted; the service never sees it.
+//! A listener has one thread, which runs all handshakes without blocking on any
+//! ([`super::listener`]): a silent peer delays no other. A connection that fails the handshake is
+//! closed and counted; the service does not see it.
 
 mod handshake_table;
 mod listener;
@@ -23,36 +23,36 @@ use crate::auth::{self, AuthError, Key};
 use crate::class::TrafficClass;
 use crate::deadline::Deadline;
 
-/// Connections that the kernel may hold for us: a group of this size may arrive at once.
+/// Listen backlog: a rank group of this size may connect at the same time.
 const CONNECTIONS_WAITING: i32 = 1024;
-/// How long one address is tried before the next one.
+/// Timeout of one address before the next one is tried.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Why there is no connection: every address that was tried.
+/// No connection could be made. Lists every address that was tried.
 #[derive(Debug, thiserror::Error)]
 pub struct DialError {
-    /// In the order of trying; at least one, unless no address was given.
+    /// In the order of the attempts; empty only if no address was given.
     pub attempts: Vec<Attempt>,
 }
 
-/// One address that was tried.
+/// A failed attempt to connect to one address.
 #[derive(Debug, thiserror::Error)]
 #[error("{address}: {why}")]
 pub struct Attempt {
-    /// Where.
+    /// The address.
     pub address: SocketAddr,
-    /// What came of it.
+    /// The error.
     #[source]
     pub why: AttemptError,
 }
 
-/// Why an address did not do.
+/// Reason why an attempt failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AttemptError {
-    /// It did not answer.
-    #[error("{0}; check that this address is routed and the process lives")]
+    /// The address did not answer.
+    #[error("{0}; check that this address is routable and the process is running")]
     Unreachable(io::Error),
-    /// It answered and one of us refused the other.
+    /// The peer answered, and one side refused the other.
     #[error(transparent)]
     Refused(#[from] AuthError),
 }
@@ -60,7 +60,7 @@ pub enum AttemptError {
 impl fmt::Display for DialError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.attempts.is_empty() {
-            return formatter.write_str("no connection: the peer told no address");
+            return formatter.write_str("no connection: the peer published no address");
         }
         formatter.write_str("no connection to ")?;
         for (at, attempt) in self.attempts.iter().enumerate() {
@@ -71,7 +71,7 @@ impl fmt::Display for DialError {
 }
 
 impl DialError {
-    /// Somebody broke off in the middle of the handshake: it may only be busy.
+    /// The error of a peer that disconnected during the handshake: it may only be overloaded.
     pub fn interrupted(&self) -> Option<&io::Error> {
         self.refusals().find_map(|error| match error {
             AuthError::Broken { source, .. } => Some(source),
@@ -79,8 +79,8 @@ impl DialError {
         })
     }
 
-    /// An address answered nothing at all, not even with a refusal: a host that is gone, or a listener
-    /// with more connections than it takes.
+    /// An address did not answer, not even with a refusal: the node is down, or the backlog of the
+    /// listener is full.
     pub fn timed_out(&self) -> bool {
         self.attempts.iter().any(|attempt| match &attempt.why {
             AttemptError::Unreachable(error) => error.kind() == io::ErrorKind::TimedOut,
@@ -88,7 +88,7 @@ impl DialError {
         })
     }
 
-    /// Somebody answered who is not whom we want.
+    /// The error of a peer that answered and failed authentication.
     pub fn rejection(&self) -> Option<&AuthError> {
         self.refusals().find(|error| !matches!(error, AuthError::Broken { .. }))
     }
@@ -101,16 +101,16 @@ impl DialError {
     }
 }
 
-/// What happened at a port.
+/// Counters of a port.
 #[derive(Debug, Default)]
 pub struct PortCounters {
-    /// Connections that proved who they are.
+    /// Authenticated connections.
     pub admitted: AtomicU64,
-    /// Connections that did not, or that gave way to newer ones.
+    /// Connections that failed authentication or were evicted by newer ones.
     pub refused: AtomicU64,
 }
 
-/// A port that admits only those who hold the key.
+/// A port that admits only peers that hold the key.
 #[derive(Debug)]
 pub struct Port {
     address: SocketAddr,
@@ -121,12 +121,12 @@ pub struct Port {
 }
 
 impl Port {
-    /// Listens on `address` (port 0: a free one; `::`: IPv4 too) and hands every admitted connection to
-    /// `admit` with its greeting of `greeting_bytes` bytes (at most 64, as dialers of this service send), on
-    /// a thread of its own; `admit` must end soon.
+    /// Listens on `address` (port 0: any free port; `::`: also IPv4) and passes every admitted
+    /// connection to `admit` on a separate thread, with its greeting of `greeting_bytes` bytes (at
+    /// most 64; dialers of the service send the same length). `admit` must return soon.
     ///
     /// # Errors
-    /// `AddrInUse` and its like, or no thread.
+    /// `AddrInUse` and similar errors, or a failure to start the thread.
     pub fn open(
         address: SocketAddr,
         key: Key,
@@ -155,12 +155,12 @@ impl Port {
         Ok(Self { address, counters, stop, wakeup, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// Local address of the port.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What happened so far.
+    /// Counters of the port.
     pub fn counters(&self) -> &PortCounters {
         &self.counters
     }
@@ -181,16 +181,16 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     if address.ip() == IpAddr::from(Ipv6Addr::UNSPECIFIED) {
         socket.set_only_v6(false)?;
     }
-    // As the standard library does: a port that was closed just now can be opened again.
+    // As in the standard library: a port that was just closed can be reopened.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(CONNECTIONS_WAITING)?;
     Ok(socket.into())
 }
 
-/// Connects to the first of `addresses` at which somebody answers who holds the key for `context`.
-/// Unauthenticated are passed by: two machines may have one address in networks of their own. `greeting`
-/// says what the connection is for, in as many bytes as the service expects.
+/// Connects to the first of `addresses` at which a peer proves that it holds the key for `context`.
+/// Other peers are skipped: two nodes may have the same address in separate networks. `greeting`
+/// states the purpose of the connection and has the length that the service expects.
 ///
 /// # Errors
 /// [`DialError`].
@@ -226,7 +226,7 @@ fn try_one(
         .and_then(|left| TcpStream::connect_timeout(&address, left.min(ATTEMPT_TIMEOUT)))
         .and_then(|stream| prepare(&stream, class).map(|()| stream))
         .map_err(AttemptError::Unreachable)?;
-    // A stranger may say nothing for ever.
+    // A peer that has not authenticated may stay silent.
     auth::dial(&stream, key, context, greeting, deadline.within(HANDSHAKE_TIMEOUT))?;
     Ok(stream)
 }
