@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use fabric::deadline::Deadline;
-use hfreduce_engine::daemon::{Arrival, Entrance};
+use hfreduce_engine::daemon::{AnyEndpoint, AnyNewcomer};
 use hfreduce_engine::{CollectiveError, Communicator, Options};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -101,12 +101,17 @@ impl Settings {
     ///
     /// # Errors
     /// A setting cannot be used, or what the engine says.
-    pub fn newcomer(&self) -> Result<Arrival, JoinError> {
+    pub fn newcomer(&self) -> Result<AnyNewcomer, JoinError> {
         let options = self.options(0, vec![(self.node.clone(), self.zone.clone())], None)?;
-        Ok(Arrival::open(options, &self.key, self.daemon.as_deref())?)
+        Ok(AnyNewcomer::open(options, &self.key, self.daemon.as_deref())?)
     }
 
-    fn endpoint(&self, own: &Place, said: &Said, places: &[Place]) -> Result<Entrance, JoinError> {
+    fn endpoint(
+        &self,
+        own: &Place,
+        said: &Said,
+        places: &[Place],
+    ) -> Result<AnyEndpoint, JoinError> {
         let placement =
             places.iter().map(|place| (place.node.clone(), place.zone.clone())).collect();
         let mut options = self.options(self.rank, placement, own.address.as_deref())?;
@@ -116,7 +121,7 @@ impl Settings {
         if let ([[a, b]], 2) = (said.bridges.as_slice(), zones.len()) {
             options.bridge = Some((a.clone(), b.clone()));
         }
-        Ok(Entrance::open(options, &self.key, self.daemon.as_deref())?)
+        Ok(AnyEndpoint::open(options, &self.key, self.daemon.as_deref())?)
     }
 
     /// Those of the engine; `address`: what the topology file says of ours.
@@ -129,7 +134,7 @@ impl Settings {
         let mut options = Options::new(rank, placement);
         options.job.clone_from(&self.job);
         options.slot_bytes = self.chunk_bytes.unwrap_or(options.slot_bytes);
-        options.lend = self.lend;
+        options.peer_memory = self.peer_memory;
         options.streams = self.streams;
         options.determinism = self.determinism;
         options.priority = self.priority;
@@ -236,7 +241,7 @@ mod tests {
         let endpoint = |rank: u32| {
             let mut options = Options::new(rank, placement.clone());
             options.job = "default/gpt".into();
-            let info = Entrance::open(options, &[7; 32], None).unwrap().info();
+            let info = AnyEndpoint::open(options, &[7; 32], None).unwrap().info();
             let mut info: serde_json::Value = serde_json::from_slice(&info).unwrap();
             let node = rank / 8;
             let chance = digest(node);

@@ -41,7 +41,7 @@ pub struct Settings {
     /// Silence after which a peer counts as stalled.
     pub liveness: Duration,
     /// Nodes on one machine share memory instead of using TCP.
-    pub lend: bool,
+    pub peer_memory: bool,
     /// TCP streams between two neighbouring nodes; otherwise the engine's.
     pub streams: Option<usize>,
     /// What is promised about bits, beyond the default.
@@ -80,7 +80,7 @@ impl Settings {
             chunk_bytes: None,
             connect: Duration::from_secs(120),
             liveness: Duration::from_secs(10),
-            lend: true,
+            peer_memory: true,
             streams: None,
             determinism: Determinism::DEFAULT,
             priority: Priority::Normal,
@@ -147,7 +147,7 @@ impl Settings {
                 *place = seconds(name, &value)?;
             }
         }
-        settings.lend = match text("HFREDUCE_TRANSPORT").as_deref() {
+        settings.peer_memory = match text("HFREDUCE_TRANSPORT").as_deref() {
             None | Some("auto") => true,
             Some("tcp") => false,
             Some(other) => return Err(wrong("HFREDUCE_TRANSPORT", other, "auto or tcp")),

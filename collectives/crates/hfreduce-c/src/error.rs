@@ -6,7 +6,7 @@ use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use hfreduce_bootstrap::{JoinError, MeetingError};
-use hfreduce_engine::{CauseKind, CollectiveError};
+use hfreduce_engine::{CollectiveError, ErrorKind};
 
 /// `hfr_status`.
 pub type Status = i32;
@@ -119,8 +119,8 @@ impl Failure {
 impl From<CollectiveError> for Failure {
     fn from(error: CollectiveError) -> Self {
         let status = match error.cause.kind {
-            CauseKind::Invalid => INVALID,
-            CauseKind::Io => IO,
+            ErrorKind::Invalid => INVALID,
+            ErrorKind::Io => IO,
             kind => STATUSES
                 .iter()
                 .find(|(word, _)| *word == kind.word())

@@ -3,14 +3,14 @@
 use std::ffi::c_void;
 
 use hfreduce_engine::Member as EngineMember;
-use hfreduce_engine::daemon::Arrival;
+use hfreduce_engine::daemon::AnyNewcomer;
 
 use crate::error::{Failure, Status, guard};
 use crate::group::{Comm, Options, boxed, of_newcomer, open, put, read, seconds};
 
 /// `hfr_newcomer`.
 pub struct Newcomer {
-    engine: Arrival,
+    engine: AnyNewcomer,
     info: Vec<u8>,
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use hfreduce_engine::{Buffer, CollectiveError, Communicator, Pace, Work};
+use hfreduce_engine::{Buffer, CollectiveError, Communicator, Watermarks, Work};
 
 use crate::arena::{self, Arena, Block};
 use crate::context::{Context, Event, Stream};
@@ -200,7 +200,7 @@ impl Device {
         timeout: Duration,
         call: impl FnOnce(Buffer, Buffer, Duration) -> Result<Work, CollectiveError>,
     ) -> Result<DeviceWork, CollectiveError> {
-        let pace = Arc::new(Pace::watched_by(self.worker.clone()));
+        let pace = Arc::new(Watermarks::with_watcher(self.worker.clone()));
         let (mut parts, buffers) = self
             .prepare(memory, stream, timeout, Some(&pace))
             .map_err(|error| communicator.fail(error.kind(), operation, error.to_string()))?;
@@ -270,7 +270,7 @@ impl Device {
         memory: Memory,
         stream: usize,
         timeout: Duration,
-        pace: Option<&Arc<Pace>>,
+        pace: Option<&Arc<Watermarks>>,
     ) -> Result<(Parts, (Buffer, Buffer)), DeviceError> {
         if self.process != std::process::id() {
             let why = "was opened before this process was forked";

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use hfreduce_engine::{Callback, CauseKind, CollectiveError, WaitError, Work};
+use hfreduce_engine::{Callback, CollectiveError, ErrorKind, WaitError, Work};
 
 use crate::device::TIMEOUT_MAX;
 use crate::error::DeviceError;
@@ -81,7 +81,7 @@ impl DeviceWork {
     }
 
     /// The error of a wait in a process that did not start the operation.
-    pub fn failure(&self, kind: CauseKind, phase: &str, detail: &str) -> CollectiveError {
+    pub fn failure(&self, kind: ErrorKind, phase: &str, detail: &str) -> CollectiveError {
         self.work.failure(kind, phase, detail)
     }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use hfreduce_engine::{CauseKind, Pace, Work};
+use hfreduce_engine::{ErrorKind, Watermarks, Work};
 
 use crate::arena::{self, Block};
 use crate::context::{Context, Event, Stream};
@@ -59,7 +59,7 @@ pub struct Job {
     engine_copies: [bool; 2],
     /// The caller's stream is asked for what the processor copies then.
     asks_stream: bool,
-    pace: Option<Arc<Pace>>,
+    pace: Option<Arc<Watermarks>>,
     settled: Arc<Settled>,
     work: Arc<OnceLock<Work>>,
     deadline: Instant,
@@ -76,7 +76,7 @@ pub struct Parts {
     pub output_at: usize,
     pub chunk_bytes: usize,
     /// Where copies and the sum overlap.
-    pub pace: Option<Arc<Pace>>,
+    pub pace: Option<Arc<Watermarks>>,
     pub settled: Arc<Settled>,
     /// The engine's operation, once it has it.
     pub work: Arc<OnceLock<Work>>,
@@ -346,10 +346,10 @@ impl Drop for Job {
 
 impl DeviceError {
     /// The engine's word for it.
-    pub(crate) fn kind(&self) -> CauseKind {
+    pub(crate) fn kind(&self) -> ErrorKind {
         match self {
-            Self::Late { .. } => CauseKind::TimedOut,
-            _ => CauseKind::Device,
+            Self::Late { .. } => ErrorKind::TimedOut,
+            _ => ErrorKind::Device,
         }
     }
 }

@@ -6,7 +6,7 @@ mod support;
 use std::time::Duration;
 
 use hfreduce_device::{Cuda, Device, DeviceError, DeviceWork, Memory, Settings};
-use hfreduce_engine::{Buffer, CauseKind, CollectiveError, Communicator, DType, ReduceOp, Work};
+use hfreduce_engine::{Buffer, CollectiveError, Communicator, DType, ErrorKind, ReduceOp, Work};
 use support::{ALL, CHUNK_BYTES, DOWN, Stub, TIMEOUT, Tensor};
 use support::{allreduce, eventually, placement, run, settings, sum, values};
 
@@ -119,7 +119,7 @@ fn memory_that_comes_later_is_refused_where_it_must_be_there() {
         let call = |buffer, _, timeout| comm.send(buffer, DType::F32, peer, 0, timeout);
         // SAFETY: the tensor outlives the refusal.
         let refused = unsafe { device.start(comm, "send", memory, 0, TIMEOUT, call) };
-        assert_eq!(refused.err().unwrap().cause.kind, CauseKind::Invalid);
+        assert_eq!(refused.err().unwrap().cause.kind, ErrorKind::Invalid);
     });
 }
 

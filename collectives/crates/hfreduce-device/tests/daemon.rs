@@ -12,7 +12,7 @@ use std::time::Duration;
 use hfreduce_device::Memory;
 use hfreduce_engine::daemon::{Daemon, Rules};
 use hfreduce_engine::flight::Folders;
-use hfreduce_engine::{Buffer, CauseKind, CollectiveError, DType, ReduceOp, WaitError};
+use hfreduce_engine::{Buffer, CollectiveError, DType, ErrorKind, ReduceOp, WaitError};
 use support::{
     ALL, CHUNK_BYTES, DOWN, Stub, TIMEOUT, UP, allreduce, eventually, placement, run_at,
 };
@@ -215,7 +215,7 @@ fn with_fault(daemon: &Served, call: &str, after: i64, sticky: bool) -> bool {
         };
         drop(device);
         if let Some(error) = &error {
-            assert_eq!(error.cause.kind, CauseKind::Device, "{what}: {error}");
+            assert_eq!(error.cause.kind, ErrorKind::Device, "{what}: {error}");
             assert_eq!(error.cause.peer, Some(0), "{what}: {error}");
             assert!(error.cause.detail.contains("on device 0"), "{what}: {error}");
         } else {
@@ -258,7 +258,7 @@ fn a_copy_that_does_not_end_is_told_by_the_deadline_and_keeps_its_memory() {
             let waited = work.wait(None);
             if comm.rank() == 0 {
                 let WaitError::Failed(error) = waited.unwrap_err() else { panic!("still running") };
-                assert_eq!(error.cause.kind, CauseKind::TimedOut, "{error}");
+                assert_eq!(error.cause.kind, ErrorKind::TimedOut, "{error}");
                 // A machine so slow that it did not come that far in time has shown nothing.
                 let met = direction == DOWN || stub.journal().contains('U');
                 assert!(error.cause.peer == Some(0) || !met, "{error}");

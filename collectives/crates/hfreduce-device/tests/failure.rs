@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hfreduce_device::cuda::FUNCTIONS;
 use hfreduce_device::{Device, Settings};
-use hfreduce_engine::{CauseKind, WaitError};
+use hfreduce_engine::{ErrorKind, WaitError};
 use support::{ALL, CHUNK_BYTES, DOWN, Stub, TIMEOUT, UP};
 use support::{allreduce, eventually, placement, run, settings, sum, values};
 
@@ -37,7 +37,7 @@ fn with_fault(call: &str, after: i64, sticky: bool) -> bool {
         }
         let opened = stub.device(0);
         let error = match &opened {
-            Err(error) => Some(comm.fail(CauseKind::Device, "open", error.to_string())),
+            Err(error) => Some(comm.fail(ErrorKind::Device, "open", error.to_string())),
             Ok(device) => match allreduce(device, comm, &tensor, 0, TIMEOUT) {
                 Err(error) => Some(error),
                 Ok(work) => match work.wait(None) {
@@ -51,7 +51,7 @@ fn with_fault(call: &str, after: i64, sticky: bool) -> bool {
         };
         drop(opened);
         if let Some(error) = &error {
-            assert_eq!(error.cause.kind, CauseKind::Device, "{what}: {error}");
+            assert_eq!(error.cause.kind, ErrorKind::Device, "{what}: {error}");
             assert_eq!(error.cause.peer, Some(0), "{what}: {error}");
             let said = ["on device 0", call, "ILLEGAL_ADDRESS (700)", "CUDA_LAUNCH_BLOCKING"];
             let said = said.iter().filter(|word| !error.cause.detail.contains(**word));
@@ -125,7 +125,7 @@ fn hung_copy(direction: i32) {
         let waited = work.wait(None);
         if comm.rank() == 0 {
             let WaitError::Failed(error) = waited.unwrap_err() else { panic!("still running") };
-            assert_eq!(error.cause.kind, CauseKind::TimedOut, "{error}");
+            assert_eq!(error.cause.kind, ErrorKind::TimedOut, "{error}");
             assert!(error.cause.peer == Some(0) || !met(), "{error}");
             // Raised in time, though the GPU still has our addresses.
             assert!(!work.is_drained() || !met());
@@ -207,7 +207,7 @@ fn stalled(call: &str) {
         let waited = work.wait(None);
         if comm.rank() == 0 {
             let WaitError::Failed(error) = waited.unwrap_err() else { panic!("{call}") };
-            assert_eq!(error.cause.kind, CauseKind::TimedOut, "{call}");
+            assert_eq!(error.cause.kind, ErrorKind::TimedOut, "{call}");
             // A machine so slow that it did not come that far has shown nothing.
             if stub.count("stalls") > 0 {
                 assert_eq!(error.cause.peer, Some(0), "{call}: {error}");
@@ -261,7 +261,7 @@ fn the_other_rank_dies_and_the_gpus_copies_end_first() {
                 error
             }
         };
-        assert_eq!((raised.cause.kind, raised.cause.peer), (CauseKind::Aborted, Some(1)));
+        assert_eq!((raised.cause.kind, raised.cause.peer), (ErrorKind::Aborted, Some(1)));
     });
     stubs.iter().for_each(|stub| stub.assert_clean("after an abort"));
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hfreduce_device::gdr::{FUNCTIONS, LIBRARY};
 use hfreduce_device::windows::{READ_BYTES_MAX, WRITE_BYTES_MAX};
 use hfreduce_device::{Device, Settings};
-use hfreduce_engine::{CauseKind, DType, WaitError};
+use hfreduce_engine::{DType, ErrorKind, WaitError};
 use support::{Stub, TIMEOUT, Tensor};
 use support::{allreduce, eventually, placement, run, settings, sum, values};
 
@@ -181,7 +181,7 @@ fn a_copy_that_does_not_come_back_holds_nobody() {
         }
         let work = allreduce(&device, comm, &tensor, 0, Duration::from_secs(4)).unwrap();
         let WaitError::Failed(error) = work.wait(None).unwrap_err() else { panic!() };
-        assert_eq!(error.cause.kind, CauseKind::TimedOut, "{error}");
+        assert_eq!(error.cause.kind, ErrorKind::TimedOut, "{error}");
         // A machine so slow that it did not come that far has shown nothing.
         if stubs[0].count("stalls") > 0 {
             assert_eq!(error.cause.peer, Some(0), "{error}");

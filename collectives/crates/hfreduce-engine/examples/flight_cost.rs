@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use hfreduce_engine::core::{Fingerprint, Kind};
-use hfreduce_engine::flight::{About, Folders, Recorder};
+use hfreduce_engine::flight::{Folders, RankInfo, Recorder};
 use hfreduce_engine::{Buffer, DType, Endpoint, Options, ReduceOp};
 
 const ROUNDS: u32 = 5;
@@ -24,8 +24,8 @@ fn main() {
 
 /// Nanoseconds for all that one operation of one chunk records.
 fn record(operations: u64) -> f64 {
-    let recorder = Recorder::new(&Folders::from_environment(), &About::default());
-    let print = Fingerprint {
+    let recorder = Recorder::new(&Folders::from_environment(), &RankInfo::default());
+    let fingerprint = Fingerprint {
         kind: Kind::Allreduce,
         dtype: 0,
         element_bytes: 4,
@@ -38,7 +38,7 @@ fn record(operations: u64) -> f64 {
     // The engine looks at the clock for these moments anyway.
     let now = Instant::now();
     for sequence in 0..operations {
-        let number = recorder.called(sequence, &print, 4096, 60_000, now);
+        let number = recorder.called(sequence, &fingerprint, 4096, 60_000, now);
         recorder.cut(number, 1);
         recorder.progress(number, 1, 0);
         recorder.progress(number, 1, 1);

@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use hfreduce_plan::Plan;
 
-use crate::cause::{Cause, CauseKind, CollectiveError};
 use crate::core::{Fingerprint, Kind};
-use crate::daemon::Seat;
-use crate::drivers::{Identity, Mover, Shared, Submission, TICK, lock};
-use crate::endpoint::Origin;
+use crate::daemon::ClientSession;
+use crate::driver::{Backend, Identity, Shared, Submission, TICK, lock};
+use crate::endpoint::ReconfigureSource;
+use crate::error::{AbortReason, CollectiveError, ErrorKind};
+use crate::fork_guard::ForkGuard;
 use crate::operation::{Buffer, Operation, Transfer};
-use crate::process::Maker;
 use crate::work::WorkState;
 pub use handle::{WaitError, Work};
 
@@ -31,9 +31,9 @@ pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 struct Inner {
     shared: Arc<Shared>,
     /// None once the members have gone on without this epoch.
-    driver: Mutex<Option<Mover>>,
+    driver: Mutex<Option<Backend>>,
     gate: Mutex<bool>,
-    bell: Condvar,
+    wakeup: Condvar,
     stop: AtomicBool,
     /// Threads that must have the driver now: a waiting thread that has it gives it back.
     claims: AtomicU32,
@@ -42,22 +42,22 @@ struct Inner {
     next: AtomicU64,
     /// The process that connected. A forked child has the memory and the sockets, and no thread:
     /// it must touch none of them.
-    maker: Maker,
+    fork_guard: ForkGuard,
 }
 
 /// Where a communicator's connections and memory are.
-pub(crate) enum Ground {
+pub(crate) enum SessionHandle {
     /// Its own, from which another epoch may begin.
-    Own(Box<Origin>),
+    Local(Box<ReconfigureSource>),
     /// A daemon's.
-    Daemon(Box<Seat>),
+    Daemon(Box<ClientSession>),
 }
 
 /// See the module's text. Closed when dropped.
 pub struct Communicator {
     inner: Arc<Inner>,
     plan: Plan,
-    ground: Option<Ground>,
+    session: Option<SessionHandle>,
     background: Option<JoinHandle<()>>,
     closed: AtomicBool,
 }
@@ -68,11 +68,11 @@ impl Inner {
         while !done() && now < until {
             let leaves = || done() || self.is_claimed();
             if self.is_claimed() || !self.try_driver(|driver| driver.drive(until, leaves)) {
-                if self.shared.news.load(Ordering::SeqCst) {
-                    self.shared.ring();
+                if self.shared.pending.load(Ordering::SeqCst) {
+                    self.shared.notify();
                 }
                 let free = || !matches!(self.driver.try_lock(), Err(TryLockError::WouldBlock));
-                self.shared.room.wait(until, || done() || (!self.is_claimed() && free()));
+                self.shared.waiters.wait(until, || done() || (!self.is_claimed() && free()));
             }
             if done() {
                 break; // Without another look at the clock.
@@ -82,26 +82,26 @@ impl Inner {
     }
 
     /// Lends the driver to `act` if nobody has it. Whoever waits is called when it is free again.
-    fn try_driver(&self, act: impl FnOnce(&mut Mover)) -> bool {
-        let mut lent = match self.driver.try_lock() {
-            Ok(lent) => lent,
+    fn try_driver(&self, act: impl FnOnce(&mut Backend)) -> bool {
+        let mut mapped = match self.driver.try_lock() {
+            Ok(mapped) => mapped,
             Err(TryLockError::Poisoned(poisoned)) => {
-                let mut lent = poisoned.into_inner();
-                lent.iter_mut().for_each(Mover::give_up);
-                lent
+                let mut mapped = poisoned.into_inner();
+                mapped.iter_mut().for_each(Backend::fail_after_panic);
+                mapped
             }
             Err(TryLockError::WouldBlock) => return false,
         };
-        let busy = lent.as_mut().is_some_and(|driver| {
+        let busy = mapped.as_mut().is_some_and(|driver| {
             act(driver);
             driver.is_busy()
         });
-        let retired = lent.is_none();
-        drop(lent);
-        self.shared.room.call();
+        let retired = mapped.is_none();
+        drop(mapped);
+        self.shared.waiters.wake_all();
         // A call that came after the look at `busy` woke a background thread that found the driver
         // taken. Which is looked at after the driver was given back, with the room's fence between.
-        if busy || (!retired && self.shared.news.load(Ordering::SeqCst)) {
+        if busy || (!retired && self.shared.pending.load(Ordering::SeqCst)) {
             self.wake_background();
         }
         true
@@ -109,7 +109,7 @@ impl Inner {
 
     fn wake_background(&self) {
         *lock(&self.gate) = true;
-        self.bell.notify_one();
+        self.wakeup.notify_one();
     }
 
     fn run_background(&self) {
@@ -117,7 +117,7 @@ impl Inner {
             {
                 let mut gate = lock(&self.gate);
                 if !*gate {
-                    gate = match self.bell.wait_timeout(gate, TICK) {
+                    gate = match self.wakeup.wait_timeout(gate, TICK) {
                         Ok((gate, _)) => gate,
                         Err(poisoned) => poisoned.into_inner().0,
                     };
@@ -129,7 +129,7 @@ impl Inner {
                 continue; // The claiming thread wakes us if it leaves something under way.
             }
             self.try_driver(|driver| {
-                driver.glance();
+                driver.poll_once();
                 if driver.is_busy() {
                     let stop = || self.stop.load(Ordering::SeqCst) || self.is_claimed();
                     let until = Instant::now() + Duration::from_secs(3600);
@@ -145,31 +145,31 @@ impl Inner {
 
     /// Runs `act` with the driver, which a thread that waits for its operation gives back; false if no
     /// thread gave it back before `until`.
-    fn with_driver(&self, until: Instant, act: impl FnOnce(&mut Mover)) -> bool {
+    fn with_driver(&self, until: Instant, act: impl FnOnce(&mut Backend)) -> bool {
         let _claim = Claim::new(self);
         let mut act = Some(act);
         loop {
-            let lent = self.try_driver(|driver| {
+            let mapped = self.try_driver(|driver| {
                 if let Some(act) = act.take() {
                     act(driver);
                 }
             });
-            if lent || Instant::now() >= until {
-                return lent;
+            if mapped || Instant::now() >= until {
+                return mapped;
             }
-            self.shared.ring();
+            self.shared.notify();
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
     /// Takes the driver away, unless something is still under way: later calls get an error and start
     /// nothing.
-    fn take_driver(&self, until: Instant) -> Option<Mover> {
+    fn take_driver(&self, until: Instant) -> Option<Backend> {
         let _claim = Claim::new(self);
-        self.with_driver(until, Mover::glance);
+        self.with_driver(until, Backend::poll_once);
         while Instant::now() < until {
             match self.driver.try_lock() {
-                Ok(mut lent) => return lent.take_if(|driver| !driver.is_busy()),
+                Ok(mut mapped) => return mapped.take_if(|driver| !driver.is_busy()),
                 Err(TryLockError::Poisoned(_)) => return None,
                 Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
             }
@@ -178,19 +178,19 @@ impl Inner {
     }
 
     fn is_ours(&self) -> bool {
-        self.maker.is_here()
+        self.fork_guard.is_owner()
     }
 
     /// The error of a call in a forked child, where the memory and the sockets are the parent's.
     fn forked(&self, operation: &str) -> CollectiveError {
         let detail = format!(
             "process {} connected and this is a child of it: connect after forking",
-            self.maker.id()
+            self.fork_guard.id()
         );
-        self.refused(CauseKind::Invalid, operation, detail)
+        self.refused(ErrorKind::Invalid, operation, detail)
     }
 
-    fn refused(&self, kind: CauseKind, operation: &str, detail: String) -> CollectiveError {
+    fn refused(&self, kind: ErrorKind, operation: &str, detail: String) -> CollectiveError {
         let identity = &self.shared.identity;
         let node = identity.placement.node_name(identity.rank);
         CollectiveError {
@@ -200,20 +200,22 @@ impl Inner {
             operation: operation.to_owned(),
             sequence: -1,
             phase: "being called".to_owned(),
-            cause: Box::new(Cause::new(kind, identity.rank, detail).blaming(identity.rank, node)),
+            cause: Box::new(
+                AbortReason::new(kind, identity.rank, detail).with_peer(identity.rank, node),
+            ),
             flight_record: None,
         }
     }
 
     /// Breaks the communicator on every rank, blaming this one; the first reason stays. Nothing in a
     /// forked child: the group is its parent's.
-    fn abort(&self, kind: CauseKind, reason: &str) {
+    fn abort(&self, kind: ErrorKind, reason: &str) {
         if !self.is_ours() {
             return;
         }
         lock(&self.shared.abort_asked).get_or_insert_with(|| (kind, reason.to_owned()));
-        self.shared.ring();
-        self.try_driver(Mover::glance);
+        self.shared.notify();
+        self.try_driver(Backend::poll_once);
         self.wake_background();
     }
 }
@@ -221,20 +223,20 @@ impl Inner {
 impl Communicator {
     pub(crate) fn start(
         shared: Arc<Shared>,
-        driver: Mover,
+        driver: Backend,
         plan: Plan,
-        ground: Ground,
+        session: SessionHandle,
     ) -> std::io::Result<Self> {
         let inner = Arc::new(Inner {
             shared,
             driver: Mutex::new(Some(driver)),
             gate: Mutex::new(false),
-            bell: Condvar::new(),
+            wakeup: Condvar::new(),
             stop: AtomicBool::new(false),
             claims: AtomicU32::new(0),
             closing: AtomicBool::new(false),
             next: AtomicU64::new(0),
-            maker: Maker::new(),
+            fork_guard: ForkGuard::new(),
         });
         let background = inner.clone();
         let thread = std::thread::Builder::new()
@@ -243,7 +245,7 @@ impl Communicator {
         Ok(Self {
             inner,
             plan,
-            ground: Some(ground),
+            session: Some(session),
             background: Some(thread),
             closed: AtomicBool::new(false),
         })
@@ -255,11 +257,11 @@ impl Communicator {
         work.wait(None).map_err(|error| match error {
             WaitError::Failed(error) => error,
             WaitError::StillRunning { .. } => {
-                self.refused(CauseKind::TimedOut, "connect", error.to_string())
+                self.refused(ErrorKind::TimedOut, "connect", error.to_string())
             }
         })?;
         let soon = Instant::now() + timeout.max(Duration::from_secs(1));
-        self.inner.with_driver(soon, Mover::judge);
+        self.inner.with_driver(soon, Backend::start_liveness);
         self.inner.shared.recorder.open();
         Ok(())
     }
@@ -295,12 +297,12 @@ impl Communicator {
 
     /// Breaks the communicator on every rank. Waits for nobody.
     pub fn abort(&self, reason: &str) {
-        self.inner.abort(CauseKind::Aborted, reason);
+        self.inner.abort(ErrorKind::Aborted, reason);
     }
 
     /// The same for what befell this rank outside the engine before it could call `operation`; the
     /// error to report.
-    pub fn fail(&self, kind: CauseKind, operation: &str, detail: String) -> CollectiveError {
+    pub fn fail(&self, kind: ErrorKind, operation: &str, detail: String) -> CollectiveError {
         self.inner.abort(kind, &detail);
         self.refused(kind, operation, detail)
     }
@@ -308,7 +310,7 @@ impl Communicator {
     /// Finishes what is under way (for at most `timeout`), takes leave and ends the threads. What
     /// broke it before that, if anything did: work that did not end in time, too.
     pub fn close(&self, timeout: Duration) -> Option<CollectiveError> {
-        self.end(timeout, Mover::leave)
+        self.end(timeout, Backend::leave)
     }
 
     /// The same with this way of taking leave, which gets the number of the first operation that this
@@ -320,7 +322,7 @@ impl Communicator {
     fn end(
         &self,
         timeout: Duration,
-        leave: impl FnOnce(&mut Mover, u64, Instant),
+        leave: impl FnOnce(&mut Backend, u64, Instant),
     ) -> Option<CollectiveError> {
         if self.closed.swap(true, Ordering::SeqCst) || !self.inner.is_ours() {
             return None;
@@ -334,30 +336,30 @@ impl Communicator {
         };
         self.inner.stop.store(true, Ordering::SeqCst);
         self.inner.wake_background();
-        let unfinished = (CauseKind::Aborted, "closed while operations were under way".to_owned());
+        let unfinished = (ErrorKind::Aborted, "closed while operations were under way".to_owned());
         let mut broken = true;
         let ended = self.inner.with_driver(until + Duration::from_secs(1), |driver| {
             driver.drive_all(until, || false);
             if driver.is_busy() && shared.broken.get().is_none() {
                 *lock(&shared.abort_asked) = Some(unfinished.clone());
-                shared.leave_word();
-                driver.glance();
+                shared.mark_pending();
+                driver.poll_once();
             }
             leave(driver, next, until);
-            broken = shared.broken.set(self.closed_cause()).is_err();
+            broken = shared.broken.set(self.closed_reason()).is_err();
         });
         if !ended {
             // A thread has it that gets no processor: it fails what is under way when it looks again.
             lock(&shared.abort_asked).get_or_insert(unfinished);
-            shared.ring();
+            shared.notify();
         }
         shared.recorder.close();
         if broken { self.error() } else { None }
     }
 
-    fn closed_cause(&self) -> Cause {
-        Cause::new(CauseKind::PeerLeft, self.rank(), "this communicator is closed")
-            .blaming(self.rank(), self.identity().placement.node_name(self.rank()))
+    fn closed_reason(&self) -> AbortReason {
+        AbortReason::new(ErrorKind::PeerLeft, self.rank(), "this communicator is closed")
+            .with_peer(self.rank(), self.identity().placement.node_name(self.rank()))
     }
 
     /// After `close`: the connections, our map of the node's memory and those of what neighbours
@@ -368,7 +370,7 @@ impl Communicator {
 
     pub(crate) fn submit(
         &self,
-        print: Fingerprint,
+        fingerprint: Fingerprint,
         input: Buffer,
         output: Buffer,
         transfers: Vec<Transfer>,
@@ -376,47 +378,48 @@ impl Communicator {
         lazy: bool,
     ) -> Result<Work, CollectiveError> {
         if !self.inner.is_ours() {
-            return Err(self.inner.forked(print.kind.name()));
+            return Err(self.inner.forked(fingerprint.kind.name()));
         }
-        let paced = input.is_paced() || output.is_paced();
-        if paced && !transfers.is_empty() {
+        let pipelined = input.is_pipelined() || output.is_pipelined();
+        if pipelined && !transfers.is_empty() {
             let detail = "its memory must be there when it is called".to_owned();
-            return Err(self.refused(CauseKind::Invalid, print.kind.name(), detail));
+            return Err(self.refused(ErrorKind::Invalid, fingerprint.kind.name(), detail));
         }
         let shared = &self.inner.shared;
         let mut transfers = transfers;
         let work = {
             let mut submissions = lock(&shared.submissions);
-            let collective = !matches!(print.kind, Kind::Send | Kind::Recv);
+            let collective = !matches!(fingerprint.kind, Kind::Send | Kind::Recv);
             let sequence = self.inner.next.load(Ordering::SeqCst);
             let now = Instant::now();
             let timeout = timeout.min(TIMEOUT_MAX);
             let bytes = input.bytes().max(output.bytes());
             let timeout_ms = timeout.as_millis() as u64;
-            let flight = shared.recorder.called(sequence, &print, bytes, timeout_ms, now);
-            let work = Arc::new(WorkState::new(sequence, print, timeout, now, flight));
+            let flight = shared.recorder.called(sequence, &fingerprint, bytes, timeout_ms, now);
+            let work = Arc::new(WorkState::new(sequence, fingerprint, timeout, now, flight));
             if let Some(error) = shared.error(Some(&work), "being called") {
                 shared.recorder.finished(flight, true, now);
                 return Err(error);
             }
             if self.inner.closing.load(Ordering::SeqCst) {
                 shared.recorder.finished(flight, true, now);
-                let cause = Box::new(self.closed_cause());
-                let error = self.refused(CauseKind::PeerLeft, print.kind.name(), String::new());
+                let cause = Box::new(self.closed_reason());
+                let error =
+                    self.refused(ErrorKind::PeerLeft, fingerprint.kind.name(), String::new());
                 return Err(CollectiveError { cause, ..error });
             }
             if collective {
                 self.inner.next.store(sequence + 1, Ordering::SeqCst);
                 transfers.iter_mut().for_each(|transfer| transfer.tag = COLLECTIVE_TAG | sequence);
             }
-            let operation = Operation { print, input, output, transfers };
+            let operation = Operation { fingerprint, input, output, transfers };
             submissions.push_back(Submission { operation, work: work.clone() });
             work
         };
         if lazy {
-            shared.leave_word();
+            shared.mark_pending();
         } else {
-            shared.ring();
+            shared.notify();
             self.inner.wake_background();
         }
         Ok(Work { state: work, inner: self.inner.clone() })
@@ -424,7 +427,7 @@ impl Communicator {
 
     pub(crate) fn refused(
         &self,
-        kind: CauseKind,
+        kind: ErrorKind,
         operation: &str,
         detail: String,
     ) -> CollectiveError {
@@ -445,7 +448,7 @@ impl<'a> Claim<'a> {
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         self.0.claims.fetch_sub(1, Ordering::SeqCst);
-        self.0.shared.room.call();
+        self.0.shared.waiters.wake_all();
     }
 }
 
@@ -453,7 +456,7 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         if !self.inner.is_ours() {
             // The threads to join exist in the parent alone, and so does the right to say farewell.
-            std::mem::forget((self.background.take(), self.ground.take()));
+            std::mem::forget((self.background.take(), self.session.take()));
             return;
         }
         self.close(Duration::from_secs(1));

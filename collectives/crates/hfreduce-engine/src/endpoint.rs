@@ -3,21 +3,21 @@
 //! ```text
 //! new      opens a port (and, as the first rank of its node, a local socket)
 //! info     what the others need to know; the caller exchanges it through any store
-//! connect  checks that all agree, meets the ranks of its node (shared memory, bells), dials and
+//! connect  checks that all agree, meets the ranks of its node (shared memory, doorbell), dials and
 //!          accepts its tree neighbours, then meets everybody in a first barrier
 //! ```
 
+mod agreement;
 #[cfg(test)]
 mod fuzz_test;
-mod home;
+mod identity;
 mod info;
 mod locals;
 mod members;
 mod neighbours;
 mod options;
+mod reconfigure;
 mod record;
-mod regroup;
-mod talk;
 
 use std::collections::HashMap;
 use std::io;
@@ -28,26 +28,28 @@ use fabric::arena::Arena;
 use fabric::deadline::Deadline;
 use hfreduce_plan::Plan;
 
-use crate::cause::{CauseKind, CollectiveError};
-use crate::communicator::{Communicator, Ground};
-use crate::drivers::mesh::Mesh;
-use crate::drivers::{Driver, Identity, Mover, Parts, Shared, poller};
+use crate::communicator::{Communicator, SessionHandle};
+use crate::driver::p2p::P2p;
+use crate::driver::{Backend, Driver, Identity, Parts, Shared, poller};
+use crate::error::{CollectiveError, ErrorKind};
 use crate::flight::Recorder;
 use crate::placement::Placement;
-use home::Home;
-pub(crate) use home::Origin;
-pub use home::check_descriptors;
-use info::{Doors, digest};
+use identity::EndpointIdentity;
+pub(crate) use identity::ReconfigureSource;
+pub use identity::check_descriptors;
 pub(crate) use info::{Info, refused};
+use info::{LocalSockets, digest};
 pub use members::Member;
 pub(crate) use members::choose;
 use neighbours::{Hello, Purpose, dial};
 pub(crate) use options::REGISTERED_BYTES_MAX;
 use options::check;
-use options::default_sums;
-pub use options::{Carrier, LOCALS_MAX, Options, STREAMS_MAX, default_slots, descriptors_needed};
-pub(crate) use regroup::CLOSE;
-pub use regroup::Newcomer;
+use options::default_ring_slots;
+pub use options::{
+    LOCALS_MAX, Options, STREAMS_MAX, TransportKind, default_slots, descriptors_needed,
+};
+pub(crate) use reconfigure::CLOSE;
+pub use reconfigure::Newcomer;
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Ranks of a node that share its work at most: more add system calls, not bandwidth.
@@ -58,9 +60,9 @@ pub struct Endpoint {
     options: Options,
     placement: Placement,
     plan: Plan,
-    home: Arc<Home>,
+    identity: Arc<EndpointIdentity>,
     info: Info,
-    doors: Doors,
+    local_sockets: LocalSockets,
     recorder: OnceLock<Arc<Recorder>>,
 }
 
@@ -71,34 +73,42 @@ impl Endpoint {
     /// Arguments that make no sense, and what the machine refuses.
     pub fn new(options: Options, key: &[u8]) -> Result<Self, CollectiveError> {
         let (placement, plan) = placed(&options)?;
-        let home = Home::open(&options, &placement, key)?;
+        let identity = EndpointIdentity::open(&options, &placement, key)?;
         let locals = placement.members(placement.node_of(options.rank));
         let first = locals[0] == options.rank && locals.len() > 1;
-        let borrows = options.lend && placement.nodes().len() > 1;
-        let doors = Doors::open(first, borrows).map_err(|error| {
+        let borrows = options.peer_memory && placement.nodes().len() > 1;
+        let local_sockets = LocalSockets::open(first, borrows).map_err(|error| {
             let detail = format!("listening on a local socket: {error}");
-            refused(&options, CauseKind::Io, "opening", detail)
+            refused(&options, ErrorKind::Io, "opening", detail)
         })?;
-        let mut info = options.info(&home, options.rank, &doors);
+        let mut info = options.info(&identity, options.rank, &local_sockets);
         let ranks = options.placement.len();
         info.agree(
             &format!("{ranks} ranks, bridge {:?}", options.bridge),
             &format!("{:?}", options.placement),
         );
-        let (home, recorder) = (Arc::new(home), OnceLock::new());
-        Ok(Self { options, placement, plan, home, info, doors, recorder })
+        let (identity, recorder) = (Arc::new(identity), OnceLock::new());
+        Ok(Self { options, placement, plan, identity, info, local_sockets, recorder })
     }
 
     /// The same rank in a later epoch, with the port that it has.
     fn of_epoch(
-        home: Arc<Home>,
+        identity: Arc<EndpointIdentity>,
         options: Options,
         info: Info,
-        doors: Doors,
+        local_sockets: LocalSockets,
     ) -> Result<Self, CollectiveError> {
         let (placement, plan) = placed(&options)?;
-        home.reserve(&options, &placement)?;
-        Ok(Self { options, placement, plan, home, info, doors, recorder: OnceLock::new() })
+        identity.reserve(&options, &placement)?;
+        Ok(Self {
+            options,
+            placement,
+            plan,
+            identity,
+            info,
+            local_sockets,
+            recorder: OnceLock::new(),
+        })
     }
 
     /// What the others need to know.
@@ -108,12 +118,12 @@ impl Endpoint {
 
     /// Where this rank's registered memory is.
     pub(crate) fn arena(&self) -> io::Result<Arc<Arena>> {
-        self.home.arena(&self.options)
+        self.identity.arena(&self.options)
     }
 
     /// How many connections the port has refused.
     pub fn refused(&self) -> u64 {
-        self.home.refused()
+        self.identity.refused()
     }
 
     /// Connects to everybody, given what all ranks told, in rank order.
@@ -140,7 +150,7 @@ impl Endpoint {
         epoch: u32,
         deadline: Deadline,
     ) -> Result<Communicator, CollectiveError> {
-        self.home.inbox.begin(group, infos.len());
+        self.identity.inbox.begin(group, infos.len());
         let about = self.about(&infos, group, epoch);
         let recorder = Arc::new(Recorder::new(&self.options.folders, &about));
         let _ = self.recorder.set(recorder.clone());
@@ -161,15 +171,16 @@ impl Endpoint {
         let slots =
             options.slots.unwrap_or_else(|| default_slots(nodes, channels, options.slot_bytes));
         let crowded = self.is_crowded(&infos);
-        let relays = crowded && nodes == 1;
-        let sums = if relays { default_sums(slots, options.slot_bytes) } else { 0 };
+        let ring_accumulation = crowded && nodes == 1;
+        let ring_slots =
+            if ring_accumulation { default_ring_slots(slots, options.slot_bytes) } else { 0 };
         let identity = Identity {
             job: options.job.clone(),
             rank: options.rank,
             placement: self.placement.clone(),
             channels,
             liveness: options.liveness,
-            relays,
+            ring_accumulation,
             determinism: options.determinism,
             served: infos.iter().map(|info| info.served).collect(),
             priority: options.priority,
@@ -177,16 +188,16 @@ impl Endpoint {
             held_back: options.held_back,
             reached_at: self.info.reached_at(),
         };
-        let bell =
-            poller::bell().map_err(|e| self.trouble("connecting", format!("eventfd: {e}")))?;
-        let (board, neighbourhood, arenas) =
-            self.meet_locals(&infos, group, &bell, (slots, sums, channels), deadline)?;
-        let trunk = self.meet_neighbours(&infos, group, channels, &board, deadline)?;
+        let doorbell =
+            poller::doorbell().map_err(|e| self.io_error("connecting", format!("eventfd: {e}")))?;
+        let (shm, node_peers, arenas) =
+            self.meet_locals(&infos, group, &doorbell, (slots, ring_slots, channels), deadline)?;
+        let tree_links = self.meet_neighbours(&infos, group, channels, &shm, deadline)?;
         // Whoever looks longer only keeps the others from working.
         let spin = if crowded { 0 } else { 30 };
-        let shared = Arc::new(Shared::new(identity, bell, recorder));
+        let shared = Arc::new(Shared::new(identity, doorbell, recorder));
         let infos = Arc::new(infos);
-        let (key, host) = (self.home.key.clone(), self.info.host.clone());
+        let (key, host) = (self.identity.key.clone(), self.info.host.clone());
         let directory = infos.clone();
         let from = self.options.rank;
         if self.placement.local_of(from) == 0 && nodes > 1 {
@@ -194,7 +205,7 @@ impl Endpoint {
             tracing::info!(job = options.job, node, at = shared.identity.reached_at, "reached at");
         }
         let ended = shared.clone();
-        let mesh = Mesh::new(Arc::new(move |peer, until| {
+        let p2p = P2p::new(Arc::new(move |peer, until| {
             let left = until.saturating_duration_since(Instant::now());
             let hello = Hello { group, from, purpose: Purpose::Direct, stream: 0 };
             let (to, until) = (&directory[peer as usize], Deadline::after(left));
@@ -202,28 +213,35 @@ impl Endpoint {
         }));
         let spin = Duration::from_micros(spin);
         let parts =
-            Parts { shared: shared.clone(), board, neighbourhood, trunk, mesh, arenas, spin };
-        let trouble =
-            |error: io::Error| refused(&self.options, CauseKind::Io, "starting", error.to_string());
-        let driver = Driver::new(parts).map_err(trouble)?;
-        self.home.inbox.hand_over_to(group, shared.clone());
-        let (home, options) = (self.home.clone(), self.options.clone());
-        let ground = Ground::Own(Box::new(Origin { home, options, infos, epoch }));
-        let driver = Mover::Own(Box::new(driver));
+            Parts { shared: shared.clone(), shm, node_peers, tree_links, p2p, arenas, spin };
+        let io_error =
+            |error: io::Error| refused(&self.options, ErrorKind::Io, "starting", error.to_string());
+        let driver = Driver::new(parts).map_err(io_error)?;
+        self.identity.inbox.hand_over_to(group, shared.clone());
+        let (identity, options) = (self.identity.clone(), self.options.clone());
+        let session =
+            SessionHandle::Local(Box::new(ReconfigureSource { identity, options, infos, epoch }));
+        let driver = Backend::Local(Box::new(driver));
         let communicator =
-            Communicator::start(shared, driver, self.plan, ground).map_err(trouble)?;
+            Communicator::start(shared, driver, self.plan, session).map_err(io_error)?;
         communicator.meet(deadline.remaining().unwrap_or_default())?;
         Ok(communicator)
     }
 
-    fn trouble(&self, phase: &str, detail: String) -> CollectiveError {
-        refused(&self.options, CauseKind::Io, phase, detail)
+    fn io_error(&self, phase: &str, detail: String) -> CollectiveError {
+        refused(&self.options, ErrorKind::Io, phase, detail)
     }
 
     /// An error during `connect` that blames a rank.
-    fn blame(&self, kind: CauseKind, rank: u32, phase: &str, detail: String) -> CollectiveError {
+    fn peer_error(
+        &self,
+        kind: ErrorKind,
+        rank: u32,
+        phase: &str,
+        detail: String,
+    ) -> CollectiveError {
         let mut error = refused(&self.options, kind, phase, detail);
-        *error.cause = error.cause.clone().blaming(rank, self.placement.node_name(rank));
+        *error.cause = error.cause.clone().with_peer(rank, self.placement.node_name(rank));
         error
     }
 
@@ -231,29 +249,29 @@ impl Endpoint {
         let want = self.placement.world_size();
         if infos.len() != want {
             let detail = format!("{} infos for {want} ranks; give one per rank", infos.len());
-            return Err(refused(&self.options, CauseKind::Invalid, "connecting", detail));
+            return Err(refused(&self.options, ErrorKind::Invalid, "connecting", detail));
         }
         let mut read = Vec::with_capacity(want);
         for (rank, bytes) in infos.iter().enumerate() {
             let phase = "reading what the ranks told";
-            let blame =
-                |detail: String| self.blame(CauseKind::Mismatch, rank as u32, phase, detail);
+            let peer_error =
+                |detail: String| self.peer_error(ErrorKind::Mismatch, rank as u32, phase, detail);
             let info: Info = serde_json::from_slice(bytes)
-                .map_err(|error| blame(format!("its info cannot be read: {error}")))?;
+                .map_err(|error| peer_error(format!("its info cannot be read: {error}")))?;
             if info.version != info::VERSION {
                 let detail = format!(
                     "it speaks version {} and we {}: install the same release",
                     info.version,
                     info::VERSION
                 );
-                return Err(blame(detail));
+                return Err(peer_error(detail));
             }
             if info.rank != rank as u32 {
-                return Err(blame(format!("info {rank} is rank {}'s: order them", info.rank)));
+                return Err(peer_error(format!("info {rank} is rank {}'s: order them", info.rank)));
             }
             if info.agreement != self.info.agreement {
                 let detail = format!("it has {} and we have {}", info.agreed, self.info.agreed);
-                return Err(blame(format!(
+                return Err(peer_error(format!(
                     "{detail}; give all ranks the same placement and sizes"
                 )));
             }
@@ -294,7 +312,7 @@ impl Endpoint {
 
 /// Where the ranks are, and the trees between them.
 pub(crate) fn placed(options: &Options) -> Result<(Placement, Plan), CollectiveError> {
-    let refuse = |detail: String| refused(options, CauseKind::Invalid, "being called", detail);
+    let refuse = |detail: String| refused(options, ErrorKind::Invalid, "being called", detail);
     let placement =
         Placement::new(&options.placement).map_err(|error| refuse(error.to_string()))?;
     check(options, &placement).map_err(refuse)?;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::Fingerprint;
 pub use crate::core::Kind;
-use crate::pace::Pace;
+use crate::watermarks::Watermarks;
 
 /// How values become one. An average is a sum that the root divides by the number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ impl ReduceOp {
 pub struct Buffer {
     pieces: Vec<Piece>,
     bytes: usize,
-    pace: Option<Arc<Pace>>,
+    watermarks: Option<Arc<Watermarks>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -114,24 +114,24 @@ impl Buffer {
 
     /// The same memory, which fills and empties while an operation along the trees runs on it.
     /// Operations between pairs take no such memory: they read their input when they are called.
-    pub fn paced(self, pace: Arc<Pace>) -> Self {
-        Self { pace: Some(pace), ..self }
+    pub fn pipelined(self, watermarks: Arc<Watermarks>) -> Self {
+        Self { watermarks: Some(watermarks), ..self }
     }
 
     /// True if the bytes before `end` are there.
     pub(crate) fn has_arrived(&self, end: usize) -> bool {
-        self.pace.as_ref().is_none_or(|pace| pace.arrived() >= end)
+        self.watermarks.as_ref().is_none_or(|watermarks| watermarks.arrived() >= end)
     }
 
     /// How many bytes are there; none where all are from the beginning.
     pub(crate) fn arrived(&self) -> Option<usize> {
-        self.pace.as_ref().map(|pace| pace.arrived().min(self.bytes))
+        self.watermarks.as_ref().map(|watermarks| watermarks.arrived().min(self.bytes))
     }
 
     /// The bytes before `end` are final.
     pub(crate) fn deliver(&self, end: usize) {
-        if let Some(pace) = &self.pace {
-            pace.deliver(end);
+        if let Some(watermarks) = &self.watermarks {
+            watermarks.deliver(end);
         }
     }
 
@@ -143,8 +143,8 @@ impl Buffer {
         places(self) == places(other)
     }
 
-    pub(crate) fn is_paced(&self) -> bool {
-        self.pace.is_some()
+    pub(crate) fn is_pipelined(&self) -> bool {
+        self.watermarks.is_some()
     }
 
     /// Its length.
@@ -204,7 +204,7 @@ impl Buffer {
 #[derive(Debug)]
 pub struct Operation {
     /// What all ranks must agree on.
-    pub print: Fingerprint,
+    pub fingerprint: Fingerprint,
     /// Where contributions are read.
     pub input: Buffer,
     /// Where results are written; may be the same memory.

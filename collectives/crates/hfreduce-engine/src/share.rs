@@ -4,14 +4,14 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
-use crate::drivers::lock;
-use crate::drivers::priority::Levels;
+use crate::driver::lock;
+use crate::driver::priority::PriorityLevels;
 
 /// See the module's text.
 #[derive(Debug, Default)]
 pub struct Share {
     /// Whose chunks go first. Levels of different users are not compared: each chooses its own.
-    pub(crate) levels: Arc<Levels>,
+    pub(crate) priority_levels: Arc<PriorityLevels>,
     /// Memory of this process that a user's ranks may cause to be used.
     memory: Account,
     /// Descriptors of this process.

@@ -6,9 +6,9 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::atomics::{Atomic, Atomics, Native};
-use crate::cause::CollectiveError;
 use crate::core::Fingerprint;
 use crate::core::pair::ANY_RANK;
+use crate::error::CollectiveError;
 
 const PENDING: u32 = 0;
 const DONE: u32 = 1;
@@ -20,14 +20,14 @@ pub struct WorkState {
     /// Its number.
     pub sequence: u64,
     /// What it is.
-    pub print: Fingerprint,
+    pub fingerprint: Fingerprint,
     /// When it gives up.
     pub deadline: Instant,
     /// What it was given.
     pub timeout: Duration,
     /// Its number in the flight recorder.
     pub flight: u64,
-    end: End,
+    completion: Completion,
     source: AtomicU32,
     error: OnceLock<CollectiveError>,
     callbacks: Callbacks,
@@ -37,7 +37,7 @@ impl WorkState {
     /// One that is under way.
     pub fn new(
         sequence: u64,
-        print: Fingerprint,
+        fingerprint: Fingerprint,
         timeout: Duration,
         now: Instant,
         flight: u64,
@@ -45,10 +45,10 @@ impl WorkState {
         Self {
             flight,
             sequence,
-            print,
+            fingerprint,
             deadline: now + timeout,
             timeout,
-            end: End::default(),
+            completion: Completion::default(),
             source: AtomicU32::new(ANY_RANK),
             error: OnceLock::new(),
             callbacks: Callbacks::default(),
@@ -62,12 +62,12 @@ impl WorkState {
 
     /// True once it has ended.
     pub fn is_done(&self) -> bool {
-        self.end.told() != PENDING
+        self.completion.load() != PENDING
     }
 
     /// How it ended, if it did.
     pub fn result(&self) -> Option<Result<(), CollectiveError>> {
-        match self.end.told() {
+        match self.completion.load() {
             PENDING => None,
             DONE => Some(Ok(())),
             _ => self.error.get().cloned().map(Err),
@@ -79,7 +79,7 @@ impl WorkState {
         Some(self.source.load(Ordering::Acquire)).filter(|rank| *rank != ANY_RANK)
     }
 
-    pub(crate) fn came_from(&self, rank: u32) {
+    pub(crate) fn set_source(&self, rank: u32) {
         self.source.store(rank, Ordering::Release);
     }
 
@@ -96,13 +96,13 @@ impl WorkState {
     }
 
     pub(crate) fn complete(&self) {
-        self.end.tell(DONE);
+        self.completion.store(DONE);
         self.callbacks.run();
     }
 
     pub(crate) fn fail(&self, error: CollectiveError) {
         let _ = self.error.set(error);
-        self.end.tell(FAILED);
+        self.completion.store(FAILED);
         self.callbacks.run();
     }
 }
@@ -138,19 +138,19 @@ impl fmt::Debug for Callbacks {
 /// How an operation ended, [`PENDING`] before. What was done before it is told is seen by whoever hears
 /// of it: its result is in the caller's memory, which nobody else uses any more.
 #[derive(Debug)]
-struct End<A: Atomics = Native>(A::U32);
+struct Completion<A: Atomics = Native>(A::U32);
 
-impl<A: Atomics> End<A> {
-    fn tell(&self, how: u32) {
+impl<A: Atomics> Completion<A> {
+    fn store(&self, how: u32) {
         self.0.store(how, Ordering::Release);
     }
 
-    fn told(&self) -> u32 {
+    fn load(&self) -> u32 {
         self.0.load(Ordering::Acquire)
     }
 }
 
-impl<A: Atomics> Default for End<A> {
+impl<A: Atomics> Default for Completion<A> {
     fn default() -> Self {
         Self(A::U32::default())
     }
@@ -158,27 +158,27 @@ impl<A: Atomics> Default for End<A> {
 
 /// How many wait. Whoever changes something and finds nobody here is seen by whoever comes.
 #[derive(Debug)]
-struct Attendance<A: Atomics = Native>(A::U32);
+struct WaiterCount<A: Atomics = Native>(A::U32);
 
-impl<A: Atomics> Attendance<A> {
+impl<A: Atomics> WaiterCount<A> {
     /// The thread looks once more at everything after this, and then waits.
-    fn come(&self) {
+    fn enter(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
         A::fence(Ordering::SeqCst);
     }
 
-    fn go(&self) {
+    fn leave(&self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// After a change: true if somebody may have to be told.
-    fn is_anybody_there(&self) -> bool {
+    fn has_waiters(&self) -> bool {
         A::fence(Ordering::SeqCst);
         self.0.load(Ordering::Relaxed) > 0
     }
 }
 
-impl<A: Atomics> Default for Attendance<A> {
+impl<A: Atomics> Default for WaiterCount<A> {
     fn default() -> Self {
         Self(A::U32::default())
     }
@@ -186,30 +186,30 @@ impl<A: Atomics> Default for Attendance<A> {
 
 /// Where threads wait while another one moves the data. Cheap while nobody waits.
 #[derive(Debug, Default)]
-pub struct WaitingRoom {
-    waiting: Attendance,
+pub struct Waiters {
+    waiting: WaiterCount,
     mutex: Mutex<()>,
-    bell: Condvar,
+    wakeup: Condvar,
 }
 
-impl WaitingRoom {
-    /// Waits until `until` or a call of [`WaitingRoom::call`]; not at all if `ready` holds already.
+impl Waiters {
+    /// Waits until `until` or a call of [`Waiters::call`]; not at all if `ready` holds already.
     pub fn wait(&self, until: Instant, ready: impl Fn() -> bool) {
-        self.waiting.come();
+        self.waiting.enter();
         let guard = self.lock();
         // Looked at under the lock: whoever changes it and calls after that finds us waiting.
         if !ready() {
             let left = until.saturating_duration_since(Instant::now());
-            drop(self.bell.wait_timeout(guard, left));
+            drop(self.wakeup.wait_timeout(guard, left));
         }
-        self.waiting.go();
+        self.waiting.leave();
     }
 
     /// Everybody in the room looks again.
-    pub fn call(&self) {
-        if self.waiting.is_anybody_there() {
+    pub fn wake_all(&self) {
+        if self.waiting.has_waiters() {
             drop(self.lock());
-            self.bell.notify_all();
+            self.wakeup.notify_all();
         }
     }
 
@@ -226,7 +226,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     fn barrier() -> WorkState {
-        let print = Fingerprint {
+        let fingerprint = Fingerprint {
             kind: Kind::Barrier,
             dtype: 0,
             element_bytes: 1,
@@ -236,7 +236,7 @@ mod tests {
             shape: 0,
             modes: Determinism::DEFAULT,
         };
-        WorkState::new(0, print, Duration::from_secs(1), Instant::now(), 0)
+        WorkState::new(0, fingerprint, Duration::from_secs(1), Instant::now(), 0)
     }
 
     fn counting(count: &Arc<AtomicUsize>) -> Callback {
@@ -282,18 +282,18 @@ mod models {
 
     /// One thread moves the data and says that it is done; the caller uses its memory again.
     fn the_result_is_the_callers<A: Atomics>() {
-        let shared = Arc::new((End::<A>::default(), UnsafeCell::new(0)));
+        let shared = Arc::new((Completion::<A>::default(), UnsafeCell::new(0)));
         let moving = shared.clone();
-        let mover = loom::thread::spawn(move || {
+        let backend = loom::thread::spawn(move || {
             // SAFETY: loom reports whoever touches it at the same time.
             moving.1.with_mut(|value| unsafe { *value = 1 });
-            moving.0.tell(DONE);
+            moving.0.store(DONE);
         });
-        if shared.0.told() == DONE {
+        if shared.0.load() == DONE {
             // SAFETY: as above.
             shared.1.with_mut(|value| unsafe { *value += 1 });
         }
-        mover.join().unwrap();
+        backend.join().unwrap();
     }
 
     #[test]
@@ -303,16 +303,16 @@ mod models {
         assert!(breaks(the_result_is_the_callers::<Weak<NO_ACQUIRE>>));
     }
 
-    /// The lock that the room's bell goes with is not in the model: it only delays.
+    /// The lock that the room's doorbell goes with is not in the model: it only delays.
     fn one_sees_the_other<A: Atomics>() {
-        let shared = Arc::new((Attendance::<A>::default(), A::U32::default()));
+        let shared = Arc::new((WaiterCount::<A>::default(), A::U32::default()));
         let waiting = shared.clone();
         let waiter = loom::thread::spawn(move || {
-            waiting.0.come();
+            waiting.0.enter();
             waiting.1.load(Ordering::Acquire) == 1
         });
         shared.1.store(1, Ordering::Release);
-        let told = shared.0.is_anybody_there();
+        let told = shared.0.has_waiters();
         assert!(waiter.join().unwrap() || told, "waits for ever");
     }
 
@@ -325,18 +325,18 @@ mod models {
     /// Of the communicator's driver: one thread gives it back, calls the room and looks for news; the
     /// background thread, woken by the news, finds it free or taken.
     fn one_of_two_takes_the_news<A: Atomics>() {
-        let shared = Arc::new((Attendance::<A>::default(), A::U32::default(), A::U32::default()));
+        let shared = Arc::new((WaiterCount::<A>::default(), A::U32::default(), A::U32::default()));
         let called = shared.clone();
         let background = loom::thread::spawn(move || {
-            let (_, free, news) = &*called;
-            news.store(1, Ordering::Release);
+            let (_, free, pending) = &*called;
+            pending.store(1, Ordering::Release);
             A::fence(Ordering::SeqCst);
             free.load(Ordering::Acquire) == 1
         });
-        let (room, free, news) = &*shared;
+        let (waiters, free, pending) = &*shared;
         free.store(1, Ordering::Release);
-        room.is_anybody_there();
-        let saw = news.load(Ordering::Acquire) == 1;
+        waiters.has_waiters();
+        let saw = pending.load(Ordering::Acquire) == 1;
         assert!(background.join().unwrap() || saw, "nobody moves it before the next tick");
     }
 

@@ -7,7 +7,7 @@ mod support;
 use std::sync::Barrier;
 use std::time::Duration;
 
-use hfreduce_engine::{CauseKind, Communicator, DType, ReduceOp, WaitError, Work};
+use hfreduce_engine::{Communicator, DType, ErrorKind, ReduceOp, WaitError, Work};
 use support::{TIMEOUT, allreduce, buffer, placement, run, try_run};
 
 /// Of operations that must not end by their deadline where a test is about something else; short
@@ -18,7 +18,7 @@ fn call(comm: &Communicator, data: &mut [f32], timeout: Duration) -> Work {
     comm.allreduce(buffer(data), DType::F32, ReduceOp::Sum, 0, timeout, true).unwrap()
 }
 
-fn kind_of(ended: Result<(), WaitError>) -> Option<CauseKind> {
+fn kind_of(ended: Result<(), WaitError>) -> Option<ErrorKind> {
     match ended {
         Ok(()) => None,
         Err(WaitError::Failed(error)) => Some(error.cause.kind),
@@ -49,7 +49,7 @@ fn closing_ends_the_wait_of_another_thread() {
                 kind
             },
         );
-        assert_eq!(kinds[0], Some(CauseKind::Aborted), "{shape:?}");
+        assert_eq!(kinds[0], Some(ErrorKind::Aborted), "{shape:?}");
     }
 }
 
@@ -84,7 +84,7 @@ fn a_closed_communicator_takes_no_more_operations() {
             let mut data = vec![1.0; 8];
             let refused =
                 comm.allreduce(buffer(&mut data), DType::F32, ReduceOp::Sum, 0, DEADLINE, true);
-            assert_eq!(refused.err().unwrap().cause.kind, CauseKind::PeerLeft);
+            assert_eq!(refused.err().unwrap().cause.kind, ErrorKind::PeerLeft);
         },
     );
 }
@@ -175,12 +175,12 @@ fn a_forked_child_does_nothing_to_the_group() {
                 ready.wait();
                 let right = in_a_child(|| {
                     comm.abort("a child's own trouble");
-                    work.abort(CauseKind::Aborted, "a child's own trouble");
-                    drop(comm.fail(CauseKind::Io, "copying", "a child's own trouble".into()));
+                    work.abort(ErrorKind::Aborted, "a child's own trouble");
+                    drop(comm.fail(ErrorKind::Io, "copying", "a child's own trouble".into()));
                     let ended = work.wait(None);
                     comm.close(Duration::from_millis(10));
                     matches!(ended, Err(WaitError::Failed(error))
-                        if error.cause.kind == CauseKind::Invalid)
+                        if error.cause.kind == ErrorKind::Invalid)
                 });
                 assert!(right, "the wait ends in the child at once, and names the fork");
                 forked.wait();

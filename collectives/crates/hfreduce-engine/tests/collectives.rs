@@ -76,29 +76,29 @@ fn bits_do_not_depend_on_who_shares_the_work() {
 
 #[test]
 fn bits_do_not_depend_on_whether_neighbours_lend() {
-    let with = |lends: fn(u32) -> bool| {
+    let with = |supports_peer_memory: fn(u32) -> bool| {
         let told = run(
             &placement(4, 2),
-            |options| options.lend = lends(options.rank),
+            |options| options.peer_memory = supports_peer_memory(options.rank),
             |comm| {
                 let mut data = Vec::new();
-                // The first one may be over before the boards are mapped.
+                // The first one may be over before the segments are mapped.
                 for _ in 0..3 {
                     data = values(comm.rank(), 2, 300_000);
                     allreduce(&comm, &mut data).wait(None).unwrap();
                 }
                 let counters = comm.counters();
-                let lent = counters.lent_bytes.load(Ordering::Relaxed);
+                let mapped = counters.mapped_bytes.load(Ordering::Relaxed);
                 let sent = counters.sent_bytes.load(Ordering::Relaxed);
-                (digest(&data), lent, sent)
+                (digest(&data), mapped, sent)
             },
         );
-        let sums = told.iter().fold((0, 0), |(a, b), (_, lent, sent)| (a + lent, b + sent));
+        let sums = told.iter().fold((0, 0), |(a, b), (_, mapped, sent)| (a + mapped, b + sent));
         assert!(sums.0 <= sums.1);
         (told[0].0, sums.0 > 0)
     };
-    let (bits, lent) = with(|_| true);
-    assert!(lent);
+    let (bits, mapped) = with(|_| true);
+    assert!(mapped);
     assert_eq!(with(|_| false), (bits, false));
     // Who does not lend does not borrow either: half of the links fall back to their sockets.
     assert_eq!(with(|rank| rank < 4).0, bits);

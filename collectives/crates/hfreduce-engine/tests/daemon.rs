@@ -10,8 +10,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use hfreduce_engine::daemon::Entrance;
-use hfreduce_engine::{Buffer, CauseKind, Communicator, DType, Options, Pace, ReduceOp, WaitError};
+use hfreduce_engine::daemon::AnyEndpoint;
+use hfreduce_engine::{
+    Buffer, Communicator, DType, ErrorKind, Options, ReduceOp, WaitError, Watermarks,
+};
 use support::{
     KEY, Served, TIMEOUT, allreduce, buffer, digest, numbers, placement, run_at, values,
 };
@@ -138,12 +140,13 @@ fn memory_that_fills_meanwhile_is_summed_meanwhile() {
             let comm = comm.unwrap();
             let (rank, count) = (comm.rank(), 2 * HALF / 4);
             let mut data = numbers(rank, 1, count);
-            let pace = Arc::new(Pace::default());
-            let paced = buffer(&mut data).paced(pace.clone());
+            let watermarks = Arc::new(Watermarks::default());
+            let pipelined = buffer(&mut data).pipelined(watermarks.clone());
             let peer = 1 - rank;
-            let refused = comm.send(paced.clone(), F32, peer, 0, TIMEOUT).map(drop).unwrap_err();
-            assert_eq!(refused.cause.kind, CauseKind::Invalid);
-            let work = comm.allreduce(paced, F32, ReduceOp::Sum, 0, TIMEOUT, false).unwrap();
+            let refused =
+                comm.send(pipelined.clone(), F32, peer, 0, TIMEOUT).map(drop).unwrap_err();
+            assert_eq!(refused.cause.kind, ErrorKind::Invalid);
+            let work = comm.allreduce(pipelined, F32, ReduceOp::Sum, 0, TIMEOUT, false).unwrap();
             // What was called later does not wait for it.
             let mut word = [rank as f32];
             let sent = comm.send(buffer(&mut word), F32, peer, 1, TIMEOUT).unwrap();
@@ -151,15 +154,15 @@ fn memory_that_fills_meanwhile_is_summed_meanwhile() {
             let received = comm.recv(buffer(&mut other), F32, peer, 1, TIMEOUT).unwrap();
             sent.wait(None).unwrap();
             received.wait(None).unwrap();
-            assert_eq!((other[0], pace.delivered()), (peer as f32, 0));
-            work.arrived(&pace, HALF);
+            assert_eq!((other[0], watermarks.delivered()), (peer as f32, 0));
+            work.arrived(&watermarks, HALF);
             let until = Instant::now() + TIMEOUT;
-            while pace.delivered() == 0 {
+            while watermarks.delivered() == 0 {
                 assert!(Instant::now() < until, "nothing came back of the first half");
                 std::thread::yield_now();
             }
-            assert!(pace.delivered() <= HALF && !work.is_done());
-            work.arrived(&pace, 2 * HALF);
+            assert!(watermarks.delivered() <= HALF && !work.is_done());
+            work.arrived(&watermarks, 2 * HALF);
             work.wait(None).unwrap();
             let sums =
                 numbers(0, 1, count).into_iter().zip(numbers(1, 1, count)).map(|(a, b)| a + b);
@@ -193,7 +196,7 @@ fn groups_do_not_hear_of_each_others_end() {
         assert!(group(false).iter().all(Option::is_none));
         for error in broken.join().unwrap() {
             let Some(WaitError::Failed(error)) = error else { panic!("{error:?}") };
-            assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::Aborted, Some(1)));
+            assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::Aborted, Some(1)));
             assert!(error.to_string().contains("a test"), "{error}");
         }
     });
@@ -260,14 +263,14 @@ fn what_it_cannot_do_is_refused_with_the_remedy() {
             let comm = comm.unwrap();
             let mut data = [1.0];
             // Its only place is taken, and the group goes on.
-            let full = Entrance::open(Options::new(0, place.clone()), &KEY, Some(&daemon.path));
+            let full = AnyEndpoint::open(Options::new(0, place.clone()), &KEY, Some(&daemon.path));
             let full = full.map(drop).unwrap_err().to_string();
             assert!(full.contains("all 1 places") && full.contains("--ranks-max"), "{full}");
             allreduce(&comm, &mut data).wait(None).unwrap();
         },
     );
     let nowhere = daemon.path.with_extension("not");
-    let absent = Entrance::open(Options::new(0, place.clone()), &KEY, Some(&nowhere));
+    let absent = AnyEndpoint::open(Options::new(0, place.clone()), &KEY, Some(&nowhere));
     let absent = absent.map(drop).unwrap_err().to_string();
     assert!(
         absent.contains("hfreduced.not") && absent.contains("unset HFREDUCE_DAEMON"),
@@ -275,7 +278,7 @@ fn what_it_cannot_do_is_refused_with_the_remedy() {
     );
     let mut little = Options::new(0, place);
     little.registered_bytes = 4096;
-    let little = Entrance::open(little, &KEY, Some(&daemon.path)).map(drop).unwrap_err();
+    let little = AnyEndpoint::open(little, &KEY, Some(&daemon.path)).map(drop).unwrap_err();
     assert!(little.to_string().contains("HFREDUCE_REGISTERED_BYTES"), "{little}");
 }
 
@@ -330,14 +333,14 @@ fn a_board_that_is_larger_than_what_a_user_may_have_is_not_made() {
     let daemon = Served::with_memory(8, 1 << 30);
     let mut options = Options::new(0, placement(1, 2));
     (options.slots, options.slot_bytes) = (Some(64), 64 << 20);
-    let refused = Entrance::open(options, &KEY, Some(&daemon.path)).map(drop).unwrap_err();
-    assert_eq!(refused.cause.kind, CauseKind::Io);
+    let refused = AnyEndpoint::open(options, &KEY, Some(&daemon.path)).map(drop).unwrap_err();
+    assert_eq!(refused.cause.kind, ErrorKind::Io);
     let text = refused.to_string();
     assert!(text.contains("0 of 536870912 are taken") && text.contains("--memory-max"), "{text}");
     // 64 slots of 64 MiB on both links of four of a large group.
     let mut options = Options::new(1, placement(8, 1));
     (options.slots, options.window, options.slot_bytes) = (Some(2), 64, 8 << 20);
-    let refused = Entrance::open(options, &KEY, Some(&daemon.path)).map(drop).unwrap_err();
+    let refused = AnyEndpoint::open(options, &KEY, Some(&daemon.path)).map(drop).unwrap_err();
     assert!(refused.to_string().contains("--memory-max"), "{refused}");
 }
 
@@ -468,18 +471,18 @@ fn what_arrives_is_heard_behind_more_calls_than_a_daemon_takes() {
             let comm = comm.unwrap();
             let block = comm.allocate(5000 * BYTES).unwrap();
             let start = |at: usize| {
-                let pace = Arc::new(Pace::default());
+                let watermarks = Arc::new(Watermarks::default());
                 // SAFETY: its own part of the block, which outlives the works.
                 let buffer = unsafe { Buffer::new([(block.base().add(at * BYTES), BYTES)]) };
-                let buffer = buffer.paced(pace.clone());
+                let buffer = buffer.pipelined(watermarks.clone());
                 let soon = Duration::from_secs(60);
-                (comm.allreduce(buffer, F32, ReduceOp::Sum, 0, soon, false).unwrap(), pace)
+                (comm.allreduce(buffer, F32, ReduceOp::Sum, 0, soon, false).unwrap(), watermarks)
             };
             let works: Vec<_> = (0..5000).map(start).collect();
-            works.iter().for_each(|(work, pace)| work.arrived(pace, BYTES));
-            for (work, pace) in &works {
+            works.iter().for_each(|(work, watermarks)| work.arrived(watermarks, BYTES));
+            for (work, watermarks) in &works {
                 work.wait(None).unwrap();
-                assert_eq!(pace.delivered(), BYTES);
+                assert_eq!(watermarks.delivered(), BYTES);
             }
         },
     );

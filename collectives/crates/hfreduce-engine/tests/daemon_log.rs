@@ -10,8 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hfreduce_engine::daemon::Entrance;
-use hfreduce_engine::{CauseKind, Options};
+use hfreduce_engine::daemon::AnyEndpoint;
+use hfreduce_engine::{ErrorKind, Options};
 use support::{KEY, Served, TIMEOUT, placement, run_at};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -76,15 +76,15 @@ fn no_line_of_the_log_is_as_long_as_what_ranks_say() {
             true => options.job = long.clone(),
             false => options.placement[0].0 = long.clone(),
         }
-        let refused = Entrance::open(options, &KEY, Some(&daemon.path)).map(drop).unwrap_err();
-        assert_eq!(refused.cause.kind, CauseKind::Invalid);
+        let refused = AnyEndpoint::open(options, &KEY, Some(&daemon.path)).map(drop).unwrap_err();
+        assert_eq!(refused.cause.kind, ErrorKind::Invalid);
         assert!(refused.to_string().contains("1048576 bytes"), "another error");
         assert!(refused.to_string().contains("give shorter names"), "another error");
     }
     // More than is read before a rank has said who it is.
     let mut options = Options::new(0, placement(1, 1));
     options.towards = Some("x".repeat(5 << 20));
-    assert!(Entrance::open(options, &KEY, Some(&daemon.path)).is_err());
+    assert!(AnyEndpoint::open(options, &KEY, Some(&daemon.path)).is_err());
     run_at(
         &placement(1, 1),
         |_| Some(daemon.path.clone()),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use hfreduce_engine::daemon::Arrival;
 use hfreduce_engine::flight::Folders;
-use hfreduce_engine::{CauseKind, Communicator, Member, Options};
+use hfreduce_engine::{Communicator, ErrorKind, Member, Options};
 use support::{KEY, Served, TIMEOUT, allreduce, placement, run_at};
 
 fn ranks(list: &[u32]) -> Vec<Member> {
@@ -63,7 +63,7 @@ fn survivors_go_on_with_and_without_daemons() {
                     assert_eq!((next.world_size(), next.epoch()), (list.len(), 1));
                     assert_eq!(list[next.rank() as usize], comm.rank());
                     // The meeting and two sums, on every survivor.
-                    assert_eq!(next.came_from(), vec![Some((0, 3)); list.len()]);
+                    assert_eq!(next.previous_epochs(), vec![Some((0, 3)); list.len()]);
                     let all = (1..=list.len()).sum::<usize>() as f32;
                     assert_eq!(sum(&next), all);
                     assert!(comm.barrier(TIMEOUT, true).is_err(), "the old epoch is over");
@@ -100,13 +100,13 @@ fn newcomers_are_taken_in_with_and_without_daemons() {
         let arrival = newcomer(newcomer_served.then_some(&other));
         // Nobody names it in time: it may wait again.
         let early = arrival.join(Duration::from_millis(50)).map(drop).unwrap_err();
-        assert_eq!(early.cause.kind, CauseKind::TimedOut, "{early}");
+        assert_eq!(early.cause.kind, ErrorKind::TimedOut, "{early}");
         let info = arrival.info();
         std::thread::scope(|scope| {
             let joined = scope.spawn(|| {
                 let comm = arrival.join(TIMEOUT).unwrap();
                 assert_eq!((comm.rank(), comm.world_size(), comm.epoch()), (1, 3, 1));
-                assert_eq!(comm.came_from(), [Some((0, 3)), None, Some((0, 3))]);
+                assert_eq!(comm.previous_epochs(), [Some((0, 3)), None, Some((0, 3))]);
                 sum(&comm)
             });
             let sums = run_at(
@@ -143,7 +143,7 @@ fn a_newcomer_that_is_gone_is_named_at_once() {
         |comm| {
             let comm = comm.unwrap();
             let error = comm.reconfigure(&list, TIMEOUT).map(drop).unwrap_err();
-            assert_eq!(error.cause.kind, CauseKind::PeerDied, "{error}");
+            assert_eq!(error.cause.kind, ErrorKind::PeerDied, "{error}");
             let next = comm.reconfigure(&ranks(&[0]), TIMEOUT).unwrap();
             assert_eq!(sum(&next), 1.0, "it goes on with fewer");
         },
@@ -161,7 +161,7 @@ fn lists_that_make_no_sense_are_refused_and_break_nothing() {
             let comm = comm.unwrap();
             let refused = |members: &[Member]| {
                 let error = comm.reconfigure(members, TIMEOUT).err().unwrap();
-                assert_eq!(error.cause.kind, CauseKind::Invalid, "{error}");
+                assert_eq!(error.cause.kind, ErrorKind::Invalid, "{error}");
                 assert_eq!(error.operation, "reconfigure");
                 error.to_string()
             };
@@ -192,7 +192,7 @@ fn different_lists_and_who_does_not_come_are_told_as_without_a_daemon() {
             }
             let list = if comm.rank() == 0 { vec![0, 1] } else { vec![0, 1, 2] };
             let differ = comm.reconfigure(&ranks(&list), soon).map(drop).unwrap_err();
-            assert_eq!(differ.cause.kind, CauseKind::Mismatch, "{differ}");
+            assert_eq!(differ.cause.kind, ErrorKind::Mismatch, "{differ}");
             assert!(differ.to_string().contains("[0, 1, 2]"), "{differ}");
             told.wait();
             let absent = comm.reconfigure(&ranks(&[0, 1, 2]), soon).map(drop).unwrap_err();
@@ -227,10 +227,10 @@ fn a_daemon_that_stops_meanwhile_names_itself() {
             waits.wait();
             let error = comm.reconfigure(&ranks(&[0, 1]), TIMEOUT).map(drop).unwrap_err();
             assert!(error.to_string().contains("hfreduced"), "{error}");
-            assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::PeerDied, Some(0)));
+            assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::PeerDied, Some(0)));
             let again = comm.reconfigure(&ranks(&[0]), TIMEOUT).map(drop).unwrap_err();
             assert!(again.to_string().contains("as a newcomer"), "{again}");
-            assert_eq!(again.cause.kind, CauseKind::PeerDied);
+            assert_eq!(again.cause.kind, ErrorKind::PeerDied);
         },
     );
 }

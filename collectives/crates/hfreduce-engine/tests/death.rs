@@ -80,8 +80,8 @@ fn a_rank() {
         if calls == 3 {
             let staged = comm.counters().staged_bytes.load(Ordering::Relaxed);
             assert_eq!(staged > 0, round == MESSAGES && locals > 1);
-            let relayed = comm.counters().relayed_bytes.load(Ordering::Relaxed);
-            assert_eq!(relayed > 0, round == 1 && elements == ELEMENTS);
+            let ring = comm.counters().ring_bytes.load(Ordering::Relaxed);
+            assert_eq!(ring > 0, round == 1 && elements == ELEMENTS);
             if std::env::var_os(FORKS).is_some() {
                 live_on_in_a_child();
             }

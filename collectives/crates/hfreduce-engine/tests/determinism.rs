@@ -5,7 +5,7 @@
 mod support;
 
 use hfreduce_engine::{
-    Buffer, CauseKind, Communicator, DType, Determinism, Options, ReduceOp, WaitError,
+    Buffer, Communicator, DType, Determinism, ErrorKind, Options, ReduceOp, WaitError,
 };
 use hfreduce_kernels::{Pass, Store, Width};
 use support::{TIMEOUT, placement, run, try_run, values};
@@ -155,7 +155,7 @@ fn stable_bits_do_not_depend_on_how_tensors_become_operations() {
     let tunings: [(Determinism, Tune); 3] = [
         (STABLE, |_| {}),
         (STABLE, |options| {
-            (options.slot_bytes, options.slots, options.lend) = (16 << 10, Some(3), false);
+            (options.slot_bytes, options.slots, options.peer_memory) = (16 << 10, Some(3), false);
         }),
         (BOTH, |options| options.slot_bytes = 4096),
     ];
@@ -246,15 +246,15 @@ fn a_wide_sum_is_the_exact_sum_of_the_tree_rounded_once() {
 
 #[test]
 fn wide_sums_are_the_same_on_all_ranks_over_every_way() {
-    let with = |lend: bool, channels: usize| {
+    let with = |peer_memory: bool, channels: usize| {
         let told = run(
             &placement(4, 2),
             |options| {
-                (options.determinism, options.lend) = (WIDE, lend);
+                (options.determinism, options.peer_memory) = (WIDE, peer_memory);
                 options.channels = Some(channels);
             },
             |comm| {
-                // The first ones may be over before the boards are mapped.
+                // The first ones may be over before the segments are mapped.
                 let mut all = Vec::new();
                 for dtype in [DType::Bf16, DType::F8E5M2, DType::Bf16] {
                     let mut data = elements(dtype, comm.rank(), 400_000);
@@ -279,7 +279,7 @@ fn who_promises_something_else_is_named_before_anything_runs() {
         |connected| connected.err().unwrap(),
     );
     for (rank, error) in errors.iter().enumerate().filter(|(rank, _)| *rank != 2) {
-        assert_eq!(error.cause.kind, CauseKind::Mismatch, "rank {rank}: {error}");
+        assert_eq!(error.cause.kind, ErrorKind::Mismatch, "rank {rank}: {error}");
         assert_eq!(error.cause.peer, Some(2), "{error}");
         let text = error.to_string();
         assert!(text.contains("determinism wide") && text.contains("determinism stable"), "{text}");

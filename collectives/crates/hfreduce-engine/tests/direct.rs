@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hfreduce_engine::flight::Folders;
-use hfreduce_engine::{CauseKind, Communicator, DType, Endpoint, Options, WaitError, Work};
+use hfreduce_engine::{Communicator, DType, Endpoint, ErrorKind, Options, WaitError, Work};
 use support::{KEY, TIMEOUT, allreduce, buffer, placement};
 
 /// The rank that hears nothing over the trees any more, the one that it talks to, and the one that
@@ -48,11 +48,11 @@ impl Between {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (own, between) = (listener.local_addr().unwrap().port(), self.clone());
         std::thread::spawn(move || {
-            for dialler in listener.incoming() {
-                let Ok(dialler) = dialler else { return };
+            for dialer in listener.incoming() {
+                let Ok(dialer) = dialer else { return };
                 let Ok(acceptor) = TcpStream::connect(("127.0.0.1", port)) else { return };
                 let tree = !between.connected.load(Ordering::SeqCst) && pair.contains(&DEAF);
-                for (from, to) in [(&dialler, &acceptor), (&acceptor, &dialler)] {
+                for (from, to) in [(&dialer, &acceptor), (&acceptor, &dialer)] {
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     between.held.lock().unwrap().push(to.try_clone().unwrap());
                     let between = between.clone();
@@ -91,7 +91,7 @@ fn between_three(body: impl Fn(Communicator, &Between) -> Ending + Sync) {
             let mut options = Options::new(rank, placement(3, 1));
             options.folders = Folders::default();
             options.liveness = TIMEOUT;
-            options.lend = false;
+            options.peer_memory = false;
             Endpoint::new(options, &KEY).unwrap()
         })
         .collect();
@@ -129,7 +129,7 @@ fn between_three(body: impl Fn(Communicator, &Between) -> Ending + Sync) {
         let Err(WaitError::Failed(error)) = ending else { panic!("{ending:?}") };
         assert_eq!(
             (error.cause.kind, error.cause.peer),
-            (CauseKind::Aborted, Some(ABORTS as u32)),
+            (ErrorKind::Aborted, Some(ABORTS as u32)),
             "{error}"
         );
         assert!(error.to_string().contains("loss is NaN"), "{error}");

@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use hfreduce_engine::{
-    CauseKind, CollectiveError, Communicator, DType, Endpoint, Options, ReduceOp, WaitError, Work,
+    CollectiveError, Communicator, DType, Endpoint, ErrorKind, Options, ReduceOp, WaitError, Work,
 };
 use support::{KEY, TIMEOUT, allreduce, buffer, placement, run, try_run};
 
@@ -27,7 +27,7 @@ fn failed(work: Result<Work, CollectiveError>) -> CollectiveError {
 fn all_report(
     nodes: usize,
     locals: usize,
-    kind: CauseKind,
+    kind: ErrorKind,
     culprits: &[u32],
     body: impl Fn(&Communicator) -> CollectiveError + Sync,
 ) -> Vec<CollectiveError> {
@@ -65,7 +65,7 @@ fn ranks_that_disagree_are_named_on_every_rank() {
             failed(comm.allreduce(buffer(data), DType::F32, op, 0, TIMEOUT, true))
         };
         // Another reduction, with every byte count equal.
-        let errors = all_report(nodes, locals, CauseKind::Mismatch, &named, |comm| {
+        let errors = all_report(nodes, locals, ErrorKind::Mismatch, &named, |comm| {
             let op = if comm.rank() == odd { ReduceOp::Max } else { ReduceOp::Sum };
             sum(comm, &mut vec![1.0; 10_000], op)
         });
@@ -77,11 +77,11 @@ fn ranks_that_disagree_are_named_on_every_rank() {
             "{detail}"
         );
         // Another size.
-        all_report(nodes, locals, CauseKind::Mismatch, &named, |comm| {
+        all_report(nodes, locals, ErrorKind::Mismatch, &named, |comm| {
             sum(comm, &mut vec![1.0; 10_000 + usize::from(comm.rank() == odd)], ReduceOp::Sum)
         });
         // Another type of equal width.
-        all_report(nodes, locals, CauseKind::Mismatch, &named, |comm| {
+        all_report(nodes, locals, ErrorKind::Mismatch, &named, |comm| {
             let dtype = if comm.rank() == odd { DType::I32 } else { DType::F32 };
             let mut data = vec![1.0; 10_000];
             failed(comm.allreduce(buffer(&mut data), dtype, ReduceOp::Sum, 0, TIMEOUT, true))
@@ -95,7 +95,7 @@ fn operations_that_would_wait_for_each_other_for_ever_are_found_out() {
         let odd = (nodes * locals - 1) as u32;
         let named: Vec<u32> = (0..=odd).collect();
         // The odd one waits for a broadcast that nobody sends; the others for its sum.
-        all_report(nodes, locals, CauseKind::Mismatch, &named, |comm| {
+        all_report(nodes, locals, ErrorKind::Mismatch, &named, |comm| {
             let mut data = vec![1.0; 10_000];
             let data = buffer(&mut data);
             failed(match comm.rank() == odd {
@@ -104,7 +104,7 @@ fn operations_that_would_wait_for_each_other_for_ever_are_found_out() {
             })
         });
         // One uses direct connections, the others the trees.
-        all_report(nodes, locals, CauseKind::Mismatch, &named, |comm| {
+        all_report(nodes, locals, ErrorKind::Mismatch, &named, |comm| {
             let (mut data, mut other) = (vec![1.0; 100], vec![1.0; 100]);
             let (data, other) = (buffer(&mut data), buffer(&mut other));
             failed(match comm.rank() == odd {
@@ -153,7 +153,7 @@ fn roots_differ(nodes: usize, locals: usize, count: usize) {
             |own, world| if own + 1 == world { own } else { 0 },
         ];
         for root_of in roots {
-            let errors = all_report(nodes, locals, CauseKind::Mismatch, &everybody, |comm| {
+            let errors = all_report(nodes, locals, ErrorKind::Mismatch, &everybody, |comm| {
                 let (mut one, mut all) = (vec![1.0; count], vec![1.0; count * world as usize]);
                 let work = operation(comm, &mut one, &mut all, root_of(comm.rank(), world));
                 match work.map(|work| work.wait(None)) {
@@ -174,7 +174,7 @@ fn roots_differ(nodes: usize, locals: usize, count: usize) {
 fn a_rank_that_never_comes_is_named_when_time_is_up() {
     for (nodes, locals, absent) in [(1, 3, 1), (3, 1, 2), (2, 2, 3), (2, 2, 0)] {
         let timeout = Duration::from_millis(3000);
-        let errors = all_report(nodes, locals, CauseKind::TimedOut, &[absent], |comm| {
+        let errors = all_report(nodes, locals, ErrorKind::TimedOut, &[absent], |comm| {
             if comm.rank() == absent {
                 while comm.error().is_none() {
                     std::thread::yield_now();
@@ -192,7 +192,7 @@ fn a_rank_that_never_comes_is_named_when_time_is_up() {
 
 #[test]
 fn an_abort_reaches_everybody() {
-    all_report(2, 2, CauseKind::Aborted, &[2], |comm| {
+    all_report(2, 2, ErrorKind::Aborted, &[2], |comm| {
         if comm.rank() == 2 {
             comm.abort("loss is NaN");
         }
@@ -225,7 +225,7 @@ fn who_leaves_early_is_named_by_those_who_go_on() {
         },
     );
     for error in errors.into_iter().flatten() {
-        assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::PeerLeft, Some(1)), "{error}");
+        assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::PeerLeft, Some(1)), "{error}");
     }
 }
 
@@ -249,9 +249,9 @@ fn closing_tells_what_it_had_to_abort() {
         match had_work {
             // Whichever came first: its own patience or the other's leave.
             true => {
-                assert!(matches!(kinds, Some(CauseKind::Aborted | CauseKind::PeerLeft)), "{told:?}")
+                assert!(matches!(kinds, Some(ErrorKind::Aborted | ErrorKind::PeerLeft)), "{told:?}")
             }
-            false => assert!(!matches!(kinds, Some(CauseKind::PeerLeft)), "{told:?}"),
+            false => assert!(!matches!(kinds, Some(ErrorKind::PeerLeft)), "{told:?}"),
         }
     }
     let quiet = run(
@@ -279,7 +279,7 @@ fn what_a_caller_must_not_ask_is_refused_before_anything_happens() {
             let bad_root = comm.broadcast(buffer(&mut data), DType::F32, 2, TIMEOUT, true);
             assert!(bad_root.err().unwrap().to_string().contains("root 2 does not exist"));
             let to_self = comm.send(buffer(&mut data), DType::F32, comm.rank(), 0, TIMEOUT);
-            assert_eq!(to_self.err().unwrap().cause.kind, CauseKind::Invalid);
+            assert_eq!(to_self.err().unwrap().cause.kind, ErrorKind::Invalid);
             allreduce(&comm, &mut data).wait(None).unwrap();
             assert!(data.iter().all(|value| *value == 2.0), "nothing is broken by it");
         },
@@ -341,13 +341,13 @@ fn a_rank_with_another_key_or_that_never_connects_is_named() {
     let (one, other) = (make(0, &KEY), make(1, &KEY));
     let infos = vec![one.info(), other.info()];
     let error = other.connect(&infos, Duration::from_millis(200)).err().unwrap();
-    assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::TimedOut, Some(0)), "{error}");
+    assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::TimedOut, Some(0)), "{error}");
 
     let lonely = Endpoint::new(Options::new(0, placement(1, 2)), &KEY).unwrap();
     let absent = Endpoint::new(Options::new(1, placement(1, 2)), &KEY).unwrap();
     let infos = vec![lonely.info(), absent.info()];
     let error = lonely.connect(&infos, Duration::from_millis(200)).err().unwrap();
-    assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::TimedOut, Some(1)), "{error}");
+    assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::TimedOut, Some(1)), "{error}");
 }
 
 #[test]
@@ -358,6 +358,6 @@ fn ranks_with_other_sizes_are_named_before_they_connect() {
     let other = Endpoint::new(options, &KEY).unwrap();
     let infos = vec![one.info(), other.info()];
     let error = one.connect(&infos, Duration::from_secs(1)).err().unwrap();
-    assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::Mismatch, Some(1)));
+    assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::Mismatch, Some(1)));
     assert!(error.to_string().contains("8192"), "{error}");
 }

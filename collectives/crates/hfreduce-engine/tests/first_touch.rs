@@ -1,4 +1,4 @@
-//! Whose memory the board is: a page of it exists once somebody has touched it, on the memory node of
+//! Whose memory the segment is: a page of it exists once somebody has touched it, on the memory node of
 //! whoever did. So each rank's slots must be touched by that rank first, and by nobody before it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::Instant;
 
-use hfreduce_engine::board::{MESSAGE_SLOTS, Shape};
+use hfreduce_engine::shm::{MESSAGE_SLOTS, Shape};
 use hfreduce_engine::{DType, Options, ReduceOp};
 use rustix::fs::SeekFrom;
 use support::{TIMEOUT, buffer, numbers, placement, run};
@@ -20,7 +20,7 @@ use support::{TIMEOUT, buffer, numbers, placement, run};
 const PAGE_BYTES: usize = 4096;
 const SLOTS: usize = 4;
 
-/// A row of the board: a rank's input slots, the result slots, or those of sums that go round.
+/// A row of the segment: a rank's input slots, the result slots, or those of sums that go round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Row {
     Input(usize),
@@ -29,25 +29,25 @@ enum Row {
 }
 use Row::{Input, Result, Sum};
 
-/// The board of this process's only group.
-fn board() -> File {
+/// The segment of this process's only group.
+fn shm() -> File {
     let mine = |path: &Path| {
         let name = std::fs::read_link(path).ok()?;
         (name.to_str()? == "/memfd:hfreduce (deleted)").then(|| File::open(path).ok())?
     };
     let all = std::fs::read_dir("/proc/self/fd").unwrap();
-    all.flatten().find_map(|one| mine(&one.path())).expect("a board")
+    all.flatten().find_map(|one| mine(&one.path())).expect("a segment")
 }
 
 /// The rows of which some page exists.
-fn touched(board: &File, shape: Shape) -> Vec<Row> {
+fn touched(shm: &File, shape: Shape) -> Vec<Row> {
     let row_bytes = shape.slots * shape.slot_bytes;
     let message_bytes = shape.locals * MESSAGE_SLOTS * shape.slot_bytes;
     let data_at = shape.bytes() - message_bytes - (shape.locals + 1) * row_bytes;
     let mut rows = BTreeSet::new();
     let mut at = data_at as u64;
     // No error but the one that says that there is none behind it.
-    while let Ok(page) = rustix::fs::seek(board, SeekFrom::Data(at)) {
+    while let Ok(page) = rustix::fs::seek(shm, SeekFrom::Data(at)) {
         let row = (page as usize - data_at) / row_bytes;
         rows.insert(match row.cmp(&shape.locals) {
             Ordering::Less => Input(row),
@@ -77,7 +77,7 @@ fn touched_by_a_sum(
         tune(options);
     };
     let seen = run(&placement(1, 2), tune, |comm| {
-        let board = board();
+        let shm = shm();
         let mut private = numbers(comm.rank(), 1, count);
         let block = comm.allocate(count * 4).unwrap();
         // SAFETY: the block is ours alone until the call and after its end.
@@ -87,7 +87,7 @@ fn touched_by_a_sum(
         let start = |data: &mut [f32]| {
             comm.allreduce(buffer(data), DType::F32, ReduceOp::Sum, 0, TIMEOUT, false).unwrap()
         };
-        assert!(touched(&board, shape).is_empty(), "whoever made the board touched slots");
+        assert!(touched(&shm, shape).is_empty(), "whoever made the segment touched slots");
         together.wait();
         if comm.rank() == 1 {
             together.wait();
@@ -97,15 +97,15 @@ fn touched_by_a_sum(
         }
         let work = start(data);
         let until = Instant::now() + TIMEOUT;
-        while !registered && touched(&board, shape).is_empty() {
+        while !registered && touched(&shm, shape).is_empty() {
             assert!(Instant::now() < until, "nothing is touched");
             std::thread::yield_now();
         }
-        let alone = touched(&board, shape);
+        let alone = touched(&shm, shape);
         together.wait();
         work.wait(None).unwrap();
         together.wait();
-        (alone, touched(&board, shape))
+        (alone, touched(&shm, shape))
     });
     seen.into_iter().next().unwrap()
 }

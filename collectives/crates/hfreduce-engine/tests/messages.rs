@@ -1,4 +1,4 @@
-//! Messages between ranks: short ones with their offers, long ones through the board inside a node.
+//! Messages between ranks: short ones with their offers, long ones through the segment inside a node.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -7,7 +7,7 @@ mod support;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use hfreduce_engine::{CauseKind, Communicator, DType, Options, WaitError, Work};
+use hfreduce_engine::{Communicator, DType, ErrorKind, Options, WaitError, Work};
 use support::{Served, TIMEOUT, buffer, numbers, placement, run, run_at};
 
 /// Elements of a slot.
@@ -183,7 +183,7 @@ fn a_short_send_that_no_receive_asks_for_fails_at_its_deadline() {
             };
             assert_eq!(
                 (error.cause.kind, error.cause.peer),
-                (CauseKind::TimedOut, Some(1)),
+                (ErrorKind::TimedOut, Some(1)),
                 "{error}"
             );
         },

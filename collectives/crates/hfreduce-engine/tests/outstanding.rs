@@ -7,10 +7,10 @@ mod support;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use hfreduce_engine::{Buffer, CauseKind, Communicator, DType, ReduceOp, WaitError, Work};
+use hfreduce_engine::{Buffer, Communicator, DType, ErrorKind, ReduceOp, WaitError, Work};
 use support::{Served, TIMEOUT, buffer, placement, run, run_at};
 
-/// More than one window, more than the fingerprints that a board keeps, and more collective
+/// More than one window, more than the fingerprints that a segment keeps, and more collective
 /// operations than a daemon takes.
 const MANY: usize = 5000;
 
@@ -60,7 +60,7 @@ fn an_operation_is_compared_however_far_the_other_ranks_are_ahead() {
                         panic!("rank {}: the first operation must fail: {other:?}", comm.rank())
                     }
                 };
-                assert_eq!(error.cause.kind, CauseKind::Mismatch, "{error}");
+                assert_eq!(error.cause.kind, ErrorKind::Mismatch, "{error}");
                 let detail = &error.cause.detail;
                 assert!(detail.contains("max") && detail.contains("operation #1"), "{detail}");
             },
@@ -179,7 +179,7 @@ fn operations_that_are_held_back_fail_when_a_rank_leaves() {
                 // It may have left before the others have all results of the last one that it called.
                 let errors: Vec<_> = ends.filter_map(Result::err).collect();
                 assert!(errors.len() >= MANY - 10);
-                assert!(errors.iter().all(|error| error.cause.kind == CauseKind::PeerLeft));
+                assert!(errors.iter().all(|error| error.cause.kind == ErrorKind::PeerLeft));
             },
         );
     }
@@ -229,7 +229,7 @@ fn thousands_are_outstanding_through_daemons() {
 const LATE: Duration = Duration::from_secs(60);
 
 /// Receives whose messages never come, and what ends them: their deadline, an abort, or a close.
-fn nothing_comes(comm: &Communicator, count: usize, ended_by: CauseKind) {
+fn nothing_comes(comm: &Communicator, count: usize, ended_by: ErrorKind) {
     if comm.rank() > 0 {
         // Its own operation ends with the group.
         let mut data = [0.0];
@@ -239,7 +239,7 @@ fn nothing_comes(comm: &Communicator, count: usize, ended_by: CauseKind) {
     }
     // Long enough to start all of them before.
     let limit = Duration::from_secs(1 + count as u64 / 5000);
-    let deadline = if ended_by == CauseKind::TimedOut { limit } else { TIMEOUT };
+    let deadline = if ended_by == ErrorKind::TimedOut { limit } else { TIMEOUT };
     let mut data = vec![0.0; count];
     let start = |data: Buffer| comm.recv(data, DType::F32, 1, 1, deadline);
     let works: Vec<Work> = each(&mut data).map_while(|data| start(data).ok()).collect();
@@ -247,8 +247,8 @@ fn nothing_comes(comm: &Communicator, count: usize, ended_by: CauseKind) {
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| works[0].wait(None));
         match ended_by {
-            CauseKind::Aborted => comm.abort("the test says so"),
-            CauseKind::PeerLeft => drop(comm.close(Duration::ZERO)),
+            ErrorKind::Aborted => comm.abort("the test says so"),
+            ErrorKind::PeerLeft => drop(comm.close(Duration::ZERO)),
             _ => {}
         }
         waits.join().unwrap().unwrap_err();
@@ -259,14 +259,14 @@ fn nothing_comes(comm: &Communicator, count: usize, ended_by: CauseKind) {
     assert!(begun.elapsed() < limit + LATE);
     let Err(WaitError::Failed(error)) = works[0].wait(None) else { panic!("it has failed") };
     let expected = match ended_by {
-        CauseKind::PeerLeft => CauseKind::Aborted, // Closed while it was under way.
+        ErrorKind::PeerLeft => ErrorKind::Aborted, // Closed while it was under way.
         other => other,
     };
     assert_eq!(error.cause.kind, expected, "{error}");
 }
 
 fn end_in_time(count: usize) {
-    for ended_by in [CauseKind::TimedOut, CauseKind::Aborted, CauseKind::PeerLeft] {
+    for ended_by in [ErrorKind::TimedOut, ErrorKind::Aborted, ErrorKind::PeerLeft] {
         for (nodes, locals) in [(1, 2), (2, 1)] {
             run(&placement(nodes, locals), |_| {}, |comm| nothing_comes(&comm, count, ended_by));
         }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use fabric::auth::{CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES};
 use hfreduce_engine::flight::Folders;
 use hfreduce_engine::wire::HEAD_BYTES;
-use hfreduce_engine::{CauseKind, CollectiveError, DType, Endpoint, Options, ReduceOp, WaitError};
+use hfreduce_engine::{CollectiveError, DType, Endpoint, ErrorKind, Options, ReduceOp, WaitError};
 use support::{KEY, TIMEOUT, buffer, placement};
 
 /// What the ranks say to each other before the first frame.
@@ -169,11 +169,11 @@ fn stand_between(
     std::thread::spawn(move || {
         // One tree edge, dialled stream by stream.
         for stream in 0..streams {
-            let Ok((dialler, _)) = listener.accept() else { return };
+            let Ok((dialer, _)) = listener.accept() else { return };
             let acceptor = TcpStream::connect(("127.0.0.1", port)).unwrap();
             for (from, to, preface, ours) in [
-                (&dialler, &acceptor, FROM_DIALLER, outward && stream == bent),
-                (&acceptor, &dialler, FROM_ACCEPTOR, !outward && stream == bent),
+                (&dialer, &acceptor, FROM_DIALLER, outward && stream == bent),
+                (&acceptor, &dialer, FROM_ACCEPTOR, !outward && stream == bent),
             ] {
                 let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                 let mischief = if ours { mischief } else { Mischief::Nothing };
@@ -255,7 +255,7 @@ fn story(number: u64) -> bool {
                 let other = [1 - rank as u32, rank as u32];
                 assert!(error.cause.peer.is_some_and(|peer| other.contains(&peer)), "{what}");
                 assert!(error.rank == rank as u32 && !error.operation.is_empty(), "{what}");
-                let invalid = [CauseKind::Invalid, CauseKind::Aborted, CauseKind::Io];
+                let invalid = [ErrorKind::Invalid, ErrorKind::Aborted, ErrorKind::Io];
                 assert!(!invalid.contains(&error.cause.kind), "{what}");
             }
         }

@@ -9,7 +9,7 @@ use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
 use hfreduce_engine::flight::Folders;
-use hfreduce_engine::{CauseKind, Communicator, DType, Member, Newcomer, Options, WaitError};
+use hfreduce_engine::{Communicator, DType, ErrorKind, Member, Newcomer, Options, WaitError};
 use support::{KEY, TIMEOUT, allreduce, buffer, placement, run};
 
 fn ranks(list: &[u32]) -> Vec<Member> {
@@ -63,7 +63,7 @@ fn survivors_learn_who_of_them_is_an_operation_ahead() {
     let (sent, list) = (Barrier::new(3), ranks(&[1, 0]));
     run(
         &placement(3, 1),
-        |options| options.lend = false,
+        |options| options.peer_memory = false,
         |comm| {
             sum(&comm);
             let mut data = [1.0; 10];
@@ -88,12 +88,12 @@ fn survivors_learn_who_of_them_is_an_operation_ahead() {
             if comm.rank() == 1 {
                 assert!(broadcast().is_err());
             }
-            assert!(comm.came_from().iter().all(Option::is_none), "the first epoch");
+            assert!(comm.previous_epochs().iter().all(Option::is_none), "the first epoch");
             // The meeting, the sum, and the broadcast where it ended.
             let completed = 3 - u64::from(comm.rank());
             assert_eq!(comm.completed(), completed);
             let next = comm.reconfigure(&list, TIMEOUT).unwrap();
-            assert_eq!(next.came_from(), [Some((0, 2)), Some((0, 3))]);
+            assert_eq!(next.previous_epochs(), [Some((0, 2)), Some((0, 3))]);
             assert_eq!((comm.completed(), next.completed()), (completed, 1));
         },
     );
@@ -115,7 +115,7 @@ fn newcomers_take_the_places_of_the_lost() {
             scope.spawn(move || {
                 let comm = newcomer.join(TIMEOUT).unwrap();
                 assert_eq!((comm.world_size(), comm.epoch()), (4, 1));
-                let known: Vec<bool> = comm.came_from().iter().map(Option::is_some).collect();
+                let known: Vec<bool> = comm.previous_epochs().iter().map(Option::is_some).collect();
                 assert_eq!(known, [true, true, false, false]);
                 let summed = sum(&comm);
                 sums.lock().unwrap().push(summed);
@@ -153,7 +153,7 @@ fn ranks_that_disagree_on_the_members_hear_of_it_and_may_try_again() {
                 Ok(next) if comm.rank() == 1 => next,
                 Ok(_) => panic!("rank {} has others with it", comm.rank()),
                 Err(error) => {
-                    assert_eq!(error.cause.kind, CauseKind::Mismatch, "{error}");
+                    assert_eq!(error.cause.kind, ErrorKind::Mismatch, "{error}");
                     assert_eq!((error.rank, &*error.operation), (comm.rank(), "reconfigure"));
                     assert!(error.to_string().contains("[0, 2]"), "{error}");
                     comm.reconfigure(&ranks(&[0, 1, 2]), TIMEOUT).unwrap()
@@ -169,14 +169,14 @@ fn boards_are_lent_anew_and_those_of_the_lost_are_not_read() {
     let lost = 3;
     let list: Vec<u32> = (0..6).filter(|rank| *rank != lost).collect();
     let summed = Barrier::new(6);
-    let lent = run(
+    let mapped = run(
         &placement(3, 2),
         |_| {},
         |comm| {
             sum(&comm);
             summed.wait();
             if comm.rank() == lost {
-                // Its part of a sum that nobody else begins lies on the board when it goes.
+                // Its part of a sum that nobody else begins lies on the segment when it goes.
                 let mut data = vec![1e9; 100_000];
                 let work = allreduce(&comm, &mut data);
                 comm.abort("this one has an accident");
@@ -190,16 +190,16 @@ fn boards_are_lent_anew_and_those_of_the_lost_are_not_read() {
             for _ in 0..5 {
                 assert_eq!(sum(&next), 15.0);
             }
-            let lent = |comm: &Communicator| comm.counters().lent_bytes.load(Ordering::Relaxed);
-            let before = lent(&comm);
+            let mapped = |comm: &Communicator| comm.counters().mapped_bytes.load(Ordering::Relaxed);
+            let before = mapped(&comm);
             for _ in 0..5 {
                 assert_eq!(sum(&next), 15.0);
             }
-            assert_eq!(lent(&comm), before, "the old epoch lends no more");
-            lent(&next)
+            assert_eq!(mapped(&comm), before, "the old epoch lends no more");
+            mapped(&next)
         },
     );
-    assert!(lent.iter().any(|bytes| *bytes > 0), "{lent:?}");
+    assert!(mapped.iter().any(|bytes| *bytes > 0), "{lent:?}");
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn who_is_gone_or_does_not_come_is_named_by_its_present_rank() {
             let soon = Duration::from_secs(8);
             let absent = comm.reconfigure(&ranks(&[2, 0, 1]), soon).err().unwrap();
             assert_eq!(absent.cause.peer, Some(1), "{absent}");
-            assert!(matches!(absent.cause.kind, CauseKind::TimedOut | CauseKind::PeerDied));
+            assert!(matches!(absent.cause.kind, ErrorKind::TimedOut | ErrorKind::PeerDied));
             assert_eq!(absent.cause.peer_node.as_deref(), Some("n1"));
             over.wait();
             let next = comm.reconfigure(&ranks(&[2, 0]), TIMEOUT).unwrap();
@@ -238,7 +238,7 @@ fn lists_that_make_no_sense_are_refused_and_break_nothing() {
         |comm| {
             let refused = |members: &[Member]| {
                 let error = comm.reconfigure(members, TIMEOUT).err().unwrap();
-                assert_eq!(error.cause.kind, CauseKind::Invalid, "{error}");
+                assert_eq!(error.cause.kind, ErrorKind::Invalid, "{error}");
                 error.to_string()
             };
             assert!(refused(&[]).contains("first member"));

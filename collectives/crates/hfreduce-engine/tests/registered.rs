@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hfreduce_engine::{
-    Block, Buffer, CauseKind, Communicator, DType, Endpoint, Member, Options, ReduceOp, WaitError,
+    Block, Buffer, Communicator, DType, Endpoint, ErrorKind, Member, Options, ReduceOp, WaitError,
 };
 use support::{KEY, TIMEOUT, placement, run, try_run, values};
 
@@ -276,7 +276,7 @@ fn memory_is_its_owners_again_when_an_operation_fails_under_way() {
                     Err(error) => panic!("{error}"),
                 }
             };
-            assert_eq!(error.cause.kind, CauseKind::Aborted, "{error}");
+            assert_eq!(error.cause.kind, ErrorKind::Aborted, "{error}");
             data.bytes().fill(comm.rank() as u8);
             failed.wait();
             assert!(data.bytes().iter().all(|byte| *byte == comm.rank() as u8));
@@ -300,7 +300,7 @@ fn who_does_not_come_is_named_and_the_memory_goes_on_in_the_next_epoch() {
             if comm.rank() != 1 {
                 let error = sum(&comm, &mut data, Duration::from_millis(300)).unwrap_err();
                 let WaitError::Failed(error) = error else { panic!("{error}") };
-                assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::TimedOut, Some(1)));
+                assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::TimedOut, Some(1)));
             } else {
                 while comm.error().is_none() {
                     std::thread::yield_now();

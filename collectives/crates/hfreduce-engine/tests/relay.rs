@@ -8,7 +8,7 @@ mod support;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use hfreduce_engine::{Buffer, CauseKind, Communicator, DType, Options, ReduceOp, WaitError, Work};
+use hfreduce_engine::{Buffer, Communicator, DType, ErrorKind, Options, ReduceOp, WaitError, Work};
 use support::{TIMEOUT, placement, run, try_run, unless_ended, values};
 
 /// Of an operation that goes round: several chunks, the last of them short.
@@ -25,7 +25,7 @@ fn sharing(processors: usize) -> impl Fn(&mut Options) {
 }
 
 fn went_round(comm: &Communicator) -> u64 {
-    comm.counters().relayed_bytes.load(Ordering::Relaxed)
+    comm.counters().ring_bytes.load(Ordering::Relaxed)
 }
 
 /// Any bytes are numbers: not-a-number, infinities and zeros of both signs among them.
@@ -185,7 +185,7 @@ fn more_operations_than_the_board_remembers_end_in_order() {
 fn who_calls_something_else_or_nothing_is_named() {
     for wrong in 0..3 {
         try_run(&placement(1, 3), sharing(1), |comm| {
-            let Some(comm) = unless_ended(comm, CauseKind::Mismatch) else { return };
+            let Some(comm) = unless_ended(comm, ErrorKind::Mismatch) else { return };
             let mut data = vec![1.0_f32; (1 << 18) + usize::from(comm.rank() == wrong)];
             let buffer = support::buffer(&mut data);
             let failed = comm
@@ -193,10 +193,10 @@ fn who_calls_something_else_or_nothing_is_named() {
                 .map_err(WaitError::Failed)
                 .and_then(|work| work.wait(None));
             let Err(WaitError::Failed(error)) = failed else { panic!("{failed:?}") };
-            assert_eq!(error.cause.kind, CauseKind::Mismatch, "{error}");
+            assert_eq!(error.cause.kind, ErrorKind::Mismatch, "{error}");
         });
         try_run(&placement(1, 3), sharing(1), |comm| {
-            let Some(comm) = unless_ended(comm, CauseKind::TimedOut) else { return };
+            let Some(comm) = unless_ended(comm, ErrorKind::TimedOut) else { return };
             if comm.rank() == wrong {
                 while comm.error().is_none() {
                     std::thread::sleep(Duration::from_millis(1));
@@ -208,7 +208,7 @@ fn who_calls_something_else_or_nothing_is_named() {
             let work = comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, soon, true).unwrap();
             let Err(WaitError::Failed(error)) = work.wait(None) else { panic!("rank {wrong}") };
             let told = (error.cause.kind, error.cause.peer);
-            assert_eq!(told, (CauseKind::TimedOut, Some(wrong)), "{error}");
+            assert_eq!(told, (ErrorKind::TimedOut, Some(wrong)), "{error}");
         });
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use hfreduce_engine::{
-    Buffer, CauseKind, CollectiveError, Communicator, DType, Options, ReduceOp, WaitError, Work,
+    Buffer, CollectiveError, Communicator, DType, ErrorKind, Options, ReduceOp, WaitError, Work,
 };
 use support::{TIMEOUT, placement, run, try_run, unless_ended, values};
 
@@ -159,7 +159,7 @@ fn who_calls_something_else_or_nothing_is_named() {
         ];
         for odd in odd {
             try_run(&placement(1, 3), sharing(1), |comm| {
-                let Some(comm) = unless_ended(comm, CauseKind::Mismatch) else { return };
+                let Some(comm) = unless_ended(comm, ErrorKind::Mismatch) else { return };
                 let mut data = vec![1.0_f32; LARGE / 4];
                 let call = if comm.rank() == wrong {
                     odd(&comm, &mut data)
@@ -168,12 +168,12 @@ fn who_calls_something_else_or_nothing_is_named() {
                     comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true)
                 };
                 let error = failed(call);
-                assert_eq!(error.cause.kind, CauseKind::Mismatch, "{error}");
+                assert_eq!(error.cause.kind, ErrorKind::Mismatch, "{error}");
             });
         }
         let together = Barrier::new(2);
         try_run(&placement(1, 3), sharing(1), |comm| {
-            let Some(comm) = unless_ended(comm, CauseKind::TimedOut) else { return };
+            let Some(comm) = unless_ended(comm, ErrorKind::TimedOut) else { return };
             if comm.rank() == wrong {
                 while comm.error().is_none() {
                     std::thread::sleep(Duration::from_millis(1));
@@ -186,7 +186,7 @@ fn who_calls_something_else_or_nothing_is_named() {
             together.wait();
             let error = failed(comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, soon, true));
             let told = (error.cause.kind, error.cause.peer);
-            assert_eq!(told, (CauseKind::TimedOut, Some(wrong)), "{error}");
+            assert_eq!(told, (ErrorKind::TimedOut, Some(wrong)), "{error}");
         });
     }
 }

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use hfreduce_engine::flight::Folders;
 use hfreduce_engine::{
-    Carrier, CauseKind, CollectiveError, Communicator, DType, Endpoint, Member, Options, ReduceOp,
-    WaitError, Work,
+    CollectiveError, Communicator, DType, Endpoint, ErrorKind, Member, Options, ReduceOp,
+    TransportKind, WaitError, Work,
 };
 use support::{KEY, TIMEOUT, allreduce, buffer, digest, placement, run, try_run, values};
 
@@ -41,24 +41,24 @@ fn results(comm: &Communicator) -> (Vec<u64>, u64) {
 #[test]
 fn neither_streams_nor_transport_change_a_bit() {
     for (nodes, locals) in [(2, 1), (3, 1), (5, 1), (2, 2)] {
-        let with = |carrier: Carrier, streams: Option<usize>| {
+        let with = |transport: TransportKind, streams: Option<usize>| {
             let tune = |options: &mut Options| {
-                (options.carrier, options.streams) = (carrier, streams);
-                (options.lend, options.channels) = (false, Some(locals));
+                (options.transport, options.streams) = (transport, streams);
+                (options.peer_memory, options.channels) = (false, Some(locals));
                 options.slot_bytes = 64 << 10;
             };
             run(&placement(nodes, locals), tune, |comm| results(&comm))
         };
-        let one = with(Carrier::Tcp, Some(1));
+        let one = with(TransportKind::Tcp, Some(1));
         for streams in [None, Some(3), Some(4)] {
-            for (own, base) in with(Carrier::Tcp, streams).iter().zip(&one) {
+            for (own, base) in with(TransportKind::Tcp, streams).iter().zip(&one) {
                 assert_eq!(own.0, base.0, "{nodes} nodes, {locals} ranks, {streams:?}");
                 // The ranks that share a node's work divide them; there are two unless it is said.
                 let each = streams.unwrap_or(2).div_ceil(locals) as u64;
                 assert_eq!(own.1, base.1 * each, "{nodes} nodes, {locals} ranks, {streams:?}");
             }
         }
-        for (own, base) in with(Carrier::InProcess, None).iter().zip(&one) {
+        for (own, base) in with(TransportKind::InProcess, None).iter().zip(&one) {
             assert_eq!((&own.0, own.1), (&base.0, 0), "{nodes} nodes, {locals} ranks");
         }
     }
@@ -66,9 +66,9 @@ fn neither_streams_nor_transport_change_a_bit() {
 
 #[test]
 fn an_epoch_after_a_failure_has_what_the_first_one_had() {
-    for (carrier, streams) in [(Carrier::Tcp, 3), (Carrier::InProcess, 0)] {
+    for (transport, streams) in [(TransportKind::Tcp, 3), (TransportKind::InProcess, 0)] {
         let tune = |options: &mut Options| {
-            (options.carrier, options.lend) = (carrier, false);
+            (options.transport, options.peer_memory) = (transport, false);
             options.streams = (streams > 0).then_some(streams as usize);
         };
         let summed = Barrier::new(3);
@@ -82,7 +82,7 @@ fn an_epoch_after_a_failure_has_what_the_first_one_had() {
             while comm.error().is_none() {
                 std::thread::yield_now();
             }
-            assert_eq!(comm.error().unwrap().cause.kind, CauseKind::Aborted);
+            assert_eq!(comm.error().unwrap().cause.kind, ErrorKind::Aborted);
             let next = comm.reconfigure(&[Member::Rank(2), Member::Rank(0)], TIMEOUT).unwrap();
             assert_eq!(results(&next).1, streams);
         });
@@ -91,8 +91,9 @@ fn an_epoch_after_a_failure_has_what_the_first_one_had() {
 
 #[test]
 fn a_rank_that_leaves_is_named_over_every_transport() {
-    for (carrier, streams) in [(Carrier::Tcp, Some(4)), (Carrier::InProcess, None)] {
-        let tune = |options: &mut Options| (options.carrier, options.streams) = (carrier, streams);
+    for (transport, streams) in [(TransportKind::Tcp, Some(4)), (TransportKind::InProcess, None)] {
+        let tune =
+            |options: &mut Options| (options.transport, options.streams) = (transport, streams);
         run(&placement(2, 1), tune, |comm| {
             if comm.rank() == 0 {
                 allreduce(&comm, &mut vec![1.0; NUMEL]).wait(None).unwrap();
@@ -100,7 +101,7 @@ fn a_rank_that_leaves_is_named_over_every_transport() {
                 return;
             }
             let error = sums_until_an_error(&comm);
-            assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::PeerLeft, Some(0)));
+            assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::PeerLeft, Some(0)));
         });
     }
 }
@@ -144,14 +145,14 @@ impl Between {
         let (seen, stops) = (streams.clone(), frozen.clone());
         std::thread::spawn(move || {
             for stream in 0..count {
-                let Ok((dialler, _)) = listener.accept() else { return };
+                let Ok((dialer, _)) = listener.accept() else { return };
                 let acceptor = TcpStream::connect(("127.0.0.1", port)).unwrap();
-                for (from, to) in [(&dialler, &acceptor), (&acceptor, &dialler)] {
+                for (from, to) in [(&dialer, &acceptor), (&acceptor, &dialer)] {
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     let stops = stops.clone();
                     std::thread::spawn(move || pass_on(&from, &to, stream, &stops));
                 }
-                seen.lock().unwrap().push((dialler, acceptor));
+                seen.lock().unwrap().push((dialer, acceptor));
             }
         });
         Self { port: own, streams, frozen }
@@ -211,7 +212,7 @@ fn accident(
     })
 }
 
-fn all_say(errors: &[CollectiveError], kind: CauseKind, culprits: &[u32], word: &str) {
+fn all_say(errors: &[CollectiveError], kind: ErrorKind, culprits: &[u32], word: &str) {
     for error in errors {
         assert_eq!(error.cause.kind, kind, "{error}");
         assert!(error.cause.peer.is_some_and(|peer| culprits.contains(&peer)), "{error}");
@@ -221,17 +222,17 @@ fn all_say(errors: &[CollectiveError], kind: CauseKind, culprits: &[u32], word: 
 
 #[test]
 fn one_stream_of_several_that_is_cut_is_the_loss_of_the_peer() {
-    let errors = accident(TIMEOUT, |_, dialler, acceptor| {
-        dialler.shutdown(Shutdown::Both).unwrap();
+    let errors = accident(TIMEOUT, |_, dialer, acceptor| {
+        dialer.shutdown(Shutdown::Both).unwrap();
         acceptor.shutdown(Shutdown::Both).unwrap();
     });
-    all_say(&errors, CauseKind::PeerDied, &[0, 1], "its connection");
+    all_say(&errors, ErrorKind::PeerDied, &[0, 1], "its connection");
 }
 
 #[test]
 fn garbage_on_one_stream_of_several_is_blamed_on_who_sent_it() {
     let errors = accident(TIMEOUT, |_, _, mut acceptor| acceptor.write_all(&[7; 64]).unwrap());
-    all_say(&errors, CauseKind::Protocol, &[0], "HFR1");
+    all_say(&errors, ErrorKind::Protocol, &[0], "HFR1");
 }
 
 #[test]
@@ -239,7 +240,7 @@ fn one_stream_of_several_that_falls_silent_is_a_peer_that_has_stalled() {
     let errors = accident(Duration::from_secs(2), |between, _, _| {
         between.frozen.store(2, Ordering::SeqCst);
     });
-    all_say(&errors, CauseKind::PeerStalled, &[0, 1], "no sign of life");
+    all_say(&errors, ErrorKind::PeerStalled, &[0, 1], "no sign of life");
 }
 
 #[test]
@@ -250,7 +251,7 @@ fn ranks_that_were_told_different_numbers_are_named_before_they_connect() {
         |connected| connected.map(drop).unwrap_err(),
     );
     for (rank, error) in errors.iter().enumerate() {
-        assert_eq!(error.cause.kind, CauseKind::Mismatch, "{error}");
+        assert_eq!(error.cause.kind, ErrorKind::Mismatch, "{error}");
         assert_eq!(error.cause.peer, Some(1 - rank as u32), "{error}");
         let detail = &error.cause.detail;
         assert!(detail.contains("streams 2") && detail.contains("streams 3"), "{detail}");
@@ -263,7 +264,7 @@ fn a_number_of_streams_that_makes_no_sense_is_refused_by_name() {
         let mut options = Options::new(0, placement(2, 1));
         options.streams = Some(streams);
         let error = Endpoint::new(options, &KEY).map(drop).unwrap_err();
-        assert_eq!(error.cause.kind, CauseKind::Invalid);
+        assert_eq!(error.cause.kind, ErrorKind::Invalid);
         assert!(error.cause.detail.contains("HFREDUCE_STREAMS"), "{error}");
     }
 }

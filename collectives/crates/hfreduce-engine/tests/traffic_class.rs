@@ -45,7 +45,7 @@ fn all_are_marked(streams: usize) {
     let together = Barrier::new(placement.len());
     run(
         &placement,
-        |options| (options.lend, options.streams) = (false, Some(streams)),
+        |options| (options.peer_memory, options.streams) = (false, Some(streams)),
         |comm| {
             let (rank, mut data) = (comm.rank(), numbers(comm.rank(), 0, 1000));
             allreduce(&comm, &mut data).wait(None).unwrap();

@@ -306,16 +306,16 @@ impl Communicator {
             ("operations", &counters.operations),
             ("chunks", &counters.chunks),
             ("sleeps", &counters.sleeps),
-            ("rings", &counters.rings),
+            ("wakeups", &counters.wakeups),
             ("held_back", &counters.held_back),
             ("streams", &counters.streams),
             ("sent_bytes", &counters.sent_bytes),
-            ("lent_bytes", &counters.lent_bytes),
+            ("mapped_bytes", &counters.mapped_bytes),
             ("staged_bytes", &counters.staged_bytes),
             ("received_bytes", &counters.received_bytes),
             ("refused_connections", &counters.refused),
             ("in_place_bytes", &counters.in_place_bytes),
-            ("relayed_bytes", &counters.relayed_bytes),
+            ("ring_bytes", &counters.ring_bytes),
             ("reduced_bytes", &counters.reduced_bytes),
             ("reducing_nanoseconds", &counters.reducing_nanoseconds),
         ] {
@@ -358,7 +358,7 @@ impl Communicator {
 
     #[getter]
     fn came_from(&self) -> Vec<Option<(u32, u64)>> {
-        self.engine.came_from()
+        self.engine.previous_epochs()
     }
 
     fn flight<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fabric::interfaces::AddressSelector;
 use hfreduce_bootstrap::Settings;
-use hfreduce_engine::daemon::{Arrival, Entrance};
+use hfreduce_engine::daemon::{AnyEndpoint, AnyNewcomer};
 use hfreduce_engine::{Determinism, Options, Priority};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -18,7 +18,7 @@ use crate::errors::raise;
 /// One rank before it knows its peers.
 #[pyclass(module = "hfreduce._native")]
 pub struct Endpoint {
-    engine: Option<Entrance>,
+    engine: Option<AnyEndpoint>,
     world_size: usize,
 }
 
@@ -60,7 +60,7 @@ impl Endpoint {
         options.job = job;
         options.bridge = bridge;
         options.channels = channels;
-        options.lend = lend;
+        options.peer_memory = lend;
         options.streams = streams;
         options.determinism = modes(determinism)?;
         options.priority = level(priority)?;
@@ -70,7 +70,7 @@ impl Endpoint {
         options.address = wanted(address.as_deref())?;
         options.towards = towards;
         let engine = py
-            .detach(|| Entrance::open(options, &key, daemon.as_deref()))
+            .detach(|| AnyEndpoint::open(options, &key, daemon.as_deref()))
             .map_err(|error| raise(py, &error))?;
         Ok(Self { engine: Some(engine), world_size })
     }
@@ -118,7 +118,7 @@ pub fn check_descriptors(
 /// One who waits to be taken into a communicator that exists.
 #[pyclass(module = "hfreduce._native", frozen)]
 pub struct Newcomer {
-    engine: Arrival,
+    engine: AnyNewcomer,
 }
 
 #[pymethods]
@@ -151,13 +151,13 @@ impl Newcomer {
         options.liveness = liveness(liveness_timeout_seconds)?;
         options.slot_bytes = chunk_bytes.unwrap_or(options.slot_bytes);
         options.slots = slots;
-        options.lend = lend;
+        options.peer_memory = lend;
         options.streams = streams;
         options.determinism = modes(determinism)?;
         options.address = wanted(address.as_deref())?;
         options.towards = towards;
         let engine = py
-            .detach(|| Arrival::open(options, &key, daemon.as_deref()))
+            .detach(|| AnyNewcomer::open(options, &key, daemon.as_deref()))
             .map_err(|error| raise(py, &error))?;
         Ok(Self { engine })
     }

@@ -1,7 +1,7 @@
 //! `CollectiveError` in Python: the engine's error with its fields as attributes.
 
 use hfreduce_device::DeviceError;
-use hfreduce_engine::{CauseKind, CollectiveError as EngineError};
+use hfreduce_engine::{CollectiveError as EngineError, ErrorKind};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -44,7 +44,7 @@ pub fn gpu_error(py: Python<'_>, error: &DeviceError) -> PyErr {
 
 /// The exception for an engine's error; arguments that make no sense are a ValueError.
 pub fn raise(py: Python<'_>, error: &EngineError) -> PyErr {
-    if error.cause.kind == CauseKind::Invalid {
+    if error.cause.kind == ErrorKind::Invalid {
         return PyValueError::new_err(error.to_string());
     }
     to_exception(py, error)

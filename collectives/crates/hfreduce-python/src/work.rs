@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hfreduce_device::DeviceWork;
-use hfreduce_engine::{Callback, CauseKind, CollectiveError, WaitError, Work as EngineWork};
+use hfreduce_engine::{Callback, CollectiveError, ErrorKind, WaitError, Work as EngineWork};
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::prelude::*;
 
@@ -67,7 +67,7 @@ impl Handle {
 
     /// In a forked child: the error of every wait, since no thread completes the operation.
     fn orphaned(&self) -> Option<CollectiveError> {
-        let (kind, phase) = (CauseKind::Invalid, "waiting");
+        let (kind, phase) = (ErrorKind::Invalid, "waiting");
         let detail = "a forked child cannot wait for its parent's operation: \
                       connect after forking";
         match self {

@@ -117,7 +117,7 @@ struct Node {
 }
 
 struct Operation {
-    print: Fingerprint,
+    fingerprint: Fingerprint,
     geometry: Geometry,
     first: u64,
 }
@@ -186,11 +186,11 @@ impl Cluster {
         let operations = sizes_bytes
             .iter()
             .map(|bytes| {
-                let print = promised(allreduce_print(*bytes), settings.modes);
-                let geometry = Geometry::new(&print, nodes.len(), settings.slot_bytes);
+                let fingerprint = promised(allreduce_print(*bytes), settings.modes);
+                let geometry = Geometry::new(&fingerprint, nodes.len(), settings.slot_bytes);
                 let first = chunks;
                 chunks += u64::from(geometry.chunks());
-                Operation { print, geometry, first }
+                Operation { fingerprint, geometry, first }
             })
             .collect();
         Self {
@@ -329,9 +329,11 @@ pub(crate) fn allreduce_print(bytes: u64) -> Fingerprint {
     }
 }
 
-fn promised(print: Fingerprint, modes: Determinism) -> Fingerprint {
+fn promised(fingerprint: Fingerprint, modes: Determinism) -> Fingerprint {
     match modes.wide {
-        true => Fingerprint { modes, element_bytes: 2, count: print.count * 2, ..print },
-        false => Fingerprint { modes, ..print },
+        true => {
+            Fingerprint { modes, element_bytes: 2, count: fingerprint.count * 2, ..fingerprint }
+        }
+        false => Fingerprint { modes, ..fingerprint },
     }
 }

@@ -7,9 +7,9 @@ mod frames;
 
 use std::collections::BTreeSet;
 
-use hfreduce_engine::cause::{Cause, CauseKind};
 use hfreduce_engine::core::liveness::Liveness;
 use hfreduce_engine::core::{Action, DataHead, Fingerprint, Flows, Geometry, TreeCore};
+use hfreduce_engine::error::{AbortReason, ErrorKind};
 use hfreduce_engine::wire::{Frame, HEAD_BYTES, Head};
 
 use crate::agenda::{Agenda, MICROSECOND, MILLISECOND, Pipe, Time};
@@ -33,7 +33,7 @@ const EXIT_WITHIN: Time = 50 * MILLISECOND;
 #[derive(Debug, Clone, Default)]
 pub struct Ending {
     /// When it failed and why, if it did.
-    pub failed: Option<(Time, Cause)>,
+    pub failed: Option<(Time, AbortReason)>,
     /// Operations that it completed.
     pub completed: usize,
 }
@@ -98,13 +98,13 @@ struct Node {
     /// Of the operation under way: chunks activated and done.
     activated: u32,
     done: u32,
-    abort: Option<Cause>,
+    abort: Option<AbortReason>,
 }
 
 /// See the module's text.
 pub struct Group<'a> {
     scenario: &'a Scenario,
-    prints: Vec<Fingerprint>,
+    fingerprints: Vec<Fingerprint>,
     agenda: Agenda<Event>,
     nodes: Vec<Node>,
     ranks: Vec<Rank>,
@@ -162,7 +162,11 @@ impl<'a> Group<'a> {
             .collect();
         Self {
             scenario,
-            prints: scenario.sizes_bytes.iter().map(|bytes| allreduce_print(*bytes)).collect(),
+            fingerprints: scenario
+                .sizes_bytes
+                .iter()
+                .map(|bytes| allreduce_print(*bytes))
+                .collect(),
             agenda: Agenda::default(),
             nodes,
             ranks,
@@ -238,7 +242,7 @@ impl<'a> Group<'a> {
                 self.heed(rank);
                 self.fail(
                     rank,
-                    self.blame(CauseKind::PeerDied, rank, of, "its process ended"),
+                    self.blame(ErrorKind::PeerDied, rank, of, "its process ended"),
                     None,
                 );
             }
@@ -247,13 +251,14 @@ impl<'a> Group<'a> {
         }
     }
 
-    fn blame(&self, kind: CauseKind, by: usize, whom: usize, detail: &str) -> Cause {
+    fn blame(&self, kind: ErrorKind, by: usize, whom: usize, detail: &str) -> AbortReason {
         let node = &self.scenario.plan.nodes()[self.node_of(whom)].name;
-        Cause::new(kind, by as u32, detail).blaming(whom as u32, node)
+        AbortReason::new(kind, by as u32, detail).with_peer(whom as u32, node)
     }
 
     fn call(&mut self, rank: usize) {
-        if self.ranks[rank].ending.failed.is_some() || self.ranks[rank].called == self.prints.len()
+        if self.ranks[rank].ending.failed.is_some()
+            || self.ranks[rank].called == self.fingerprints.len()
         {
             return;
         }
@@ -272,7 +277,7 @@ impl<'a> Group<'a> {
         if self.is_owner(rank) {
             (self.nodes[node].activated, self.nodes[node].done) = (0, 0);
             if let Err((link, why)) =
-                self.nodes[node].core.start(operation as u64, self.prints[operation])
+                self.nodes[node].core.start(operation as u64, self.fingerprints[operation])
             {
                 return self.violated(node, link, why);
             }
@@ -310,7 +315,7 @@ impl<'a> Group<'a> {
     }
 
     fn geometry(&self, operation: usize) -> Geometry {
-        Geometry::new(&self.prints[operation], self.ranks.len(), SLOT_BYTES)
+        Geometry::new(&self.fingerprints[operation], self.ranks.len(), SLOT_BYTES)
     }
 
     fn drain(&mut self, node: usize) {
@@ -319,9 +324,9 @@ impl<'a> Group<'a> {
             match action {
                 Action::Send { link, key, tree, stage } => {
                     let bytes = self.geometry(key.0 as usize).chunk(key.1).bytes;
-                    let print = self.prints[key.0 as usize];
+                    let fingerprint = self.fingerprints[key.0 as usize];
                     let head =
-                        DataHead { sequence: key.0, chunk: key.1, tree, stage, bytes, print };
+                        DataHead { sequence: key.0, chunk: key.1, tree, stage, bytes, fingerprint };
                     let credits = self.nodes[node].core.take_owed(link);
                     let head =
                         Head { credits, payload_bytes: bytes, ..Head::bare(Frame::Data(head)) };
@@ -332,7 +337,7 @@ impl<'a> Group<'a> {
                     self.nodes[node].done += 1;
                     freed = true;
                 }
-                Action::Flood { link, cause } => {
+                Action::Abort { link, cause } => {
                     let bytes = cause.encode();
                     let length = bytes.len();
                     self.post(node, link, Message::Abort(bytes), length);

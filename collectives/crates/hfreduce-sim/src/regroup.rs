@@ -11,8 +11,10 @@ mod lines;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use hfreduce_engine::cause::CauseKind;
-use hfreduce_engine::core::regroup::{Agreement, Refusal, Regroup, Start, Step, Word};
+use hfreduce_engine::core::reconfigure::{
+    Agreement, Message, Reconfiguration, Rejection, Start, Step,
+};
+use hfreduce_engine::error::ErrorKind;
 
 use crate::agenda::{Agenda, MILLISECOND, SECOND, Time};
 use crate::faults::Seed;
@@ -57,8 +59,8 @@ enum Fault {
 #[derive(Debug, Clone)]
 enum Event {
     Enter(usize),
-    ToMember(usize, Option<Word>),
-    ToCoordinator(usize, Option<Word>),
+    ToMember(usize, Option<Message>),
+    ToCoordinator(usize, Option<Message>),
     Reached(usize),
     GaveUp { coordinator: usize, attempt: u32, member: usize },
     Late(usize, u32),
@@ -76,7 +78,7 @@ struct Connection {
     reached: bool,
     /// The member's attempt that took it, and its number there.
     taken: Option<(u32, u64)>,
-    came: VecDeque<Option<Word>>,
+    came: VecDeque<Option<Message>>,
     /// The last arrival at either end: a line keeps the order.
     last: [Time; 2],
 }
@@ -87,7 +89,7 @@ struct Actor {
     dead: bool,
     unplugged: bool,
     missed: Vec<Event>,
-    core: Option<Regroup>,
+    core: Option<Reconfiguration>,
     list: Vec<usize>,
     attempt: u32,
     entered: Time,
@@ -95,7 +97,7 @@ struct Actor {
     next_line: u64,
     agreed: Option<Agreement>,
     /// After a refusal: the attempt whose coordinator still tells those that it reaches.
-    leaving: Option<(u32, Regroup)>,
+    leaving: Option<(u32, Reconfiguration)>,
     /// The group that it is in, by name.
     group: Option<(u32, u64, Vec<String>)>,
     alone: bool,
@@ -208,20 +210,20 @@ impl Story {
         }
         match event {
             Event::Enter(one) => self.enter(one),
-            Event::ToMember(at, word) => {
-                self.connections[at].came.push_back(word);
+            Event::ToMember(at, message) => {
+                self.connections[at].came.push_back(message);
                 self.open_the_door(of);
             }
-            Event::ToCoordinator(at, word) => {
+            Event::ToCoordinator(at, message) => {
                 let (attempt, line) = (self.connections[at].attempt, self.connections[at].line);
-                self.tell(of, attempt, line, word);
+                self.tell(of, attempt, line, message);
             }
             Event::Reached(at) => self.reached(of, at),
             Event::GaveUp { attempt, member, .. } => {
                 if self.actors[of].attempt == attempt
                     && let Some(core) = &mut self.actors[of].core
                 {
-                    core.lost(member as u64, CauseKind::PeerDied, "no answer");
+                    core.lost(member as u64, ErrorKind::PeerDied, "no answer");
                     self.act(of);
                 }
             }
@@ -230,7 +232,7 @@ impl Story {
                     && self.bug != Some(Bug::NeverLate)
                     && let Some(core) = &mut self.actors[of].core
                 {
-                    core.late();
+                    core.timed_out();
                     self.act(of);
                 }
             }
@@ -265,15 +267,15 @@ impl Story {
             attempt: u64::from(actor.attempt),
             own: Some(own),
             size: list.len(),
-            roster: list
+            list_digest: list
                 .iter()
                 .fold(1, |all: u64, one| all.wrapping_mul(31).wrapping_add(*one as u64)),
             list: format!("{list:?}"),
             epoch: actor.epoch,
-            card: format!("{one}.{}", actor.attempt),
-            chance,
+            info: format!("{one}.{}", actor.attempt),
+            nonce: chance,
         };
-        let core = Regroup::new(start);
+        let core = Reconfiguration::new(start);
         actor.next_line = core.first_incoming();
         (actor.core, actor.list) = (Some(core), list);
         let patience = if own == 0 { TIMEOUT * 3 / 4 } else { TIMEOUT };
@@ -283,10 +285,10 @@ impl Story {
     }
 
     fn act(&mut self, one: usize) {
-        while let Some(step) = self.actors[one].core.as_mut().and_then(Regroup::poll) {
+        while let Some(step) = self.actors[one].core.as_mut().and_then(Reconfiguration::poll) {
             match step {
                 Step::Dial { member } => self.dial(one, member),
-                Step::Say { line, word } => self.say(one, line, word),
+                Step::Send { line, message } => self.say(one, line, message),
                 Step::End(how) => {
                     self.end(one, how);
                     return;
@@ -295,7 +297,7 @@ impl Story {
         }
     }
 
-    fn end(&mut self, one: usize, how: Result<Agreement, Refusal>) {
+    fn end(&mut self, one: usize, how: Result<Agreement, Rejection>) {
         let now = self.agenda.now();
         let actor = &mut self.actors[one];
         let attempt = actor.attempt;
@@ -319,13 +321,13 @@ impl Story {
             }
         }
         if let (Plot::Misled { .. }, Err(why)) = (self.plot, &how)
-            && why.kind != CauseKind::Mismatch
+            && why.kind != ErrorKind::Mismatch
         {
             self.wrong = Some(format!("member {one} fails although all run: {why:?}"));
         }
         match how {
             Ok(agreement) => {
-                let name = (agreement.epoch, agreement.chance);
+                let name = (agreement.epoch, agreement.nonce);
                 let same = self.groups.entry(name).or_insert_with(|| agreement.clone());
                 if *same != agreement {
                     self.wrong = Some(format!("two groups are named {name:?}"));
@@ -365,7 +367,7 @@ impl Story {
         let came = |member: &usize| {
             let actor = &self.actors[*member];
             let named = |agreed: &Agreement| {
-                (agreed.epoch, agreed.chance) == (agreement.epoch, agreement.chance)
+                (agreed.epoch, agreed.nonce) == (agreement.epoch, agreement.nonce)
             };
             actor.agreed.as_ref().is_some_and(named) && runs(member)
         };
@@ -376,10 +378,10 @@ impl Story {
                 .iter()
                 .map(|member| format!("{member}.{}", self.actors[*member].attempt))
                 .collect();
-            if summed != agreement.cards {
-                self.wrong = Some(format!("{summed:?} were summed as {:?}", agreement.cards));
+            if summed != agreement.infos {
+                self.wrong = Some(format!("{summed:?} were summed as {:?}", agreement.infos));
             }
-            let name = (agreement.epoch, agreement.chance, agreement.cards);
+            let name = (agreement.epoch, agreement.nonce, agreement.infos);
             self.actors[one].group = Some(name);
             // Somebody came back or went while we were at it.
             if self.there() != list {

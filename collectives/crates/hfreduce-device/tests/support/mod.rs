@@ -8,7 +8,7 @@ use std::sync::{Arc, Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 use hfreduce_device::{Cuda, Device, DeviceError, DeviceWork, Memory, Range, Settings};
-use hfreduce_engine::daemon::Entrance;
+use hfreduce_engine::daemon::AnyEndpoint;
 use hfreduce_engine::flight::Folders;
 use hfreduce_engine::{CollectiveError, Communicator, DType, Options, ReduceOp};
 use libloading::Library;
@@ -239,16 +239,16 @@ pub fn run_at<T: Send>(
     body: impl Fn(&Communicator) -> T + Sync,
 ) -> Vec<T> {
     let key = [7; 32];
-    let endpoints: Vec<Entrance> = (0..placement.len())
+    let endpoints: Vec<AnyEndpoint> = (0..placement.len())
         .map(|rank| {
             let mut options = Options::new(rank as u32, placement.to_vec());
             options.folders = Folders::default();
             // Several chunks for small tensors.
             options.slot_bytes = CHUNK_BYTES;
-            Entrance::open(options, &key, daemon(rank as u32).as_deref()).unwrap()
+            AnyEndpoint::open(options, &key, daemon(rank as u32).as_deref()).unwrap()
         })
         .collect();
-    let infos: Vec<Vec<u8>> = endpoints.iter().map(Entrance::info).collect();
+    let infos: Vec<Vec<u8>> = endpoints.iter().map(AnyEndpoint::info).collect();
     // Who fails at once fails nobody who still connects.
     let connected = Barrier::new(placement.len());
     std::thread::scope(|scope| {

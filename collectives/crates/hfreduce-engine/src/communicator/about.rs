@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use fabric::arena::{Arena, Block};
 
-use super::{Communicator, Ground};
-use crate::cause::{CauseKind, CollectiveError};
-use crate::drivers::Counters;
+use super::{Communicator, SessionHandle};
+use crate::driver::Counters;
+use crate::error::{CollectiveError, ErrorKind};
 use crate::flight::Snapshot;
 
 impl Communicator {
@@ -20,7 +20,7 @@ impl Communicator {
     /// What this rank did.
     pub fn counters(&self) -> &Counters {
         let counters = &self.inner.shared.counters;
-        if let Some(Ground::Own(origin)) = &self.ground {
+        if let Some(SessionHandle::Local(origin)) = &self.session {
             counters.refused.store(origin.refused(), Ordering::Relaxed);
         }
         counters
@@ -32,7 +32,7 @@ impl Communicator {
     /// # Errors
     /// There is no more of it (`HFREDUCE_REGISTERED_BYTES`), or what the kernel says.
     pub fn allocate(&self, bytes: usize) -> Result<Block, CollectiveError> {
-        let refuse = |detail: String| self.refused(CauseKind::Invalid, "allocate", detail);
+        let refuse = |detail: String| self.refused(ErrorKind::Invalid, "allocate", detail);
         let arena = self.arena().map_err(refuse)?;
         arena.allocate(bytes).map_err(|error| refuse(error.to_string()))
     }
@@ -49,9 +49,9 @@ impl Communicator {
 
     /// How often its members have changed.
     pub fn epoch(&self) -> u32 {
-        match &self.ground {
-            Some(Ground::Own(origin)) => origin.epoch(),
-            Some(Ground::Daemon(seat)) => seat.epoch(),
+        match &self.session {
+            Some(SessionHandle::Local(origin)) => origin.epoch(),
+            Some(SessionHandle::Daemon(daemon_session)) => daemon_session.epoch(),
             None => 0,
         }
     }
@@ -60,29 +60,29 @@ impl Communicator {
     /// meeting of `connect` is the first.
     pub fn completed(&self) -> u64 {
         let inner = &self.inner;
-        inner.next.load(Ordering::SeqCst).min(inner.shared.unended.load(Ordering::SeqCst))
+        inner.next.load(Ordering::SeqCst).min(inner.shared.first_unended.load(Ordering::SeqCst))
     }
 
     /// By rank: the epoch that each member left for this one, and how many operations it had
     /// completed there. None for newcomers, and for all in the first epoch.
-    pub fn came_from(&self) -> Vec<Option<(u32, u64)>> {
-        match &self.ground {
-            Some(Ground::Own(origin)) => origin.came_from().collect(),
-            Some(Ground::Daemon(seat)) => seat.came_from(),
+    pub fn previous_epochs(&self) -> Vec<Option<(u32, u64)>> {
+        match &self.session {
+            Some(SessionHandle::Local(origin)) => origin.previous_epochs().collect(),
+            Some(SessionHandle::Daemon(daemon_session)) => daemon_session.previous_epochs(),
             None => vec![None; self.world_size()],
         }
     }
 
     /// Where the next epoch begins, or why none does.
-    pub(crate) fn ground(&self) -> Result<&Ground, String> {
-        let ground = self.ground.as_ref().filter(|_| self.inner.is_ours());
-        ground.ok_or_else(|| "this is a forked child: connect after forking".to_owned())
+    pub(crate) fn session(&self) -> Result<&SessionHandle, String> {
+        let session = self.session.as_ref().filter(|_| self.inner.is_ours());
+        session.ok_or_else(|| "this is a forked child: connect after forking".to_owned())
     }
 
     pub(crate) fn arena(&self) -> Result<Arc<Arena>, String> {
-        match self.ground()? {
-            Ground::Daemon(seat) => Ok(seat.arena()),
-            Ground::Own(origin) => origin.arena().map_err(|error| error.to_string()),
+        match self.session()? {
+            SessionHandle::Daemon(daemon_session) => Ok(daemon_session.arena()),
+            SessionHandle::Local(origin) => origin.arena().map_err(|error| error.to_string()),
         }
     }
 

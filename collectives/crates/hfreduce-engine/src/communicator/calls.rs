@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::{Communicator, TAG_MAX, Work};
-use crate::cause::{CauseKind, CollectiveError};
 use crate::core::pair::ANY_RANK;
 use crate::core::{Determinism, Fingerprint, Kind};
+use crate::error::{CollectiveError, ErrorKind};
 use crate::operation::{Buffer, DType, ReduceOp, Transfer};
 
 impl Communicator {
@@ -24,8 +24,9 @@ impl Communicator {
     ) -> Result<Work, CollectiveError> {
         self.check_op(Kind::Allreduce, dtype, op)?;
         let count = self.count(Kind::Allreduce, &buffer, dtype)?;
-        let print = Fingerprint { shape, ..self.print(Kind::Allreduce, dtype, op as u8, 0, count) };
-        self.submit(print, buffer.clone(), buffer, vec![], timeout, lazy)
+        let fingerprint =
+            Fingerprint { shape, ..self.fingerprint(Kind::Allreduce, dtype, op as u8, 0, count) };
+        self.submit(fingerprint, buffer.clone(), buffer, vec![], timeout, lazy)
     }
 
     /// The root's buffer to everybody, in place.
@@ -42,8 +43,8 @@ impl Communicator {
     ) -> Result<Work, CollectiveError> {
         self.check_rank(Kind::Broadcast, "root", root)?;
         let count = self.count(Kind::Broadcast, &buffer, dtype)?;
-        let print = self.print(Kind::Broadcast, dtype, 0, root, count);
-        self.submit(print, buffer.clone(), buffer, vec![], timeout, lazy)
+        let fingerprint = self.fingerprint(Kind::Broadcast, dtype, 0, root, count);
+        self.submit(fingerprint, buffer.clone(), buffer, vec![], timeout, lazy)
     }
 
     /// Everybody's combination into the root's buffer.
@@ -62,8 +63,8 @@ impl Communicator {
         self.check_op(Kind::Reduce, dtype, op)?;
         self.check_rank(Kind::Reduce, "root", root)?;
         let count = self.count(Kind::Reduce, &buffer, dtype)?;
-        let print = self.print(Kind::Reduce, dtype, op as u8, root, count);
-        self.submit(print, buffer.clone(), buffer, vec![], timeout, lazy)
+        let fingerprint = self.fingerprint(Kind::Reduce, dtype, op as u8, root, count);
+        self.submit(fingerprint, buffer.clone(), buffer, vec![], timeout, lazy)
     }
 
     /// Everybody's input, one after the other, into everybody's output.
@@ -81,7 +82,14 @@ impl Communicator {
         let kind = Kind::Allgather;
         self.check_blocks(kind, "output", &output, &input)?;
         let count = self.count(kind, &input, dtype)?;
-        self.submit(self.print(kind, dtype, 0, 0, count), input, output, vec![], timeout, lazy)
+        self.submit(
+            self.fingerprint(kind, dtype, 0, 0, count),
+            input,
+            output,
+            vec![],
+            timeout,
+            lazy,
+        )
     }
 
     /// Block r of everybody's combined input into rank r's output.
@@ -101,8 +109,8 @@ impl Communicator {
         self.check_op(kind, dtype, op)?;
         self.check_blocks(kind, "input", &input, &output)?;
         let count = self.count(kind, &output, dtype)?;
-        let print = self.print(kind, dtype, op as u8, 0, count);
-        self.submit(print, input, output, vec![], timeout, lazy)
+        let fingerprint = self.fingerprint(kind, dtype, op as u8, 0, count);
+        self.submit(fingerprint, input, output, vec![], timeout, lazy)
     }
 
     /// Everybody's input, one after the other, into the root's output (ignored elsewhere).
@@ -131,7 +139,7 @@ impl Communicator {
         }
         let count = self.count(kind, &input, dtype)?;
         self.exchange(
-            self.print(kind, dtype, 0, root, count),
+            self.fingerprint(kind, dtype, 0, root, count),
             input,
             output,
             transfers,
@@ -166,7 +174,7 @@ impl Communicator {
         }
         let count = self.count(kind, &output, dtype)?;
         self.exchange(
-            self.print(kind, dtype, 0, root, count),
+            self.fingerprint(kind, dtype, 0, root, count),
             input,
             output,
             transfers,
@@ -199,7 +207,7 @@ impl Communicator {
                 "rank {own} keeps {} elements for itself and takes {}",
                 input_counts[own], output_counts[own]
             );
-            return Err(self.refused(CauseKind::Invalid, kind.name(), detail));
+            return Err(self.refused(ErrorKind::Invalid, kind.name(), detail));
         }
         input.copy_to(sends[own].0, &output, receives[own].0, sends[own].1);
         let mut transfers = Vec::new();
@@ -210,7 +218,14 @@ impl Communicator {
             let (offset, bytes) = sends[peer as usize];
             transfers.push((peer, true, offset, bytes));
         }
-        self.exchange(self.print(kind, dtype, 0, 0, 0), input, output, transfers, timeout, lazy)
+        self.exchange(
+            self.fingerprint(kind, dtype, 0, 0, 0),
+            input,
+            output,
+            transfers,
+            timeout,
+            lazy,
+        )
     }
 
     /// To one rank, which receives with the same tag.
@@ -274,13 +289,13 @@ impl Communicator {
                  itself, and tags end at {TAG_MAX}",
                 self.rank()
             );
-            return Err(self.refused(CauseKind::Invalid, kind.name(), detail));
+            return Err(self.refused(ErrorKind::Invalid, kind.name(), detail));
         }
         let count = self.count(kind, &buffer, dtype)?;
         let bytes = buffer.bytes();
         let transfers = vec![Transfer { peer, sends: kind == Kind::Send, offset: 0, bytes, tag }];
-        let print = self.print(kind, dtype, 0, 0, count);
-        self.submit(print, buffer.clone(), buffer, transfers, timeout, false)
+        let fingerprint = self.fingerprint(kind, dtype, 0, 0, count);
+        self.submit(fingerprint, buffer.clone(), buffer, transfers, timeout, false)
     }
 
     /// The other ranks, beginning with the next one.
@@ -312,14 +327,14 @@ impl Communicator {
                 buffer.bytes(),
                 self.world_size()
             );
-            return Err(self.refused(CauseKind::Invalid, kind.name(), detail));
+            return Err(self.refused(ErrorKind::Invalid, kind.name(), detail));
         }
         Ok(parts)
     }
 
     fn exchange(
         &self,
-        print: Fingerprint,
+        fingerprint: Fingerprint,
         input: Buffer,
         output: Buffer,
         transfers: Vec<(u32, bool, usize, usize)>,
@@ -330,7 +345,7 @@ impl Communicator {
         let transfers = transfers
             .map(|(peer, sends, offset, bytes)| Transfer { peer, sends, offset, bytes, tag: 0 })
             .collect();
-        self.submit(print, input, output, transfers, timeout, lazy)
+        self.submit(fingerprint, input, output, transfers, timeout, lazy)
     }
 
     /// Nobody's barrier ends before everybody's began.
@@ -338,11 +353,11 @@ impl Communicator {
     /// # Errors
     /// As for [`Communicator::allreduce`].
     pub fn barrier(&self, timeout: Duration, lazy: bool) -> Result<Work, CollectiveError> {
-        let print = self.print(Kind::Barrier, DType::U8, 0, 0, 0);
-        self.submit(print, Buffer::default(), Buffer::default(), vec![], timeout, lazy)
+        let fingerprint = self.fingerprint(Kind::Barrier, DType::U8, 0, 0, 0);
+        self.submit(fingerprint, Buffer::default(), Buffer::default(), vec![], timeout, lazy)
     }
 
-    fn print(&self, kind: Kind, dtype: DType, op: u8, root: u32, count: u64) -> Fingerprint {
+    fn fingerprint(&self, kind: Kind, dtype: DType, op: u8, root: u32, count: u64) -> Fingerprint {
         Fingerprint {
             kind,
             dtype: dtype.code(),
@@ -364,7 +379,7 @@ impl Communicator {
     fn count(&self, kind: Kind, buffer: &Buffer, dtype: DType) -> Result<u64, CollectiveError> {
         if !buffer.bytes().is_multiple_of(dtype.size_bytes()) {
             let detail = format!("{} bytes are no whole number of {dtype}", buffer.bytes());
-            return Err(self.refused(CauseKind::Invalid, kind.name(), detail));
+            return Err(self.refused(ErrorKind::Invalid, kind.name(), detail));
         }
         Ok((buffer.bytes() / dtype.size_bytes()) as u64)
     }
@@ -375,7 +390,7 @@ impl Communicator {
         }
         let detail =
             format!("{} is not defined for {dtype}; use another type or operation", op.name());
-        Err(self.refused(CauseKind::Invalid, kind.name(), detail))
+        Err(self.refused(ErrorKind::Invalid, kind.name(), detail))
     }
 
     fn check_rank(&self, kind: Kind, what: &str, rank: u32) -> Result<(), CollectiveError> {
@@ -383,7 +398,7 @@ impl Communicator {
             return Ok(());
         }
         let detail = format!("{what} {rank} does not exist in a world of {}", self.world_size());
-        Err(self.refused(CauseKind::Invalid, kind.name(), detail))
+        Err(self.refused(ErrorKind::Invalid, kind.name(), detail))
     }
 
     fn check_blocks(
@@ -402,6 +417,6 @@ impl Communicator {
             self.world_size(),
             block.bytes()
         );
-        Err(self.refused(CauseKind::Invalid, kind.name(), detail))
+        Err(self.refused(ErrorKind::Invalid, kind.name(), detail))
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Inner, TIMEOUT_MAX};
-use crate::cause::{Cause, CauseKind, CollectiveError};
-use crate::pace::Pace;
+use crate::error::{AbortReason, CollectiveError, ErrorKind};
+use crate::watermarks::Watermarks;
 use crate::work::{Callback, WorkState};
 
 /// A handle of one operation.
@@ -49,12 +49,12 @@ impl Work {
         if self.inner.is_ours() {
             self.inner.wait(started, until, || self.state.is_done());
         } else if !self.state.is_done() {
-            return Err(WaitError::Failed(self.inner.forked(&self.state.print.describe())));
+            return Err(WaitError::Failed(self.inner.forked(&self.state.fingerprint.describe())));
         }
         match self.state.result() {
             Some(result) => Ok(result?),
             None => Err(WaitError::StillRunning {
-                operation: self.state.print.describe(),
+                operation: self.state.fingerprint.describe(),
                 sequence: self.state.sequence,
                 waited: started.elapsed(),
             }),
@@ -72,7 +72,7 @@ impl Work {
     pub fn on_end(&self, callback: Callback) {
         self.state.on_end(callback);
         if !self.state.is_done() && self.inner.is_ours() {
-            self.inner.shared.ring();
+            self.inner.shared.notify();
             self.inner.wake_background();
         }
     }
@@ -98,26 +98,26 @@ impl Work {
     }
 
     /// Says that the bytes before `end` of its paced input are there.
-    pub fn arrived(&self, pace: &Pace, end: usize) {
+    pub fn arrived(&self, watermarks: &Watermarks, end: usize) {
         if !self.inner.is_ours() {
-            return; // The parent's memory and bell.
+            return; // The parent's memory and doorbell.
         }
-        pace.arrive(end);
-        self.inner.shared.ring();
+        watermarks.arrive(end);
+        self.inner.shared.notify();
     }
 
     /// Breaks the communicator on every rank: the memory of this operation cannot be brought or
     /// taken away, and this rank is to blame. Waits for nobody.
-    pub fn abort(&self, kind: CauseKind, detail: &str) {
+    pub fn abort(&self, kind: ErrorKind, detail: &str) {
         self.inner.abort(kind, detail);
     }
 
     /// The error of this operation on this rank for what befell it outside the engine.
-    pub fn failure(&self, kind: CauseKind, phase: &str, detail: &str) -> CollectiveError {
+    pub fn failure(&self, kind: ErrorKind, phase: &str, detail: &str) -> CollectiveError {
         let identity = &self.inner.shared.identity;
         let node = identity.placement.node_name(identity.rank);
-        let operation = self.state.print.describe();
-        let cause = Cause::new(kind, identity.rank, detail).blaming(identity.rank, node);
+        let operation = self.state.fingerprint.describe();
+        let cause = AbortReason::new(kind, identity.rank, detail).with_peer(identity.rank, node);
         let cause = cause.during(&operation, self.state.sequence as i64, phase);
         CollectiveError {
             job: identity.job.as_str().into(),
@@ -133,7 +133,7 @@ impl Work {
 
     /// What it is, as errors say it.
     pub fn describe(&self) -> String {
-        self.state.print.describe()
+        self.state.fingerprint.describe()
     }
 
     /// When it gives up.

@@ -9,32 +9,33 @@ use std::os::unix::net::UnixStream;
 use hfreduce_plan::Plan;
 use rustix::fd::AsFd;
 
-use super::{Communicator, Ground};
-use crate::daemon::{Attached, Seat};
-use crate::drivers::{Mover, Shared};
-use crate::line::Line;
+use super::{Communicator, SessionHandle};
+use crate::daemon::{ClientDriver, ClientSession};
+use crate::driver::{Backend, Shared};
+use crate::message_socket::MessageSocket;
 
 impl Communicator {
     /// Of a group that a daemon has connected: its meeting was the first operation.
     pub(crate) fn attached(
         shared: Arc<Shared>,
-        driver: Attached,
+        driver: ClientDriver,
         plan: Plan,
-        seat: Seat,
+        session: ClientSession,
     ) -> std::io::Result<Self> {
         shared.recorder.open();
-        let driver = Mover::Daemon(Box::new(driver));
-        let connected = Self::start(shared, driver, plan, Ground::Daemon(Box::new(seat)))?;
+        let driver = Backend::Daemon(Box::new(driver));
+        let connected =
+            Self::start(shared, driver, plan, SessionHandle::Daemon(Box::new(session)))?;
         connected.inner.next.store(1, Ordering::SeqCst);
         Ok(connected)
     }
 
     /// Ends this epoch without a farewell: the daemon says it when it goes on. The line to it, once all
     /// that was under way has ended; none where it was taken already.
-    pub(crate) fn detach(&self, timeout: Duration) -> Option<Line<UnixStream>> {
+    pub(crate) fn detach(&self, timeout: Duration) -> Option<MessageSocket<UnixStream>> {
         self.end(timeout, |_, _, _| ());
         match self.inner.take_driver(Instant::now() + Duration::from_secs(1)) {
-            Some(Mover::Daemon(attached)) => attached.into_line(),
+            Some(Backend::Daemon(attached)) => attached.into_line(),
             _ => None,
         }
     }
@@ -55,19 +56,19 @@ impl Communicator {
         done: impl Fn() -> bool,
         mut more: impl FnMut() -> bool,
     ) {
-        let called = &self.inner.shared.called;
-        let heard = || called.load(Ordering::SeqCst) || done() || self.inner.is_claimed();
-        let lent = self.inner.try_driver(|driver| {
+        let client_ready = &self.inner.shared.client_ready;
+        let heard = || client_ready.load(Ordering::SeqCst) || done() || self.inner.is_claimed();
+        let mapped = self.inner.try_driver(|driver| {
             // What was read before has left its mark: that is taken away, and then looked at again.
-            driver.glance();
-            called.store(false, Ordering::SeqCst);
+            driver.poll_once();
+            client_ready.store(false, Ordering::SeqCst);
             if !more() {
                 driver.drive(until, heard);
             }
         });
-        if !lent {
+        if !mapped {
             self.inner.wait(Instant::now(), until, heard);
-            called.store(false, Ordering::SeqCst);
+            client_ready.store(false, Ordering::SeqCst);
         }
     }
 }

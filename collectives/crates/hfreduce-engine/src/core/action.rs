@@ -2,7 +2,7 @@
 
 use super::credit::{Key, class};
 use super::fingerprint::Fingerprint;
-use crate::cause::Cause;
+use crate::error::AbortReason;
 
 /// The direction of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,7 +27,7 @@ pub struct DataHead {
     /// Payload length.
     pub bytes: usize,
     /// What the sender thinks the operation is.
-    pub print: Fingerprint,
+    pub fingerprint: Fingerprint,
 }
 
 impl DataHead {
@@ -99,11 +99,11 @@ pub enum Action {
         key: Key,
     },
     /// Tell this neighbour why everything ends.
-    Flood {
+    Abort {
         /// The link.
         link: usize,
         /// Why.
-        cause: Cause,
+        cause: AbortReason,
     },
 }
 

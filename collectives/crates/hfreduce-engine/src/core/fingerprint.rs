@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn a_fingerprint_survives_its_encoding() {
         for kind in Kind::ALL {
-            let print = Fingerprint {
+            let fingerprint = Fingerprint {
                 kind,
                 dtype: 1,
                 element_bytes: 2,
@@ -191,8 +191,8 @@ mod tests {
                 shape: 17,
                 modes: Determinism::from_code(kind as u8),
             };
-            assert_eq!(Fingerprint::decode(&print.encode()), Some(print));
-            assert_eq!(print.words().map(u64::to_le_bytes).concat(), print.encode());
+            assert_eq!(Fingerprint::decode(&fingerprint.encode()), Some(fingerprint));
+            assert_eq!(fingerprint.words().map(u64::to_le_bytes).concat(), fingerprint.encode());
         }
         assert_eq!(Fingerprint::decode(&[255; FINGERPRINT_BYTES]), None);
     }

@@ -5,16 +5,16 @@ use hfreduce_plan::{NodePlace, Plan};
 use proptest::prelude::*;
 
 use super::credit::CLASSES;
-use super::pair::{ANY_RANK, Letter, OFFERS_MAX, PairAction, Pairs, Ticket};
-use super::regroup::{Refusal, Regroup, Start, Step, Word};
+use super::pair::{ANY_RANK, Envelope, OFFERS_MAX, PairAction, Pairs, TransferId};
+use super::reconfigure::{Message, Reconfiguration, Rejection, Start, Step};
 use super::tree::{Action, DataHead, Place, Stage, TreeCore};
 use super::{Determinism, Fingerprint, Flows, Geometry, Kind};
-use crate::cause::CauseKind;
+use crate::error::ErrorKind;
 
 const WINDOW: u32 = 4;
 const SLOT_BYTES: usize = 16 << 10;
 
-fn print(kind: u8, count: u64) -> Fingerprint {
+fn fingerprint(kind: u8, count: u64) -> Fingerprint {
     let modes = Determinism::from_code(kind / 6);
     let kind = Kind::ALL[usize::from(kind) % 6];
     Fingerprint { kind, dtype: 0, element_bytes: 2, op: 0, root: 1, count, shape: 0, modes }
@@ -78,9 +78,9 @@ impl Node {
     fn take(&mut self, happening: Happening, nodes: usize) -> bool {
         match happening {
             Happening::Call(kind, count) => {
-                let print = print(kind, count);
-                self.calls.push(print);
-                self.core.start(self.calls.len() as u64 - 1, print).is_ok()
+                let fingerprint = fingerprint(kind, count);
+                self.calls.push(fingerprint);
+                self.core.start(self.calls.len() as u64 - 1, fingerprint).is_ok()
             }
             Happening::Activate => self.activate(nodes),
             Happening::Ready => {
@@ -98,15 +98,15 @@ impl Node {
             Happening::Head { link, sequence, chunk, tree, up, honest } => {
                 let link = link % self.links();
                 let call = self.calls.get(sequence as usize).copied().filter(|_| honest);
-                let print = call.unwrap_or_else(|| print(1, sequence));
-                let cut = Geometry::new(&print, nodes, SLOT_BYTES);
+                let fingerprint = call.unwrap_or_else(|| fingerprint(1, sequence));
+                let cut = Geometry::new(&fingerprint, nodes, SLOT_BYTES);
                 let stage = if up { Stage::Up } else { Stage::Down };
                 let known = cut.chunk(chunk % cut.chunks());
                 let (chunk, tree, bytes) = match honest {
                     true => (known.index, known.tree, known.bytes_in(stage)),
                     false => (chunk, tree, chunk as usize),
                 };
-                let head = DataHead { sequence, chunk, tree, stage, bytes, print };
+                let head = DataHead { sequence, chunk, tree, stage, bytes, fingerprint };
                 match self.core.place(link, &head) {
                     Ok(place) => self.receiving.push((link, head, place)),
                     Err(_) => return false,
@@ -124,15 +124,15 @@ impl Node {
                 self.core.credits(link % self.links(), counts).is_ok()
             }
             Happening::Compare(sequence, kind) => {
-                self.core.compare(sequence, print(kind, sequence)).is_ok()
+                self.core.compare(sequence, fingerprint(kind, sequence)).is_ok()
             }
         }
     }
 
     fn activate(&mut self, nodes: usize) -> bool {
         let (sequence, index) = self.next;
-        let Some(print) = self.calls.get(sequence as usize) else { return true };
-        let cut = Geometry::new(print, nodes, SLOT_BYTES);
+        let Some(fingerprint) = self.calls.get(sequence as usize) else { return true };
+        let cut = Geometry::new(fingerprint, nodes, SLOT_BYTES);
         if index >= cut.chunks() {
             self.next = (sequence + 1, 0);
             return true;
@@ -164,27 +164,28 @@ impl Node {
     }
 }
 
-fn letter(kind: u8, tag: u64, bytes: u64) -> Letter {
+fn envelope(kind: u8, tag: u64, bytes: u64) -> Envelope {
     let kind = if kind.is_multiple_of(2) { Kind::Send } else { Kind::Recv };
-    let print = Fingerprint { kind, ..print(0, bytes) };
-    Letter { tag, bytes, print }
+    let fingerprint = Fingerprint { kind, ..fingerprint(0, bytes) };
+    Envelope { tag, bytes, fingerprint }
 }
 
-fn word() -> impl Strategy<Value = Word> {
-    let cards = proptest::collection::vec("[a-c]", 0..4);
+fn message() -> impl Strategy<Value = Message> {
+    let infos = proptest::collection::vec("[a-c]", 0..4);
     prop_oneof![
-        (0..3_u64, 0..2_u64, 0..3_u64)
-            .prop_map(|(roster, caller, attempt)| { Word::Call { roster, caller, attempt } }),
-        (any::<u32>(), "[a-c]").prop_map(|(epoch, card)| Word::Join { epoch, card }),
-        "[a-c]".prop_map(|list| Word::Differ { list }),
-        (0..5_usize).prop_map(|member| Word::Wait { member }),
-        (any::<u32>(), 0..3_u64, cards).prop_map(|(epoch, chance, cards)| Word::Welcome {
-            epoch,
-            chance,
-            cards
+        (0..3_u64, 0..2_u64, 0..3_u64).prop_map(|(list_digest, caller, attempt)| {
+            Message::Call { list_digest, caller, attempt }
         }),
-        (0..5_usize).prop_map(|member| Word::No(Refusal {
-            kind: if member.is_multiple_of(2) { CauseKind::Mismatch } else { CauseKind::PeerDied },
+        (any::<u32>(), "[a-c]").prop_map(|(epoch, info)| Message::Join { epoch, info }),
+        "[a-c]".prop_map(|list| Message::Differ { list }),
+        (0..5_usize).prop_map(|member| Message::Wait { member }),
+        (any::<u32>(), 0..3_u64, infos).prop_map(|(epoch, nonce, infos)| Message::Welcome {
+            epoch,
+            nonce,
+            infos
+        }),
+        (0..5_usize).prop_map(|member| Message::Reject(Rejection {
+            kind: if member.is_multiple_of(2) { ErrorKind::Mismatch } else { ErrorKind::PeerDied },
             member: Some(member),
             detail: String::new(),
         })),
@@ -218,14 +219,14 @@ proptest! {
         let mut granted = 0_usize;
         for (number, (what, peer, message, bytes, kind)) in story.into_iter().enumerate() {
             let (eager, kind) = (kind > 1, kind % 2);
-            let ticket = Ticket { operation: number as u64, transfer: 0 };
+            let ticket = TransferId { operation: number as u64, transfer: 0 };
             let fine = match what {
-                0 => { pairs.send(peer, ticket, letter(0, message, bytes)); true }
+                0 => { pairs.send(peer, ticket, envelope(0, message, bytes)); true }
                 1 if peer == 3 => {
-                    pairs.receive(ANY_RANK, ticket, letter(1, message, bytes)).is_ok()
+                    pairs.receive(ANY_RANK, ticket, envelope(1, message, bytes)).is_ok()
                 }
-                1 => pairs.receive(peer, ticket, letter(1, message, bytes)).is_ok(),
-                2 => pairs.offered(peer, message, letter(kind, message, bytes), eager).is_ok(),
+                1 => pairs.receive(peer, ticket, envelope(1, message, bytes)).is_ok(),
+                2 => pairs.offered(peer, message, envelope(kind, message, bytes), eager).is_ok(),
                 3 => pairs.granted(peer, message).is_ok(),
                 4 => pairs.piece(peer, message, bytes).is_ok(),
                 _ => { pairs.arrived(peer, message, 0); true }
@@ -244,27 +245,27 @@ proptest! {
     fn an_attempt_ends_once_whatever_is_said(
         own in 0..4_usize,
         newcomer in any::<bool>(),
-        story in proptest::collection::vec((0..8_u64, word(), 0..8_u8), 0..40),
+        story in proptest::collection::vec((0..8_u64, message(), 0..8_u8), 0..40),
     ) {
         let own = (!newcomer).then_some(own);
-        let (list, card) = ("list".to_owned(), "card".to_owned());
-        let start = Start { id: 1, attempt: 1, own, size: 4, roster: 1, list, epoch: 3, card, chance: 9 };
-        let mut regroup = Regroup::new(start);
+        let (list, info) = ("list".to_owned(), "card".to_owned());
+        let start = Start { id: 1, attempt: 1, own, size: 4, list_digest: 1, list, epoch: 3, info, nonce: 9 };
+        let mut reconfigure = Reconfiguration::new(start);
         let mut ends = 0;
         let mut said = 0;
-        for (line, word, what) in story {
+        for (line, message, what) in story {
             match what {
-                0 => regroup.lost(line, CauseKind::PeerDied, "gone"),
-                1 => regroup.reached(1 + line as usize % 3),
-                _ => regroup.heard(line, word),
+                0 => reconfigure.lost(line, ErrorKind::PeerDied, "gone"),
+                1 => reconfigure.connected(1 + line as usize % 3),
+                _ => reconfigure.received(line, message),
             }
-            while let Some(step) = regroup.poll() {
-                said += usize::from(matches!(step, Step::Say { .. }));
+            while let Some(step) = reconfigure.poll() {
+                said += usize::from(matches!(step, Step::Send { .. }));
                 ends += usize::from(matches!(step, Step::End(_)));
             }
         }
-        regroup.late();
-        while let Some(step) = regroup.poll() {
+        reconfigure.timed_out();
+        while let Some(step) = reconfigure.poll() {
             ends += usize::from(matches!(step, Step::End(_)));
         }
         prop_assert_eq!(ends, 1);

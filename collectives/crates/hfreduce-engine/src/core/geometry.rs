@@ -9,27 +9,27 @@ use super::fingerprint::{Fingerprint, Kind};
 
 /// Whose bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Who {
+pub enum Ranks {
     /// Every rank's.
     All,
     /// One rank's.
-    Rank(u32),
+    One(u32),
 }
 
-impl Who {
+impl Ranks {
     /// True if `rank` is among them.
     pub fn includes(self, rank: u32) -> bool {
         match self {
-            Who::All => true,
-            Who::Rank(one) => one == rank,
+            Ranks::All => true,
+            Ranks::One(one) => one == rank,
         }
     }
 
     /// The one rank.
-    pub fn one(self) -> Option<u32> {
+    pub fn single(self) -> Option<u32> {
         match self {
-            Who::All => None,
-            Who::Rank(rank) => Some(rank),
+            Ranks::All => None,
+            Ranks::One(rank) => Some(rank),
         }
     }
 }
@@ -42,9 +42,9 @@ pub struct Chunk {
     /// The tree in which it travels.
     pub tree: usize,
     /// Who contributes.
-    pub source: Who,
+    pub source: Ranks,
     /// Who receives.
-    pub sink: Who,
+    pub sink: Ranks,
     /// Where it begins in a contributor's buffer.
     pub input_offset: usize,
     /// Where it begins in a receiver's buffer.
@@ -78,22 +78,22 @@ impl Chunk {
 
     /// True if contributions are summed on the way.
     pub fn reduces(&self) -> bool {
-        self.source == Who::All
+        self.source == Ranks::All
     }
 
     /// True if the result goes to everybody.
     pub fn spreads(&self) -> bool {
-        self.sink == Who::All
+        self.sink == Ranks::All
     }
 
     /// The one rank that gives or receives it, if there is one.
     pub fn root(&self) -> Option<u32> {
-        self.source.one().or(self.sink.one())
+        self.source.single().or(self.sink.single())
     }
 
     /// The node at which the tree is hung up, where it is not the tree's own root; `root` is the
     /// node of [`Chunk::root`].
-    pub fn hung_at(&self, root: Option<usize>) -> Option<usize> {
+    pub fn rooted_at(&self, root: Option<usize>) -> Option<usize> {
         root.filter(|_| !self.anchored)
     }
 }
@@ -124,27 +124,27 @@ pub struct Geometry {
 
 impl Geometry {
     /// The cut of an operation over `world_size` ranks into chunks of at most `slot_bytes`.
-    pub fn new(print: &Fingerprint, world_size: usize, slot_bytes: usize) -> Self {
-        let block_bytes = print.count as usize * usize::from(print.element_bytes);
-        let blocks = match print.kind {
+    pub fn new(fingerprint: &Fingerprint, world_size: usize, slot_bytes: usize) -> Self {
+        let block_bytes = fingerprint.count as usize * usize::from(fingerprint.element_bytes);
+        let blocks = match fingerprint.kind {
             Kind::Allgather | Kind::ReduceScatter if block_bytes > 0 => world_size,
             _ => 1,
         };
-        let element_bytes = usize::from(print.element_bytes).max(1);
-        let widening = if print.modes.wide { (WIDE_BYTES / element_bytes).max(1) } else { 1 };
+        let element_bytes = usize::from(fingerprint.element_bytes).max(1);
+        let widening = if fingerprint.modes.wide { (WIDE_BYTES / element_bytes).max(1) } else { 1 };
         // A slot holds a partial sum, too.
         let slot_bytes = slot_bytes / widening;
         let wanted = block_bytes.div_ceil(CHUNKS_WANTED).max(CHUNK_BYTES_MIN).min(slot_bytes);
         let chunk_bytes = wanted.div_ceil(ALIGNMENT_BYTES) * ALIGNMENT_BYTES;
         Self {
-            kind: print.kind,
-            root: print.root,
+            kind: fingerprint.kind,
+            root: fingerprint.root,
             blocks,
             block_bytes,
             chunk_bytes: chunk_bytes.min(slot_bytes),
             chunks_per_block: block_bytes.div_ceil(chunk_bytes.min(slot_bytes)).max(1),
             widening,
-            stable: print.modes.stable,
+            stable: fingerprint.modes.stable,
         }
     }
 
@@ -160,17 +160,17 @@ impl Geometry {
         let bytes = self.chunk_bytes.min(self.block_bytes.saturating_sub(offset));
         let there = block * self.block_bytes + offset;
         let (source, sink, input_offset, output_offset) = match self.kind {
-            Kind::Broadcast => (Who::Rank(self.root), Who::All, offset, offset),
-            Kind::Reduce => (Who::All, Who::Rank(self.root), offset, offset),
+            Kind::Broadcast => (Ranks::One(self.root), Ranks::All, offset, offset),
+            Kind::Reduce => (Ranks::All, Ranks::One(self.root), offset, offset),
             Kind::Allgather if self.block_bytes > 0 => {
-                (Who::Rank(block as u32), Who::All, offset, there)
+                (Ranks::One(block as u32), Ranks::All, offset, there)
             }
             Kind::ReduceScatter if self.block_bytes > 0 => {
-                (Who::All, Who::Rank(block as u32), there, offset)
+                (Ranks::All, Ranks::One(block as u32), there, offset)
             }
-            _ => (Who::All, Who::All, offset, offset),
+            _ => (Ranks::All, Ranks::All, offset, offset),
         };
-        let anchored = self.stable && source == Who::All;
+        let anchored = self.stable && source == Ranks::All;
         Chunk {
             index,
             tree: if anchored { 0 } else { index as usize & 1 },
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
     use crate::core::Determinism;
 
-    fn print(kind: Kind, count: u64) -> Fingerprint {
+    fn fingerprint(kind: Kind, count: u64) -> Fingerprint {
         let modes = Determinism::DEFAULT;
         Fingerprint { kind, dtype: 0, element_bytes: 4, op: 0, root: 2, count, shape: 0, modes }
     }
@@ -199,7 +199,7 @@ mod tests {
     fn chunks_cover_every_byte_once() {
         for kind in [Kind::Allreduce, Kind::Broadcast, Kind::Allgather, Kind::ReduceScatter] {
             for count in [0, 1, 3, 1000, 4096, 4097, 100_000, 1 << 20, (1 << 20) + 1] {
-                let geometry = Geometry::new(&print(kind, count), 5, 256 << 10);
+                let geometry = Geometry::new(&fingerprint(kind, count), 5, 256 << 10);
                 let blocks =
                     if matches!(kind, Kind::Allgather | Kind::ReduceScatter) { 5 } else { 1 };
                 let total: usize =
@@ -215,23 +215,23 @@ mod tests {
 
     #[test]
     fn an_empty_operation_still_meets_everybody() {
-        let geometry = Geometry::new(&print(Kind::Allgather, 0), 5, 1 << 18);
+        let geometry = Geometry::new(&fingerprint(Kind::Allgather, 0), 5, 1 << 18);
         assert_eq!(geometry.chunks(), 1);
         let chunk = geometry.chunk(0);
-        assert_eq!((chunk.bytes, chunk.source, chunk.sink), (0, Who::All, Who::All));
+        assert_eq!((chunk.bytes, chunk.source, chunk.sink), (0, Ranks::All, Ranks::All));
     }
 
     #[test]
     fn a_stable_sum_takes_one_tree_from_one_root_however_it_is_cut() {
         for kind in [Kind::Allreduce, Kind::Reduce, Kind::ReduceScatter, Kind::Broadcast] {
             let modes = Determinism { stable: true, wide: false };
-            let print = Fingerprint { modes, ..print(kind, 1 << 20) };
-            let cut = Geometry::new(&print, 5, 256 << 10);
+            let fingerprint = Fingerprint { modes, ..fingerprint(kind, 1 << 20) };
+            let cut = Geometry::new(&fingerprint, 5, 256 << 10);
             let chunks: Vec<Chunk> = (0..cut.chunks()).map(|index| cut.chunk(index)).collect();
             let summed = kind != Kind::Broadcast;
             assert!(chunks.iter().all(|chunk| chunk.anchored == summed));
             assert_eq!(chunks.iter().any(|chunk| chunk.tree == 1), !summed);
-            assert!(!summed || chunks.iter().all(|chunk| chunk.hung_at(Some(3)).is_none()));
+            assert!(!summed || chunks.iter().all(|chunk| chunk.rooted_at(Some(3)).is_none()));
         }
     }
 
@@ -239,8 +239,9 @@ mod tests {
     fn a_wide_partial_sum_fits_a_slot() {
         for (element_bytes, slot_bytes) in [(1, 4096), (2, 4096), (1, 256 << 10), (2, 256 << 10)] {
             let modes = Determinism { stable: false, wide: true };
-            let print = Fingerprint { modes, element_bytes, ..print(Kind::Allreduce, 999_999) };
-            let cut = Geometry::new(&print, 5, slot_bytes);
+            let fingerprint =
+                Fingerprint { modes, element_bytes, ..fingerprint(Kind::Allreduce, 999_999) };
+            let cut = Geometry::new(&fingerprint, 5, slot_bytes);
             let chunks = (0..cut.chunks()).map(|index| cut.chunk(index));
             for chunk in chunks {
                 assert_eq!(chunk.partial_bytes, chunk.bytes / usize::from(element_bytes) * 4);
@@ -252,9 +253,9 @@ mod tests {
 
     #[test]
     fn the_cut_depends_on_the_size_alone() {
-        let small = Geometry::new(&print(Kind::Allreduce, 1024), 5, 1 << 18);
+        let small = Geometry::new(&fingerprint(Kind::Allreduce, 1024), 5, 1 << 18);
         assert_eq!(small.chunks(), 1);
-        let large = Geometry::new(&print(Kind::Allreduce, 1 << 20), 5, 1 << 18);
+        let large = Geometry::new(&fingerprint(Kind::Allreduce, 1 << 20), 5, 1 << 18);
         assert_eq!(large.chunks(), 16);
     }
 }

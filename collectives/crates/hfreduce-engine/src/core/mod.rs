@@ -10,7 +10,7 @@
 //! - [`tree`]: the state machine of one node over all of them.
 //! - [`pair`]: messages between two ranks.
 //! - [`liveness`]: who has been silent for too long.
-//! - [`regroup`]: how those who go on after a failure agree on who they are.
+//! - [`reconfigure`]: how those who go on after a failure agree on who they are.
 //!
 //! Invariants: partial sums are combined in one order (own, then the neighbours as the plan lists
 //! them), never in the order of arrival; the last credit of a window belongs to its oldest chunk,
@@ -24,18 +24,18 @@ pub mod flow;
 pub mod geometry;
 pub mod liveness;
 pub mod pair;
-pub mod regroup;
+pub mod reconfigure;
 pub mod tree;
 
 /// Collective operations that a rank has started and that it or another rank of its node has not
-/// ended. Later ones are held back: with more, no more bytes would be under way (board slots and
+/// ended. Later ones are held back: with more, no more bytes would be under way (segment slots and
 /// credits are far fewer), only more fingerprints would have to be kept.
 pub const OUTSTANDING_MAX: usize = 512;
 
 pub use determinism::Determinism;
 pub use fingerprint::{FINGERPRINT_BYTES, Fingerprint, Kind};
 pub use flow::{Flow, Flows};
-pub use geometry::{Chunk, Geometry, Who};
+pub use geometry::{Chunk, Geometry, Ranks};
 pub use tree::{Action, DataHead, Place, Stage, TreeCore};
 
 #[cfg(test)]
@@ -43,4 +43,4 @@ mod fuzz_test;
 #[cfg(test)]
 mod pair_test;
 #[cfg(test)]
-mod regroup_test;
+mod reconfigure_test;

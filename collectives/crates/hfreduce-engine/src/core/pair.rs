@@ -30,7 +30,7 @@ pub const ANY_RANK: u32 = u32::MAX;
 
 /// Names one transfer of one operation on this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ticket {
+pub struct TransferId {
     /// The operation, as this rank counts them.
     pub operation: u64,
     /// Which of its transfers.
@@ -39,13 +39,13 @@ pub struct Ticket {
 
 /// What is said about a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Letter {
+pub struct Envelope {
     /// What pairs it.
     pub tag: u64,
     /// Its length.
     pub bytes: u64,
     /// What the operation is.
-    pub print: Fingerprint,
+    pub fingerprint: Fingerprint,
 }
 
 /// What the driver has to do.
@@ -58,9 +58,9 @@ pub enum PairAction {
         /// The message's number.
         message: u64,
         /// What it is.
-        letter: Letter,
+        envelope: Envelope,
         /// The send whose bytes go with it, if they do.
-        eager: Option<Ticket>,
+        eager: Option<TransferId>,
     },
     /// Tell the peer.
     Grant {
@@ -69,7 +69,7 @@ pub enum PairAction {
         /// The peer's number for it.
         message: u64,
         /// The receive that takes it.
-        ticket: Ticket,
+        ticket: TransferId,
     },
     /// Copy the bytes that came with an offer.
     Take {
@@ -78,7 +78,7 @@ pub enum PairAction {
         /// The peer's number for the message.
         message: u64,
         /// The receive that takes them.
-        ticket: Ticket,
+        ticket: TransferId,
     },
     /// Send the bytes.
     Stream {
@@ -87,12 +87,12 @@ pub enum PairAction {
         /// The message's number.
         message: u64,
         /// What it is.
-        ticket: Ticket,
+        ticket: TransferId,
     },
     /// This transfer is complete.
     Complete {
         /// Which.
-        ticket: Ticket,
+        ticket: TransferId,
     },
 }
 
@@ -100,8 +100,8 @@ pub enum PairAction {
 #[derive(Clone, Copy, Debug)]
 struct Posted {
     order: u64,
-    ticket: Ticket,
-    letter: Letter,
+    ticket: TransferId,
+    envelope: Envelope,
 }
 
 /// An offer that waits for a receive.
@@ -109,7 +109,7 @@ struct Posted {
 struct Offered {
     order: u64,
     message: u64,
-    letter: Letter,
+    envelope: Envelope,
     /// Its bytes are here.
     eager: bool,
 }
@@ -153,8 +153,8 @@ impl<T> Default for ByTag<T> {
 struct Pair {
     next_message: u64,
     /// Sends that wait for their turn to be offered.
-    queued: VecDeque<(Ticket, Letter)>,
-    offered: BTreeMap<u64, (Ticket, Letter)>,
+    queued: VecDeque<(TransferId, Envelope)>,
+    offered: BTreeMap<u64, (TransferId, Envelope)>,
     /// Of those, the ones whose bytes went with the offer.
     eager: BTreeSet<u64>,
     eager_bytes: u64,
@@ -162,7 +162,7 @@ struct Pair {
     /// Bytes that came with these.
     held_bytes: u64,
     posted: ByTag<Posted>,
-    arriving: BTreeMap<u64, (Ticket, u64, u64)>,
+    arriving: BTreeMap<u64, (TransferId, u64, u64)>,
 }
 
 /// All pairs of one rank.
@@ -183,8 +183,8 @@ impl Pairs {
     }
 
     /// We want to send.
-    pub fn send(&mut self, peer: u32, ticket: Ticket, letter: Letter) {
-        self.pairs.entry(peer).or_default().queued.push_back((ticket, letter));
+    pub fn send(&mut self, peer: u32, ticket: TransferId, envelope: Envelope) {
+        self.pairs.entry(peer).or_default().queued.push_back((ticket, envelope));
         self.offer(peer);
     }
 
@@ -195,16 +195,16 @@ impl Pairs {
     pub fn receive(
         &mut self,
         peer: u32,
-        ticket: Ticket,
-        letter: Letter,
+        ticket: TransferId,
+        envelope: Envelope,
     ) -> Result<(), (u32, Violation)> {
-        let posted = Posted { order: self.next_order(), ticket, letter };
-        if let Some((peer, offer)) = self.take_offer(peer, letter.tag) {
+        let posted = Posted { order: self.next_order(), ticket, envelope };
+        if let Some((peer, offer)) = self.take_offer(peer, envelope.tag) {
             return self.grant(peer, offer, posted).map_err(|why| (peer, why));
         }
         match peer {
-            ANY_RANK => self.posted_to_any.push(letter.tag, posted),
-            peer => self.pairs.entry(peer).or_default().posted.push(letter.tag, posted),
+            ANY_RANK => self.posted_to_any.push(envelope.tag, posted),
+            peer => self.pairs.entry(peer).or_default().posted.push(envelope.tag, posted),
         }
         Ok(())
     }
@@ -217,11 +217,11 @@ impl Pairs {
         &mut self,
         peer: u32,
         message: u64,
-        letter: Letter,
+        envelope: Envelope,
         eager: bool,
     ) -> Result<(), Violation> {
-        let offer = Offered { order: self.next_order(), message, letter, eager };
-        if let Some(posted) = self.take_posted(peer, letter.tag) {
+        let offer = Offered { order: self.next_order(), message, envelope, eager };
+        if let Some(posted) = self.take_posted(peer, envelope.tag) {
             return self.grant(peer, offer, posted);
         }
         let pair = self.pairs.entry(peer).or_default();
@@ -229,13 +229,13 @@ impl Pairs {
             return Err(Violation::Protocol(format!("more than {OFFERS_MAX} offers wait here")));
         }
         if eager {
-            pair.held_bytes = pair.held_bytes.saturating_add(letter.bytes);
+            pair.held_bytes = pair.held_bytes.saturating_add(envelope.bytes);
             if pair.held_bytes > EAGER_WINDOW_BYTES {
                 let most = EAGER_WINDOW_BYTES;
                 return Err(Violation::Protocol(format!("over {most} bytes came unasked")));
             }
         }
-        pair.offers.push(letter.tag, offer);
+        pair.offers.push(envelope.tag, offer);
         Ok(())
     }
 
@@ -251,7 +251,7 @@ impl Pairs {
         let pair = self.pairs.get_mut(&peer)?;
         let offer = pair.offers.pop(tag)?;
         if offer.eager {
-            pair.held_bytes -= offer.letter.bytes;
+            pair.held_bytes -= offer.envelope.bytes;
         }
         Some((peer, offer))
     }
@@ -277,14 +277,14 @@ impl Pairs {
     /// [`Violation`] if we did not offer it.
     pub fn granted(&mut self, peer: u32, message: u64) -> Result<(), Violation> {
         let pair = self.pairs.entry(peer).or_default();
-        let Some((ticket, letter)) = pair.offered.remove(&message) else {
+        let Some((ticket, envelope)) = pair.offered.remove(&message) else {
             return Err(Violation::Protocol(format!("message {message} was granted, not offered")));
         };
         let eager = pair.eager.remove(&message);
         if eager {
-            pair.eager_bytes -= letter.bytes;
+            pair.eager_bytes -= envelope.bytes;
         }
-        self.actions.push_back(if letter.bytes == 0 || eager {
+        self.actions.push_back(if envelope.bytes == 0 || eager {
             PairAction::Complete { ticket }
         } else {
             PairAction::Stream { peer, message, ticket }
@@ -302,7 +302,7 @@ impl Pairs {
         peer: u32,
         message: u64,
         bytes: u64,
-    ) -> Result<(Ticket, u64), Violation> {
+    ) -> Result<(TransferId, u64), Violation> {
         let arriving = self.pairs.get(&peer).and_then(|pair| pair.arriving.get(&message));
         match arriving {
             Some((ticket, have, all)) if bytes > 0 && have + bytes <= *all => Ok((*ticket, *have)),
@@ -326,30 +326,30 @@ impl Pairs {
     fn offer(&mut self, peer: u32) {
         let pair = self.pairs.entry(peer).or_default();
         while pair.offered.len() < OFFERS_MAX {
-            let Some((ticket, letter)) = pair.queued.pop_front() else { return };
+            let Some((ticket, envelope)) = pair.queued.pop_front() else { return };
             let message = pair.next_message;
             pair.next_message += 1;
-            pair.offered.insert(message, (ticket, letter));
-            let eager = (1..=EAGER_BYTES_MAX).contains(&letter.bytes)
-                && pair.eager_bytes + letter.bytes <= EAGER_WINDOW_BYTES;
+            pair.offered.insert(message, (ticket, envelope));
+            let eager = (1..=EAGER_BYTES_MAX).contains(&envelope.bytes)
+                && pair.eager_bytes + envelope.bytes <= EAGER_WINDOW_BYTES;
             if eager {
                 pair.eager.insert(message);
-                pair.eager_bytes += letter.bytes;
+                pair.eager_bytes += envelope.bytes;
             }
             let eager = eager.then_some(ticket);
-            self.actions.push_back(PairAction::Offer { peer, message, letter, eager });
+            self.actions.push_back(PairAction::Offer { peer, message, envelope, eager });
         }
     }
 
     fn grant(&mut self, peer: u32, offered: Offered, posted: Posted) -> Result<(), Violation> {
-        let Offered { message, letter: offer, eager, .. } = offered;
-        let Posted { ticket, letter, .. } = posted;
+        let Offered { message, envelope: offer, eager, .. } = offered;
+        let Posted { ticket, envelope, .. } = posted;
         // Ranks may give an operation different lengths for each other: then both sides of a pair
         // have to agree on that of their message.
-        if !same(&offer.print, &letter.print) || offer.bytes != letter.bytes {
+        if !same(&offer.fingerprint, &envelope.fingerprint) || offer.bytes != envelope.bytes {
             return Err(Violation::Mismatch {
-                sequence: letter.tag & (u64::MAX >> 1),
-                ours: of_length(letter),
+                sequence: envelope.tag & (u64::MAX >> 1),
+                ours: of_length(envelope),
                 theirs: of_length(offer),
             });
         }
@@ -357,11 +357,11 @@ impl Pairs {
         if eager {
             self.actions.push_back(PairAction::Take { peer, message, ticket });
         }
-        if letter.bytes == 0 || eager {
+        if envelope.bytes == 0 || eager {
             self.actions.push_back(PairAction::Complete { ticket });
         } else {
             let pair = self.pairs.entry(peer).or_default();
-            pair.arriving.insert(message, (ticket, 0, letter.bytes));
+            pair.arriving.insert(message, (ticket, 0, envelope.bytes));
         }
         Ok(())
     }
@@ -376,12 +376,13 @@ fn same(theirs: &Fingerprint, ours: &Fingerprint) -> bool {
 }
 
 /// For messages: what was called, with the length of this message where it has none of its own.
-fn of_length(letter: Letter) -> Fingerprint {
-    let Letter { bytes, print, .. } = letter;
-    match print.kind {
-        Kind::Alltoall => {
-            Fingerprint { count: bytes / u64::from(print.element_bytes.max(1)), ..print }
-        }
-        _ => print,
+fn of_length(envelope: Envelope) -> Fingerprint {
+    let Envelope { bytes, fingerprint, .. } = envelope;
+    match fingerprint.kind {
+        Kind::Alltoall => Fingerprint {
+            count: bytes / u64::from(fingerprint.element_bytes.max(1)),
+            ..fingerprint
+        },
+        _ => fingerprint,
     }
 }

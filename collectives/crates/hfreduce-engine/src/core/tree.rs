@@ -20,7 +20,7 @@ use super::credit::{CLASSES, Key, ReceiveWindow, SendWindow, class};
 use super::fingerprint::Fingerprint;
 use super::flow::{Flow, Flows, NEIGHBOURS_MAX};
 use super::geometry::Chunk;
-use crate::cause::Cause;
+use crate::error::AbortReason;
 
 /// Where the result of a chunk goes on from here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ struct ChunkState {
     key: Key,
     chunk: Chunk,
     /// Where the tree is hung up.
-    hung_at: Option<usize>,
+    rooted_at: Option<usize>,
     onward: Onward,
     needs_local: bool,
     local_ready: bool,
@@ -86,7 +86,7 @@ pub struct TreeCore {
     channel: (usize, usize),
     links: Vec<Link>,
     window: u32,
-    prints: VecDeque<(u64, Fingerprint)>,
+    fingerprints: VecDeque<(u64, Fingerprint)>,
     chunks: VecDeque<ChunkState>,
     activated: Option<Key>,
     early: BTreeMap<(Key, Stage), Vec<Early>>,
@@ -112,7 +112,7 @@ impl TreeCore {
             channel,
             links,
             window,
-            prints: VecDeque::new(),
+            fingerprints: VecDeque::new(),
             chunks: VecDeque::new(),
             activated: None,
             early: BTreeMap::new(),
@@ -140,16 +140,23 @@ impl TreeCore {
     ///
     /// # Errors
     /// A [`Violation`] and its link, if a peer that is ahead runs another operation.
-    pub fn start(&mut self, sequence: u64, print: Fingerprint) -> Result<(), (usize, Violation)> {
-        if self.prints.len() == HISTORY {
-            self.prints.pop_front();
+    pub fn start(
+        &mut self,
+        sequence: u64,
+        fingerprint: Fingerprint,
+    ) -> Result<(), (usize, Violation)> {
+        if self.fingerprints.len() == HISTORY {
+            self.fingerprints.pop_front();
         }
-        self.prints.push_back((sequence, print));
+        self.fingerprints.push_back((sequence, fingerprint));
         let range = ((sequence, 0), Stage::Up)..((sequence + 1, 0), Stage::Up);
         for early in self.early.range(range).flat_map(|(_, early)| early) {
-            if early.head.print != print {
-                let theirs = early.head.print;
-                return Err((early.link, Violation::Mismatch { sequence, ours: print, theirs }));
+            if early.head.fingerprint != fingerprint {
+                let theirs = early.head.fingerprint;
+                return Err((
+                    early.link,
+                    Violation::Mismatch { sequence, ours: fingerprint, theirs },
+                ));
             }
         }
         Ok(())
@@ -160,7 +167,7 @@ impl TreeCore {
     /// # Errors
     /// [`Violation::Mismatch`].
     pub fn compare(&self, sequence: u64, theirs: Fingerprint) -> Result<(), Violation> {
-        match self.print_of(sequence) {
+        match self.fingerprint_of(sequence) {
             Some(ours) if ours != theirs => Err(Violation::Mismatch { sequence, ours, theirs }),
             _ => Ok(()),
         }
@@ -181,9 +188,9 @@ impl TreeCore {
             return Ok(());
         }
         let key = (sequence, chunk.index);
-        let hung_at = chunk.hung_at(root);
+        let rooted_at = chunk.rooted_at(root);
         let onward = self.onward(&chunk, root);
-        let flow = self.flows.flow(chunk.tree, hung_at);
+        let flow = self.flows.flow(chunk.tree, rooted_at);
         let (is_root, away) = (flow.toward.is_none(), flow.away.len());
         let mut sends_left = 0;
         if let (true, Some(link)) = (chunk.reduces(), flow.toward) {
@@ -197,7 +204,7 @@ impl TreeCore {
         self.chunks.push_back(ChunkState {
             key,
             chunk,
-            hung_at,
+            rooted_at,
             onward,
             needs_local: chunk.reduces() || is_root,
             local_ready: false,
@@ -275,7 +282,7 @@ impl TreeCore {
     }
 
     /// Ends everything; every neighbour but `from` will be told. False if it had ended before.
-    pub fn fail(&mut self, cause: &Cause, from: Option<usize>) -> bool {
+    pub fn fail(&mut self, cause: &AbortReason, from: Option<usize>) -> bool {
         if std::mem::replace(&mut self.broken, true) {
             return false;
         }
@@ -283,7 +290,7 @@ impl TreeCore {
         self.chunks.clear();
         self.early.clear();
         for link in (0..self.links.len()).filter(|link| Some(*link) != from) {
-            self.actions.push_back(Action::Flood { link, cause: cause.clone() });
+            self.actions.push_back(Action::Abort { link, cause: cause.clone() });
         }
         true
     }
@@ -331,9 +338,9 @@ impl TreeCore {
         }
     }
 
-    fn print_of(&self, sequence: u64) -> Option<Fingerprint> {
-        let at = self.prints.binary_search_by_key(&sequence, |(seq, _)| *seq).ok()?;
-        Some(self.prints[at].1)
+    fn fingerprint_of(&self, sequence: u64) -> Option<Fingerprint> {
+        let at = self.fingerprints.binary_search_by_key(&sequence, |(seq, _)| *seq).ok()?;
+        Some(self.fingerprints[at].1)
     }
 
     fn find(&self, key: Key) -> Option<usize> {
@@ -341,7 +348,7 @@ impl TreeCore {
     }
 
     fn flow(&self, state: &ChunkState) -> &Flow {
-        self.flows.flow(state.chunk.tree, state.hung_at)
+        self.flows.flow(state.chunk.tree, state.rooted_at)
     }
 }
 

@@ -13,12 +13,20 @@ use fabric::shm::{self, Segment};
 use hfreduce_testing::{cases, edited, edits};
 use proptest::prelude::*;
 
+use super::client::ClientSession;
+use super::protocol::*;
+use super::server::validate;
 use super::*;
 use crate::communicator::WaitError;
 use crate::core::{Determinism, Fingerprint, Kind};
+use crate::endpoint::{Member, Options};
+use crate::error::{CollectiveError, ErrorKind};
 use crate::flight::Folders;
-use crate::line::framed;
+use crate::message_socket::MessageSocket;
+use crate::message_socket::framed;
+use crate::operation::Transfer;
 use crate::operation::{Buffer, DType, ReduceOp};
+use std::time::{Duration, Instant};
 
 const KEY: [u8; 32] = [7; 32];
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -28,7 +36,7 @@ fn options(rank: u32, world: usize) -> Options {
     Options { folders: Folders::default(), ..Options::new(rank, placement) }
 }
 
-fn print(count: u64) -> Fingerprint {
+fn fingerprint(count: u64) -> Fingerprint {
     Fingerprint {
         kind: Kind::Allreduce,
         dtype: DType::F32.code(),
@@ -41,17 +49,17 @@ fn print(count: u64) -> Fingerprint {
     }
 }
 
-fn call(print: Fingerprint, offset: u64) -> Call {
-    let region = Region { offset, bytes: print.count as usize * 4 };
+fn call(fingerprint: Fingerprint, offset: u64) -> Call {
+    let region = Region { offset, bytes: fingerprint.count as usize * 4 };
     let (ticket, transfers) = (0, Vec::new());
     Call {
         ticket,
-        print: print.encode(),
+        fingerprint: fingerprint.encode(),
         input: region,
         output: region,
         transfers,
         timeout_ms: 60_000,
-        paced: false,
+        pipelined: false,
     }
 }
 
@@ -61,12 +69,12 @@ proptest! {
     #[test]
     fn a_call_that_is_nearly_right_is_refused_or_inside_the_arena(edits in edits()) {
         let arena = Segment::create("test", 8192).unwrap();
-        let mut one = call(Fingerprint { kind: Kind::Send, ..print(16) }, 4096);
+        let mut one = call(Fingerprint { kind: Kind::Send, ..fingerprint(16) }, 4096);
         one.transfers.push(Transfer { peer: 1, sends: true, offset: 0, bytes: 64, tag: 1 });
-        for (one, world) in [(one, 2), (call(print(16), 0), 1)] {
+        for (one, world) in [(one, 2), (call(fingerprint(16), 0), 1)] {
             let text = edited(&serde_json::to_value(&one).unwrap(), &edits);
             let Ok(read) = serde_json::from_str::<Call>(&text) else { continue };
-            let Ok(taken) = check::operation(&read, &arena, 0, world) else { continue };
+            let Ok(taken) = validate::operation(&read, &arena, 0, world) else { continue };
             for (buffer, region) in [(&taken.input, read.input), (&taken.output, read.output)] {
                 prop_assert_eq!(buffer.bytes(), region.bytes);
                 prop_assert!(region.offset + region.bytes as u64 <= 8192 || region.bytes == 0);
@@ -89,7 +97,7 @@ impl Drop for Stop<'_> {
 
 /// A rank that speaks by itself, connected with one that the library speaks for; what becomes of the
 /// latter's allreduce, after `act`.
-fn beside(act: impl FnOnce(&mut Line<UnixStream>)) -> CollectiveError {
+fn beside(act: impl FnOnce(&mut MessageSocket<UnixStream>)) -> CollectiveError {
     let folder = tempfile::tempdir().unwrap();
     let path: PathBuf = folder.path().join("socket");
     let daemon = Daemon::bind(
@@ -111,25 +119,26 @@ fn beside(act: impl FnOnce(&mut Line<UnixStream>)) -> CollectiveError {
                 daemon.accept_for(Duration::from_millis(20)).unwrap();
             }
         });
-        let other = Entrance::open(options(0, 2), &KEY, Some(&path)).unwrap();
+        let other = AnyEndpoint::open(options(0, 2), &KEY, Some(&path)).unwrap();
         let mut stream = UnixStream::connect(&path).unwrap();
         let (process, own, key, newcomer) = (1, options(1, 2), KEY.to_vec(), false);
         let open = Open { version: VERSION, process, options: own, key, newcomer };
-        stream.write_all(&framed(&Ask::Open(Box::new(open)))).unwrap();
+        stream.write_all(&framed(&Request::Open(Box::new(open)))).unwrap();
         let soon = Deadline::after(TIMEOUT);
         let fds = shm::receive_descriptors(&stream, &mut [0; 8], soon).unwrap();
         assert_eq!(fds.len(), 1);
         stream.set_nonblocking(true).unwrap();
-        let mut line = Line::over(stream, WORD_BYTES_MAX);
-        let Ok(Tell::Opened { info, .. }) = await_word(&mut line, Instant::now() + TIMEOUT) else {
+        let mut line = MessageSocket::with_limit(stream, MESSAGE_BYTES_MAX);
+        let Ok(Response::Opened { info, .. }) = await_message(&mut line, Instant::now() + TIMEOUT)
+        else {
             panic!("not let in");
         };
         let infos = [String::from_utf8(other.info()).unwrap(), info];
         let bytes: Vec<Vec<u8>> = infos.iter().cloned().map(String::into_bytes).collect();
-        line.say(&Ask::Connect { infos: infos.to_vec(), timeout_ms: 60_000 });
+        line.send(&Request::Connect { infos: infos.to_vec(), timeout_ms: 60_000 });
         let other = other.connect(&bytes, TIMEOUT).unwrap();
-        let told = await_word(&mut line, Instant::now() + TIMEOUT);
-        assert!(matches!(told, Ok(Tell::Connected { .. })), "{told:?}");
+        let told = await_message(&mut line, Instant::now() + TIMEOUT);
+        assert!(matches!(told, Ok(Response::Connected { .. })), "{told:?}");
         act(&mut line);
         drop(line);
         let mut data = [1.0_f32; 4];
@@ -138,7 +147,7 @@ fn beside(act: impl FnOnce(&mut Line<UnixStream>)) -> CollectiveError {
         let made = other.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true);
         let ended = made.map_err(WaitError::Failed).and_then(|work| work.wait(None));
         // The daemon lives on, and serves the next.
-        assert!(Entrance::open(options(0, 1), &KEY, Some(&path)).is_ok());
+        assert!(AnyEndpoint::open(options(0, 1), &KEY, Some(&path)).is_ok());
         match ended {
             Err(WaitError::Failed(error)) => error,
             other => panic!("{other:?}"),
@@ -149,24 +158,24 @@ fn beside(act: impl FnOnce(&mut Line<UnixStream>)) -> CollectiveError {
 #[test]
 fn a_rank_that_is_gone_without_a_farewell_is_named() {
     let error = beside(|_| {});
-    assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::PeerDied, Some(1)));
+    assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::PeerDied, Some(1)));
     assert!(error.to_string().contains("its process ended"), "{error}");
 }
 
 #[test]
 fn a_rank_that_leaves_is_not_taken_for_dead() {
-    let error = beside(|line| line.say(&Ask::Leave { timeout_ms: 1000 }));
-    assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::PeerLeft, Some(1)));
+    let error = beside(|line| line.send(&Request::Leave { timeout_ms: 1000 }));
+    assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::PeerLeft, Some(1)));
 }
 
 #[test]
 fn a_call_that_cannot_be_ends_its_own_group() {
     let error = beside(|line| {
-        line.say(&Ask::Call(Box::new(call(print(4), u64::MAX - 8))));
-        let told = await_word(line, Instant::now() + TIMEOUT);
-        assert!(matches!(told, Ok(Tell::Broken { .. })), "{told:?}");
+        line.send(&Request::Call(Box::new(call(fingerprint(4), u64::MAX - 8))));
+        let told = await_message(line, Instant::now() + TIMEOUT);
+        assert!(matches!(told, Ok(Response::Broken { .. })), "{told:?}");
     });
-    assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::Protocol, Some(1)));
+    assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::Protocol, Some(1)));
     assert!(error.to_string().contains("its call cannot be"), "{error}");
 }
 
@@ -175,22 +184,22 @@ fn memory_that_a_rank_has_taken_back_is_another_one_in_the_next_epoch() {
     let error = beside(|line| {
         let (members, completed) = (vec![Member::Rank(1)], 1);
         let ask = Reconfigure { members, completed, retired: true, timeout_ms: 60_000 };
-        line.say(&Ask::Reconfigure(ask));
-        let told = await_word(line, Instant::now() + TIMEOUT);
-        let Ok(Tell::Regrouped(told)) = told else { panic!("{told:?}") };
+        line.send(&Request::Reconfigure(ask));
+        let told = await_message(line, Instant::now() + TIMEOUT);
+        let Ok(Response::Reconfigured(told)) = told else { panic!("{told:?}") };
         assert_eq!((told.infos.len(), told.rank, told.epoch), (1, 0, 1));
         assert!(told.other_memory);
-        line.say(&Ask::Memory);
+        line.send(&Request::Memory);
         line.stream().set_nonblocking(false).unwrap();
         let soon = Deadline::after(TIMEOUT);
         let fds = shm::receive_descriptors(line.stream(), &mut [0; 8], soon).unwrap();
         assert_eq!(fds.len(), 1);
         line.stream().set_nonblocking(true).unwrap();
-        line.say(&Ask::Call(Box::new(call(print(4), 0))));
-        let told = await_word(line, Instant::now() + TIMEOUT);
-        assert!(matches!(&told, Ok(Tell::Done(done)) if done.len() == 1), "{told:?}");
+        line.send(&Request::Call(Box::new(call(fingerprint(4), 0))));
+        let told = await_message(line, Instant::now() + TIMEOUT);
+        assert!(matches!(&told, Ok(Response::Done(done)) if done.len() == 1), "{told:?}");
     });
-    assert_eq!((error.cause.kind, error.cause.peer), (CauseKind::PeerLeft, Some(1)));
+    assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::PeerLeft, Some(1)));
 }
 
 #[test]
@@ -213,7 +222,7 @@ fn the_rank_asks_for_it_and_hands_out_its_blocks() {
                 daemon.accept_for(Duration::from_millis(20)).unwrap();
             }
         });
-        let alone = Entrance::open(options(0, 1), &KEY, Some(&path)).unwrap();
+        let alone = AnyEndpoint::open(options(0, 1), &KEY, Some(&path)).unwrap();
         let infos = [alone.info()];
         let comm = alone.connect(&infos, TIMEOUT).unwrap();
         let before = comm.arena().unwrap();
@@ -232,24 +241,27 @@ fn the_rank_asks_for_it_and_hands_out_its_blocks() {
 fn a_late_answer_is_not_taken_for_that_of_the_next_attempt() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     [&ours, &theirs].into_iter().for_each(|end| end.set_nonblocking(true).unwrap());
-    let (own, mut daemon) = (Line::over(ours, WORD_BYTES_MAX), Line::over(theirs, WORD_BYTES_MAX));
+    let (own, mut daemon) = (
+        MessageSocket::with_limit(ours, MESSAGE_BYTES_MAX),
+        MessageSocket::with_limit(theirs, MESSAGE_BYTES_MAX),
+    );
     let info = crate::endpoint::Endpoint::new(options(0, 1), &KEY).unwrap().info();
     let infos = vec![serde_json::from_slice(&info).unwrap()];
     let arena = Arc::new(fabric::arena::Arena::create("test", 1 << 20).unwrap());
-    let seat = Seat::new(options(0, 1), arena, "hfreduced".to_owned(), infos, 0);
-    let comm = seat.begin(own, 1).unwrap();
+    let session = ClientSession::new(options(0, 1), arena, "hfreduced".to_owned(), infos, 0);
+    let comm = session.begin(own, 1).unwrap();
     let again = || comm.reconfigure(&[Member::Rank(0)], TIMEOUT).map(drop).unwrap_err();
     let error = std::thread::scope(|scope| {
         let asked = scope.spawn(again);
         let until = Instant::now() + TIMEOUT;
-        while !matches!(await_word(&mut daemon, until).unwrap(), Ask::Reconfigure(_)) {}
-        daemon.say(&Tell::Left); // No answer.
+        while !matches!(await_message(&mut daemon, until).unwrap(), Request::Reconfigure(_)) {}
+        daemon.send(&Response::Left); // No answer.
         asked.join().unwrap()
     });
     assert!(error.to_string().contains("it said Left"), "{error}");
     let infos = vec![String::from_utf8(info).unwrap()];
     let (rank, epoch, channels, other_memory) = (0, 1, 1, false);
-    let late = Regrouped { infos, rank, epoch, channels, other_memory };
-    daemon.say(&Tell::Regrouped(Box::new(late)));
-    assert_eq!(again().cause.kind, CauseKind::PeerDied);
+    let late = Reconfigured { infos, rank, epoch, channels, other_memory };
+    daemon.send(&Response::Reconfigured(Box::new(late)));
+    assert_eq!(again().cause.kind, ErrorKind::PeerDied);
 }

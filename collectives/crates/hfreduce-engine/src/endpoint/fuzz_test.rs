@@ -7,12 +7,12 @@ use std::net::{TcpListener, TcpStream};
 use hfreduce_testing::{cases, changed, changes, edited, edits};
 use proptest::prelude::*;
 
-use super::regroup::fuzzed_epoch;
+use super::reconfigure::fuzzed_epoch;
 use super::*;
-use crate::cause::Cause;
-use crate::core::regroup::{Agreement, Word};
+use crate::core::reconfigure::{Agreement, Message};
+use crate::error::AbortReason;
 use crate::flight::Folders;
-use crate::line::Line;
+use crate::message_socket::MessageSocket;
 
 const KEY: [u8; 32] = [7; 32];
 
@@ -33,9 +33,9 @@ fn an_info_that_is_nearly_right_is_blamed_on_its_rank() {
     let infos = endpoints.each_ref().map(Endpoint::info);
     let document: serde_json::Value = serde_json::from_slice(&infos[1]).unwrap();
     let property = |(edits, changes): (Vec<_>, Vec<_>)| {
-        let words = edited(&document, &edits).into_bytes();
-        for words in [changed(&words, &changes), words] {
-            let told = [infos[0].clone(), words, infos[2].clone()];
+        let messages = edited(&document, &edits).into_bytes();
+        for messages in [changed(&messages, &changes), messages] {
+            let told = [infos[0].clone(), messages, infos[2].clone()];
             match endpoints[0].read_infos(&told) {
                 Ok(read) => {
                     prop_assert_eq!((read.len(), read[1].rank), (3, 1));
@@ -54,14 +54,16 @@ fn an_info_that_is_nearly_right_is_blamed_on_its_rank() {
 fn cards_that_are_nearly_right_make_an_epoch_or_none() {
     let endpoint = Endpoint::new(options(0), &KEY).unwrap();
     let other = Endpoint::new(options(2), &KEY).unwrap();
-    let card = |endpoint: &Endpoint| endpoint.options.info(&endpoint.home, 0, &Doors::default());
-    let cards = [&endpoint, &other].map(|of| serde_json::to_value(card(of)).unwrap());
+    let info = |endpoint: &Endpoint| {
+        endpoint.options.info(&endpoint.identity, 0, &LocalSockets::default())
+    };
+    let infos = [&endpoint, &other].map(|of| serde_json::to_value(info(of)).unwrap());
     let property = |(which, edits): (usize, Vec<_>)| {
-        let mut told: Vec<String> = cards.iter().map(ToString::to_string).collect();
-        told[which] = edited(&cards[which], &edits);
-        let agreed = Agreement { epoch: 1, chance: 2, cards: told };
-        let (home, options) = (endpoint.home.clone(), endpoint.options.clone());
-        if let Some((infos, placement)) = fuzzed_epoch(home, options, &agreed) {
+        let mut told: Vec<String> = infos.iter().map(ToString::to_string).collect();
+        told[which] = edited(&infos[which], &edits);
+        let agreed = Agreement { epoch: 1, nonce: 2, infos: told };
+        let (identity, options) = (endpoint.identity.clone(), endpoint.options.clone());
+        if let Some((infos, placement)) = fuzzed_epoch(identity, options, &agreed) {
             prop_assert_eq!((infos, placement), (2, 2));
         }
         Ok(())
@@ -75,33 +77,33 @@ proptest! {
 
     #[test]
     fn words_between_members_end_the_line_or_are_words(edits in edits(), changes in changes()) {
-        let word = Word::Welcome { epoch: 3, chance: 9, cards: vec!["card".into(), "é".into()] };
-        let text = edited(&serde_json::to_value(&word).unwrap(), &edits);
+        let message = Message::Welcome { epoch: 3, nonce: 9, infos: vec!["card".into(), "é".into()] };
+        let text = edited(&serde_json::to_value(&message).unwrap(), &edits);
         let mut bytes = (text.len() as u32).to_le_bytes().to_vec();
         bytes.extend(text.bytes());
         let (mut one, other) = pair();
         let bytes = changed(&bytes, &changes);
         one.write_all(&bytes).unwrap();
         drop(one);
-        let mut line = Line::new(other).unwrap();
-        let mut words = 0;
+        let mut line = MessageSocket::new(other).unwrap();
+        let mut messages = 0;
         while line.ended().is_none() {
-            words += usize::from(line.next_word::<Word>().is_some());
+            messages += usize::from(line.next_message::<Message>().is_some());
         }
-        while line.next_word::<Word>().is_some() {
-            words += 1;
+        while line.next_message::<Message>().is_some() {
+            messages += 1;
         }
-        prop_assert!(words <= bytes.len() / 5, "{words} words");
+        prop_assert!(messages <= bytes.len() / 5, "{messages} messages");
     }
 
     #[test]
     fn a_reason_that_is_nearly_one_is_a_reason(edits in edits(), changes in changes()) {
-        let cause = Cause::new(CauseKind::PeerDied, 1, "gone").blaming(2, "b").during("x", 3, "y");
+        let cause = AbortReason::new(ErrorKind::PeerDied, 1, "gone").with_peer(2, "b").during("x", 3, "y");
         let text = edited(&serde_json::to_value(&cause).unwrap(), &edits).into_bytes();
         for bytes in [changed(&text, &changes), text] {
-            let read = Cause::decode(&bytes, 0);
-            prop_assert!(!read.culprit().is_empty());
-            prop_assert!(read.encode().len() <= crate::cause::CAUSE_BYTES_MAX);
+            let read = AbortReason::decode(&bytes, 0);
+            prop_assert!(!read.peer_description().is_empty());
+            prop_assert!(read.encode().len() <= crate::error::REASON_BYTES_MAX);
         }
     }
 

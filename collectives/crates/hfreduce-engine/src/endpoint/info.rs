@@ -9,8 +9,8 @@ use fabric::shm;
 use serde::{Deserialize, Serialize};
 
 use super::Options;
-use super::home::Home;
-use crate::cause::{Cause, CauseKind, CollectiveError};
+use super::identity::EndpointIdentity;
+use crate::error::{AbortReason, CollectiveError, ErrorKind};
 
 /// The version of what is told; ranks of another release are refused.
 pub const VERSION: u32 = 10;
@@ -29,8 +29,8 @@ pub struct Info {
     pub interface: String,
     pub port: u16,
     pub local_socket: String,
-    /// Where neighbours on this machine leave their boards for us.
-    pub counter: String,
+    /// Where neighbours on this machine leave their segments for us.
+    pub mapping_socket: String,
     /// Size of its arena of registered memory; 0 if it has none.
     pub registered_bytes: u64,
     /// A digest of everything that must be the same on all ranks.
@@ -46,7 +46,7 @@ pub struct Info {
     /// See above.
     pub bridge: Option<(String, String)>,
     /// The epoch that it comes from, and how many collective operations ended there.
-    pub came_from: Option<(u32, u64)>,
+    pub previous_epoch: Option<(u32, u64)>,
 }
 
 impl Info {
@@ -65,26 +65,31 @@ impl Info {
 
 impl Options {
     /// What the others need to know.
-    pub(super) fn info(&self, home: &Home, rank: u32, doors: &Doors) -> Info {
+    pub(super) fn info(
+        &self,
+        identity: &EndpointIdentity,
+        rank: u32,
+        local_sockets: &LocalSockets,
+    ) -> Info {
         let place = self.placement.get(self.rank as usize).cloned().unwrap_or_default();
         let streams = self.streams.map_or("auto".to_owned(), |streams| streams.to_string());
         let agreed = format!(
             "slot_bytes {}, slots {:?}, window {}, determinism {}, streams {streams} over {:?}",
-            self.slot_bytes, self.slots, self.window, self.determinism, self.carrier
+            self.slot_bytes, self.slots, self.window, self.determinism, self.transport
         );
         Info {
             version: VERSION,
             rank,
-            id: home.id,
+            id: identity.id,
             host: host(),
             processors: self
                 .processors
                 .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
-            addresses: home.reached_at.iter().map(|one| one.address).collect(),
-            interface: home.reached_at.first().map(|one| one.name.clone()).unwrap_or_default(),
-            port: home.port(),
-            local_socket: doors.local_name.clone(),
-            counter: doors.counter_name.clone(),
+            addresses: identity.reached_at.iter().map(|one| one.address).collect(),
+            interface: identity.reached_at.first().map(|one| one.name.clone()).unwrap_or_default(),
+            port: identity.port(),
+            local_socket: local_sockets.local_name.clone(),
+            mapping_socket: local_sockets.mapping_socket_name.clone(),
             registered_bytes: self.registered_bytes as u64,
             agreement: digest(agreed.as_bytes()),
             agreed,
@@ -93,7 +98,7 @@ impl Options {
             node: place.0,
             zone: place.1,
             bridge: self.bridge.clone(),
-            came_from: None,
+            previous_epoch: None,
         }
     }
 }
@@ -101,31 +106,32 @@ impl Options {
 /// The sockets to which ranks of this machine come, under names of chance. Every epoch has new
 /// ones: what was left at one from before is nobody's.
 #[derive(Default)]
-pub struct Doors {
+pub struct LocalSockets {
     pub local_name: String,
     /// Where the ranks of our node come, if we are its first.
     pub local: Option<UnixListener>,
-    pub counter_name: String,
-    /// Where neighbours leave their boards, if we borrow any.
-    pub counter: Option<UnixListener>,
+    pub mapping_socket_name: String,
+    /// Where neighbours leave their segments, if we borrow any.
+    pub mapping_socket: Option<UnixListener>,
 }
 
-impl Doors {
+impl LocalSockets {
     /// Opens those that are wanted.
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn open(local: bool, counter: bool) -> io::Result<Self> {
-        let mut doors = Self::default();
+    pub fn open(local: bool, mapping_socket: bool) -> io::Result<Self> {
+        let mut local_sockets = Self::default();
         if local {
             let (name, listener) = listen()?;
-            (doors.local_name, doors.local) = (name, Some(listener));
+            (local_sockets.local_name, local_sockets.local) = (name, Some(listener));
         }
-        if counter {
+        if mapping_socket {
             let (name, listener) = listen()?;
-            (doors.counter_name, doors.counter) = (name, Some(listener));
+            (local_sockets.mapping_socket_name, local_sockets.mapping_socket) =
+                (name, Some(listener));
         }
-        Ok(doors)
+        Ok(local_sockets)
     }
 }
 
@@ -160,7 +166,7 @@ pub fn host() -> String {
     format!("{} {network}", boot.trim())
 }
 
-pub fn refused(options: &Options, kind: CauseKind, phase: &str, detail: String) -> CollectiveError {
+pub fn refused(options: &Options, kind: ErrorKind, phase: &str, detail: String) -> CollectiveError {
     let node = options.placement.get(options.rank as usize);
     let node = node.map(|(node, _)| node.as_str()).unwrap_or_default();
     refused_on((&options.job, options.rank, node), kind, phase, detail)
@@ -169,7 +175,7 @@ pub fn refused(options: &Options, kind: CauseKind, phase: &str, detail: String) 
 /// The same of a rank of a job on a node, which has no options yet.
 pub fn refused_on(
     (job, rank, node): (&str, u32, &str),
-    kind: CauseKind,
+    kind: ErrorKind,
     phase: &str,
     detail: String,
 ) -> CollectiveError {
@@ -179,7 +185,7 @@ pub fn refused_on(
         operation: "connect".to_owned(),
         sequence: -1,
         phase: phase.to_owned(),
-        cause: Box::new(Cause::new(kind, rank, detail).blaming(rank, node)),
+        cause: Box::new(AbortReason::new(kind, rank, detail).with_peer(rank, node)),
         node: node.into(),
         flight_record: None,
     }

@@ -1,4 +1,4 @@
-//! The ranks of one node meet: shared memory, bells, and sockets whose hang-up is a death.
+//! The ranks of one node meet: shared memory, doorbell, and sockets whose hang-up is a death.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -14,10 +14,10 @@ use rustix::fd::{AsFd, OwnedFd};
 
 use super::info::{Info, context};
 use super::{Endpoint, HANDSHAKE_TIMEOUT};
-use crate::board::{Board, Shape};
-use crate::cause::{CauseKind, CollectiveError};
-use crate::drivers::Neighbourhood;
-use crate::drivers::registered::{Arenas, PeerArena};
+use crate::driver::NodePeers;
+use crate::driver::registered::{Arenas, PeerArena};
+use crate::error::{CollectiveError, ErrorKind};
+use crate::shm::{Shape, ShmSegment};
 
 /// Concurrent handshakes at the node's socket, a thread each, so that a silent peer delays no other.
 const HANDSHAKES_MAX: usize = 64;
@@ -29,75 +29,80 @@ impl Endpoint {
         &self,
         infos: &[Info],
         group: u64,
-        bell: &OwnedFd,
-        (slots, sums, channels): (usize, usize, usize),
+        doorbell: &OwnedFd,
+        (slots, ring_slots, channels): (usize, usize, usize),
         deadline: Deadline,
-    ) -> Result<(Board, Neighbourhood, Arenas), CollectiveError> {
+    ) -> Result<(ShmSegment, NodePeers, Arenas), CollectiveError> {
         let node = self.placement.node_of(self.options.rank);
         let members = self.placement.members(node);
         let slot_bytes = self.options.slot_bytes;
-        let shape = Shape { locals: members.len(), slots, sums, slot_bytes };
-        let own = || bell.try_clone();
+        let shape = Shape { locals: members.len(), slots, ring_slots, slot_bytes };
+        let own = || doorbell.try_clone();
         let io =
-            |error: io::Error| self.trouble("sharing memory inside the node", error.to_string());
+            |error: io::Error| self.io_error("sharing memory inside the node", error.to_string());
         let foreign = || {
             let detail = "the node's shared memory is not what it should be".to_owned();
-            self.blame(CauseKind::Protocol, members[0], "sharing memory inside the node", detail)
+            self.peer_error(
+                ErrorKind::Protocol,
+                members[0],
+                "sharing memory inside the node",
+                detail,
+            )
         };
         let arena = self.own_arena(members).map_err(io)?;
         if members[0] == self.options.rank {
             let segment = Segment::create("hfreduce", shape.bytes()).map_err(io)?;
-            let board = Board::create(segment, shape).ok_or_else(foreign)?;
+            let shm = ShmSegment::create(segment, shape).ok_or_else(foreign)?;
             let mut arrived = self.gather_locals(members, group, deadline)?;
-            let mut bells = vec![own().map_err(io)?];
+            let mut doorbells = vec![own().map_err(io)?];
             let mut arenas = Vec::new();
             if let Some(arena) = &arena {
                 arenas.push(arena.segment().fd().try_clone_to_owned().map_err(io)?);
             }
             let mut watched = Vec::new();
             for (local, rank) in members.iter().enumerate().skip(1) {
-                if let Some((stream, Card { bell, arena })) = arrived.remove(rank) {
-                    bells.push(bell);
+                if let Some((stream, Card { doorbell, arena })) = arrived.remove(rank) {
+                    doorbells.push(doorbell);
                     arenas.extend(arena);
                     let process = shm::peer_process(&stream);
                     watched.push((local, stream, process));
                 }
             }
             for (local, stream, _) in &watched {
-                let mut fds = vec![board.segment().fd()];
-                fds.extend(bells.iter().chain(&arenas).map(|fd| fd.as_fd()));
+                let mut fds = vec![shm.segment().fd()];
+                fds.extend(doorbells.iter().chain(&arenas).map(|fd| fd.as_fd()));
                 shm::send_descriptors(stream, b"board", &fds, deadline).map_err(|error| {
                     let phase = "sharing memory inside the node";
-                    self.blame(CauseKind::PeerDied, members[*local], phase, error.to_string())
+                    self.peer_error(ErrorKind::PeerDied, members[*local], phase, error.to_string())
                 })?;
             }
             let arenas = self.arenas(arena, infos, channels, arenas)?;
-            return Ok((board, Neighbourhood { bells, watched }, arenas));
+            return Ok((shm, NodePeers { doorbells, watched }, arenas));
         }
         let leader = members[0];
         let phase = "joining the node's shared memory";
         self.says(phase, leader);
-        let blame = |error: io::Error| {
+        let peer_error = |error: io::Error| {
             let kind = match error.kind() {
-                io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => CauseKind::TimedOut,
-                _ => CauseKind::PeerDied,
+                io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => ErrorKind::TimedOut,
+                _ => ErrorKind::PeerDied,
             };
-            self.blame(kind, leader, phase, error.to_string())
+            self.peer_error(kind, leader, phase, error.to_string())
         };
-        let stream = self.join_leader(&infos[leader as usize], group, (bell, &arena), deadline);
-        let stream = stream.map_err(blame)?;
-        let fds = shm::receive_descriptors(&stream, &mut [0; 5], deadline).map_err(blame)?;
+        let stream = self.join_leader(&infos[leader as usize], group, (doorbell, &arena), deadline);
+        let stream = stream.map_err(peer_error)?;
+        let fds = shm::receive_descriptors(&stream, &mut [0; 5], deadline).map_err(peer_error)?;
         let mut fds = fds.into_iter();
         let segment = fds.next().ok_or_else(foreign)?;
-        let segment = Segment::open(segment, shape.bytes()).map_err(blame)?;
-        let board = Board::open(segment, shape).ok_or_else(foreign)?;
-        let bells: Vec<OwnedFd> = fds.by_ref().take(members.len()).collect();
-        if bells.len() != members.len() {
+        let segment = Segment::open(segment, shape.bytes()).map_err(peer_error)?;
+        let shm = ShmSegment::open(segment, shape).ok_or_else(foreign)?;
+        let doorbells: Vec<OwnedFd> = fds.by_ref().take(members.len()).collect();
+        if doorbells.len() != members.len() {
             return Err(foreign());
         }
         let arenas = self.arenas(arena, infos, channels, fds.collect())?;
         let process = shm::peer_process(&stream);
-        Ok((board, Neighbourhood { bells, watched: vec![(0, stream, process)] }, arenas))
+        Ok((shm, NodePeers { doorbells, watched: vec![(0, stream, process)] }, arenas))
     }
 
     /// Our arena, where there is somebody to map it.
@@ -105,7 +110,7 @@ impl Endpoint {
         if members.len() == 1 || self.info.registered_bytes == 0 {
             return Ok(None);
         }
-        self.home.arena(&self.options).map(Some)
+        self.identity.arena(&self.options).map(Some)
     }
 
     /// The arenas of this node's ranks, if we own chunks: one descriptor for each that has one.
@@ -125,7 +130,7 @@ impl Endpoint {
         let with = members.iter().filter(|rank| bytes(**rank) > 0).count();
         if fds.len() != with {
             let detail = format!("{} arenas came for {with} ranks", fds.len());
-            return Err(self.blame(CauseKind::Protocol, members[0], phase, detail));
+            return Err(self.peer_error(ErrorKind::Protocol, members[0], phase, detail));
         }
         let owner = members.iter().position(|rank| *rank == self.options.rank) < Some(channels);
         let mut fds = fds.into_iter();
@@ -136,7 +141,8 @@ impl Endpoint {
             let peer = fd.filter(|_| owner && *rank != self.options.rank);
             let peer =
                 peer.map(|fd| PeerArena::new(fd, size, self.options.share.clone())).transpose();
-            others.push(peer.map_err(|detail| self.blame(CauseKind::Io, *rank, phase, detail))?);
+            others
+                .push(peer.map_err(|detail| self.peer_error(ErrorKind::Io, *rank, phase, detail))?);
         }
         Ok(Arenas { own, others })
     }
@@ -149,7 +155,7 @@ impl Endpoint {
         deadline: Deadline,
     ) -> Result<HashMap<u32, (UnixStream, Card)>, CollectiveError> {
         let mut arrived = HashMap::new();
-        let Some(listener) = &self.doors.local else { return Ok(arrived) };
+        let Some(listener) = &self.local_sockets.local else { return Ok(arrived) };
         let (done, came) = mpsc::channel();
         let mut under_way = 0;
         while arrived.len() + 1 < members.len() {
@@ -171,10 +177,15 @@ impl Endpoint {
             }
             let failed = |error: io::Error| {
                 let kind = match error.kind() {
-                    io::ErrorKind::TimedOut => CauseKind::TimedOut,
-                    _ => CauseKind::Io,
+                    io::ErrorKind::TimedOut => ErrorKind::TimedOut,
+                    _ => ErrorKind::Io,
                 };
-                self.blame(kind, missing.unwrap_or(self.options.rank), phase, error.to_string())
+                self.peer_error(
+                    kind,
+                    missing.unwrap_or(self.options.rank),
+                    phase,
+                    error.to_string(),
+                )
             };
             if deadline.passed() {
                 return Err(failed(io::ErrorKind::TimedOut.into()));
@@ -188,7 +199,7 @@ impl Endpoint {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => continue,
                 Err(error) => return Err(failed(error)),
             };
-            let (key, context) = (self.home.key.clone(), context(self.info.id));
+            let (key, context) = (self.identity.key.clone(), context(self.info.id));
             let (done, soon) = (done.clone(), deadline.within(HANDSHAKE_TIMEOUT));
             let admit = move || {
                 let admitted = admit_local(&stream, (&key, &context), group, soon);
@@ -205,7 +216,7 @@ impl Endpoint {
         &self,
         leader: &Info,
         group: u64,
-        (bell, arena): (&OwnedFd, &Option<Arc<Arena>>),
+        (doorbell, arena): (&OwnedFd, &Option<Arc<Arena>>),
         deadline: Deadline,
     ) -> io::Result<UnixStream> {
         if leader.host != self.info.host {
@@ -217,7 +228,7 @@ impl Endpoint {
         }
         let stream = shm::dial(&leader.local_socket, deadline)?;
         bound(&stream, deadline)?;
-        let (dialer, hello) = Dialer::new(&self.home.key, &context(leader.id), nonce()?);
+        let (dialer, hello) = Dialer::new(&self.identity.key, &context(leader.id), nonce()?);
         (&stream).write_all(&hello)?;
         let mut challenge = [0; CHALLENGE_BYTES];
         (&stream).read_exact(&mut challenge)?;
@@ -226,7 +237,7 @@ impl Endpoint {
         let mut message = [0; 12];
         message[..8].copy_from_slice(&group.to_le_bytes());
         message[8..].copy_from_slice(&self.options.rank.to_le_bytes());
-        let mut fds = vec![bell.as_fd()];
+        let mut fds = vec![doorbell.as_fd()];
         fds.extend(arena.iter().map(|arena| arena.segment().fd()));
         shm::send_descriptors(&stream, &message, &fds, deadline)?;
         Ok(stream)
@@ -258,8 +269,8 @@ fn admit_local(
     let mut word = [0; 4];
     word.copy_from_slice(rank);
     let mut fds = fds.into_iter();
-    let bell = fds.next().ok_or(io::ErrorKind::InvalidData)?;
-    Ok((u32::from_le_bytes(word), Card { bell, arena: fds.next() }))
+    let doorbell = fds.next().ok_or(io::ErrorKind::InvalidData)?;
+    Ok((u32::from_le_bytes(word), Card { doorbell, arena: fds.next() }))
 }
 
 /// Reads all of it within one deadline, however slowly the bytes come.
@@ -279,7 +290,7 @@ fn read_by(mut stream: &UnixStream, bytes: &mut [u8], deadline: Deadline) -> io:
 
 /// What a rank brings to the first one of its node.
 struct Card {
-    bell: OwnedFd,
+    doorbell: OwnedFd,
     arena: Option<OwnedFd>,
 }
 

@@ -68,6 +68,6 @@ fn words(members: &[Member], list: &[Info]) -> String {
 }
 
 /// Equal for equal lists.
-pub(super) fn roster(list: &[Info]) -> u64 {
+pub(super) fn list_digest(list: &[Info]) -> u64 {
     digest(&list.iter().flat_map(|info| info.id.to_le_bytes()).collect::<Vec<_>>())
 }

@@ -15,17 +15,17 @@ use fabric::interfaces::Interface;
 use fabric::tcp::{self, Port};
 
 use super::info::{Info, context, first_eight};
-use super::options::{Carrier, STREAMS, STREAMS_MAX};
+use super::options::{STREAMS, STREAMS_MAX, TransportKind};
 use super::{Endpoint, HANDSHAKE_TIMEOUT, Options};
-use crate::board::{Board, Shape};
-use crate::cause::{CauseKind, CollectiveError};
 use crate::core::Flows;
-use crate::drivers::lending::{self, Counter, Loan};
-use crate::drivers::transport::{self, Transport};
-use crate::drivers::trunk::Trunk;
-use crate::drivers::{Shared, lock};
-use crate::line::Line;
+use crate::driver::peer_memory::{self, MappingListener, PeerMemory};
+use crate::driver::transport::{self, Transport};
+use crate::driver::tree_links::TreeLinks;
+use crate::driver::{Shared, lock};
+use crate::error::{CollectiveError, ErrorKind};
+use crate::message_socket::MessageSocket;
 use crate::share::{Charge, OverLimit, Share};
+use crate::shm::{Shape, ShmSegment};
 
 const HELLO: [u8; 8] = *b"HFHELLO3";
 /// Length of a greeting: it is signed with the handshake.
@@ -46,7 +46,7 @@ const ARRIVED_MIN: usize = 1024;
 pub(super) struct Inbox {
     /// Each counts among its user's descriptors.
     pub(super) arrived: Mutex<Vec<(Hello, TcpStream, Charge)>>,
-    pub(super) bell: Condvar,
+    pub(super) arrival: Condvar,
     /// The group and its driver, once connected.
     pub(super) group: Mutex<Option<(u64, Arc<Shared>)>>,
     /// Coordinators of the next epoch: each one's last call.
@@ -60,7 +60,7 @@ impl Inbox {
     pub(super) fn new(share: Arc<Share>) -> Self {
         Self {
             arrived: Mutex::default(),
-            bell: Condvar::new(),
+            arrival: Condvar::new(),
             group: Mutex::default(),
             calls: Mutex::default(),
             most: AtomicUsize::new(0),
@@ -92,17 +92,17 @@ impl Inbox {
         let Some((group, shared)) = lock(&self.group).clone() else { return };
         let mut arrived = lock(&self.arrived);
         let ranks = shared.identity.placement.world_size() as u32;
-        for (hello, stream, place) in arrived.drain(..) {
+        for (hello, stream, charge) in arrived.drain(..) {
             if hello.group == group && hello.purpose == Purpose::Direct && hello.from < ranks {
-                lock(&shared.admitted).push((hello.from, stream, place));
+                lock(&shared.admitted).push((hello.from, stream, charge));
             }
         }
         drop(arrived);
-        shared.ring();
+        shared.notify();
     }
 
     /// A call waits at the door until an attempt hears it, unless there is a later one.
-    pub(super) fn wait_at_the_door(&self, call: Call) {
+    pub(super) fn queue_call(&self, call: Call) {
         let mut calls = lock(&self.calls);
         // Calls overtake each other; who calls again has given up the call before.
         let same = calls.iter().position(|other| other.caller == call.caller);
@@ -118,9 +118,9 @@ impl Inbox {
 
     fn admit(&self, hello: Hello, stream: TcpStream) -> bool {
         let most = self.most.load(Ordering::Relaxed);
-        if hello.purpose == Purpose::Regroup {
-            let Ok(line) = Line::new(stream) else { return false };
-            self.wait_at_the_door(Call { caller: hello.group, attempt: hello.from, line });
+        if hello.purpose == Purpose::Reconfiguration {
+            let Ok(line) = MessageSocket::new(stream) else { return false };
+            self.queue_call(Call { caller: hello.group, attempt: hello.from, line });
             return true;
         }
         let mut arrived = lock(&self.arrived);
@@ -128,7 +128,7 @@ impl Inbox {
             return false;
         }
         match self.share.descriptor() {
-            Ok(place) => arrived.push((hello, stream, place)),
+            Ok(charge) => arrived.push((hello, stream, charge)),
             // Closed, it would be the end of this rank to the other one, which would not learn why.
             Err(error) if self.breaks(hello.group, &error) => {
                 arrived.push((hello, stream, Charge::default()));
@@ -139,7 +139,7 @@ impl Inbox {
             }
         }
         drop(arrived);
-        self.bell.notify_all();
+        self.arrival.notify_all();
         self.pass_on();
         true
     }
@@ -153,9 +153,9 @@ impl Inbox {
         if shared.broken.get().is_some() {
             return false;
         }
-        let asked = (CauseKind::Io, error.to_string());
+        let asked = (ErrorKind::Io, error.to_string());
         lock(&shared.abort_asked).get_or_insert(asked);
-        shared.ring();
+        shared.notify();
         true
     }
 }
@@ -164,14 +164,14 @@ impl Inbox {
 pub(super) struct Call {
     pub(super) caller: u64,
     pub(super) attempt: u32,
-    pub(super) line: Line,
+    pub(super) line: MessageSocket,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
-    /// The group's name; for [`Purpose::Regroup`] the caller's number.
+    /// The group's name; for [`Purpose::Reconfiguration`] the caller's number.
     pub(super) group: u64,
-    /// The dialler's rank; for [`Purpose::Regroup`] the number of its attempt.
+    /// The dialler's rank; for [`Purpose::Reconfiguration`] the number of its attempt.
     pub(super) from: u32,
     pub(super) purpose: Purpose,
     /// Which one of a tree edge's.
@@ -186,7 +186,7 @@ pub(super) enum Purpose {
     /// An edge of the trees.
     Tree = 1,
     /// Agreeing on the next epoch.
-    Regroup = 2,
+    Reconfiguration = 2,
 }
 
 impl Endpoint {
@@ -196,9 +196,9 @@ impl Endpoint {
         infos: &[Info],
         group: u64,
         channels: usize,
-        board: &Board,
+        shm: &ShmSegment,
         deadline: Deadline,
-    ) -> Result<Option<Trunk>, CollectiveError> {
+    ) -> Result<Option<TreeLinks>, CollectiveError> {
         let own = self.placement.local_of(self.options.rank);
         if own >= channels {
             return Ok(None);
@@ -207,20 +207,20 @@ impl Endpoint {
         let flows = Flows::new(&self.plan, node);
         let ranks: Vec<u32> =
             flows.peers().iter().map(|peer| self.placement.members(*peer)[own]).collect();
-        let mut dialled: HashMap<u32, Vec<TcpStream>> = HashMap::new();
+        let mut dialed: HashMap<u32, Vec<TcpStream>> = HashMap::new();
         for (peer, rank) in flows.peers().iter().zip(&ranks) {
             if node < *peer {
                 let info = &infos[*rank as usize];
                 let streams = 0..self.connections(channels);
                 let streams = streams.map(|stream| self.dial(info, group, stream, deadline));
-                dialled.insert(*rank, streams.collect::<Result<_, _>>()?);
+                dialed.insert(*rank, streams.collect::<Result<_, _>>()?);
             }
         }
-        let trouble = |error: io::Error| self.trouble("connecting", error.to_string());
+        let io_error = |error: io::Error| self.io_error("connecting", error.to_string());
         let mut peers = Vec::with_capacity(ranks.len());
         for rank in ranks {
             let info = &infos[rank as usize];
-            let (streams, dialled) = match dialled.remove(&rank) {
+            let (streams, dialed) = match dialed.remove(&rank) {
                 Some(streams) => (streams, true),
                 None => {
                     let streams = 0..self.connections(channels);
@@ -228,27 +228,35 @@ impl Endpoint {
                     (streams.collect::<Result<_, _>>()?, false)
                 }
             };
-            let (carrier, slot_bytes) = (self.options.carrier, self.options.slot_bytes);
-            let transport = transport::open(carrier, streams, dialled, slot_bytes, deadline);
+            let (kind, slot_bytes) = (self.options.transport, self.options.slot_bytes);
+            let transport = transport::open(kind, streams, dialed, slot_bytes, deadline);
             let transport = transport.map_err(|error| {
-                self.blame(CauseKind::Io, rank, "connecting", error.to_string())
+                self.peer_error(ErrorKind::Io, rank, "connecting", error.to_string())
             })?;
-            let loan = self.loan(info, board, &*transport, deadline);
-            peers.push((rank, transport, loan));
+            let peer_memory = self.peer_memory(info, shm, &*transport, deadline);
+            peers.push((rank, transport, peer_memory));
         }
-        let counter = self.doors.counter.as_ref().map(UnixListener::try_clone).transpose();
-        let counter = Counter::new(counter.map_err(trouble)?);
+        let mapping_listener =
+            self.local_sockets.mapping_socket.as_ref().map(UnixListener::try_clone).transpose();
+        let mapping_listener = MappingListener::new(mapping_listener.map_err(io_error)?);
         let options = &self.options;
         let (window, slot_bytes) = (options.window, options.slot_bytes);
-        Ok(Some(Trunk::new(flows, (own, channels), window, slot_bytes, peers, counter)))
+        Ok(Some(TreeLinks::new(
+            flows,
+            (own, channels),
+            window,
+            slot_bytes,
+            peers,
+            mapping_listener,
+        )))
     }
 
     /// TCP streams that carry our frames to a neighbour: our part of those between the two nodes.
     pub(super) fn streams(&self, channels: usize) -> usize {
         let between = self.options.streams.unwrap_or(STREAMS);
-        match self.options.carrier {
-            Carrier::Tcp => between.div_ceil(channels.max(1)),
-            Carrier::InProcess => 0,
+        match self.options.transport {
+            TransportKind::Tcp => between.div_ceil(channels.max(1)),
+            TransportKind::InProcess => 0,
         }
     }
 
@@ -257,24 +265,28 @@ impl Endpoint {
         self.streams(channels).clamp(1, STREAMS_MAX) as u8
     }
 
-    /// Lends our board to a neighbour, if it runs on this machine and results lie there at all.
-    fn loan(
+    /// Lends our segment to a neighbour, if it runs on this machine and results lie there at all.
+    fn peer_memory(
         &self,
         peer: &Info,
-        board: &Board,
+        shm: &ShmSegment,
         transport: &dyn Transport,
         deadline: Deadline,
-    ) -> Loan {
+    ) -> PeerMemory {
         let locals = self.placement.members(self.placement.node_of(peer.rank)).len();
-        let peer_board_bytes = Shape { locals, ..board.shape() }.bytes();
-        let near = peer.host == self.info.host && !peer.counter.is_empty();
-        let lend = self.options.lend && near && board.shape().locals > 1 && transport.lends();
+        let peer_segment_bytes = Shape { locals, ..shm.shape() }.bytes();
+        let near = peer.host == self.info.host && !peer.mapping_socket.is_empty();
+        let peer_memory = self.options.peer_memory
+            && near
+            && shm.shape().locals > 1
+            && transport.supports_peer_memory();
         let within = deadline.within(HANDSHAKE_TIMEOUT);
-        let offered = lend.then(|| lending::offer(board, &peer.counter, within)).transpose();
+        let offered =
+            peer_memory.then(|| peer_memory::offer(shm, &peer.mapping_socket, within)).transpose();
         if let Err(error) = &offered {
-            tracing::info!(%error, rank = peer.rank, "our board cannot be lent");
+            tracing::info!(%error, rank = peer.rank, "our segment cannot be lent");
         }
-        Loan::new(peer_board_bytes, offered.ok().flatten(), board.shape().slot_bytes)
+        PeerMemory::new(peer_segment_bytes, offered.ok().flatten(), shm.shape().slot_bytes)
     }
 
     fn dial(
@@ -288,14 +300,14 @@ impl Endpoint {
         self.says(phase, peer.rank);
         let from = self.options.rank;
         dial(
-            &self.home.key,
+            &self.identity.key,
             &self.info.host,
             peer,
             Hello { group, from, purpose: Purpose::Tree, stream },
             deadline,
             &|| false,
         )
-        .map_err(|(kind, detail)| self.blame(kind, peer.rank, phase, detail))
+        .map_err(|(kind, detail)| self.peer_error(kind, peer.rank, phase, detail))
     }
 
     /// Waits for a neighbour's connection.
@@ -309,20 +321,20 @@ impl Endpoint {
         let phase = "waiting for a tree neighbour";
         let wanted = Hello { group, from: rank, purpose: Purpose::Tree, stream };
         self.says(phase, rank);
-        let mut arrived = lock(&self.home.inbox.arrived);
+        let mut arrived = lock(&self.identity.inbox.arrived);
         loop {
             if let Some(at) = arrived.iter().position(|(hello, ..)| *hello == wanted) {
                 return Ok(arrived.swap_remove(at).1);
             }
             let Some(left) = deadline.remaining() else {
-                let refused = match self.home.refused() {
+                let refused = match self.identity.refused() {
                     0 => "is it running, and can it reach us?".to_owned(),
                     n => format!("{n} connections were refused here: does it hold another key?"),
                 };
                 let detail = format!("it did not connect in time; {refused}");
-                return Err(self.blame(CauseKind::TimedOut, rank, phase, detail));
+                return Err(self.peer_error(ErrorKind::TimedOut, rank, phase, detail));
             };
-            arrived = match self.home.inbox.bell.wait_timeout(arrived, left) {
+            arrived = match self.identity.inbox.arrival.wait_timeout(arrived, left) {
                 Ok((arrived, _)) => arrived,
                 Err(poisoned) => poisoned.into_inner().0,
             };
@@ -341,7 +353,7 @@ pub(super) fn dial(
     hello: Hello,
     deadline: Deadline,
     given_up: &dyn Fn() -> bool,
-) -> Result<TcpStream, (CauseKind, String)> {
+) -> Result<TcpStream, (ErrorKind, String)> {
     let mut addresses: Vec<SocketAddr> =
         peer.addresses.iter().map(|address| SocketAddr::new(*address, peer.port)).collect();
     if peer.host == own_host {
@@ -357,16 +369,16 @@ pub(super) fn dial(
             Err(error) => error,
         };
         if let Some(limit) = out_of_descriptors(&error) {
-            return Err((CauseKind::Io, limit));
+            return Err((ErrorKind::Io, limit));
         }
         // A connection that is closed in the middle of the handshake gave way to newer ones: all ranks
         // may connect to one at once. A wrong key stays wrong.
-        let busy = error.interrupted().is_some();
-        if !busy && (!error.timed_out() || silent.passed()) {
-            return Err((CauseKind::PeerDied, error.to_string()));
+        let busy = error.broken_off().is_some();
+        if !busy && (!error.is_silent() || silent.passed()) {
+            return Err((ErrorKind::PeerDied, error.to_string()));
         }
         if given_up() || deadline.remaining().is_none_or(|left| left < pause) {
-            let kind = if busy { CauseKind::TimedOut } else { CauseKind::PeerDied };
+            let kind = if busy { ErrorKind::TimedOut } else { ErrorKind::PeerDied };
             return Err((kind, error.to_string()));
         }
         std::thread::sleep(pause);
@@ -442,7 +454,7 @@ impl Hello {
             purpose: match bytes[20] {
                 0 => Purpose::Direct,
                 1 => Purpose::Tree,
-                2 => Purpose::Regroup,
+                2 => Purpose::Reconfiguration,
                 _ => return None,
             },
             stream: bytes[21],

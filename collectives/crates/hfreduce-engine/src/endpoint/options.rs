@@ -8,20 +8,20 @@ use fabric::interfaces::AddressSelector;
 use serde::{Deserialize, Serialize};
 
 use super::CHANNELS_MAX;
-use crate::board::Shape;
 use crate::core::Determinism;
 use crate::core::credit::CLASSES;
-use crate::drivers::priority::{HELD, Priority};
+use crate::driver::priority::{HELD, Priority};
 use crate::flight::Folders;
 use crate::placement::Placement;
 use crate::share::Share;
+use crate::shm::Shape;
 
 /// Ranks of one node at most: descriptors of all travel in one message.
 pub const LOCALS_MAX: usize = 120;
 /// Registered memory of a rank at most, where nobody says how much: a rank maps the arenas of all
 /// others, and the addresses of a process end at 128 TiB.
 pub const REGISTERED_BYTES_MAX: usize = 256 << 30;
-/// Slots of a node's board, where nobody says how many.
+/// Slots of a node's segment, where nobody says how many.
 const SLOTS_MIN: usize = 8;
 const SLOTS_MAX: usize = 32;
 /// Bytes that a node has under way at least, within those bounds.
@@ -33,16 +33,16 @@ pub const STREAMS: usize = 2;
 /// The most that can be asked for.
 pub const STREAMS_MAX: usize = 16;
 
-/// Descriptors of a rank besides its connections: port, bells, pollers, segments, flight record.
+/// Descriptors of a rank besides its connections: port, doorbell, pollers, segments, flight record.
 const DESCRIPTORS: usize = 32;
-/// Memory of a rank besides boards and slots, and for each rank of its group.
+/// Memory of a rank besides segments and slots, and for each rank of its group.
 const RANK_BYTES: usize = 1 << 20;
 const MEMBER_BYTES: usize = 1 << 10;
 /// Tree neighbours of a node at most.
 const NEIGHBOURS_MAX: usize = 4;
 
 /// Descriptors that a rank of a group of `ranks` may open, with `locals` of them on its node and
-/// `streams` between two nodes: its own, those of its node (bell, memory, socket and process of each
+/// `streams` between two nodes: its own, those of its node (doorbell, memory, socket and process of each
 /// rank), those to its tree neighbours, and one connection to and one from each rank that it
 /// exchanges messages with.
 pub fn descriptors_needed(ranks: usize, locals: usize, streams: Option<usize>) -> usize {
@@ -58,7 +58,7 @@ pub(super) fn descriptors_without_messages(options: &Options, placement: &Placem
 
 /// What carries frames along the trees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Carrier {
+pub enum TransportKind {
     /// TCP.
     #[default]
     Tcp,
@@ -99,10 +99,10 @@ pub struct Options {
     /// Registered memory of this rank at most, whole pages: a limit, not a use of memory. 0: none.
     pub registered_bytes: usize,
     /// Nodes on one machine copy from each other's memory instead of through TCP.
-    pub lend: bool,
+    pub peer_memory: bool,
     /// What carries frames along the trees; the same on all ranks.
     #[serde(default)]
-    pub carrier: Carrier,
+    pub transport: TransportKind,
     /// TCP streams between two neighbouring nodes, which the ranks that share a node's work divide
     /// between them; the same on all ranks. By default [`STREAMS`].
     #[serde(default)]
@@ -138,8 +138,8 @@ impl Options {
             processors: None,
             folders: Folders::from_environment(),
             registered_bytes: registered_bytes(),
-            lend: true,
-            carrier: Carrier::Tcp,
+            peer_memory: true,
+            transport: TransportKind::Tcp,
             streams: None,
             determinism: Determinism::DEFAULT,
             priority: Priority::Normal,
@@ -163,31 +163,31 @@ fn registered_bytes() -> usize {
 /// of the ranks that share the work has two of each tree, and a slow link wants bytes under way.
 /// More than that only pushes chunks out of the caches.
 pub fn default_slots(nodes: usize, channels: usize, slot_bytes: usize) -> usize {
-    let levels = usize::BITS - nodes.saturating_sub(1).leading_zeros();
-    let wanted = 4 * channels.max(levels as usize);
+    let priority_levels = usize::BITS - nodes.saturating_sub(1).leading_zeros();
+    let wanted = 4 * channels.max(priority_levels as usize);
     wanted.max(UNDER_WAY_BYTES / slot_bytes.max(1)).clamp(SLOTS_MIN, SLOTS_MAX)
 }
 
 /// Sums that go round lie behind one another, one slot a chunk: so many that the ranks before and
 /// behind are seldom waited for, and no more than the last level of caches holds.
-pub(super) fn default_sums(slots: usize, slot_bytes: usize) -> usize {
+pub(super) fn default_ring_slots(slots: usize, slot_bytes: usize) -> usize {
     (ROUND_BYTES / slot_bytes.max(1)).clamp(slots, SLOTS_MAX.max(slots))
 }
 
 /// Memory of this process that a rank of a group may cause to be used, besides what it registers: its
-/// part of the node's board, the slots of its tree links, and what is kept for each rank.
+/// part of the node's segment, the slots of its tree links, and what is kept for each rank.
 pub(super) fn memory_needed(options: &Options, placement: &Placement) -> usize {
     let (nodes, slot_bytes) = (placement.nodes().len(), options.slot_bytes);
     let locals = placement.members(placement.node_of(options.rank)).len();
     // As many as there can be; how many there are is known once all have told what they have.
     let channels = locals.min(CHANNELS_MAX);
     let slots = options.slots.unwrap_or_else(|| default_slots(nodes, channels, slot_bytes));
-    let sums = if nodes == 1 { default_sums(slots, slot_bytes) } else { 0 };
-    let board = Shape { locals, slots, sums, slot_bytes }.bytes().div_ceil(locals.max(1));
+    let ring_slots = if nodes == 1 { default_ring_slots(slots, slot_bytes) } else { 0 };
+    let shm = Shape { locals, slots, ring_slots, slot_bytes }.bytes().div_ceil(locals.max(1));
     let owns = placement.local_of(options.rank) < channels;
     let links = if owns { NEIGHBOURS_MAX.min(nodes - 1) } else { 0 };
     let pools = links * CLASSES * options.window as usize * slot_bytes;
-    RANK_BYTES + board + pools + placement.world_size() * MEMBER_BYTES
+    RANK_BYTES + shm + pools + placement.world_size() * MEMBER_BYTES
 }
 
 pub(super) fn check(options: &Options, placement: &Placement) -> Result<(), String> {

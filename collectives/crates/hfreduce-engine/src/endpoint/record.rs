@@ -2,13 +2,13 @@
 
 use super::info::Info;
 use super::{Endpoint, Options};
-use crate::cause::CollectiveError;
 use crate::core::Flows;
-use crate::core::regroup::Start;
-use crate::flight::{About, Recorder};
+use crate::core::reconfigure::Start;
+use crate::error::CollectiveError;
+use crate::flight::{RankInfo, Recorder};
 
 impl Endpoint {
-    pub(super) fn about(&self, infos: &[Info], group: u64, epoch: u32) -> About {
+    pub(super) fn about(&self, infos: &[Info], group: u64, epoch: u32) -> RankInfo {
         let rank = self.options.rank;
         let (node, local) = (self.placement.node_of(rank), self.placement.local_of(rank));
         let flows = Flows::new(&self.plan, node);
@@ -18,7 +18,7 @@ impl Endpoint {
             Some((rank, self.placement.nodes()[*peer].name.clone(), streams))
         };
         let place = &self.placement.nodes()[node];
-        About {
+        RankInfo {
             job: self.options.job.clone(),
             rank,
             world_size: self.placement.world_size(),
@@ -42,14 +42,14 @@ impl Endpoint {
 /// A recorder for the time between two epochs: ranks are places in the list of members.
 pub(super) fn agreeing(options: &Options, start: &Start) -> Recorder {
     let place = options.placement.get(options.rank as usize).cloned().unwrap_or_default();
-    let about = About {
+    let about = RankInfo {
         job: options.job.clone(),
         rank: start.own.unwrap_or(0) as u32,
         world_size: start.size,
         node: place.0,
         zone: place.1,
         reached_at: String::new(),
-        group: start.roster,
+        group: start.list_digest,
         epoch: start.epoch.saturating_add(1),
         links: Vec::new(),
     };

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::{Duration, SystemTime};
 
 use super::Snapshot;
-use super::place::private_folder;
+use super::storage::private_folder;
 
 /// Dumps in a folder at most: the oldest go.
 const KEPT: usize = 128;

@@ -1,8 +1,8 @@
 use super::*;
 use crate::core::{Determinism, Kind};
 
-fn about(rank: u32) -> About {
-    About {
+fn about(rank: u32) -> RankInfo {
+    RankInfo {
         job: "default/gpt".into(),
         rank,
         world_size: 4,
@@ -15,7 +15,7 @@ fn about(rank: u32) -> About {
     }
 }
 
-fn print(count: u64) -> Fingerprint {
+fn fingerprint(count: u64) -> Fingerprint {
     Fingerprint {
         kind: Kind::Allreduce,
         dtype: 0,
@@ -38,15 +38,15 @@ fn what_was_written_is_read_by_somebody_else() {
     let recorder = Recorder::new(&folders(root.path()), &about(1));
     let now = Instant::now();
     recorder.open();
-    let first = recorder.called(7, &print(1000), 4000, 60_000, now);
-    let second = recorder.called(8, &print(5), 20, 60_000, now);
+    let first = recorder.called(7, &fingerprint(1000), 4000, 60_000, now);
+    let second = recorder.called(8, &fingerprint(5), 20, 60_000, now);
     recorder.cut(first, 4);
     recorder.progress(first, 4, 3);
     recorder.finished(first, false, now + std::time::Duration::from_millis(2));
     recorder.waits_for(second, Some(0));
     recorder.waiting(Some(8), "waiting for rank 0 to call it", Some(0));
     let known =
-        |rank, link| (Known { rank, link, entered: 9, waiting_for: Some(0), left: false }, now);
+        |rank, link| (PeerState { rank, link, entered: 9, waiting_for: Some(0), left: false }, now);
     recorder.beat(now, [known(1, false), known(2, true)].into_iter());
     let read = read_file(recorder.path().unwrap()).unwrap();
     assert_eq!((read.rank, read.world_size, read.epoch), (1, 4, 2));
@@ -72,7 +72,7 @@ fn the_last_operations_are_kept_and_old_numbers_change_nothing() {
     let recorder = Recorder::new(&Folders::default(), &about(1));
     let now = Instant::now();
     for sequence in 0..RECORDS as u64 + 10 {
-        recorder.called(sequence, &print(sequence), 0, 0, now);
+        recorder.called(sequence, &fingerprint(sequence), 0, 0, now);
     }
     recorder.finished(3, true, now);
     let read = recorder.snapshot().unwrap();
@@ -86,7 +86,7 @@ fn the_file_goes_with_an_end_in_order_and_the_dump_stays() {
     let root = tempfile::tempdir().unwrap();
     let recorder = Recorder::new(&folders(root.path()), &about(1));
     let path = recorder.path().unwrap().to_owned();
-    recorder.called(0, &print(1), 4, 0, Instant::now());
+    recorder.called(0, &fingerprint(1), 4, 0, Instant::now());
     let dump = recorder.broke(br#"{"kind":"peer_died"}"#).unwrap().to_owned();
     assert_eq!(recorder.broke(b"{}"), Some(&*dump), "the first cause stays");
     drop(recorder);
@@ -104,7 +104,7 @@ fn a_folder_that_others_may_write_to_is_not_used() {
     std::fs::set_permissions(root.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let open = Folders { run: vec![root.path().into()], dumps: Some(root.path().into()) };
     let recorder = Recorder::new(&open, &about(1));
-    recorder.called(0, &print(1), 4, 0, Instant::now());
+    recorder.called(0, &fingerprint(1), 4, 0, Instant::now());
     assert_eq!((recorder.path(), recorder.broke(b"{}")), (None, None));
     assert_eq!(recorder.snapshot().unwrap().entries.len(), 1, "it records all the same");
 }
@@ -129,7 +129,7 @@ fn a_folder_of_dumps_is_bounded() {
     let root = tempfile::tempdir().unwrap();
     let folders = folders(root.path());
     for group in 0..140 {
-        let recorder = Recorder::new(&folders, &About { group, ..about(1) });
+        let recorder = Recorder::new(&folders, &RankInfo { group, ..about(1) });
         assert!(recorder.broke(b"{}").is_some());
     }
     assert_eq!(std::fs::read_dir(root.path().join("dumps")).unwrap().count(), 128);
@@ -142,17 +142,17 @@ proptest::proptest! {
         length in 0..BYTES,
     ) {
         let recorder = Recorder::new(&Folders::default(), &about(1));
-        recorder.called(0, &print(1), 4, 0, Instant::now());
+        recorder.called(0, &fingerprint(1), 4, 0, Instant::now());
         recorder.waiting(Some(0), "waiting", None);
-        let [mut bytes, mut later] = recorder.memory.looks();
+        let [mut bytes, mut later] = recorder.memory.reads();
         for (turn, (at, byte)) in damage.into_iter().enumerate() {
             bytes[at] = byte;
             if turn % 4 > 0 {
                 later[at] = byte;
             }
         }
-        let _ = Snapshot::of(Looks(&bytes, &later), None);
-        proptest::prop_assert!(Snapshot::of(Looks(&bytes[..length], &later), None).is_err());
-        proptest::prop_assert!(Snapshot::of(Looks(&bytes, &later[..length]), None).is_err());
+        let _ = Snapshot::of(DoubleRead(&bytes, &later), None);
+        proptest::prop_assert!(Snapshot::of(DoubleRead(&bytes[..length], &later), None).is_err());
+        proptest::prop_assert!(Snapshot::of(DoubleRead(&bytes, &later[..length]), None).is_err());
     }
 }

@@ -12,22 +12,22 @@
 //! Absent on purpose: payload bytes, and anything that would have to be waited for.
 
 mod dump;
-mod place;
 mod read;
-mod sealed;
+mod seqlock;
+mod storage;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Instant;
 
-pub use place::Folders;
 pub use read::{Entry, Peer, ReadError, Snapshot, Waiting, read_file};
+pub use storage::Folders;
 
 use crate::atomics::Native;
 use crate::core::Fingerprint;
-use place::Memory;
-use sealed::Looks;
+use seqlock::DoubleRead;
+use storage::RecorderMemory;
 
 /// Operations that are kept.
 pub const RECORDS: usize = 256;
@@ -108,7 +108,7 @@ const FAILED: u64 = 3;
 
 /// Who writes.
 #[derive(Clone, Debug, Default)]
-pub struct About {
+pub struct RankInfo {
     /// The job, as the caller named it.
     pub job: String,
     /// This rank.
@@ -131,7 +131,7 @@ pub struct About {
 
 /// What is known of a neighbour.
 #[derive(Clone, Copy, Debug)]
-pub struct Known {
+pub struct PeerState {
     /// Which rank.
     pub rank: u32,
     /// True for the end of a tree edge, false for a rank of our node.
@@ -147,7 +147,7 @@ pub struct Known {
 /// See the module's text. Its file goes with it, unless the process ends before.
 #[derive(Debug)]
 pub struct Recorder {
-    memory: Memory,
+    memory: RecorderMemory,
     anchor: Instant,
     anchor_ns: u64,
     dumps: Option<PathBuf>,
@@ -157,26 +157,26 @@ pub struct Recorder {
 impl Recorder {
     /// A new one. Where no folder takes its file it is kept in memory without a name, which others
     /// find as long as the process lives; where even that fails it records into the void.
-    pub fn new(folders: &Folders, about: &About) -> Self {
-        Self::over(Memory::new(folders, BYTES, about), folders.dumps.clone(), about)
+    pub fn new(folders: &Folders, about: &RankInfo) -> Self {
+        Self::over(RecorderMemory::new(folders, BYTES, about), folders.dumps.clone(), about)
     }
 
     /// One for this process alone: a daemon has the rank's own.
-    pub fn unseen(about: &About) -> Self {
-        Self::over(Memory::unseen(BYTES), None, about)
+    pub fn private(about: &RankInfo) -> Self {
+        Self::over(RecorderMemory::private(BYTES), None, about)
     }
 
-    fn over(memory: Memory, dumps: Option<PathBuf>, about: &About) -> Self {
-        let (anchor, anchor_ns) = (Instant::now(), place::monotonic_ns());
+    fn over(memory: RecorderMemory, dumps: Option<PathBuf>, about: &RankInfo) -> Self {
+        let (anchor, anchor_ns) = (Instant::now(), storage::monotonic_ns());
         let recorder = Self { memory, anchor, anchor_ns, dumps, dumped: OnceLock::new() };
         recorder.describe(about);
         for (at, value) in [
             (at::VERSION, VERSION | (RECORDS as u64) << 32),
             (at::PROCESS, u64::from(std::process::id()) | u64::from(about.rank) << 32),
-            (at::PROCESS_START, place::process_start(std::process::id()).unwrap_or(0)),
-            (at::PID_NAMESPACE, place::pid_namespace()),
+            (at::PROCESS_START, storage::process_start(std::process::id()).unwrap_or(0)),
+            (at::PID_NAMESPACE, storage::pid_namespace()),
             (at::WORLD, about.world_size as u64 | u64::from(about.epoch) << 32),
-            (at::CREATED_UNIX_NS, place::unix_ns()),
+            (at::CREATED_UNIX_NS, storage::unix_ns()),
             (at::CREATED_NS, anchor_ns),
             (at::BEAT_NS, anchor_ns),
             (at::STATE, State::Connecting as u64),
@@ -184,14 +184,14 @@ impl Recorder {
         ] {
             recorder.set(at, value);
         }
-        recorder.text(at::BOOT, place::boot_id().as_bytes(), PAGE_WORDS);
+        recorder.text(at::BOOT, storage::boot_id().as_bytes(), PAGE_WORDS);
         fence(Ordering::Release);
         recorder.word(at::MAGIC).store(MAGIC, Ordering::Release);
         recorder
     }
 
     /// Tells more about us.
-    pub fn describe(&self, about: &About) {
+    pub fn describe(&self, about: &RankInfo) {
         let cut = |text: &str| text.chars().take(48).collect::<String>();
         let link = |(rank, node, streams): &(u32, String, usize)| (*rank, cut(node), *streams);
         let identity = serde_json::json!({
@@ -199,7 +199,7 @@ impl Recorder {
             "node": cut(&about.node),
             "zone": cut(&about.zone),
             "reached_at": cut(&about.reached_at),
-            "host": cut(&place::host_name()),
+            "host": cut(&storage::host_name()),
             "links": about.links.iter().take(8).map(link).collect::<Vec<_>>(),
         });
         self.text(at::IDENTITY, identity.to_string().as_bytes(), at::BOOT);
@@ -215,7 +215,7 @@ impl Recorder {
     pub fn called(
         &self,
         sequence: u64,
-        print: &Fingerprint,
+        fingerprint: &Fingerprint,
         bytes: usize,
         timeout_ms: u64,
         now: Instant,
@@ -223,9 +223,9 @@ impl Recorder {
         let number = self.word(at::NEXT).load(Ordering::Relaxed);
         let base = base(number);
         let stamp = self.word(base + record::STAMP);
-        sealed::change::<Native>(stamp, number * 2 + 1, number * 2 + 2, || {
+        seqlock::change::<Native>(stamp, number * 2 + 1, number * 2 + 2, || {
             self.set(base + record::SEQUENCE, sequence);
-            for (at, word) in print.words().into_iter().enumerate() {
+            for (at, word) in fingerprint.words().into_iter().enumerate() {
                 self.set(base + record::PRINT + at, word);
             }
             self.set(base + record::BYTES, bytes as u64);
@@ -275,7 +275,7 @@ impl Recorder {
     pub fn waiting(&self, sequence: Option<u64>, phase: &str, peer: Option<u32>) {
         let stamp = self.word(at::WAIT_STAMP);
         let during = stamp.load(Ordering::Relaxed) | 1;
-        sealed::change::<Native>(stamp, during, during + 1, || {
+        seqlock::change::<Native>(stamp, during, during + 1, || {
             self.set(at::WAIT_SEQUENCE, sequence.map_or(0, |sequence| sequence + 1));
             self.set(at::WAIT_PEER, peer.map_or(0, |peer| u64::from(peer) + 1));
             self.text(at::WAIT_PHASE, phase.as_bytes(), at::CAUSE);
@@ -283,7 +283,7 @@ impl Recorder {
     }
 
     /// A sign of life, and what is known of the neighbours.
-    pub fn beat(&self, now: Instant, peers: impl Iterator<Item = (Known, Instant)>) {
+    pub fn beat(&self, now: Instant, peers: impl Iterator<Item = (PeerState, Instant)>) {
         self.set(at::BEAT_NS, self.ns(now));
         for (at, (known, heard)) in peers.take(PEERS).enumerate() {
             let base = PAGE_WORDS + at * PEER_WORDS;
@@ -320,8 +320,8 @@ impl Recorder {
 
     /// All that is recorded.
     pub fn snapshot(&self) -> Option<Snapshot> {
-        let looks = self.memory.looks();
-        Snapshot::of(Looks(&looks[0], &looks[1]), self.path()).ok()
+        let reads = self.memory.reads();
+        Snapshot::of(DoubleRead(&reads[0], &reads[1]), self.path()).ok()
     }
 
     /// The file is not needed any more: this end was in order.
@@ -341,7 +341,7 @@ impl Recorder {
     }
 
     fn text(&self, at: usize, bytes: &[u8], end: usize) {
-        sealed::write_text::<Native>(&self.memory.words()[at..end], bytes);
+        seqlock::write_text::<Native>(&self.memory.words()[at..end], bytes);
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {

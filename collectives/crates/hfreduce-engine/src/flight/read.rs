@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::sealed::Looks;
+use super::seqlock::DoubleRead;
 use super::{
     COMPLETED, FAILED, MAGIC, PAGE_WORDS, PEER_WORDS, PEERS, RECORD_WORDS, RECORDS, State, VERSION,
     at, base, record,
@@ -176,22 +176,22 @@ pub fn read_file(path: &Path) -> Result<Snapshot, ReadError> {
     use std::io::{Read, Seek};
     use std::os::unix::fs::OpenOptionsExt;
     let io = |error| ReadError::Io { path: path.display().to_string(), error };
-    let mut looks = [Vec::new(), Vec::new()];
+    let mut reads = [Vec::new(), Vec::new()];
     // One more than a recorder has: anything longer is something else.
     let limit = (2 * PAGE_WORDS + RECORDS * RECORD_WORDS) as u64 * 8 + 1;
     let mut open = std::fs::OpenOptions::new();
     // Somebody else's folder may hold a pipe of that name.
     let file = open.read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(io)?;
     if file.metadata().map_err(io)?.is_file() {
-        for look in &mut looks {
+        for look in &mut reads {
             (&file).rewind().map_err(io)?;
             (&file).take(limit).read_to_end(look).map_err(io)?;
         }
     }
-    Snapshot::of(Looks(&looks[0], &looks[1]), Some(path))
+    Snapshot::of(DoubleRead(&reads[0], &reads[1]), Some(path))
 }
 
-struct Words<'a>(Looks<'a>);
+struct Words<'a>(DoubleRead<'a>);
 
 impl Words<'_> {
     fn get(&self, at: usize) -> u64 {
@@ -217,11 +217,11 @@ impl Snapshot {
     ///
     /// # Errors
     /// [`ReadError`].
-    pub(super) fn of(looks: Looks<'_>, path: Option<&Path>) -> Result<Self, ReadError> {
-        let words = Words(looks);
-        let whole = looks.0.len() == super::BYTES && looks.1.len() == super::BYTES;
+    pub(super) fn of(reads: DoubleRead<'_>, path: Option<&Path>) -> Result<Self, ReadError> {
+        let words = Words(reads);
+        let whole = reads.0.len() == super::BYTES && reads.1.len() == super::BYTES;
         if !whole || words.get(at::MAGIC) != MAGIC {
-            return Err(ReadError::Foreign { bytes: looks.0.len() });
+            return Err(ReadError::Foreign { bytes: reads.0.len() });
         }
         if u64::from(words.low(at::VERSION)) != VERSION {
             return Err(ReadError::Version { found: u64::from(words.low(at::VERSION)) });
@@ -248,7 +248,7 @@ impl Snapshot {
             boot_id: words.text(at::BOOT, PAGE_WORDS),
             created_unix_ns: words.get(at::CREATED_UNIX_NS),
             created_ns: words.get(at::CREATED_NS),
-            read_ns: super::place::monotonic_ns(),
+            read_ns: super::storage::monotonic_ns(),
             beat_ns: words.get(at::BEAT_NS),
             state: match words.get(at::STATE) {
                 state if state == State::Open as u64 => "open",
@@ -318,24 +318,24 @@ fn entry(words: &Words<'_>, number: u64) -> Option<Entry> {
     let stamp = base + record::STAMP;
     let whole = words.get(stamp) == number.checked_mul(2)?.checked_add(2)?;
     (whole && words.0.is_settled(stamp)).then_some(())?;
-    let mut print = [0; FINGERPRINT_BYTES];
-    for (word, bytes) in print.chunks_exact_mut(8).enumerate() {
+    let mut encoded = [0; FINGERPRINT_BYTES];
+    for (word, bytes) in encoded.chunks_exact_mut(8).enumerate() {
         bytes.copy_from_slice(&words.get(base + record::PRINT + word).to_le_bytes());
     }
-    let fingerprint = print.iter().map(|byte| format!("{byte:02x}")).collect();
-    let print = Fingerprint::decode(&print)?;
-    let reduces = print.kind.reduces();
+    let hex = encoded.iter().map(|byte| format!("{byte:02x}")).collect();
+    let fingerprint = Fingerprint::decode(&encoded)?;
+    let reduces = fingerprint.kind.reduces();
     Some(Entry {
         record_id: number,
         sequence: words.get(base + record::SEQUENCE),
-        operation: print.describe(),
-        kind: print.kind.name(),
-        dtype: DType::from_code(print.dtype).map_or("", |dtype| dtype.name()),
-        op: ReduceOp::from_code(print.op).filter(|_| reduces).map_or("", |op| op.name()),
-        root: print.root,
-        count: print.count,
+        operation: fingerprint.describe(),
+        kind: fingerprint.kind.name(),
+        dtype: DType::from_code(fingerprint.dtype).map_or("", |dtype| dtype.name()),
+        op: ReduceOp::from_code(fingerprint.op).filter(|_| reduces).map_or("", |op| op.name()),
+        root: fingerprint.root,
+        count: fingerprint.count,
         bytes: words.get(base + record::BYTES),
-        fingerprint,
+        fingerprint: hex,
         state: match u64::from(words.low(base + record::STATE)) {
             COMPLETED => "completed",
             FAILED => "failed",

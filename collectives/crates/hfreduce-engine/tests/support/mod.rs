@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hfreduce_engine::daemon::{Daemon, Entrance, Rules};
+use hfreduce_engine::daemon::{AnyEndpoint, Daemon, Rules};
 use hfreduce_engine::flight::Folders;
 use hfreduce_engine::{
-    Buffer, CauseKind, CollectiveError, Communicator, DType, Options, ReduceOp, Work,
+    Buffer, CollectiveError, Communicator, DType, ErrorKind, Options, ReduceOp, Work,
 };
 
 pub const KEY: [u8; 32] = [7; 32];
@@ -53,7 +53,7 @@ pub fn run_at<T: Send>(
     tune: impl Fn(&mut Options) + Sync,
     body: impl Fn(Result<Communicator, CollectiveError>) -> T + Sync,
 ) -> Vec<T> {
-    let endpoints: Vec<Entrance> = (0..placement.len())
+    let endpoints: Vec<AnyEndpoint> = (0..placement.len())
         .map(|rank| {
             let mut options = Options::new(rank as u32, placement.to_vec());
             options.job = "test/job".into();
@@ -62,10 +62,10 @@ pub fn run_at<T: Send>(
             // Recorders without a name, and no dumps: nothing is left on the disk.
             options.folders = Folders::default();
             tune(&mut options);
-            Entrance::open(options, &KEY, daemon(rank as u32).as_deref()).unwrap()
+            AnyEndpoint::open(options, &KEY, daemon(rank as u32).as_deref()).unwrap()
         })
         .collect();
-    let infos: Vec<Vec<u8>> = endpoints.iter().map(Entrance::info).collect();
+    let infos: Vec<Vec<u8>> = endpoints.iter().map(AnyEndpoint::info).collect();
     std::thread::scope(|scope| {
         let ranks: Vec<_> = endpoints
             .into_iter()
@@ -81,7 +81,7 @@ pub fn run_at<T: Send>(
 /// The rank's group, or none where it ended like this before the rank knew that all have come.
 pub fn unless_ended(
     connected: Result<Communicator, CollectiveError>,
-    kind: CauseKind,
+    kind: ErrorKind,
 ) -> Option<Communicator> {
     connected.map_err(|error| assert_eq!(error.cause.kind, kind, "{error}")).ok()
 }

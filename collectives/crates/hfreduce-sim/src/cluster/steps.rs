@@ -15,12 +15,13 @@ impl Cluster {
         {
             let number = self.nodes[me].staged;
             let (sequence, chunk) = self.chunk(number);
-            let print = self.operations[sequence as usize].print;
+            let fingerprint = self.operations[sequence as usize].fingerprint;
             let node = &mut self.nodes[me];
             node.staged += 1;
             node.state.push_back(0);
             node.to_fetch.push_back(number);
-            let begun = if chunk.index == 0 { node.core.start(sequence, print) } else { Ok(()) };
+            let begun =
+                if chunk.index == 0 { node.core.start(sequence, fingerprint) } else { Ok(()) };
             let begun = begun.and_then(|()| node.core.activate(sequence, chunk, None));
             debug_assert_eq!(begun, Ok(()), "machines that keep the protocol");
             self.drain(me);
@@ -113,7 +114,7 @@ impl Cluster {
             tree: chunk.tree,
             stage,
             bytes,
-            print: self.operations[key.0 as usize].print,
+            fingerprint: self.operations[key.0 as usize].fingerprint,
         };
         self.agenda.plan(at, Event::Arrived { to, link: back, head, credits });
     }
@@ -157,7 +158,7 @@ impl Cluster {
                     self.settle(me, number, SETTLED);
                 }
                 // A result that came before its chunk had a slot: one more copy, and rare.
-                Action::Move { .. } | Action::Flood { .. } => {}
+                Action::Move { .. } | Action::Abort { .. } => {}
             }
         }
         self.reduce(me);

@@ -1,9 +1,9 @@
 //! What goes wrong, who notices, whom it blames and who is told: the rules of the driver.
 
-use hfreduce_engine::cause::{Cause, CauseKind};
 use hfreduce_engine::core::DataHead;
 use hfreduce_engine::core::credit::CLASSES;
 use hfreduce_engine::core::tree::{Violation, Waiting};
+use hfreduce_engine::error::{AbortReason, ErrorKind};
 use hfreduce_engine::wire::{Frame, Head};
 
 use super::{EXIT_WITHIN, Event, Group, LOCAL_LATENCY, Life, Message, SLOT_BYTES, TICK};
@@ -15,13 +15,13 @@ impl Group<'_> {
     pub(super) fn violated(&mut self, node: usize, link: usize, why: Violation) {
         let (owner, peer) = (self.owner(node), self.owner(self.nodes[node].ends[link].0));
         let cause = match why {
-            Violation::Mismatch { .. } => self.blame(CauseKind::Mismatch, owner, peer, ""),
-            Violation::Protocol(why) => self.blame(CauseKind::Protocol, owner, peer, &why),
+            Violation::Mismatch { .. } => self.blame(ErrorKind::Mismatch, owner, peer, ""),
+            Violation::Protocol(why) => self.blame(ErrorKind::Protocol, owner, peer, &why),
         };
         self.fail(owner, cause, None);
     }
 
-    pub(super) fn fail(&mut self, rank: usize, cause: Cause, from: Option<usize>) {
+    pub(super) fn fail(&mut self, rank: usize, cause: AbortReason, from: Option<usize>) {
         if self.ranks[rank].ending.failed.is_some() {
             return;
         }
@@ -58,15 +58,17 @@ impl Group<'_> {
             return;
         }
         if self.is_owner(rank) {
-            let (sequence, print, waiting_for) = match self.oldest(rank) {
-                Some(operation) => {
-                    (operation as u64, self.prints[operation], self.waiting_for(rank, operation))
-                }
+            let (sequence, fingerprint, waiting_for) = match self.oldest(rank) {
+                Some(operation) => (
+                    operation as u64,
+                    self.fingerprints[operation],
+                    self.waiting_for(rank, operation),
+                ),
                 None => (u64::MAX, allreduce_print(0), None),
             };
             let frame = Frame::Heartbeat {
                 sequence,
-                print,
+                fingerprint,
                 waiting_for: waiting_for.map(|rank| rank as u32),
             };
             for link in 0..self.nodes[node].ends.len() {
@@ -103,7 +105,7 @@ impl Group<'_> {
             Some(link) => self.owner(self.nodes[node].ends[link].0),
         };
         let detail = format!("no sign of life for {silent_ms} ms");
-        self.fail(rank, self.blame(CauseKind::PeerStalled, rank, whom, &detail), None);
+        self.fail(rank, self.blame(ErrorKind::PeerStalled, rank, whom, &detail), None);
     }
 
     fn look_for_the_late(&mut self, rank: usize) {
@@ -113,7 +115,7 @@ impl Group<'_> {
             return;
         }
         let whom = self.waiting_for(rank, operation).unwrap_or(rank);
-        self.fail(rank, self.blame(CauseKind::TimedOut, rank, whom, "not done in time"), None);
+        self.fail(rank, self.blame(ErrorKind::TimedOut, rank, whom, "not done in time"), None);
     }
 
     /// The operation that a rank is in.
@@ -205,7 +207,7 @@ impl Garbage {
             tree: 0,
             stage: hfreduce_engine::core::Stage::Up,
             bytes: 0,
-            print: nothing,
+            fingerprint: nothing,
         };
         Message::Raw(match self {
             Garbage::Noise(seed) => {

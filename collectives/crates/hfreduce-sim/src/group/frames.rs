@@ -1,7 +1,7 @@
 //! What travels between machines, and what the one at the other end makes of it.
 
-use hfreduce_engine::cause::{Cause, CauseKind};
 use hfreduce_engine::core::tree::Violation;
+use hfreduce_engine::error::{AbortReason, ErrorKind};
 use hfreduce_engine::wire::{Frame, HEAD_BYTES, Head};
 
 use super::{Event, Group, LINK_LATENCY, Message, SLOT_BYTES};
@@ -33,16 +33,16 @@ impl Group<'_> {
             Message::Raw(bytes) => match Head::decode(&bytes, SLOT_BYTES) {
                 Ok(head) => self.frame(node, link, head),
                 Err(why) => {
-                    self.fail(owner, self.blame(CauseKind::Protocol, owner, peer, &why), None)
+                    self.fail(owner, self.blame(ErrorKind::Protocol, owner, peer, &why), None)
                 }
             },
             Message::Abort(bytes) => {
-                self.fail(owner, Cause::decode(&bytes, owner as u32), Some(link));
+                self.fail(owner, AbortReason::decode(&bytes, owner as u32), Some(link));
             }
             Message::End => {
                 self.heed(owner);
                 let why = "its connection was closed without a farewell";
-                self.fail(owner, self.blame(CauseKind::PeerDied, owner, peer, why), None);
+                self.fail(owner, self.blame(ErrorKind::PeerDied, owner, peer, why), None);
             }
         }
     }
@@ -56,9 +56,9 @@ impl Group<'_> {
                     core.place(link, &data).and_then(|place| core.arrived(link, &data, place))
                 }
                 Frame::Credit => Ok(()),
-                Frame::Heartbeat { sequence, print, waiting_for } => {
+                Frame::Heartbeat { sequence, fingerprint, waiting_for } => {
                     self.nodes[node].told[link] = Some((sequence, waiting_for));
-                    self.nodes[node].core.compare(sequence, print)
+                    self.nodes[node].core.compare(sequence, fingerprint)
                 }
                 _ => Err(Violation::Protocol("a frame that has no place along a tree".into())),
             };

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use hfreduce_engine::cause::CauseKind;
-use hfreduce_engine::core::regroup::{Step, Word};
+use hfreduce_engine::core::reconfigure::{Message, Step};
+use hfreduce_engine::error::ErrorKind;
 
 use super::{Connection, DIAL, Event, Story};
 use crate::agenda::{MICROSECOND, MILLISECOND, Time};
@@ -15,7 +15,7 @@ impl Story {
         if self.actors[one].attempt == attempt
             && let Some(core) = &mut self.actors[one].core
         {
-            core.reached(line as usize);
+            core.connected(line as usize);
             return self.act(one);
         }
         // Too late for the attempt; its refusal is told all the same.
@@ -23,12 +23,12 @@ impl Story {
         if let Some((left, core)) = &mut self.actors[one].leaving
             && *left == attempt
         {
-            core.reached(line as usize);
+            core.connected(line as usize);
             words.extend(std::iter::from_fn(|| core.poll()));
         }
         for step in words {
-            if let Step::Say { word, .. } = step {
-                self.send(at, one, Some(word));
+            if let Step::Send { message, .. } = step {
+                self.send(at, one, Some(message));
             }
         }
         self.send(at, one, None);
@@ -41,7 +41,7 @@ impl Story {
                 continue;
             }
             while self.actors[one].core.is_some()
-                && let Some(word) = self.connections[at].came.pop_front()
+                && let Some(message) = self.connections[at].came.pop_front()
             {
                 let attempt = self.actors[one].attempt;
                 let taken = self.connections[at].taken.get_or_insert_with(|| {
@@ -50,19 +50,19 @@ impl Story {
                     (attempt, line)
                 });
                 let (taken_by, line) = *taken;
-                self.tell(one, taken_by, line, word);
+                self.tell(one, taken_by, line, message);
             }
         }
     }
 
-    pub(super) fn tell(&mut self, one: usize, attempt: u32, line: u64, word: Option<Word>) {
+    pub(super) fn tell(&mut self, one: usize, attempt: u32, line: u64, message: Option<Message>) {
         if self.actors[one].attempt != attempt {
             return;
         }
         let Some(core) = &mut self.actors[one].core else { return };
-        match word {
-            Some(word) => core.heard(line, word),
-            None => core.lost(line, CauseKind::PeerDied, "closed"),
+        match message {
+            Some(message) => core.received(line, message),
+            None => core.lost(line, ErrorKind::PeerDied, "closed"),
         }
         self.act(one);
     }
@@ -87,7 +87,7 @@ impl Story {
         self.agenda.plan(soon, Event::Reached(self.connections.len() - 1));
     }
 
-    pub(super) fn say(&mut self, one: usize, line: u64, word: Word) {
+    pub(super) fn say(&mut self, one: usize, line: u64, message: Message) {
         let attempt = self.actors[one].attempt;
         let found = self.connections.iter().position(|connection| {
             (connection.coordinator == one
@@ -95,11 +95,11 @@ impl Story {
                 || (connection.member == one && connection.taken == Some((attempt, line)))
         });
         if let Some(at) = found {
-            self.send(at, one, Some(word));
+            self.send(at, one, Some(message));
         }
     }
 
-    pub(super) fn send(&mut self, at: usize, from: usize, word: Option<Word>) {
+    pub(super) fn send(&mut self, at: usize, from: usize, message: Option<Message>) {
         let arrival = self.agenda.now() + self.latency();
         let connection = &mut self.connections[at];
         let outward = connection.coordinator == from;
@@ -111,8 +111,8 @@ impl Story {
             return;
         }
         let event = match outward {
-            true => Event::ToMember(at, word),
-            false => Event::ToCoordinator(at, word),
+            true => Event::ToMember(at, message),
+            false => Event::ToCoordinator(at, message),
         };
         self.agenda.plan(arrival, event);
     }

@@ -12,14 +12,14 @@ impl TreeCore {
         if head.tree > 1 || !Self::owns(self.channel, head.chunk) {
             return Err(Violation::Protocol(format!("chunk {} is not of this link", head.chunk)));
         }
-        if self.prints.front().is_some_and(|(oldest, _)| head.sequence < *oldest) {
+        if self.fingerprints.front().is_some_and(|(oldest, _)| head.sequence < *oldest) {
             // The fingerprint of every operation that has not ended here is kept.
             return Err(Violation::Protocol(format!(
                 "chunk {} of operation {} came, which has ended",
                 head.chunk, head.sequence
             )));
         }
-        self.compare(head.sequence, head.print)?;
+        self.compare(head.sequence, head.fingerprint)?;
         if !self.links[link].receive[head.class()].arrive() {
             return Err(Violation::Protocol("a frame came without credit for it".into()));
         }
@@ -51,7 +51,7 @@ impl TreeCore {
         }
         if let Place::Slot(_) = place {
             // This rank may have started the operation while the payload was under way.
-            self.compare(head.sequence, head.print)?;
+            self.compare(head.sequence, head.fingerprint)?;
         }
         match (self.find(head.key()), place) {
             (Some(at), Place::Slot(_)) => {

@@ -7,8 +7,8 @@ mod operations;
 use hfreduce_plan::{NodePlace, Plan};
 
 use super::*;
-use crate::cause::CauseKind;
 use crate::core::{Determinism, Geometry, Kind};
+use crate::error::ErrorKind;
 use network::{Seed, Sim, plan};
 use operations::{Op, bf16, mixed, operation, oracle, under};
 
@@ -43,7 +43,7 @@ fn sums_for_one_rank_alone_do_not_starve_each_other() {
         let one = |choice: &mut Seed| {
             let count = 1 + choice.below(30_000);
             let mut op = operation(choice, Kind::Reduce, count, nodes);
-            op.print.root = root;
+            op.fingerprint.root = root;
             op
         };
         let ops = (0..6).map(|_| one(&mut choice)).collect();
@@ -66,7 +66,7 @@ fn every_survivor_learns_who_died() {
         sim.run(Some((when, victim)));
         for (at, node) in sim.nodes.iter().enumerate().filter(|(at, _)| *at != victim) {
             let cause = node.cause.as_ref().unwrap_or_else(|| panic!("seed {seed}, node {at}"));
-            assert_eq!((cause.kind, cause.peer), (CauseKind::PeerDied, Some(victim as u32)));
+            assert_eq!((cause.kind, cause.peer), (ErrorKind::PeerDied, Some(victim as u32)));
         }
     }
 }
@@ -91,11 +91,17 @@ fn two_deaths_leave_nobody_waiting() {
 fn a_rank_that_calls_something_else_is_named_by_its_neighbours() {
     let plan = plan(2, 1);
     let mut choice = Seed(3);
-    let ours = operation(&mut choice, Kind::Allreduce, 100, 2).print;
+    let ours = operation(&mut choice, Kind::Allreduce, 100, 2).fingerprint;
     let theirs = Fingerprint { op: 3, ..ours };
     let mut core = TreeCore::new(Flows::new(&plan, 0), (0, 1), 4);
-    let head =
-        DataHead { sequence: 0, chunk: 0, tree: 0, stage: Stage::Up, bytes: 400, print: theirs };
+    let head = DataHead {
+        sequence: 0,
+        chunk: 0,
+        tree: 0,
+        stage: Stage::Up,
+        bytes: 400,
+        fingerprint: theirs,
+    };
     // It comes before we have begun: it is found out when we begin.
     let place = core.place(0, &head).unwrap();
     core.arrived(0, &head, place).unwrap();
@@ -113,14 +119,20 @@ fn a_rank_that_calls_something_else_is_named_by_its_neighbours() {
 #[test]
 fn an_operation_that_has_not_ended_is_compared_however_many_started_after_it() {
     let plan = plan(2, 1);
-    let ours = operation(&mut Seed(3), Kind::Allreduce, 100, 2).print;
+    let ours = operation(&mut Seed(3), Kind::Allreduce, 100, 2).fingerprint;
     let theirs = Fingerprint { op: 3, ..ours };
     let mut core = TreeCore::new(Flows::new(&plan, 0), (0, 1), 4);
     for sequence in 0..OUTSTANDING_MAX as u64 {
         core.start(sequence, ours).unwrap();
     }
-    let head =
-        DataHead { sequence: 0, chunk: 0, tree: 0, stage: Stage::Up, bytes: 400, print: theirs };
+    let head = DataHead {
+        sequence: 0,
+        chunk: 0,
+        tree: 0,
+        stage: Stage::Up,
+        bytes: 400,
+        fingerprint: theirs,
+    };
     let differs = Violation::Mismatch { sequence: 0, ours, theirs };
     assert_eq!(core.place(0, &head), Err(differs));
     // Far behind everything that can be under way: no fingerprint is kept, and nothing is accepted.
@@ -133,16 +145,17 @@ fn an_operation_that_has_not_ended_is_compared_however_many_started_after_it() {
 #[test]
 fn frames_that_nobody_may_send_are_violations() {
     let plan = plan(2, 1);
-    let print = operation(&mut Seed(3), Kind::Allreduce, 100, 2).print;
+    let fingerprint = operation(&mut Seed(3), Kind::Allreduce, 100, 2).fingerprint;
     let mut core = TreeCore::new(Flows::new(&plan, 0), (0, 1), 2);
-    core.start(0, print).unwrap();
-    let chunk = Geometry::new(&print, 2, SLOT_BYTES).chunk(0);
+    core.start(0, fingerprint).unwrap();
+    let chunk = Geometry::new(&fingerprint, 2, SLOT_BYTES).chunk(0);
     core.activate(0, chunk, None).unwrap();
-    let good = DataHead { sequence: 0, chunk: 0, tree: 0, stage: Stage::Up, bytes: 400, print };
+    let good =
+        DataHead { sequence: 0, chunk: 0, tree: 0, stage: Stage::Up, bytes: 400, fingerprint };
     assert!(core.place(0, &DataHead { bytes: 404, ..good }).is_err());
     assert!(core.place(0, &DataHead { tree: 1, ..good }).is_err());
     let mut core = TreeCore::new(Flows::new(&plan, 0), (0, 1), 1);
-    core.start(0, print).unwrap();
+    core.start(0, fingerprint).unwrap();
     assert!(core.place(0, &good).is_ok());
     assert!(core.place(0, &DataHead { sequence: 1, ..good }).is_err(), "no credit");
     assert!(core.credits(0, [1; CLASSES]).is_err(), "nothing was sent");

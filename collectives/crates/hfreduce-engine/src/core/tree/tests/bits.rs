@@ -29,14 +29,14 @@ fn in_pieces(seed: u64, modes: Determinism, short: bool) -> (Vec<f32>, Vec<f32>)
         let end = (at + count * blocks).min(length);
         let kind = if at + count * blocks > length { Kind::Allreduce } else { kind };
         let count = if kind == Kind::ReduceScatter { count } else { end - at };
-        let print = Fingerprint {
+        let fingerprint = Fingerprint {
             kind,
             count: count as u64,
             root: choice.below(world) as u32,
-            ..whole.print
+            ..whole.fingerprint
         };
         let input = whole.input.iter().map(|input| input[at..end].to_vec()).collect();
-        ops.push(Op { print, input });
+        ops.push(Op { fingerprint, input });
         cuts.push((at, count));
         at = end;
     }
@@ -46,11 +46,11 @@ fn in_pieces(seed: u64, modes: Determinism, short: bool) -> (Vec<f32>, Vec<f32>)
     let mut pieces = vec![0.0; length];
     for ((op, output), (at, count)) in sim.ops.iter().zip(&sim.output).zip(cuts) {
         for (rank, output) in output.iter().enumerate() {
-            match op.print.kind {
+            match op.fingerprint.kind {
                 Kind::ReduceScatter => {
                     pieces[at + rank * count..at + (rank + 1) * count].copy_from_slice(output);
                 }
-                Kind::Reduce if rank as u32 != op.print.root => {}
+                Kind::Reduce if rank as u32 != op.fingerprint.root => {}
                 _ => pieces[at..at + count].copy_from_slice(output),
             }
         }
@@ -83,9 +83,9 @@ fn a_wide_sum_is_the_exact_tree_of_binary32_rounded_once() {
         let modes = Determinism { stable: true, wide: true };
         let op = under(modes, true, operation(&mut choice, Kind::Allreduce, 20_000, nodes));
         let mut exact = op.clone();
-        exact.print = Fingerprint { element_bytes: 4, ..op.print };
+        exact.fingerprint = Fingerprint { element_bytes: 4, ..op.fingerprint };
         let mut narrow = op.clone();
-        narrow.print.modes.wide = false;
+        narrow.fingerprint.modes.wide = false;
         let outputs = [op, exact, narrow].map(|op| {
             let mut sim = Sim::new(plan(nodes, nodes / 2), 1, vec![op], seed, 2, 4);
             sim.run(None);

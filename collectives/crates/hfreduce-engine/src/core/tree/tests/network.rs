@@ -19,7 +19,7 @@ const SLOT_BYTES: usize = 16 << 10;
 enum Message {
     Data(DataHead, Vec<f32>),
     Credits([u8; CLASSES]),
-    Abort(Cause),
+    Abort(AbortReason),
 }
 
 pub struct Node {
@@ -31,7 +31,7 @@ pub struct Node {
     places: BTreeMap<Key, Vec<f32>>,
     pools: BTreeMap<(usize, usize, u32), Vec<f32>>,
     done: BTreeMap<Key, bool>,
-    pub cause: Option<Cause>,
+    pub cause: Option<AbortReason>,
     pub dead: bool,
     stalled: usize,
 }
@@ -83,9 +83,9 @@ impl Sim {
             .collect();
         let output = ops
             .iter()
-            .map(|op| match op.print.kind {
-                Kind::Allgather => vec![vec![0.0; op.print.count as usize * world]; world],
-                Kind::ReduceScatter => vec![vec![0.0; op.print.count as usize]; world],
+            .map(|op| match op.fingerprint.kind {
+                Kind::Allgather => vec![vec![0.0; op.fingerprint.count as usize * world]; world],
+                Kind::ReduceScatter => vec![vec![0.0; op.fingerprint.count as usize]; world],
                 _ => op.input.clone(),
             })
             .collect();
@@ -108,8 +108,8 @@ impl Sim {
     }
 
     fn chunk(&self, key: Key) -> Chunk {
-        let print = &self.ops[key.0 as usize].print;
-        Geometry::new(print, self.world(), SLOT_BYTES).chunk(key.1)
+        let fingerprint = &self.ops[key.0 as usize].fingerprint;
+        Geometry::new(fingerprint, self.world(), SLOT_BYTES).chunk(key.1)
     }
 
     fn inputs(&self, node: usize, key: Key) -> Vec<Vec<f32>> {
@@ -142,7 +142,7 @@ impl Sim {
                     if chunk.reduces() {
                         let root = chunk.root().map(|rank| rank as usize / self.locals);
                         let flows = self.nodes[me].core.flows();
-                        let is_root = flows.is_root(chunk.tree, chunk.hung_at(root));
+                        let is_root = flows.is_root(chunk.tree, chunk.rooted_at(root));
                         sum = self.ops[key.0 as usize].written(sum, is_root);
                     }
                     self.nodes[me].places.insert(key, sum);
@@ -160,7 +160,7 @@ impl Sim {
                         tree,
                         stage,
                         bytes: self.chunk(key).bytes_in(stage),
-                        print: self.ops[key.0 as usize].print,
+                        fingerprint: self.ops[key.0 as usize].fingerprint,
                     };
                     let data = self.nodes[me].places[&key].clone();
                     let owed = self.nodes[me].core.take_owed(link);
@@ -173,7 +173,7 @@ impl Sim {
                 Action::Done { key } => {
                     self.nodes[me].done.insert(key, true);
                 }
-                Action::Flood { link, cause } => {
+                Action::Abort { link, cause } => {
                     let peer = self.nodes[me].core.flows().peers()[link];
                     self.wires.entry((me, peer)).or_default().push_back(Message::Abort(cause));
                 }
@@ -199,7 +199,7 @@ impl Sim {
         }
     }
 
-    fn fail(&mut self, me: usize, cause: Cause, from: Option<usize>) {
+    fn fail(&mut self, me: usize, cause: AbortReason, from: Option<usize>) {
         if self.nodes[me].core.fail(&cause, from) {
             self.nodes[me].cause = Some(cause);
         }
@@ -209,10 +209,10 @@ impl Sim {
     fn violated(&mut self, me: usize, link: usize, why: Violation) {
         let peer = self.nodes[me].core.flows().peers()[link] as u32;
         let kind = match why {
-            Violation::Mismatch { .. } => CauseKind::Mismatch,
-            Violation::Protocol(_) => CauseKind::Protocol,
+            Violation::Mismatch { .. } => ErrorKind::Mismatch,
+            Violation::Protocol(_) => ErrorKind::Protocol,
         };
-        let cause = Cause::new(kind, me as u32, format!("{why:?}")).blaming(peer, "");
+        let cause = AbortReason::new(kind, me as u32, format!("{why:?}")).with_peer(peer, "");
         self.fail(me, cause, None);
     }
 
@@ -224,15 +224,15 @@ impl Sim {
         let (op, index) = self.nodes[me].next;
         let in_flight = self.nodes[me].core.active();
         if op < self.ops.len() && in_flight < self.window {
-            let print = self.ops[op].print;
+            let fingerprint = self.ops[op].fingerprint;
             if self.nodes[me].started == op {
                 self.nodes[me].started += 1;
-                if let Err((link, why)) = self.nodes[me].core.start(op as u64, print) {
+                if let Err((link, why)) = self.nodes[me].core.start(op as u64, fingerprint) {
                     self.violated(me, link, why);
                     return true;
                 }
             }
-            let geometry = Geometry::new(&print, self.world(), SLOT_BYTES);
+            let geometry = Geometry::new(&fingerprint, self.world(), SLOT_BYTES);
             let chunk = geometry.chunk(index);
             let root = chunk.root().map(|rank| rank as usize / self.locals);
             if let Err((link, why)) = self.nodes[me].core.activate(op as u64, chunk, root) {
@@ -342,7 +342,8 @@ impl Sim {
         self.nodes[victim].dead = true;
         let peers = self.nodes[victim].core.flows().peers().to_vec();
         for peer in peers {
-            let cause = Cause::new(CauseKind::PeerDied, peer as u32, "").blaming(victim as u32, "");
+            let cause =
+                AbortReason::new(ErrorKind::PeerDied, peer as u32, "").with_peer(victim as u32, "");
             // What was under way still arrives; then the wire ends.
             let wire = self.wires.entry((victim, peer)).or_default();
             let kept = self.seed.below(wire.len() + 1);
@@ -358,7 +359,12 @@ impl Sim {
             assert!(node.pools.is_empty() && node.core.early.is_empty());
         }
         for (at, op) in self.ops.iter().enumerate() {
-            assert_eq!(self.output[at], oracle(&self.plan, self.locals, op), "{:?}", op.print);
+            assert_eq!(
+                self.output[at],
+                oracle(&self.plan, self.locals, op),
+                "{:?}",
+                op.fingerprint
+            );
         }
     }
 }

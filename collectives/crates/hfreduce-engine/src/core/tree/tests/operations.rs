@@ -4,19 +4,19 @@ use super::*;
 
 #[derive(Clone)]
 pub struct Op {
-    pub print: Fingerprint,
+    pub fingerprint: Fingerprint,
     /// Per rank; the result replaces it (allgather and reduce_scatter use `output`).
     pub input: Vec<Vec<f32>>,
 }
 
 impl Op {
     pub fn element_bytes(&self) -> usize {
-        usize::from(self.print.element_bytes)
+        usize::from(self.fingerprint.element_bytes)
     }
 
     /// As a node writes a sum: elements of two bytes are bf16, rounded wherever they are not wide.
     pub fn written(&self, mut sum: Vec<f32>, is_root: bool) -> Vec<f32> {
-        if self.element_bytes() == 2 && (is_root || !self.print.modes.wide) {
+        if self.element_bytes() == 2 && (is_root || !self.fingerprint.modes.wide) {
             sum.iter_mut().for_each(|value| *value = bf16(*value));
         }
         sum
@@ -42,7 +42,7 @@ pub fn operation(seed: &mut Seed, kind: Kind, count: usize, world: usize) -> Op 
                 .collect()
         })
         .collect();
-    let print = Fingerprint {
+    let fingerprint = Fingerprint {
         kind,
         dtype: 0,
         element_bytes: 4,
@@ -52,15 +52,15 @@ pub fn operation(seed: &mut Seed, kind: Kind, count: usize, world: usize) -> Op 
         shape: 0,
         modes: Determinism::DEFAULT,
     };
-    Op { print, input }
+    Op { fingerprint, input }
 }
 
 /// The same of bf16, or of fp32, under these modes.
 pub fn under(modes: Determinism, short: bool, mut op: Op) -> Op {
     let modes = Determinism { wide: modes.wide && short, ..modes };
-    let modes = if op.print.kind.reduces() { modes } else { Determinism::DEFAULT };
+    let modes = if op.fingerprint.kind.reduces() { modes } else { Determinism::DEFAULT };
     let element_bytes = if short { 2 } else { 4 };
-    op.print = Fingerprint { modes, element_bytes, ..op.print };
+    op.fingerprint = Fingerprint { modes, element_bytes, ..op.fingerprint };
     if short {
         op.input.iter_mut().flatten().for_each(|value| *value = bf16(*value));
     }
@@ -92,10 +92,10 @@ pub fn mixed(seed: &mut Seed, world: usize) -> Vec<Op> {
 /// The same sums, serially, in the order of the plan.
 pub fn oracle(plan: &Plan, locals: usize, op: &Op) -> Vec<Vec<f32>> {
     let world = plan.nodes().len() * locals;
-    let geometry = Geometry::new(&op.print, world, SLOT_BYTES);
-    let mut output = match op.print.kind {
-        Kind::Allgather => vec![vec![0.0; op.print.count as usize * world]; world],
-        Kind::ReduceScatter => vec![vec![0.0; op.print.count as usize]; world],
+    let geometry = Geometry::new(&op.fingerprint, world, SLOT_BYTES);
+    let mut output = match op.fingerprint.kind {
+        Kind::Allgather => vec![vec![0.0; op.fingerprint.count as usize * world]; world],
+        Kind::ReduceScatter => vec![vec![0.0; op.fingerprint.count as usize]; world],
         _ => op.input.clone(),
     };
     for index in 0..geometry.chunks() {
@@ -103,8 +103,8 @@ pub fn oracle(plan: &Plan, locals: usize, op: &Op) -> Vec<Vec<f32>> {
         let from = chunk.input_offset / op.element_bytes();
         let count = chunk.bytes / op.element_bytes();
         let cut = |rank: usize| op.input[rank][from..from + count].to_vec();
-        let root = chunk.hung_at(chunk.root().map(|rank| rank as usize / locals));
-        let result = match chunk.source.one() {
+        let root = chunk.rooted_at(chunk.root().map(|rank| rank as usize / locals));
+        let result = match chunk.source.single() {
             Some(rank) => cut(rank as usize),
             None => {
                 let top = root.unwrap_or(plan.trees()[chunk.tree].root);

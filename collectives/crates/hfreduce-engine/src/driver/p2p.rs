@@ -1,0 +1,315 @@
+//! Direct connections between two ranks, made when they are first needed.
+//!
+//! One connection for each direction, dialled by the sender: so two ranks that begin at once do
+//! not dial each other twice for one purpose, and nobody has to wait for the other's turn. Split by
+//! subject:
+//! - here: the operations that use them, and what their messages wait for;
+//! - `connect`: how they come to be;
+//! - `send` and `receive`: what goes over them, and their end;
+//! - `staging`: payloads between ranks of one node, which go through the segment;
+//! - `shutdown`: the last words.
+
+mod connect;
+mod receive;
+mod send;
+mod shutdown;
+mod staging;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Driver;
+use super::connection::Connection;
+use super::transport::Payload;
+use super::wire::{Frame, Head};
+use crate::core::Kind;
+use crate::core::pair::{ANY_RANK, Envelope, PairAction, Pairs, TransferId};
+use crate::core::tree::Violation;
+use crate::error::ErrorKind;
+use crate::operation::{Operation, Transfer};
+use crate::share::Charge;
+use crate::work::WorkState;
+
+/// How this rank reaches the others: gives a connection to a rank, before the deadline. Blocking;
+/// it runs on one of a few threads for that.
+pub type Dial = Arc<dyn Fn(u32, Instant) -> Result<TcpStream, (ErrorKind, String)> + Send + Sync>;
+
+struct OutgoingMessage {
+    message: u64,
+    ticket: TransferId,
+    sent: usize,
+}
+
+/// What a frame that is gone completes, and the message slot that it leaves.
+#[derive(Debug, Default)]
+struct Note {
+    completes: Option<TransferId>,
+    slot: Option<usize>,
+}
+
+#[derive(Default)]
+struct Outgoing {
+    connection: Option<Connection<Note>>,
+    /// It counts among its user's descriptors, as those that come do.
+    _charge: Charge,
+    dialing: bool,
+    /// Frames that wait for the connection, and messages that wait for their turn.
+    words: VecDeque<(Head, Vec<u8>)>,
+    messages: VecDeque<OutgoingMessage>,
+    /// Message slots that the peer has not copied yet.
+    staged: usize,
+    wants_room: bool,
+    left: bool,
+}
+
+struct Incoming {
+    connection: Connection<Note>,
+    _charge: Charge,
+    receiving: Option<(u64, u64)>,
+    /// The offer whose bytes are on their way.
+    eager: Option<(u64, Envelope)>,
+    wants_room: bool,
+    left: bool,
+}
+
+struct P2pOperation {
+    operation: Operation,
+    work: Arc<WorkState>,
+    done: Vec<bool>,
+}
+
+impl P2pOperation {
+    /// The transfers that are not complete.
+    fn open(&self) -> impl Iterator<Item = &Transfer> {
+        let transfers = self.operation.transfers.iter().zip(&self.done);
+        transfers.filter(|(_, done)| !**done).map(|(transfer, _)| transfer)
+    }
+}
+
+/// True for operations that all ranks count.
+fn is_collective(work: &WorkState) -> bool {
+    !matches!(work.fingerprint.kind, Kind::Send | Kind::Recv)
+}
+
+/// All of them.
+pub struct P2p {
+    pairs: Pairs,
+    operations: BTreeMap<u64, P2pOperation>,
+    /// The numbers of those that all ranks count.
+    collectives: BTreeSet<u64>,
+    next: u64,
+    outgoing: BTreeMap<u32, Outgoing>,
+    incoming: BTreeMap<u32, Incoming>,
+    /// Bytes that came with offers, by peer and message, until a receive takes them.
+    held: BTreeMap<(u32, u64), Vec<u8>>,
+    dialers: connect::Dialers,
+    slots: staging::Slots,
+}
+
+impl P2p {
+    /// With no connection yet.
+    pub fn new(dial: Dial) -> Self {
+        Self {
+            pairs: Pairs::default(),
+            operations: BTreeMap::new(),
+            collectives: BTreeSet::new(),
+            next: 0,
+            outgoing: BTreeMap::new(),
+            incoming: BTreeMap::new(),
+            held: BTreeMap::new(),
+            dialers: connect::Dialers::new(dial),
+            slots: staging::Slots::default(),
+        }
+    }
+
+    /// True if there is a connection, or one is being made.
+    pub(super) fn is_connected(&self) -> bool {
+        !self.incoming.is_empty() || !self.outgoing.is_empty()
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        !self.operations.is_empty()
+    }
+
+    /// Counts an operation among ours.
+    pub(super) fn adopt(&mut self, operation: Operation, work: Arc<WorkState>) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        if is_collective(&work) {
+            self.collectives.insert(work.sequence);
+        }
+        let done = vec![false; operation.transfers.len()];
+        self.operations.insert(number, P2pOperation { operation, work, done });
+        number
+    }
+
+    pub(super) fn take_works(&mut self) -> Vec<Arc<WorkState>> {
+        self.collectives.clear();
+        std::mem::take(&mut self.operations).into_values().map(|o| o.work).collect()
+    }
+
+    pub(super) fn works(&self) -> impl Iterator<Item = &Arc<WorkState>> {
+        self.operations.values().map(|operation| &operation.work)
+    }
+
+    pub(super) fn collectives(&self) -> impl Iterator<Item = &Arc<WorkState>> {
+        self.works().filter(|work| is_collective(work))
+    }
+
+    /// The number of the oldest collective operation.
+    pub(super) fn oldest_collective(&self) -> Option<u64> {
+        self.collectives.first().copied()
+    }
+
+    /// What this operation waits for, and for whom if that is known.
+    pub(super) fn waiting_for(&self, work: &WorkState) -> Option<(String, Option<u32>)> {
+        let found = self.operations.values().find(|o| std::ptr::eq(&*o.work, work))?;
+        let transfer = found.open().next()?;
+        if transfer.peer == ANY_RANK {
+            return Some(("waiting for a message from any rank".to_owned(), None));
+        }
+        let what =
+            if transfer.sends { "waiting for a receive of" } else { "waiting for a message from" };
+        Some((format!("{what} rank {}", transfer.peer), Some(transfer.peer)))
+    }
+
+    /// The bytes of a short message that we send.
+    fn bytes_of(&self, ticket: TransferId) -> Vec<u8> {
+        let Some(found) = self.operations.get(&ticket.operation) else { return vec![] };
+        let Some(transfer) = found.operation.transfers.get(ticket.transfer) else { return vec![] };
+        let mut bytes = Vec::with_capacity(transfer.bytes);
+        for (memory, count) in found.operation.input.ranges(transfer.offset, transfer.bytes) {
+            // SAFETY: inside the operation's input, which does not change until the operation ends.
+            bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(memory, count) });
+        }
+        bytes
+    }
+
+    /// Copies a short message to where it belongs; false if it is not as long as that.
+    fn place(&self, ticket: TransferId, bytes: &[u8]) -> bool {
+        let Some(found) = self.operations.get(&ticket.operation) else { return false };
+        let transfer = found.operation.transfers.get(ticket.transfer);
+        let Some(transfer) = transfer.filter(|transfer| transfer.bytes == bytes.len()) else {
+            return false;
+        };
+        let mut rest = bytes;
+        for (memory, count) in found.operation.output.ranges(transfer.offset, transfer.bytes) {
+            let Some((part, others)) = rest.split_at_checked(count) else { return false };
+            // SAFETY: inside the operation's output, which is ours until the operation ends; the
+            // bytes are memory of our own.
+            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), memory, count) };
+            rest = others;
+        }
+        rest.is_empty()
+    }
+
+    /// A receive from anybody has found its sender.
+    fn set_source(&mut self, ticket: TransferId, peer: u32) {
+        let Some(found) = self.operations.get_mut(&ticket.operation) else { return };
+        if let Some(transfer) = found.operation.transfers.get_mut(ticket.transfer)
+            && transfer.peer == ANY_RANK
+        {
+            transfer.peer = peer;
+            found.work.set_source(peer);
+        }
+    }
+}
+
+impl Driver {
+    pub(super) fn start_p2p(&mut self, operation: Operation, work: Arc<WorkState>) {
+        let fingerprint = operation.fingerprint;
+        let transfers = operation.transfers.clone();
+        let own = self.shared.identity.rank;
+        self.shared.recorder.cut(work.flight, transfers.len() as u32);
+        let number = self.p2p.adopt(operation, work);
+        for (transfer, what) in transfers.iter().enumerate() {
+            let ticket = TransferId { operation: number, transfer };
+            let envelope = Envelope { tag: what.tag, bytes: what.bytes as u64, fingerprint };
+            if what.sends {
+                self.p2p.pairs.send(what.peer, ticket, envelope);
+            } else if let Err((peer, why)) = self.p2p.pairs.receive(what.peer, ticket, envelope) {
+                self.violated(peer, why);
+                return;
+            }
+            debug_assert!(what.peer != own, "copies to oneself are made before");
+        }
+        if transfers.is_empty() {
+            self.complete_p2p(number);
+        }
+        self.run_p2p_actions();
+        // A message alone has no number among the operations that all ranks count.
+        if !matches!(fingerprint.kind, Kind::Send | Kind::Recv) {
+            self.fail_if_peer_closed();
+        }
+    }
+
+    fn run_p2p_actions(&mut self) {
+        while let Some(action) = self.p2p.pairs.poll() {
+            match action {
+                PairAction::Offer { peer, message, envelope, eager } => {
+                    let Envelope { tag, bytes, fingerprint } = envelope;
+                    let payload = eager.map_or(vec![], |ticket| self.p2p.bytes_of(ticket));
+                    let head = Head::bare(Frame::Offer { message, tag, bytes, fingerprint });
+                    self.send_p2p(peer, Head { payload_bytes: payload.len(), ..head }, payload);
+                }
+                PairAction::Grant { peer, message, ticket } => {
+                    self.p2p.set_source(ticket, peer);
+                    if let Some(incoming) = self.p2p.incoming.get_mut(&peer) {
+                        let grant = Head::bare(Frame::Grant { message });
+                        incoming.connection.push(&grant, Payload::Owned(vec![]), Note::default());
+                    }
+                }
+                PairAction::Take { peer, message, ticket } => {
+                    let bytes = self.p2p.held.remove(&(peer, message)).unwrap_or_default();
+                    if !self.p2p.place(ticket, &bytes) {
+                        let why = format!("message {message} came without its bytes");
+                        self.violated(peer, Violation::Protocol(why));
+                        return;
+                    }
+                }
+                PairAction::Stream { peer, message, ticket } => {
+                    let outgoing = self.p2p.outgoing.entry(peer).or_default();
+                    outgoing.messages.push_back(OutgoingMessage { message, ticket, sent: 0 });
+                }
+                PairAction::Complete { ticket } => self.transferred(ticket),
+            }
+        }
+    }
+
+    fn p2p_connection(&mut self, peer: u32, inward: bool) -> Option<&mut Connection<Note>> {
+        if inward {
+            self.p2p.incoming.get_mut(&peer).map(|incoming| &mut incoming.connection)
+        } else {
+            self.p2p.outgoing.get_mut(&peer)?.connection.as_mut()
+        }
+    }
+
+    fn transferred(&mut self, ticket: TransferId) {
+        let Some(found) = self.p2p.operations.get_mut(&ticket.operation) else { return };
+        if let Some(done) = found.done.get_mut(ticket.transfer) {
+            *done = true;
+            let through = found.done.iter().filter(|done| **done).count() as u32;
+            self.shared.recorder.progress(found.work.flight, through, through);
+        }
+        if found.done.iter().all(|done| *done) {
+            self.complete_p2p(ticket.operation);
+        }
+    }
+
+    fn complete_p2p(&mut self, number: u64) {
+        if let Some(done) = self.p2p.operations.remove(&number) {
+            use std::sync::atomic::Ordering;
+            self.shared.counters.operations.fetch_add(1, Ordering::Relaxed);
+            self.shared.recorder.finished(done.work.flight, false, Instant::now());
+            // A message by itself has the number of the collective that comes after it.
+            if is_collective(&done.work) {
+                self.p2p.collectives.remove(&done.work.sequence);
+                self.publish_ended();
+            }
+            done.work.complete();
+            self.shared.waiters.wake_all();
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Payloads between ranks of one node: through slots of the segment instead of a socket.
+//!
+//! ```text
+//! sender    copies a piece into one of its slots, sends a head with the slot's number
+//! receiver  copies it to its destination, and says so with the next head that it sends
+//! sender    may use the slot again; the message is sent once its last piece was copied
+//! ```
+//! A peer holds at most [`PER_PEER`] slots, and without a free one a piece goes through the socket: no
+//! message waits for a peer of another one.
+
+use hfreduce_kernels::Store;
+
+use super::Note;
+use crate::core::tree::Violation;
+use crate::driver::Driver;
+use crate::driver::transport::Payload;
+use crate::driver::wire::{Frame, Head};
+use crate::shm::MESSAGE_SLOTS;
+
+/// Shorter messages go through the socket: their payload follows the head in one system call.
+pub(super) const STAGED_FROM_BYTES: usize = 32 << 10;
+/// One is filled while the other one is emptied.
+const PER_PEER: usize = 2;
+
+/// Which message slots of this rank are free.
+#[derive(Debug)]
+pub(super) struct Slots(Vec<usize>);
+
+/// How the next piece of a message goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PieceRoute {
+    Socket,
+    Slot,
+    /// Not before the peer has returned a slot.
+    Wait,
+}
+
+impl Default for Slots {
+    fn default() -> Self {
+        Self((0..MESSAGE_SLOTS).rev().collect())
+    }
+}
+
+impl Slots {
+    /// For a peer that holds `held` slots; `staged`: it is on this node and the message is long.
+    pub(super) fn route(&self, staged: bool, held: usize) -> PieceRoute {
+        let free = !self.0.is_empty();
+        if !staged || (held == 0 && !free) {
+            PieceRoute::Socket
+        } else if held < PER_PEER && free {
+            PieceRoute::Slot
+        } else {
+            PieceRoute::Wait
+        }
+    }
+
+    pub(super) fn take(&mut self) -> Option<usize> {
+        self.0.pop()
+    }
+}
+
+impl Driver {
+    /// The place of `peer` among the ranks of this node, if it is on it.
+    pub(super) fn local_of(&self, peer: u32) -> Option<usize> {
+        let (identity, world) =
+            (&self.shared.identity, self.shared.identity.placement.world_size());
+        let near = (peer as usize) < world && identity.placement.node_of(peer) == identity.node();
+        near.then(|| identity.placement.local_of(peer))
+    }
+
+    /// Copies a piece of a message from the slot of its sender.
+    ///
+    /// # Safety
+    /// `place` must be writable for `bytes` and belong to the message.
+    pub(super) unsafe fn take_staged(
+        &mut self,
+        (peer, message): (u32, u64),
+        slot: u64,
+        place: *mut u8,
+        bytes: usize,
+    ) -> Result<(), Violation> {
+        let slot = usize::try_from(slot).unwrap_or(usize::MAX);
+        let source = self.local_of(peer).and_then(|local| self.shm.message(local, slot));
+        let source = source.filter(|_| bytes <= self.shm.shape().slot_bytes);
+        let (Some(source), Some(incoming)) = (source, self.p2p.incoming.get_mut(&peer)) else {
+            let why = format!("{bytes} bytes of a message are in slot {slot}, which is not there");
+            return Err(Violation::Protocol(why));
+        };
+        // SAFETY: the slot holds them and its owner leaves it alone until it hears that they were
+        // copied; the place is the caller's promise, and no part of the segment.
+        unsafe { hfreduce_kernels::copy_raw(Store::Cached, source, place, bytes) };
+        incoming.connection.copied(bytes);
+        self.p2p.pairs.arrived(peer, message, bytes as u64);
+        Ok(())
+    }
+
+    /// Tells a sender how many of its slots were copied, unless another head has told it.
+    pub(super) fn ack_slots(&mut self, peer: u32) {
+        if let Some(incoming) = self.p2p.incoming.get_mut(&peer)
+            && incoming.connection.owes_acks()
+        {
+            let head = Head::bare(Frame::Credit);
+            incoming.connection.push(&head, Payload::Owned(vec![]), Note::default());
+        }
+    }
+
+    /// The peer has copied what was in a slot.
+    pub(super) fn unstage(&mut self, peer: u32, note: Note) {
+        if let Some(slot) = note.slot {
+            self.p2p.slots.0.push(slot);
+        }
+        if let Some(outgoing) = self.p2p.outgoing.get_mut(&peer) {
+            outgoing.staged = outgoing.staged.saturating_sub(1);
+        }
+        if let Some(ticket) = note.completes {
+            self.transferred(ticket);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_waits_for_its_own_peer_alone() {
+        let mut slots = Slots::default();
+        assert_eq!(slots.route(false, 0), PieceRoute::Socket);
+        assert_eq!(
+            (slots.route(true, 0), slots.route(true, 1)),
+            (PieceRoute::Slot, PieceRoute::Slot)
+        );
+        assert_eq!(slots.route(true, PER_PEER), PieceRoute::Wait);
+        let taken: Vec<usize> = std::iter::from_fn(|| slots.take()).collect();
+        assert_eq!(taken, (0..MESSAGE_SLOTS).collect::<Vec<_>>());
+        // Others hold all: this peer's messages do not wait for them, nor overtake its own.
+        assert_eq!(
+            (slots.route(true, 0), slots.route(true, 1)),
+            (PieceRoute::Socket, PieceRoute::Wait)
+        );
+    }
+}

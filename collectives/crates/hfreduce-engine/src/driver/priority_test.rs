@@ -1,0 +1,60 @@
+//! Who is held back and for how long, on a clock of the test's own.
+
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+fn turn(level: Priority) -> PriorityGate {
+    PriorityGate::new(level, HELD)
+}
+
+#[test]
+fn whoever_has_something_above_is_held_back_until_it_ends() {
+    let (priority_levels, now) = (Arc::new(PriorityLevels::default()), Instant::now());
+    let (mut low, mut normal, mut high) =
+        (turn(Priority::Low), turn(Priority::Normal), turn(Priority::High));
+    let operation = priority_levels.begin(Priority::Normal);
+    assert_eq!(low.look(&priority_levels, now), Some(now + HELD));
+    assert_eq!(normal.look(&priority_levels, now), None, "its own level");
+    assert_eq!(high.look(&priority_levels, now), None);
+    let higher = priority_levels.begin(Priority::High);
+    assert_eq!(normal.look(&priority_levels, now), Some(now + HELD));
+    drop(higher);
+    assert_eq!(normal.look(&priority_levels, now), None);
+    drop(operation);
+    assert_eq!(low.look(&priority_levels, now), None);
+}
+
+#[test]
+fn what_waits_crosswise_is_held_back_once() {
+    let (priority_levels, start) = (Arc::new(PriorityLevels::default()), Instant::now());
+    let mut low = turn(Priority::Low);
+    let _stuck = priority_levels.begin(Priority::High);
+    assert!(low.look(&priority_levels, start).is_some());
+    assert!(low.look(&priority_levels, start + HELD - MS).is_some());
+    for ms in 10..100 {
+        assert_eq!(low.look(&priority_levels, start + ms * MS), None, "{ms} ms");
+    }
+}
+
+#[test]
+fn a_stream_of_short_operations_leaves_a_window_each_time() {
+    let (priority_levels, start) = (Arc::new(PriorityLevels::default()), Instant::now());
+    let (mut low, mut through) = (turn(Priority::Low), 0);
+    for ms in 0..100 {
+        // One begins before the other ends.
+        let before = priority_levels.begin(Priority::High);
+        through += u32::from(low.look(&priority_levels, start + ms * MS).is_none());
+        let _next = priority_levels.begin(Priority::High);
+        drop(before);
+    }
+    assert_eq!(through, 9);
+}
+
+#[test]
+fn words_are_levels_or_refused() {
+    for level in Priority::ALL {
+        assert_eq!(level.to_string().parse::<Priority>(), Ok(level));
+    }
+    assert!("1".parse::<Priority>().is_err() && Priority::Low < Priority::High);
+}

@@ -1,0 +1,221 @@
+//! A sum that goes round: where ranks share processors, each in turn adds its contribution to the
+//! one sum of a chunk, instead of copying it to where an owner adds them all.
+//!
+//! ```text
+//! rank 0   waits for the slot, copies its contribution into it    ─▶ rank 1
+//! rank r   waits for rank r - 1, adds its contribution            ─▶ rank r + 1
+//! last     the same, divides for an average                       ─▶ everybody copies the result
+//! ```
+//! Ranks that share processors run one after another anyway. What they have under way is then one
+//! slot a chunk instead of one for every rank, which stays in the nearest caches. The order of the
+//! additions is the same as an owner's, and so are the bits: sums of short types stay wide until the
+//! last rank rounds them.
+//!
+//! Whether an operation goes round is rank 0's choice: it does if the memory of rank 0 is not
+//! registered. The others read that from the segment before they contribute.
+//!
+//! Who waits for its turn sleeps for that alone while somebody before it holds a chunk that it lacks:
+//! its turn comes without any more slots, and results of the same operation can wait for it. So a rank is woken about once
+//! for each part of the slots that is handed on at a time.
+
+use hfreduce_kernels::{Pass, Store, Width};
+
+use super::node::gather;
+use super::{Active, Driver, ReduceAlgorithm};
+use crate::core::{Chunk, Determinism, Fingerprint};
+use crate::error::{AbortReason, ErrorKind};
+use crate::operation::{DType, ReduceOp};
+use crate::shm::{REGISTERED_MAX, Registered, WAIT_END, WAIT_RESULT, WAIT_TURN};
+
+/// Below this all contributions fit the caches side by side, and their ranks need not wait for each
+/// other.
+const RING_FROM_BYTES: u64 = 1 << 20;
+/// The slots are handed on in so many parts, so that several ranks are at work.
+const PARTS: u64 = 8;
+/// Chunks of a part at least: for one alone the next rank is not woken.
+const PART_MIN: u64 = 2;
+
+impl Driver {
+    /// If an operation may go round, the bytes of its partial sums for each of its elements' bytes;
+    /// every rank of the node says the same.
+    pub(super) fn ring_widening(&self, fingerprint: &Fingerprint) -> Option<usize> {
+        let large = fingerprint.kind.reduces() && fingerprint.size_bytes() >= RING_FROM_BYTES;
+        let dtype = DType::from_code(fingerprint.dtype)
+            .filter(|_| large && self.shared.identity.ring_accumulation)?;
+        let widens = widens(fingerprint)?;
+        Some(if widens { dtype.wide().size_bytes() / dtype.size_bytes() } else { 1 })
+    }
+
+    /// Whether the operation of the next chunk to contribute to goes round; `None` while rank 0 has
+    /// not said so.
+    pub(super) fn uses_ring(&mut self, at: usize) -> Option<bool> {
+        let Active { algorithm, ordinal, ref work, .. } = self.active[at];
+        let sequence = work.sequence;
+        let local = self.shared.identity.local();
+        let said = match algorithm {
+            ReduceAlgorithm::Owner | ReduceAlgorithm::LastArriver => return Some(false),
+            ReduceAlgorithm::Ring => return Some(true),
+            ReduceAlgorithm::Undecided => self.shm.registered(0, ordinal, sequence),
+        };
+        let chosen = match said {
+            Some(said) => said.input.is_none(),
+            // There were too many operations when it began.
+            None if local == 0 && at < REGISTERED_MAX => {
+                self.shm.register(0, ordinal, sequence, Registered::default());
+                true
+            }
+            None => return None,
+        };
+        self.active[at].algorithm =
+            if chosen { ReduceAlgorithm::Ring } else { ReduceAlgorithm::Owner };
+        if chosen {
+            self.active[at].registered = Registered::default();
+        } else if local == 0 {
+            self.wake_all(WAIT_TURN);
+        }
+        Some(chosen)
+    }
+
+    /// Contributes to a chunk that goes round; false if it is not our turn.
+    pub(super) fn take_turn(&mut self, at: usize, number: u64, chunk: &Chunk) -> bool {
+        match self.shared.identity.local().checked_sub(1) {
+            None if !self.is_free(number, self.slots_in_use(at)) => {
+                self.wants_slot = true;
+                false
+            }
+            Some(before) if self.shm.staged(before) <= number => {
+                self.wants_turn = true;
+                false
+            }
+            Some(before) => self.verify(at, before) && self.add(at, number, chunk),
+            None => self.add(at, number, chunk),
+        }
+    }
+
+    /// How many sums of such an operation may be under way. A short one goes round where results are:
+    /// one that came back to the same few slots finds them in the nearest caches.
+    fn slots_in_use(&self, at: usize) -> u64 {
+        let shape = self.shm.shape();
+        let short = self.active[at].geometry.chunks() as usize <= shape.slots;
+        (if short { shape.slots } else { shape.ring_slots }) as u64
+    }
+
+    /// Where the sum of one of its chunks is.
+    pub(super) fn accumulator(&self, at: usize, number: u64) -> *mut u8 {
+        match self.slots_in_use(at) > self.shm.shape().slots as u64 {
+            true => self.shm.ring_slot(number),
+            false => self.shm.result(number),
+        }
+    }
+
+    /// Adds our contribution to the sum, or begins it.
+    fn add(&mut self, at: usize, number: u64, chunk: &Chunk) -> bool {
+        let identity = &self.shared.identity;
+        let (local, last) = (identity.local(), identity.locals().len() - 1);
+        let Active { ref operation, .. } = self.active[at];
+        let fingerprint = &operation.fingerprint;
+        let (Some(dtype), Some(op), Some(widens)) = (
+            DType::from_code(fingerprint.dtype),
+            ReduceOp::from_code(fingerprint.op),
+            widens(fingerprint),
+        ) else {
+            return false; // Checked when the operation was made.
+        };
+        let sum = self.accumulator(at, number);
+        let input = &operation.input;
+        if local == 0 && !widens {
+            // SAFETY: the slot is free and ours until this chunk is staged; it holds `chunk.bytes`.
+            unsafe { gather(input, chunk.input_offset, chunk.bytes, sum) };
+            return true;
+        }
+        let own = input.contiguous(chunk.input_offset, chunk.bytes).unwrap_or_else(|| {
+            // Not in a slot: whoever waits for his turn waits for nothing else.
+            self.pieces.resize(self.shm.shape().slot_bytes, 0);
+            let place = self.pieces.as_mut_ptr();
+            // SAFETY: ours, and as long as a slot, which holds the chunk.
+            unsafe { gather(input, chunk.input_offset, chunk.bytes, place) };
+            place
+        });
+        let (sum_so_far, both, own_alone) =
+            ([sum.cast_const()], [sum.cast_const(), own.cast_const()], [own.cast_const()]);
+        let (inputs, wide): (&[_], &[_]) = match (local, widens) {
+            (0, _) => (&own_alone, &[]),
+            (_, true) => (&own_alone, &sum_so_far),
+            (_, false) => (&both, &[]),
+        };
+        let divides = op == ReduceOp::Average && local == last;
+        let pass = Pass {
+            dtype,
+            op: op.kernel(),
+            inputs,
+            wide,
+            output: sum,
+            to: if widens && local < last { Width::Wide } else { Width::Narrow },
+            numel: chunk.bytes / dtype.size_bytes(),
+            divisor: if divides { identity.placement.world_size() as u64 } else { 1 },
+        };
+        // SAFETY: the rank before us has handed the sum on, or the slot is free: it is ours until we
+        // stage this chunk, and holds its partial sum (see `begin`). Our contribution is the caller's
+        // memory, or ours. The output is the first of `inputs` or of `wide`, or apart from both.
+        if let Err(error) = unsafe { pass.run(Store::Cached) } {
+            let rank = self.shared.identity.rank;
+            self.fail(AbortReason::new(ErrorKind::Invalid, rank, error.to_string()), None);
+            return false;
+        }
+        true
+    }
+
+    /// True if so many chunks are worth a call of the next rank while we go on.
+    pub(super) fn fills_segment(&self, at: usize, chunks: u64) -> bool {
+        chunks >= (self.slots_in_use(at) / PARTS).max(PART_MIN)
+    }
+
+    /// After we staged chunks that go round, and announced it: calls whoever waits for them.
+    pub(super) fn notify_next(&self) {
+        let next = self.shared.identity.local() + 1;
+        if next < self.shm.shape().locals {
+            return self.wake(next, WAIT_TURN);
+        }
+        for local in 0..self.shm.shape().locals {
+            self.wake(local, WAIT_RESULT | WAIT_END);
+        }
+    }
+
+    /// True if the result of a chunk that goes round is there; false, with everything at an end, if
+    /// the last rank runs something else.
+    pub(super) fn is_ring_reduced(&mut self, at: usize, number: u64) -> bool {
+        let last = self.shm.shape().locals - 1;
+        last == self.shared.identity.local()
+            || self.shm.staged(last) > number && self.verify(at, last)
+    }
+
+    /// True if our turn comes whether we take results or not, and nobody waits for those meanwhile: they
+    /// are of the operation that we still have to contribute to.
+    pub(super) fn turn_is_certain(&self) -> bool {
+        let oldest = self.active.front().is_some_and(|active| self.next_stage < active.end());
+        self.wants_turn && oldest && self.shm.staged(0) > self.next_stage
+    }
+
+    /// Who keeps the next result from coming, in words.
+    pub(super) fn waiting_for_ring(&self) -> (String, Option<u32>) {
+        let ranks = self.shared.identity.locals();
+        let late = |local: &usize| self.shm.staged(*local) <= self.next_deliver;
+        let (what, local) = match (0..ranks.len()).find(late) {
+            Some(0) if self.wants_slot => {
+                let full = |local: &usize| self.shm.released(*local);
+                ("to take its results", (0..ranks.len()).min_by_key(full).unwrap_or(0))
+            }
+            Some(local) => ("to add its input", local),
+            None => ("", self.shared.identity.local()),
+        };
+        (format!("waiting for rank {} {what}", ranks[local]), Some(ranks[local]))
+    }
+}
+
+/// True if partial sums are in a wider type than the elements, so that each is rounded once: as an
+/// owner's are. An owner's pass begins with the inputs and ends with what is wide; additions and
+/// multiplications are the same bits the other way round. `None`: no such operation.
+fn widens(fingerprint: &Fingerprint) -> Option<bool> {
+    let (dtype, op) = (DType::from_code(fingerprint.dtype)?, ReduceOp::from_code(fingerprint.op)?);
+    Some(Determinism { stable: false, wide: true }.of(fingerprint.kind, dtype, op).wide)
+}

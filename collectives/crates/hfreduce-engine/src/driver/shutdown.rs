@@ -1,0 +1,61 @@
+//! How the links along the trees end: with a reason, with leave taken, or without a word.
+
+use super::Driver;
+use super::wire::{Frame, Head};
+
+impl Driver {
+    /// Everything ends: no memory of callers is touched after this; neighbours are told why.
+    pub(super) fn flood(&mut self, payload: &[u8], from: Option<usize>) {
+        let Some(tree_links) = &mut self.tree_links else { return };
+        for (at, link) in tree_links.links.iter_mut().enumerate() {
+            link.due.clear();
+            link.transport.detach();
+            link.transport.forget(&self.poller);
+            // One of several streams may be lost; the others still tell.
+            if Some(at) != from {
+                let head = Head { payload_bytes: payload.len(), ..Head::bare(Frame::Abort) };
+                link.transport.push_final(&head, payload);
+            }
+        }
+        tree_links.unready.clear();
+        tree_links.finished.clear();
+    }
+
+    /// Sends what is left to say; true once all is said or nobody listens.
+    pub(super) fn flush_final_frames(&mut self) -> bool {
+        let mut said = self.p2p.flush_final_frames();
+        let Some(tree_links) = &mut self.tree_links else { return said };
+        let mut gone = Vec::new();
+        for link in &mut tree_links.links {
+            // What is broken listens no more, and is not waited for.
+            let _ = link.transport.flush(&self.poller, &mut gone);
+            said &= link.transport.is_flushed();
+        }
+        said
+    }
+
+    pub(super) fn close_tree_links(&mut self, next: u64) {
+        if let Some(tree_links) = &mut self.tree_links {
+            for link in &mut tree_links.links {
+                link.transport.push_final(&Head::bare(Frame::Close { next }), &[]);
+            }
+        }
+        self.flush_final_frames();
+    }
+
+    /// Bytes that the neighbours' machines have not taken yet.
+    pub(super) fn unsent_bytes(&self) -> usize {
+        let links = self.tree_links.iter().flat_map(|tree_links| &tree_links.links);
+        links.map(|link| link.transport.unsent_bytes()).sum()
+    }
+
+    /// A link ended; true if that is in order because the peer took leave.
+    pub(super) fn retire_link(&mut self, at: usize) -> bool {
+        let Some(tree_links) = &mut self.tree_links else { return true };
+        let link = &mut tree_links.links[at];
+        link.transport.forget(&self.poller);
+        link.closed = true;
+        link.due.clear();
+        link.transport.peer_closed()
+    }
+}

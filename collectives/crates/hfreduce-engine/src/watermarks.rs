@@ -1,0 +1,112 @@
+//! Memory that fills and empties while its operation runs: what a copy from and to a GPU needs to
+//! overlap with the sum.
+//!
+//! Both counters are prefixes and only grow. Whoever brings the input moves `arrived` and rings the
+//! engine (`Work::arrived`); the engine moves `delivered` and wakes the watcher. An operation that
+//! has ended moves neither, and touches its memory no more.
+
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::thread::Thread;
+
+use crate::atomics::{Atomic, Atomics, Native};
+
+/// A count of bytes that only grows; what was done to the bytes before it is seen by whoever reads
+/// it.
+#[derive(Debug)]
+struct Prefix<A: Atomics = Native>(A::U64);
+
+impl<A: Atomics> Prefix<A> {
+    fn grow(&self, end: usize) {
+        // Exchanged: the thread sanitizer does not see `fetch_max`, which is the same on most processors.
+        // The first guess tells the count; a load before it would hide orders from the model checker.
+        let (end, mut known) = (end as u64, 0);
+        while known < end {
+            match self.0.compare_exchange(known, end, Release, Relaxed) {
+                Ok(_) => break,
+                Err(now) => known = now,
+            }
+        }
+    }
+
+    fn end(&self) -> usize {
+        self.0.load(Acquire) as usize
+    }
+}
+
+impl<A: Atomics> Default for Prefix<A> {
+    fn default() -> Self {
+        Self(A::U64::default())
+    }
+}
+
+/// How far the memory of one operation is, in bytes from its beginning.
+#[derive(Debug, Default)]
+pub struct Watermarks {
+    arrived: Prefix,
+    delivered: Prefix,
+    watcher: OnceLock<Thread>,
+}
+
+impl Watermarks {
+    /// Nothing has arrived; `watcher` is unparked whenever more is delivered.
+    pub fn with_watcher(watcher: Thread) -> Self {
+        Self { watcher: watcher.into(), ..Self::default() }
+    }
+
+    /// The bytes before `end` of the input are there and are not written any more.
+    pub(crate) fn arrive(&self, end: usize) {
+        self.arrived.grow(end);
+    }
+
+    /// How many bytes of the input are there.
+    pub fn arrived(&self) -> usize {
+        self.arrived.end()
+    }
+
+    /// The bytes before `end` of the output are final.
+    pub(crate) fn deliver(&self, end: usize) {
+        self.delivered.grow(end);
+        if let Some(watcher) = self.watcher.get() {
+            watcher.unpark();
+        }
+    }
+
+    /// How many bytes of the output are final.
+    pub fn delivered(&self) -> usize {
+        self.delivered.end()
+    }
+}
+
+#[cfg(test)]
+mod models {
+    use super::*;
+    use crate::atomics::model::*;
+    use loom::cell::UnsafeCell;
+    use std::sync::Arc;
+
+    /// One brings bytes and says so, out of order too; another takes what is there.
+    fn what_has_arrived_is_there<A: Atomics>() {
+        let shared = Arc::new((Prefix::<A>::default(), UnsafeCell::new(0)));
+        let bringing = shared.clone();
+        let bringer = loom::thread::spawn(move || {
+            // SAFETY: loom reports whoever touches it at the same time.
+            bringing.1.with_mut(|value| unsafe { *value = 1 });
+            bringing.0.grow(8);
+            bringing.0.grow(4);
+        });
+        if shared.0.end() >= 8 {
+            // SAFETY: as above.
+            assert_eq!(shared.1.with(|value| unsafe { *value }), 1);
+        }
+        bringer.join().unwrap();
+        assert_eq!(shared.0.end(), 8);
+    }
+
+    #[test]
+    fn bytes_are_touched_only_after_they_arrived() {
+        every_order(what_has_arrived_is_there::<Modelled>);
+        assert!(breaks(what_has_arrived_is_there::<Weak<NO_RELEASE>>));
+        assert!(breaks(what_has_arrived_is_there::<Weak<NO_ACQUIRE>>));
+    }
+}
