@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use fabric::deadline::Deadline;
-use hfreduce_engine::daemon::{AnyEndpoint, AnyNewcomer};
+use hfreduce_daemon::{AnyEndpoint, AnyNewcomer};
 use hfreduce_engine::{CollectiveError, Communicator, Options};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};

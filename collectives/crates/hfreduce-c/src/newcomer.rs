@@ -2,8 +2,8 @@
 
 use std::ffi::c_void;
 
+use hfreduce_daemon::AnyNewcomer;
 use hfreduce_engine::Member as EngineMember;
-use hfreduce_engine::daemon::AnyNewcomer;
 
 use crate::error::{Failure, Status, guard};
 use crate::group::{Comm, Options, boxed, of_newcomer, open, put, read, seconds};

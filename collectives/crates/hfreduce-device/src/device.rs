@@ -297,7 +297,7 @@ impl Device {
             // SAFETY: the job holds the block until the engine and the copies are through with it.
             let buffer = unsafe { Buffer::new(place) };
             match pace {
-                Some(pace) => buffer.paced(pace.clone()),
+                Some(pace) => buffer.pipelined(pace.clone()),
                 None => buffer,
             }
         };

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use hfreduce_daemon::{Daemon, Rules};
 use hfreduce_device::Memory;
-use hfreduce_engine::daemon::{Daemon, Rules};
 use hfreduce_engine::flight::Folders;
 use hfreduce_engine::{Buffer, CollectiveError, DType, ErrorKind, ReduceOp, WaitError};
 use support::{

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use hfreduce_engine::core::{Fingerprint, Kind};
+use hfreduce_core::{Fingerprint, Kind};
 use hfreduce_engine::flight::{Folders, RankInfo, Recorder};
 use hfreduce_engine::{Buffer, DType, Endpoint, Options, ReduceOp};
 

@@ -110,7 +110,7 @@ fn run(rank: u32, ranks: usize, bytes: usize, registered: bool, rounds: u32) {
     };
     let counted = || {
         let counters = comm.counters();
-        [&usage()[..], &[count(&counters.sleeps), count(&counters.rings)]].concat()
+        [&usage()[..], &[count(&counters.sleeps), count(&counters.wakeups)]].concat()
     };
     let before = counted();
     let mut told = String::new();

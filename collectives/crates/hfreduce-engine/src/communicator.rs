@@ -1,69 +1,95 @@
-//! A connected group of ranks: calls go in, handles come out, one thread moves the data.
+//! Communicator of a connected group: callers submit operations and get handles; one thread at a
+//! time moves the data.
 
 mod about;
 mod calls;
 mod handle;
-mod served;
+mod remote;
 
+use std::any::Any;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use fabric::arena::Arena;
 use hfreduce_plan::Plan;
 
-use crate::core::{Fingerprint, Kind};
-use crate::daemon::ClientSession;
 use crate::driver::{Backend, Identity, Shared, Submission, TICK, lock};
-use crate::endpoint::ReconfigureSource;
-use crate::error::{AbortReason, CollectiveError, ErrorKind};
 use crate::fork_guard::ForkGuard;
+use crate::member::Member;
 use crate::operation::{Buffer, Operation, Transfer};
 use crate::work::WorkState;
 pub use handle::{WaitError, Work};
+use hfreduce_core::error::{AbortReason, CollectiveError, ErrorKind};
+use hfreduce_core::{Fingerprint, Kind};
 
-/// The largest tag of a caller; the upper half belongs to collective operations.
+/// The largest tag of a caller; the upper half is reserved for collective operations.
 pub const TAG_MAX: u64 = COLLECTIVE_TAG - 1;
 const COLLECTIVE_TAG: u64 = 1 << 63;
-/// The longest time-out: a day. There is no "never".
-pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
+/// The longest timeout: a day. There is no infinite timeout.
+pub const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 
 struct Inner {
     shared: Arc<Shared>,
-    /// None once the members have gone on without this epoch.
+    /// None once the members have continued in another epoch.
     driver: Mutex<Option<Backend>>,
     gate: Mutex<bool>,
     wakeup: Condvar,
     stop: AtomicBool,
-    /// Threads that must have the driver now: a waiting thread that has it gives it back.
+    /// Threads that need the driver now: a waiting thread that holds it returns it.
     claims: AtomicU32,
-    /// No operation is taken any more. Changed under the lock of the submissions.
+    /// No operation is accepted any more. Changed under the lock of the submissions.
     closing: AtomicBool,
     next: AtomicU64,
-    /// The process that connected. A forked child has the memory and the sockets, and no thread:
-    /// it must touch none of them.
+    /// The process that connected. A forked child has the memory and the sockets, but no thread: it
+    /// must not use them.
     fork_guard: ForkGuard,
 }
 
-/// Where a communicator's connections and memory are.
-pub(crate) enum SessionHandle {
-    /// Its own, from which another epoch may begin.
-    Local(Box<ReconfigureSource>),
-    /// A daemon's.
-    Daemon(Box<ClientSession>),
+/// State that outlives the epochs of a communicator: its registered memory and its identity.
+pub trait Session: Any + Send + Sync {
+    /// Registered memory of this rank.
+    ///
+    /// # Errors
+    /// The system call failed.
+    fn arena(&self) -> io::Result<Arc<Arena>>;
+
+    /// Number of membership changes so far.
+    fn epoch(&self) -> u32;
+
+    /// By rank: the epoch from which each member joined and the operations it completed there.
+    fn previous_epochs(&self) -> Vec<Option<(u32, u64)>>;
+
+    /// Connections that the port has refused.
+    fn refused_connections(&self) -> Option<u64> {
+        None
+    }
+
+    /// See [`Communicator::reconfigure`].
+    ///
+    /// # Errors
+    /// The member that is missing, lost or disagrees.
+    fn reconfigure(
+        &self,
+        communicator: &Communicator,
+        members: &[Member],
+        timeout: Duration,
+    ) -> Result<Communicator, CollectiveError>;
 }
 
-/// See the module's text. Closed when dropped.
+/// A communicator. Closed when dropped.
 pub struct Communicator {
     inner: Arc<Inner>,
     plan: Plan,
-    session: Option<SessionHandle>,
+    session: Option<Box<dyn Session>>,
     background: Option<JoinHandle<()>>,
     closed: AtomicBool,
 }
 
 impl Inner {
-    /// Moves data with the calling thread, or waits for whoever does.
+    /// Moves data with the calling thread, or waits for the thread that does.
     fn wait(&self, mut now: Instant, until: Instant, done: impl Fn() -> bool) {
         while !done() && now < until {
             let leaves = || done() || self.is_claimed();
@@ -75,13 +101,13 @@ impl Inner {
                 self.shared.waiters.wait(until, || done() || (!self.is_claimed() && free()));
             }
             if done() {
-                break; // Without another look at the clock.
+                break; // Without reading the clock again.
             }
             now = Instant::now();
         }
     }
 
-    /// Lends the driver to `act` if nobody has it. Whoever waits is called when it is free again.
+    /// Runs `act` with the driver if it is free, and then wakes the threads that wait for it.
     fn try_driver(&self, act: impl FnOnce(&mut Backend)) -> bool {
         let mut mapped = match self.driver.try_lock() {
             Ok(mapped) => mapped,
@@ -99,8 +125,8 @@ impl Inner {
         let retired = mapped.is_none();
         drop(mapped);
         self.shared.waiters.wake_all();
-        // A call that came after the look at `busy` woke a background thread that found the driver
-        // taken. Which is looked at after the driver was given back, with the room's fence between.
+        // A call that arrived after `is_busy` woke a background thread that found the driver in
+        // use. It is checked after the driver was returned, with the fence of `waiters` in between.
         if busy || (!retired && self.shared.pending.load(Ordering::SeqCst)) {
             self.wake_background();
         }
@@ -124,9 +150,9 @@ impl Inner {
                 }
                 *gate = false;
             }
-            fence(Ordering::SeqCst); // Between what woke us and whether the driver is free.
+            fence(Ordering::SeqCst); // Between the wake-up and the check whether the driver is free.
             if self.is_claimed() {
-                continue; // The claiming thread wakes us if it leaves something under way.
+                continue; // The claiming thread wakes this one if operations remain.
             }
             self.try_driver(|driver| {
                 driver.poll_once();
@@ -143,8 +169,8 @@ impl Inner {
         self.claims.load(Ordering::SeqCst) > 0
     }
 
-    /// Runs `act` with the driver, which a thread that waits for its operation gives back; false if no
-    /// thread gave it back before `until`.
+    /// Runs `act` with the driver, which a waiting thread returns; false if it was not free before
+    /// `until`.
     fn with_driver(&self, until: Instant, act: impl FnOnce(&mut Backend)) -> bool {
         let _claim = Claim::new(self);
         let mut act = Some(act);
@@ -162,8 +188,7 @@ impl Inner {
         }
     }
 
-    /// Takes the driver away, unless something is still under way: later calls get an error and start
-    /// nothing.
+    /// Takes the driver away, unless operations are in progress: later calls fail.
     fn take_driver(&self, until: Instant) -> Option<Backend> {
         let _claim = Claim::new(self);
         self.with_driver(until, Backend::poll_once);
@@ -181,7 +206,7 @@ impl Inner {
         self.fork_guard.is_owner()
     }
 
-    /// The error of a call in a forked child, where the memory and the sockets are the parent's.
+    /// The error of a call in a forked child: memory and sockets belong to the parent.
     fn forked(&self, operation: &str) -> CollectiveError {
         let detail = format!(
             "process {} connected and this is a child of it: connect after forking",
@@ -207,8 +232,8 @@ impl Inner {
         }
     }
 
-    /// Breaks the communicator on every rank, blaming this one; the first reason stays. Nothing in a
-    /// forked child: the group is its parent's.
+    /// Aborts the communicator on every rank, naming this one; the first reason stays. Does nothing
+    /// in a forked child: the group belongs to its parent.
     fn abort(&self, kind: ErrorKind, reason: &str) {
         if !self.is_ours() {
             return;
@@ -221,11 +246,15 @@ impl Inner {
 }
 
 impl Communicator {
-    pub(crate) fn start(
+    /// Starts the background thread of a connected group.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(
         shared: Arc<Shared>,
         driver: Backend,
         plan: Plan,
-        session: SessionHandle,
+        session: Box<dyn Session>,
     ) -> std::io::Result<Self> {
         let inner = Arc::new(Inner {
             shared,
@@ -251,8 +280,8 @@ impl Communicator {
         })
     }
 
-    /// Meets everybody once; only then is silence judged.
-    pub(crate) fn meet(&self, timeout: Duration) -> Result<(), CollectiveError> {
+    /// Runs the first barrier of all ranks, and then starts failure detection.
+    pub fn meet(&self, timeout: Duration) -> Result<(), CollectiveError> {
         let work = self.barrier(timeout, true)?;
         work.wait(None).map_err(|error| match error {
             WaitError::Failed(error) => error,
@@ -275,7 +304,7 @@ impl Communicator {
         self.identity().rank
     }
 
-    /// How many ranks.
+    /// Number of ranks.
     pub fn world_size(&self) -> usize {
         self.identity().placement.world_size()
     }
@@ -285,40 +314,41 @@ impl Communicator {
         &self.plan
     }
 
-    /// How many ranks of each node share its work.
+    /// Number of ranks of each node that own chunks.
     pub fn channels(&self) -> usize {
         self.identity().channels
     }
 
-    /// The first cause, once broken.
+    /// The first error, once broken.
     pub fn error(&self) -> Option<CollectiveError> {
         self.inner.shared.error(None, "")
     }
 
-    /// Breaks the communicator on every rank. Waits for nobody.
+    /// Aborts the communicator on every rank, without waiting.
     pub fn abort(&self, reason: &str) {
         self.inner.abort(ErrorKind::Aborted, reason);
     }
 
-    /// The same for what befell this rank outside the engine before it could call `operation`; the
-    /// error to report.
+    /// Aborts the communicator because of a failure of this rank outside the engine, before it
+    /// could call `operation`; returns the error to report.
     pub fn fail(&self, kind: ErrorKind, operation: &str, detail: String) -> CollectiveError {
         self.inner.abort(kind, &detail);
         self.refused(kind, operation, detail)
     }
 
-    /// Finishes what is under way (for at most `timeout`), takes leave and ends the threads. What
-    /// broke it before that, if anything did: work that did not end in time, too.
+    /// Completes operations in progress (for at most `timeout`), closes the connections and ends
+    /// the threads. Returns the error that broke the communicator before, including operations that
+    /// did not end in time.
     pub fn close(&self, timeout: Duration) -> Option<CollectiveError> {
-        self.end(timeout, Backend::leave)
+        self.end(timeout, Backend::close)
     }
 
-    /// The same with this way of taking leave, which gets the number of the first operation that this
-    /// rank will not start, and until when it may take.
+    /// Closes the communicator with `leave`, which gets the number of the first operation that this
+    /// rank will not start, and its deadline.
     ///
-    /// Threads that wait for their operations give the driver back at once; what has not ended by
-    /// `timeout` fails then, and only then does the communicator count as broken: an operation is never
-    /// left to a driver that does nothing any more.
+    /// Threads that wait for operations return the driver at once. Operations that have not ended
+    /// by `timeout` fail, and only then is the communicator broken: no operation is left to a
+    /// driver that makes no progress.
     fn end(
         &self,
         timeout: Duration,
@@ -336,7 +366,8 @@ impl Communicator {
         };
         self.inner.stop.store(true, Ordering::SeqCst);
         self.inner.wake_background();
-        let unfinished = (ErrorKind::Aborted, "closed while operations were under way".to_owned());
+        let unfinished =
+            (ErrorKind::Aborted, "closed while operations were in progress".to_owned());
         let mut broken = true;
         let ended = self.inner.with_driver(until + Duration::from_secs(1), |driver| {
             driver.drive_all(until, || false);
@@ -349,7 +380,8 @@ impl Communicator {
             broken = shared.broken.set(self.closed_reason()).is_err();
         });
         if !ended {
-            // A thread has it that gets no processor: it fails what is under way when it looks again.
+            // A thread that gets no CPU holds the driver: it fails the operations at its next
+            // check.
             lock(&shared.abort_asked).get_or_insert(unfinished);
             shared.notify();
         }
@@ -362,13 +394,17 @@ impl Communicator {
             .with_peer(self.rank(), self.identity().placement.node_name(self.rank()))
     }
 
-    /// After `close`: the connections, our map of the node's memory and those of what neighbours
-    /// lent go now, however long the caller keeps this.
-    pub(crate) fn release(&self) {
+    /// After `close`: releases the connections, the mapping of the segment and those of peer
+    /// memory, however long the caller keeps the communicator.
+    pub fn release(&self) {
         drop(self.inner.take_driver(Instant::now() + Duration::from_secs(1)));
     }
 
-    pub(crate) fn submit(
+    /// Queues an operation. `lazy`: the background thread is not woken, since the caller waits.
+    ///
+    /// # Errors
+    /// The communicator is broken or closed, or this is a forked child.
+    pub fn submit(
         &self,
         fingerprint: Fingerprint,
         input: Buffer,
@@ -382,7 +418,7 @@ impl Communicator {
         }
         let pipelined = input.is_pipelined() || output.is_pipelined();
         if pipelined && !transfers.is_empty() {
-            let detail = "its memory must be there when it is called".to_owned();
+            let detail = "its memory must be complete when it is called".to_owned();
             return Err(self.refused(ErrorKind::Invalid, fingerprint.kind.name(), detail));
         }
         let shared = &self.inner.shared;
@@ -425,17 +461,14 @@ impl Communicator {
         Ok(Work { state: work, inner: self.inner.clone() })
     }
 
-    pub(crate) fn refused(
-        &self,
-        kind: ErrorKind,
-        operation: &str,
-        detail: String,
-    ) -> CollectiveError {
+    /// The error of a call that is rejected on this rank.
+    pub fn refused(&self, kind: ErrorKind, operation: &str, detail: String) -> CollectiveError {
         self.inner.refused(kind, operation, detail)
     }
 }
 
-/// While one exists, threads that wait for an operation leave the driver to the thread that made it.
+/// While a claim exists, threads that wait for an operation leave the driver to the claiming
+/// thread.
 struct Claim<'a>(&'a Inner);
 
 impl<'a> Claim<'a> {
@@ -455,7 +488,7 @@ impl Drop for Claim<'_> {
 impl Drop for Communicator {
     fn drop(&mut self) {
         if !self.inner.is_ours() {
-            // The threads to join exist in the parent alone, and so does the right to say farewell.
+            // The threads to join exist only in the parent, which also closes the connections.
             std::mem::forget((self.background.take(), self.session.take()));
             return;
         }

@@ -1,4 +1,4 @@
-//! From strangers to a group: what a rank tells the others, and how they connect.
+//! Endpoint of a rank before it is connected: it publishes its info and connects to the group.
 //!
 //! ```text
 //! new      opens a port (and, as the first rank of its node, a local socket)
@@ -28,34 +28,34 @@ use fabric::arena::Arena;
 use fabric::deadline::Deadline;
 use hfreduce_plan::Plan;
 
-use crate::communicator::{Communicator, SessionHandle};
+use crate::communicator::Communicator;
 use crate::driver::p2p::P2p;
-use crate::driver::{Backend, Driver, Identity, Parts, Shared, poller};
-use crate::error::{CollectiveError, ErrorKind};
-use crate::flight::Recorder;
-use crate::placement::Placement;
+use crate::driver::{Backend, Driver, Identity, Parts, Shared};
+pub use crate::member::Member;
+use hfreduce_core::error::{CollectiveError, ErrorKind};
+use hfreduce_core::placement::Placement;
+use hfreduce_shm::flight::Recorder;
+use hfreduce_transport::poller;
+pub use hfreduce_transport::transport::TransportKind;
 use identity::EndpointIdentity;
-pub(crate) use identity::ReconfigureSource;
+pub use identity::ReconfigureSource;
 pub use identity::check_descriptors;
-pub(crate) use info::{Info, refused};
+pub use info::{Info, refused};
 use info::{LocalSockets, digest};
-pub use members::Member;
-pub(crate) use members::choose;
+pub use members::choose;
 use neighbours::{Hello, Purpose, dial};
-pub(crate) use options::REGISTERED_BYTES_MAX;
+pub use options::REGISTERED_BYTES_MAX;
 use options::check;
 use options::default_ring_slots;
-pub use options::{
-    LOCALS_MAX, Options, STREAMS_MAX, TransportKind, default_slots, descriptors_needed,
-};
-pub(crate) use reconfigure::CLOSE;
+pub use options::{LOCALS_MAX, Options, STREAMS_MAX, default_slots, descriptors_needed};
+pub use reconfigure::CLOSE;
 pub use reconfigure::Newcomer;
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Ranks of a node that share its work at most: more add system calls, not bandwidth.
+/// Maximum number of ranks of a node that own chunks: more add system calls, not bandwidth.
 const CHANNELS_MAX: usize = 8;
 
-/// One rank before it knows its peers.
+/// The endpoint of one rank.
 pub struct Endpoint {
     options: Options,
     placement: Placement,
@@ -67,10 +67,10 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Opens what the others will connect to.
+    /// Opens the port and the local sockets.
     ///
     /// # Errors
-    /// Arguments that make no sense, and what the machine refuses.
+    /// Invalid options, or a resource that the system refuses.
     pub fn new(options: Options, key: &[u8]) -> Result<Self, CollectiveError> {
         let (placement, plan) = placed(&options)?;
         let identity = EndpointIdentity::open(&options, &placement, key)?;
@@ -91,7 +91,7 @@ impl Endpoint {
         Ok(Self { options, placement, plan, identity, info, local_sockets, recorder })
     }
 
-    /// The same rank in a later epoch, with the port that it has.
+    /// The endpoint of the same rank in a later epoch, with the same port.
     fn of_epoch(
         identity: Arc<EndpointIdentity>,
         options: Options,
@@ -111,25 +111,25 @@ impl Endpoint {
         })
     }
 
-    /// What the others need to know.
+    /// The info that the other ranks need, encoded.
     pub fn info(&self) -> Vec<u8> {
         serde_json::to_vec(&self.info).unwrap_or_default()
     }
 
-    /// Where this rank's registered memory is.
-    pub(crate) fn arena(&self) -> io::Result<Arc<Arena>> {
+    /// Registered memory of this rank.
+    pub fn arena(&self) -> io::Result<Arc<Arena>> {
         self.identity.arena(&self.options)
     }
 
-    /// How many connections the port has refused.
+    /// Number of connections that the port has refused.
     pub fn refused(&self) -> u64 {
         self.identity.refused()
     }
 
-    /// Connects to everybody, given what all ranks told, in rank order.
+    /// Connects to all ranks, given the infos of all ranks in rank order.
     ///
     /// # Errors
-    /// Who is missing or does not fit.
+    /// The rank that is missing or does not match.
     pub fn connect(
         self,
         infos: &[Vec<u8>],
@@ -142,7 +142,7 @@ impl Endpoint {
         self.enter(infos, group, 0, deadline)
     }
 
-    /// Connects to the group of this name.
+    /// Connects to the group with this id.
     fn enter(
         self,
         infos: Vec<Info>,
@@ -150,7 +150,7 @@ impl Endpoint {
         epoch: u32,
         deadline: Deadline,
     ) -> Result<Communicator, CollectiveError> {
-        self.identity.inbox.begin(group, infos.len());
+        self.identity.inbox.start(group, infos.len());
         let about = self.about(&infos, group, epoch);
         let recorder = Arc::new(Recorder::new(&self.options.folders, &about));
         let _ = self.recorder.set(recorder.clone());
@@ -193,7 +193,7 @@ impl Endpoint {
         let (shm, node_peers, arenas) =
             self.meet_locals(&infos, group, &doorbell, (slots, ring_slots, channels), deadline)?;
         let tree_links = self.meet_neighbours(&infos, group, channels, &shm, deadline)?;
-        // Whoever looks longer only keeps the others from working.
+        // With shared CPUs, polling only keeps the other ranks from working.
         let spin = if crowded { 0 } else { 30 };
         let shared = Arc::new(Shared::new(identity, doorbell, recorder));
         let infos = Arc::new(infos);
@@ -219,8 +219,7 @@ impl Endpoint {
         let driver = Driver::new(parts).map_err(io_error)?;
         self.identity.inbox.hand_over_to(group, shared.clone());
         let (identity, options) = (self.identity.clone(), self.options.clone());
-        let session =
-            SessionHandle::Local(Box::new(ReconfigureSource { identity, options, infos, epoch }));
+        let session = Box::new(ReconfigureSource { identity, options, infos, epoch });
         let driver = Backend::Local(Box::new(driver));
         let communicator =
             Communicator::start(shared, driver, self.plan, session).map_err(io_error)?;
@@ -232,7 +231,7 @@ impl Endpoint {
         refused(&self.options, ErrorKind::Io, phase, detail)
     }
 
-    /// An error during `connect` that blames a rank.
+    /// The error of `connect` that names another rank.
     fn peer_error(
         &self,
         kind: ErrorKind,
@@ -253,24 +252,27 @@ impl Endpoint {
         }
         let mut read = Vec::with_capacity(want);
         for (rank, bytes) in infos.iter().enumerate() {
-            let phase = "reading what the ranks told";
+            let phase = "reading the infos of the ranks";
             let peer_error =
                 |detail: String| self.peer_error(ErrorKind::Mismatch, rank as u32, phase, detail);
             let info: Info = serde_json::from_slice(bytes)
-                .map_err(|error| peer_error(format!("its info cannot be read: {error}")))?;
+                .map_err(|error| peer_error(format!("invalid info: {error}")))?;
             if info.version != info::VERSION {
                 let detail = format!(
-                    "it speaks version {} and we {}: install the same release",
+                    "it has protocol version {} and this rank {}: install the same release",
                     info.version,
                     info::VERSION
                 );
                 return Err(peer_error(detail));
             }
             if info.rank != rank as u32 {
-                return Err(peer_error(format!("info {rank} is rank {}'s: order them", info.rank)));
+                return Err(peer_error(format!(
+                    "info {rank} is that of rank {}: sort them",
+                    info.rank
+                )));
             }
             if info.agreement != self.info.agreement {
-                let detail = format!("it has {} and we have {}", info.agreed, self.info.agreed);
+                let detail = format!("it has {}, this rank {}", info.agreed, self.info.agreed);
                 return Err(peer_error(format!(
                     "{detail}; give all ranks the same placement and sizes"
                 )));
@@ -280,15 +282,15 @@ impl Endpoint {
         Ok(read)
     }
 
-    /// True if this machine has more ranks than processors; all of its ranks say the same.
+    /// True if this machine has more ranks than CPUs; equal on all of its ranks.
     fn is_crowded(&self, infos: &[Info]) -> bool {
         let here = infos.iter().filter(|info| info.host == self.info.host);
         let processors = here.clone().map(|info| info.processors).min().unwrap_or(1);
         here.count() > processors
     }
 
-    /// How many ranks of each node share its work: as many as the busiest machine has processors
-    /// for each of its nodes. The same on all ranks, because all look at the same infos.
+    /// Number of ranks of each node that own chunks: as many as the busiest machine has CPUs for
+    /// each of its nodes. Equal on all ranks, since all use the same infos.
     fn channels(&self, infos: &[Info]) -> usize {
         let mut machines: HashMap<&str, (usize, Vec<usize>)> = HashMap::new();
         for info in infos {
@@ -310,8 +312,8 @@ impl Endpoint {
     }
 }
 
-/// Where the ranks are, and the trees between them.
-pub(crate) fn placed(options: &Options) -> Result<(Placement, Plan), CollectiveError> {
+/// The placement of the ranks, and the plan.
+pub fn placed(options: &Options) -> Result<(Placement, Plan), CollectiveError> {
     let refuse = |detail: String| refused(options, ErrorKind::Invalid, "being called", detail);
     let placement =
         Placement::new(&options.placement).map_err(|error| refuse(error.to_string()))?;

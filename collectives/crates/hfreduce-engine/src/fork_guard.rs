@@ -1,5 +1,5 @@
-//! Whether we are the process that made something, or a child that was forked off it. That is asked
-//! at every call: a look at memory that the kernel empties for children costs no system call.
+//! Detects forked children. It is checked at every call: reading a page that the kernel wipes on
+//! fork costs no system call.
 
 use std::ptr::NonNull;
 
@@ -7,21 +7,21 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 const PAGE_BYTES: usize = 4096;
 
-/// The process that made this.
+/// Identifies the process that created it.
 #[derive(Debug)]
 pub struct ForkGuard {
-    /// Not 0 where we are that process; none where the kernel has no such memory (before Linux 4.14).
+    /// Non-zero in that process; none where the kernel does not support it (before Linux 4.14).
     page: Option<NonNull<u32>>,
     process: u32,
 }
 
-// SAFETY: the page is written before anybody else has its address, and then only read.
+// SAFETY: the page is written before another thread has its address, and then only read.
 unsafe impl Send for ForkGuard {}
 // SAFETY: as above.
 unsafe impl Sync for ForkGuard {}
 
 impl ForkGuard {
-    /// This process.
+    /// Guard of this process.
     pub fn new() -> Self {
         Self { page: wipe_on_fork_page(), process: std::process::id() }
     }
@@ -29,13 +29,13 @@ impl ForkGuard {
     /// True in that process, false in a child.
     pub fn is_owner(&self) -> bool {
         match self.page {
-            // SAFETY: mapped and readable until we are dropped. Volatile: a fork changes it.
+            // SAFETY: mapped and readable until the guard is dropped. Volatile: a fork changes it.
             Some(page) => unsafe { page.read_volatile() != 0 },
             None => self.process == std::process::id(),
         }
     }
 
-    /// Its number.
+    /// Id of that process.
     pub fn id(&self) -> u32 {
         self.process
     }
@@ -44,7 +44,8 @@ impl ForkGuard {
 impl Drop for ForkGuard {
     fn drop(&mut self) {
         if let Some(page) = self.page {
-            // SAFETY: `wipe_on_fork_page` made exactly this mapping, and nobody has its address.
+            // SAFETY: `wipe_on_fork_page` made exactly this mapping, and no other address of it
+            // exists.
             let _ = unsafe { rustix::mm::munmap(page.as_ptr().cast(), PAGE_BYTES) };
         }
     }
@@ -52,8 +53,8 @@ impl Drop for ForkGuard {
 
 fn wipe_on_fork_page() -> Option<NonNull<u32>> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours; it is
-    // ours alone when it is advised, written and, where the kernel knows no such advice, unmapped.
+    // SAFETY: a fresh mapping at an address chosen by the kernel aliases nothing; it is exclusive
+    // while it is advised, written and, where the kernel does not support the advice, unmapped.
     unsafe {
         let nowhere = std::ptr::null_mut();
         let page =
@@ -76,7 +77,8 @@ mod tests {
         let known = ForkGuard::new();
         let asked = ForkGuard { page: None, process: std::process::id() };
         assert!(known.page.is_some() && known.is_owner() && asked.is_owner());
-        // SAFETY: the child does what a child of many threads may: it looks and ends.
+        // SAFETY: the child only does what a child of a multi-threaded process may: it reads and
+        // exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let here = known.is_owner() || asked.is_owner();
@@ -84,7 +86,7 @@ mod tests {
             unsafe { libc::_exit(i32::from(here)) };
         }
         let mut status = 0;
-        // SAFETY: a child of ours that nobody else waits for.
+        // SAFETY: a child of this process that no other thread waits for.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0);
         assert!(known.is_owner() && asked.is_owner());

@@ -1,43 +1,38 @@
-//! The collective engine: a pure core and its drivers.
+//! The engine of one rank: it moves the data of collective operations and asks the core what to do.
 //!
 //! ```text
-//! endpoint ── connects ranks ──▶ communicator ── submits ──▶ drivers::progress
-//!                                                              │  ▲
-//!                          chunks, credits, failure:  core ◀───┘  │ bytes: drivers::{segment, link, p2p}
+//! endpoint ── connects ranks ──▶ communicator ── submits ──▶ driver ── segments ──▶ hfreduce-shm
+//!                                                              │ ╰── frames ──▶ hfreduce-transport
+//!                                      chunks, credits, failures: hfreduce-core
 //! ```
-//! [`core`] decides what is reduced, sent and published, in which order, and who is to blame; it
-//! knows no clock, socket, thread or byte of payload. The drivers move bytes and ask it.
-//! Absent on purpose: anything that depends on the order of arrival, and any wait without an end.
+//! [`hfreduce_core`] decides which chunk is reduced, sent and published, in which order, and which
+//! rank caused a failure; it has no clock, socket, thread or payload byte. The [`driver`] moves bytes
+//! and asks it. Nothing depends on the order of arrival, and every wait has a deadline.
 
-mod atomics;
 pub mod communicator;
-pub mod core;
-pub mod daemon;
-mod driver;
+#[doc(hidden)]
+pub mod driver;
 pub mod endpoint;
-pub mod error;
-pub mod flight;
 mod fork_guard;
-mod message_socket;
+pub mod member;
 pub mod operation;
-pub mod placement;
-mod share;
-pub mod shm;
-pub mod watermarks;
-mod work;
+pub mod share;
+#[doc(hidden)]
+pub mod work;
 
 pub use communicator::{Communicator, WaitError, Work};
-pub use core::Determinism;
 pub use driver::priority::Priority;
-pub use driver::wire;
 pub use endpoint::{
-    Endpoint, Member, Newcomer, Options, STREAMS_MAX, TransportKind, check_descriptors,
-    descriptors_needed,
+    Endpoint, Newcomer, Options, STREAMS_MAX, TransportKind, check_descriptors, descriptors_needed,
 };
-pub use error::{AbortReason, CollectiveError, ErrorKind};
 pub use fabric::arena::Block;
-pub use operation::{Buffer, DType, Kind, Operation, ReduceOp, fused_shape};
-pub use placement::Placement;
+pub use hfreduce_core::fingerprint::Kind;
+pub use hfreduce_core::{
+    AbortReason, CollectiveError, DType, Determinism, ErrorKind, Placement, ReduceOp, fused_shape,
+};
+pub use hfreduce_shm::flight;
+pub use hfreduce_shm::watermarks::Watermarks;
+pub use member::Member;
+pub use operation::{Buffer, Operation};
 pub use share::Share;
-pub use watermarks::Watermarks;
 pub use work::Callback;

@@ -1,82 +1,13 @@
-//! An operation as its caller describes it: what it is, on which memory, until when.
+//! Operations as submitted: fingerprint, buffers and transfers.
 
 use std::sync::Arc;
 
-pub use hfreduce_kernels::Dtype as DType;
+use hfreduce_core::Fingerprint;
 use serde::{Deserialize, Serialize};
 
-use crate::core::Fingerprint;
-pub use crate::core::Kind;
-use crate::watermarks::Watermarks;
+use hfreduce_shm::watermarks::Watermarks;
 
-/// How values become one. An average is a sum that the root divides by the number of ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum ReduceOp {
-    /// Addition.
-    Sum = 0,
-    /// Multiplication.
-    Product = 1,
-    /// The smallest.
-    Min = 2,
-    /// The largest.
-    Max = 3,
-    /// Bitwise and.
-    BitAnd = 4,
-    /// Bitwise or.
-    BitOr = 5,
-    /// Bitwise exclusive or.
-    BitXor = 6,
-    /// Addition, then division by the number of ranks before the sum is rounded.
-    Average = 7,
-}
-
-impl ReduceOp {
-    /// Every one, by number.
-    pub const ALL: [Self; 8] = [
-        Self::Sum,
-        Self::Product,
-        Self::Min,
-        Self::Max,
-        Self::BitAnd,
-        Self::BitOr,
-        Self::BitXor,
-        Self::Average,
-    ];
-
-    /// The one with this number.
-    pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.get(usize::from(code)).copied()
-    }
-
-    /// Its name in messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Average => "avg",
-            other => other.kernel().name(),
-        }
-    }
-
-    /// The kernel that combines values for it.
-    pub fn kernel(self) -> hfreduce_kernels::Op {
-        match self {
-            Self::Sum | Self::Average => hfreduce_kernels::Op::Sum,
-            Self::Product => hfreduce_kernels::Op::Product,
-            Self::Min => hfreduce_kernels::Op::Min,
-            Self::Max => hfreduce_kernels::Op::Max,
-            Self::BitAnd => hfreduce_kernels::Op::BitAnd,
-            Self::BitOr => hfreduce_kernels::Op::BitOr,
-            Self::BitXor => hfreduce_kernels::Op::BitXor,
-        }
-    }
-
-    /// True where it is defined for elements of `dtype`.
-    pub fn supports(self, dtype: DType) -> bool {
-        self.kernel().supports(dtype) && (self != Self::Average || dtype.is_float())
-    }
-}
-
-/// Memory of the caller, as one or several pieces that count as one after the other.
+/// Memory of the caller: one or several pieces that form one buffer.
 #[derive(Clone, Debug, Default)]
 pub struct Buffer {
     pieces: Vec<Piece>,
@@ -91,16 +22,16 @@ struct Piece {
     memory: *mut u8,
 }
 
-// SAFETY: a buffer is an address range; whoever builds one promises (see `Buffer::new`) that the
-// memory may be used from any thread until the operation has ended.
+// SAFETY: a buffer is an address range; its creator promises (see `Buffer::new`) that the memory
+// may be used from any thread until the operation has ended.
 unsafe impl Send for Buffer {}
 
 impl Buffer {
-    /// One or several ranges.
+    /// Creates a buffer of one or several ranges.
     ///
     /// # Safety
-    /// Every range must be readable, and writable where the operation delivers into it, from any
-    /// thread, and must stay so, untouched by the caller, until the operation has ended.
+    /// Every range must be readable, and writable where the operation writes its output, from any
+    /// thread, and must not be accessed by the caller until the operation has ended.
     pub unsafe fn new(pieces: impl IntoIterator<Item = (*mut u8, usize)>) -> Self {
         let mut buffer = Self::default();
         for (memory, bytes) in pieces {
@@ -112,38 +43,39 @@ impl Buffer {
         buffer
     }
 
-    /// The same memory, which fills and empties while an operation along the trees runs on it.
-    /// Operations between pairs take no such memory: they read their input when they are called.
+    /// The same memory, which fills and drains while an operation along the trees uses it.
+    /// Point-to-point operations do not support it: they read their input when they are called.
     pub fn pipelined(self, watermarks: Arc<Watermarks>) -> Self {
         Self { watermarks: Some(watermarks), ..self }
     }
 
-    /// True if the bytes before `end` are there.
-    pub(crate) fn has_arrived(&self, end: usize) -> bool {
+    /// True if the bytes before `end` have arrived.
+    pub fn has_arrived(&self, end: usize) -> bool {
         self.watermarks.as_ref().is_none_or(|watermarks| watermarks.arrived() >= end)
     }
 
-    /// How many bytes are there; none where all are from the beginning.
-    pub(crate) fn arrived(&self) -> Option<usize> {
+    /// Number of bytes that have arrived; none if all were available from the start.
+    pub fn arrived(&self) -> Option<usize> {
         self.watermarks.as_ref().map(|watermarks| watermarks.arrived().min(self.bytes))
     }
 
-    /// The bytes before `end` are final.
-    pub(crate) fn deliver(&self, end: usize) {
+    /// Reports that the bytes before `end` are final.
+    pub fn deliver(&self, end: usize) {
         if let Some(watermarks) = &self.watermarks {
             watermarks.deliver(end);
         }
     }
 
     /// True if it is the same memory.
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    pub fn is(&self, other: &Self) -> bool {
         let places = |buffer: &Self| -> Vec<_> {
             buffer.pieces.iter().map(|piece| (piece.memory.addr(), piece.bytes)).collect()
         };
         places(self) == places(other)
     }
 
-    pub(crate) fn is_pipelined(&self) -> bool {
+    /// True if the memory fills and drains during the operation.
+    pub fn is_pipelined(&self) -> bool {
         self.watermarks.is_some()
     }
 
@@ -152,9 +84,9 @@ impl Buffer {
         self.bytes
     }
 
-    /// Copies a range of one piece into a range of one piece of another buffer; nothing happens if
-    /// either is none.
-    pub(crate) fn copy_to(&self, offset: usize, to: &Buffer, at: usize, bytes: usize) {
+    /// Copies a range of one piece into a range of one piece of another buffer; does nothing if
+    /// either spans pieces.
+    pub fn copy_to(&self, offset: usize, to: &Buffer, at: usize, bytes: usize) {
         let (from, to) = (self.contiguous(offset, bytes), to.contiguous(at, bytes));
         if let (Some(from), Some(to)) = (from, to)
             && from != to
@@ -166,7 +98,7 @@ impl Buffer {
     }
 
     /// The address of a range that lies in one piece.
-    pub(crate) fn contiguous(&self, offset: usize, bytes: usize) -> Option<*mut u8> {
+    pub fn contiguous(&self, offset: usize, bytes: usize) -> Option<*mut u8> {
         let at = self.piece_at(offset)?;
         let piece = &self.pieces[at];
         let within = offset - piece.start;
@@ -175,11 +107,7 @@ impl Buffer {
     }
 
     /// The ranges that make up `offset..offset + bytes`, in order.
-    pub(crate) fn ranges(
-        &self,
-        offset: usize,
-        bytes: usize,
-    ) -> impl Iterator<Item = (*mut u8, usize)> {
+    pub fn ranges(&self, offset: usize, bytes: usize) -> impl Iterator<Item = (*mut u8, usize)> {
         let first = self.piece_at(offset).unwrap_or(self.pieces.len());
         let mut offset = offset;
         let end = (offset + bytes).min(self.bytes);
@@ -226,15 +154,6 @@ pub struct Transfer {
     pub bytes: usize,
     /// What pairs it with the other side's.
     pub tag: u64,
-}
-
-/// A digest of the numbers of elements of arrays that are one operation, so that ranks that fuse
-/// other arrays are found out; 0 is the shape of a single one.
-pub fn fused_shape(counts: impl IntoIterator<Item = usize>) -> u64 {
-    let fold = |hash: u64, count: usize| {
-        (hash ^ count as u64).wrapping_mul(0x0100_0000_01b3).rotate_left(7)
-    };
-    counts.into_iter().fold(0xcbf2_9ce4_8422_2325, fold).max(1)
 }
 
 #[cfg(test)]

@@ -1,31 +1,31 @@
-//! The handle of one operation, and the room where threads wait for them.
+//! State of one operation, and waiting for it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::atomics::{Atomic, Atomics, Native};
-use crate::core::Fingerprint;
-use crate::core::pair::ANY_RANK;
-use crate::error::CollectiveError;
+use hfreduce_core::Fingerprint;
+use hfreduce_core::error::CollectiveError;
+use hfreduce_core::matching::ANY_RANK;
+use hfreduce_shm::atomics::{Atomic, Atomics, Native};
 
 const PENDING: u32 = 0;
 const DONE: u32 = 1;
 const FAILED: u32 = 2;
 
-/// What is known of one operation from outside.
+/// State of one operation, shared with its handle.
 #[derive(Debug)]
 pub struct WorkState {
-    /// Its number.
+    /// Sequence number.
     pub sequence: u64,
-    /// What it is.
+    /// Fingerprint.
     pub fingerprint: Fingerprint,
     /// When it gives up.
     pub deadline: Instant,
-    /// What it was given.
+    /// Timeout given by the caller.
     pub timeout: Duration,
-    /// Its number in the flight recorder.
+    /// Number of its flight record.
     pub flight: u64,
     completion: Completion,
     source: AtomicU32,
@@ -34,7 +34,7 @@ pub struct WorkState {
 }
 
 impl WorkState {
-    /// One that is under way.
+    /// State of an operation that has been submitted.
     pub fn new(
         sequence: u64,
         fingerprint: Fingerprint,
@@ -55,7 +55,7 @@ impl WorkState {
         }
     }
 
-    /// When it was called.
+    /// Time of the call.
     pub fn began(&self) -> Instant {
         self.deadline - self.timeout
     }
@@ -65,7 +65,7 @@ impl WorkState {
         self.completion.load() != PENDING
     }
 
-    /// How it ended, if it did.
+    /// The result, if the operation has ended.
     pub fn result(&self) -> Option<Result<(), CollectiveError>> {
         match self.completion.load() {
             PENDING => None,
@@ -74,17 +74,17 @@ impl WorkState {
         }
     }
 
-    /// Who sent what a receive from anybody was given; none before, and none for anything else.
+    /// The sender of a receive from any rank, once known.
     pub fn source(&self) -> Option<u32> {
         Some(self.source.load(Ordering::Acquire)).filter(|rank| *rank != ANY_RANK)
     }
 
-    pub(crate) fn set_source(&self, rank: u32) {
+    pub fn set_source(&self, rank: u32) {
         self.source.store(rank, Ordering::Release);
     }
 
     /// Runs `callback` once the operation has ended: on the thread that ends it, or at once.
-    pub(crate) fn on_end(&self, callback: Callback) {
+    pub fn on_end(&self, callback: Callback) {
         {
             let mut callbacks = self.callbacks.lock();
             if !self.is_done() {
@@ -95,24 +95,24 @@ impl WorkState {
         callback();
     }
 
-    pub(crate) fn complete(&self) {
+    pub fn complete(&self) {
         self.completion.store(DONE);
         self.callbacks.run();
     }
 
-    pub(crate) fn fail(&self, error: CollectiveError) {
+    pub fn fail(&self, error: CollectiveError) {
         let _ = self.error.set(error);
         self.completion.store(FAILED);
         self.callbacks.run();
     }
 }
 
-/// Runs when an operation ends, on a thread that moves data: it must neither wait nor call the
-/// communicator.
+/// Callback at the end of an operation. It runs on a thread that moves data: it must neither wait
+/// nor call the communicator.
 pub type Callback = Box<dyn FnOnce() + Send>;
 
-/// The callbacks of one operation. The end is published before they are taken, and a callback is
-/// added only while it is not, under the same lock: each runs exactly once.
+/// Callbacks of one operation. The end is published before they are taken, and a callback is added
+/// only before that, under the same lock: each runs exactly once.
 #[derive(Default)]
 struct Callbacks(Mutex<Vec<Callback>>);
 
@@ -135,8 +135,8 @@ impl fmt::Debug for Callbacks {
     }
 }
 
-/// How an operation ended, [`PENDING`] before. What was done before it is told is seen by whoever hears
-/// of it: its result is in the caller's memory, which nobody else uses any more.
+/// How an operation ended, [`PENDING`] before. A thread that reads the end sees everything done
+/// before: the result is in the caller's memory, which the engine does not access any more.
 #[derive(Debug)]
 struct Completion<A: Atomics = Native>(A::U32);
 
@@ -156,12 +156,13 @@ impl<A: Atomics> Default for Completion<A> {
     }
 }
 
-/// How many wait. Whoever changes something and finds nobody here is seen by whoever comes.
+/// Number of waiting threads. A thread that changes state and reads zero is seen by the next
+/// waiter.
 #[derive(Debug)]
 struct WaiterCount<A: Atomics = Native>(A::U32);
 
 impl<A: Atomics> WaiterCount<A> {
-    /// The thread looks once more at everything after this, and then waits.
+    /// Announces a waiter, which checks once more after this and then waits.
     fn enter(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
         A::fence(Ordering::SeqCst);
@@ -171,7 +172,7 @@ impl<A: Atomics> WaiterCount<A> {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// After a change: true if somebody may have to be told.
+    /// True if a thread may have to be woken. Called after a change.
     fn has_waiters(&self) -> bool {
         A::fence(Ordering::SeqCst);
         self.0.load(Ordering::Relaxed) > 0
@@ -184,7 +185,7 @@ impl<A: Atomics> Default for WaiterCount<A> {
     }
 }
 
-/// Where threads wait while another one moves the data. Cheap while nobody waits.
+/// Threads that wait while another one moves the data. Cheap without waiters.
 #[derive(Debug, Default)]
 pub struct Waiters {
     waiting: WaiterCount,
@@ -193,11 +194,12 @@ pub struct Waiters {
 }
 
 impl Waiters {
-    /// Waits until `until` or a call of [`Waiters::call`]; not at all if `ready` holds already.
+    /// Waits until `until` or [`Waiters::wake_all`]; returns at once if `ready` holds already.
     pub fn wait(&self, until: Instant, ready: impl Fn() -> bool) {
         self.waiting.enter();
         let guard = self.lock();
-        // Looked at under the lock: whoever changes it and calls after that finds us waiting.
+        // Checked under the lock: a thread that changes it and calls `wake_all` afterwards finds
+        // this one waiting.
         if !ready() {
             let left = until.saturating_duration_since(Instant::now());
             drop(self.wakeup.wait_timeout(guard, left));
@@ -205,7 +207,7 @@ impl Waiters {
         self.waiting.leave();
     }
 
-    /// Everybody in the room looks again.
+    /// Wakes all waiting threads.
     pub fn wake_all(&self) {
         if self.waiting.has_waiters() {
             drop(self.lock());
@@ -221,7 +223,7 @@ impl Waiters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{Determinism, Kind};
+    use hfreduce_core::{Determinism, Kind};
     use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
 
@@ -276,11 +278,11 @@ mod tests {
 #[cfg(test)]
 mod models {
     use super::*;
-    use crate::atomics::model::*;
+    use hfreduce_shm::atomics::model::*;
     use loom::cell::UnsafeCell;
     use std::sync::Arc;
 
-    /// One thread moves the data and says that it is done; the caller uses its memory again.
+    /// One thread moves the data and publishes the end; the caller uses its memory again.
     fn the_result_is_the_callers<A: Atomics>() {
         let shared = Arc::new((Completion::<A>::default(), UnsafeCell::new(0)));
         let moving = shared.clone();
@@ -297,13 +299,13 @@ mod models {
     }
 
     #[test]
-    fn who_hears_of_the_end_has_its_memory_back() {
+    fn the_end_makes_the_result_visible() {
         every_order(the_result_is_the_callers::<Modelled>);
         assert!(breaks(the_result_is_the_callers::<Weak<NO_RELEASE>>));
         assert!(breaks(the_result_is_the_callers::<Weak<NO_ACQUIRE>>));
     }
 
-    /// The lock that the room's doorbell goes with is not in the model: it only delays.
+    /// The lock and the condition variable are not in the model: they only delay.
     fn one_sees_the_other<A: Atomics>() {
         let shared = Arc::new((WaiterCount::<A>::default(), A::U32::default()));
         let waiting = shared.clone();
@@ -313,17 +315,17 @@ mod models {
         });
         shared.1.store(1, Ordering::Release);
         let told = shared.0.has_waiters();
-        assert!(waiter.join().unwrap() || told, "waits for ever");
+        assert!(waiter.join().unwrap() || told, "never woken");
     }
 
     #[test]
-    fn nobody_waits_for_what_has_happened() {
+    fn no_waiter_misses_a_change() {
         every_order(one_sees_the_other::<Modelled>);
         assert!(breaks(one_sees_the_other::<Weak<NO_FENCE>>));
         assert!(breaks(one_sees_the_other::<Weak<NO_TOTAL_ORDER>>));
     }
-    /// Of the communicator's driver: one thread gives it back, calls the room and looks for news; the
-    /// background thread, woken by the news, finds it free or taken.
+    /// The communicator's driver: one thread returns it, wakes the waiters and checks for pending
+    /// work; the background thread, woken by the work, finds the driver free or in use.
     fn one_of_two_takes_the_news<A: Atomics>() {
         let shared = Arc::new((WaiterCount::<A>::default(), A::U32::default(), A::U32::default()));
         let called = shared.clone();
@@ -337,7 +339,7 @@ mod models {
         free.store(1, Ordering::Release);
         waiters.has_waiters();
         let saw = pending.load(Ordering::Acquire) == 1;
-        assert!(background.join().unwrap() || saw, "nobody moves it before the next tick");
+        assert!(background.join().unwrap() || saw, "no thread moves it before the next tick");
     }
 
     #[test]

@@ -12,8 +12,8 @@ use std::path::Path;
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::Instant;
 
-use hfreduce_engine::shm::{MESSAGE_SLOTS, Shape};
 use hfreduce_engine::{DType, Options, ReduceOp};
+use hfreduce_shm::segment::{MESSAGE_SLOTS, Shape};
 use rustix::fs::SeekFrom;
 use support::{TIMEOUT, buffer, numbers, placement, run};
 

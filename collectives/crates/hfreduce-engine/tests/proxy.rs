@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use fabric::auth::{CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES};
 use hfreduce_engine::flight::Folders;
-use hfreduce_engine::wire::HEAD_BYTES;
 use hfreduce_engine::{CollectiveError, DType, Endpoint, ErrorKind, Options, ReduceOp, WaitError};
+use hfreduce_transport::wire::HEAD_BYTES;
 use support::{KEY, TIMEOUT, buffer, placement};
 
 /// What the ranks say to each other before the first frame.

@@ -199,7 +199,7 @@ fn boards_are_lent_anew_and_those_of_the_lost_are_not_read() {
             mapped(&next)
         },
     );
-    assert!(mapped.iter().any(|bytes| *bytes > 0), "{lent:?}");
+    assert!(mapped.iter().any(|bytes| *bytes > 0), "{mapped:?}");
 }
 
 #[test]

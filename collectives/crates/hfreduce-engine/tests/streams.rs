@@ -240,7 +240,7 @@ fn one_stream_of_several_that_falls_silent_is_a_peer_that_has_stalled() {
     let errors = accident(Duration::from_secs(2), |between, _, _| {
         between.frozen.store(2, Ordering::SeqCst);
     });
-    all_say(&errors, ErrorKind::PeerStalled, &[0, 1], "no sign of life");
+    all_say(&errors, ErrorKind::PeerStalled, &[0, 1], "no heartbeat");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use hfreduce_engine::daemon::{Daemon as Engine, ListenError, Rules};
+use hfreduce_daemon::{Daemon as Engine, ListenError, Rules};
 use hfreduce_engine::flight::Folders;
 use pyo3::exceptions::{PyFileExistsError, PyOSError, PyRuntimeError};
 use pyo3::prelude::*;

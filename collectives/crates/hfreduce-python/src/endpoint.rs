@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fabric::interfaces::AddressSelector;
 use hfreduce_bootstrap::Settings;
-use hfreduce_engine::daemon::{AnyEndpoint, AnyNewcomer};
+use hfreduce_daemon::{AnyEndpoint, AnyNewcomer};
 use hfreduce_engine::{Determinism, Options, Priority};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;

@@ -8,8 +8,8 @@ mod steps;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use hfreduce_engine::core::credit::{CLASSES, Key};
-use hfreduce_engine::core::{
+use hfreduce_core::credit::{CLASSES, Key};
+use hfreduce_core::{
     Chunk, DataHead, Determinism, Fingerprint, Flows, Geometry, Kind, Stage, TreeCore,
 };
 use hfreduce_plan::Plan;

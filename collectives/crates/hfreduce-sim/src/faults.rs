@@ -182,7 +182,7 @@ impl Scenario {
     fn culprits(&self, of: usize) -> BTreeSet<u32> {
         let node = self.victim / self.locals;
         let owner = |node: usize| (node * self.locals) as u32;
-        let peers = hfreduce_engine::core::Flows::new(&self.plan, node).peers().to_vec();
+        let peers = hfreduce_core::Flows::new(&self.plan, node).peers().to_vec();
         match &self.fault {
             Fault::Unplugged if of / self.locals == node => peers.into_iter().map(owner).collect(),
             Fault::Unplugged => BTreeSet::from([owner(node)]),
@@ -254,7 +254,7 @@ impl Scenario {
 }
 
 fn neighbours(plan: &Plan, node: usize) -> usize {
-    hfreduce_engine::core::Flows::new(plan, node).peers().len()
+    hfreduce_core::Flows::new(plan, node).peers().len()
 }
 
 fn garbage(seed: &mut Seed) -> Garbage {

@@ -7,10 +7,10 @@ mod frames;
 
 use std::collections::BTreeSet;
 
-use hfreduce_engine::core::liveness::Liveness;
-use hfreduce_engine::core::{Action, DataHead, Fingerprint, Flows, Geometry, TreeCore};
-use hfreduce_engine::error::{AbortReason, ErrorKind};
-use hfreduce_engine::wire::{Frame, HEAD_BYTES, Head};
+use hfreduce_core::error::{AbortReason, ErrorKind};
+use hfreduce_core::liveness::Liveness;
+use hfreduce_core::{Action, DataHead, Fingerprint, Flows, Geometry, TreeCore};
+use hfreduce_transport::wire::{Frame, HEAD_BYTES, Head};
 
 use crate::agenda::{Agenda, MICROSECOND, MILLISECOND, Pipe, Time};
 use crate::cluster::allreduce_print;

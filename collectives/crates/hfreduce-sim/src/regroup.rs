@@ -11,10 +11,8 @@ mod lines;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use hfreduce_engine::core::reconfigure::{
-    Agreement, Message, Reconfiguration, Rejection, Start, Step,
-};
-use hfreduce_engine::error::ErrorKind;
+use hfreduce_core::error::ErrorKind;
+use hfreduce_core::reconfigure::{Agreement, Message, Reconfiguration, Rejection, Start, Step};
 
 use crate::agenda::{Agenda, MILLISECOND, SECOND, Time};
 use crate::faults::Seed;

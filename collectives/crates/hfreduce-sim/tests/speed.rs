@@ -1,6 +1,6 @@
 //! What comes out of the constants, beside what the paper and arithmetic say.
 
-use hfreduce_engine::core::Determinism;
+use hfreduce_core::Determinism;
 use hfreduce_plan::{NodePlace, Plan};
 use hfreduce_sim::cluster::{Settings, allreduce};
 use hfreduce_sim::figure7::{self, SIZE_BYTES, paper};

@@ -7,8 +7,8 @@ use std::process::Command;
 use std::sync::{Arc, Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
+use hfreduce_daemon::AnyEndpoint;
 use hfreduce_device::{Cuda, Device, DeviceError, DeviceWork, Memory, Range, Settings};
-use hfreduce_engine::daemon::AnyEndpoint;
 use hfreduce_engine::flight::Folders;
 use hfreduce_engine::{CollectiveError, Communicator, DType, Options, ReduceOp};
 use libloading::Library;

@@ -1,18 +1,19 @@
-//! The operations: arguments are checked here and become submissions; nothing has happened before.
+//! Calls of the operations: arguments are validated here and become submissions.
 
 use std::time::Duration;
 
 use super::{Communicator, TAG_MAX, Work};
-use crate::core::pair::ANY_RANK;
-use crate::core::{Determinism, Fingerprint, Kind};
-use crate::error::{CollectiveError, ErrorKind};
-use crate::operation::{Buffer, DType, ReduceOp, Transfer};
+use crate::operation::{Buffer, Transfer};
+use hfreduce_core::error::{CollectiveError, ErrorKind};
+use hfreduce_core::matching::ANY_RANK;
+use hfreduce_core::{DType, ReduceOp};
+use hfreduce_core::{Determinism, Fingerprint, Kind};
 
 impl Communicator {
-    /// Everybody's combination to everybody, in place.
+    /// Reduces the buffers of all ranks in place; every rank receives the result.
     ///
     /// # Errors
-    /// Refused arguments, or a communicator that is broken already.
+    /// Invalid arguments, or a broken communicator.
     pub fn allreduce(
         &self,
         buffer: Buffer,
@@ -29,7 +30,7 @@ impl Communicator {
         self.submit(fingerprint, buffer.clone(), buffer, vec![], timeout, lazy)
     }
 
-    /// The root's buffer to everybody, in place.
+    /// Copies the root's buffer to all ranks, in place.
     ///
     /// # Errors
     /// As for [`Communicator::allreduce`].
@@ -47,7 +48,7 @@ impl Communicator {
         self.submit(fingerprint, buffer.clone(), buffer, vec![], timeout, lazy)
     }
 
-    /// Everybody's combination into the root's buffer.
+    /// Reduces the buffers of all ranks into the root's buffer.
     ///
     /// # Errors
     /// As for [`Communicator::allreduce`].
@@ -67,7 +68,7 @@ impl Communicator {
         self.submit(fingerprint, buffer.clone(), buffer, vec![], timeout, lazy)
     }
 
-    /// Everybody's input, one after the other, into everybody's output.
+    /// Gathers the inputs of all ranks, in rank order, in every rank's output.
     ///
     /// # Errors
     /// As for [`Communicator::allreduce`].
@@ -92,7 +93,7 @@ impl Communicator {
         )
     }
 
-    /// Block r of everybody's combined input into rank r's output.
+    /// Reduces the inputs of all ranks; rank r receives block r in its output.
     ///
     /// # Errors
     /// As for [`Communicator::allreduce`].
@@ -113,7 +114,7 @@ impl Communicator {
         self.submit(fingerprint, input, output, vec![], timeout, lazy)
     }
 
-    /// Everybody's input, one after the other, into the root's output (ignored elsewhere).
+    /// Gathers the inputs of all ranks, in rank order, in the root's output (ignored elsewhere).
     ///
     /// # Errors
     /// As for [`Communicator::allreduce`].
@@ -148,7 +149,7 @@ impl Communicator {
         )
     }
 
-    /// Block r of the root's input (ignored elsewhere) into rank r's output.
+    /// Copies block r of the root's input (ignored elsewhere) to rank r's output.
     ///
     /// # Errors
     /// As for [`Communicator::allreduce`].
@@ -183,11 +184,11 @@ impl Communicator {
         )
     }
 
-    /// `input_counts[r]` elements go to rank r, `output_counts[r]` come from it.
+    /// Sends `input_counts[r]` elements to rank r and receives `output_counts[r]` from it.
     ///
     /// # Errors
     /// As for [`Communicator::allreduce`].
-    #[allow(clippy::too_many_arguments)] // The operation's own signature.
+    #[allow(clippy::too_many_arguments)] // The signature of the operation.
     pub fn alltoall(
         &self,
         input: Buffer,
@@ -204,14 +205,14 @@ impl Communicator {
         let own = self.rank() as usize;
         if sends[own].1 != receives[own].1 {
             let detail = format!(
-                "rank {own} keeps {} elements for itself and takes {}",
+                "rank {own} sends {} elements to itself and receives {}",
                 input_counts[own], output_counts[own]
             );
             return Err(self.refused(ErrorKind::Invalid, kind.name(), detail));
         }
         input.copy_to(sends[own].0, &output, receives[own].0, sends[own].1);
         let mut transfers = Vec::new();
-        // Everybody begins with the next rank, so that not all send to rank 0 first.
+        // Every rank starts with the next rank, so that not all send to rank 0 first.
         for peer in self.others() {
             let (offset, bytes) = receives[peer as usize];
             transfers.push((peer, false, offset, bytes));
@@ -228,7 +229,7 @@ impl Communicator {
         )
     }
 
-    /// To one rank, which receives with the same tag.
+    /// Sends to a rank, which receives with the same tag.
     ///
     /// # Errors
     /// As for [`Communicator::allreduce`].
@@ -244,7 +245,7 @@ impl Communicator {
         self.point_to_point(Kind::Send, buffer, dtype, peer, tag, timeout)
     }
 
-    /// From one rank, which sends with the same tag.
+    /// Receives from a rank, which sends with the same tag.
     ///
     /// # Errors
     /// As for [`Communicator::allreduce`].
@@ -260,7 +261,8 @@ impl Communicator {
         self.point_to_point(Kind::Recv, buffer, dtype, peer, tag, timeout)
     }
 
-    /// From whoever sends with the same tag first; [`Work::source`] says who that was.
+    /// Receives from the first rank that sends with the same tag; [`Work::source`] returns that
+    /// rank.
     ///
     /// # Errors
     /// As for [`Communicator::allreduce`].
@@ -285,7 +287,7 @@ impl Communicator {
     ) -> Result<Work, CollectiveError> {
         if peer == self.rank() || tag > TAG_MAX {
             let detail = format!(
-                "peer {peer} (we are rank {}), tag {tag}: a rank does not write to \
+                "peer {peer} (this is rank {}), tag {tag}: a rank cannot send to \
                  itself, and tags end at {TAG_MAX}",
                 self.rank()
             );
@@ -298,13 +300,13 @@ impl Communicator {
         self.submit(fingerprint, buffer.clone(), buffer, transfers, timeout, false)
     }
 
-    /// The other ranks, beginning with the next one.
+    /// The other ranks, starting with the next one.
     fn others(&self) -> impl Iterator<Item = u32> + use<> {
         let (own, world) = (self.rank(), self.world_size() as u32);
         (1..world).map(move |step| (own + step) % world)
     }
 
-    /// Starts, byte, of each rank's part; the counts must fill the buffer.
+    /// Offset and size of each rank's part, in bytes; the counts must fill the buffer.
     fn split(
         &self,
         kind: Kind,
@@ -348,7 +350,7 @@ impl Communicator {
         self.submit(fingerprint, input, output, transfers, timeout, lazy)
     }
 
-    /// Nobody's barrier ends before everybody's began.
+    /// Returns after all ranks have entered.
     ///
     /// # Errors
     /// As for [`Communicator::allreduce`].
@@ -378,7 +380,8 @@ impl Communicator {
 
     fn count(&self, kind: Kind, buffer: &Buffer, dtype: DType) -> Result<u64, CollectiveError> {
         if !buffer.bytes().is_multiple_of(dtype.size_bytes()) {
-            let detail = format!("{} bytes are no whole number of {dtype}", buffer.bytes());
+            let detail =
+                format!("{} bytes are not a multiple of the size of {dtype}", buffer.bytes());
             return Err(self.refused(ErrorKind::Invalid, kind.name(), detail));
         }
         Ok((buffer.bytes() / dtype.size_bytes()) as u64)
@@ -397,7 +400,7 @@ impl Communicator {
         if (rank as usize) < self.world_size() {
             return Ok(());
         }
-        let detail = format!("{what} {rank} does not exist in a world of {}", self.world_size());
+        let detail = format!("{what} {rank} is not in a group of {} ranks", self.world_size());
         Err(self.refused(ErrorKind::Invalid, kind.name(), detail))
     }
 
@@ -412,7 +415,7 @@ impl Communicator {
             return Ok(());
         }
         let detail = format!(
-            "the {what} has {} bytes; {} ranks times {} are needed",
+            "the {what} has {} bytes; expected {} ranks times {}",
             whole.bytes(),
             self.world_size(),
             block.bytes()

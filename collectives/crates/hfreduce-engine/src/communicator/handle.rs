@@ -1,34 +1,34 @@
-//! What a call gives back.
+//! Handles of operations.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Inner, TIMEOUT_MAX};
-use crate::error::{AbortReason, CollectiveError, ErrorKind};
-use crate::watermarks::Watermarks;
 use crate::work::{Callback, WorkState};
+use hfreduce_core::error::{AbortReason, CollectiveError, ErrorKind};
+use hfreduce_shm::watermarks::Watermarks;
 
-/// A handle of one operation.
+/// Handle of one operation.
 #[derive(Clone)]
 pub struct Work {
     pub(super) state: Arc<WorkState>,
     pub(super) inner: Arc<Inner>,
 }
 
-/// How a wait ended without the operation having ended.
+/// Why a wait returned without a completed operation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WaitError {
     /// The operation failed.
     #[error(transparent)]
     Failed(#[from] CollectiveError),
-    /// The time given to the wait passed; the operation goes on.
+    /// The timeout of the wait has passed; the operation continues.
     #[error(
-        "{operation} #{sequence} is not done after {waited:?}; it goes on until its own deadline"
+        "{operation} #{sequence} is not complete after {waited:?}; it continues until its deadline"
     )]
     StillRunning {
         /// The operation.
         operation: String,
-        /// Its number.
+        /// Its sequence number.
         sequence: u64,
         /// The time waited.
         waited: Duration,
@@ -36,14 +36,14 @@ pub enum WaitError {
 }
 
 impl Work {
-    /// Waits until the operation has ended, at most `timeout` (its own deadline ends it anyway).
+    /// Waits until the operation has ended, for `timeout` at most (its deadline ends it anyway).
     ///
     /// # Errors
     /// [`WaitError`].
     pub fn wait(&self, timeout: Option<Duration>) -> Result<(), WaitError> {
         let started = Instant::now();
-        // The driver ends every operation soon after its deadline; the margin is for a machine
-        // that is too busy to run it.
+        // The driver ends every operation soon after its deadline; the margin is for an overloaded
+        // machine.
         let last = self.state.deadline.max(started) + Duration::from_secs(60);
         let until = timeout.map_or(last, |timeout| last.min(started + timeout.min(TIMEOUT_MAX)));
         if self.inner.is_ours() {
@@ -66,7 +66,7 @@ impl Work {
         self.inner.is_ours()
     }
 
-    /// Runs `callback` once the operation has ended, at once if it has. It runs on a thread that
+    /// Runs `callback` once the operation has ended, or now if it has. It runs on a thread that
     /// moves data: it must neither wait nor call the communicator. The caller need not wait: the
     /// background thread completes the operation.
     pub fn on_end(&self, callback: Callback) {
@@ -77,12 +77,12 @@ impl Work {
         }
     }
 
-    /// The same for a caller that moves the data itself: the background thread is left alone.
-    pub(crate) fn when_ended(&self, callback: Callback) {
+    /// The same for a caller that moves the data: the background thread is not woken.
+    pub fn when_ended(&self, callback: Callback) {
         self.state.on_end(callback);
     }
 
-    /// True if it should have ended long ago: the engine has a fault, or gets no processor.
+    /// True if the operation should have ended long ago: a bug in the engine, or a starved process.
     pub fn is_overdue(&self) -> bool {
         !self.is_done() && Instant::now() > self.state.deadline + Duration::from_secs(60)
     }
@@ -92,27 +92,27 @@ impl Work {
         self.state.is_done()
     }
 
-    /// Why it failed, if it did.
+    /// The error, if the operation failed.
     pub fn error(&self) -> Option<CollectiveError> {
         self.state.result()?.err()
     }
 
-    /// Says that the bytes before `end` of its paced input are there.
+    /// Reports that the bytes before `end` of its pipelined input have arrived.
     pub fn arrived(&self, watermarks: &Watermarks, end: usize) {
         if !self.inner.is_ours() {
-            return; // The parent's memory and doorbell.
+            return; // Memory and doorbell belong to the parent.
         }
         watermarks.arrive(end);
         self.inner.shared.notify();
     }
 
-    /// Breaks the communicator on every rank: the memory of this operation cannot be brought or
-    /// taken away, and this rank is to blame. Waits for nobody.
+    /// Aborts the communicator on every rank because the memory of this operation cannot be copied;
+    /// names this rank. Does not wait.
     pub fn abort(&self, kind: ErrorKind, detail: &str) {
         self.inner.abort(kind, detail);
     }
 
-    /// The error of this operation on this rank for what befell it outside the engine.
+    /// The error of this operation for a failure of this rank outside the engine.
     pub fn failure(&self, kind: ErrorKind, phase: &str, detail: &str) -> CollectiveError {
         let identity = &self.inner.shared.identity;
         let node = identity.placement.node_name(identity.rank);
@@ -131,22 +131,22 @@ impl Work {
         }
     }
 
-    /// What it is, as errors say it.
+    /// Description of the operation, as in errors.
     pub fn describe(&self) -> String {
         self.state.fingerprint.describe()
     }
 
-    /// When it gives up.
+    /// Deadline of the operation.
     pub fn deadline(&self) -> Instant {
         self.state.deadline
     }
 
-    /// Who sent what a receive from anybody was given, once it is known.
+    /// The sender of a receive from any rank, once known.
     pub fn source(&self) -> Option<u32> {
         self.state.source()
     }
 
-    /// Its number in the communicator.
+    /// Sequence number.
     pub fn sequence(&self) -> u64 {
         self.state.sequence
     }

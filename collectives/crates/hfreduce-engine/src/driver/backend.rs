@@ -1,85 +1,107 @@
-//! What a communicator drives: its own driver, or the one that leaves the work to a daemon.
+//! Backend of a communicator: the driver in this process, or a daemon that runs it elsewhere.
 
+use std::any::Any;
 use std::time::Instant;
 
 use rustix::fd::AsFd;
 
 use super::Driver;
-use crate::daemon::ClientDriver;
 
-/// See the module's text.
+/// A driver whose connections and kernels run in another process.
+pub trait RemoteDriver: Send {
+    /// True while operations are in progress.
+    fn is_busy(&self) -> bool;
+
+    /// Makes progress until `done` holds or `until` is reached.
+    fn drive(&mut self, until: Instant, done: &dyn Fn(&dyn RemoteDriver) -> bool);
+
+    /// Makes progress once, without sleeping.
+    fn poll_once(&mut self);
+
+    /// Fails all operations after a thread panicked while it held the driver.
+    fn fail_after_panic(&mut self);
+
+    /// Closes the communicator, waiting until `until` at most.
+    fn close(&mut self, until: Instant);
+
+    /// The driver itself, for the crate that made it.
+    fn into_any(self: Box<Self>) -> Box<dyn Any>;
+}
+
+/// What makes the progress of a communicator.
 pub enum Backend {
-    /// The connections and the sums are this process's.
+    /// This process has the connections and runs the kernels.
     Local(Box<Driver>),
-    /// They are a daemon's.
-    Daemon(Box<ClientDriver>),
+    /// Another process does.
+    Remote(Box<dyn RemoteDriver>),
 }
 
 impl Backend {
-    /// True while something is under way.
+    /// True while operations are in progress.
     pub fn is_busy(&self) -> bool {
         match self {
             Self::Local(driver) => driver.is_busy(),
-            Self::Daemon(driver) => driver.is_busy(),
+            Self::Remote(driver) => driver.is_busy(),
         }
     }
 
-    /// Moves data until `done` holds or `until` has come.
+    /// Makes progress until `done` holds or `until` is reached.
     pub fn drive(&mut self, until: Instant, done: impl Fn() -> bool) {
         match self {
             Self::Local(driver) => driver.drive(until, |_| done()),
-            Self::Daemon(driver) => driver.drive(until, |_| done()),
+            Self::Remote(driver) => driver.drive(until, &|_| done()),
         }
     }
 
-    /// Moves data until all of it has moved, `stop` holds or `until` has come.
+    /// Makes progress until nothing is in progress, `stop` holds or `until` is reached.
     pub fn drive_all(&mut self, until: Instant, stop: impl Fn() -> bool) {
         match self {
             Self::Local(driver) => driver.drive(until, |driver| !driver.is_busy() || stop()),
-            Self::Daemon(driver) => driver.drive(until, |driver| !driver.is_busy() || stop()),
+            Self::Remote(driver) => driver.drive(until, &|driver| !driver.is_busy() || stop()),
         }
     }
 
-    /// One look at everything without sleeping.
+    /// Makes progress once, without sleeping.
     pub fn poll_once(&mut self) {
         match self {
             Self::Local(driver) => driver.poll_once(),
-            Self::Daemon(driver) => driver.poll_once(),
+            Self::Remote(driver) => driver.poll_once(),
         }
     }
 
-    /// A thread panicked while it had the driver.
+    /// Fails all operations after a thread panicked while it held the driver.
     pub fn fail_after_panic(&mut self) {
         match self {
             Self::Local(driver) => driver.fail_after_panic(),
-            Self::Daemon(driver) => driver.fail_after_panic(),
+            Self::Remote(driver) => driver.fail_after_panic(),
         }
     }
 
-    /// Takes leave of everybody, with at most until `until` for the words to get away.
-    pub fn leave(&mut self, next: u64, until: Instant) {
+    /// Closes the connections; `next` is the first operation that this rank will not start. Waits
+    /// until `until` at most for the final frames to leave.
+    pub fn close(&mut self, next: u64, until: Instant) {
         match self {
-            Self::Local(driver) => driver.leave(next, until),
-            Self::Daemon(driver) => driver.leave(until),
+            Self::Local(driver) => driver.close(next, until),
+            Self::Remote(driver) => driver.close(until),
         }
     }
 
-    /// Everybody is there: from now on silence counts.
+    /// Starts to judge the silence of peers: all of them are connected.
     pub fn start_liveness(&mut self) {
         match self {
             Self::Local(driver) => driver.liveness_active = true,
-            Self::Daemon(_) => {}
+            Self::Remote(_) => {}
         }
     }
 
-    /// Watches the process that is served: see [`Driver::serve`].
+    /// Wakes the driver when `client` becomes readable: see [`Driver::watch_client`].
     ///
     /// # Errors
-    /// What the kernel says.
-    pub fn serve(&self, client: impl AsFd) -> std::io::Result<()> {
+    /// The system call failed.
+    pub fn watch_client(&self, client: impl AsFd) -> std::io::Result<()> {
         match self {
-            Self::Local(driver) => driver.serve(client),
-            Self::Daemon(_) => Ok(()),
+            Self::Local(driver) => driver.watch_client(client),
+            Self::Remote(_) => Ok(()),
         }
     }
 }

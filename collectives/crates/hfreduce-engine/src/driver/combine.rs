@@ -1,22 +1,22 @@
-//! The chunks that this rank owns: from everybody's contributions to results in their places.
+//! The chunks that this rank owns: from the contributions of all ranks to complete results.
 
 use super::{Active, Driver, ReduceAlgorithm};
-use crate::core::{Action, Chunk, Ranks};
-use crate::shm::{Compared, Registered, WAIT_END, WAIT_RESULT};
+use hfreduce_core::{Action, Chunk, Ranks};
+use hfreduce_shm::segment::{Compared, Registered, WAIT_END, WAIT_RESULT};
 
 impl Driver {
-    /// True if no other node takes part: a result is made where it belongs, or in its slot.
+    /// True if the group has one node: results are computed in place, or in their slots.
     pub(super) fn is_alone(&self) -> bool {
         self.tree_links.as_ref().is_none_or(|tree_links| tree_links.links.is_empty())
     }
 
-    /// Makes owned chunks active that we have contributed to, as many as there are slots.
+    /// Activates owned chunks to which this rank has contributed, as many as there are slots.
     pub(super) fn activate(&mut self) -> bool {
         let Some(tree_links) = &self.tree_links else { return false };
         let from = self.next_activate;
         let local = self.shared.identity.local();
         let mut active = tree_links.core.active();
-        // Operations that have ended may have left chunks of others behind.
+        // Completed operations may have left chunks of other owners behind.
         let first = self.active.front().map_or(self.next_stage, |active| active.first);
         self.next_activate = self.next_activate.max(first);
         while self.next_activate < self.next_stage && active < self.shm.shape().slots {
@@ -29,7 +29,7 @@ impl Driver {
                     self.wants_slot = true;
                     break;
                 }
-                self.begin_chunk(at, number, &chunk);
+                self.start_chunk(at, number, &chunk);
                 active = self.tree_links.as_ref().map_or(0, |tree_links| tree_links.core.active());
             }
             self.next_activate += 1;
@@ -40,7 +40,7 @@ impl Driver {
         self.next_activate > from.max(first)
     }
 
-    fn begin_chunk(&mut self, at: usize, number: u64, chunk: &Chunk) {
+    fn start_chunk(&mut self, at: usize, number: u64, chunk: &Chunk) {
         let sequence = self.active[at].work.sequence;
         let root = chunk.root().map(|rank| self.shared.identity.placement.node_of(rank));
         let Some(tree_links) = &mut self.tree_links else { return };
@@ -53,7 +53,7 @@ impl Driver {
         self.act();
     }
 
-    /// Combines the owned chunks whose local contributions are all there.
+    /// Reduces the owned chunks to which all local ranks have contributed.
     pub(super) fn combine(&mut self) -> bool {
         let mut moved = false;
         let mut next = 0;
@@ -69,7 +69,7 @@ impl Driver {
                 }
                 Contributions::Broken => return true,
             }
-            // Whoever ends it all must not wait for all that is there.
+            // An abort must not wait for the remaining chunks.
             if moved && self.shm.is_aborted() {
                 break;
             }
@@ -115,7 +115,8 @@ impl Driver {
         Contributions::There
     }
 
-    /// Everybody has contributed to a chunk of this operation, so all have said where their memory is.
+    /// Reads the registered memory of all ranks: they have published it, since all have
+    /// contributed.
     fn learn_registered(&mut self, at: usize) {
         let active = &mut self.active[at];
         if active.others.is_empty() && active.operation.fingerprint.kind.reduces() {
@@ -126,7 +127,7 @@ impl Driver {
         }
     }
 
-    /// On a node without others: true if somebody copies this result from its slot.
+    /// In a group of one node: true if a rank copies this result from its slot.
     pub(super) fn takes_slot(&self, at: usize, chunk: &Chunk) -> bool {
         let own = self.shared.identity.local();
         let output = &self.active[at].operation.output;
@@ -136,7 +137,7 @@ impl Driver {
         })
     }
 
-    /// The local ranks that get this result.
+    /// The local ranks that receive this result.
     pub(super) fn sinks(&self, chunk: &Chunk) -> impl Iterator<Item = usize> {
         let ranks = self.shared.identity.locals().iter().enumerate();
         let sink = chunk.sink;
@@ -147,7 +148,7 @@ impl Driver {
         self.active[at].others.get(local).copied().unwrap_or_default()
     }
 
-    /// True if this rank's result of an owned or registered chunk was made where it belongs.
+    /// True if this rank's result of an owned or registered chunk was written in place.
     pub(super) fn is_in_its_place(&self, at: usize, chunk: &Chunk) -> bool {
         let Active { registered, operation, algorithm, .. } = &self.active[at];
         if *algorithm != ReduceAlgorithm::Owner {
@@ -162,8 +163,8 @@ impl Driver {
                 && operation.output.contiguous(chunk.output_offset, chunk.bytes).is_some()
     }
 
-    /// Compares the operation of a local rank, which has contributed to it, with ours; false if
-    /// everything ends because of it.
+    /// Compares the operation of a local rank that has contributed with this rank's; fails and
+    /// returns false if they differ.
     pub(super) fn verify(&mut self, at: usize, local: usize) -> bool {
         let active = &mut self.active[at];
         if active.verified & (1 << local) != 0 {
@@ -186,7 +187,7 @@ impl Driver {
         }
     }
 
-    /// Does what the core wants, in its order.
+    /// Executes the actions of the core, in order.
     pub(super) fn act(&mut self) {
         while let Some(action) =
             self.tree_links.as_mut().and_then(|tree_links| tree_links.core.poll())
@@ -201,8 +202,9 @@ impl Driver {
                     let place = self.place(number, at, &chunk);
                     if let Some(tree_links) = &self.tree_links {
                         let source = tree_links.partial(&from);
-                        // SAFETY: the slot holds this chunk and the place is ours (the core says
-                        // so); they are different allocations of at least `chunk.bytes`.
+                        // SAFETY: the slot holds this chunk and the destination is exclusive
+                        // (guaranteed by the core); they are different allocations of at least
+                        // `chunk.bytes`.
                         unsafe { std::ptr::copy_nonoverlapping(source, place, chunk.bytes) };
                     }
                 }
@@ -222,8 +224,8 @@ impl Driver {
                         && let Some(tree_links) = &mut self.tree_links
                     {
                         tree_links.finished.insert(number);
-                        // Where there was no result here, the others wait for the slot, or to have
-                        // their memory back.
+                        // Without a result at this node, other ranks wait for the slot, or for
+                        // their memory.
                         self.publish(number);
                     }
                 }
@@ -235,7 +237,8 @@ impl Driver {
         }
     }
 
-    /// The result of an owned chunk is in its places. Others hear of it in the order of the chunks.
+    /// Marks the result of an owned chunk complete. Results are published in the order of the
+    /// chunks.
     fn publish(&mut self, number: u64) {
         if let Ok(at) = self.unpublished.binary_search_by_key(&number, |(number, _)| *number) {
             self.unpublished[at].1 = true;
@@ -255,8 +258,8 @@ impl Driver {
         }
     }
 
-    /// Wakes those who wait for what has been published. Of several owners the last one to end an
-    /// operation wakes those who wait for its end.
+    /// Wakes the ranks that wait for published results. Of several owners, the last one to end an
+    /// operation wakes those that wait for its end.
     fn notify_published(&mut self) {
         let reasons = std::mem::take(&mut self.pending_wakeups);
         if reasons == 0 || self.shm.shape().locals == 1 {

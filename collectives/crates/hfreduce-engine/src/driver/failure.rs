@@ -1,25 +1,28 @@
-//! Who is to blame, and telling everybody: the first cause ends all waits on all ranks.
+//! Failure handling: detects failures, names the rank that caused them, and reports the first one
+//! to all ranks, where it ends every wait.
 //!
-//! The news travels along every tree edge and through the segment of every node. Whatever part of
-//! the group survives touches somebody who died, so one of its members sees it and tells the rest.
-//! Direct connections carry it too, so that nobody takes the end of one for the cause.
+//! The abort reason is sent along every tree edge and recorded in the segment of every node. Every
+//! connected part of the survivors contains a neighbor of a dead rank, which detects its death and
+//! reports it. Point-to-point connections carry the reason too, so that the end of one is not taken
+//! for the cause.
 
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::wire::{Frame, Head};
 use super::{Driver, ReduceAlgorithm, TICK, lock};
-use crate::core::tree::{Violation, Waiting};
-use crate::core::{Fingerprint, Kind, Ranks, Stage};
-use crate::error::{AbortReason, ErrorKind};
-use crate::shm::{Aborted, WAIT_ABORT};
 use crate::work::WorkState;
+use hfreduce_core::error::{AbortReason, ErrorKind};
+use hfreduce_core::tree::{Violation, Waiting};
+use hfreduce_core::{Fingerprint, Kind, Ranks, Stage};
+use hfreduce_shm::segment::{Aborted, WAIT_ABORT};
+use hfreduce_transport::wire::{Frame, Head};
 
-/// How long the last words may take to leave.
+/// Time in which final frames must have been sent.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Driver {
-    /// Ends everything for this reason, unless it has ended before. `from`: the link that told us.
+    /// Aborts the communicator, unless it is aborted already. `from`: the link that reported the
+    /// reason.
     pub(super) fn fail(&mut self, cause: AbortReason, from: Option<usize>) {
         if self.shared.broken.get().is_some() {
             return;
@@ -32,7 +35,7 @@ impl Driver {
         {
             cause = cause.during(&fingerprint.describe(), sequence as i64, &phase);
         }
-        // A neighbour in this node may have been first: then its cause is the one to tell.
+        // Another rank of this node may have been first: then its reason counts.
         if !self.shm.abort(self.shared.identity.local(), &cause.encode())
             && let Some(first) = self.shm.aborted()
         {
@@ -40,11 +43,11 @@ impl Driver {
         }
         let encoded = cause.encode();
         tracing::error!(rank = self.shared.identity.rank, cause = ?cause, "communicator broken");
-        // Order matters: first no connection points into callers' memory any more, then the callers
-        // hear that they have it back.
+        // The order matters: first the connections are detached from callers' memory, then the
+        // callers get it back.
         self.flood(&encoded, from);
         self.p2p.detach(&self.poller);
-        self.p2p.tell(&encoded);
+        self.p2p.send_reason(&encoded);
         if let Some(tree_links) = &mut self.tree_links {
             tree_links.core.fail(&cause, from);
         }
@@ -52,7 +55,8 @@ impl Driver {
         self.wake_all(WAIT_ABORT);
         self.begin_drain();
         self.flush_drain();
-        // The neighbours know; now our own callers, who get the record's path with the error.
+        // The neighbors know; now the callers of this rank, whose errors have the path of the
+        // record.
         self.shared.recorder.broke(&encoded);
         self.wait_for_peer_access();
         self.fail_works(&phase);
@@ -79,12 +83,12 @@ impl Driver {
         }
     }
 
-    /// There are last words to say, for a while.
+    /// Starts to drain final frames.
     pub(super) fn begin_drain(&mut self) {
         self.drain_until = Some(Instant::now() + DRAIN_TIMEOUT);
     }
 
-    /// After the end: sends the last words, for a while.
+    /// Sends final frames, until all are sent or the time has passed.
     pub(super) fn flush_drain(&mut self) {
         if let Some(until) = self.drain_until
             && (self.flush_final_frames() || Instant::now() >= until)
@@ -93,7 +97,7 @@ impl Driver {
         }
     }
 
-    /// Takes notice of an abort that another rank of this node recorded.
+    /// Handles an abort that another rank of this node has recorded.
     pub(super) fn check_abort_record(&mut self) {
         if self.shm.is_aborted()
             && self.shared.broken.get().is_none()
@@ -103,22 +107,21 @@ impl Driver {
         }
     }
 
-    /// The cause in the node's abort record. A rank that was killed while it wrote the record is the
-    /// cause that is left.
+    /// The reason in the node's abort record. If its writer was killed, that is the reason.
     fn recorded_reason(&self, record: Aborted) -> AbortReason {
         match record {
             Aborted::Reason(bytes) => AbortReason::decode(&bytes, self.shared.identity.rank),
             Aborted::Unfinished(local) => {
-                // The number comes from shared memory: an unknown one names this rank's own node.
+                // The number comes from shared memory: an unknown one is replaced by this rank.
                 let identity = &self.shared.identity;
                 let rank = identity.locals().get(local).copied().unwrap_or(identity.rank);
-                let detail = "died while it recorded why the group ends; its own log may say more";
+                let detail = "died while it recorded the abort reason; its log may have details";
                 self.reason_for(ErrorKind::PeerDied, rank, detail.to_owned())
             }
         }
     }
 
-    /// Signs of life, both ways; deadlines; operations that disagree.
+    /// Sends and checks heartbeats; checks deadlines and mismatches.
     pub(super) fn tick(&mut self, now: Instant) {
         let own = self.shared.identity.local();
         self.shm.beat(own);
@@ -162,14 +165,14 @@ impl Driver {
             },
         };
         let detail = format!(
-            "no sign of life for {:.1} s; the process is stopped, or the machine or its link is gone",
+            "no heartbeat for {:.1} s; the process is stopped, or the machine or its link is down",
             silent_ms as f64 / 1000.0
         );
         self.fail(self.reason_for(ErrorKind::PeerStalled, rank, detail), None);
     }
 
     fn check_deadlines(&mut self, now: Instant) {
-        // Whoever owns a channel sees further: the others give it two ticks to name the culprit.
+        // An owner of a channel knows more: the other ranks give it two ticks to name the cause.
         let patience = if self.tree_links.is_some() { Duration::ZERO } else { TICK * 2 };
         let works = self.active.iter().map(|active| &active.work).chain(self.p2p.works());
         let works = works.chain(self.held.iter().map(|call| &call.work));
@@ -191,7 +194,7 @@ impl Driver {
         self.fail(cause.during(&fingerprint.describe(), sequence as i64, &phase), None);
     }
 
-    /// Ranks of this node that run something else may both wait for ever without exchanging a byte.
+    /// Ranks of a node that run different operations may wait without exchanging a byte.
     fn compare_with_locals(&mut self) {
         let Some((sequence, ours)) = self.oldest() else { return };
         for local in 0..self.shm.shape().locals {
@@ -216,8 +219,8 @@ impl Driver {
         self.fail(self.reason_for(ErrorKind::Mismatch, rank, detail), None);
     }
 
-    /// `local` has contributed to a chunk of an operation that it has not started: their chunks
-    /// are numbered differently.
+    /// Fails because `local` has contributed to a chunk of an operation that it has not started:
+    /// the ranks number their chunks differently.
     pub(super) fn local_absent(
         &mut self,
         local: usize,
@@ -240,7 +243,7 @@ impl Driver {
     }
 
     fn disagreement(&self, rank: u32, seq: u64, ours: Fingerprint, theirs: Fingerprint) -> String {
-        // A message that was sent and received by itself is known by its tag.
+        // Sends and receives are identified by their tag.
         let name = match ours.kind {
             Kind::Send | Kind::Recv => "with tag ",
             _ => "as operation #",
@@ -269,7 +272,7 @@ impl Driver {
         self.fail(self.reason_for(kind, rank, detail), None);
     }
 
-    /// A connection along a tree ended.
+    /// Handles the end of a tree connection.
     pub(super) fn link_lost(&mut self, link: usize, error: &io::Error) {
         self.check_abort_record();
         if self.retire_link(link) {
@@ -288,14 +291,14 @@ impl Driver {
         let (kind, detail) = match error.kind() {
             io::ErrorKind::InvalidData => (ErrorKind::Protocol, error.to_string()),
             io::ErrorKind::UnexpectedEof => {
-                (ErrorKind::PeerDied, "its connection was closed without a farewell".into())
+                (ErrorKind::PeerDied, "its connection was closed unexpectedly".into())
             }
-            _ => (ErrorKind::PeerDied, format!("its connection broke: {error}")),
+            _ => (ErrorKind::PeerDied, format!("its connection failed: {error}")),
         };
         self.fail(self.reason_for(kind, rank, detail), None);
     }
 
-    /// The socket of a local rank hung up, or its process ended.
+    /// Handles a hang-up of the socket of a local rank, or the end of its process.
     pub(super) fn local_hang_up(&mut self, local: usize) {
         self.check_abort_record();
         self.node_peers.watched.iter().filter(|(at, ..)| *at == local).for_each(
@@ -315,7 +318,7 @@ impl Driver {
         self.fail(self.reason_for(ErrorKind::PeerDied, rank, "its process ended".into()), None);
     }
 
-    /// Operations that need somebody who took leave cannot end.
+    /// Fails if a started operation needs a rank that has closed the communicator.
     pub(super) fn fail_if_peer_closed(&mut self) {
         let newest = self.active.back().map(|active| &active.work).into_iter();
         let newest = newest.chain(self.held.back().map(|call| &call.work));
@@ -345,16 +348,16 @@ impl Driver {
             .with_peer(rank, identity.placement.node_name(rank))
     }
 
-    /// A thread panicked while it had the driver: what it left half done is not gone on with.
+    /// Fails after a thread panicked while it held the driver: its state is not used any further.
     pub fn fail_after_panic(&mut self) {
-        self.fail(self.io_reason("the engine's own thread panicked: a bug in it".into()), None);
+        self.fail(self.io_reason("the engine's thread panicked: a bug in the engine".into()), None);
     }
 
     pub(super) fn io_reason(&self, detail: String) -> AbortReason {
         self.reason_for(ErrorKind::Io, self.shared.identity.rank, detail)
     }
 
-    /// The oldest collective operation under way here.
+    /// The oldest collective operation in progress at this rank.
     fn oldest(&self) -> Option<(u64, Fingerprint)> {
         let tree = self.active.front().map(|active| &active.work);
         let oldest = |work: &&std::sync::Arc<WorkState>| work.sequence;
@@ -374,7 +377,7 @@ impl Driver {
         }
     }
 
-    /// What the oldest operation along the trees waits for, in words, and for whom.
+    /// What the oldest operation along the trees waits for: a description, and the rank.
     pub(super) fn waiting_for(&self) -> (String, Option<u32>) {
         let Some(active) = self.active.front() else {
             let oldest = self.p2p.works().min_by_key(|work| work.sequence);
@@ -383,7 +386,7 @@ impl Driver {
         };
         let identity = &self.shared.identity;
         let sequence = active.work.sequence;
-        // Of several, one that the window holds back is not the cause.
+        // Of several, one that is held back by the window is not the cause.
         let absent = (0..identity.locals().len())
             .filter(|local| self.shm.entered(*local) <= sequence)
             .min_by_key(|local| self.shm.ended(*local));
@@ -416,7 +419,7 @@ impl Driver {
         }
     }
 
-    /// True if the oldest operation waits for memory of this very rank.
+    /// True if the oldest operation waits for this rank's own input.
     fn lacks_its_input(&self) -> bool {
         self.find(self.next_stage).is_some_and(|(at, chunk)| {
             let input = &self.active[at].operation.input;
@@ -451,7 +454,7 @@ impl Driver {
         let node = self.shared.identity.placement.node_name(link.peer_rank);
         let phase = format!("{what} rank {} on node {node}", link.peer_rank);
         match link.peer_progress {
-            // The neighbour is in the same operation and knows better whom everybody waits for.
+            // The neighbor is in the same operation and knows which rank the group waits for.
             Some((theirs, Some(rank)))
                 if theirs == sequence && rank != self.shared.identity.rank =>
             {

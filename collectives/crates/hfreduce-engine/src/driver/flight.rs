@@ -1,14 +1,14 @@
-//! What the driver tells the flight recorder.
+//! Updates of the flight recorder by the driver.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Driver, TreeLinks};
-use crate::flight::PeerState;
 use crate::work::WorkState;
+use hfreduce_shm::flight::PeerState;
 
 impl Driver {
-    /// How far an operation along the trees is: a store a chunk.
+    /// Records the progress of an operation along the trees: one store per chunk.
     pub(super) fn record_progress(&self, at: usize) {
         let active = &self.active[at];
         let through = |next: u64| next.clamp(active.first, active.end()) - active.first;
@@ -16,7 +16,8 @@ impl Driver {
         self.shared.recorder.progress(active.work.flight, contributed as u32, delivered as u32);
     }
 
-    /// Ten times a second: that we live, what we wait for, what we know of the others.
+    /// Records a heartbeat, what the rank waits for, and the state of its neighbors, ten times a
+    /// second.
     pub(super) fn record_tick(&self, now: Instant) {
         if self.shared.broken.get().is_none() {
             let (phase, waited) = self.waiting_for();
@@ -30,13 +31,13 @@ impl Driver {
         if let Some(work) = oldest {
             self.shared.recorder.waits_for(work.flight, waited);
         }
-        // Nothing is under way while the ranks meet: what `connect` said holds.
+        // While the ranks connect, no operation is in progress: the phase set by `connect` applies.
         if oldest.is_some() || self.liveness_active {
             self.shared.recorder.waiting(oldest.map(|work| work.sequence), phase, waited);
         }
     }
 
-    /// What `waiting_for` speaks of.
+    /// The operation that `waiting_for` describes.
     fn oldest_work(&self) -> Option<&Arc<WorkState>> {
         let tree = self.active.front().map(|active| &active.work);
         tree.or_else(|| self.p2p.works().min_by_key(|work| work.sequence))
@@ -53,7 +54,7 @@ impl Driver {
         let links =
             self.tree_links.iter().flat_map(|tree_links: &TreeLinks| &tree_links.links).enumerate();
         let links = links.map(move |(at, link)| {
-            // Whoever does nothing tells of operation u64::MAX.
+            // A neighbor without operations reports u64::MAX.
             let (sequence, waiting_for) = link.peer_progress.unwrap_or((u64::MAX, None));
             let left = link.left.is_some() || link.is_closed();
             let entered = sequence.wrapping_add(1);

@@ -1,40 +1,41 @@
-//! A small operation: whoever contributes last adds up.
+//! Small operations, which the last arriver reduces.
 //!
 //! ```text
 //! every rank   waits for the slot, copies its contribution into its own, counts itself in
 //! the last     adds all of them in the order of the ranks into the result slot   ─▶ everybody copies it
 //! ```
-//! An owner would have to run once to contribute and once more when all have: where ranks share
-//! processors that is one change of process after the other before anybody has a result. This way
-//! each rank has to run once: whoever runs after the last finds the sum, and goes on to the next
-//! operation. The order of the additions is an owner's, and so are the bits.
+//! An owner would have to run once to contribute and again once all have contributed: where ranks
+//! share CPUs, that is one context switch after the other before any rank has a result. With a last
+//! arriver each rank has to run once: a rank that runs after the last one finds the result and
+//! continues with the next operation. The order of additions is that of an owner, and so are the
+//! bits.
 //!
-//! Only in a job of one node, and only for what is sooner copied than looked up: registered memory
-//! counts as private.
+//! Only for groups of one node, and only for sizes that are cheaper to copy than to look up:
+//! registered memory is treated as private.
 
 use hfreduce_kernels::{Pass, Store, Width};
 
 use super::Driver;
 use super::node::gather;
-use crate::core::geometry::CHUNK_BYTES_MIN;
-use crate::core::{Chunk, Fingerprint, Kind};
-use crate::error::{AbortReason, ErrorKind};
-use crate::operation::{DType, ReduceOp};
-use crate::shm::WAIT_RESULT;
+use hfreduce_core::error::{AbortReason, ErrorKind};
+use hfreduce_core::geometry::CHUNK_BYTES_MIN;
+use hfreduce_core::{Chunk, Fingerprint, Kind};
+use hfreduce_core::{DType, ReduceOp};
+use hfreduce_shm::segment::WAIT_RESULT;
 
-/// Up to this an operation is one chunk.
+/// Operations up to this size have one chunk.
 const SMALL_BYTES: u64 = CHUNK_BYTES_MIN as u64;
 
 impl Driver {
-    /// True if whoever contributes last to an operation adds it up; every rank says the same.
+    /// True if the last arriver reduces the operation; equal on all ranks.
     pub(super) fn is_small(&self, fingerprint: &Fingerprint) -> bool {
         let combines = fingerprint.kind.reduces() || fingerprint.kind == Kind::Barrier;
         let alone = self.shared.identity.placement.nodes().len() == 1;
         combines && fingerprint.size_bytes() <= SMALL_BYTES && alone && self.shm.shape().locals > 1
     }
 
-    /// Contributes to a chunk of a small operation, and adds it up if nobody else has to come; false
-    /// if its slot is taken, or if all has ended.
+    /// Contributes to a chunk of a small operation, and reduces it if this rank is the last; false
+    /// if the slot is in use, or after a failure.
     pub(super) fn arrive(&mut self, at: usize, number: u64, chunk: &Chunk) -> bool {
         if !self.slot_is_free(number) {
             self.wants_slot = true;
@@ -43,10 +44,11 @@ impl Driver {
         let local = self.shared.identity.local();
         let input = &self.active[at].operation.input;
         let direct = input.contiguous(chunk.input_offset, chunk.bytes);
-        // Who comes last is read where he is.
+        // The input of the last arriver is read in place.
         let own = direct.filter(|_| self.shm.lacks_last_arrival(number)).unwrap_or_else(|| {
             let place = self.shm.input(local, number);
-            // SAFETY: the slot is free and ours until we have answered; it holds `chunk.bytes`.
+            // SAFETY: the slot is free and exclusive until this rank has arrived; it holds
+            // `chunk.bytes`.
             unsafe { gather(input, chunk.input_offset, chunk.bytes, place) };
             place
         });
@@ -90,8 +92,9 @@ impl Driver {
             numel: chunk.bytes / dtype.size_bytes(),
             divisor: if op == ReduceOp::Average { world } else { 1 },
         };
-        // SAFETY: everybody has contributed and nobody takes his slot back before we close the roll;
-        // ours, or our caller's memory, stays as long. Until then the result's slot is ours alone.
+        // SAFETY: all ranks have contributed and reuse their slots only after the counter is reset;
+        // this rank's slot, or its caller's memory, stays as long. Until then the result slot is
+        // exclusive.
         if let Err(error) = unsafe { pass.run(Store::Cached) } {
             let rank = self.shared.identity.rank;
             self.fail(AbortReason::new(ErrorKind::Invalid, rank, error.to_string()), None);
@@ -100,14 +103,14 @@ impl Driver {
         true
     }
 
-    /// True if the result of a chunk of a small operation is there; false, with everything at an end,
-    /// if who made it runs something else.
+    /// True if the result of a chunk is available; false, after a failure, if the rank that
+    /// computed it runs another operation.
     pub(super) fn is_reduced(&mut self, at: usize, number: u64) -> bool {
         let made_by = self.shm.reduced_by(number);
         made_by.is_some_and(|local| self.verify(at, local))
     }
 
-    /// Who keeps the next result from coming, in words.
+    /// The rank that delays the next result, with a description.
     pub(super) fn waiting_for_last_arriver(&self) -> (String, Option<u32>) {
         let ranks = self.shared.identity.locals();
         let number = self.next_deliver;

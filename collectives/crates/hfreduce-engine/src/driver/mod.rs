@@ -1,37 +1,35 @@
-//! The driver of one rank: it sleeps in one place, looks at everything, and asks the core.
+//! Driver of one rank: it sleeps in one place, polls all events and executes the actions of the
+//! core.
 //!
-//! Whoever holds the driver moves the data: a thread that waits for its operation, or the
-//! background thread while nobody waits. Split by subject:
+//! The thread that holds the driver moves the data: a thread that waits for its operation, or the
+//! background thread if none waits. Modules:
 //! - `node`: this rank's part inside its node (contribute, deliver, release);
-//! - `combine`: the chunks that this rank owns, from contributions to results; `reduce`: one of them;
-//! - `last`: small operations, which whoever contributes last adds up;
-//! - `relay`: sums to which the ranks of a node add in turn, where they share processors;
-//! - `registered`: memory that the ranks of a node use in place;
-//! - `tree_links`: the links along the trees, on ranks that own a channel; `pools`: where what comes over
-//!   them waits;
-//! - `transport`: what carries their frames; `streams` and `in_process` do;
-//! - `priority`: whose chunks go first, where a process has several communicators;
-//! - `shutdown`: how those end;
-//! - `peer_memory`: chunks that a neighbour on this machine copies out of our segment;
-//! - `p2p`: direct connections between two ranks;
-//! - `failure`: who is to blame, and telling everybody;
-//! - `flight`: what goes into the flight recorder;
-//! - `backend`: this driver, or the one that leaves it all to a daemon;
-//! - `waiting`: how it sleeps and wakes others;
-//! - `window`: how many operations are outstanding;
-//! - `shared`: what callers leave for the driver without taking it.
+//! - `combine`: the chunks that this rank owns, from contributions to results; `reduce`: one of
+//!   them;
+//! - `last_arriver`: small operations, which the last arriver reduces;
+//! - `ring`: ring accumulation, where the ranks of a node share CPUs;
+//! - `registered`: memory that the ranks of a node access in place;
+//! - `tree_links`: the links along the trees, on ranks that own a channel; `pools`: partial sums
+//!   received over them;
+//! - `peer_memory`: segments of neighbors on this machine;
+//! - `priority`: priority between the communicators of a process;
+//! - `shutdown`: abort and close of the tree links;
+//! - `p2p`: point-to-point connections between two ranks;
+//! - `failure`: failure detection and reporting;
+//! - `flight`: updates of the flight recorder;
+//! - `backend`: this driver, or a remote one;
+//! - `waiting`: sleeping and waking other ranks;
+//! - `window`: the number of outstanding operations;
+//! - `shared`: state shared with callers, outside the driver's lock.
 
 mod backend;
 mod combine;
-pub mod connection;
 mod failure;
 mod flight;
-mod in_process;
 mod last_arriver;
 mod node;
 pub mod p2p;
 pub mod peer_memory;
-pub mod poller;
 mod pools;
 pub mod priority;
 mod reduce;
@@ -39,12 +37,9 @@ pub mod registered;
 mod ring;
 mod shared;
 mod shutdown;
-mod streams;
-pub mod transport;
 pub mod tree_links;
 mod waiting;
 mod window;
-pub mod wire;
 
 use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
@@ -54,24 +49,25 @@ use std::time::{Duration, Instant};
 
 use rustix::fd::{AsFd, OwnedFd};
 
-use crate::core::Geometry;
-use crate::core::liveness::Liveness;
-use crate::error::AbortReason;
 use crate::operation::Operation;
-use crate::shm::{Registered, ShmSegment};
 use crate::work::WorkState;
-pub use backend::Backend;
-pub use shared::{Counters, Identity, Shared, Submission, lock};
+pub use backend::{Backend, RemoteDriver};
+use hfreduce_core::Geometry;
+use hfreduce_core::error::AbortReason;
+use hfreduce_core::liveness::Liveness;
+pub use hfreduce_shm::lock;
+use hfreduce_shm::segment::{Registered, ShmSegment};
+pub use shared::{Counters, Identity, Shared, Submission};
 
+use hfreduce_shm::arenas::Arenas;
+use hfreduce_transport::poller::{Poller, Ready};
 use p2p::P2p;
-use poller::{Poller, Ready};
 use priority::{PriorityGate, UnderWay};
 use reduce::Scratch;
-use registered::Arenas;
 use tree_links::TreeLinks;
 use waiting::YieldBackoff;
 
-/// How often signs of life are given and looked for.
+/// Interval of heartbeats and their checks.
 pub const TICK: Duration = Duration::from_millis(100);
 
 const TOKEN_DOORBELL: u64 = 0;
@@ -82,37 +78,37 @@ const TOKEN_P2P_OUT: u64 = 4 << 32;
 const TOKEN_P2P_IN: u64 = 5 << 32;
 const TOKEN_CLIENT: u64 = 6 << 32;
 
-/// One operation along the trees that this rank has begun.
-pub(crate) struct Active {
-    pub(crate) operation: Operation,
-    pub(crate) work: Arc<WorkState>,
-    pub(crate) geometry: Geometry,
-    /// The number of its first chunk, counted through all operations.
-    pub(crate) first: u64,
-    /// Local ranks whose fingerprint was found equal.
-    pub(crate) verified: u128,
-    /// Its number among the operations along the trees.
-    pub(crate) ordinal: u64,
-    /// What of our memory others use in place.
-    pub(crate) registered: Registered,
+/// An operation along the trees that this rank has started.
+pub struct Active {
+    pub operation: Operation,
+    pub work: Arc<WorkState>,
+    pub geometry: Geometry,
+    /// Number of its first chunk, over all operations.
+    pub first: u64,
+    /// Local ranks whose fingerprint is equal.
+    pub verified: u128,
+    /// Number of the operation along the trees.
+    pub ordinal: u64,
+    /// Buffers of this rank that other ranks access in place.
+    pub registered: Registered,
     /// The same of every local rank, once an owner needs it.
-    pub(crate) others: Vec<Registered>,
-    /// Who adds.
-    pub(crate) algorithm: ReduceAlgorithm,
-    /// Others of this process see that it is.
-    pub(crate) _under_way: UnderWay,
+    pub others: Vec<Registered>,
+    /// The algorithm inside the node.
+    pub algorithm: ReduceAlgorithm,
+    /// Counts the operation for other communicators of the process.
+    pub _under_way: UnderWay,
 }
 
-/// Who of a node adds up an operation that combines values.
+/// Algorithm of a reduction inside a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ReduceAlgorithm {
-    /// Each chunk's owner. Also for operations that combine nothing.
+pub enum ReduceAlgorithm {
+    /// Each chunk's owner reduces it. Also for operations that do not reduce.
     Owner,
-    /// The ranks in turn.
+    /// The ranks add in turn.
     Ring,
-    /// One of these two: rank 0 has not said yet which.
+    /// Owner or ring: rank 0 has not decided yet.
     Undecided,
-    /// Whoever contributes last.
+    /// The last arriver reduces.
     LastArriver,
 }
 
@@ -121,7 +117,7 @@ impl Active {
         self.first + u64::from(self.geometry.chunks())
     }
 
-    /// The last of its chunks that local rank `owner` owns, if it owns any.
+    /// The last of its chunks that local rank `owner` owns, if any.
     fn last_of(&self, owner: usize, identity: &Identity) -> Option<u64> {
         let chunks = self.geometry.chunks();
         let last = (0..chunks).rev().find(|index| identity.owner_of(*index) == owner)?;
@@ -129,15 +125,15 @@ impl Active {
     }
 }
 
-/// Peers on the same node, as seen by this rank.
+/// The other ranks of the node, as seen by this rank.
 pub struct NodePeers {
-    /// The doorbell of all local ranks, by local index.
+    /// Doorbells of all local ranks, by local index.
     pub doorbells: Vec<OwnedFd>,
-    /// (local index, socket, process) of those whose end we watch.
+    /// (local index, socket, process) of the ranks whose end is watched.
     pub watched: Vec<(usize, UnixStream, Option<OwnedFd>)>,
 }
 
-/// See the module's text.
+/// The driver of one rank.
 pub struct Driver {
     shared: Arc<Shared>,
     shm: ShmSegment,
@@ -147,32 +143,32 @@ pub struct Driver {
     active: VecDeque<Active>,
     /// Collective calls that wait for the window.
     held: VecDeque<Submission>,
-    /// Every operation below has ended here, and at all ranks of the node when we last looked.
+    /// Every operation below this one has ended at this rank.
     ended: u64,
     ended_by_all: u64,
     arenas: Arenas,
     scratch: Scratch,
-    /// Where a contribution in pieces is put together, if it goes into no slot.
+    /// Buffer in which a fragmented input is gathered if it uses no slot.
     pieces: Vec<u8>,
-    /// Operations along the trees that have begun.
+    /// Number of operations along the trees started.
     begun: u64,
-    /// The next chunk number to give to an operation, to contribute to, to make active as its
-    /// owner, to deliver.
+    /// The next chunk to assign to an operation, to contribute to, to activate as its owner, to
+    /// deliver.
     next_chunk: u64,
     next_stage: u64,
     next_activate: u64,
     next_deliver: u64,
-    /// We use no slot of a chunk below this one, and nobody did when we last looked below that.
+    /// This rank has released the slots of all chunks below this one.
     released: u64,
     free_below: u64,
-    /// Owned chunks that are active, in order, and whether their results are in their places.
+    /// Owned chunks that are active, in order, and whether their results are complete.
     unpublished: VecDeque<(u64, bool)>,
-    /// Reasons for which others may sleep and that have come since we last rang.
+    /// Events since the last notification that other ranks may sleep on.
     pending_wakeups: u32,
     /// When the last allreduce ended.
     reduced_until: Option<Instant>,
     turn: PriorityGate,
-    /// No chunk begins before: another communicator's go first.
+    /// No chunk starts before: operations of another communicator have priority.
     held_until: Option<Instant>,
     wants_slot: bool,
     wants_turn: bool,
@@ -182,37 +178,37 @@ pub struct Driver {
     beats: Vec<u64>,
     started: Instant,
     ticked: Instant,
-    /// Liveness is judged only after everybody has connected.
+    /// Whether the silence of peers counts: all ranks have connected.
     pub liveness_active: bool,
     spin: Duration,
     yield_backoff: YieldBackoff,
-    /// Bytes of failure messages that still have to go out.
+    /// Until when final frames are sent.
     drain_until: Option<Instant>,
 }
 
-/// What a driver is made of.
+/// Parts of a driver.
 pub struct Parts {
-    /// Shared with callers.
+    /// State shared with callers.
     pub shared: Arc<Shared>,
-    /// The node's memory.
+    /// The segment of the node.
     pub shm: ShmSegment,
-    /// The node's ranks.
+    /// The ranks of the node.
     pub node_peers: NodePeers,
-    /// The tree connections, on owners.
+    /// The tree links, on owners.
     pub tree_links: Option<TreeLinks>,
-    /// Direct connections.
+    /// Point-to-point connections.
     pub p2p: P2p,
-    /// Memory that the node's ranks use in place.
+    /// Arenas of the node's ranks.
     pub arenas: Arenas,
-    /// How long to look before sleeping.
+    /// Time to poll before sleeping.
     pub spin: Duration,
 }
 
 impl Driver {
-    /// Puts a driver together.
+    /// Assembles a driver.
     ///
     /// # Errors
-    /// Out of descriptors.
+    /// The process is out of descriptors.
     pub fn new(parts: Parts) -> std::io::Result<Self> {
         let Parts { shared, shm, node_peers, mut tree_links, p2p, arenas, spin } = parts;
         let poller = Poller::new()?;
@@ -228,7 +224,7 @@ impl Driver {
             shared.counters.streams.store(tree_links.streams() as u64, Ordering::Relaxed);
         }
         let now = Instant::now();
-        let links = tree_links.as_ref().map_or(0, TreeLinks::len);
+        let links = tree_links.as_ref().map_or(0, TreeLinks::link_count);
         let locals = shared.identity.locals().len();
         let turn = PriorityGate::new(shared.identity.priority, shared.identity.held_back);
         let liveness_ms = shared.identity.liveness.as_millis() as u64;
@@ -272,15 +268,16 @@ impl Driver {
         })
     }
 
-    /// Watches the process that this rank is served for: whoever waits hears of its words at once.
+    /// Watches the socket of a client process that this rank runs for, so that a waiting driver
+    /// wakes up for its messages.
     ///
     /// # Errors
-    /// What the kernel says.
-    pub fn serve(&self, client: impl AsFd) -> std::io::Result<()> {
+    /// A system call failed.
+    pub fn watch_client(&self, client: impl AsFd) -> std::io::Result<()> {
         self.poller.watch_edges(client, TOKEN_CLIENT)
     }
 
-    /// True while something is under way.
+    /// True while operations are in progress.
     pub fn is_busy(&self) -> bool {
         !self.active.is_empty()
             || !self.held.is_empty()
@@ -289,7 +286,7 @@ impl Driver {
             || self.drain_until.is_some()
     }
 
-    /// Everything that can move without new events; true if anything did.
+    /// Makes progress without new events; true if anything changed.
     fn pump(&mut self) -> bool {
         let mut moved = false;
         if self.shared.pending.swap(false, Ordering::SeqCst) {
@@ -301,7 +298,7 @@ impl Driver {
             return moved;
         }
         loop {
-            let mut again = self.begin_held();
+            let mut again = self.start_held();
             let held = self.is_held();
             again |= !held && self.stage();
             again |= !held && self.activate();
@@ -316,7 +313,7 @@ impl Driver {
         }
     }
 
-    /// True if there are chunks to begin and those of another communicator go first.
+    /// True if there are chunks to start and those of another communicator have priority.
     fn is_held(&mut self) -> bool {
         let before = self.held_until.is_some();
         self.held_until = match self.next_activate < self.next_chunk {
@@ -349,7 +346,7 @@ impl Driver {
         self.shared.own_node_name()
     }
 
-    /// Takes what has happened at the sockets, waiting up to `timeout` for it.
+    /// Handles socket events, waiting up to `timeout` for them.
     fn poll(&mut self, timeout: Duration) {
         let mut ready = std::mem::take(&mut self.ready);
         if let Err(error) = self.poller.wait(timeout, &mut ready) {
@@ -384,12 +381,12 @@ impl Driver {
         now.duration_since(self.started).as_millis() as u64
     }
 
-    /// Takes leave of everybody: our end is not a death. Waits, until `until`, for what we sent to
-    /// have left this machine, but for nobody's answer.
-    pub fn leave(&mut self, next: u64, until: Instant) {
+    /// Closes the communicator: the end of this rank is not a failure. Waits until `until` for sent
+    /// frames to leave this machine, but not for an answer.
+    pub fn close(&mut self, next: u64, until: Instant) {
         self.shm.mark_closed(self.shared.identity.local(), next);
         self.close_tree_links(next);
-        self.p2p.leave(next);
+        self.p2p.close(next);
         while self.unsent_bytes() + self.p2p.unsent_bytes() > 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
             self.flush_final_frames();

@@ -1,19 +1,20 @@
-//! This rank's part inside its node: contribute chunks and deliver results.
+//! This rank's part inside its node: contributes chunks and delivers results.
 
+use super::registered::registered_buffers;
 use super::{Active, Driver, Identity, ReduceAlgorithm, Submission};
-use crate::core::{Chunk, Geometry, Kind, Ranks, Stage};
 use crate::operation::Buffer;
-use crate::shm::{REGISTERED_MAX, Registered, WAIT_INPUT, WAIT_SLOT};
+use hfreduce_core::{Chunk, Geometry, Kind, Ranks, Stage};
 use hfreduce_kernels::Store;
+use hfreduce_shm::segment::{REGISTERED_MAX, Registered, WAIT_INPUT, WAIT_SLOT};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Chunks from here on belong to large operations: the caller does not read their first results
-/// before the last ones have pushed them out of the caches, so the copy goes past those.
+/// Chunks from this size belong to large operations: the caller does not read their first results
+/// before the last ones have evicted them from the caches, so the copy bypasses those.
 pub(super) const STREAM_FROM_BYTES: usize = 128 << 10;
 
 impl Driver {
-    /// A call has come: give it its chunks and tell the node.
+    /// Starts an operation: assigns its chunks and publishes it to the node.
     pub(super) fn begin(&mut self, call: Submission) {
         let Submission { operation, work } = call;
         if let Some(error) = self.shared.error(Some(&work), "being called") {
@@ -39,7 +40,7 @@ impl Driver {
         }
         let world = self.shared.identity.placement.world_size();
         let ring = self.ring_widening(&fingerprint);
-        // A slot holds a partial sum that goes round, too.
+        // A slot also holds a partial sum of the ring.
         let widening = ring.filter(|_| !fingerprint.modes.wide).unwrap_or(1);
         let geometry = Geometry::new(&fingerprint, world, self.shm.shape().slot_bytes / widening);
         let first = self.next_chunk;
@@ -50,7 +51,7 @@ impl Driver {
         let mut registered = Registered::default();
         let small = self.is_small(&fingerprint);
         if !small && self.active.len() < REGISTERED_MAX {
-            registered = self.arenas.registered(&operation, self.shared.identity.rank);
+            registered = registered_buffers(&self.arenas, &operation, self.shared.identity.rank);
             self.shm.register(local, ordinal, work.sequence, registered);
         }
         let others = Vec::new();
@@ -80,7 +81,7 @@ impl Driver {
         self.fail_if_peer_closed();
     }
 
-    /// Contributes to chunks, as far as slots are free where it takes some.
+    /// Contributes to chunks, as far as slots are free where they are needed.
     pub(super) fn stage(&mut self) -> bool {
         let from = self.next_stage;
         let local = self.shared.identity.local();
@@ -92,11 +93,11 @@ impl Driver {
             let owned = self.shared.identity.owner_of(chunk.index) == local;
             let brings = chunk.source.includes(self.shared.identity.rank);
             if brings && !self.active[at].operation.input.has_arrived(chunk.input_end()) {
-                break; // Whoever brings it rings.
+                break; // Its producer notifies this rank.
             }
             let Some(round) = self.uses_ring(at) else {
                 self.wants_turn = true;
-                break; // Rank 0 calls.
+                break; // Rank 0 notifies this rank.
             };
             if round && !self.take_turn(at, number, &chunk) {
                 break;
@@ -125,7 +126,7 @@ impl Driver {
             };
             if calls {
                 self.shm.stage(local, self.next_stage);
-                self.tell(told);
+                self.notify_owners(told);
                 told = self.next_stage;
             }
         }
@@ -134,13 +135,13 @@ impl Driver {
         }
         self.shm.stage(local, self.next_stage);
         if concerns_others {
-            self.tell(told);
+            self.notify_owners(told);
         }
         self.let_go();
         true
     }
 
-    /// The first chunk from `number` on, of those staged, whose slot this rank uses.
+    /// The first staged chunk from `number` whose slot this rank uses.
     fn past_unused_slots(&self, number: u64) -> u64 {
         let Identity { rank, .. } = self.shared.identity;
         let local = self.shared.identity.local();
@@ -156,9 +157,8 @@ impl Driver {
         (number..self.next_stage).find(|number| !unused(number)).unwrap_or(self.next_stage)
     }
 
-    /// Wakes the owners of chunks from `from` on that lack nobody's contribution any more, and whose
-    /// turn it is.
-    fn tell(&self, from: u64) {
+    /// Wakes the owners of chunks from `from` to which all ranks have contributed.
+    fn notify_owners(&self, from: u64) {
         let channels = self.shared.identity.channels.min(self.shm.shape().locals);
         if from == self.next_stage || self.shm.shape().locals == 1 {
             return;
@@ -174,10 +174,10 @@ impl Driver {
                     round = true;
                     continue;
                 }
-                ReduceAlgorithm::LastArriver => continue, // He rings himself.
+                ReduceAlgorithm::LastArriver => continue, // It notifies the others itself.
                 ReduceAlgorithm::Owner | ReduceAlgorithm::Undecided => {}
             }
-            // A lone contribution waits for nobody else's.
+            // A single contribution waits for no other.
             if number < ready || chunk.source == Ranks::One(self.shared.identity.rank) {
                 let owner = self.shared.identity.owner_of(chunk.index);
                 if told & (1 << owner) == 0 {
@@ -198,7 +198,7 @@ impl Driver {
         self.is_free(number, self.shm.shape().slots as u64)
     }
 
-    /// True if nobody uses the slots of the chunk that is so many before this one.
+    /// True if the slots of the chunk `slots` before this one are free.
     pub(super) fn is_free(&mut self, number: u64, slots: u64) -> bool {
         if number >= self.free_below + slots {
             self.free_below = self.shm.released_by_all();
@@ -206,13 +206,13 @@ impl Driver {
         number < self.free_below + slots
     }
 
-    /// True if this rank's contribution goes through a slot.
+    /// True if this rank's contribution uses a slot.
     fn is_copied(&self, at: usize, chunk: &Chunk, owned: bool) -> bool {
         let active = &self.active[at];
         let input = &active.operation.input;
         match chunk.source {
             Ranks::One(_) => true,
-            // The owner reads its own contribution where it is.
+            // The owner reads its own input in place.
             Ranks::All if owned => input.contiguous(chunk.input_offset, chunk.bytes).is_none(),
             Ranks::All => active.registered.input.is_none(),
         }
@@ -221,16 +221,16 @@ impl Driver {
     fn contribute(&self, at: usize, number: u64, chunk: &Chunk) {
         let input = &self.active[at].operation.input;
         let place = match chunk.source {
-            // A lone contribution is the result already.
+            // A single contribution is the result.
             Ranks::One(_) => self.place(number, at, chunk),
             Ranks::All => self.shm.input(self.shared.identity.local(), number),
         };
-        // SAFETY: the slot is free and ours until it is staged (see the segment's protocol), or the
-        // place is the caller's own output; both hold `chunk.bytes`.
+        // SAFETY: the slot is free and exclusive until it is staged (see the segment's protocol),
+        // or the destination is the caller's output; both hold `chunk.bytes`.
         unsafe { gather(input, chunk.input_offset, chunk.bytes, place) };
     }
 
-    /// Copies results to the caller and lets go of their slots, in order.
+    /// Copies results to the caller and releases their slots, in order.
     pub(super) fn deliver(&mut self) -> bool {
         let from = self.next_deliver;
         while self.next_deliver < self.next_stage {
@@ -272,7 +272,8 @@ impl Driver {
         self.next_deliver != from
     }
 
-    /// Says which slots we are through with; wakes those who wait for them if all are.
+    /// Publishes the released slots; wakes the ranks that wait for slots if all ranks have released
+    /// some.
     fn let_go(&mut self) {
         let through = self.past_unused_slots(self.released.max(self.next_deliver));
         if self.released == through {
@@ -284,7 +285,8 @@ impl Driver {
             return;
         }
         self.shm.full_fence();
-        // What others have released changes with every operation: it is looked at for sleepers alone.
+        // The other ranks' counters change with every operation: they are read only if a rank
+        // sleeps.
         let locals = 0..self.shm.shape().locals;
         let asleep = |local| self.shm.sleeps_for(local, WAIT_SLOT);
         if locals.clone().any(asleep) && self.shm.released_by_all() > before {
@@ -303,8 +305,8 @@ impl Driver {
         }
         if !self.is_in_its_place(at, chunk) {
             let place = self.place(number, at, chunk);
-            // SAFETY: the result is published and its slot not yet released by us; the caller's
-            // memory is ours until the operation has ended.
+            // SAFETY: the result is published and its slot not yet released; the caller's memory is
+            // exclusive until the operation ends.
             unsafe { scatter(place, &operation.output, chunk.output_offset, chunk.bytes) };
         }
         operation.output.deliver(chunk.output_offset + chunk.bytes);
@@ -331,7 +333,7 @@ impl Driver {
         }
     }
 
-    /// Where the result of a chunk belongs: in the caller's memory where nobody else needs it.
+    /// Destination of the result of a chunk: the caller's memory if no other rank needs it.
     pub(super) fn place(&self, number: u64, at: usize, chunk: &Chunk) -> *mut u8 {
         if self.active[at].algorithm == ReduceAlgorithm::Ring {
             return self.accumulator(at, number);
@@ -345,7 +347,7 @@ impl Driver {
         self.shm.result(number)
     }
 
-    /// Where what travels in a stage is: a partial sum that is longer than the result has no room in
+    /// Address of the payload of a stage: a partial sum that is longer than the result does not fit
     /// the caller's memory.
     pub(super) fn place_in(&self, stage: Stage, number: u64, at: usize, chunk: &Chunk) -> *mut u8 {
         if stage == Stage::Up && chunk.is_wide() {
@@ -362,7 +364,7 @@ impl Driver {
         Some((at, active.geometry.chunk(index as u32)))
     }
 
-    /// The same by operation and chunk.
+    /// The same, by operation and chunk.
     pub(super) fn find_key(&self, key: (u64, u32)) -> Option<(usize, Chunk, u64)> {
         let at = self.active.iter().position(|active| active.work.sequence == key.0)?;
         let active = &self.active[at];
@@ -376,10 +378,11 @@ pub(super) unsafe fn gather(from: &Buffer, offset: usize, bytes: usize, place: *
     let mut at = place;
     for (memory, count) in from.ranges(offset, bytes) {
         if memory.addr().abs_diff(at.addr()) >= count {
-            // SAFETY: `count` bytes lie in the range and still fit the place, and do not overlap.
+            // SAFETY: `count` bytes are in the range and still fit the destination, and do not
+            // overlap.
             unsafe { hfreduce_kernels::copy_raw(Store::Cached, memory, at, count) };
         } else if memory != at {
-            // SAFETY: the same; memmove, as an output may overlap the input it is made from.
+            // SAFETY: the same; memmove, as an output may overlap its input.
             unsafe { std::ptr::copy(memory, at, count) };
         }
         at = at.wrapping_add(count);
@@ -392,10 +395,10 @@ unsafe fn scatter(place: *const u8, into: &Buffer, offset: usize, bytes: usize) 
     let mut at = place;
     for (memory, count) in into.ranges(offset, bytes) {
         if memory.cast_const() == at {
-            // Made where it belongs.
+            // Written in place.
         } else if bytes >= STREAM_FROM_BYTES {
-            // SAFETY: `count` bytes lie in the range; a result that is not made in the caller's
-            // memory lies in the segment, which is apart from it.
+            // SAFETY: `count` bytes are in the range; a result that is not written in the caller's
+            // memory is in the segment, which does not overlap it.
             unsafe { hfreduce_kernels::copy_raw(Store::Streaming, at, memory, count) };
         } else {
             // SAFETY: as in `gather`.

@@ -1,13 +1,13 @@
-//! Direct connections between two ranks, made when they are first needed.
+//! Point-to-point connections between two ranks, made on demand.
 //!
-//! One connection for each direction, dialled by the sender: so two ranks that begin at once do
-//! not dial each other twice for one purpose, and nobody has to wait for the other's turn. Split by
-//! subject:
-//! - here: the operations that use them, and what their messages wait for;
-//! - `connect`: how they come to be;
-//! - `send` and `receive`: what goes over them, and their end;
-//! - `staging`: payloads between ranks of one node, which go through the segment;
-//! - `shutdown`: the last words.
+//! There is one connection for each direction, dialed by the sender: two ranks that start at the
+//! same time do not dial each other twice for one purpose, and neither waits for the other.
+//! Modules:
+//! - this one: the operations that use the connections, and what their messages wait for;
+//! - `connect`: establishing connections;
+//! - `send` and `receive`: frames and the end of a connection;
+//! - `staging`: payloads between ranks of one node, which use the segment;
+//! - `shutdown`: abort and close.
 
 mod connect;
 mod receive;
@@ -21,19 +21,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Driver;
-use super::connection::Connection;
-use super::transport::Payload;
-use super::wire::{Frame, Head};
-use crate::core::Kind;
-use crate::core::pair::{ANY_RANK, Envelope, PairAction, Pairs, TransferId};
-use crate::core::tree::Violation;
-use crate::error::ErrorKind;
 use crate::operation::{Operation, Transfer};
-use crate::share::Charge;
 use crate::work::WorkState;
+use hfreduce_core::Kind;
+use hfreduce_core::error::ErrorKind;
+use hfreduce_core::matching::{ANY_RANK, Envelope, PairAction, Pairs, TransferId};
+use hfreduce_core::tree::Violation;
+use hfreduce_shm::quota::Charge;
+use hfreduce_transport::connection::Connection;
+use hfreduce_transport::transport::Payload;
+use hfreduce_transport::wire::{Frame, Head};
 
-/// How this rank reaches the others: gives a connection to a rank, before the deadline. Blocking;
-/// it runs on one of a few threads for that.
+/// Dials a rank before the deadline. Blocking; it runs on one of a few threads for that.
 pub type Dial = Arc<dyn Fn(u32, Instant) -> Result<TcpStream, (ErrorKind, String)> + Send + Sync>;
 
 struct OutgoingMessage {
@@ -42,7 +41,7 @@ struct OutgoingMessage {
     sent: usize,
 }
 
-/// What a frame that is gone completes, and the message slot that it leaves.
+/// What the end of a frame completes, and the message slot that it frees.
 #[derive(Debug, Default)]
 struct Note {
     completes: Option<TransferId>,
@@ -52,7 +51,7 @@ struct Note {
 #[derive(Default)]
 struct Outgoing {
     connection: Option<Connection<Note>>,
-    /// It counts among its user's descriptors, as those that come do.
+    /// Counts the connection among its user's descriptors, as accepted ones do.
     _charge: Charge,
     dialing: bool,
     /// Frames that wait for the connection, and messages that wait for their turn.
@@ -68,7 +67,7 @@ struct Incoming {
     connection: Connection<Note>,
     _charge: Charge,
     receiving: Option<(u64, u64)>,
-    /// The offer whose bytes are on their way.
+    /// The offer whose bytes are being received.
     eager: Option<(u64, Envelope)>,
     wants_room: bool,
     left: bool,
@@ -88,16 +87,16 @@ impl P2pOperation {
     }
 }
 
-/// True for operations that all ranks count.
+/// True for collective operations, which all ranks number alike.
 fn is_collective(work: &WorkState) -> bool {
     !matches!(work.fingerprint.kind, Kind::Send | Kind::Recv)
 }
 
-/// All of them.
+/// All point-to-point connections and the operations that use them.
 pub struct P2p {
     pairs: Pairs,
     operations: BTreeMap<u64, P2pOperation>,
-    /// The numbers of those that all ranks count.
+    /// Sequence numbers of the collective operations.
     collectives: BTreeSet<u64>,
     next: u64,
     outgoing: BTreeMap<u32, Outgoing>,
@@ -109,7 +108,7 @@ pub struct P2p {
 }
 
 impl P2p {
-    /// With no connection yet.
+    /// Without connections.
     pub fn new(dial: Dial) -> Self {
         Self {
             pairs: Pairs::default(),
@@ -124,7 +123,7 @@ impl P2p {
         }
     }
 
-    /// True if there is a connection, or one is being made.
+    /// True if there is a connection, or one is being established.
     pub(super) fn is_connected(&self) -> bool {
         !self.incoming.is_empty() || !self.outgoing.is_empty()
     }
@@ -133,7 +132,7 @@ impl P2p {
         !self.operations.is_empty()
     }
 
-    /// Counts an operation among ours.
+    /// Adds an operation and returns its number.
     pub(super) fn adopt(&mut self, operation: Operation, work: Arc<WorkState>) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -163,7 +162,7 @@ impl P2p {
         self.collectives.first().copied()
     }
 
-    /// What this operation waits for, and for whom if that is known.
+    /// What an operation waits for: a description, and the rank if known.
     pub(super) fn waiting_for(&self, work: &WorkState) -> Option<(String, Option<u32>)> {
         let found = self.operations.values().find(|o| std::ptr::eq(&*o.work, work))?;
         let transfer = found.open().next()?;
@@ -175,7 +174,7 @@ impl P2p {
         Some((format!("{what} rank {}", transfer.peer), Some(transfer.peer)))
     }
 
-    /// The bytes of a short message that we send.
+    /// The bytes of a short outgoing message.
     fn bytes_of(&self, ticket: TransferId) -> Vec<u8> {
         let Some(found) = self.operations.get(&ticket.operation) else { return vec![] };
         let Some(transfer) = found.operation.transfers.get(ticket.transfer) else { return vec![] };
@@ -187,7 +186,7 @@ impl P2p {
         bytes
     }
 
-    /// Copies a short message to where it belongs; false if it is not as long as that.
+    /// Copies a short message to its destination; false if its length differs.
     fn place(&self, ticket: TransferId, bytes: &[u8]) -> bool {
         let Some(found) = self.operations.get(&ticket.operation) else { return false };
         let transfer = found.operation.transfers.get(ticket.transfer);
@@ -197,15 +196,15 @@ impl P2p {
         let mut rest = bytes;
         for (memory, count) in found.operation.output.ranges(transfer.offset, transfer.bytes) {
             let Some((part, others)) = rest.split_at_checked(count) else { return false };
-            // SAFETY: inside the operation's output, which is ours until the operation ends; the
-            // bytes are memory of our own.
+            // SAFETY: inside the operation's output, which is exclusive until the operation ends;
+            // the bytes are local memory.
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), memory, count) };
             rest = others;
         }
         rest.is_empty()
     }
 
-    /// A receive from anybody has found its sender.
+    /// Records the sender that was matched with a receive from any rank.
     fn set_source(&mut self, ticket: TransferId, peer: u32) {
         let Some(found) = self.operations.get_mut(&ticket.operation) else { return };
         if let Some(transfer) = found.operation.transfers.get_mut(ticket.transfer)
@@ -233,13 +232,13 @@ impl Driver {
                 self.violated(peer, why);
                 return;
             }
-            debug_assert!(what.peer != own, "copies to oneself are made before");
+            debug_assert!(what.peer != own, "copies to the own rank are made before");
         }
         if transfers.is_empty() {
             self.complete_p2p(number);
         }
         self.run_p2p_actions();
-        // A message alone has no number among the operations that all ranks count.
+        // A send or receive has no number among the collective operations.
         if !matches!(fingerprint.kind, Kind::Send | Kind::Recv) {
             self.fail_if_peer_closed();
         }
@@ -264,7 +263,7 @@ impl Driver {
                 PairAction::Take { peer, message, ticket } => {
                     let bytes = self.p2p.held.remove(&(peer, message)).unwrap_or_default();
                     if !self.p2p.place(ticket, &bytes) {
-                        let why = format!("message {message} came without its bytes");
+                        let why = format!("the bytes of message {message} are missing");
                         self.violated(peer, Violation::Protocol(why));
                         return;
                     }
@@ -303,7 +302,7 @@ impl Driver {
             use std::sync::atomic::Ordering;
             self.shared.counters.operations.fetch_add(1, Ordering::Relaxed);
             self.shared.recorder.finished(done.work.flight, false, Instant::now());
-            // A message by itself has the number of the collective that comes after it.
+            // A send or receive has the number of the collective that follows it.
             if is_collective(&done.work) {
                 self.p2p.collectives.remove(&done.work.sequence);
                 self.publish_ended();

@@ -1,7 +1,7 @@
-//! Where partial sums of neighbours wait: a slot for every frame of a window.
+//! Pools of partial sums of neighbors: a slot for every frame of a window.
 
-use crate::core::credit::CLASSES;
-use crate::core::tree::Partial;
+use hfreduce_core::credit::CLASSES;
+use hfreduce_core::tree::Partial;
 
 /// By link and class, as many slots as a window has frames.
 #[derive(Debug)]
@@ -11,16 +11,16 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// For so many links.
+    /// Pools for this many links.
     pub fn new(links: usize, window: u32, slot_bytes: usize) -> Self {
-        // Zeroed memory of this size comes from the kernel untouched: it costs nothing until used.
+        // Zeroed memory of this size is not touched until it is used.
         let pool = |_| vec![0; window as usize * slot_bytes];
         let memory = (0..links).map(|_| std::array::from_fn(pool)).collect();
         Self { memory, slot_bytes }
     }
 
-    /// A slot, to read. Connections write and kernels read, never both at once: the core's accounting
-    /// of slots sees to that.
+    /// Address of a slot, to read. Connections write and kernels read, never at the same time: the
+    /// core's accounting of slots guarantees that.
     pub fn place(&self, partial: &Partial) -> *const u8 {
         let at = self.offset(partial);
         self.memory[partial.link][partial.class].as_ptr().wrapping_add(at)

@@ -1,11 +1,11 @@
-//! Which communicator's chunks go first, where a process has several.
+//! Priority between the communicators of a process.
 //!
-//! Every operation along the trees is counted by the level of its communicator, for all communicators
-//! that one user has in the process (see [`Share`](crate::Share)).
-//! A driver that would begin a chunk while a higher level has something under way holds it back,
-//! until that has ended, and [`HELD`] at most: ranks whose operations wait for each other crosswise
-//! lose that once, not for each chunk, and a stream of short operations leaves the others a window of
-//! chunks each time. What has begun goes on. Only the time of chunks depends on it, no bit.
+//! Every operation along the trees is counted at the level of its communicator, for all
+//! communicators that one user has in the process (see [`Share`](crate::Share)). A driver does not
+//! start a chunk while operations of a higher level are in progress, for at most [`HELD`]: ranks
+//! whose operations wait for each other crosswise lose that time once, not for each chunk, and a
+//! stream of short operations leaves the others a window of chunks each time. Started chunks
+//! continue. Priorities change the timing of chunks only, never the result.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,31 +15,37 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Shared, lock};
+use hfreduce_shm::lock;
 
-/// How long a chunk is held back at most.
+/// A driver that can be woken from any thread.
+pub trait Wake: Send + Sync {
+    /// Wakes the driver.
+    fn wake(&self);
+}
+
+/// Maximum time for which a chunk is held back.
 pub const HELD: Duration = Duration::from_millis(10);
 
-/// The level of a communicator.
+/// Priority level of a communicator.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Priority {
-    /// After all others.
+    /// After all other levels.
     Low,
-    /// Unless somebody says otherwise.
+    /// The default.
     #[default]
     Normal,
-    /// Before all others.
+    /// Before all other levels.
     High,
 }
 
 impl Priority {
-    /// Lowest first.
+    /// All levels, lowest first.
     pub const ALL: [Priority; 3] = [Priority::Low, Priority::Normal, Priority::High];
 
-    /// Its name in settings.
+    /// The name in settings.
     pub fn name(self) -> &'static str {
         match self {
             Self::Low => "low",
@@ -55,9 +61,9 @@ impl fmt::Display for Priority {
     }
 }
 
-/// A word that is no level.
+/// A priority that is not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("low, normal or high")]
+#[error("expected low, normal or high")]
 pub struct NoPriority;
 
 impl FromStr for Priority {
@@ -68,23 +74,23 @@ impl FromStr for Priority {
     }
 }
 
-/// What the communicators of a user tell each other.
+/// Operations in progress at each level, of all communicators of a user.
 #[derive(Debug, Default)]
 pub struct PriorityLevels {
-    /// Operations under way, by level.
+    /// Operations in progress, by level.
     under_way: [AtomicUsize; 3],
     /// Operations above the lowest level that have ended.
     ended: AtomicU64,
     /// Drivers that hold chunks back.
-    waiting: Mutex<Vec<Weak<Shared>>>,
+    waiting: Mutex<Vec<Weak<dyn Wake>>>,
 }
 
-/// An operation that is under way as long as this exists.
+/// An operation that is in progress as long as this value exists.
 #[derive(Debug)]
 pub struct UnderWay(Arc<PriorityLevels>, Priority);
 
 impl PriorityLevels {
-    /// An operation of this level begins.
+    /// Counts an operation of this level.
     pub fn begin(self: &Arc<Self>, level: Priority) -> UnderWay {
         self.under_way[level as usize].fetch_add(1, Ordering::SeqCst);
         UnderWay(self.clone(), level)
@@ -107,21 +113,21 @@ impl Drop for UnderWay {
         if last {
             for shared in std::mem::take(&mut *lock(&priority_levels.waiting)) {
                 if let Some(shared) = shared.upgrade() {
-                    shared.notify();
+                    shared.wake();
                 }
             }
         }
     }
 }
 
-/// One driver's side of it.
+/// Gate of one driver.
 #[derive(Debug)]
 pub struct PriorityGate {
     level: Priority,
     held: Duration,
-    /// Since when chunks are held back.
+    /// Since when chunks have been held back.
     since: Option<Instant>,
-    /// They were for long enough: as long as nothing above has ended since, they go on.
+    /// The maximum time has passed: chunks continue until an operation of a higher level ends.
     through: Option<u64>,
 }
 
@@ -131,11 +137,12 @@ impl PriorityGate {
         Self { level, held, since: None, through: None }
     }
 
-    /// Until when no chunk may begin; `None`: they may. `call` is rung when that changes before.
-    pub fn held_until(
+    /// Until when no chunk may start; `None`: chunks may start. `call` is woken if that changes
+    /// earlier.
+    pub fn held_until<W: Wake + 'static>(
         &mut self,
         priority_levels: &PriorityLevels,
-        call: &Arc<Shared>,
+        call: &Arc<W>,
     ) -> Option<Instant> {
         if !priority_levels.is_one_above(self.level) {
             (self.since, self.through) = (None, None);
@@ -144,11 +151,12 @@ impl PriorityGate {
         let now = Instant::now();
         self.look(priority_levels, now)?;
         let mut waiting = lock(&priority_levels.waiting);
-        if !waiting.iter().any(|other| std::ptr::eq(other.as_ptr(), Arc::as_ptr(call))) {
-            waiting.push(Arc::downgrade(call));
+        if !waiting.iter().any(|other| std::ptr::addr_eq(other.as_ptr(), Arc::as_ptr(call))) {
+            let call: Weak<W> = Arc::downgrade(call);
+            waiting.push(call);
         }
         drop(waiting);
-        // The last one may have ended before it could see that we wait.
+        // The last operation may have ended before this driver was registered.
         self.look(priority_levels, now)
     }
 

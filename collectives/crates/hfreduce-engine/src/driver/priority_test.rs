@@ -1,4 +1,4 @@
-//! Who is held back and for how long, on a clock of the test's own.
+//! Tests of priorities, on a simulated clock.
 
 use super::*;
 
@@ -9,13 +9,13 @@ fn turn(level: Priority) -> PriorityGate {
 }
 
 #[test]
-fn whoever_has_something_above_is_held_back_until_it_ends() {
+fn chunks_are_held_back_until_higher_operations_end() {
     let (priority_levels, now) = (Arc::new(PriorityLevels::default()), Instant::now());
     let (mut low, mut normal, mut high) =
         (turn(Priority::Low), turn(Priority::Normal), turn(Priority::High));
     let operation = priority_levels.begin(Priority::Normal);
     assert_eq!(low.look(&priority_levels, now), Some(now + HELD));
-    assert_eq!(normal.look(&priority_levels, now), None, "its own level");
+    assert_eq!(normal.look(&priority_levels, now), None, "the same level");
     assert_eq!(high.look(&priority_levels, now), None);
     let higher = priority_levels.begin(Priority::High);
     assert_eq!(normal.look(&priority_levels, now), Some(now + HELD));
@@ -42,7 +42,7 @@ fn a_stream_of_short_operations_leaves_a_window_each_time() {
     let (priority_levels, start) = (Arc::new(PriorityLevels::default()), Instant::now());
     let (mut low, mut through) = (turn(Priority::Low), 0);
     for ms in 0..100 {
-        // One begins before the other ends.
+        // One operation starts before the other ends.
         let before = priority_levels.begin(Priority::High);
         through += u32::from(low.look(&priority_levels, start + ms * MS).is_none());
         let _next = priority_levels.begin(Priority::High);

@@ -1,20 +1,20 @@
-//! One owned chunk: from inputs, wherever they are, to results, wherever they belong.
+//! Reduction of one owned chunk, from the inputs of all ranks to every destination of its result.
 
 use hfreduce_kernels::{Pass, Store, Width};
 
 use super::Driver;
 use super::node::STREAM_FROM_BYTES;
-use crate::core::tree::Partial;
-use crate::core::{Chunk, Ranks, Stage};
-use crate::error::{AbortReason, ErrorKind};
-use crate::operation::{DType, ReduceOp};
-use crate::shm::Registered;
+use hfreduce_core::error::{AbortReason, ErrorKind};
+use hfreduce_core::tree::Partial;
+use hfreduce_core::{Chunk, Ranks, Stage};
+use hfreduce_core::{DType, ReduceOp};
+use hfreduce_shm::segment::Registered;
 
-/// What is combined at a time before it goes to several places: it stays in the nearest cache but
-/// one, beside as much of every input.
+/// Bytes that are reduced at a time before they are copied to several destinations: they stay in
+/// the second-level cache, next to the same amount of every input.
 const SCRATCH_BYTES: usize = 16 << 10;
 
-/// Memory for that, which begins at a page: no line of it is loaded in two halves.
+/// Page-aligned memory for that: no cache line is loaded in two halves.
 #[derive(Debug)]
 pub(super) struct Scratch(Vec<Page>);
 
@@ -30,19 +30,20 @@ impl Default for Scratch {
     }
 }
 
-/// Where a result belongs.
+/// A destination of a result.
 #[derive(Debug, Clone, Copy)]
 struct Target {
     place: *mut u8,
-    /// Nobody of the engine's reads it again.
+    /// The engine does not read the result from it again.
     last: bool,
 }
 
 impl Driver {
-    /// Combines what all have contributed, and writes it to all places that we write to.
+    /// Reduces the contributions of all ranks and writes the result to every destination that this
+    /// rank writes.
     pub(super) fn reduce(&mut self, at: usize, chunk: &Chunk, number: u64, partials: &[Partial]) {
         if chunk.source != Ranks::All || chunk.bytes == 0 {
-            return; // A lone contribution was put there when it was staged.
+            return; // A single contribution was stored when it was staged.
         }
         let own = self.shared.identity.local();
         let fingerprint = self.active[at].operation.fingerprint;
@@ -94,9 +95,9 @@ impl Driver {
             divisor,
         };
         // SAFETY: every input was contributed and stays until its slot is released or its operation
-        // ends, every partial sum sits in a slot of the pool; each holds what the chunk has there. The targets
-        // are ours: a free slot, or memory that its rank has given for this result. They are inputs
-        // of this very chunk, element by element, or apart from all of them.
+        // ends, every partial sum is in a slot of the pool; each holds the bytes of the chunk. The
+        // destinations are exclusive: a free slot, or memory that its rank has registered for this
+        // result. They are inputs of this chunk, element by element, or do not overlap any input.
         let done = unsafe { self.scratch.run(&pass, &targets) };
         if in_place {
             self.shm.end_peer_access(own);
@@ -107,7 +108,7 @@ impl Driver {
         }
     }
 
-    /// Where the contribution of a local rank is read; `None` if it registered what is not there.
+    /// Address of a local rank's contribution; `None` if it registered invalid memory.
     fn input_of(&self, at: usize, local: usize, number: u64, chunk: &Chunk) -> Option<*const u8> {
         let own = self.shared.identity.local();
         let direct = self.active[at].operation.input.contiguous(chunk.input_offset, chunk.bytes);
@@ -123,8 +124,8 @@ impl Driver {
         }
     }
 
-    /// The memory of callers into which this result is written by us: registered ones, and our own
-    /// if `own_too`. An error names a rank that registered what is not there.
+    /// The memory of callers into which this rank writes the result: registered buffers, and its
+    /// own if `own_too`. An error names a rank that registered invalid memory.
     fn final_targets(
         &self,
         at: usize,
@@ -151,8 +152,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Copies a result from its slot to the registered memory of this node's ranks; false if all has
-    /// ended meanwhile.
+    /// Copies a result from its slot to the registered memory of this node's ranks; false after an
+    /// abort.
     pub(super) fn spread(&mut self, at: usize, chunk: &Chunk, number: u64) -> bool {
         if chunk.source != Ranks::All || self.shm.shape().locals == 1 || chunk.bytes == 0 {
             return true;
@@ -172,7 +173,8 @@ impl Driver {
         }
         let result = self.shm.result(number);
         for target in &targets {
-            // SAFETY: the slot holds the result, the target was given for it; they are apart.
+            // SAFETY: the slot holds the result, the destination was registered for it; they do not
+            // overlap.
             unsafe { target.fill(result, 0, chunk.bytes, chunk.bytes >= STREAM_FROM_BYTES) };
         }
         self.shm.end_peer_access(own);
@@ -181,10 +183,10 @@ impl Driver {
 }
 
 impl Target {
-    /// Copies `bytes` bytes to `offset` bytes behind the target's beginning.
+    /// Copies `bytes` bytes to `offset` in the destination.
     ///
     /// # Safety
-    /// Both must hold them and lie apart.
+    /// Both must hold that many bytes and not overlap.
     unsafe fn fill(&self, from: *const u8, offset: usize, bytes: usize, streams: bool) {
         let store = if streams { Store::Streaming } else { Store::Cached };
         // SAFETY: the caller's promise.
@@ -193,11 +195,12 @@ impl Target {
 }
 
 impl Scratch {
-    /// Runs a pass into several places at once: piece by piece, each read from memory once.
+    /// Runs a kernel with several destinations: in pieces, each read from memory once.
     ///
     /// # Safety
-    /// As for [`Pass::run`] for each target as its output, which may also begin where any input does.
-    /// Where there are several, or one of a caller's, the pass has no wide inputs or output.
+    /// As for [`Pass::run`] for each destination as its output, which may also start where any
+    /// input does. With several destinations, or one of a caller's, the pass has no wide inputs or
+    /// output.
     unsafe fn run(
         &mut self,
         pass: &Pass<'_>,
@@ -216,7 +219,7 @@ impl Scratch {
         let scratch: *mut u8 = self.0.as_mut_ptr().cast();
         let size = pass.dtype.size_bytes();
         let (bytes, mut inputs) = (pass.numel * size, pass.inputs.to_vec());
-        // What was read just now is in the caches, and cheaper written there than past them.
+        // Inputs that were just read are in the caches, and writing them there is cheaper.
         let streams = |target: &Target| {
             let read = pass.inputs.contains(&target.place.cast_const());
             target.last && bytes >= STREAM_FROM_BYTES && !read
@@ -225,10 +228,11 @@ impl Scratch {
         while offset < bytes {
             let piece = (bytes - offset).min(SCRATCH_BYTES);
             let part = Pass { inputs: &inputs, output: scratch, numel: piece / size, ..*pass };
-            // SAFETY: this piece of all inputs has been promised; the scratch memory is ours.
+            // SAFETY: this piece of all inputs is valid (the caller's promise); the scratch memory
+            // is exclusive.
             unsafe { part.run(Store::Cached)? };
             for target in targets {
-                // SAFETY: the target holds this piece, and no input needs it any more.
+                // SAFETY: the destination holds this piece, and no input needs it any more.
                 unsafe { target.fill(scratch, offset, piece, streams(target)) };
             }
             inputs.iter_mut().for_each(|input| *input = input.wrapping_add(piece));

@@ -1,43 +1,42 @@
-//! A sum that goes round: where ranks share processors, each in turn adds its contribution to the
-//! one sum of a chunk, instead of copying it to where an owner adds them all.
+//! Ring accumulation: where ranks share CPUs, the ranks of a node add their inputs in turn to one
+//! accumulator per chunk, instead of copying them to an owner that reduces them all.
 //!
 //! ```text
 //! rank 0   waits for the slot, copies its contribution into it    ─▶ rank 1
 //! rank r   waits for rank r - 1, adds its contribution            ─▶ rank r + 1
 //! last     the same, divides for an average                       ─▶ everybody copies the result
 //! ```
-//! Ranks that share processors run one after another anyway. What they have under way is then one
-//! slot a chunk instead of one for every rank, which stays in the nearest caches. The order of the
-//! additions is the same as an owner's, and so are the bits: sums of short types stay wide until the
-//! last rank rounds them.
+//! Ranks that share CPUs run one after another anyway. The data in use is then one slot per chunk
+//! instead of one per rank, which stays in the nearest caches. The order of additions is that of an
+//! owner, and so are the bits: sums of short types stay wide until the last rank rounds them.
 //!
-//! Whether an operation goes round is rank 0's choice: it does if the memory of rank 0 is not
-//! registered. The others read that from the segment before they contribute.
+//! Rank 0 decides whether an operation uses the ring: it does unless the memory of rank 0 is
+//! registered. The other ranks read the decision from the segment before they contribute.
 //!
-//! Who waits for its turn sleeps for that alone while somebody before it holds a chunk that it lacks:
-//! its turn comes without any more slots, and results of the same operation can wait for it. So a rank is woken about once
-//! for each part of the slots that is handed on at a time.
+//! A rank that waits for its turn sleeps until then, while an earlier rank holds a chunk that it
+//! lacks: its turn comes without more slots, and results of the same operation can wait. So a rank
+//! is woken about once for each segment of slots that is passed on.
 
 use hfreduce_kernels::{Pass, Store, Width};
 
 use super::node::gather;
 use super::{Active, Driver, ReduceAlgorithm};
-use crate::core::{Chunk, Determinism, Fingerprint};
-use crate::error::{AbortReason, ErrorKind};
-use crate::operation::{DType, ReduceOp};
-use crate::shm::{REGISTERED_MAX, Registered, WAIT_END, WAIT_RESULT, WAIT_TURN};
+use hfreduce_core::error::{AbortReason, ErrorKind};
+use hfreduce_core::{Chunk, Determinism, Fingerprint};
+use hfreduce_core::{DType, ReduceOp};
+use hfreduce_shm::segment::{REGISTERED_MAX, Registered, WAIT_END, WAIT_RESULT, WAIT_TURN};
 
-/// Below this all contributions fit the caches side by side, and their ranks need not wait for each
-/// other.
+/// Below this size all inputs fit the caches together, and ranks need not wait for each other.
 const RING_FROM_BYTES: u64 = 1 << 20;
-/// The slots are handed on in so many parts, so that several ranks are at work.
+/// Number of segments into which the slots are divided, so that several ranks work at the same
+/// time.
 const PARTS: u64 = 8;
-/// Chunks of a part at least: for one alone the next rank is not woken.
+/// Minimum number of chunks per segment: the next rank is not woken for a single chunk.
 const PART_MIN: u64 = 2;
 
 impl Driver {
-    /// If an operation may go round, the bytes of its partial sums for each of its elements' bytes;
-    /// every rank of the node says the same.
+    /// If an operation may use the ring, the size of its partial sums relative to its elements;
+    /// equal on all ranks of the node.
     pub(super) fn ring_widening(&self, fingerprint: &Fingerprint) -> Option<usize> {
         let large = fingerprint.kind.reduces() && fingerprint.size_bytes() >= RING_FROM_BYTES;
         let dtype = DType::from_code(fingerprint.dtype)
@@ -46,8 +45,7 @@ impl Driver {
         Some(if widens { dtype.wide().size_bytes() / dtype.size_bytes() } else { 1 })
     }
 
-    /// Whether the operation of the next chunk to contribute to goes round; `None` while rank 0 has
-    /// not said so.
+    /// Whether the operation of the next chunk uses the ring; `None` until rank 0 has decided.
     pub(super) fn uses_ring(&mut self, at: usize) -> Option<bool> {
         let Active { algorithm, ordinal, ref work, .. } = self.active[at];
         let sequence = work.sequence;
@@ -59,7 +57,7 @@ impl Driver {
         };
         let chosen = match said {
             Some(said) => said.input.is_none(),
-            // There were too many operations when it began.
+            // Too many operations were in progress when it started.
             None if local == 0 && at < REGISTERED_MAX => {
                 self.shm.register(0, ordinal, sequence, Registered::default());
                 true
@@ -76,7 +74,7 @@ impl Driver {
         Some(chosen)
     }
 
-    /// Contributes to a chunk that goes round; false if it is not our turn.
+    /// Contributes to a chunk of the ring; false if it is not this rank's turn.
     pub(super) fn take_turn(&mut self, at: usize, number: u64, chunk: &Chunk) -> bool {
         match self.shared.identity.local().checked_sub(1) {
             None if !self.is_free(number, self.slots_in_use(at)) => {
@@ -92,15 +90,15 @@ impl Driver {
         }
     }
 
-    /// How many sums of such an operation may be under way. A short one goes round where results are:
-    /// one that came back to the same few slots finds them in the nearest caches.
+    /// Number of accumulators of an operation. A short operation uses the result slots: reusing the
+    /// same few slots keeps them in the nearest caches.
     fn slots_in_use(&self, at: usize) -> u64 {
         let shape = self.shm.shape();
         let short = self.active[at].geometry.chunks() as usize <= shape.slots;
         (if short { shape.slots } else { shape.ring_slots }) as u64
     }
 
-    /// Where the sum of one of its chunks is.
+    /// Address of the accumulator of a chunk.
     pub(super) fn accumulator(&self, at: usize, number: u64) -> *mut u8 {
         match self.slots_in_use(at) > self.shm.shape().slots as u64 {
             true => self.shm.ring_slot(number),
@@ -108,7 +106,7 @@ impl Driver {
         }
     }
 
-    /// Adds our contribution to the sum, or begins it.
+    /// Adds this rank's input to the accumulator, or initializes it.
     fn add(&mut self, at: usize, number: u64, chunk: &Chunk) -> bool {
         let identity = &self.shared.identity;
         let (local, last) = (identity.local(), identity.locals().len() - 1);
@@ -124,15 +122,16 @@ impl Driver {
         let sum = self.accumulator(at, number);
         let input = &operation.input;
         if local == 0 && !widens {
-            // SAFETY: the slot is free and ours until this chunk is staged; it holds `chunk.bytes`.
+            // SAFETY: the slot is free and exclusive until this chunk is staged; it holds
+            // `chunk.bytes`.
             unsafe { gather(input, chunk.input_offset, chunk.bytes, sum) };
             return true;
         }
         let own = input.contiguous(chunk.input_offset, chunk.bytes).unwrap_or_else(|| {
-            // Not in a slot: whoever waits for his turn waits for nothing else.
+            // Not in a slot: a rank that waits for its turn waits for nothing else.
             self.pieces.resize(self.shm.shape().slot_bytes, 0);
             let place = self.pieces.as_mut_ptr();
-            // SAFETY: ours, and as long as a slot, which holds the chunk.
+            // SAFETY: exclusive, and as long as a slot, which holds the chunk.
             unsafe { gather(input, chunk.input_offset, chunk.bytes, place) };
             place
         });
@@ -154,9 +153,10 @@ impl Driver {
             numel: chunk.bytes / dtype.size_bytes(),
             divisor: if divides { identity.placement.world_size() as u64 } else { 1 },
         };
-        // SAFETY: the rank before us has handed the sum on, or the slot is free: it is ours until we
-        // stage this chunk, and holds its partial sum (see `begin`). Our contribution is the caller's
-        // memory, or ours. The output is the first of `inputs` or of `wide`, or apart from both.
+        // SAFETY: the previous rank has passed the accumulator on, or the slot is free: it is
+        // exclusive until this chunk is staged, and holds the partial sum (see `begin`). The input
+        // is the caller's memory, or a local buffer. The output is the first of `inputs` or of
+        // `wide`, or overlaps neither.
         if let Err(error) = unsafe { pass.run(Store::Cached) } {
             let rank = self.shared.identity.rank;
             self.fail(AbortReason::new(ErrorKind::Invalid, rank, error.to_string()), None);
@@ -165,12 +165,12 @@ impl Driver {
         true
     }
 
-    /// True if so many chunks are worth a call of the next rank while we go on.
+    /// True if this many chunks are worth waking the next rank while this one continues.
     pub(super) fn fills_segment(&self, at: usize, chunks: u64) -> bool {
         chunks >= (self.slots_in_use(at) / PARTS).max(PART_MIN)
     }
 
-    /// After we staged chunks that go round, and announced it: calls whoever waits for them.
+    /// Notifies the waiting ranks after chunks of the ring were staged and fenced.
     pub(super) fn notify_next(&self) {
         let next = self.shared.identity.local() + 1;
         if next < self.shm.shape().locals {
@@ -181,22 +181,22 @@ impl Driver {
         }
     }
 
-    /// True if the result of a chunk that goes round is there; false, with everything at an end, if
-    /// the last rank runs something else.
+    /// True if the result of a chunk is available; false, after a failure, if the last rank runs
+    /// another operation.
     pub(super) fn is_ring_reduced(&mut self, at: usize, number: u64) -> bool {
         let last = self.shm.shape().locals - 1;
         last == self.shared.identity.local()
             || self.shm.staged(last) > number && self.verify(at, last)
     }
 
-    /// True if our turn comes whether we take results or not, and nobody waits for those meanwhile: they
-    /// are of the operation that we still have to contribute to.
+    /// True if this rank's turn comes whether it takes results or not, and no rank waits for those:
+    /// they belong to the operation that it still has to contribute to.
     pub(super) fn turn_is_certain(&self) -> bool {
         let oldest = self.active.front().is_some_and(|active| self.next_stage < active.end());
         self.wants_turn && oldest && self.shm.staged(0) > self.next_stage
     }
 
-    /// Who keeps the next result from coming, in words.
+    /// The rank that delays the next result, with a description.
     pub(super) fn waiting_for_ring(&self) -> (String, Option<u32>) {
         let ranks = self.shared.identity.locals();
         let late = |local: &usize| self.shm.staged(*local) <= self.next_deliver;
@@ -212,9 +212,9 @@ impl Driver {
     }
 }
 
-/// True if partial sums are in a wider type than the elements, so that each is rounded once: as an
-/// owner's are. An owner's pass begins with the inputs and ends with what is wide; additions and
-/// multiplications are the same bits the other way round. `None`: no such operation.
+/// True if partial sums are wider than the elements, so that each is rounded once, as an owner's
+/// are. An owner's pass starts with the inputs and ends with the wide sums; additions and
+/// multiplications have the same bits in either order. `None`: invalid operation.
 fn widens(fingerprint: &Fingerprint) -> Option<bool> {
     let (dtype, op) = (DType::from_code(fingerprint.dtype)?, ReduceOp::from_code(fingerprint.op)?);
     Some(Determinism { stable: false, wide: true }.of(fingerprint.kind, dtype, op).wide)

@@ -1,47 +1,48 @@
-//! What callers and the driver share without the driver's lock.
+//! State that callers and the driver share outside the driver's lock.
 
 use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::fd::OwnedFd;
 
-use super::poller;
-use super::priority::Priority;
-use crate::core::{Determinism, Kind};
-use crate::error::{AbortReason, CollectiveError, ErrorKind};
-use crate::flight::Recorder;
+use super::priority::{Priority, Wake};
 use crate::operation::Operation;
-use crate::placement::Placement;
-use crate::share::{Charge, Share};
+use crate::share::Share;
 use crate::work::{Waiters, WorkState};
+use hfreduce_core::error::{AbortReason, CollectiveError, ErrorKind};
+use hfreduce_core::placement::Placement;
+use hfreduce_core::{Determinism, Kind};
+use hfreduce_shm::flight::Recorder;
+use hfreduce_shm::quota::Charge;
+use hfreduce_transport::poller;
 
-/// Who this rank is.
+/// Identity of this rank.
 #[derive(Debug)]
 pub struct Identity {
     /// The job, for messages.
     pub job: String,
     /// This rank.
     pub rank: u32,
-    /// Where everybody is.
+    /// Placement of all ranks.
     pub placement: Placement,
-    /// How many ranks of each node own a channel.
+    /// Number of ranks of each node that own a channel.
     pub channels: usize,
-    /// Silence after which a peer counts as stopped.
+    /// Silence after which a peer is considered stopped.
     pub liveness: Duration,
-    /// The ranks share processors and are the only node: large sums go round.
+    /// Large reductions use the ring: the ranks share CPUs and are on one node.
     pub ring_accumulation: bool,
-    /// What its operations promise about bits.
+    /// Determinism modes of its operations.
     pub determinism: Determinism,
-    /// By rank: a daemon runs its part.
+    /// By rank: true if a daemon runs it.
     pub served: Vec<bool>,
-    /// Whose chunks go first, of the communicators with the same share.
+    /// Priority among the communicators with the same share.
     pub priority: Priority,
-    /// What it shares with its user's other ranks here.
+    /// Resources shared with its user's other ranks in this process.
     pub share: Arc<Share>,
-    /// How long ours wait for others' at most.
+    /// Maximum time for which chunks are held back.
     pub held_back: Duration,
     /// Interface and address that other nodes try first; empty if there are none.
     pub reached_at: String,
@@ -63,48 +64,49 @@ impl Identity {
         self.placement.local_of(self.rank)
     }
 
-    pub(super) fn owner_of(&self, chunk: u32) -> usize {
+    pub fn owner_of(&self, chunk: u32) -> usize {
         (chunk as usize / 2) % self.channels
     }
 }
 
-/// What this rank did, for people and tests.
+/// Counters of this rank.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Operations completed.
     pub operations: AtomicU64,
     /// Chunks delivered.
     pub chunks: AtomicU64,
-    /// Times we slept.
+    /// Times the driver has slept.
     pub sleeps: AtomicU64,
-    /// Times our chunks were held back, because another communicator's go first.
+    /// Times that chunks were held back for another communicator.
     pub held_back: AtomicU64,
-    /// Times we rang another rank's doorbell.
+    /// Times this rank has notified another rank's doorbell.
     pub wakeups: AtomicU64,
     /// TCP connections along the trees.
     pub streams: AtomicU64,
     /// Bytes sent along the trees.
     pub sent_bytes: AtomicU64,
-    /// Those of them that the receiver copied from our segment.
+    /// Of those, bytes that the receiver has copied from this rank's segment.
     pub mapped_bytes: AtomicU64,
-    /// Bytes of messages that went to other ranks of this node through the segment.
+    /// Bytes of messages to other ranks of the node that used the segment.
     pub staged_bytes: AtomicU64,
     /// Bytes received along the trees.
     pub received_bytes: AtomicU64,
     /// Connections refused at the port.
     pub refused: AtomicU64,
-    /// Bytes of this rank's own buffers that allreduces have summed.
+    /// Bytes of this rank's buffers that allreduces have reduced.
     pub reduced_bytes: AtomicU64,
-    /// Bytes of this rank's registered buffers that were combined in place.
+    /// Bytes of this rank's registered buffers that were reduced in place.
     pub in_place_bytes: AtomicU64,
-    /// Bytes of this rank's own buffers that were added in turn with the others'.
+    /// Bytes of this rank's buffers that were reduced by ring accumulation.
     pub ring_bytes: AtomicU64,
-    /// Time during which at least one allreduce was under way, from the call to its end.
+    /// Time during which at least one allreduce was in progress, from the call to its end.
     pub reducing_nanoseconds: AtomicU64,
 }
 
 impl Counters {
-    /// One has ended. Overlapping ones count their common time once: the last ended at `until`.
+    /// Counts a completed operation. The common time of overlapping ones counts once: the last one
+    /// ended at `until`.
     pub fn count_allreduce(&self, done: &WorkState, until: &mut Option<Instant>, now: Instant) {
         let fingerprint = &done.fingerprint;
         if fingerprint.kind != Kind::Allreduce {
@@ -121,49 +123,50 @@ impl Counters {
 
 /// A call on its way to the driver.
 pub struct Submission {
-    /// What to do.
+    /// The operation.
     pub operation: Operation,
     /// The caller's handle.
     pub work: Arc<WorkState>,
 }
 
-/// What callers and the driver share without the driver's lock.
+/// State that callers and the driver share outside the driver's lock.
 pub struct Shared {
-    /// Who we are.
+    /// Identity of this rank.
     pub identity: Identity,
-    /// Calls not yet seen by the driver.
+    /// Calls that the driver has not taken.
     pub submissions: Mutex<VecDeque<Submission>>,
-    /// Connections admitted by the port, not yet seen by the driver.
+    /// Connections that the port has admitted and the driver has not taken.
     pub admitted: Mutex<Vec<(u32, TcpStream, Charge)>>,
-    /// Connections that this rank dialled, or why it could not.
+    /// Connections that this rank has dialed, or the reason of the failure.
     pub dialed: Mutex<Vec<(u32, Result<TcpStream, AbortReason>)>>,
-    /// An abort asked for by the caller, or by whoever moves the memory of an operation.
+    /// An abort requested by the caller, or by the thread that copies the memory of an operation.
     pub abort_asked: Mutex<Option<(ErrorKind, String)>>,
-    /// Something is in one of the four above.
+    /// One of the four above is not empty.
     pub pending: AtomicBool,
-    /// The process that we serve has said something.
+    /// The client process has sent a message.
     pub client_ready: AtomicBool,
-    /// Our doorbell.
+    /// Doorbell of this rank.
     pub doorbell: OwnedFd,
     /// Threads that wait while another one drives.
     pub waiters: Waiters,
-    /// The first cause, once broken.
+    /// The first abort reason, once broken.
     pub broken: OnceLock<AbortReason>,
-    /// The first collective operation that did not end here; `u64::MAX` while all do.
+    /// The first collective operation that did not complete here; `u64::MAX` while all do.
     pub first_unended: AtomicU64,
     /// Counters.
     pub counters: Counters,
-    /// What this rank did last.
+    /// The flight recorder.
     pub recorder: Arc<Recorder>,
 }
 
-/// A lock that a panic elsewhere does not take away from us.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+impl Wake for Shared {
+    fn wake(&self) {
+        self.notify();
+    }
 }
 
 impl Shared {
-    /// Of a rank for which nothing has happened yet.
+    /// State of a new communicator.
     pub fn new(identity: Identity, doorbell: OwnedFd, recorder: Arc<Recorder>) -> Self {
         Self {
             identity,
@@ -187,18 +190,18 @@ impl Shared {
         self.identity.placement.node_name(self.identity.rank)
     }
 
-    /// Tells the driver, wherever it sleeps, to look.
+    /// Wakes the driver.
     pub fn notify(&self) {
         self.pending.store(true, Ordering::SeqCst);
         poller::notify(&self.doorbell);
     }
 
-    /// Leaves word for the driver without waking anybody.
+    /// Marks work for the driver without waking it.
     pub fn mark_pending(&self) {
         self.pending.store(true, Ordering::SeqCst);
     }
 
-    /// This operation ends with an error.
+    /// Records that an operation ends with an error.
     pub fn record_unended(&self, work: &WorkState) {
         if !matches!(work.fingerprint.kind, Kind::Send | Kind::Recv) {
             self.first_unended.fetch_min(work.sequence, Ordering::SeqCst);
@@ -209,7 +212,7 @@ impl Shared {
     pub fn error(&self, work: Option<&WorkState>, phase: &str) -> Option<CollectiveError> {
         let cause = self.broken.get()?.clone();
         let identity = &self.identity;
-        // A caller may be here before the driver, which tells the other ranks first.
+        // A caller may be here before the driver, which notifies the other ranks first.
         let record = self.recorder.broke(&cause.encode());
         Some(CollectiveError {
             job: identity.job.as_str().into(),

@@ -1,17 +1,18 @@
-//! How the links along the trees end: with a reason, with leave taken, or without a word.
+//! Shutdown of the tree links: abort with a reason, orderly close, and loss.
 
 use super::Driver;
-use super::wire::{Frame, Head};
+use hfreduce_transport::wire::{Frame, Head};
 
 impl Driver {
-    /// Everything ends: no memory of callers is touched after this; neighbours are told why.
+    /// Aborts the tree links: memory of callers is not accessed after this; neighbors receive the
+    /// reason.
     pub(super) fn flood(&mut self, payload: &[u8], from: Option<usize>) {
         let Some(tree_links) = &mut self.tree_links else { return };
         for (at, link) in tree_links.links.iter_mut().enumerate() {
             link.due.clear();
             link.transport.detach();
             link.transport.forget(&self.poller);
-            // One of several streams may be lost; the others still tell.
+            // One of several streams may be lost; the others are still used.
             if Some(at) != from {
                 let head = Head { payload_bytes: payload.len(), ..Head::bare(Frame::Abort) };
                 link.transport.push_final(&head, payload);
@@ -21,13 +22,13 @@ impl Driver {
         tree_links.finished.clear();
     }
 
-    /// Sends what is left to say; true once all is said or nobody listens.
+    /// Sends final frames; true once all are sent or the peers are gone.
     pub(super) fn flush_final_frames(&mut self) -> bool {
         let mut said = self.p2p.flush_final_frames();
         let Some(tree_links) = &mut self.tree_links else { return said };
         let mut gone = Vec::new();
         for link in &mut tree_links.links {
-            // What is broken listens no more, and is not waited for.
+            // A failed link is not waited for.
             let _ = link.transport.flush(&self.poller, &mut gone);
             said &= link.transport.is_flushed();
         }
@@ -43,13 +44,13 @@ impl Driver {
         self.flush_final_frames();
     }
 
-    /// Bytes that the neighbours' machines have not taken yet.
+    /// Bytes that the neighbors' machines have not acknowledged.
     pub(super) fn unsent_bytes(&self) -> usize {
         let links = self.tree_links.iter().flat_map(|tree_links| &tree_links.links);
         links.map(|link| link.transport.unsent_bytes()).sum()
     }
 
-    /// A link ended; true if that is in order because the peer took leave.
+    /// Retires a link that has ended; true if the peer had closed it.
     pub(super) fn retire_link(&mut self, at: usize) -> bool {
         let Some(tree_links) = &mut self.tree_links else { return true };
         let link = &mut tree_links.links[at];

@@ -1,37 +1,37 @@
-//! The links along the trees, on ranks that own a channel. What carries their frames is behind
-//! [`Transport`].
+//! Links along the trees, on ranks that own a channel. Their frames are carried by a [`Transport`].
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
 use std::sync::atomic::Ordering;
 
-use super::peer_memory::{MappingListener, PeerMemory, is_read_in_place};
-use super::poller::{Poller, Ready};
+use super::peer_memory::is_read_in_place;
 use super::pools::Pools;
-use super::transport::{DESCRIPTOR_SHIFT, Payload, Received, StableMemory, Transport};
-use super::wire::{Frame, Head};
 use super::{Driver, TOKEN_TREE};
-use crate::core::credit::{CLASSES, Key};
-use crate::core::tree::Partial;
-use crate::core::{DataHead, Flows, Place, Stage, TreeCore};
+use hfreduce_core::credit::{CLASSES, Key};
+use hfreduce_core::tree::Partial;
+use hfreduce_core::{DataHead, Flows, Place, Stage, TreeCore};
+use hfreduce_shm::peer_memory::{MappingListener, PeerMemory};
+use hfreduce_transport::poller::{Poller, Ready};
+use hfreduce_transport::transport::{DESCRIPTOR_SHIFT, Payload, Received, StableMemory, Transport};
+use hfreduce_transport::wire::{Frame, Head};
 
-/// What connects us with one tree neighbour.
+/// The link to one tree neighbor.
 pub struct TreeLink {
     pub(super) transport: Box<dyn Transport>,
     /// The rank at the other end.
     pub peer_rank: u32,
     pub(super) due: BTreeMap<(Key, Stage), usize>,
-    /// The peer took leave and will not begin this operation.
+    /// The first operation that the peer will not start, once it has closed the communicator.
     pub left: Option<u64>,
     pub(super) closed: bool,
     heard_bytes: u64,
-    /// The peer's last word: its oldest operation, and whom it waits for.
+    /// The peer's last report: its oldest operation, and the rank that it waits for.
     pub peer_progress: Option<(u64, Option<u32>)>,
-    /// What this end and the other lend each other.
+    /// Mapped segments of both ends.
     pub(super) peer_memory: PeerMemory,
 }
 
-/// All of them, with the core that they serve.
+/// All tree links, with their state machine.
 pub struct TreeLinks {
     /// The state machine.
     pub core: TreeCore,
@@ -39,14 +39,14 @@ pub struct TreeLinks {
     pub links: Vec<TreeLink>,
     /// Owned chunks that wait for local contributions.
     pub unready: VecDeque<u64>,
-    /// Owned chunks that the core is done with and that are not delivered here yet.
+    /// Owned chunks that the core has finished and that are not delivered here yet.
     pub finished: HashSet<u64>,
     pub(super) mapping_listener: MappingListener,
     pools: Pools,
 }
 
 impl TreeLinks {
-    /// For connected neighbours: (rank, what carries frames, loan) in the order of `flows.peers()`.
+    /// For connected neighbors: (rank, transport, peer memory) in the order of `flows.peers()`.
     pub fn new(
         flows: Flows,
         channel: (usize, usize),
@@ -77,22 +77,22 @@ impl TreeLinks {
         }
     }
 
-    /// Links.
-    pub fn len(&self) -> usize {
+    /// Number of links.
+    pub fn link_count(&self) -> usize {
         self.links.len()
     }
 
-    /// Registers what the links wait for, and lends our segment to the neighbours that can see it.
+    /// Watches the links, and offers this rank's segment to the neighbors that can map it.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// A system call failed.
     pub fn watch(&mut self, poller: &Poller) -> io::Result<()> {
         for (at, link) in self.links.iter_mut().enumerate() {
             link.transport.watch(poller, TOKEN_TREE | at as u64)?;
             if let Some(token) = link.peer_memory.offered {
                 let head = Head::bare(Frame::MappingOffer { token });
                 link.transport.push(&head, Payload::Owned(vec![]), None);
-                // A peer that is gone already is named by whoever reads from it first.
+                // A peer that is gone is detected by the next reader.
                 let _ = link.transport.flush(poller, &mut Vec::new());
             }
         }
@@ -104,13 +104,13 @@ impl TreeLinks {
         self.links.iter().map(|link| link.transport.streams()).sum()
     }
 
-    /// Where a partial sum lies: in its slot, or in the segment of the neighbour that made it.
+    /// Address of a partial sum: in its slot, or in the neighbor's segment.
     pub fn partial(&self, partial: &Partial) -> *const u8 {
-        let mapped_partials = self.links[partial.link].peer_memory.mapped_partials(partial);
-        mapped_partials.unwrap_or_else(|| self.pools.place(partial))
+        let mapped = self.links[partial.link].peer_memory.mapped_partial(partial);
+        mapped.unwrap_or_else(|| self.pools.place(partial))
     }
 
-    /// The core wants a chunk sent.
+    /// Queues a chunk that the core wants to send.
     pub fn due(&mut self, link: usize, key: Key, tree: usize, stage: Stage) {
         self.links[link].due.insert((key, stage), tree);
     }
@@ -135,7 +135,7 @@ impl Driver {
         }
     }
 
-    /// One arrival on a link; false when there is none.
+    /// Handles one arrival on a link; false if there is none.
     fn read_one(&mut self, at: usize) -> bool {
         let Some(tree_links) = &mut self.tree_links else { return false };
         let link = &mut tree_links.links[at];
@@ -153,7 +153,7 @@ impl Driver {
             Ok(Some(Received::Payload((head, place)))) => self.arrived(at, &head, place),
             Ok(Some(Received::Owned(bytes))) => {
                 let rank = self.shared.identity.rank;
-                self.fail(crate::error::AbortReason::decode(&bytes, rank), Some(at));
+                self.fail(hfreduce_core::error::AbortReason::decode(&bytes, rank), Some(at));
             }
             Err(error) => {
                 self.link_lost(at, &error);
@@ -189,7 +189,7 @@ impl Driver {
                 }
             }
             Frame::Abort => tree_links.links[at].transport.body_owned(head.payload_bytes),
-            // What comes over another stream was said before the farewell that is still to come there.
+            // Frames of another stream were sent before its close frame, which is still to come.
             Frame::Close { next } if tree_links.links[at].transport.peer_closed() => {
                 tree_links.links[at].left = Some(next);
                 self.fail_if_peer_closed();
@@ -198,8 +198,8 @@ impl Driver {
             Frame::MappingOffer { token } => self.map_peer_segment(at, token),
             Frame::MappingReady => tree_links.links[at].peer_memory.mapped(),
             Frame::Offer { .. } | Frame::Grant { .. } | Frame::Piece { .. } => {
-                let why = "a frame between two ranks came along a tree".to_owned();
-                self.violated_on(at, crate::core::tree::Violation::Protocol(why));
+                let why = "a point-to-point frame arrived at a tree link".to_owned();
+                self.violated_on(at, hfreduce_core::tree::Violation::Protocol(why));
             }
         }
         self.act();
@@ -213,7 +213,7 @@ impl Driver {
         };
         let slot = match place {
             Place::Slot(slot) => {
-                let class = crate::core::credit::class(data.tree, data.stage);
+                let class = hfreduce_core::credit::class(data.tree, data.stage);
                 Some(Partial { link: at, class, slot })
             }
             Place::Direct => None,
@@ -240,9 +240,9 @@ impl Driver {
                 self.arrived(at, &data, place);
             }
         } else if let Some(tree_links) = &mut self.tree_links {
-            // SAFETY: a slot or a result place that the core has given to this frame alone: both
-            // hold a whole chunk and stay until the frame has arrived or everything has ended
-            // (then `fail` detaches the transport first).
+            // SAFETY: a slot or result buffer that the core has given to this frame alone: both
+            // hold a whole chunk and stay until the frame has arrived or the communicator is
+            // aborted (then `fail` detaches the transport first).
             unsafe { tree_links.links[at].transport.body(memory, data.bytes, (data, place)) };
         }
     }
@@ -250,7 +250,7 @@ impl Driver {
     /// Sends what is due, oldest chunk first.
     pub(super) fn flush_tree_links(&mut self) -> bool {
         let mut moved = false;
-        for at in 0..self.tree_links.as_ref().map_or(0, TreeLinks::len) {
+        for at in 0..self.tree_links.as_ref().map_or(0, TreeLinks::link_count) {
             while self.load(at) {
                 moved = true;
                 if !self.flush_link(at) {
@@ -261,7 +261,7 @@ impl Driver {
         moved
     }
 
-    /// Hands due chunks to a link's queue; true if it has something to send and may.
+    /// Moves due chunks to a link's queue; true if anything was queued.
     fn load(&mut self, at: usize) -> bool {
         let mut loaded = false;
         loop {
@@ -292,7 +292,7 @@ impl Driver {
                     }
                 }
                 // SAFETY: a slot of the segment or a caller's output, which holds the chunk and is
-                // neither written nor given away until the core hears that it is sent, or `fail` has
+                // neither written nor reused until the core learns that it is sent, or `fail` has
                 // detached the transport.
                 None => Payload::Memory(unsafe { StableMemory::new(place, bytes) }),
             };
@@ -312,7 +312,7 @@ impl Driver {
         loaded
     }
 
-    /// Sends what can go; false if nothing more would.
+    /// Sends as much as possible; false if the transport takes no more.
     pub(super) fn flush_link(&mut self, at: usize) -> bool {
         let Some(tree_links) = &mut self.tree_links else { return false };
         let link = &mut tree_links.links[at];
@@ -327,8 +327,8 @@ impl Driver {
         }
         self.act();
         if flushed.is_err() {
-            // What the peer said before it went may still be there to read, its farewell or its
-            // reason among it: it speaks before the error does.
+            // Frames that the peer had sent, including its close frame or reason, are handled
+            // before the error.
             if let Some(tree_links) = &mut self.tree_links {
                 tree_links.links[at].transport.look_again();
             }
@@ -338,10 +338,10 @@ impl Driver {
         takes_more
     }
 
-    /// Signs of life, with what we are at, on every link that takes them.
+    /// Sends a heartbeat with the oldest operation over every idle link.
     pub(super) fn send_heartbeats(&mut self) {
         let head = self.heartbeat();
-        for at in 0..self.tree_links.as_ref().map_or(0, TreeLinks::len) {
+        for at in 0..self.tree_links.as_ref().map_or(0, TreeLinks::link_count) {
             if let Some(tree_links) = &mut self.tree_links {
                 let link = &mut tree_links.links[at];
                 if link.closed || !link.transport.is_idle() {
@@ -353,7 +353,7 @@ impl Driver {
         }
     }
 
-    /// Which links have been heard since the last look.
+    /// The links that have received data since the last check.
     pub(super) fn heard_links(&mut self) -> Vec<bool> {
         let Some(tree_links) = &mut self.tree_links else { return Vec::new() };
         let mut heard = Vec::with_capacity(tree_links.links.len());

@@ -1,50 +1,51 @@
-//! How a rank waits, and how it is called.
+//! Waiting and wake-ups of a rank.
 //!
-//! Whoever waits looks, then (where ranks share processors) gives its own away a few times, and sleeps.
-//! Who changes something rings only for those who sleep for it.
+//! A waiting rank polls, yields a few times if CPUs are oversubscribed, then sleeps. A rank that
+//! changes state notifies only ranks sleeping on that state.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Driver, ReduceAlgorithm, TICK, poller};
-use crate::shm::{
+use super::{Driver, ReduceAlgorithm, TICK};
+use hfreduce_shm::segment::{
     WAIT_ABORT, WAIT_END, WAIT_INPUT, WAIT_RESULT, WAIT_SLOT, WAIT_TURN, WAIT_WINDOW,
 };
+use hfreduce_transport::poller;
 
-/// How often a rank gives its processor away before it sleeps. Once is enough where all come at the
-/// same time, as each of the others has run by then.
+/// Number of yields before a rank sleeps. One is enough where all ranks arrive at the same time, as
+/// each of the others has run by then.
 const YIELDS: u32 = 8;
-/// How often a rank that spins looks for a small sum before it looks at everything again: a microsecond
-/// or two.
+/// Number of polls for a small result before a spinning rank checks everything again: one or two
+/// microseconds.
 const SMALL_RESULT_POLLS: u32 = 64;
-/// A rank that comes and goes needs microseconds; whoever has work of his own, a slice of the
-/// scheduler's: milliseconds.
+/// A yield to another waiting rank takes microseconds; to a busy process, a time slice of the
+/// scheduler: milliseconds.
 const LONG_YIELD: Duration = Duration::from_micros(500);
-/// Waits without it after a processor was gone for long, at first and at most.
+/// Number of waits without yielding after a long yield, minimum and maximum.
 const SKIP_MIN: u32 = 64;
 const SKIP_MAX: u32 = 1 << 13;
-/// So many short ones and all is forgotten.
+/// After this many short yields the back-off resets.
 const SHORT_RESET: u32 = 1000;
 
-/// Whether to give the processor away. Not where somebody else takes it for long: then a sleeper that
-/// is rung for has it back sooner.
+/// Decides whether a waiting rank yields the CPU. It does not where another process keeps the CPU
+/// for long: then a sleeping rank gets it back sooner.
 #[derive(Debug, Default)]
 pub(super) struct YieldBackoff {
-    /// Waits without it that are left, and how many they were to begin with.
+    /// Remaining waits without yielding, and their number after the last long yield.
     skipped: u32,
     skip: u32,
     short_yields: u32,
 }
 
 impl YieldBackoff {
-    /// Asked once a wait.
+    /// Called once per wait.
     fn allows_yield(&mut self) -> bool {
         let allows_yield = self.skipped == 0;
         self.skipped = self.skipped.saturating_sub(1);
         allows_yield
     }
 
-    /// So long was the processor gone; false if that was too long to do it again.
+    /// Records the duration of a yield; false if it was too long to yield again.
     fn record_yield(&mut self, time: Duration) -> bool {
         if time >= LONG_YIELD {
             self.skip = (self.skip * 2).clamp(SKIP_MIN, SKIP_MAX);
@@ -59,7 +60,8 @@ impl YieldBackoff {
 }
 
 impl Driver {
-    /// Moves data until `done` holds or `until` has come. The only place where a rank blocks.
+    /// Makes progress until `done` holds or `until` is reached. The only function in which a rank
+    /// blocks.
     pub fn drive(&mut self, until: Instant, done: impl Fn(&Self) -> bool) {
         let mut idle_since: Option<Instant> = None;
         let mut yields = 0;
@@ -93,16 +95,16 @@ impl Driver {
             } else {
                 self.poll_small_result();
             }
-            // Inside a node alone, memory tells everything but an end of somebody, and who waits
-            // for one of those falls asleep soon: no system call for a look.
+            // Inside a single node, all events but the end of a process are visible in memory, and
+            // a rank that waits for such an end sleeps soon: no system call per poll.
             if self.listens() || now.duration_since(self.ticked) >= TICK {
                 self.poll(Duration::ZERO);
             }
         }
     }
 
-    /// Between two looks at everything: at the one word that a small sum ends with, if that is what comes
-    /// next. Whoever adds is not kept from lines of the segment that he writes.
+    /// Between two polls of everything: polls the word that a small operation ends with, if that is
+    /// expected next. The reducing rank is not disturbed in the cache lines that it writes.
     fn poll_small_result(&self) {
         let awaited = self.next_deliver < self.next_stage
             && self
@@ -118,8 +120,8 @@ impl Driver {
         }
     }
 
-    /// True where another rank that shares our processor is likely to need it for what we wait for,
-    /// and for little more than to come and to go.
+    /// True where another rank on the same CPU is likely to need it for what this rank waits for,
+    /// and only briefly.
     fn should_yield(&self) -> bool {
         self.is_crowded()
             && self
@@ -128,13 +130,13 @@ impl Driver {
                 .is_some_and(|active| active.algorithm == ReduceAlgorithm::LastArriver)
     }
 
-    /// True if data may come through sockets.
+    /// True if data may arrive through sockets.
     fn listens(&self) -> bool {
-        self.tree_links.as_ref().is_some_and(|tree_links| tree_links.len() > 0)
+        self.tree_links.as_ref().is_some_and(|tree_links| tree_links.link_count() > 0)
             || self.p2p.is_connected()
     }
 
-    /// One look at everything without sleeping.
+    /// Makes progress once, without sleeping.
     pub fn poll_once(&mut self) {
         self.poll(Duration::ZERO);
         self.pump();
@@ -144,8 +146,8 @@ impl Driver {
         let local = self.shared.identity.local();
         let reasons = self.sleep_reasons();
         self.shm.fall_asleep(local, reasons);
-        // The last look, after having said that we sleep: what changed before it is seen here,
-        // what changes after it wakes us.
+        // The last check, after the rank has published that it sleeps: earlier changes are seen
+        // here, later ones wake it.
         if self.pump()
             || self.shared.pending.load(Ordering::SeqCst)
             || self.nothing_to_wait_for()
@@ -163,7 +165,7 @@ impl Driver {
         self.shm.wake_up(local);
     }
 
-    /// The last look may have ended what we were to wait for.
+    /// The last check may have completed everything.
     fn nothing_to_wait_for(&self) -> bool {
         !self.is_busy()
     }
@@ -190,7 +192,7 @@ impl Driver {
         reasons
     }
 
-    /// After a change and [`ShmSegment::full_fence`].
+    /// Wakes a rank. Called after a change and [`ShmSegment::full_fence`].
     pub(super) fn wake(&self, local: usize, reasons: u32) {
         if local != self.shared.identity.local() && self.shm.claim_wakeup(local, reasons) {
             self.shared.counters.wakeups.fetch_add(1, Ordering::Relaxed);
@@ -205,7 +207,7 @@ impl Driver {
         }
     }
 
-    /// True where ranks share processors: who is woken for little keeps the others from working.
+    /// True where ranks share CPUs: unnecessary wake-ups keep other ranks from working.
     pub(super) fn is_crowded(&self) -> bool {
         self.spin.is_zero()
     }
@@ -222,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn who_loses_the_processor_for_long_sleeps_for_a_while_and_then_for_longer() {
+    fn long_yields_are_followed_by_waits_without_yielding() {
         let mut yield_backoff = YieldBackoff::default();
         let mut waits = Vec::new();
         for _ in 0..10 {

@@ -10,11 +10,11 @@
 //! needs no later one to end it, so a held operation is always started or fails.
 
 use super::{Driver, Submission};
-use crate::core::{Kind, OUTSTANDING_MAX};
-use crate::shm::WAIT_WINDOW;
+use hfreduce_core::{Kind, OUTSTANDING_MAX};
+use hfreduce_shm::segment::WAIT_WINDOW;
 
-/// Ranks that wait for the window are woken every so many operations: seldom enough to cost
-/// nothing, and long before the others need them.
+/// Ranks that wait for the window are woken once per this many operations: rarely enough to cost
+/// nothing, and long before the other ranks need them.
 const WAKE_EVERY: u64 = OUTSTANDING_MAX as u64 / 4;
 
 impl Driver {
@@ -33,7 +33,7 @@ impl Driver {
     }
 
     /// Starts held operations that the window has room for; true if there were any.
-    pub(super) fn begin_held(&mut self) -> bool {
+    pub(super) fn start_held(&mut self) -> bool {
         let mut any = false;
         while let Some(sequence) = self.held.front().map(|call| call.work.sequence)
             && self.has_room(sequence)
@@ -53,12 +53,12 @@ impl Driver {
         sequence < self.ended_by_all + most
     }
 
-    /// After a collective operation has ended: publishes which ones have.
+    /// Publishes which operations have ended, after the end of a collective operation.
     pub(super) fn publish_ended(&mut self) {
         let tree = self.active.front().map(|active| active.work.sequence);
         let oldest = tree.into_iter().chain(self.p2p.oldest_collective()).min();
         let local = self.shared.identity.local();
-        // Operations are started in order: none below the oldest that is active comes any more.
+        // Operations start in order: no later one is below the oldest that is active.
         let below = oldest.unwrap_or_else(|| self.shm.entered(local)).max(self.ended);
         let before = std::mem::replace(&mut self.ended, below);
         self.shm.end(local, below);
@@ -67,7 +67,7 @@ impl Driver {
         }
     }
 
-    /// What the oldest held operation waits for, in words, and the rank.
+    /// What the oldest held operation waits for: a description, and the rank.
     pub(super) fn waiting_for_window(&self) -> Option<(String, Option<u32>)> {
         self.held.front()?;
         let identity = &self.shared.identity;

@@ -1,5 +1,4 @@
-//! The conversation in which members agree on the next epoch: lines, doors and time around
-//! [`Reconfiguration`].
+//! Driver of the agreement on the next epoch: connections and time for [`Reconfiguration`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::TcpStream;
@@ -13,38 +12,38 @@ use super::identity::EndpointIdentity;
 use super::info::{Info, host};
 use super::neighbours::{Call, Hello, Purpose, dial};
 use super::reconfigure::Watch;
-use crate::core::reconfigure::{Agreement, Reconfiguration, Rejection, Start, Step};
 use crate::driver::lock;
-use crate::error::ErrorKind;
-use crate::flight::Recorder;
-use crate::message_socket::MessageSocket;
+use hfreduce_core::error::ErrorKind;
+use hfreduce_core::reconfigure::{Agreement, Reconfiguration, Rejection, Start, Step};
+use hfreduce_shm::flight::Recorder;
+use hfreduce_transport::message_socket::MessageSocket;
 
-/// Members that are dialled at the same time.
+/// Maximum number of members dialed at the same time.
 const DIALERS_MAX: usize = 32;
-/// How often doors and lines are looked at.
+/// Interval at which connections are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// How long the last words may take to leave.
+/// Time in which final messages must have been sent.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 type Dialed = (usize, Result<TcpStream, (ErrorKind, String)>);
 
-/// See the module's text.
+/// Drives one attempt.
 pub(super) struct AgreementDriver<'a> {
     identity: &'a EndpointIdentity,
     list: Arc<Vec<Info>>,
     core: Reconfiguration,
-    /// Our place in the list.
+    /// Position of this rank in the list.
     own: Option<usize>,
     attempt: u32,
     lines: BTreeMap<u64, MessageSocket>,
-    /// Lines that came in and said nothing yet, with their callers' numbers and attempts.
+    /// Accepted connections without a message yet, with their callers' ids and attempts.
     unheard: BTreeMap<u64, (u64, u32)>,
     next_line: u64,
-    /// Coordinators end first: what is left of the time is for connecting.
+    /// Coordinators end earlier: the rest of the time is for connecting.
     joining: Deadline,
     to_dial: Arc<Mutex<VecDeque<usize>>>,
     dialed: (Sender<Dialed>, Receiver<Dialed>),
-    /// Members that are being dialled, or wait for it.
+    /// Members that are being dialed, or wait for it.
     dialing: usize,
     dialers: usize,
 }
@@ -76,7 +75,7 @@ impl<'a> AgreementDriver<'a> {
         }
     }
 
-    /// Until it has ended. Who is no more, by `watch`, says no word of farewell either.
+    /// Runs until the attempt has ended. If `watch` returns a reason, no final messages are sent.
     pub(super) fn run(
         mut self,
         recorder: &Recorder,
@@ -101,8 +100,8 @@ impl<'a> AgreementDriver<'a> {
         }
     }
 
-    /// Says what is left to say, to those too who come to their doors only now. Calls that nobody
-    /// heard are for the next attempt.
+    /// Sends queued messages, also to members that connect only now. Unread calls are kept for the
+    /// next attempt.
     fn leave(&mut self) {
         for (number, (caller, attempt)) in std::mem::take(&mut self.unheard) {
             if let Some(line) = self.lines.remove(&number) {
@@ -159,7 +158,7 @@ impl<'a> AgreementDriver<'a> {
         let dialer = move || {
             loop {
                 let Some(member) = lock(&to_dial).pop_front() else { return };
-                // Whoever does not answer is named by the dialler, before time is up for all.
+                // The dialer reports an unreachable member before the deadline of all.
                 let left = joining.remaining().unwrap_or_default();
                 let deadline = joining.within(left * 3 / 4);
                 let dialed = dial(&key, &host, &list[member], hello, deadline, &|| false);
@@ -170,7 +169,11 @@ impl<'a> AgreementDriver<'a> {
         };
         let spawned = std::thread::Builder::new().name("hfreduce-dial".into()).spawn(dialer);
         if let Err(error) = spawned {
-            self.core.lost(member as u64, ErrorKind::Io, &format!("no thread to dial: {error}"));
+            self.core.lost(
+                member as u64,
+                ErrorKind::Io,
+                &format!("cannot start a thread: {error}"),
+            );
         }
     }
 

@@ -1,5 +1,5 @@
-//! What ranks are told before they trust each other, nearly right: refused by name or within every
-//! bound, and never a panic.
+//! Fuzz tests of messages that are received before authentication: modified ones are rejected with
+//! the rank, or within all bounds, without a panic.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -9,10 +9,10 @@ use proptest::prelude::*;
 
 use super::reconfigure::fuzzed_epoch;
 use super::*;
-use crate::core::reconfigure::{Agreement, Message};
-use crate::error::AbortReason;
-use crate::flight::Folders;
-use crate::message_socket::MessageSocket;
+use hfreduce_core::error::AbortReason;
+use hfreduce_core::reconfigure::{Agreement, Message};
+use hfreduce_shm::flight::Folders;
+use hfreduce_transport::message_socket::MessageSocket;
 
 const KEY: [u8; 32] = [7; 32];
 
@@ -103,12 +103,12 @@ proptest! {
         for bytes in [changed(&text, &changes), text] {
             let read = AbortReason::decode(&bytes, 0);
             prop_assert!(!read.peer_description().is_empty());
-            prop_assert!(read.encode().len() <= crate::error::REASON_BYTES_MAX);
+            prop_assert!(read.encode().len() <= hfreduce_core::error::REASON_BYTES_MAX);
         }
     }
 
     #[test]
-    fn greetings_that_are_nearly_right_are_refused_or_whole(changes in changes()) {
+    fn modified_hello_messages_are_refused_or_whole(changes in changes()) {
         let hello = Hello { group: 7, from: 1, purpose: Purpose::Tree, stream: 3 };
         if let Some(read) = Hello::decode(&changed(&hello.encode(), &changes)) {
             prop_assert_eq!(Hello::decode(&read.encode()), Some(read));

@@ -1,5 +1,7 @@
-//! What of a rank outlives its epochs: its number, its port, and who comes to it.
+//! Identity of an endpoint, which outlives its epochs: its id, its port and its incoming
+//! connections.
 
+use std::any::Any;
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,37 +16,38 @@ use super::Options;
 use super::info::{Info, first_eight, refused, refused_on};
 use super::neighbours::{Inbox, open_port};
 use super::options::{descriptors_needed, descriptors_without_messages, memory_needed};
+use crate::communicator::Communicator;
 use crate::driver::lock;
-use crate::error::{CollectiveError, ErrorKind};
-use crate::placement::Placement;
-use crate::share::Charge;
+use hfreduce_core::error::{CollectiveError, ErrorKind};
+use hfreduce_core::placement::Placement;
+use hfreduce_shm::quota::Charge;
 
-/// A machine full of containers has hundreds of addresses, and what we tell stays small.
+/// A machine with many containers has hundreds of addresses; infos stay small.
 const ADDRESSES_MAX: usize = 16;
 
-/// See the module's text. The port closes with the last communicator or endpoint that has it.
+/// Identity of an endpoint. The port is closed with the last communicator or endpoint that uses it.
 pub struct EndpointIdentity {
     pub(super) key: Key,
-    /// Nobody else has it; members are known by it, whatever their rank is.
+    /// Random id, by which members know the endpoint whatever its rank is.
     pub(super) id: u64,
-    /// Where others reach us, best first.
+    /// Addresses at which other ranks reach this one, best first.
     pub(super) reached_at: Vec<Interface>,
     port: Port,
     pub(super) inbox: Arc<Inbox>,
-    /// How often it looked for another epoch.
+    /// Number of attempts to reconfigure.
     pub(super) attempts: AtomicU32,
-    /// What the connections and the memory of the present epoch may take.
+    /// Reservation of descriptors for the present epoch.
     descriptors: Mutex<Reservation>,
     memory: Mutex<Charge>,
     counted: Mutex<Charge>,
-    /// Those of the registered memory, which may be mapped as long as this exists.
+    /// Address space of the registered memory, which may be mapped as long as this exists.
     _addresses: Charge,
-    /// Registered memory outlives epochs, as tensors do that lie in it.
+    /// Registered memory outlives epochs, like the tensors in it.
     arena: Mutex<Option<Arc<Arena>>>,
 }
 
-/// What a communicator came from, for the epoch after it.
-pub(crate) struct ReconfigureSource {
+/// What the next epoch of a communicator is created from.
+pub struct ReconfigureSource {
     pub(super) identity: Arc<EndpointIdentity>,
     pub(super) options: Options,
     pub(super) infos: Arc<Vec<Info>>,
@@ -52,28 +55,17 @@ pub(crate) struct ReconfigureSource {
 }
 
 impl ReconfigureSource {
-    /// Memory that the other ranks of the node use in place.
-    pub(crate) fn arena(&self) -> io::Result<Arc<Arena>> {
-        self.identity.arena(&self.options)
+    /// The source of a communicator of this process.
+    ///
+    /// # Errors
+    /// The communicator is a forked child's, or a daemon runs it.
+    pub fn of(communicator: &Communicator) -> Result<&Self, String> {
+        let session: &dyn Any = communicator.session()?;
+        session.downcast_ref().ok_or_else(|| "another process runs this communicator".to_owned())
     }
 
-    /// Connections that the port has refused.
-    pub(crate) fn refused(&self) -> u64 {
-        self.identity.refused()
-    }
-
-    /// By rank: where each member came from, and how far it was there.
-    pub(crate) fn previous_epochs(&self) -> impl Iterator<Item = Option<(u32, u64)>> {
-        self.infos.iter().map(|info| info.previous_epoch)
-    }
-
-    /// How often the members have changed.
-    pub(crate) fn epoch(&self) -> u32 {
-        self.epoch
-    }
-
-    /// What all ranks told, in rank order.
-    pub(crate) fn told(&self) -> Vec<String> {
+    /// The infos of all ranks, in rank order.
+    pub fn infos(&self) -> Vec<String> {
         self.infos.iter().map(|info| serde_json::to_string(info).unwrap_or_default()).collect()
     }
 }
@@ -94,7 +86,7 @@ impl EndpointIdentity {
         let key = Key::from_bytes(key)
             .map_err(|error| refuse(ErrorKind::Invalid, "being called", error.to_string()))?;
         let chance = nonce().map_err(|error| {
-            refuse(ErrorKind::Io, "opening", format!("asking the system for chance: {error}"))
+            refuse(ErrorKind::Io, "opening", format!("reading random bytes: {error}"))
         })?;
         let id = u64::from_le_bytes(first_eight(&chance));
         let inbox = Arc::new(Inbox::new(options.share.clone()));
@@ -125,7 +117,7 @@ impl EndpointIdentity {
         })
     }
 
-    /// Makes room for the connections and the memory of a later epoch, before the first of them.
+    /// Reserves resources for the connections and the memory of a later epoch.
     pub(super) fn reserve(
         &self,
         options: &Options,
@@ -136,7 +128,7 @@ impl EndpointIdentity {
         Ok(())
     }
 
-    /// Where this rank's registered memory is. Another one once it had to be taken back from a peer.
+    /// Registered memory of this rank; a new arena after it was reclaimed from a peer.
     pub(super) fn arena(&self, options: &Options) -> io::Result<Arc<Arena>> {
         let mut arena = lock(&self.arena);
         match &*arena {
@@ -158,7 +150,7 @@ impl EndpointIdentity {
     }
 }
 
-/// Room for the connections of a group, before the first of them.
+/// Reserves descriptors for the connections of a group.
 fn reserved(options: &Options, placement: &Placement) -> Result<Reservation, CollectiveError> {
     let ranks = placement.world_size();
     let locals = placement.members(placement.node_of(options.rank)).len();
@@ -167,8 +159,8 @@ fn reserved(options: &Options, placement: &Placement) -> Result<Reservation, Col
         .map_err(|error| refused(options, ErrorKind::Io, "opening", error.to_string()))
 }
 
-/// Takes what a group may need from the memory and the descriptors that the rank's user may have;
-/// connections for messages count when they are made.
+/// Charges the memory and the descriptors that a group may need to the rank's user; point-to-point
+/// connections are charged when they are made.
 fn charge(
     memory: &mut Charge,
     descriptors: &mut Charge,
@@ -181,12 +173,12 @@ fn charge(
     taken.map_err(|error| refused(options, ErrorKind::Io, "opening", error.to_string()))
 }
 
-/// Raises the limit of descriptors for a group of `ranks` whose nodes are not known yet, as if every
-/// rank had its own: a process that cannot have them fails before it has met its peers.
+/// Raises the limit of descriptors for a group of `ranks` whose nodes are unknown, as if every rank
+/// had a node: a process with too low a limit fails before it has met its peers.
 /// [`Endpoint::new`](super::Endpoint::new) reserves what the group's nodes need.
 ///
 /// # Errors
-/// The process may not have that many; the error names the limit and the remedy.
+/// The limit is too low; the error names the limit and the remedy.
 pub fn check_descriptors(
     job: &str,
     rank: u32,

@@ -1,4 +1,4 @@
-//! What ranks tell each other before they are connected.
+//! Info of a rank, which the ranks exchange before they are connected.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,53 +10,62 @@ use serde::{Deserialize, Serialize};
 
 use super::Options;
 use super::identity::EndpointIdentity;
-use crate::error::{AbortReason, CollectiveError, ErrorKind};
+use hfreduce_core::error::{AbortReason, CollectiveError, ErrorKind};
 
-/// The version of what is told; ranks of another release are refused.
+/// Version of the info; ranks of another release are refused.
 pub const VERSION: u32 = 10;
 
-/// What the others need to know about a rank.
+/// What the other ranks need to know about a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Info {
+    /// Version of this format.
     pub version: u32,
+    /// The rank.
     pub rank: u32,
+    /// Random identity of the endpoint, the same in every epoch.
     pub id: u64,
     /// Machine and network namespace: equal ones reach each other over loopback.
     pub host: String,
+    /// Processors that this machine has for its ranks.
     pub processors: usize,
+    /// Addresses of the port, best first.
     pub addresses: Vec<IpAddr>,
-    /// The interface of the first of them.
+    /// The interface of the first address.
     pub interface: String,
+    /// TCP port of the endpoint.
     pub port: u16,
+    /// UNIX socket at which the ranks of the node connect to its first rank.
     pub local_socket: String,
-    /// Where neighbours on this machine leave their segments for us.
+    /// UNIX socket at which neighbors on this machine deliver their segments.
     pub mapping_socket: String,
-    /// Size of its arena of registered memory; 0 if it has none.
+    /// Size of its arena of registered memory; 0 without one.
     pub registered_bytes: u64,
-    /// A digest of everything that must be the same on all ranks.
+    /// Digest of everything that must be equal on all ranks.
     pub agreement: u64,
+    /// The same in readable form, for error messages.
     pub agreed: String,
+    /// Ranks of a node that own chunks, if set.
     pub channels: Option<usize>,
-    /// It runs in a daemon.
+    /// A daemon runs the rank.
     pub served: bool,
-    /// Where it runs, and the bridge that it was given: for epochs that begin without a list.
+    /// Node of the rank.
     pub node: String,
-    /// See above.
+    /// Zone of the rank.
     pub zone: String,
-    /// See above.
+    /// The bridge, for epochs that start without a list.
     pub bridge: Option<(String, String)>,
-    /// The epoch that it comes from, and how many collective operations ended there.
+    /// The epoch from which the rank joined, and the collective operations it completed there.
     pub previous_epoch: Option<(u32, u64)>,
 }
 
 impl Info {
-    /// Interface and address that other nodes try first, `eth0 10.0.0.5`; empty if there are none.
+    /// Interface and address that other nodes try first, `eth0 10.0.0.5`; empty without addresses.
     pub fn reached_at(&self) -> String {
         let first = self.addresses.first();
         first.map(|address| format!("{} {address}", self.interface)).unwrap_or_default()
     }
 
-    /// All ranks must agree on this and on the sizes; messages show the short part of it.
+    /// Adds to what all ranks must agree on; messages show `short`.
     pub fn agree(&mut self, short: &str, long: &str) {
         self.agreed = format!("{short}, {}", self.agreed);
         self.agreement = digest(format!("{long}, {}", self.agreed).as_bytes());
@@ -64,8 +73,8 @@ impl Info {
 }
 
 impl Options {
-    /// What the others need to know.
-    pub(super) fn info(
+    /// The info of this rank.
+    pub fn info(
         &self,
         identity: &EndpointIdentity,
         rank: u32,
@@ -103,23 +112,23 @@ impl Options {
     }
 }
 
-/// The sockets to which ranks of this machine come, under names of chance. Every epoch has new
-/// ones: what was left at one from before is nobody's.
+/// UNIX sockets for ranks of this machine, with random names. Every epoch has new ones: connections
+/// to old ones are dropped.
 #[derive(Default)]
 pub struct LocalSockets {
     pub local_name: String,
-    /// Where the ranks of our node come, if we are its first.
+    /// For the ranks of the node, if this is its first.
     pub local: Option<UnixListener>,
     pub mapping_socket_name: String,
-    /// Where neighbours leave their segments, if we borrow any.
+    /// For segments of neighbors, if they may be mapped.
     pub mapping_socket: Option<UnixListener>,
 }
 
 impl LocalSockets {
-    /// Opens those that are wanted.
+    /// Opens the requested sockets.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// A system call failed.
     pub fn open(local: bool, mapping_socket: bool) -> io::Result<Self> {
         let mut local_sockets = Self::default();
         if local {
@@ -150,14 +159,15 @@ pub fn first_eight(bytes: &[u8]) -> [u8; 8] {
     eight
 }
 
-/// FNV-1a: a digest for comparison, not for security (the connection is authenticated).
+/// FNV-1a: a digest for comparison, not for security (connections are authenticated).
 pub fn digest(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
-/// This machine and network namespace: processes with equal ones reach each other over loopback.
+/// Identifies the machine and network namespace: processes with equal ones reach each other over
+/// loopback.
 pub fn host() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let network = std::fs::read_link("/proc/self/ns/net")
@@ -166,13 +176,14 @@ pub fn host() -> String {
     format!("{} {network}", boot.trim())
 }
 
+/// The error of a rank that cannot connect.
 pub fn refused(options: &Options, kind: ErrorKind, phase: &str, detail: String) -> CollectiveError {
     let node = options.placement.get(options.rank as usize);
     let node = node.map(|(node, _)| node.as_str()).unwrap_or_default();
     refused_on((&options.job, options.rank, node), kind, phase, detail)
 }
 
-/// The same of a rank of a job on a node, which has no options yet.
+/// The same for a rank without options.
 pub fn refused_on(
     (job, rank, node): (&str, u32, &str),
     kind: ErrorKind,

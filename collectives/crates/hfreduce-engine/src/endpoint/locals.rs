@@ -1,4 +1,5 @@
-//! The ranks of one node meet: shared memory, doorbell, and sockets whose hang-up is a death.
+//! Connections between the ranks of one node: segment, doorbells, and sockets that detect the end
+//! of a process.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -15,13 +16,14 @@ use rustix::fd::{AsFd, OwnedFd};
 use super::info::{Info, context};
 use super::{Endpoint, HANDSHAKE_TIMEOUT};
 use crate::driver::NodePeers;
-use crate::driver::registered::{Arenas, PeerArena};
-use crate::error::{CollectiveError, ErrorKind};
-use crate::shm::{Shape, ShmSegment};
+use hfreduce_core::error::{CollectiveError, ErrorKind};
+use hfreduce_shm::arenas::{Arenas, PeerArena};
+use hfreduce_shm::segment::{Shape, ShmSegment};
 
-/// Concurrent handshakes at the node's socket, a thread each, so that a silent peer delays no other.
+/// Maximum number of concurrent handshakes at the node's socket, one thread each, so that a silent
+/// peer delays no other.
 const HANDSHAKES_MAX: usize = 64;
-/// How often their results are looked at.
+/// Interval at which their results are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 impl Endpoint {
@@ -41,7 +43,7 @@ impl Endpoint {
         let io =
             |error: io::Error| self.io_error("sharing memory inside the node", error.to_string());
         let foreign = || {
-            let detail = "the node's shared memory is not what it should be".to_owned();
+            let detail = "the node's shared memory is invalid".to_owned();
             self.peer_error(
                 ErrorKind::Protocol,
                 members[0],
@@ -105,7 +107,7 @@ impl Endpoint {
         Ok((shm, NodePeers { doorbells, watched: vec![(0, stream, process)] }, arenas))
     }
 
-    /// Our arena, where there is somebody to map it.
+    /// This rank's arena, if another rank may map it.
     fn own_arena(&self, members: &[u32]) -> io::Result<Option<Arc<Arena>>> {
         if members.len() == 1 || self.info.registered_bytes == 0 {
             return Ok(None);
@@ -113,7 +115,8 @@ impl Endpoint {
         self.identity.arena(&self.options).map(Some)
     }
 
-    /// The arenas of this node's ranks, if we own chunks: one descriptor for each that has one.
+    /// The arenas of the node's ranks, if this rank owns chunks: one descriptor for each that has
+    /// one.
     fn arenas(
         &self,
         own: Option<Arc<Arena>>,
@@ -139,15 +142,16 @@ impl Endpoint {
             let fd = if bytes(*rank) > 0 { fds.next() } else { None };
             let size = usize::try_from(bytes(*rank)).unwrap_or(usize::MAX);
             let peer = fd.filter(|_| owner && *rank != self.options.rank);
-            let peer =
-                peer.map(|fd| PeerArena::new(fd, size, self.options.share.clone())).transpose();
+            let peer = peer
+                .map(|fd| PeerArena::new(fd, size, self.options.share.address_account().clone()))
+                .transpose();
             others
                 .push(peer.map_err(|detail| self.peer_error(ErrorKind::Io, *rank, phase, detail))?);
         }
         Ok(Arenas { own, others })
     }
 
-    /// As the first rank of the node: waits for all the others.
+    /// First rank of the node: waits for all others.
     fn gather_locals(
         &self,
         members: &[u32],
@@ -164,13 +168,16 @@ impl Endpoint {
             self.says(phase, missing.unwrap_or(self.options.rank));
             while let Ok((stream, admitted)) = came.try_recv() {
                 under_way -= 1;
-                // A connection of any other process is closed.
+                // Connections of other processes are closed.
                 match admitted {
                     Ok((rank, card)) if members[1..].contains(&rank) => {
                         arrived.insert(rank, (stream, card));
                     }
                     Ok((rank, _)) => {
-                        tracing::warn!(rank, "a rank of another node came to our socket");
+                        tracing::warn!(
+                            rank,
+                            "a rank of another node connected to the local socket"
+                        );
                     }
                     Err(error) => tracing::warn!(%error, "a local connection was refused"),
                 }
@@ -221,7 +228,7 @@ impl Endpoint {
     ) -> io::Result<UnixStream> {
         if leader.host != self.info.host {
             return Err(io::Error::other(format!(
-                "it is placed on our node but runs on another machine ({} and {}): give different \
+                "it is placed on the same node but runs on another machine ({} and {}): give different \
                  machines different node names",
                 leader.host, self.info.host
             )));
@@ -244,7 +251,7 @@ impl Endpoint {
     }
 }
 
-/// Lets in a rank of this node that holds the key: which one, and what it brings.
+/// Authenticates a rank of this node; returns the rank and its descriptors.
 fn admit_local(
     mut stream: &UnixStream,
     (key, context): (&Key, &str),
@@ -273,7 +280,7 @@ fn admit_local(
     Ok((u32::from_le_bytes(word), Card { doorbell, arena: fds.next() }))
 }
 
-/// Reads all of it within one deadline, however slowly the bytes come.
+/// Reads all bytes within one deadline, however slowly they arrive.
 fn read_by(mut stream: &UnixStream, bytes: &mut [u8], deadline: Deadline) -> io::Result<()> {
     let mut have = 0;
     while have < bytes.len() {
@@ -288,7 +295,7 @@ fn read_by(mut stream: &UnixStream, bytes: &mut [u8], deadline: Deadline) -> io:
     Ok(())
 }
 
-/// What a rank brings to the first one of its node.
+/// Descriptors that a rank sends to the first rank of its node.
 struct Card {
     doorbell: OwnedFd,
     arena: Option<OwnedFd>,

@@ -1,35 +1,24 @@
-//! The list of members: checked, as a number and in words.
-
-use serde::{Deserialize, Serialize};
+//! Validation of a list of members.
 
 use super::info::{Info, digest};
+use crate::member::Member;
 
-/// Who belongs to the next epoch.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Member {
-    /// A rank of the present one.
-    Rank(u32),
-    /// Somebody new: what [`Newcomer::info`] said.
-    Newcomer(Vec<u8>),
+/// A valid list of members.
+pub struct Chosen {
+    pub list: Vec<Info>,
+    /// Position of this rank in the list.
+    pub own: usize,
+    /// The list, for messages.
+    pub words: String,
 }
 
-/// A list of members that makes sense.
-pub(crate) struct Chosen {
-    pub(super) list: Vec<Info>,
-    /// The place of whoever has it.
-    pub(super) own: usize,
-    /// For messages.
-    pub(super) words: String,
-}
-
-/// Checks a list that was given to rank `rank` of an epoch with these infos.
-pub(crate) fn choose(members: &[Member], infos: &[Info], rank: u32) -> Result<Chosen, String> {
+/// Validates a list that was given to rank `rank` of an epoch with these infos.
+pub fn choose(members: &[Member], infos: &[Info], rank: u32) -> Result<Chosen, String> {
     let list = list(members, infos)?;
     let id = infos.get(rank as usize).map(|info| info.id);
-    let own = list
-        .iter()
-        .position(|info| Some(info.id) == id)
-        .ok_or_else(|| format!("rank {rank} is not among the members; it leaves with close()"))?;
+    let own = list.iter().position(|info| Some(info.id) == id).ok_or_else(|| {
+        format!("rank {rank} is not in the list of members; close() leaves the group")
+    })?;
     let words = words(members, &list);
     Ok(Chosen { list, own, words })
 }
@@ -40,12 +29,13 @@ fn list(members: &[Member], infos: &[Info]) -> Result<Vec<Info>, String> {
         let info = match member {
             Member::Rank(rank) => {
                 let ranks = infos.len();
-                infos.get(*rank as usize).cloned().ok_or_else(|| {
-                    format!("rank {rank} does not exist in an epoch of {ranks} ranks")
-                })?
+                infos
+                    .get(*rank as usize)
+                    .cloned()
+                    .ok_or_else(|| format!("rank {rank} is not in an epoch of {ranks} ranks"))?
             }
             Member::Newcomer(bytes) => serde_json::from_slice(bytes)
-                .map_err(|error| format!("a newcomer's info cannot be read: {error}"))?,
+                .map_err(|error| format!("invalid info of a newcomer: {error}"))?,
         };
         if list.iter().any(|other| other.id == info.id) {
             return Err(format!("{member:?} is in the list twice"));
@@ -67,7 +57,7 @@ fn words(members: &[Member], list: &[Info]) -> String {
     format!("[{}{more}]", named.collect::<Vec<_>>().join(", "))
 }
 
-/// Equal for equal lists.
-pub(super) fn list_digest(list: &[Info]) -> u64 {
+/// Digest of the list: equal for equal lists.
+pub fn list_digest(list: &[Info]) -> u64 {
     digest(&list.iter().flat_map(|info| info.id.to_le_bytes()).collect::<Vec<_>>())
 }

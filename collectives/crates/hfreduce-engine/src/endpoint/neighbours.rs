@@ -1,4 +1,4 @@
-//! Nodes meet along the trees, and ranks directly: who dials, who waits, what is said first.
+//! Connections of an endpoint to other nodes: dialing, accepting, and the hello message.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -15,43 +15,45 @@ use fabric::interfaces::Interface;
 use fabric::tcp::{self, Port};
 
 use super::info::{Info, context, first_eight};
-use super::options::{STREAMS, STREAMS_MAX, TransportKind};
+use super::options::{STREAMS, STREAMS_MAX};
 use super::{Endpoint, HANDSHAKE_TIMEOUT, Options};
-use crate::core::Flows;
-use crate::driver::peer_memory::{self, MappingListener, PeerMemory};
-use crate::driver::transport::{self, Transport};
 use crate::driver::tree_links::TreeLinks;
 use crate::driver::{Shared, lock};
-use crate::error::{CollectiveError, ErrorKind};
-use crate::message_socket::MessageSocket;
-use crate::share::{Charge, OverLimit, Share};
-use crate::shm::{Shape, ShmSegment};
+use crate::share::Share;
+use hfreduce_core::Flows;
+use hfreduce_core::error::{CollectiveError, ErrorKind};
+use hfreduce_shm::peer_memory::{self, MappingListener, PeerMemory};
+use hfreduce_shm::quota::{Charge, OverLimit};
+use hfreduce_shm::segment::{Shape, ShmSegment};
+use hfreduce_transport::message_socket::MessageSocket;
+use hfreduce_transport::transport::{self, Transport, TransportKind};
 
 const HELLO: [u8; 8] = *b"HFHELLO3";
-/// Length of a greeting: it is signed with the handshake.
+/// Size of a hello message, which is authenticated by the handshake.
 const HELLO_BYTES: usize = 24;
-/// How long an address may answer nothing before its host counts as gone.
+/// Time without any answer after which an address counts as unreachable.
 const SILENT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pauses between two attempts at a port that is busy.
+/// Pauses between two attempts at a busy port.
 const DIAL_PAUSE_MIN: Duration = Duration::from_millis(20);
 const DIAL_PAUSE_MAX: Duration = Duration::from_millis(500);
-/// Calls for another epoch that may wait.
+/// Maximum number of queued calls for another epoch.
 const CALLS_MAX: usize = 16;
-/// Connections that a rank makes to another: the streams of a tree edge, and a direct one.
+/// Maximum number of connections from one rank to another: the streams of a tree edge, and a
+/// point-to-point one.
 const CONNECTIONS_MAX: usize = STREAMS_MAX + 1;
-/// Connections that may wait while we do not know yet how large the next epoch is.
+/// Maximum number of queued connections while the size of the next epoch is unknown.
 const ARRIVED_MIN: usize = 1024;
 
-/// Where admitted connections go: to `connect` at first, to the driver afterwards.
+/// Queue of admitted connections: for `connect` at first, for the driver afterwards.
 pub(super) struct Inbox {
-    /// Each counts among its user's descriptors.
+    /// Each is charged to its user's descriptors.
     pub(super) arrived: Mutex<Vec<(Hello, TcpStream, Charge)>>,
     pub(super) arrival: Condvar,
     /// The group and its driver, once connected.
     pub(super) group: Mutex<Option<(u64, Arc<Shared>)>>,
-    /// Coordinators of the next epoch: each one's last call.
+    /// The last call of each coordinator of the next epoch.
     pub(super) calls: Mutex<VecDeque<Call>>,
-    /// Connections that may wait here.
+    /// Maximum number of queued connections.
     most: AtomicUsize,
     share: Arc<Share>,
 }
@@ -68,26 +70,26 @@ impl Inbox {
         }
     }
 
-    /// The epoch is over; members who are faster than we connect for the next one already.
+    /// Called between two epochs: faster members may connect for the next one already.
     pub(super) fn between(&self, ranks: usize) {
         *lock(&self.group) = None;
         self.most.store((ranks * CONNECTIONS_MAX).max(ARRIVED_MIN), Ordering::Relaxed);
     }
 
-    /// A group of this size begins: what came for any other one is closed.
-    pub(super) fn begin(&self, group: u64, ranks: usize) {
+    /// Starts a group: connections for any other group are closed.
+    pub(super) fn start(&self, group: u64, ranks: usize) {
         *lock(&self.group) = None;
         self.most.store(ranks * CONNECTIONS_MAX, Ordering::Relaxed);
         lock(&self.arrived).retain(|(hello, ..)| hello.group == group);
     }
 
-    /// From now on its direct connections go to its driver.
+    /// Passes point-to-point connections to the driver from now on.
     pub(super) fn hand_over_to(&self, group: u64, shared: Arc<Shared>) {
         *lock(&self.group) = Some((group, shared));
         self.pass_on();
     }
 
-    /// Hands direct connections to the driver, if there is one already.
+    /// Passes queued point-to-point connections to the driver, if it exists.
     pub(super) fn pass_on(&self) {
         let Some((group, shared)) = lock(&self.group).clone() else { return };
         let mut arrived = lock(&self.arrived);
@@ -101,10 +103,10 @@ impl Inbox {
         shared.notify();
     }
 
-    /// A call waits at the door until an attempt hears it, unless there is a later one.
+    /// Queues a call until an attempt reads it, unless a later one is queued.
     pub(super) fn queue_call(&self, call: Call) {
         let mut calls = lock(&self.calls);
-        // Calls overtake each other; who calls again has given up the call before.
+        // Calls overtake each other; a new call of a coordinator replaces its previous one.
         let same = calls.iter().position(|other| other.caller == call.caller);
         match same {
             Some(at) if calls[at].attempt < call.attempt => calls[at] = call,
@@ -129,12 +131,12 @@ impl Inbox {
         }
         match self.share.descriptor() {
             Ok(charge) => arrived.push((hello, stream, charge)),
-            // Closed, it would be the end of this rank to the other one, which would not learn why.
+            // Closing it would look like the end of this rank, without a reason.
             Err(error) if self.breaks(hello.group, &error) => {
                 arrived.push((hello, stream, Charge::default()));
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection of another rank was closed");
+                tracing::warn!(%error, "closed a connection of another rank");
                 return false;
             }
         }
@@ -146,7 +148,7 @@ impl Inbox {
 }
 
 impl Inbox {
-    /// Ends the group for whose connection there is no room; false if it is not connected.
+    /// Aborts the group that has no room for a connection; false if it is not connected.
     fn breaks(&self, group: u64, error: &OverLimit) -> bool {
         let current = lock(&self.group).clone();
         let Some((_, shared)) = current.filter(|(own, _)| *own == group) else { return false };
@@ -160,7 +162,7 @@ impl Inbox {
     }
 }
 
-/// Somebody who coordinates the next epoch has called, and nobody has answered yet.
+/// A call of a coordinator of the next epoch that is not answered yet.
 pub(super) struct Call {
     pub(super) caller: u64,
     pub(super) attempt: u32,
@@ -169,28 +171,28 @@ pub(super) struct Call {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
-    /// The group's name; for [`Purpose::Reconfiguration`] the caller's number.
+    /// Id of the group; for [`Purpose::Reconfiguration`] the caller's id.
     pub(super) group: u64,
-    /// The dialler's rank; for [`Purpose::Reconfiguration`] the number of its attempt.
+    /// The dialing rank; for [`Purpose::Reconfiguration`] the number of its attempt.
     pub(super) from: u32,
     pub(super) purpose: Purpose,
-    /// Which one of a tree edge's.
+    /// Number of the stream of a tree edge.
     pub(super) stream: u8,
 }
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Messages between two ranks.
+    /// Point-to-point messages.
     Direct = 0,
-    /// An edge of the trees.
+    /// A tree edge.
     Tree = 1,
-    /// Agreeing on the next epoch.
+    /// Agreement on the next epoch.
     Reconfiguration = 2,
 }
 
 impl Endpoint {
-    /// Connects this channel's owner with those of the neighbour nodes; the lower node dials.
+    /// Connects this channel's owner with those of the neighbor nodes; the lower node dials.
     pub(super) fn meet_neighbours(
         &self,
         infos: &[Info],
@@ -251,7 +253,7 @@ impl Endpoint {
         )))
     }
 
-    /// TCP streams that carry our frames to a neighbour: our part of those between the two nodes.
+    /// TCP streams from this rank to a neighbor: its part of the streams between the two nodes.
     pub(super) fn streams(&self, channels: usize) -> usize {
         let between = self.options.streams.unwrap_or(STREAMS);
         match self.options.transport {
@@ -260,12 +262,12 @@ impl Endpoint {
         }
     }
 
-    /// Connections for that: one at least, over which the two prove who they are.
+    /// Number of connections for that: at least one, for authentication.
     fn connections(&self, channels: usize) -> u8 {
         self.streams(channels).clamp(1, STREAMS_MAX) as u8
     }
 
-    /// Lends our segment to a neighbour, if it runs on this machine and results lie there at all.
+    /// Offers the segment to a neighbor, if it runs on this machine and results are stored there.
     fn peer_memory(
         &self,
         peer: &Info,
@@ -284,7 +286,7 @@ impl Endpoint {
         let offered =
             peer_memory.then(|| peer_memory::offer(shm, &peer.mapping_socket, within)).transpose();
         if let Err(error) = &offered {
-            tracing::info!(%error, rank = peer.rank, "our segment cannot be lent");
+            tracing::info!(%error, rank = peer.rank, "cannot offer the segment to a neighbor");
         }
         PeerMemory::new(peer_segment_bytes, offered.ok().flatten(), shm.shape().slot_bytes)
     }
@@ -296,7 +298,7 @@ impl Endpoint {
         stream: u8,
         deadline: Deadline,
     ) -> Result<TcpStream, CollectiveError> {
-        let phase = "dialling a tree neighbour";
+        let phase = "dialing a tree neighbor";
         self.says(phase, peer.rank);
         let from = self.options.rank;
         dial(
@@ -310,7 +312,7 @@ impl Endpoint {
         .map_err(|(kind, detail)| self.peer_error(kind, peer.rank, phase, detail))
     }
 
-    /// Waits for a neighbour's connection.
+    /// Waits for the connection of a neighbor.
     fn expect(
         &self,
         rank: u32,
@@ -318,7 +320,7 @@ impl Endpoint {
         stream: u8,
         deadline: Deadline,
     ) -> Result<TcpStream, CollectiveError> {
-        let phase = "waiting for a tree neighbour";
+        let phase = "waiting for a tree neighbor";
         let wanted = Hello { group, from: rank, purpose: Purpose::Tree, stream };
         self.says(phase, rank);
         let mut arrived = lock(&self.identity.inbox.arrived);
@@ -328,8 +330,8 @@ impl Endpoint {
             }
             let Some(left) = deadline.remaining() else {
                 let refused = match self.identity.refused() {
-                    0 => "is it running, and can it reach us?".to_owned(),
-                    n => format!("{n} connections were refused here: does it hold another key?"),
+                    0 => "is it running, and can it reach this rank?".to_owned(),
+                    n => format!("{n} connections were refused here: does it have another key?"),
                 };
                 let detail = format!("it did not connect in time; {refused}");
                 return Err(self.peer_error(ErrorKind::TimedOut, rank, phase, detail));
@@ -342,10 +344,10 @@ impl Endpoint {
     }
 }
 
-/// Connects to a rank and says who we are.
+/// Connects to a rank and sends the hello message.
 ///
-/// A port that is busy is not a death: it is tried again until `deadline`. A refused connection is one,
-/// and so is an address that answers nothing for [`SILENT_TIMEOUT`]. Between two attempts `given_up` ends it.
+/// A busy port is tried again until `deadline`. A refused connection is an error, and so is an
+/// address without any answer for [`SILENT_TIMEOUT`]. `given_up` is checked between attempts.
 pub(super) fn dial(
     key: &Key,
     own_host: &str,
@@ -371,8 +373,8 @@ pub(super) fn dial(
         if let Some(limit) = out_of_descriptors(&error) {
             return Err((ErrorKind::Io, limit));
         }
-        // A connection that is closed in the middle of the handshake gave way to newer ones: all ranks
-        // may connect to one at once. A wrong key stays wrong.
+        // A connection that is closed during the handshake was dropped in favor of newer ones: all
+        // ranks may connect to one at once. A wrong key is an error.
         let busy = error.broken_off().is_some();
         if !busy && (!error.is_silent() || silent.passed()) {
             return Err((ErrorKind::PeerDied, error.to_string()));
@@ -386,7 +388,7 @@ pub(super) fn dial(
     }
 }
 
-/// Why no socket can be made, with the remedy.
+/// The limit of descriptors and the remedy, if no socket can be created.
 fn out_of_descriptors(error: &tcp::DialError) -> Option<String> {
     error.attempts.iter().find_map(|attempt| match &attempt.why {
         tcp::AttemptError::Unreachable(why)
@@ -395,7 +397,7 @@ fn out_of_descriptors(error: &tcp::DialError) -> Option<String> {
             let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
             let limit = limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
             Some(format!(
-                "{why}: this process may have {limit} descriptors, and needs two for each rank that \
+                "{why}: the limit of this process is {limit} descriptors, and it needs two for each rank that \
                  it exchanges messages with; raise the limit (ulimit -n, LimitNOFILE)"
             ))
         }
@@ -425,7 +427,7 @@ pub(super) fn open_port(
         move |stream, from, greeting| match Hello::decode(greeting) {
             Some(hello) if inbox.admit(hello, stream) => {}
             Some(_) => tracing::warn!(%from, "more connections than ranks"),
-            None => tracing::warn!(%from, "a greeting of another release"),
+            None => tracing::warn!(%from, "hello message of another release"),
         },
     )
 }

@@ -1,72 +1,64 @@
-//! What a rank is told when it starts, and what of it makes no sense.
+//! Options of a rank, and their validation.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::arena::Arena;
-use fabric::interfaces::AddressSelector;
+use fabric::interfaces::Wanted;
+use hfreduce_transport::transport::TransportKind;
 use serde::{Deserialize, Serialize};
 
 use super::CHANNELS_MAX;
-use crate::core::Determinism;
-use crate::core::credit::CLASSES;
 use crate::driver::priority::{HELD, Priority};
-use crate::flight::Folders;
-use crate::placement::Placement;
 use crate::share::Share;
-use crate::shm::Shape;
+use hfreduce_core::Determinism;
+use hfreduce_core::credit::CLASSES;
+use hfreduce_core::placement::Placement;
+use hfreduce_shm::flight::Folders;
+use hfreduce_shm::segment::Shape;
 
-/// Ranks of one node at most: descriptors of all travel in one message.
+/// Maximum number of ranks per node: the descriptors of all are sent in one message.
 pub const LOCALS_MAX: usize = 120;
-/// Registered memory of a rank at most, where nobody says how much: a rank maps the arenas of all
-/// others, and the addresses of a process end at 128 TiB.
+/// Default maximum of a rank's registered memory: a rank maps the arenas of all others, and the
+/// address space of a process is 128 TiB.
 pub const REGISTERED_BYTES_MAX: usize = 256 << 30;
-/// Slots of a node's segment, where nobody says how many.
+/// Default number of slots of a segment, minimum and maximum.
 const SLOTS_MIN: usize = 8;
 const SLOTS_MAX: usize = 32;
-/// Bytes that a node has under way at least, within those bounds.
+/// Minimum of bytes in flight in a node, within those bounds.
 const UNDER_WAY_BYTES: usize = 2 << 20;
-/// Bytes of sums that go round, of all ranks together.
+/// Bytes of ring accumulators, of all ranks together.
 const ROUND_BYTES: usize = 8 << 20;
-/// TCP streams between two neighbouring nodes, where nobody says how many.
+/// Default number of TCP streams between two neighbor nodes.
 pub const STREAMS: usize = 2;
-/// The most that can be asked for.
+/// Maximum number of TCP streams.
 pub const STREAMS_MAX: usize = 16;
 
-/// Descriptors of a rank besides its connections: port, doorbell, pollers, segments, flight record.
+/// Descriptors of a rank in addition to its connections: port, doorbells, pollers, segments, flight
+/// record.
 const DESCRIPTORS: usize = 32;
-/// Memory of a rank besides segments and slots, and for each rank of its group.
+/// Memory of a rank in addition to segments and slots, and for each rank of its group.
 const RANK_BYTES: usize = 1 << 20;
 const MEMBER_BYTES: usize = 1 << 10;
-/// Tree neighbours of a node at most.
+/// Maximum number of tree neighbors of a node.
 const NEIGHBOURS_MAX: usize = 4;
 
 /// Descriptors that a rank of a group of `ranks` may open, with `locals` of them on its node and
-/// `streams` between two nodes: its own, those of its node (doorbell, memory, socket and process of each
-/// rank), those to its tree neighbours, and one connection to and one from each rank that it
+/// `streams` between two nodes: its own, those of its node (doorbell, memory, socket and process of
+/// each rank), those to its tree neighbors, and one connection to and one from each rank that it
 /// exchanges messages with.
 pub fn descriptors_needed(ranks: usize, locals: usize, streams: Option<usize>) -> usize {
     let trees = NEIGHBOURS_MAX * streams.unwrap_or(STREAMS).min(STREAMS_MAX);
     DESCRIPTORS + 4 * locals + trees + 2 * ranks.saturating_sub(1)
 }
 
-/// The same of a rank before it exchanges messages.
-pub(super) fn descriptors_without_messages(options: &Options, placement: &Placement) -> usize {
+/// The same without point-to-point connections.
+pub fn descriptors_without_messages(options: &Options, placement: &Placement) -> usize {
     let locals = placement.members(placement.node_of(options.rank)).len();
     descriptors_needed(1, locals, options.streams)
 }
 
-/// What carries frames along the trees.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum TransportKind {
-    /// TCP.
-    #[default]
-    Tcp,
-    /// Queues in memory, for ranks that are threads of one process.
-    InProcess,
-}
-
-/// What a rank is told when it starts. The sizes must be the same on all ranks.
+/// Options of a rank. The sizes must be equal on all ranks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Options {
     /// The job, for messages.
@@ -75,53 +67,55 @@ pub struct Options {
     pub rank: u32,
     /// (node, zone) of every rank, in rank order.
     pub placement: Vec<(String, String)>,
-    /// The pair of nodes over which two zones are joined, where the scheduler chose one.
+    /// The pair of nodes that connects two zones, if the scheduler has chosen one.
     pub bridge: Option<(String, String)>,
-    /// At which of its addresses other nodes reach this one; by default all, best first.
-    pub address: AddressSelector,
-    /// A host of the group, rank 0's say: the address that the route to it begins at is the best.
+    /// The addresses at which other nodes reach this one. Default: all, best first.
+    pub address: Wanted,
+    /// A host of the group, for example that of rank 0: the source address of the route to it is
+    /// preferred.
     pub towards: Option<String>,
     /// The largest chunk, in bytes; a multiple of 4096.
     pub slot_bytes: usize,
-    /// Chunks under way inside a node; by default what its place in the trees needs.
+    /// Chunks in flight inside a node. Default: depends on its position in the trees.
     pub slots: Option<usize>,
-    /// Chunks under way on one tree edge, in one direction.
+    /// Chunks in flight on one tree edge, in one direction.
     pub window: u32,
-    /// Silence after which a peer counts as stopped.
+    /// Silence after which a peer is considered stopped.
     pub liveness: Duration,
-    /// Ranks of a node that share its work; by default as many as there are processors for.
+    /// Ranks of a node that own chunks. Default: as many as there are CPUs for.
     pub channels: Option<usize>,
-    /// Processors that this machine has for its ranks; by default those that this process may use.
+    /// CPUs that this machine has for its ranks. Default: those that this process may use.
     pub processors: Option<usize>,
-    /// Where the flight recorder and its dumps are: folders of the process that has the connections.
+    /// Folders of the flight recorder and its dumps, in the process that has the connections.
     #[serde(skip, default = "Folders::from_environment")]
     pub folders: Folders,
-    /// Registered memory of this rank at most, whole pages: a limit, not a use of memory. 0: none.
+    /// Maximum of registered memory of this rank, in whole pages; it is not allocated in advance.
+    /// 0: none.
     pub registered_bytes: usize,
-    /// Nodes on one machine copy from each other's memory instead of through TCP.
+    /// Nodes on one machine map each other's segments instead of using TCP.
     pub peer_memory: bool,
-    /// What carries frames along the trees; the same on all ranks.
+    /// Kind of transport along the trees; equal on all ranks.
     #[serde(default)]
     pub transport: TransportKind,
-    /// TCP streams between two neighbouring nodes, which the ranks that share a node's work divide
-    /// between them; the same on all ranks. By default [`STREAMS`].
+    /// TCP streams between two neighbor nodes, divided among the ranks that own chunks; equal on
+    /// all ranks. Default: [`STREAMS`].
     #[serde(default)]
     pub streams: Option<usize>,
-    /// What is promised about bits, beyond the default; the same on all ranks.
+    /// Determinism modes; equal on all ranks.
     pub determinism: Determinism,
-    /// Whose chunks go first, of the communicators with the same share.
+    /// Priority among the communicators with the same share.
     pub priority: Priority,
-    /// What it shares with its user's other ranks in the process that has the connections.
+    /// Resources shared with its user's other ranks in the process that has the connections.
     #[serde(skip, default = "Share::of_process")]
     pub share: Arc<Share>,
-    /// How long chunks wait for those of a higher level at most.
+    /// Maximum time for which chunks wait for those of a higher level.
     pub held_back: Duration,
-    /// A daemon runs this rank's part: the process that ends is not the rank's own.
+    /// A daemon runs this rank: the process that ends is not the rank's.
     pub served: bool,
 }
 
 impl Options {
-    /// The defaults for a rank of a group.
+    /// Default options of a rank of a group.
     pub fn new(rank: u32, placement: Vec<(String, String)>) -> Self {
         Self {
             job: String::new(),
@@ -150,8 +144,8 @@ impl Options {
     }
 }
 
-/// `HFREDUCE_REGISTERED_BYTES` in whole pages. It differs from rank to rank as it likes, so it is no
-/// setting that anybody has to hand on; what is no number is refused where settings are read.
+/// `HFREDUCE_REGISTERED_BYTES` in whole pages. It may differ between ranks, so it is not passed on
+/// as a setting; an invalid value is rejected where settings are read.
 fn registered_bytes() -> usize {
     let set = std::env::var("HFREDUCE_REGISTERED_BYTES").ok();
     let set = set.and_then(|text| text.parse::<usize>().ok());
@@ -160,26 +154,26 @@ fn registered_bytes() -> usize {
 }
 
 /// Every level of the trees holds a chunk of each tree on its way up and one on its way down, each
-/// of the ranks that share the work has two of each tree, and a slow link wants bytes under way.
-/// More than that only pushes chunks out of the caches.
+/// owner has two of each tree, and a slow link needs bytes in flight. More slots would only evict
+/// chunks from the caches.
 pub fn default_slots(nodes: usize, channels: usize, slot_bytes: usize) -> usize {
     let priority_levels = usize::BITS - nodes.saturating_sub(1).leading_zeros();
     let wanted = 4 * channels.max(priority_levels as usize);
     wanted.max(UNDER_WAY_BYTES / slot_bytes.max(1)).clamp(SLOTS_MIN, SLOTS_MAX)
 }
 
-/// Sums that go round lie behind one another, one slot a chunk: so many that the ranks before and
-/// behind are seldom waited for, and no more than the last level of caches holds.
-pub(super) fn default_ring_slots(slots: usize, slot_bytes: usize) -> usize {
+/// Consecutive ring accumulators, one slot per chunk: enough that ranks seldom wait for each other,
+/// and no more than the last-level cache holds.
+pub fn default_ring_slots(slots: usize, slot_bytes: usize) -> usize {
     (ROUND_BYTES / slot_bytes.max(1)).clamp(slots, SLOTS_MAX.max(slots))
 }
 
-/// Memory of this process that a rank of a group may cause to be used, besides what it registers: its
-/// part of the node's segment, the slots of its tree links, and what is kept for each rank.
-pub(super) fn memory_needed(options: &Options, placement: &Placement) -> usize {
+/// Memory of this process that a rank of a group may use, in addition to registered memory: its
+/// part of the segment, the slots of its tree links, and per-rank state.
+pub fn memory_needed(options: &Options, placement: &Placement) -> usize {
     let (nodes, slot_bytes) = (placement.nodes().len(), options.slot_bytes);
     let locals = placement.members(placement.node_of(options.rank)).len();
-    // As many as there can be; how many there are is known once all have told what they have.
+    // The maximum; the number is known once the infos of all ranks are.
     let channels = locals.min(CHANNELS_MAX);
     let slots = options.slots.unwrap_or_else(|| default_slots(nodes, channels, slot_bytes));
     let ring_slots = if nodes == 1 { default_ring_slots(slots, slot_bytes) } else { 0 };
@@ -190,39 +184,43 @@ pub(super) fn memory_needed(options: &Options, placement: &Placement) -> usize {
     RANK_BYTES + shm + pools + placement.world_size() * MEMBER_BYTES
 }
 
-pub(super) fn check(options: &Options, placement: &Placement) -> Result<(), String> {
+pub fn check(options: &Options, placement: &Placement) -> Result<(), String> {
     if options.rank as usize >= placement.world_size() {
         let size = placement.world_size();
-        return Err(format!("rank {} does not exist in a world of {size}", options.rank));
+        return Err(format!("rank {} is not in a group of {size} ranks", options.rank));
     }
     let node = placement.node_of(options.rank);
     let locals = placement.members(node).len();
     if locals > LOCALS_MAX {
         let name = &placement.nodes()[node].name;
         return Err(format!(
-            "node `{name}` has {locals} ranks; at most {LOCALS_MAX} are possible: start fewer, or give \
+            "node `{name}` has {locals} ranks, the maximum is {LOCALS_MAX}: start fewer, or give \
              the node several names in the topology, whose ranks then share memory apart"
         ));
     }
     let slot = options.slot_bytes;
     if !(4096..=64 << 20).contains(&slot) || !slot.is_multiple_of(4096) {
-        return Err(format!("chunk_bytes {slot} is no multiple of 4096 from 4096 to 64 MiB"));
+        return Err(format!(
+            "invalid chunk_bytes {slot}: expected a multiple of 4096, at most 64 MiB"
+        ));
     }
     if let Some(slots) = options.slots.filter(|slots| !(2..=64).contains(slots)) {
-        return Err(format!("slots {slots} is not from 2 to 64"));
+        return Err(format!("invalid slots {slots}: expected 2 to 64"));
     }
     if !options.registered_bytes.is_multiple_of(4096) {
         let bytes = options.registered_bytes;
-        return Err(format!("registered_bytes {bytes} is no multiple of 4096"));
+        return Err(format!("invalid registered_bytes {bytes}: expected a multiple of 4096"));
     }
     if !(1..=64).contains(&options.window) {
-        return Err(format!("window {} is not from 1 to 64", options.window));
+        return Err(format!("invalid window {}: expected 1 to 64", options.window));
     }
     if let Some(streams) = options.streams.filter(|streams| !(1..=STREAMS_MAX).contains(streams)) {
-        return Err(format!("streams {streams} (HFREDUCE_STREAMS) is not from 1 to {STREAMS_MAX}"));
+        return Err(format!(
+            "invalid streams {streams} (HFREDUCE_STREAMS): expected 1 to {STREAMS_MAX}"
+        ));
     }
     if options.liveness < Duration::from_millis(500) {
-        return Err(format!("a liveness time-out of {:?} is under 500 ms", options.liveness));
+        return Err(format!("invalid liveness timeout {:?}: minimum 500 ms", options.liveness));
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
-//! A communicator with other members: the driver of [`Reconfiguration`], and what comes before and after.
+//! Reconfiguration of a communicator with other members.
 //!
 //! The coordinator dials every member at the port that it has had since its first epoch. Then all
-//! connect anew: new segment, new connections, new plan. Nothing of the epoch before is used, and a
-//! connection that was made for it is refused because it names another group.
+//! ranks connect again: new segment, new connections, new plan. Nothing of the previous epoch is
+//! used, and its connections are refused because they name another group.
 
 use std::io;
 use std::sync::Arc;
@@ -16,28 +16,29 @@ use fabric::deadline::Deadline;
 use super::agreement::AgreementDriver;
 use super::identity::{EndpointIdentity, ReconfigureSource};
 use super::info::{Info, LocalSockets, digest, first_eight, refused};
-use super::members::{Member, choose, list_digest};
+use super::members::{choose, list_digest};
 use super::record;
 use super::{Endpoint, Options};
-use crate::communicator::{Communicator, SessionHandle};
-use crate::core::reconfigure::{Agreement, Rejection, Start};
-use crate::error::{AbortReason, CollectiveError, ErrorKind};
+use crate::communicator::{Communicator, Session};
+use crate::member::Member;
+use hfreduce_core::error::{AbortReason, CollectiveError, ErrorKind};
+use hfreduce_core::reconfigure::{Agreement, Rejection, Start};
 
-/// How long operations under way in the epoch before may take to end.
-pub(crate) const CLOSE: Duration = Duration::from_secs(2);
-/// Looked at while members agree: why whoever this is done for is no more.
-pub(crate) type Watch<'a> = &'a mut dyn FnMut() -> Option<String>;
+/// Time in which operations of the previous epoch may end.
+pub const CLOSE: Duration = Duration::from_secs(2);
+/// Checked while members agree: returns why the rank has ended, if it has.
+pub type Watch<'a> = &'a mut dyn FnMut() -> Option<String>;
 
-/// One who waits to be taken into a communicator that exists.
+/// A process that waits to join an existing communicator.
 pub struct Newcomer {
     identity: Arc<EndpointIdentity>,
     options: Options,
-    /// Its connections are a group's.
+    /// Its connections belong to a group.
     joined: AtomicBool,
 }
 
 impl Newcomer {
-    /// Opens its port. The placement in `options` is its own place alone.
+    /// Opens its port. The placement in `options` has one entry, for the newcomer.
     ///
     /// # Errors
     /// As [`Endpoint::new`].
@@ -50,29 +51,29 @@ impl Newcomer {
         Ok(Self { identity: endpoint.identity, options: endpoint.options, joined: false.into() })
     }
 
-    /// What the members need to know to take it in.
+    /// The info that the members need to accept it.
     pub fn info(&self) -> Vec<u8> {
         let info = self.options.info(&self.identity, 0, &LocalSockets::default());
         serde_json::to_vec(&info).unwrap_or_default()
     }
 
     /// Waits until a member's `reconfigure` names it, and connects. May be called again after an
-    /// error, and not after that.
+    /// error, but not after success.
     ///
     /// # Errors
-    /// Who is missing or does not fit.
+    /// The rank that is missing or does not match.
     pub fn join(&self, timeout: Duration) -> Result<Communicator, CollectiveError> {
         self.join_for(timeout, &mut || None)
     }
 
-    /// The same as long as `watch` has nothing to say.
-    pub(crate) fn join_for(
+    /// The same, until `watch` returns a reason.
+    pub fn join_for(
         &self,
         timeout: Duration,
         watch: Watch<'_>,
     ) -> Result<Communicator, CollectiveError> {
         if self.joined.load(Ordering::SeqCst) {
-            let detail = "this newcomer is in a group: go on from that by reconfigure".to_owned();
+            let detail = "this newcomer is in a group: use its reconfigure".to_owned();
             return Err(refused(&self.options, ErrorKind::Invalid, "being called", detail));
         }
         let deadline = Deadline::after(timeout);
@@ -83,38 +84,34 @@ impl Newcomer {
         Ok(communicator)
     }
 
-    /// Where its registered memory will be.
-    pub(crate) fn arena(&self) -> io::Result<Arc<Arena>> {
+    /// Registered memory of the newcomer.
+    pub fn arena(&self) -> io::Result<Arc<Arena>> {
         self.identity.arena(&self.options)
     }
 }
 
 impl Communicator {
-    /// Ends this epoch and goes on with `members`, in this order. Every member calls it with the
-    /// same list; the first is a present rank. Works on a broken communicator and on a whole one,
-    /// and may be called again, with fewer members, after an error.
+    /// Ends this epoch and continues with `members`, in this order. Every member calls it with the
+    /// same list; the first is a present rank. It also works on a broken communicator, and may be
+    /// called again, with fewer members, after an error.
     ///
     /// # Errors
-    /// Who is missing, gone or of another opinion, as ranks of the present epoch.
+    /// The member that is missing, lost or disagrees, as a rank of the present epoch.
     pub fn reconfigure(
         &self,
         members: &[Member],
         timeout: Duration,
     ) -> Result<Communicator, CollectiveError> {
         let invalid = |detail| self.refused(ErrorKind::Invalid, "reconfigure", detail);
-        match self.session().map_err(invalid)? {
-            SessionHandle::Local(origin) => {
-                self.reconfigure_as(origin, members, None, timeout, &mut || None)
-            }
-            SessionHandle::Daemon(daemon_session) => {
-                daemon_session.reconfigure(self, members, timeout)
-            }
-        }
+        self.session().map_err(invalid)?.reconfigure(self, members, timeout)
     }
 
-    /// The same from connections of this process, as long as `watch` has nothing to say.
-    /// `completed`: how many operations ended for whom this is done, if that is somebody else.
-    pub(crate) fn reconfigure_as(
+    /// The same for connections of this process, until `watch` returns a reason. `completed`: the
+    /// operations completed by the rank, if it runs in another process.
+    ///
+    /// # Errors
+    /// See [`Communicator::reconfigure`].
+    pub fn reconfigure_as(
         &self,
         origin: &ReconfigureSource,
         members: &[Member],
@@ -139,15 +136,42 @@ impl Communicator {
     }
 }
 
+impl Session for ReconfigureSource {
+    fn arena(&self) -> io::Result<Arc<Arena>> {
+        self.identity.arena(&self.options)
+    }
+
+    fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    fn previous_epochs(&self) -> Vec<Option<(u32, u64)>> {
+        self.infos.iter().map(|info| info.previous_epoch).collect()
+    }
+
+    fn refused_connections(&self) -> Option<u64> {
+        Some(self.identity.refused())
+    }
+
+    fn reconfigure(
+        &self,
+        communicator: &Communicator,
+        members: &[Member],
+        timeout: Duration,
+    ) -> Result<Communicator, CollectiveError> {
+        communicator.reconfigure_as(self, members, None, timeout, &mut || None)
+    }
+}
+
 /// Why there is no new epoch.
 enum Trouble {
     Refused(Rejection),
-    /// While connecting: ranks are those of the new epoch.
+    /// Failed to connect: ranks are those of the new epoch.
     Failed(CollectiveError),
 }
 
 impl Trouble {
-    /// As the caller knows the ranks.
+    /// Converts the error to the ranks that the caller knows.
     fn into_error(
         self,
         options: &Options,
@@ -185,7 +209,7 @@ fn go(
     let trouble = |phase: &str, error: std::io::Error| {
         Trouble::Failed(refused(&options, ErrorKind::Io, phase, error.to_string()))
     };
-    let nonce = nonce().map_err(|error| trouble("asking the system for chance", error))?;
+    let nonce = nonce().map_err(|error| trouble("reading random bytes", error))?;
     let local_sockets = LocalSockets::open(true, options.peer_memory)
         .map_err(|error| trouble("listening on a local socket", error))?;
     let info = Info { previous_epoch, ..options.info(&identity, 0, &local_sockets) };
@@ -210,7 +234,7 @@ fn go(
     endpoint.enter(infos, digest(&group), agreed.epoch, deadline).map_err(Trouble::Failed)
 }
 
-/// The endpoint of this rank in the epoch that all agreed on: a pure function of the cards.
+/// The endpoint of this rank in the agreed epoch: a pure function of the infos.
 fn next_epoch(
     identity: Arc<EndpointIdentity>,
     options: Options,
@@ -218,7 +242,7 @@ fn next_epoch(
     local_sockets: LocalSockets,
 ) -> Result<(Endpoint, Vec<Info>), Trouble> {
     let fail = |detail: String| {
-        Trouble::Failed(refused(&options, ErrorKind::Protocol, "reading the cards", detail))
+        Trouble::Failed(refused(&options, ErrorKind::Protocol, "reading the infos", detail))
     };
     let infos = agreed.infos.iter().enumerate().map(|(rank, info)| {
         let info: Result<Info, _> = serde_json::from_str(info);
@@ -227,7 +251,7 @@ fn next_epoch(
     let infos: Vec<Info> =
         infos.collect::<Result<_, _>>().map_err(|error| fail(error.to_string()))?;
     let rank = infos.iter().position(|info| info.id == identity.id);
-    let rank = rank.ok_or_else(|| fail("the coordinator left us out".to_owned()))?;
+    let rank = rank.ok_or_else(|| fail("this rank is missing in the agreement".to_owned()))?;
     let options = options.of_epoch(&infos, rank);
     let endpoint = Endpoint::of_epoch(identity, options, infos[rank].clone(), local_sockets);
     let endpoint = endpoint.map_err(Trouble::Failed)?;
@@ -238,12 +262,13 @@ fn next_epoch(
 }
 
 impl Options {
-    /// Those of the same process as rank `rank` of an epoch that begins with these infos.
-    pub(crate) fn of_epoch(self, infos: &[Info], rank: usize) -> Self {
+    /// The options of the same process as rank `rank` of an epoch with these infos.
+    pub fn of_epoch(self, infos: &[Info], rank: usize) -> Self {
         Self {
             rank: rank as u32,
             placement: infos.iter().map(|info| (info.node.clone(), info.zone.clone())).collect(),
-            // A bridge that is still one; the same on all ranks, because all ask the first card.
+            // The bridge, if both ends are still members; equal on all ranks, since all use the
+            // first info.
             bridge: infos.first().and_then(|info| info.bridge.clone()).filter(|(one, other)| {
                 [one, other].iter().all(|end| infos.iter().any(|info| info.node == **end))
             }),
@@ -252,7 +277,7 @@ impl Options {
     }
 }
 
-/// For tests of strangers' cards: how many infos and places the epoch has, if there is one.
+/// For fuzz tests: the number of infos and ranks of the epoch, if there is one.
 #[cfg(test)]
 pub(super) fn fuzzed_epoch(
     identity: Arc<EndpointIdentity>,

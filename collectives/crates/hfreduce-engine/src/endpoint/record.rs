@@ -1,11 +1,11 @@
-//! What `connect` tells the flight recorder.
+//! Flight records of `connect`.
 
 use super::info::Info;
 use super::{Endpoint, Options};
-use crate::core::Flows;
-use crate::core::reconfigure::Start;
-use crate::error::CollectiveError;
-use crate::flight::{RankInfo, Recorder};
+use hfreduce_core::Flows;
+use hfreduce_core::error::CollectiveError;
+use hfreduce_core::reconfigure::Start;
+use hfreduce_shm::flight::{RankInfo, Recorder};
 
 impl Endpoint {
     pub(super) fn about(&self, infos: &[Info], group: u64, epoch: u32) -> RankInfo {
@@ -31,7 +31,7 @@ impl Endpoint {
         }
     }
 
-    /// For whoever looks while we connect.
+    /// Records the phase of `connect`.
     pub(super) fn says(&self, phase: &str, rank: u32) {
         if let Some(recorder) = self.recorder.get() {
             recorder.waiting(None, phase, Some(rank));
@@ -39,7 +39,7 @@ impl Endpoint {
     }
 }
 
-/// A recorder for the time between two epochs: ranks are places in the list of members.
+/// A recorder for the time between two epochs: ranks are positions in the list of members.
 pub(super) fn agreeing(options: &Options, start: &Start) -> Recorder {
     let place = options.placement.get(options.rank as usize).cloned().unwrap_or_default();
     let about = RankInfo {
@@ -56,7 +56,7 @@ pub(super) fn agreeing(options: &Options, start: &Start) -> Recorder {
     Recorder::new(&options.folders, &about)
 }
 
-/// The error with the path of the dump.
+/// The error with the path of its dump.
 pub(super) fn recorded(error: CollectiveError, recorder: &Recorder) -> CollectiveError {
     let path = recorder.broke(&error.cause.encode());
     CollectiveError { flight_record: path.map(|path| path.display().to_string().into()), ..error }

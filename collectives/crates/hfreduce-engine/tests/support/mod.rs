@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hfreduce_engine::daemon::{AnyEndpoint, Daemon, Rules};
+use hfreduce_daemon::{AnyEndpoint, Daemon, Rules};
 use hfreduce_engine::flight::Folders;
 use hfreduce_engine::{
     Buffer, CollectiveError, Communicator, DType, ErrorKind, Options, ReduceOp, Work,

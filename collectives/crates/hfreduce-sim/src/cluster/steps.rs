@@ -1,8 +1,8 @@
 //! The steps of one machine: slots, copies, sums, frames, and what the core wants done.
 
-use hfreduce_engine::core::credit::Key;
-use hfreduce_engine::core::{Action, DataHead, Stage};
-use hfreduce_engine::wire::HEAD_BYTES;
+use hfreduce_core::credit::Key;
+use hfreduce_core::{Action, DataHead, Stage};
+use hfreduce_transport::wire::HEAD_BYTES;
 
 use super::{Cluster, DELIVERED, Event, Held, SETTLED};
 use crate::agenda::{Pipe, SECOND, Time};

@@ -1,10 +1,10 @@
 //! What goes wrong, who notices, whom it blames and who is told: the rules of the driver.
 
-use hfreduce_engine::core::DataHead;
-use hfreduce_engine::core::credit::CLASSES;
-use hfreduce_engine::core::tree::{Violation, Waiting};
-use hfreduce_engine::error::{AbortReason, ErrorKind};
-use hfreduce_engine::wire::{Frame, Head};
+use hfreduce_core::DataHead;
+use hfreduce_core::credit::CLASSES;
+use hfreduce_core::error::{AbortReason, ErrorKind};
+use hfreduce_core::tree::{Violation, Waiting};
+use hfreduce_transport::wire::{Frame, Head};
 
 use super::{EXIT_WITHIN, Event, Group, LOCAL_LATENCY, Life, Message, SLOT_BYTES, TICK};
 use crate::agenda::MILLISECOND;
@@ -104,7 +104,7 @@ impl Group<'_> {
             None => self.owner(node) + peer,
             Some(link) => self.owner(self.nodes[node].ends[link].0),
         };
-        let detail = format!("no sign of life for {silent_ms} ms");
+        let detail = format!("no heartbeat for {silent_ms} ms");
         self.fail(rank, self.blame(ErrorKind::PeerStalled, rank, whom, &detail), None);
     }
 
@@ -205,7 +205,7 @@ impl Garbage {
             sequence: 0,
             chunk: 0,
             tree: 0,
-            stage: hfreduce_engine::core::Stage::Up,
+            stage: hfreduce_core::Stage::Up,
             bytes: 0,
             fingerprint: nothing,
         };

@@ -1,8 +1,8 @@
 //! What travels between machines, and what the one at the other end makes of it.
 
-use hfreduce_engine::core::tree::Violation;
-use hfreduce_engine::error::{AbortReason, ErrorKind};
-use hfreduce_engine::wire::{Frame, HEAD_BYTES, Head};
+use hfreduce_core::error::{AbortReason, ErrorKind};
+use hfreduce_core::tree::Violation;
+use hfreduce_transport::wire::{Frame, HEAD_BYTES, Head};
 
 use super::{Event, Group, LINK_LATENCY, Message, SLOT_BYTES};
 
@@ -41,7 +41,7 @@ impl Group<'_> {
             }
             Message::End => {
                 self.heed(owner);
-                let why = "its connection was closed without a farewell";
+                let why = "its connection was closed unexpectedly";
                 self.fail(owner, self.blame(ErrorKind::PeerDied, owner, peer, why), None);
             }
         }

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use hfreduce_engine::core::reconfigure::{Message, Step};
-use hfreduce_engine::error::ErrorKind;
+use hfreduce_core::error::ErrorKind;
+use hfreduce_core::reconfigure::{Message, Step};
 
 use super::{Connection, DIAL, Event, Story};
 use crate::agenda::{MICROSECOND, MILLISECOND, Time};

@@ -1,5 +1,5 @@
-//! How direct connections come to be: we dial a rank when we first have something for it; the port
-//! takes those who dial us.
+//! Establishes point-to-point connections: this rank dials a peer when it first has a frame for it,
+//! and accepts the connections of peers at its port.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,24 +8,23 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::{Dial, Incoming, Note, shutdown};
-use crate::driver::connection::Connection;
-use crate::driver::wire::Head;
 use crate::driver::{Driver, Shared, TOKEN_P2P_IN, TOKEN_P2P_OUT, lock};
-use crate::error::{AbortReason, ErrorKind};
-use crate::share::Charge;
+use hfreduce_core::error::{AbortReason, ErrorKind};
+use hfreduce_shm::quota::Charge;
+use hfreduce_transport::connection::Connection;
+use hfreduce_transport::wire::Head;
 
-/// Ranks that are dialled at the same time: a first all-to-all of a large group needs no thread for each
-/// of them, and one rank that answers late does not keep all others waiting.
+/// Maximum number of ranks dialed at the same time: a first all-to-all of a large group does not
+/// need a thread per rank, and one slow rank does not delay the others.
 const DIALERS_MAX: usize = 16;
 
-/// A few threads that dial whom we have messages for, in turn.
+/// Threads that dial peers, in order.
 pub(super) struct Dialers {
     dial: Dial,
     pool: Pool<(u32, Instant)>,
 }
 
-/// Items that at most [`DIALERS_MAX`] threads work on, first come, first served. A thread ends when
-/// none is left.
+/// Items that at most [`DIALERS_MAX`] threads process in order. A thread ends when no item is left.
 struct Pool<T>(Arc<Mutex<Queue<T>>>);
 
 struct Queue<T> {
@@ -52,7 +51,7 @@ impl<T: Send + 'static> Pool<T> {
         };
         match std::thread::Builder::new().name("hfreduce-dial".into()).spawn(run) {
             Ok(_) => queue.threads += 1,
-            // Those that there are take it.
+            // The existing threads process the item.
             Err(_) if queue.threads > 0 => {}
             Err(error) => return Err(error),
         }
@@ -65,7 +64,7 @@ impl Dialers {
         Self { dial, pool: Pool::new() }
     }
 
-    /// Has `peer` dialled until `until`; the result comes with the driver's news.
+    /// Dials `peer` until `until`; the result is passed to the driver.
     fn add(&self, peer: u32, until: Instant, shared: &Arc<Shared>) -> io::Result<()> {
         let (dial, shared) = (self.dial.clone(), shared.clone());
         self.pool.add((peer, until), move |(peer, until)| {
@@ -84,7 +83,7 @@ impl Dialers {
     }
 }
 
-/// The next one to dial; a thread that gets none is done.
+/// The next item; a thread that gets none ends.
 fn next<T>(queue: &Mutex<Queue<T>>) -> Option<T> {
     let mut queue = lock(queue);
     let next = queue.waiting.pop_front();
@@ -95,7 +94,7 @@ fn next<T>(queue: &Mutex<Queue<T>>) -> Option<T> {
 }
 
 impl Driver {
-    /// Sends a head, and its payload, to a rank that is dialled if that was not done.
+    /// Sends a head and its payload to a rank, which is dialed if necessary.
     pub(super) fn send_p2p(&mut self, peer: u32, head: Head, payload: Vec<u8>) {
         let outgoing = self.p2p.outgoing.entry(peer).or_default();
         outgoing.words.push_back((head, payload));
@@ -106,35 +105,40 @@ impl Driver {
         let until = self.p2p.operations.values().map(|o| o.work.deadline).max();
         let until = until.unwrap_or_else(Instant::now);
         if let Err(error) = self.p2p.dialers.add(peer, until, &self.shared) {
-            self.fail(self.io_reason(format!("no thread to dial rank {peer}: {error}")), None);
+            self.fail(
+                self.io_reason(format!("cannot start a thread to dial rank {peer}: {error}")),
+                None,
+            );
         }
     }
 
-    /// Connections that were made, by us or by others.
+    /// Takes connections that were dialed or accepted.
     pub(in crate::driver) fn take_connections(&mut self) {
         let dialed = std::mem::take(&mut *lock(&self.shared.dialed));
         for (peer, connected) in dialed {
             match connected.map(|stream| self.adopt_outgoing(peer, stream)) {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => self.fail(self.io_reason(format!("a socket: {error}")), None),
+                Ok(Err(error)) => self.fail(self.io_reason(format!("socket: {error}")), None),
                 Err(cause) => self.fail(cause, None),
             }
         }
         let admitted = std::mem::take(&mut *lock(&self.shared.admitted));
         for (peer, stream, charge) in admitted {
-            // Whoever connects a second time lost the first connection: a new process it is not.
+            // A second connection of a peer means that it lost the first one: the same process,
+            // since a new one has another key.
             if self.p2p.incoming.contains_key(&peer) {
                 continue;
             }
             if let Err(error) = self.adopt_incoming(peer, stream, charge) {
-                self.fail(self.io_reason(format!("a socket: {error}")), None);
+                self.fail(self.io_reason(format!("socket: {error}")), None);
             }
         }
     }
 
     fn adopt_outgoing(&mut self, peer: u32, stream: TcpStream) -> io::Result<()> {
         let charge = self.shared.identity.share.descriptor().unwrap_or_else(|error| {
-            // Closed now, it would be the end of this rank to the other one: it hears why first.
+            // Closing the connection now would look like the end of this rank: send the reason
+            // first.
             self.fail(self.io_reason(error.to_string()), None);
             Charge::default()
         });
@@ -153,12 +157,12 @@ impl Driver {
         Ok(())
     }
 
-    /// Listens to a new connection; where everything has ended it only says why.
+    /// Watches a new connection; after an abort it only sends the reason.
     fn adopted(&mut self, stream: TcpStream, token: u64) -> io::Result<Connection<Note>> {
         let mut connection = Connection::new(stream, self.shm.shape().slot_bytes)?;
         match self.shared.broken.get() {
             Some(cause) => {
-                shutdown::tell(&mut connection, &cause.encode());
+                shutdown::send_reason(&mut connection, &cause.encode());
                 self.begin_drain();
             }
             None => self.poller.watch(&connection, token)?,
@@ -199,7 +203,7 @@ mod tests {
         for _ in 0..DIALERS_MAX {
             beginnings.recv_timeout(PATIENCE).unwrap();
         }
-        // All threads that there may be are stuck in a dial; the others wait their turn.
+        // All threads are blocked in a dial; the other items wait.
         assert_eq!(lock(&pool.0).threads, DIALERS_MAX);
         assert_eq!(lock(&pool.0).waiting.len(), 1024 - DIALERS_MAX);
         *lock(&gate.0) = true;

@@ -1,15 +1,15 @@
-//! What comes over direct connections, and their end.
+//! Receiving side of point-to-point connections, and their end.
 
 use std::io;
 
 use super::P2pOperation;
-use crate::core::pair::{ANY_RANK, Envelope};
-use crate::core::tree::Violation;
-use crate::driver::connection::Arrival;
-use crate::driver::poller::Ready;
-use crate::driver::wire::{Frame, Head};
 use crate::driver::{Driver, TOKEN_P2P_IN};
-use crate::error::{AbortReason, ErrorKind};
+use hfreduce_core::error::{AbortReason, ErrorKind};
+use hfreduce_core::matching::{ANY_RANK, Envelope};
+use hfreduce_core::tree::Violation;
+use hfreduce_transport::connection::Arrival;
+use hfreduce_transport::poller::Ready;
+use hfreduce_transport::wire::{Frame, Head};
 
 impl Driver {
     pub(in crate::driver) fn handle_p2p_event(&mut self, event: Ready) {
@@ -40,8 +40,7 @@ impl Driver {
                         self.p2p.held.insert((peer, message), bytes);
                         self.p2p.pairs.offered(peer, message, envelope, true)
                     } else {
-                        // The last word of a peer for which everything has ended: it is not the
-                        // culprit.
+                        // The final frame of an aborted peer, which is not the cause.
                         self.fail(AbortReason::decode(&bytes, self.shared.identity.rank), None);
                         return;
                     }
@@ -88,15 +87,15 @@ impl Driver {
                 });
                 let (Some(place), Some(incoming)) = (place, self.p2p.incoming.get_mut(&peer))
                 else {
-                    return Err(Violation::Protocol("a piece has no place here".into()));
+                    return Err(Violation::Protocol("a piece does not fit its message".into()));
                 };
                 if let Some(slot) = head.mapped {
                     // SAFETY: as below; the copy ends before this returns.
                     return unsafe { self.take_staged((peer, message), slot, place, bytes) };
                 }
                 incoming.receiving = Some((message, bytes as u64));
-                // SAFETY: inside the operation's output, which is ours until the operation ends;
-                // it cannot end before this piece has arrived or `detach` was called.
+                // SAFETY: inside the operation's output, which is exclusive until the operation
+                // ends; it cannot end before this piece has arrived or `detach` was called.
                 unsafe { incoming.connection.body(place, bytes) };
                 Ok(())
             }
@@ -107,14 +106,14 @@ impl Driver {
                 }
                 Ok(())
             }
-            other => Err(Violation::Protocol(format!("{other:?} came between two ranks"))),
+            other => Err(Violation::Protocol(format!("unexpected {other:?} between two ranks"))),
         }
     }
 
     fn outward_head(&mut self, peer: u32, head: &Head) -> Result<(), Violation> {
         match head.frame {
             Frame::Grant { message } => self.p2p.pairs.granted(peer, message),
-            // It carries what was returned.
+            // It carries acknowledgments.
             Frame::Credit => Ok(()),
             Frame::Abort => self.receive_reason(peer, false, head),
             Frame::Close { .. } => {
@@ -123,7 +122,7 @@ impl Driver {
                 }
                 Ok(())
             }
-            other => Err(Violation::Protocol(format!("{other:?} came between two ranks"))),
+            other => Err(Violation::Protocol(format!("unexpected {other:?} between two ranks"))),
         }
     }
 
@@ -134,10 +133,10 @@ impl Driver {
         Ok(())
     }
 
-    /// A direct connection ended: a failure only if somebody still needs it.
+    /// Handles the end of a connection: a failure only if a transfer still needs it.
     pub(super) fn p2p_lost(&mut self, peer: u32, inward: bool, error: &io::Error) {
         self.check_abort_record();
-        // Dropping a connection closes its socket, and epoll forgets a closed one by itself.
+        // Dropping a connection closes its socket, which also removes it from epoll.
         let left = if inward {
             self.p2p.incoming.remove(&peer).is_some_and(|incoming| incoming.left)
         } else {
@@ -145,7 +144,7 @@ impl Driver {
         };
         let mut open = self.p2p.operations.values().flat_map(P2pOperation::open);
         let needed = open.any(|transfer| match transfer.peer {
-            // Who took leave sends nothing more, but others may.
+            // A closed peer sends nothing more, but others may.
             ANY_RANK => inward && !left,
             needed => needed == peer && transfer.sends != inward,
         });

@@ -1,4 +1,4 @@
-//! What goes out over direct connections.
+//! Sending side of point-to-point connections.
 
 use std::sync::atomic::Ordering;
 
@@ -6,16 +6,16 @@ use hfreduce_kernels::Store;
 
 use super::Note;
 use super::staging::{PieceRoute, STAGED_FROM_BYTES};
-use crate::driver::poller::Ready;
-use crate::driver::transport::{Payload, StableMemory};
-use crate::driver::wire::{Frame, Head, PIECE_BYTES_MAX};
 use crate::driver::{Driver, TOKEN_P2P_IN, TOKEN_P2P_OUT};
+use hfreduce_transport::poller::Ready;
+use hfreduce_transport::transport::{Payload, StableMemory};
+use hfreduce_transport::wire::{Frame, Head, PIECE_BYTES_MAX};
 
-/// Pieces handed to a socket at a time.
+/// Pieces queued in a socket at a time.
 const QUEUED_MAX: usize = 2;
 
 impl Driver {
-    /// Sends what can be sent; true if anything moved.
+    /// Sends as much as possible; true if anything changed.
     pub(in crate::driver) fn progress_p2p(&mut self) -> bool {
         let mut moved = false;
         let outward: Vec<u32> = self.p2p.outgoing.keys().copied().collect();
@@ -69,12 +69,12 @@ impl Driver {
                 outgoing.staged += 1;
                 self.shared.counters.staged_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
                 // SAFETY: inside the operation's input, which does not change until the operation
-                // ends; the slot holds as much, and no peer reads it before this frame comes.
+                // ends; the slot holds as many bytes, and the peer reads it only after this frame.
                 unsafe { hfreduce_kernels::copy_raw(Store::Cached, memory, place, bytes) };
                 Payload::Mapped(bytes)
             } else {
                 // SAFETY: inside the operation's input, which stays unchanged until the operation
-                // ends: not before this frame is gone or `detach` was called.
+                // ends: not before this frame has been sent or `detach` was called.
                 Payload::Memory(unsafe { StableMemory::new(memory, bytes) })
             };
             let completes = last.then_some(stream.ticket);
@@ -99,7 +99,7 @@ impl Driver {
         let moved = connection.sent_bytes != before;
         let full = connection.queued() > 0;
         if let Err(error) = flushed {
-            // As along the trees: what it said before comes first.
+            // As for tree links: frames that the peer sent before come first.
             let token = if inward { TOKEN_P2P_IN } else { TOKEN_P2P_OUT } | u64::from(peer);
             self.handle_p2p_event(Ready { token, readable: true, writable: false });
             if self.p2p_connection(peer, inward).is_some() {

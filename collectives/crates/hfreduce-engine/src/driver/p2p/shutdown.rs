@@ -1,13 +1,13 @@
-//! The last words over direct connections: why everything ended, or that we take leave.
+//! Abort and close of point-to-point connections.
 
 use super::{Note, P2p};
-use crate::driver::connection::Connection;
-use crate::driver::poller::Poller;
-use crate::driver::transport::Payload;
-use crate::driver::wire::{Frame, Head};
+use hfreduce_transport::connection::Connection;
+use hfreduce_transport::poller::Poller;
+use hfreduce_transport::transport::Payload;
+use hfreduce_transport::wire::{Frame, Head};
 
 impl P2p {
-    /// No connection points into callers' memory after this, and nobody listens to one any more.
+    /// Detaches all connections from callers' memory and from the poller.
     pub(in crate::driver) fn detach(&mut self, poller: &Poller) {
         for outgoing in self.outgoing.values_mut() {
             outgoing.messages.clear();
@@ -23,15 +23,15 @@ impl P2p {
         }
     }
 
-    /// Tells everybody who is connected why everything ended. After `detach`.
-    pub(in crate::driver) fn tell(&mut self, cause: &[u8]) {
+    /// Sends the abort reason to all connected ranks. Called after `detach`.
+    pub(in crate::driver) fn send_reason(&mut self, cause: &[u8]) {
         for connection in self.connections() {
-            tell(connection, cause);
+            send_reason(connection, cause);
         }
     }
 
-    /// Takes leave of everybody who is connected.
-    pub(in crate::driver) fn leave(&mut self, next: u64) {
+    /// Sends a close frame to all connected ranks.
+    pub(in crate::driver) fn close(&mut self, next: u64) {
         let close = Head::bare(Frame::Close { next });
         for connection in self.connections() {
             connection.push(&close, Payload::Owned(vec![]), Note::default());
@@ -39,7 +39,7 @@ impl P2p {
         self.flush_final_frames();
     }
 
-    /// Sends what is left to say; true once all is said or nobody listens.
+    /// Sends final frames; true once all are sent or the peers are gone.
     pub(in crate::driver) fn flush_final_frames(&mut self) -> bool {
         let mut said = true;
         for connection in self.connections() {
@@ -48,7 +48,7 @@ impl P2p {
         said
     }
 
-    /// Bytes that the peers' machines have not taken yet.
+    /// Bytes that the peers' machines have not acknowledged.
     pub(in crate::driver) fn unsent_bytes(&mut self) -> usize {
         self.connections().map(|connection| connection.unsent_bytes()).sum()
     }
@@ -59,8 +59,8 @@ impl P2p {
     }
 }
 
-/// Says why everything ended, behind what this connection has begun to send.
-pub(super) fn tell(connection: &mut Connection<Note>, cause: &[u8]) {
+/// Queues the abort reason, after a frame that is partly sent.
+pub(super) fn send_reason(connection: &mut Connection<Note>, cause: &[u8]) {
     let head = Head { payload_bytes: cause.len(), ..Head::bare(Frame::Abort) };
     connection.push(&head, Payload::Owned(cause.to_vec()), Note::default());
 }

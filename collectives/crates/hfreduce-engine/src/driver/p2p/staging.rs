@@ -5,33 +5,33 @@
 //! receiver  copies it to its destination, and says so with the next head that it sends
 //! sender    may use the slot again; the message is sent once its last piece was copied
 //! ```
-//! A peer holds at most [`PER_PEER`] slots, and without a free one a piece goes through the socket: no
-//! message waits for a peer of another one.
+//! A peer holds at most [`PER_PEER`] slots, and without a free one a piece uses the socket: no
+//! message waits for another peer's.
 
 use hfreduce_kernels::Store;
 
 use super::Note;
-use crate::core::tree::Violation;
 use crate::driver::Driver;
-use crate::driver::transport::Payload;
-use crate::driver::wire::{Frame, Head};
-use crate::shm::MESSAGE_SLOTS;
+use hfreduce_core::tree::Violation;
+use hfreduce_shm::segment::MESSAGE_SLOTS;
+use hfreduce_transport::transport::Payload;
+use hfreduce_transport::wire::{Frame, Head};
 
-/// Shorter messages go through the socket: their payload follows the head in one system call.
+/// Shorter messages use the socket: their payload follows the head in one system call.
 pub(super) const STAGED_FROM_BYTES: usize = 32 << 10;
-/// One is filled while the other one is emptied.
+/// One slot is filled while the other one is read.
 const PER_PEER: usize = 2;
 
-/// Which message slots of this rank are free.
+/// Free message slots of this rank.
 #[derive(Debug)]
 pub(super) struct Slots(Vec<usize>);
 
-/// How the next piece of a message goes.
+/// Route of the next piece of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PieceRoute {
     Socket,
     Slot,
-    /// Not before the peer has returned a slot.
+    /// Wait until the peer has returned a slot.
     Wait,
 }
 
@@ -42,7 +42,8 @@ impl Default for Slots {
 }
 
 impl Slots {
-    /// For a peer that holds `held` slots; `staged`: it is on this node and the message is long.
+    /// The route to a peer that holds `held` slots; `staged`: it is on this node and the message is
+    /// long.
     pub(super) fn route(&self, staged: bool, held: usize) -> PieceRoute {
         let free = !self.0.is_empty();
         if !staged || (held == 0 && !free) {
@@ -60,7 +61,7 @@ impl Slots {
 }
 
 impl Driver {
-    /// The place of `peer` among the ranks of this node, if it is on it.
+    /// Local index of `peer`, if it is on this node.
     pub(super) fn local_of(&self, peer: u32) -> Option<usize> {
         let (identity, world) =
             (&self.shared.identity, self.shared.identity.placement.world_size());
@@ -83,18 +84,18 @@ impl Driver {
         let source = self.local_of(peer).and_then(|local| self.shm.message(local, slot));
         let source = source.filter(|_| bytes <= self.shm.shape().slot_bytes);
         let (Some(source), Some(incoming)) = (source, self.p2p.incoming.get_mut(&peer)) else {
-            let why = format!("{bytes} bytes of a message are in slot {slot}, which is not there");
+            let why = format!("invalid message slot {slot} for {bytes} bytes");
             return Err(Violation::Protocol(why));
         };
-        // SAFETY: the slot holds them and its owner leaves it alone until it hears that they were
-        // copied; the place is the caller's promise, and no part of the segment.
+        // SAFETY: the slot holds the bytes and its owner keeps them until they are acknowledged;
+        // the destination is the caller's promise, and not in the segment.
         unsafe { hfreduce_kernels::copy_raw(Store::Cached, source, place, bytes) };
         incoming.connection.copied(bytes);
         self.p2p.pairs.arrived(peer, message, bytes as u64);
         Ok(())
     }
 
-    /// Tells a sender how many of its slots were copied, unless another head has told it.
+    /// Acknowledges copied slots, unless another head has done so.
     pub(super) fn ack_slots(&mut self, peer: u32) {
         if let Some(incoming) = self.p2p.incoming.get_mut(&peer)
             && incoming.connection.owes_acks()
@@ -104,7 +105,7 @@ impl Driver {
         }
     }
 
-    /// The peer has copied what was in a slot.
+    /// Handles the acknowledgment of a slot.
     pub(super) fn unstage(&mut self, peer: u32, note: Note) {
         if let Some(slot) = note.slot {
             self.p2p.slots.0.push(slot);
@@ -133,7 +134,8 @@ mod tests {
         assert_eq!(slots.route(true, PER_PEER), PieceRoute::Wait);
         let taken: Vec<usize> = std::iter::from_fn(|| slots.take()).collect();
         assert_eq!(taken, (0..MESSAGE_SLOTS).collect::<Vec<_>>());
-        // Others hold all: this peer's messages do not wait for them, nor overtake its own.
+        // Other peers hold all slots: this peer's messages neither wait for them nor overtake each
+        // other.
         assert_eq!(
             (slots.route(true, 0), slots.route(true, 1)),
             (PieceRoute::Socket, PieceRoute::Wait)

@@ -1,0 +1,137 @@
+//! Tests of one rank's side of an attempt. The simulator tests whole groups.
+
+use super::reconfigure::*;
+use crate::error::ErrorKind;
+
+fn start(own: Option<usize>, list_digest: u64) -> Start {
+    let info = format!("card of {own:?}");
+    let list = format!("list {list_digest}");
+    Start {
+        id: 9,
+        attempt: 2,
+        own,
+        size: 3,
+        list_digest,
+        list,
+        epoch: own.unwrap_or(0) as u32,
+        info,
+        nonce: 77,
+    }
+}
+
+fn steps(reconfigure: &mut Reconfiguration) -> Vec<Step> {
+    std::iter::from_fn(|| reconfigure.poll()).collect()
+}
+
+fn call(attempt: u64) -> Message {
+    Message::Call { list_digest: 5, caller: 9, attempt }
+}
+
+fn join(epoch: u32) -> Message {
+    Message::Join { epoch, info: "c".into() }
+}
+
+#[test]
+fn all_who_join_are_welcomed_into_an_epoch_above_every_one_before() {
+    let mut coordinator = Reconfiguration::new(start(Some(0), 5));
+    let dials = [1, 2].map(|member| Step::Dial { member });
+    assert_eq!(steps(&mut coordinator), dials);
+    coordinator.connected(1);
+    let message = call(2);
+    assert_eq!(steps(&mut coordinator), [Step::Send { line: 1, message: message.clone() }]);
+    coordinator.received(1, join(9));
+    let wait = Step::Send { line: 1, message: Message::Wait { member: 2 } };
+    assert_eq!(steps(&mut coordinator), [wait]);
+    coordinator.received(2, join(4));
+    let said = steps(&mut coordinator);
+    let Some(Step::End(Ok(agreement))) = said.last() else { panic!("{said:?}") };
+    assert_eq!((agreement.epoch, agreement.nonce, agreement.infos.len()), (10, 77, 3));
+    let mut member = Reconfiguration::new(start(Some(2), 5));
+    member.received(3, message);
+    let Step::Send { line: 1, message } = &said[0] else { panic!("{said:?}") };
+    member.received(3, message.clone());
+    assert_eq!(steps(&mut member).last(), Some(&Step::End(Ok(agreement.clone()))));
+}
+
+#[test]
+fn another_list_is_a_mismatch_for_all_members() {
+    let mut coordinator = Reconfiguration::new(start(Some(0), 5));
+    coordinator.connected(1);
+    let mut member = Reconfiguration::new(start(Some(1), 6));
+    member.received(3, call(2));
+    let Some(Step::Send { message, .. }) = member.poll() else { panic!() };
+    coordinator.received(1, message);
+    let said = steps(&mut coordinator);
+    let Some(Step::Send { line: 1, message: no }) = said.iter().rev().nth(1) else {
+        panic!("{said:?}")
+    };
+    member.received(3, no.clone());
+    // A member that connects only now receives the rejection too.
+    coordinator.connected(2);
+    let timed_out = [call(2), no.clone()];
+    assert_eq!(steps(&mut coordinator), timed_out.map(|message| Step::Send { line: 2, message }));
+    let Some(Step::End(Err(why))) = member.poll() else { panic!() };
+    assert_eq!((why.kind, why.member), (ErrorKind::Mismatch, Some(1)));
+    assert!(why.detail.contains("list 6") && why.detail.contains("list 5"));
+}
+
+#[test]
+fn an_attempt_from_before_ours_ends_nothing() {
+    let mut member = Reconfiguration::new(start(Some(1), 6));
+    member.received(3, call(2));
+    let died = Rejection { kind: ErrorKind::PeerDied, member: Some(2), detail: "it ended".into() };
+    member.received(3, Message::Reject(died.clone()));
+    member.lost(3, ErrorKind::PeerDied, "closed");
+    member.received(4, Message::Call { list_digest: 6, caller: 9, attempt: 3 });
+    member.received(5, Message::Call { list_digest: 6, caller: 9, attempt: 3 });
+    member.lost(4, ErrorKind::PeerDied, "closed");
+    let differs = Rejection { kind: ErrorKind::Mismatch, ..died.clone() };
+    member.received(3, Message::Reject(differs));
+    assert!(!steps(&mut member).iter().any(|step| matches!(step, Step::End(_))));
+    member.received(5, Message::Reject(died.clone()));
+    assert_eq!(steps(&mut member), [Step::End(Err(died))]);
+}
+
+#[test]
+fn a_missing_member_is_named_on_both_sides() {
+    let mut coordinator = Reconfiguration::new(start(Some(0), 5));
+    coordinator.received(2, join(0));
+    coordinator.timed_out();
+    let Some(Step::End(Err(why))) = steps(&mut coordinator).pop() else { panic!() };
+    assert_eq!((why.kind, why.member), (ErrorKind::TimedOut, Some(1)));
+    let mut waiting = Reconfiguration::new(start(Some(2), 5));
+    waiting.received(3, call(2));
+    waiting.received(3, Message::Wait { member: 1 });
+    waiting.timed_out();
+    let Some(Step::End(Err(why))) = steps(&mut waiting).pop() else { panic!() };
+    assert_eq!((why.kind, why.member), (ErrorKind::TimedOut, Some(1)));
+    let mut member = Reconfiguration::new(start(Some(1), 5));
+    member.timed_out();
+    let Some(Step::End(Err(why))) = member.poll() else { panic!() };
+    assert_eq!((why.kind, why.member), (ErrorKind::TimedOut, Some(0)));
+}
+
+#[test]
+fn a_newcomer_joins_any_caller_and_a_single_member_agrees_at_once() {
+    let mut newcomer = Reconfiguration::new(Start { size: 0, ..start(None, 0) });
+    newcomer.received(0, call(2));
+    assert!(matches!(newcomer.poll(), Some(Step::Send { message: Message::Join { .. }, .. })));
+    let mut alone = Reconfiguration::new(Start { size: 1, ..start(Some(0), 5) });
+    assert!(matches!(alone.poll(), Some(Step::End(Ok(_)))));
+}
+
+#[test]
+fn a_call_that_was_overtaken_by_a_newer_one_is_over() {
+    let mut member = Reconfiguration::new(start(Some(1), 5));
+    member.received(4, call(2));
+    assert!(matches!(member.poll(), Some(Step::Send { line: 4, message: Message::Join { .. } })));
+    member.received(3, call(1));
+    let kind = ErrorKind::Mismatch;
+    member.received(
+        3,
+        Message::Reject(Rejection { kind, member: Some(2), detail: "it differs".into() }),
+    );
+    assert_eq!(steps(&mut member), []);
+    member.received(4, Message::Welcome { epoch: 1, nonce: 7, infos: vec![] });
+    assert!(matches!(member.poll(), Some(Step::End(Ok(_)))));
+}

@@ -1,0 +1,418 @@
+//! The driver of a rank that a daemon serves: hands it the calls and brings back what they gave.
+//!
+//! It has the place of the engine's own driver: whoever waits has it, and sleeps in it.
+
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use fabric::arena::Arena;
+
+use super::queue::Queued;
+use super::staging::{BufferStager, StagedOperation};
+use crate::protocol::{BEAT, Call, Done, Request, Response};
+use hfreduce_core::error::{AbortReason, ErrorKind};
+use hfreduce_engine::driver::{RemoteDriver, Shared, Submission, TICK, lock};
+use hfreduce_engine::operation::Operation;
+use hfreduce_engine::work::WorkState;
+use hfreduce_transport::message_socket::MessageSocket;
+use hfreduce_transport::poller::{Poller, Ready};
+
+const TOKEN_DOORBELL: u64 = 0;
+const TOKEN_DAEMON: u64 = 1;
+/// How much later than the daemon, which knows whom everybody waits for, we end an operation.
+const LATER: Duration = Duration::from_secs(2);
+/// How long the daemon may take to say that nobody touches our memory any more.
+const QUIET_WITHIN: Duration = Duration::from_millis(500);
+
+/// See the module's text.
+pub struct ClientDriver {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) line: MessageSocket<UnixStream>,
+    /// The daemon, for messages.
+    name: String,
+    pub(crate) memory: BufferStager,
+    pub(crate) calls: BTreeMap<u64, PendingCall>,
+    /// Those of them whose input fills meanwhile.
+    pub(crate) pipelined: BTreeSet<u64>,
+    queued: Queued,
+    next_ticket: u64,
+    poller: Poller,
+    ready: Vec<Ready>,
+    wants_room: bool,
+    /// The daemon has broken the group or is gone: it touches nothing of ours.
+    quiet: bool,
+    peer_closed: bool,
+    heard: Instant,
+    ticked: Instant,
+    beat: Instant,
+    reduced_until: Option<Instant>,
+}
+
+pub(crate) struct PendingCall {
+    pub(crate) operation: Operation,
+    work: Arc<WorkState>,
+    pub(crate) staged: StagedOperation,
+    /// Of paced memory: what was copied in before its end, and out.
+    pub(crate) copied: (usize, usize),
+}
+
+impl RemoteDriver for ClientDriver {
+    /// True while something is under way.
+    fn is_busy(&self) -> bool {
+        !self.calls.is_empty()
+            || self.queued.iter().next().is_some()
+            || !lock(&self.shared.submissions).is_empty()
+    }
+
+    /// Hands over and brings back until `done` holds or `until` has come.
+    fn drive(&mut self, until: Instant, done: &dyn Fn(&dyn RemoteDriver) -> bool) {
+        loop {
+            let moved = self.pump();
+            let now = Instant::now();
+            if done(self) || now >= until {
+                return;
+            }
+            if !moved {
+                let next = until.min(self.ticked + TICK);
+                self.sleep(next.saturating_duration_since(now));
+            }
+        }
+    }
+
+    /// One look at everything without sleeping.
+    fn poll_once(&mut self) {
+        self.pump();
+    }
+
+    /// A thread panicked while it had this.
+    fn fail_after_panic(&mut self) {
+        let detail = "the thread that talks to hfreduced panicked: a bug in it";
+        self.fail(self.own_reason(ErrorKind::Io, detail));
+    }
+
+    /// Takes leave, and waits for the daemon to have taken it from everybody, until `until`.
+    fn close(&mut self, until: Instant) {
+        if self.line.ended().is_some() {
+            return;
+        }
+        self.peer_closed = true;
+        let left = until.saturating_duration_since(Instant::now());
+        self.line.send(&Request::Leave { timeout_ms: left.as_millis() as u64 });
+        while Instant::now() < until {
+            self.line.flush();
+            match self.line.next_message() {
+                Some(Response::Left) => return,
+                Some(_) => {}
+                None if self.line.ended().is_some() => return,
+                None => self.sleep(until.saturating_duration_since(Instant::now()).min(TICK)),
+            }
+        }
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}
+
+impl ClientDriver {
+    /// Over the line on which the group was connected.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn new(
+        shared: Arc<Shared>,
+        line: MessageSocket<UnixStream>,
+        arena: Arc<Arena>,
+        name: String,
+    ) -> std::io::Result<Self> {
+        let poller = Poller::new()?;
+        poller.watch_edges(&shared.doorbell, TOKEN_DOORBELL)?;
+        poller.watch(line.stream(), TOKEN_DAEMON)?;
+        let now = Instant::now();
+        Ok(Self {
+            shared,
+            line,
+            name,
+            memory: BufferStager::new(arena),
+            calls: BTreeMap::new(),
+            pipelined: BTreeSet::new(),
+            queued: Queued::default(),
+            next_ticket: 0,
+            poller,
+            ready: Vec::new(),
+            wants_room: false,
+            quiet: false,
+            peer_closed: false,
+            heard: now,
+            ticked: now,
+            beat: now,
+            reduced_until: None,
+        })
+    }
+
+    /// The line, for another epoch; none if the daemon was told that there is none.
+    pub fn into_line(self) -> Option<MessageSocket<UnixStream>> {
+        (!self.peer_closed).then_some(self.line)
+    }
+
+    /// Everything that can move without new events; true if anything did.
+    fn pump(&mut self) -> bool {
+        let mut moved = self.listen();
+        if self.shared.pending.swap(false, Ordering::SeqCst) {
+            moved |= self.take_pending();
+            moved |= self.stage_arrived();
+        }
+        self.line.flush();
+        let now = Instant::now();
+        if now.duration_since(self.ticked) >= TICK {
+            self.ticked = now;
+            self.tick(now);
+        }
+        moved
+    }
+
+    fn take_pending(&mut self) -> bool {
+        let asked = lock(&self.shared.abort_asked).take();
+        if let Some((kind, reason)) = asked
+            && self.shared.broken.get().is_none()
+        {
+            self.line.send(&Request::Abort { kind, reason: reason.clone() });
+            self.fail(self.own_reason(kind, &reason));
+        }
+        let calls = std::mem::take(&mut *lock(&self.shared.submissions));
+        calls.into_iter().for_each(|call| self.queued.push(call));
+        let mut any = false;
+        while let Some(call) = self.queued.next() {
+            self.begin(call);
+            any = true;
+        }
+        any
+    }
+
+    fn begin(&mut self, call: Submission) {
+        let Submission { operation, work } = call;
+        if self.shared.broken.get().is_none() {
+            match self.memory.stage(&operation, self.shared.identity.rank) {
+                Ok(staged) => return self.hand_over(operation, work, staged),
+                Err(error) => {
+                    let detail = format!("{error} (HFREDUCE_REGISTERED_BYTES)");
+                    self.line.send(&Request::Abort { kind: ErrorKind::Io, reason: detail.clone() });
+                    self.fail(self.own_reason(ErrorKind::Io, &detail));
+                }
+            }
+        }
+        self.fail_work(&work);
+    }
+
+    fn hand_over(&mut self, operation: Operation, work: Arc<WorkState>, staged: StagedOperation) {
+        let now = Instant::now();
+        if self.calls.is_empty() {
+            self.heard = now; // Nothing was to be said while there was nothing to do.
+        }
+        let (input, output) = staged.regions();
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        let left = work.deadline.saturating_duration_since(now);
+        self.line.send(&Request::Call(Box::new(Call {
+            ticket,
+            fingerprint: operation.fingerprint.encode(),
+            input,
+            output,
+            transfers: operation.transfers.clone(),
+            timeout_ms: left.as_millis() as u64,
+            pipelined: operation.input.is_pipelined() || operation.output.is_pipelined(),
+        })));
+        if operation.input.is_pipelined() {
+            self.pipelined.insert(ticket);
+        }
+        self.calls.insert(ticket, PendingCall { operation, work, staged, copied: (0, 0) });
+    }
+
+    /// Takes what the daemon has said; true if it said anything.
+    fn listen(&mut self) -> bool {
+        let mut any = false;
+        while let Some(word) = self.line.next_message() {
+            any = true;
+            self.hear(word);
+        }
+        if any {
+            self.heard = Instant::now();
+        }
+        if let Some(why) = self.line.ended() {
+            // Broken, it may have ended its part before us.
+            let detail = format!(
+                "{} on this node, which serves it, ended: {why}; its log says more",
+                self.name
+            );
+            self.quiet = true;
+            self.fail(self.own_reason(ErrorKind::PeerDied, &detail));
+        }
+        any
+    }
+
+    fn hear(&mut self, word: Response) {
+        match word {
+            Response::Delivered { ticket, end } => self.copy_delivered(ticket, end),
+            Response::Done(done) => done.into_iter().for_each(|done| self.complete(done)),
+            Response::Broken { cause, record, retired } => {
+                self.end_peer_access(retired);
+                self.shared.recorder.dumped_at(record.map(PathBuf::from));
+                self.fail(cause);
+            }
+            Response::Beat | Response::Left => {}
+            Response::Opened { .. }
+            | Response::Connected { .. }
+            | Response::Reconfigured(_)
+            | Response::Refused(_) => {
+                let detail = format!("{} said {word:?} to a group that is connected", self.name);
+                self.fail(self.own_reason(ErrorKind::Protocol, &detail));
+            }
+        }
+    }
+
+    fn complete(&mut self, done: Done) {
+        let Some(ended) = self.calls.remove(&done.ticket) else { return };
+        self.pipelined.remove(&done.ticket);
+        if self.queued.ended(ended.operation.fingerprint.kind) {
+            self.shared.pending.store(true, Ordering::SeqCst);
+        }
+        let PendingCall { operation, work, staged, copied: (_, out) } = ended;
+        if let Some(source) = done.source {
+            work.set_source(source);
+        }
+        let (counters, now) = (&self.shared.counters, Instant::now());
+        counters.operations.fetch_add(1, Ordering::Relaxed);
+        if operation.fingerprint.kind.reduces() && staged.is_in_place() {
+            let bytes = operation.input.bytes() as u64;
+            counters.in_place_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        counters.count_allreduce(&work, &mut self.reduced_until, now);
+        staged.copy_out(&operation, out, self.shared.identity.rank);
+        operation.output.deliver(operation.output.bytes());
+        self.memory.release(staged);
+        self.shared.recorder.finished(work.flight, false, now);
+        work.complete();
+        self.shared.waiters.wake_all();
+    }
+
+    /// Signs of life, both ways; deadlines.
+    fn tick(&mut self, now: Instant) {
+        if self.shared.broken.get().is_some() {
+            return;
+        }
+        if now.duration_since(self.beat) >= BEAT {
+            self.beat = now;
+            self.line.send(&Request::Beat);
+        }
+        let works = self.calls.values().map(|call| &call.work);
+        let mut works = works.chain(self.queued.iter().map(|call| &call.work));
+        let late = works.find(|work| now >= work.deadline + LATER).cloned();
+        drop(works);
+        if let Some(late) = late {
+            let seconds = late.timeout.as_secs_f64();
+            let detail = format!("not done within {seconds:.1} s, and {} says nothing", self.name);
+            return self.fail(self.own_reason(ErrorKind::TimedOut, &detail));
+        }
+        let silent = now.duration_since(self.heard);
+        if !self.calls.is_empty() && silent > self.shared.identity.liveness.max(3 * BEAT) {
+            let detail = format!(
+                "{} on this node, which serves it, gave no sign of life for {:.1} s: it is stopped, \
+                 or gets no processor",
+                self.name,
+                silent.as_secs_f64()
+            );
+            self.fail(self.own_reason(ErrorKind::PeerStalled, &detail));
+        }
+    }
+
+    /// Ends everything for this reason, unless it has ended before.
+    fn fail(&mut self, cause: AbortReason) {
+        if self.shared.broken.get().is_some() {
+            return;
+        }
+        let mut cause = cause;
+        if cause.sequence < 0
+            && let Some(oldest) = self.calls.values().next()
+        {
+            let (fingerprint, sequence) =
+                (oldest.work.fingerprint.describe(), oldest.work.sequence);
+            cause = cause.during(&fingerprint, sequence as i64, "waiting for hfreduced");
+        }
+        tracing::error!(rank = self.shared.identity.rank, ?cause, "communicator broken");
+        self.shared.recorder.broke(&cause.encode());
+        let _ = self.shared.broken.set(cause);
+        self.wait_for_peer_access();
+        for (_, call) in std::mem::take(&mut self.calls) {
+            self.memory.release(call.staged);
+            self.fail_work(&call.work);
+        }
+        let calls = std::mem::take(&mut *lock(&self.shared.submissions));
+        for call in self.queued.take_all().into_iter().chain(calls) {
+            self.fail_work(&call.work);
+        }
+        self.shared.waiters.wake_all();
+    }
+
+    /// Before callers hear that they have their memory back: nobody reads or writes it any more, or
+    /// what they write goes nowhere.
+    fn wait_for_peer_access(&mut self) {
+        if self.calls.is_empty() {
+            return;
+        }
+        let until = Instant::now() + QUIET_WITHIN;
+        while !self.quiet && Instant::now() < until {
+            self.line.flush();
+            match self.line.next_message() {
+                Some(Response::Broken { retired, .. }) => self.end_peer_access(retired),
+                Some(_) => {}
+                None if self.line.ended().is_some() => self.quiet = true,
+                None => self.sleep(until.saturating_duration_since(Instant::now())),
+            }
+        }
+        if !self.quiet {
+            self.end_peer_access(true);
+        }
+    }
+
+    /// The daemon touches nothing of ours any more; `retired`: but somebody may who stands still.
+    fn end_peer_access(&mut self, retired: bool) {
+        if retired {
+            self.memory.abandon(self.calls.values().map(|call| &call.staged));
+        }
+        self.quiet = true;
+    }
+
+    fn fail_work(&self, work: &WorkState) {
+        if let Some(error) = self.shared.error(Some(work), "waiting for hfreduced") {
+            self.shared.recorder.finished(work.flight, true, Instant::now());
+            self.shared.record_unended(work);
+            work.fail(error);
+        }
+    }
+
+    fn own_reason(&self, kind: ErrorKind, detail: &str) -> AbortReason {
+        let identity = &self.shared.identity;
+        let node = identity.placement.node_name(identity.rank);
+        AbortReason::new(kind, identity.rank, detail).with_peer(identity.rank, node)
+    }
+
+    fn sleep(&mut self, most: Duration) {
+        let full = self.line.unsent() > 0;
+        if full != self.wants_room {
+            self.wants_room = full;
+            let _ = self.poller.want_room(self.line.stream(), TOKEN_DAEMON, full);
+        }
+        if self.line.ended().is_some() {
+            self.poller.forget(self.line.stream());
+        }
+        self.shared.counters.sleeps.fetch_add(1, Ordering::Relaxed);
+        if self.poller.wait(most, &mut self.ready).is_err() {
+            std::thread::sleep(Duration::from_millis(1)); // Never without a pause between two looks.
+        }
+    }
+}

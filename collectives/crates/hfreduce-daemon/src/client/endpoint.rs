@@ -1,0 +1,218 @@
+//! A rank, or a newcomer, at the daemon's door: from a path to a communicator.
+
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use fabric::arena::Arena;
+use fabric::deadline::Deadline;
+use fabric::shm::{self, Segment};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::session::{Answer, ClientSession, heard, patience};
+use crate::protocol::{
+    ANSWER, MESSAGE_BYTES_MAX, Open, PHASE, Request, Response, VERSION, await_message,
+};
+use hfreduce_core::error::{CollectiveError, ErrorKind};
+use hfreduce_engine::communicator::Communicator;
+use hfreduce_engine::driver::lock;
+use hfreduce_engine::endpoint::{Options, placed, refused};
+use hfreduce_transport::message_socket::{MessageSocket, framed};
+
+/// Memory without which nothing can be laid where the daemon finds it.
+const ARENA_BYTES_MIN: usize = 1 << 20;
+
+/// One rank that has a place at a daemon and does not know its peers yet.
+pub struct DaemonEndpoint {
+    accepted: Accepted,
+    line: MessageSocket<UnixStream>,
+}
+
+/// A newcomer that has a place at a daemon and no group yet.
+pub struct DaemonNewcomer {
+    accepted: Accepted,
+    /// Until it is taken in.
+    line: Mutex<Option<MessageSocket<UnixStream>>>,
+}
+
+/// Who was let in, and what it was given.
+struct Accepted {
+    options: Options,
+    arena: Arc<Arena>,
+    info: String,
+    /// The daemon, for messages.
+    name: String,
+}
+
+impl DaemonEndpoint {
+    /// Goes to the daemon that listens at `socket`.
+    ///
+    /// # Errors
+    /// Nobody is there, it has no place or no memory for us, or arguments that make no sense.
+    pub fn open(options: Options, key: &[u8], socket: &Path) -> Result<Self, CollectiveError> {
+        let (accepted, line) = enter(options, key, socket, false)?;
+        Ok(Self { accepted, line })
+    }
+
+    /// What the others need to know.
+    pub fn info(&self) -> Vec<u8> {
+        self.accepted.info.clone().into_bytes()
+    }
+
+    /// Has the daemon connect to everybody, given what all ranks told, in rank order.
+    ///
+    /// # Errors
+    /// Who is missing or does not fit, or the end of the daemon.
+    pub fn connect(
+        mut self,
+        infos: &[Vec<u8>],
+        timeout: Duration,
+    ) -> Result<Communicator, CollectiveError> {
+        let Accepted { options, arena, name, .. } = self.accepted;
+        let text = |info: &Vec<u8>| String::from_utf8_lossy(info).into_owned();
+        let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        self.line.send(&Request::Connect { infos: infos.iter().map(text).collect(), timeout_ms });
+        let lost = |why: &str| {
+            let detail = format!("{name} on this node: {why}; its log says more");
+            refused(&options, ErrorKind::PeerDied, PHASE, detail)
+        };
+        let channels = match await_message(&mut self.line, patience(timeout)) {
+            Ok(Response::Connected { channels }) => channels,
+            Ok(Response::Refused(error)) => return Err(*error),
+            Ok(other) => return Err(lost(&format!("it said {other:?}"))),
+            Err(why) => return Err(lost(&why)),
+        };
+        let read = infos.iter().map(|info| serde_json::from_slice(info));
+        let read = read.collect::<Result<_, _>>().map_err(|error| lost(&error.to_string()))?;
+        ClientSession::new(options, arena, name, read, 0).begin(self.line, channels)
+    }
+}
+
+impl DaemonNewcomer {
+    /// Goes to the daemon that listens at `socket`. The placement in `options` is its own place alone.
+    ///
+    /// # Errors
+    /// As [`DaemonEndpoint::open`].
+    pub fn open(options: Options, key: &[u8], socket: &Path) -> Result<Self, CollectiveError> {
+        let (accepted, line) = enter(options, key, socket, true)?;
+        Ok(Self { accepted, line: Mutex::new(Some(line)) })
+    }
+
+    /// What the members need to know to take it in.
+    pub fn info(&self) -> Vec<u8> {
+        self.accepted.info.clone().into_bytes()
+    }
+
+    /// Waits until a member's `reconfigure` names it, and connects. May be called again after an
+    /// error.
+    ///
+    /// # Errors
+    /// Who is missing or does not fit, or the end of the daemon.
+    pub fn join(&self, timeout: Duration) -> Result<Communicator, CollectiveError> {
+        let Accepted { options, arena, name, .. } = &self.accepted;
+        let mut line = lock(&self.line).take().ok_or_else(|| {
+            let detail = "this newcomer has a group, or is joining one: make another".to_owned();
+            refused(options, ErrorKind::Invalid, "joining", detail)
+        })?;
+        let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        line.send(&Request::Join { timeout_ms });
+        let lost = |why: &str| {
+            let detail = format!("{name} on this node: {why}; its log says more");
+            refused(options, ErrorKind::PeerDied, PHASE, detail)
+        };
+        match heard(&mut line, patience(timeout)).map_err(|why| lost(&why))? {
+            Answer::Refused(error) => {
+                *lock(&self.line) = Some(line);
+                Err(*error)
+            }
+            Answer::Reconfigured(told) => {
+                let channels = told.channels;
+                let session = ClientSession::following((options, arena, name), &mut line, *told);
+                session.map_err(|why| lost(&why))?.begin(line, channels)
+            }
+        }
+    }
+}
+
+fn enter(
+    mut options: Options,
+    key: &[u8],
+    socket: &Path,
+    newcomer: bool,
+) -> Result<(Accepted, MessageSocket<UnixStream>), CollectiveError> {
+    options.served = true;
+    placed(&options)?;
+    let refuse = |kind, detail: String| refused(&options, kind, PHASE, detail);
+    if options.registered_bytes < ARENA_BYTES_MIN {
+        let detail = format!(
+            "registered memory of {} bytes is too little: set HFREDUCE_REGISTERED_BYTES to \
+             {ARENA_BYTES_MIN} or more, lift the limit of address space, or unset HFREDUCE_DAEMON",
+            options.registered_bytes
+        );
+        return Err(refuse(ErrorKind::Invalid, detail));
+    }
+    let at = socket.display();
+    let absent = |error: &dyn std::fmt::Display| {
+        let detail =
+            format!("{at}: {error}; start hfreduced there, or unset HFREDUCE_DAEMON to do without");
+        refuse(ErrorKind::Io, detail)
+    };
+    let deadline = Deadline::after(ANSWER);
+    let mut stream = dial(socket).map_err(|error| absent(&error))?;
+    let (process, key) = (std::process::id(), key.to_vec());
+    let open = Open { version: VERSION, process, options: options.clone(), key, newcomer };
+    // A daemon that is full says so and hangs up, maybe before it has heard all of this.
+    let said = stream.write_all(&framed(&Request::Open(Box::new(open))));
+    let arena = receive_arena(&stream, deadline);
+    stream.set_nonblocking(true).map_err(|error| absent(&error))?;
+    let came = match arena {
+        Err(MemoryError::None(error)) => return Err(absent(&said.err().unwrap_or(error))),
+        came => came,
+    };
+    let mut line = MessageSocket::with_limit(stream, MESSAGE_BYTES_MAX);
+    let answer = await_message::<Response>(&mut line, Instant::now() + ANSWER);
+    let (info, process) = match answer.map_err(|why| absent(&why))? {
+        Response::Opened { info, process } => (info, process),
+        Response::Refused(error) => return Err(*error),
+        other => return Err(absent(&format!("it said {other:?} first"))),
+    };
+    let arena = came.map_err(|error| refuse(ErrorKind::Io, error.to_string()))?;
+    let name = format!("hfreduced (process {process}, {at})");
+    Ok((Accepted { options, arena, info, name }, line))
+}
+
+/// Why there is no memory.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MemoryError {
+    #[error("{0}")]
+    None(io::Error),
+    #[error("it sent no memory")]
+    Missing,
+    #[error("mapping its {bytes} bytes of shared memory: {error}")]
+    Map { bytes: usize, error: io::Error },
+}
+
+/// The memory that the daemon hands over, over a socket that blocks.
+pub(crate) fn receive_arena(
+    stream: &UnixStream,
+    deadline: Deadline,
+) -> Result<Arc<Arena>, MemoryError> {
+    let mut size = [0; 8];
+    let fds = shm::receive_descriptors(stream, &mut size, deadline).map_err(MemoryError::None)?;
+    let bytes = usize::try_from(u64::from_le_bytes(size)).unwrap_or(usize::MAX);
+    let fd = fds.into_iter().next().ok_or(MemoryError::Missing)?;
+    let segment = Segment::open(fd, bytes).map_err(|error| MemoryError::Map { bytes, error })?;
+    Ok(Arc::new(Arena::of(segment)))
+}
+
+/// Connects, and does not wait for ever where the daemon accepts nobody.
+fn dial(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(ANSWER))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}

@@ -1,0 +1,35 @@
+//! Pipelined buffers on the client side: input that has arrived is copied into the arena, and output
+//! that is final is copied out of it, while the operation runs.
+
+use super::ClientDriver;
+use crate::protocol::Request;
+
+impl ClientDriver {
+    /// Copies what has arrived to where the daemon finds it, and says so; true if anything has.
+    pub(crate) fn stage_arrived(&mut self) -> bool {
+        let mut any = false;
+        for ticket in &self.pipelined {
+            let Some(call) = self.calls.get_mut(ticket) else { continue };
+            let Some(end) = call.operation.input.arrived() else { continue };
+            if end > call.copied.0 {
+                call.staged.copy_in(&call.operation, call.copied.0..end);
+                call.copied.0 = end;
+                self.line.send(&Request::Arrived { ticket: *ticket, end });
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Copies what is final to where its caller has it, and says so.
+    pub(crate) fn copy_delivered(&mut self, ticket: u64, end: usize) {
+        let Some(call) = self.calls.get_mut(&ticket) else { return };
+        let end = end.min(call.operation.output.bytes());
+        if end > call.copied.1 {
+            let rank = self.shared.identity.rank;
+            call.staged.copy_out_range(&call.operation, call.copied.1..end, rank);
+            call.copied.1 = end;
+            call.operation.output.deliver(end);
+        }
+    }
+}

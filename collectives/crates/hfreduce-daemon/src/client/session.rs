@@ -1,0 +1,226 @@
+//! A rank's place at a daemon, from epoch to epoch: its connections, its port and its number are the
+//! daemon's, so it is the daemon that goes on with other members.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use fabric::arena::Arena;
+use fabric::deadline::Deadline;
+use rustix::fd::AsFd;
+
+use super::ClientDriver;
+use super::endpoint::receive_arena;
+use crate::protocol::{ANSWER, PHASE, Reconfigure, Reconfigured, Request, Response, await_message};
+use hfreduce_core::error::{CollectiveError, ErrorKind};
+use hfreduce_engine::communicator::{Communicator, Session, TIMEOUT_MAX};
+use hfreduce_engine::driver::{Identity, Shared, lock};
+use hfreduce_engine::endpoint::{CLOSE, Info, Member, Options, choose, placed, refused};
+use hfreduce_shm::flight::{RankInfo, Recorder};
+use hfreduce_transport::message_socket::MessageSocket;
+use hfreduce_transport::poller;
+
+/// How much later than the daemon itself we give up.
+const LATER: Duration = Duration::from_secs(5);
+
+/// See the module's text.
+pub(crate) struct ClientSession {
+    options: Options,
+    arena: Arc<Arena>,
+    /// The daemon, for messages.
+    name: String,
+    infos: Vec<Info>,
+    epoch: u32,
+    /// Between two epochs; while one lasts its driver has it.
+    line: Mutex<Option<MessageSocket<UnixStream>>>,
+}
+
+/// How the daemon answers whoever wants to be in an epoch.
+pub(crate) enum Answer {
+    Reconfigured(Box<Reconfigured>),
+    Refused(Box<CollectiveError>),
+}
+
+impl ClientSession {
+    pub(crate) fn new(
+        options: Options,
+        arena: Arc<Arena>,
+        name: String,
+        infos: Vec<Info>,
+        epoch: u32,
+    ) -> Self {
+        Self { options, arena, name, infos, epoch, line: Mutex::default() }
+    }
+
+    /// The seat in the epoch that the daemon tells of, of whoever had this before.
+    pub(crate) fn following(
+        (options, arena, name): (&Options, &Arc<Arena>, &str),
+        line: &mut MessageSocket<UnixStream>,
+        told: Reconfigured,
+    ) -> Result<Self, String> {
+        let read = told.infos.iter().map(|info| serde_json::from_str(info));
+        let infos: Vec<Info> = read
+            .collect::<Result<_, _>>()
+            .map_err(|error| format!("it told an info that cannot be read: {error}"))?;
+        let arena = match told.other_memory {
+            true => other_arena(line)?,
+            false => arena.clone(),
+        };
+        let options = options.clone().of_epoch(&infos, told.rank as usize);
+        Ok(Self::new(options, arena, name.to_owned(), infos, told.epoch))
+    }
+
+    /// The communicator of an epoch that the daemon has connected.
+    pub(crate) fn begin(
+        self,
+        line: MessageSocket<UnixStream>,
+        channels: usize,
+    ) -> Result<Communicator, CollectiveError> {
+        let options = &self.options;
+        let (placement, plan) = placed(options)?;
+        let own = &self.infos[options.rank as usize];
+        let place = &options.placement[options.rank as usize];
+        let about = RankInfo {
+            job: options.job.clone(),
+            rank: options.rank,
+            world_size: options.placement.len(),
+            node: place.0.clone(),
+            zone: place.1.clone(),
+            reached_at: own.reached_at(),
+            group: 0,
+            epoch: self.epoch,
+            links: Vec::new(),
+        };
+        let identity = Identity {
+            job: options.job.clone(),
+            rank: options.rank,
+            placement,
+            channels,
+            liveness: options.liveness,
+            determinism: options.determinism,
+            ring_accumulation: false, // The daemon's part.
+            served: Vec::new(),
+            priority: options.priority,
+            share: options.share.clone(),
+            held_back: options.held_back,
+            reached_at: own.reached_at(),
+        };
+        let options = options.clone();
+        let trouble =
+            |error: std::io::Error| refused(&options, ErrorKind::Io, PHASE, error.to_string());
+        let doorbell = poller::doorbell().map_err(trouble)?;
+        let shared = Arc::new(Shared::new(identity, doorbell, Arc::new(Recorder::private(&about))));
+        let driver = ClientDriver::new(shared.clone(), line, self.arena.clone(), self.name.clone())
+            .map_err(trouble)?;
+        Communicator::with_remote(shared, Box::new(driver), plan, Box::new(self)).map_err(trouble)
+    }
+}
+
+impl Session for ClientSession {
+    fn arena(&self) -> io::Result<Arc<Arena>> {
+        Ok(self.arena.clone())
+    }
+
+    fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    fn previous_epochs(&self) -> Vec<Option<(u32, u64)>> {
+        self.infos.iter().map(|info| info.previous_epoch).collect()
+    }
+
+    fn reconfigure(
+        &self,
+        communicator: &Communicator,
+        members: &[Member],
+        timeout: Duration,
+    ) -> Result<Communicator, CollectiveError> {
+        let until = patience(timeout);
+        let refuse = |kind, detail| communicator.refused(kind, "reconfigure", detail);
+        // What makes no sense ends nothing.
+        choose(members, &self.infos, self.options.rank)
+            .map_err(|detail| refuse(ErrorKind::Invalid, detail))?;
+        let driver = communicator.detach(CLOSE.min(timeout));
+        let driver = driver.and_then(|driver| driver.downcast::<ClientDriver>().ok());
+        if let Some(line) = driver.and_then(|driver| driver.into_line()) {
+            *lock(&self.line) = Some(line);
+        }
+        let Some(mut line) = lock(&self.line).take() else {
+            let detail = format!(
+                "this communicator has left {}: reconfigure it before it is closed, and once",
+                self.name
+            );
+            return Err(refuse(ErrorKind::Invalid, detail));
+        };
+        let left = until.saturating_duration_since(Instant::now()).saturating_sub(LATER);
+        line.send(&Request::Reconfigure(Reconfigure {
+            members: members.to_vec(),
+            completed: communicator.completed(),
+            retired: self.arena.is_retired(),
+            timeout_ms: left.as_millis() as u64,
+        }));
+        let lost = |why: &str| {
+            let detail = format!(
+                "{} on this node, which serves it, ended: {why}. Its log says more; this rank's \
+                 port went with it: the others can go on without this rank, and take it in as a \
+                 newcomer",
+                self.name
+            );
+            refuse(ErrorKind::PeerDied, detail)
+        };
+        let failed = match heard(&mut line, until) {
+            Ok(Answer::Reconfigured(told)) => {
+                let (channels, own) = (told.channels, (&self.options, &self.arena, &*self.name));
+                let session = Self::following(own, &mut line, *told).map_err(|why| lost(&why))?;
+                return session.begin(line, channels);
+            }
+            Ok(Answer::Refused(error)) => *error,
+            Err(why) => {
+                let failed = lost(&why);
+                // What it says later would be taken for the answer to what is asked next.
+                line.end(why);
+                let _ = line.stream().shutdown(Shutdown::Both);
+                failed
+            }
+        };
+        *lock(&self.line) = Some(line);
+        Err(failed)
+    }
+}
+
+/// Until when the daemon's answer is waited for that it gives within `timeout`.
+pub(crate) fn patience(timeout: Duration) -> Instant {
+    Instant::now() + timeout.min(TIMEOUT_MAX) + LATER
+}
+
+/// The daemon's answer, whatever it still says of the epoch before.
+pub(crate) fn heard(
+    line: &mut MessageSocket<impl Read + Write + AsFd>,
+    until: Instant,
+) -> Result<Answer, String> {
+    loop {
+        match await_message::<Response>(line, until)? {
+            Response::Reconfigured(told) => return Ok(Answer::Reconfigured(told)),
+            Response::Refused(error) => return Ok(Answer::Refused(error)),
+            Response::Delivered { .. }
+            | Response::Done(_)
+            | Response::Broken { .. }
+            | Response::Beat => {}
+            other => return Err(format!("it said {other:?}")),
+        }
+    }
+}
+
+/// The memory of this epoch, where that of the one before was taken back from it.
+fn other_arena(line: &mut MessageSocket<UnixStream>) -> Result<Arc<Arena>, String> {
+    // It says nothing until it hears this: what comes next on the socket is the descriptor.
+    line.send(&Request::Memory);
+    let stream = line.stream();
+    let blocks = |mode: bool| stream.set_nonblocking(!mode).map_err(|error| error.to_string());
+    blocks(true)?;
+    let arena = receive_arena(stream, Deadline::after(ANSWER)).map_err(|error| error.to_string());
+    blocks(false)?;
+    arena
+}

@@ -1,0 +1,268 @@
+//! Ranks that say what no library says, one word after the other.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fabric::deadline::Deadline;
+use fabric::shm::{self, Segment};
+use hfreduce_testing::{cases, edited, edits};
+use proptest::prelude::*;
+
+use super::client::ClientSession;
+use super::protocol::*;
+use super::server::validate;
+use super::*;
+use hfreduce_core::error::{CollectiveError, ErrorKind};
+use hfreduce_core::{DType, ReduceOp};
+use hfreduce_core::{Determinism, Fingerprint, Kind};
+use hfreduce_engine::communicator::WaitError;
+use hfreduce_engine::endpoint::{Member, Options};
+use hfreduce_engine::operation::Buffer;
+use hfreduce_engine::operation::Transfer;
+use hfreduce_shm::flight::Folders;
+use hfreduce_transport::message_socket::MessageSocket;
+use hfreduce_transport::message_socket::framed;
+use std::time::{Duration, Instant};
+
+const KEY: [u8; 32] = [7; 32];
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+fn options(rank: u32, world: usize) -> Options {
+    let placement = vec![("a".to_owned(), "z".to_owned()); world];
+    Options { folders: Folders::default(), ..Options::new(rank, placement) }
+}
+
+fn fingerprint(count: u64) -> Fingerprint {
+    Fingerprint {
+        kind: Kind::Allreduce,
+        dtype: DType::F32.code(),
+        element_bytes: 4,
+        op: 0,
+        root: 0,
+        count,
+        shape: 0,
+        modes: Determinism::DEFAULT,
+    }
+}
+
+fn call(fingerprint: Fingerprint, offset: u64) -> Call {
+    let region = Region { offset, bytes: fingerprint.count as usize * 4 };
+    let (ticket, transfers) = (0, Vec::new());
+    Call {
+        ticket,
+        fingerprint: fingerprint.encode(),
+        input: region,
+        output: region,
+        transfers,
+        timeout_ms: 60_000,
+        pipelined: false,
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(1000))]
+
+    #[test]
+    fn a_call_that_is_nearly_right_is_refused_or_inside_the_arena(edits in edits()) {
+        let arena = Segment::create("test", 8192).unwrap();
+        let mut one = call(Fingerprint { kind: Kind::Send, ..fingerprint(16) }, 4096);
+        one.transfers.push(Transfer { peer: 1, sends: true, offset: 0, bytes: 64, tag: 1 });
+        for (one, world) in [(one, 2), (call(fingerprint(16), 0), 1)] {
+            let text = edited(&serde_json::to_value(&one).unwrap(), &edits);
+            let Ok(read) = serde_json::from_str::<Call>(&text) else { continue };
+            let Ok(taken) = validate::operation(&read, &arena, 0, world) else { continue };
+            for (buffer, region) in [(&taken.input, read.input), (&taken.output, read.output)] {
+                prop_assert_eq!(buffer.bytes(), region.bytes);
+                prop_assert!(region.offset + region.bytes as u64 <= 8192 || region.bytes == 0);
+            }
+            let bytes = |transfer: &Transfer| transfer.offset + transfer.bytes;
+            let most = taken.input.bytes().max(taken.output.bytes());
+            prop_assert!(taken.transfers.iter().all(|t| bytes(t) <= most && t.peer == 1));
+        }
+    }
+}
+
+/// Ends the daemon of a test, also of one that fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// A rank that speaks by itself, connected with one that the library speaks for; what becomes of the
+/// latter's allreduce, after `act`.
+fn beside(act: impl FnOnce(&mut MessageSocket<UnixStream>)) -> CollectiveError {
+    let folder = tempfile::tempdir().unwrap();
+    let path: PathBuf = folder.path().join("socket");
+    let daemon = Daemon::bind(
+        &path,
+        Rules {
+            mode: 0o600,
+            ranks_max: 8,
+            memory_max: None,
+            descriptors_max: None,
+            folders: Folders::default(),
+        },
+    )
+    .unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let _end = Stop(&stop);
+        scope.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                daemon.accept_for(Duration::from_millis(20)).unwrap();
+            }
+        });
+        let other = AnyEndpoint::open(options(0, 2), &KEY, Some(&path)).unwrap();
+        let mut stream = UnixStream::connect(&path).unwrap();
+        let (process, own, key, newcomer) = (1, options(1, 2), KEY.to_vec(), false);
+        let open = Open { version: VERSION, process, options: own, key, newcomer };
+        stream.write_all(&framed(&Request::Open(Box::new(open)))).unwrap();
+        let soon = Deadline::after(TIMEOUT);
+        let fds = shm::receive_descriptors(&stream, &mut [0; 8], soon).unwrap();
+        assert_eq!(fds.len(), 1);
+        stream.set_nonblocking(true).unwrap();
+        let mut line = MessageSocket::with_limit(stream, MESSAGE_BYTES_MAX);
+        let Ok(Response::Opened { info, .. }) = await_message(&mut line, Instant::now() + TIMEOUT)
+        else {
+            panic!("not let in");
+        };
+        let infos = [String::from_utf8(other.info()).unwrap(), info];
+        let bytes: Vec<Vec<u8>> = infos.iter().cloned().map(String::into_bytes).collect();
+        line.send(&Request::Connect { infos: infos.to_vec(), timeout_ms: 60_000 });
+        let other = other.connect(&bytes, TIMEOUT).unwrap();
+        let told = await_message(&mut line, Instant::now() + TIMEOUT);
+        assert!(matches!(told, Ok(Response::Connected { .. })), "{told:?}");
+        act(&mut line);
+        drop(line);
+        let mut data = [1.0_f32; 4];
+        // SAFETY: the array outlives the operation, which is waited for.
+        let buffer = unsafe { Buffer::new([(data.as_mut_ptr().cast(), 16)]) };
+        let made = other.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true);
+        let ended = made.map_err(WaitError::Failed).and_then(|work| work.wait(None));
+        // The daemon lives on, and serves the next.
+        assert!(AnyEndpoint::open(options(0, 1), &KEY, Some(&path)).is_ok());
+        match ended {
+            Err(WaitError::Failed(error)) => error,
+            other => panic!("{other:?}"),
+        }
+    })
+}
+
+#[test]
+fn a_rank_that_is_gone_without_a_farewell_is_named() {
+    let error = beside(|_| {});
+    assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::PeerDied, Some(1)));
+    assert!(error.to_string().contains("its process ended"), "{error}");
+}
+
+#[test]
+fn a_rank_that_leaves_is_not_taken_for_dead() {
+    let error = beside(|line| line.send(&Request::Leave { timeout_ms: 1000 }));
+    assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::PeerLeft, Some(1)));
+}
+
+#[test]
+fn a_call_that_cannot_be_ends_its_own_group() {
+    let error = beside(|line| {
+        line.send(&Request::Call(Box::new(call(fingerprint(4), u64::MAX - 8))));
+        let told = await_message(line, Instant::now() + TIMEOUT);
+        assert!(matches!(told, Ok(Response::Broken { .. })), "{told:?}");
+    });
+    assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::Protocol, Some(1)));
+    assert!(error.to_string().contains("its call cannot be"), "{error}");
+}
+
+#[test]
+fn memory_that_a_rank_has_taken_back_is_another_one_in_the_next_epoch() {
+    let error = beside(|line| {
+        let (members, completed) = (vec![Member::Rank(1)], 1);
+        let ask = Reconfigure { members, completed, retired: true, timeout_ms: 60_000 };
+        line.send(&Request::Reconfigure(ask));
+        let told = await_message(line, Instant::now() + TIMEOUT);
+        let Ok(Response::Reconfigured(told)) = told else { panic!("{told:?}") };
+        assert_eq!((told.infos.len(), told.rank, told.epoch), (1, 0, 1));
+        assert!(told.other_memory);
+        line.send(&Request::Memory);
+        line.stream().set_nonblocking(false).unwrap();
+        let soon = Deadline::after(TIMEOUT);
+        let fds = shm::receive_descriptors(line.stream(), &mut [0; 8], soon).unwrap();
+        assert_eq!(fds.len(), 1);
+        line.stream().set_nonblocking(true).unwrap();
+        line.send(&Request::Call(Box::new(call(fingerprint(4), 0))));
+        let told = await_message(line, Instant::now() + TIMEOUT);
+        assert!(matches!(&told, Ok(Response::Done(done)) if done.len() == 1), "{told:?}");
+    });
+    assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::PeerLeft, Some(1)));
+}
+
+#[test]
+fn the_rank_asks_for_it_and_hands_out_its_blocks() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let rules = Rules {
+        mode: 0o600,
+        ranks_max: 8,
+        memory_max: None,
+        descriptors_max: None,
+        folders: Folders::default(),
+    };
+    let daemon = Daemon::bind(&path, rules).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _end = Stop(&stop);
+        scope.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                daemon.accept_for(Duration::from_millis(20)).unwrap();
+            }
+        });
+        let alone = AnyEndpoint::open(options(0, 1), &KEY, Some(&path)).unwrap();
+        let infos = [alone.info()];
+        let comm = alone.connect(&infos, TIMEOUT).unwrap();
+        let before = comm.arena().unwrap();
+        before.retire();
+        let next = comm.reconfigure(&[Member::Rank(0)], TIMEOUT).unwrap();
+        assert!(!Arc::ptr_eq(&before, &next.arena().unwrap()));
+        let block = next.allocate(4096).unwrap();
+        // SAFETY: the block outlives the operation, which is waited for.
+        let buffer = unsafe { Buffer::new([(block.base(), 4096)]) };
+        let work = next.allreduce(buffer, DType::F32, ReduceOp::Average, 0, TIMEOUT, true);
+        work.unwrap().wait(None).unwrap();
+    });
+}
+
+#[test]
+fn a_late_answer_is_not_taken_for_that_of_the_next_attempt() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    [&ours, &theirs].into_iter().for_each(|end| end.set_nonblocking(true).unwrap());
+    let (own, mut daemon) = (
+        MessageSocket::with_limit(ours, MESSAGE_BYTES_MAX),
+        MessageSocket::with_limit(theirs, MESSAGE_BYTES_MAX),
+    );
+    let info = hfreduce_engine::endpoint::Endpoint::new(options(0, 1), &KEY).unwrap().info();
+    let infos = vec![serde_json::from_slice(&info).unwrap()];
+    let arena = Arc::new(fabric::arena::Arena::create("test", 1 << 20).unwrap());
+    let session = ClientSession::new(options(0, 1), arena, "hfreduced".to_owned(), infos, 0);
+    let comm = session.begin(own, 1).unwrap();
+    let again = || comm.reconfigure(&[Member::Rank(0)], TIMEOUT).map(drop).unwrap_err();
+    let error = std::thread::scope(|scope| {
+        let asked = scope.spawn(again);
+        let until = Instant::now() + TIMEOUT;
+        while !matches!(await_message(&mut daemon, until).unwrap(), Request::Reconfigure(_)) {}
+        daemon.send(&Response::Left); // No answer.
+        asked.join().unwrap()
+    });
+    assert!(error.to_string().contains("it said Left"), "{error}");
+    let infos = vec![String::from_utf8(info).unwrap()];
+    let (rank, epoch, channels, other_memory) = (0, 1, 1, false);
+    let late = Reconfigured { infos, rank, epoch, channels, other_memory };
+    daemon.send(&Response::Reconfigured(Box::new(late)));
+    assert_eq!(again().cause.kind, ErrorKind::PeerDied);
+}

@@ -1,0 +1,234 @@
+//! From a connection to a session: who it is, and the group that it wants to be in.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use fabric::arena::Arena;
+use fabric::deadline::Deadline;
+use fabric::shm;
+
+use super::connection::ClientConnection;
+use super::reconfigure::send_reconfigured;
+use super::session::Session;
+use crate::protocol::{
+    ANSWER, MESSAGE_BYTES_MAX, Open, PHASE, Request, Response, VERSION, await_message,
+};
+use hfreduce_core::error::{CollectiveError, ErrorKind};
+use hfreduce_engine::communicator::Communicator;
+use hfreduce_engine::endpoint::{Endpoint, Newcomer, Options, refused};
+use hfreduce_engine::share::Share;
+use hfreduce_shm::flight::Folders;
+use hfreduce_transport::message_socket::MessageSocket;
+
+/// How long a rank may look for the others before it connects, and a newcomer before it joins.
+const MEETS_WITHIN: Duration = Duration::from_secs(3600);
+/// How long connecting may take.
+pub const CONNECTS_WITHIN: Duration = Duration::from_secs(3600);
+
+/// Characters of a job's name, and of a reason, in the log.
+const JOB_LOGGED: usize = 64;
+const WHY_LOGGED: usize = 400;
+/// The longest name of a job, a node or a zone: it comes with every error of the group.
+const NAME_BYTES_MAX: usize = 1024;
+/// The longest word before a rank has said who it is: the places of ten thousand ranks.
+const OPEN_BYTES_MAX: usize = 4 << 20;
+
+/// What a connection is served on.
+pub(crate) struct Terms {
+    /// Of the flight recorders and their dumps.
+    pub folders: Folders,
+    /// What it shares with other ranks of its user.
+    pub share: Arc<Share>,
+    /// Registered memory of a rank at most: ranks of other users need addresses, too.
+    pub registered_max: usize,
+}
+
+/// Who has a port and no group yet.
+enum Opened {
+    Rank(Box<Endpoint>),
+    Newcomer(Box<Newcomer>),
+}
+
+impl Opened {
+    fn new(options: Options, key: &[u8], newcomer: bool) -> Result<Self, CollectiveError> {
+        match newcomer {
+            true => Newcomer::new(options, key).map(|one| Self::Newcomer(Box::new(one))),
+            false => Endpoint::new(options, key).map(|one| Self::Rank(Box::new(one))),
+        }
+    }
+
+    fn arena(&self) -> io::Result<Arc<Arena>> {
+        match self {
+            Self::Rank(endpoint) => endpoint.arena(),
+            Self::Newcomer(newcomer) => newcomer.arena(),
+        }
+    }
+
+    fn info(&self) -> Vec<u8> {
+        match self {
+            Self::Rank(endpoint) => endpoint.info(),
+            Self::Newcomer(newcomer) => newcomer.info(),
+        }
+    }
+}
+
+/// Serves whoever is at the other end, as long as he makes sense.
+pub(crate) fn receive(stream: UnixStream, terms: Terms, stop: &AtomicBool) {
+    let Terms { folders, share, registered_max } = terms;
+    if let Err(error) = stream.set_nonblocking(true) {
+        tracing::warn!(%error, "a connection was dropped");
+        return;
+    }
+    let mut client = ClientConnection::new(MessageSocket::with_limit(stream, OPEN_BYTES_MAX), stop);
+    let open = match await_message(&mut client.line, Instant::now() + ANSWER) {
+        Ok(Request::Open(open)) => {
+            Open { options: Options { served: true, folders, share, ..open.options }, ..*open }
+        }
+        Ok(_) => return tracing::warn!("a connection was closed: it did not say who it is"),
+        Err(why) => return tracing::warn!(why = cut(&why, WHY_LOGGED), "a connection was closed"),
+    };
+    client.line.set_message_bytes_max(MESSAGE_BYTES_MAX);
+    let job = cut(&open.options.job, JOB_LOGGED);
+    let (rank, id) = (open.options.rank, open.process);
+    match admit(client, open, registered_max) {
+        Err(why) => {
+            let why = cut(&why, WHY_LOGGED);
+            tracing::warn!(rank, job, process = id, why, "a rank was not taken in");
+        }
+        Ok(mut session) => {
+            tracing::info!(rank, job, process = id, "a rank is served");
+            session.run();
+            tracing::info!(rank, job, process = id, "a rank has gone");
+        }
+    }
+}
+
+/// From who it is to a connected group, or why not; the rank was told.
+fn admit(
+    mut client: ClientConnection<'_>,
+    open: Open,
+    registered_max: usize,
+) -> Result<Session<'_>, String> {
+    let Open { version, options, key, newcomer, .. } = open;
+    if version != VERSION {
+        let detail = format!(
+            "hfreduced speaks version {VERSION} and this rank {version}: install one release"
+        );
+        let error = refused(&options, ErrorKind::Mismatch, PHASE, detail);
+        return Err(turn_away(client.line, error));
+    }
+    if let Some(bytes) = longest_name(&options).filter(|bytes| *bytes > NAME_BYTES_MAX) {
+        let detail = format!(
+            "a name of {bytes} bytes (job, node or zone) is longer than the {NAME_BYTES_MAX} that \
+             hfreduced takes: give shorter names"
+        );
+        let nameless = Options { served: true, ..Options::new(0, Vec::new()) };
+        let error = refused(&nameless, ErrorKind::Invalid, PHASE, detail);
+        return Err(turn_away(client.line, error));
+    }
+    if options.registered_bytes > registered_max {
+        let detail = format!(
+            "registered memory of {} bytes is more than the {registered_max} that hfreduced gives \
+             a rank: lower HFREDUCE_REGISTERED_BYTES, or start it with a lower --ranks-max",
+            options.registered_bytes
+        );
+        let error = refused(&options, ErrorKind::Invalid, PHASE, detail);
+        return Err(turn_away(client.line, error));
+    }
+    let (liveness, own, memory) = (options.liveness, options.clone(), options.share.memory());
+    let io = |error: io::Error| refused(&own, ErrorKind::Io, PHASE, error.to_string());
+    let opened = Opened::new(options, &key, newcomer)
+        .and_then(|opened| Ok((opened.arena().map_err(io)?, opened)));
+    let (arena, opened) = match opened {
+        Ok(opened) => opened,
+        Err(error) => return Err(turn_away(client.line, error)),
+    };
+    client.delegate(&arena).map_err(|error| error.to_string())?;
+    let info = String::from_utf8_lossy(&opened.info()).into_owned();
+    client.line.send(&Response::Opened { info, process: std::process::id() });
+    let (communicator, arena) = match opened {
+        Opened::Rank(endpoint) => (connect(&mut client, *endpoint)?, arena),
+        Opened::Newcomer(newcomer) => join(&mut client, &newcomer, &arena)?,
+    };
+    if let Err(error) = communicator.watch_client(client.line.stream()) {
+        return Err(refuse(client.line, io(error)));
+    }
+    Ok(Session::new(client, communicator, arena, liveness, memory))
+}
+
+/// What a rank says, as far as the log takes it: a log is all users'.
+fn cut(text: &str, characters: usize) -> String {
+    text.chars().take(characters).collect()
+}
+
+fn longest_name(options: &Options) -> Option<usize> {
+    let places = options.placement.iter().chain(&options.bridge);
+    let names = places.flat_map(|(node, zone)| [node, zone]).chain([&options.job]);
+    names.map(String::len).max()
+}
+
+fn connect(client: &mut ClientConnection<'_>, endpoint: Endpoint) -> Result<Communicator, String> {
+    let (infos, timeout_ms) = match await_message(&mut client.line, Instant::now() + MEETS_WITHIN)?
+    {
+        Request::Connect { infos, timeout_ms } => (infos, timeout_ms),
+        Request::Leave { .. } => return Err("it left before it connected".to_owned()),
+        _ => return Err("it did not connect when it was its turn".to_owned()),
+    };
+    let infos: Vec<Vec<u8>> = infos.into_iter().map(String::into_bytes).collect();
+    let timeout = Duration::from_millis(timeout_ms).min(CONNECTS_WITHIN);
+    let communicator = endpoint.connect(&infos, timeout).map_err(|error| {
+        let why = error.to_string();
+        client.line.send(&Response::Refused(Box::new(error)));
+        why
+    })?;
+    client.line.send(&Response::Connected { channels: communicator.channels() });
+    Ok(communicator)
+}
+
+/// Tries as often as it asks.
+fn join(
+    client: &mut ClientConnection<'_>,
+    newcomer: &Newcomer,
+    arena: &Arc<Arena>,
+) -> Result<(Communicator, Arc<Arena>), String> {
+    loop {
+        let timeout_ms = match await_message(&mut client.line, Instant::now() + MEETS_WITHIN)? {
+            Request::Join { timeout_ms } => timeout_ms,
+            _ => return Err("it did not join when it was its turn".to_owned()),
+        };
+        let timeout = Duration::from_millis(timeout_ms).min(CONNECTS_WITHIN);
+        match newcomer.join_for(timeout, &mut || client.is_over()) {
+            Ok(communicator) => {
+                let arena = send_reconfigured(client, &communicator, arena)?;
+                return Ok((communicator, arena));
+            }
+            Err(error) => client.line.send(&Response::Refused(Box::new(error))),
+        }
+    }
+}
+
+/// Tells a rank why it is not served; why, for the log.
+fn refuse(mut line: MessageSocket<UnixStream>, error: CollectiveError) -> String {
+    let why = error.to_string();
+    line.send(&Response::Refused(Box::new(error)));
+    why
+}
+
+/// The same where it waits for memory first: there is none.
+fn turn_away(line: MessageSocket<UnixStream>, error: CollectiveError) -> String {
+    // Who does not hear it sees the end of the connection.
+    let _ = shm::send_descriptors(line.stream(), &[0; 8], &[], Deadline::after(ANSWER));
+    refuse(line, error)
+}
+
+/// The same before it has said who it is.
+pub fn full(stream: UnixStream, detail: String) {
+    if stream.set_nonblocking(true).is_ok() {
+        let nobody = Options::new(0, Vec::new());
+        let error = refused(&nobody, ErrorKind::Io, PHASE, detail);
+        turn_away(MessageSocket::with_limit(stream, MESSAGE_BYTES_MAX), error);
+    }
+}

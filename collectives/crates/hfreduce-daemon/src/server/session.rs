@@ -1,0 +1,208 @@
+//! One rank at the daemon, from its first call to its last: a thread that takes its calls, moves its
+//! data while any is under way, and tells it what has ended.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fabric::arena::Arena;
+
+use super::calls::Calls;
+use super::connection::{ClientConnection, ENDED, STOPPED};
+use super::pipelined::{Pipelined, Served};
+use super::validate;
+use crate::protocol::{ANSWER, BEAT, CALLS_MAX, Call, Region, Request, Response};
+use hfreduce_core::error::ErrorKind;
+use hfreduce_engine::communicator::Communicator;
+use hfreduce_engine::driver::TICK;
+use hfreduce_engine::operation::Operation;
+use hfreduce_shm::quota::Charge;
+use hfreduce_shm::watermarks::Watermarks;
+
+/// Bytes that a rank may leave unread; it gets no more calls in before.
+const UNREAD_MAX: usize = 256 << 10;
+
+/// Characters of a reason to abort: other ranks hear fewer, and the log gets all.
+const REASON_MAX: usize = 1024;
+/// Memory of a call that is under way, in all tables that know it, and of each of its transfers.
+const CALL_BYTES: usize = 1 << 10;
+const TRANSFER_BYTES: usize = 128;
+
+/// See the module's text.
+pub struct Session<'a> {
+    pub(crate) client: ClientConnection<'a>,
+    pub(crate) communicator: Communicator,
+    pub(crate) arena: Arc<Arena>,
+    liveness: Duration,
+    pub(crate) calls: Calls,
+    /// Memory that calls take, and that of the arena up to where they have reached.
+    memory: Charge,
+    pub(crate) reached: usize,
+    /// It knows that this epoch is over; it may leave, or go on with other members.
+    pub(crate) told: bool,
+    pub(crate) heard: Instant,
+    beat: Instant,
+}
+
+/// How a session goes on.
+pub enum Next {
+    Wait,
+    End,
+}
+
+impl<'a> Session<'a> {
+    /// Of a rank that was told of its group.
+    pub(crate) fn new(
+        client: ClientConnection<'a>,
+        communicator: Communicator,
+        arena: Arc<Arena>,
+        liveness: Duration,
+        memory: Charge,
+    ) -> Self {
+        let (calls, told, now) = (Calls::default(), false, Instant::now());
+        let (heard, beat) = (now, now);
+        let reached = 0;
+        Self { client, communicator, arena, liveness, calls, memory, reached, told, heard, beat }
+    }
+
+    /// Serves it until it leaves or is gone.
+    pub(crate) fn run(&mut self) {
+        while let Next::Wait = self.step() {
+            self.wait();
+        }
+    }
+
+    /// Takes what the rank says and tells what has ended.
+    fn step(&mut self) -> Next {
+        let gone = self.client.is_gone(); // What it said before that is still heard.
+        while self.calls.len() < CALLS_MAX
+            && self.client.line.unsent() < UNREAD_MAX
+            && let Some(word) = self.client.line.next_message()
+        {
+            self.heard = Instant::now();
+            match word {
+                Request::Call(call) => self.call(&call),
+                Request::Arrived { ticket, end } => {
+                    self.calls.get(ticket).into_iter().for_each(|call| call.arrived(end));
+                }
+                Request::Beat => {}
+                Request::Abort { kind, reason } => {
+                    self.fail(kind, reason.chars().take(REASON_MAX).collect());
+                }
+                Request::Reconfigure(ask) => {
+                    if let Next::End = self.reconfigure(&ask) {
+                        return Next::End;
+                    }
+                }
+                Request::Leave { timeout_ms } => {
+                    self.communicator.close(Duration::from_millis(timeout_ms).min(ANSWER));
+                    self.client.line.send(&Response::Left);
+                    return Next::End;
+                }
+                Request::Open(_)
+                | Request::Connect { .. }
+                | Request::Join { .. }
+                | Request::Memory => {
+                    let detail = "it said what is said before it is connected";
+                    self.fail(ErrorKind::Protocol, detail.to_owned());
+                }
+            }
+        }
+        if gone {
+            self.fail(ErrorKind::PeerDied, ENDED.to_owned());
+            return Next::End;
+        }
+        let silent = self.heard.elapsed();
+        if silent > self.liveness.max(3 * BEAT) && self.calls.len() < CALLS_MAX {
+            let seconds = silent.as_secs_f64();
+            let detail = format!("no sign of life for {seconds:.1} s; the process is stopped");
+            self.fail(ErrorKind::PeerStalled, detail);
+        }
+        if self.client.is_stopped() {
+            self.fail(ErrorKind::Aborted, STOPPED.to_owned());
+        }
+        self.tell()
+    }
+
+    fn call(&mut self, call: &Call) {
+        let (rank, world) = (self.communicator.rank(), self.communicator.world_size());
+        let Operation { fingerprint, mut input, mut output, transfers } =
+            match validate::operation(call, self.arena.segment(), rank, world) {
+                Ok(operation) => operation,
+                Err(why) => {
+                    let detail = format!("its call cannot be: {why}");
+                    return self.fail(ErrorKind::Protocol, detail);
+                }
+            };
+        if self.calls.contains(call.ticket) {
+            let detail = format!("its call cannot be: ticket {} is under way", call.ticket);
+            return self.fail(ErrorKind::Protocol, detail);
+        }
+        let kept = CALL_BYTES + call.transfers.len() * TRANSFER_BYTES;
+        let end = |region: Region| usize::try_from(region.offset).unwrap_or(0) + region.bytes;
+        let reached = self.reached.max(end(call.input)).max(end(call.output));
+        if let Err(error) = self.memory.set_to(reached + self.calls.kept() + kept) {
+            return self.fail(ErrorKind::Io, error.to_string());
+        }
+        self.reached = reached;
+        let pipelined = call
+            .pipelined
+            .then(|| Pipelined { watermarks: Arc::new(Watermarks::default()), told: 0 });
+        if let Some(Pipelined { watermarks, .. }) = &pipelined {
+            (input, output) =
+                (input.pipelined(watermarks.clone()), output.pipelined(watermarks.clone()));
+        }
+        let timeout = Duration::from_millis(call.timeout_ms);
+        // An error has broken the group, which it is told below.
+        if let Ok(work) =
+            self.communicator.submit(fingerprint, input, output, transfers, timeout, true)
+        {
+            self.calls.insert(Served { ticket: call.ticket, work, pipelined, kept });
+        }
+    }
+
+    /// What has ended, and whether all has.
+    fn tell(&mut self) -> Next {
+        self.calls.tell_delivered(&mut self.client.line);
+        let done = self.calls.take_done();
+        if !done.is_empty() {
+            // Less than before, which is never refused.
+            let _ = self.memory.set_to(self.reached + self.calls.kept());
+            self.client.line.send(&Response::Done(done));
+        }
+        // All works of a broken group end, after which nobody touches their memory.
+        if !self.told
+            && let Some(error) = self.communicator.error()
+            && self.calls.have_all_ended()
+        {
+            let record = error.flight_record.map(String::from);
+            let retired = self.arena.is_retired();
+            self.client.line.send(&Response::Broken { cause: *error.cause, record, retired });
+            self.calls.clear();
+            self.told = true;
+        }
+        if self.told && self.client.is_stopped() {
+            return Next::End;
+        }
+        if !self.told && self.beat.elapsed() >= BEAT {
+            self.beat = Instant::now();
+            self.client.line.send(&Response::Beat);
+        }
+        self.client.line.flush();
+        Next::Wait
+    }
+
+    pub(crate) fn fail(&self, kind: ErrorKind, detail: String) {
+        if self.communicator.error().is_none() {
+            self.communicator.fail(kind, "serve", detail);
+        }
+    }
+
+    fn wait(&mut self) {
+        if self.calls.is_empty() {
+            return self.client.wait(TICK);
+        }
+        let Self { client, calls, communicator, .. } = self;
+        let done = || calls.has_updates();
+        communicator.wait_for_client(Instant::now() + TICK, done, || client.line.has_more());
+    }
+}

@@ -1,0 +1,106 @@
+//! What ranks say does not fill the log of a daemon, which is that of all its users.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../../hfreduce-engine/tests/support/mod.rs"]
+mod support;
+
+use std::fmt::Debug;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use hfreduce_daemon::AnyEndpoint;
+use hfreduce_engine::{ErrorKind, Options};
+use support::{KEY, Served, TIMEOUT, placement, run_at};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+static LINES: AtomicUsize = AtomicUsize::new(0);
+static LONGEST: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts instead of writing.
+struct Counting;
+
+struct Bytes(usize);
+
+impl Visit for Bytes {
+    fn record_debug(&mut self, _: &Field, value: &dyn Debug) {
+        self.0 += format!("{value:?}").len();
+    }
+}
+
+impl Subscriber for Counting {
+    fn enabled(&self, about: &Metadata<'_>) -> bool {
+        // What a rank writes goes to the log of its own process.
+        about.target() != "hfreduce_daemon::client::driver"
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut bytes = Bytes(0);
+        event.record(&mut bytes);
+        LINES.fetch_add(1, Ordering::SeqCst);
+        LONGEST.fetch_max(bytes.0, Ordering::SeqCst);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn no_line_of_the_log_is_as_long_as_what_ranks_say() {
+    tracing::subscriber::set_global_default(Counting).unwrap();
+    let daemon = Served::new(8);
+    let long = "x".repeat(1 << 20);
+    // A word that does not exist is part of the message about it.
+    let mut stranger = UnixStream::connect(&daemon.path).unwrap();
+    let word = format!("\"{long}\"");
+    stranger.write_all(&(word.len() as u32).to_le_bytes()).unwrap();
+    stranger.write_all(word.as_bytes()).unwrap();
+    stranger.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let _ = stranger.read_to_end(&mut Vec::new());
+    // Names come with every error.
+    for named in [true, false] {
+        let mut options = Options::new(0, placement(1, 1));
+        match named {
+            true => options.job = long.clone(),
+            false => options.placement[0].0 = long.clone(),
+        }
+        let refused = AnyEndpoint::open(options, &KEY, Some(&daemon.path)).map(drop).unwrap_err();
+        assert_eq!(refused.cause.kind, ErrorKind::Invalid);
+        assert!(refused.to_string().contains("1048576 bytes"), "another error");
+        assert!(refused.to_string().contains("give shorter names"), "another error");
+    }
+    // More than is read before a rank has said who it is.
+    let mut options = Options::new(0, placement(1, 1));
+    options.towards = Some("x".repeat(5 << 20));
+    assert!(AnyEndpoint::open(options, &KEY, Some(&daemon.path)).is_err());
+    run_at(
+        &placement(1, 1),
+        |_| Some(daemon.path.clone()),
+        |_| {},
+        |comm| {
+            let comm = comm.unwrap();
+            comm.abort(&long);
+            let made = comm.barrier(TIMEOUT, true).and_then(|work| {
+                let _ = work.wait(None);
+                comm.barrier(TIMEOUT, true)
+            });
+            assert!(made.is_err());
+        },
+    );
+    daemon.eventually_empty();
+    let (lines, longest) = (LINES.load(Ordering::SeqCst), LONGEST.load(Ordering::SeqCst));
+    assert!(lines > 5 && longest < 8 << 10, "{lines} lines, the longest of {longest} bytes");
+}

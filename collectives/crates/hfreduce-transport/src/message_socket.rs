@@ -1,0 +1,165 @@
+//! Length-prefixed JSON messages over a non-blocking socket.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Maximum size of a message: the infos of ten thousand members.
+const MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// Bytes read at a time.
+const READ_BYTES: usize = 16 << 10;
+
+/// A connection that carries messages.
+pub struct MessageSocket<S = TcpStream> {
+    stream: S,
+    bytes_max: usize,
+    received: ByteQueue,
+    outgoing: ByteQueue,
+    ended: Option<String>,
+}
+
+/// A queue of bytes. Its consumed front is released once it is longer than the rest, so that many
+/// short messages cost one copy each.
+#[derive(Default)]
+struct ByteQueue {
+    all: Vec<u8>,
+    consumed: usize,
+}
+
+impl ByteQueue {
+    fn rest(&self) -> &[u8] {
+        &self.all[self.consumed..]
+    }
+
+    fn take(&mut self, bytes: usize) {
+        self.consumed += bytes;
+        if self.consumed * 2 >= self.all.len() {
+            self.all.drain(..self.consumed);
+            self.consumed = 0;
+        }
+    }
+
+    fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// Encodes a message with its length.
+pub fn framed(word: &impl Serialize) -> Vec<u8> {
+    let word = serde_json::to_vec(word).unwrap_or_default();
+    let mut bytes = (word.len() as u32).to_le_bytes().to_vec();
+    bytes.extend(word);
+    bytes
+}
+
+impl MessageSocket {
+    /// Over a connected socket.
+    ///
+    /// # Errors
+    /// A system call failed.
+    pub fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self::with_limit(stream, MESSAGE_BYTES_MAX))
+    }
+}
+
+impl<S: Read + Write> MessageSocket<S> {
+    /// Over a non-blocking socket; a message has at most `bytes_max` bytes.
+    pub fn with_limit(stream: S, bytes_max: usize) -> Self {
+        Self {
+            stream,
+            bytes_max,
+            received: ByteQueue::default(),
+            outgoing: ByteQueue::default(),
+            ended: None,
+        }
+    }
+
+    /// Changes the maximum size of a message.
+    pub fn set_message_bytes_max(&mut self, bytes_max: usize) {
+        self.bytes_max = bytes_max;
+    }
+
+    /// The socket.
+    pub fn stream(&self) -> &S {
+        &self.stream
+    }
+
+    /// Queues a message.
+    pub fn send(&mut self, word: &impl Serialize) {
+        self.outgoing.all.extend(framed(word));
+        self.flush();
+    }
+
+    /// Bytes that are not sent yet.
+    pub fn unsent(&self) -> usize {
+        self.outgoing.rest().len()
+    }
+
+    /// Sends as much as possible; true if nothing is left or the peer is gone.
+    pub fn flush(&mut self) -> bool {
+        while !self.outgoing.rest().is_empty() && self.ended.is_none() {
+            match self.stream.write(self.outgoing.rest()) {
+                Ok(bytes) => self.outgoing.take(bytes),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Messages that the peer sent before are still read.
+                Err(_) => self.outgoing.clear(),
+            }
+        }
+        true
+    }
+
+    /// Returns the next complete message.
+    pub fn next_message<W: DeserializeOwned>(&mut self) -> Option<W> {
+        self.receive();
+        let (length, rest) = self.received.rest().split_first_chunk::<4>()?;
+        let length = u32::from_le_bytes(*length) as usize;
+        if length > self.bytes_max {
+            self.end(format!("a message of {length} bytes, over {}", self.bytes_max));
+            return None;
+        }
+        let word = serde_json::from_slice(rest.get(..length)?);
+        self.received.take(4 + length);
+        match word {
+            Ok(word) => Some(word),
+            Err(error) => {
+                self.end(format!("invalid message: {error}"));
+                None
+            }
+        }
+    }
+
+    /// Receives bytes; true if any have arrived or the connection has ended.
+    pub fn has_more(&mut self) -> bool {
+        let before = self.received.rest().len();
+        self.receive();
+        self.received.rest().len() > before || self.ended.is_some()
+    }
+
+    /// Why the connection ended, once all messages were read.
+    pub fn ended(&self) -> Option<&str> {
+        self.ended.as_deref()
+    }
+
+    /// Discards received bytes and accepts no more.
+    pub fn end(&mut self, why: String) {
+        self.received.clear();
+        self.ended = Some(why);
+    }
+
+    fn receive(&mut self) {
+        let mut some = [0; READ_BYTES];
+        while self.ended.is_none() && self.received.rest().len() < 4 + self.bytes_max {
+            match self.stream.read(&mut some) {
+                Ok(0) => self.ended = Some("its connection was closed".into()),
+                Ok(bytes) => self.received.all.extend(&some[..bytes]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => self.ended = Some(format!("its connection failed: {error}")),
+            }
+        }
+    }
+}

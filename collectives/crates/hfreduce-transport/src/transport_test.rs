@@ -1,0 +1,393 @@
+use super::*;
+use crate::wire::{Frame, HEAD_BYTES};
+use hfreduce_core::credit::CLASSES;
+use hfreduce_core::{Determinism, Fingerprint, Kind, Stage};
+use hfreduce_testing::cases;
+use proptest::prelude::*;
+use std::io::Write;
+use std::net::{Shutdown, TcpListener};
+use std::time::{Duration, Instant};
+
+const SLOT_BYTES: usize = 256 << 10;
+
+type Link = Box<dyn Transport>;
+
+fn sockets(count: usize) -> (Vec<TcpStream>, Vec<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let dial = |_| (TcpStream::connect(address).unwrap(), listener.accept().unwrap().0);
+    (0..count).map(dial).unzip()
+}
+
+fn tcp(sockets: Vec<TcpStream>) -> Link {
+    Box::new(Streams::new(sockets, SLOT_BYTES).unwrap())
+}
+
+/// Both ends of every transport, in several configurations.
+fn every() -> Vec<(String, Link, Link)> {
+    let mut all: Vec<(String, Link, Link)> = Vec::new();
+    for count in [1, 2, 5] {
+        let (one, other) = sockets(count);
+        all.push((format!("{count} streams"), tcp(one), tcp(other)));
+    }
+    let (one, other) = InProcess::pair().unwrap();
+    all.push(("in process".into(), Box::new(one), Box::new(other)));
+    all
+}
+
+fn data(chunk: u32, bytes: usize) -> (Head, DataHead) {
+    let fingerprint = Fingerprint {
+        kind: Kind::Allreduce,
+        dtype: 1,
+        element_bytes: 2,
+        op: 0,
+        root: 0,
+        count: 300,
+        shape: 0,
+        modes: Determinism::DEFAULT,
+    };
+    let data = DataHead { sequence: 1, chunk, tree: 0, stage: Stage::Up, bytes, fingerprint };
+    (Head { payload_bytes: bytes, ..Head::bare(Frame::Data(data)) }, data)
+}
+
+/// The payload of a chunk.
+fn payload(chunk: usize, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at * 31 + chunk * 7) as u8).collect()
+}
+
+/// Receives until `done`, or until the end of the peer.
+fn receive(
+    link: &mut Link,
+    poller: &Poller,
+    mut done: impl FnMut(&Received, &mut Link) -> bool,
+) -> io::Result<()> {
+    let until = Instant::now() + Duration::from_secs(120);
+    loop {
+        link.look_again();
+        while let Some(received) = link.receive_next(poller)? {
+            if done(&received, link) {
+                return Ok(());
+            }
+        }
+        assert!(Instant::now() < until, "nothing came");
+        std::thread::yield_now();
+    }
+}
+
+/// The error at the end of the stream.
+fn end(link: &mut Link, poller: &Poller) -> io::ErrorKind {
+    receive(link, poller, |_, _| false).unwrap_err().kind()
+}
+
+/// Sends chunks of these sizes and checks payloads, destinations and notes. Returns the order in
+/// which their heads arrived.
+fn pass(one: &mut Link, other: &mut Link, poller: &Poller, sizes: &[usize]) -> Vec<u32> {
+    let sent: Vec<Vec<u8>> = sizes.iter().enumerate().map(|(at, n)| payload(at, *n)).collect();
+    let mut places: Vec<Vec<u8>> = sizes.iter().map(|bytes| vec![0; *bytes]).collect();
+    let (mut next, mut gone, mut heads, mut complete) = (0, Vec::new(), Vec::new(), 0);
+    let until = Instant::now() + Duration::from_secs(120);
+    while complete < sizes.len() || gone.len() < sizes.len() {
+        while next < sizes.len() && one.takes_more() {
+            let (head, _) = data(next as u32, sizes[next]);
+            // SAFETY: `sent` outlives the loop, at whose end all frames are gone.
+            let memory = unsafe { StableMemory::new(sent[next].as_ptr(), sizes[next]) };
+            one.push(&head, Payload::Memory(memory), Some((1, next as u32)));
+            next += 1;
+        }
+        one.flush(poller, &mut gone).unwrap();
+        other.look_again();
+        while let Some(received) = other.receive_next(poller).unwrap() {
+            match received {
+                Received::Head(head) => {
+                    let Frame::Data(data) = head.frame else { panic!("{head:?}") };
+                    heads.push(data.chunk);
+                    let place = &mut places[data.chunk as usize];
+                    // SAFETY: `places` outlives the loop, at whose end all payloads are complete.
+                    unsafe { other.body(place.as_mut_ptr(), data.bytes, (data, Place::Direct)) };
+                }
+                Received::Payload((data, place)) => {
+                    assert_eq!(place, Place::Direct);
+                    let chunk = data.chunk as usize;
+                    assert!(places[chunk] == sent[chunk], "chunk {chunk} differs");
+                    complete += 1;
+                }
+                Received::Owned(_) => panic!("no such payload was sent"),
+            }
+        }
+        assert!(Instant::now() < until, "{complete} of {} arrived", sizes.len());
+    }
+    gone.sort_unstable();
+    assert_eq!(gone, (0..sizes.len() as u32).map(|chunk| Some((1, chunk))).collect::<Vec<_>>());
+    assert!(one.is_flushed());
+    heads
+}
+
+proptest! {
+    #![proptest_config(cases(12))]
+
+    #[test]
+    fn chunks_pass_whole_over_every_transport(
+        sizes in proptest::collection::vec(prop_oneof![0..200_usize, 0..SLOT_BYTES], 1..40),
+    ) {
+        for (name, mut one, mut other) in every() {
+            let poller = Poller::new().unwrap();
+            let mut heads = pass(&mut one, &mut other, &poller, &sizes);
+            heads.sort_unstable();
+            prop_assert!(heads.iter().copied().eq(0..sizes.len() as u32), "{}: {:?}", name, heads);
+            let payloads: usize = sizes.iter().sum();
+            let bytes = (payloads + sizes.len() * HEAD_BYTES) as u64;
+            prop_assert_eq!((one.traffic().0, other.traffic().1), (bytes, bytes), "{}", name);
+        }
+    }
+}
+
+#[test]
+fn an_end_after_a_close_frame_is_orderly_and_follows_all_data() {
+    for (name, mut one, mut other) in every() {
+        let poller = Poller::new().unwrap();
+        let big = vec![3_u8; 100_000];
+        let (head, _) = data(0, big.len());
+        one.push(&head, Payload::Owned(big.clone()), None);
+        one.push_final(&Head::bare(Frame::Close { next: 7 }), &[]);
+        let (mut place, mut gone, mut came) = (vec![0_u8; big.len()], Vec::new(), 0);
+        let ended = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let ended = receive(&mut other, &poller, |received, other| {
+                    if let Received::Head(Head { frame: Frame::Data(data), .. }) = received {
+                        // SAFETY: `place` outlives the transport's use of it.
+                        unsafe {
+                            other.body(place.as_mut_ptr(), data.bytes, (*data, Place::Direct))
+                        };
+                    }
+                    came += usize::from(matches!(received, Received::Payload(_)));
+                    false
+                });
+                ended.unwrap_err().kind()
+            });
+            while !one.is_flushed() {
+                one.flush(&poller, &mut gone).unwrap();
+            }
+            drop(one);
+            reader.join().unwrap()
+        });
+        assert_eq!(ended, io::ErrorKind::UnexpectedEof, "{name}");
+        assert_eq!((came, &place), (1, &big), "{name}");
+        assert!(other.peer_closed(), "{name}");
+    }
+    for (name, one, mut other) in every() {
+        drop(one);
+        assert_eq!(
+            end(&mut other, &Poller::new().unwrap()),
+            io::ErrorKind::UnexpectedEof,
+            "{name}"
+        );
+        assert!(!other.peer_closed(), "{name}");
+    }
+}
+
+#[test]
+fn a_sender_to_a_lost_peer_receives_its_reason_first() {
+    for (name, mut one, mut other) in every() {
+        let poller = Poller::new().unwrap();
+        let reason = b"a reason".to_vec();
+        let head = Head { payload_bytes: reason.len(), ..Head::bare(Frame::Abort) };
+        one.push_final(&head, &reason);
+        one.flush(&poller, &mut Vec::new()).unwrap();
+        drop(one);
+        // Sends until that fails: the first bytes to a closed socket are accepted.
+        let until = Instant::now() + Duration::from_secs(120);
+        loop {
+            other.beat(&Head::idle());
+            if other.flush(&poller, &mut Vec::new()).is_err() {
+                break;
+            }
+            assert!(Instant::now() < until, "{name}");
+            std::thread::yield_now();
+        }
+        let mut told = Vec::new();
+        let ended = receive(&mut other, &poller, |received, other| {
+            match received {
+                Received::Head(head) => other.body_owned(head.payload_bytes),
+                Received::Owned(bytes) => told.push(bytes.clone()),
+                Received::Payload(_) => panic!("{name}"),
+            }
+            false
+        });
+        assert!(ended.is_err() && told.first() == Some(&reason), "{name}: {told:?}");
+    }
+}
+
+#[test]
+fn a_link_that_is_full_takes_no_more_and_keeps_nothing_of_callers_once_detached() {
+    for (name, mut one, mut other) in every() {
+        let poller = Poller::new().unwrap();
+        let big = vec![1_u8; SLOT_BYTES];
+        let mut pushed = 0_u32;
+        let mut gone = Vec::new();
+        // The kernel takes some MiB of each socket, then no more.
+        loop {
+            while one.takes_more() {
+                let (head, _) = data(pushed, big.len());
+                // SAFETY: it lives until `detach` was called.
+                let memory = unsafe { StableMemory::new(big.as_ptr(), big.len()) };
+                one.push(&head, Payload::Memory(memory), Some((1, pushed)));
+                pushed += 1;
+            }
+            one.flush(&poller, &mut gone).unwrap();
+            if !one.takes_more() {
+                break;
+            }
+            assert!(pushed < 4000, "{name}: bounded");
+        }
+        assert!(!one.is_idle() && !one.is_flushed() && one.unsent_bytes() > 0, "{name}");
+        assert!(gone.len() < pushed as usize, "{name}");
+        one.detach();
+        drop(big);
+        one.push_final(&Head::bare(Frame::Close { next: 0 }), &[]);
+        let mut place = vec![0_u8; SLOT_BYTES];
+        let (mut byes, wanted) = (0, one.streams().max(1));
+        let until = Instant::now() + Duration::from_secs(120);
+        while byes < wanted {
+            one.flush(&poller, &mut gone).unwrap();
+            other.look_again();
+            while let Some(received) = other.receive_next(&poller).unwrap() {
+                match received {
+                    Received::Head(Head { frame: Frame::Data(data), .. }) => {
+                        // SAFETY: one payload after the other lands in it, each stream's own.
+                        unsafe {
+                            other.body(place.as_mut_ptr(), data.bytes, (data, Place::Direct))
+                        };
+                    }
+                    Received::Head(head) => {
+                        byes += usize::from(head.frame == Frame::Close { next: 0 })
+                    }
+                    Received::Payload(_) => assert!(place.iter().all(|byte| *byte == 1), "{name}"),
+                    Received::Owned(_) => panic!("{name}"),
+                }
+            }
+            assert!(Instant::now() < until, "{name}: {byes} close frames");
+        }
+        assert!(other.peer_closed(), "{name}");
+    }
+}
+
+#[test]
+fn large_chunks_take_turns_and_small_ones_stay_on_the_first_stream() {
+    let (one, other) = sockets(3);
+    let seen: Vec<TcpStream> = other.iter().map(|socket| socket.try_clone().unwrap()).collect();
+    let (mut one, poller) = (tcp(one), Poller::new().unwrap());
+    let waiting = |socket: &TcpStream| {
+        socket.set_nonblocking(true).unwrap();
+        socket.peek(&mut [0]).is_ok()
+    };
+    let until = Instant::now() + Duration::from_secs(120);
+    for chunk in 0..4 {
+        one.push(&data(chunk, 1000).0, Payload::Owned(vec![0; 1000]), None);
+    }
+    one.flush(&poller, &mut Vec::new()).unwrap();
+    while !waiting(&seen[0]) {
+        assert!(Instant::now() < until);
+    }
+    assert!(!waiting(&seen[1]) && !waiting(&seen[2]));
+    for chunk in 4..6 {
+        one.push(&data(chunk, 100_000).0, Payload::Owned(vec![0; 100_000]), None);
+    }
+    one.flush(&poller, &mut Vec::new()).unwrap();
+    while !seen.iter().all(waiting) {
+        assert!(Instant::now() < until);
+    }
+}
+
+#[test]
+fn a_stream_that_is_full_keeps_no_other_back() {
+    let (one, other) = sockets(2);
+    let (mut one, poller) = (tcp(one), Poller::new().unwrap());
+    let mut other = other.into_iter();
+    let (_unread, read) = (other.next().unwrap(), other.next().unwrap());
+    let drain =
+        std::thread::spawn(move || std::io::copy(&mut &read, &mut std::io::sink()).unwrap());
+    let until = Instant::now() + Duration::from_secs(120);
+    let (mut pushed, mut gone) = (0_u32, Vec::new());
+    // Far more than one unread socket accepts.
+    while gone.len() < 400 {
+        while one.takes_more() && pushed < 500 {
+            one.push(&data(pushed, SLOT_BYTES).0, Payload::Owned(vec![0; SLOT_BYTES]), None);
+            pushed += 1;
+        }
+        one.flush(&poller, &mut gone).unwrap();
+        assert!(Instant::now() < until, "{} of {pushed} left", gone.len());
+    }
+    drop(one);
+    assert!(drain.join().unwrap() > 200 * SLOT_BYTES as u64);
+}
+
+#[test]
+fn a_stream_that_ends_without_close_is_the_end_and_a_reason_on_another_comes_first() {
+    let (mut raw, ours) = sockets(3);
+    let (mut link, poller) = (tcp(ours), Poller::new().unwrap());
+    // A close frame on the other streams does not close this one.
+    let close = Head::bare(Frame::Close { next: 3 }).encode();
+    raw[0].write_all(&close).unwrap();
+    raw[2].write_all(&close).unwrap();
+    raw[1].shutdown(Shutdown::Both).unwrap();
+    let mut heads = 0;
+    let ended = receive(&mut link, &poller, |_, _| {
+        heads += 1;
+        false
+    });
+    assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    assert!(!link.peer_closed() && heads <= 2);
+
+    let (mut raw, ours) = sockets(2);
+    let (mut link, poller) = (tcp(ours), Poller::new().unwrap());
+    assert!(link.receive_next(&poller).unwrap().is_none());
+    let abort = Head { payload_bytes: 3, ..Head::bare(Frame::Abort) };
+    raw[1].write_all(&[&abort.encode()[..], b"why"].concat()).unwrap();
+    // Both have arrived before anything is read.
+    let until = Instant::now() + Duration::from_secs(120);
+    raw[0].shutdown(Shutdown::Both).unwrap();
+    let mut told = None;
+    while told.is_none() {
+        assert!(Instant::now() < until);
+        link.woken(0, Ready { token: 0, readable: true, writable: false });
+        match link.receive_next(&poller).unwrap() {
+            Some(Received::Head(head)) => link.body_owned(head.payload_bytes),
+            Some(Received::Owned(bytes)) => told = Some(bytes),
+            Some(Received::Payload(_)) => panic!("none was sent"),
+            None => {}
+        }
+    }
+    assert_eq!(told.unwrap(), b"why");
+}
+
+#[test]
+fn garbage_on_one_stream_is_an_error() {
+    let (mut raw, ours) = sockets(4);
+    raw[2].write_all(&[7; HEAD_BYTES]).unwrap();
+    assert_eq!(end(&mut tcp(ours), &Poller::new().unwrap()), io::ErrorKind::InvalidData);
+}
+
+#[test]
+fn every_stream_gives_signs_of_life_and_is_missed_when_it_does_not() {
+    let (raw, ours) = sockets(3);
+    let (mut link, mut peer) = (tcp(ours), tcp(raw));
+    let poller = Poller::new().unwrap();
+    let credits = [1; CLASSES];
+    peer.beat(&Head { credits, ..Head::idle() });
+    peer.flush(&poller, &mut Vec::new()).unwrap();
+    let (mut heads, mut given) = (0, 0);
+    receive(&mut link, &poller, |received, _| {
+        let Received::Head(head) = received else { panic!("{received:?}") };
+        heads += 1;
+        given += usize::from(head.credits == credits);
+        heads == 3
+    })
+    .unwrap();
+    assert_eq!(given, 1, "credits are given once");
+    assert!(link.heard() && !link.heard());
+    // One more frame, over the first stream only.
+    peer.push(&Head::idle(), Payload::Owned(vec![]), None);
+    peer.flush(&poller, &mut Vec::new()).unwrap();
+    receive(&mut link, &poller, |_, _| true).unwrap();
+    assert!(!link.heard(), "two of three are silent");
+}
