@@ -1,4 +1,4 @@
-//! Ranks and newcomers before they have a group, in either way to run.
+//! Endpoints and newcomers, with or without a daemon.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use hfreduce_core::error::CollectiveError;
 use hfreduce_engine::communicator::Communicator;
 use hfreduce_engine::endpoint::{Endpoint, Newcomer, Options};
 
-/// A rank before it knows its peers, in either way to run.
+/// The endpoint of a rank, with or without a daemon.
 pub enum AnyEndpoint {
-    /// It has its own connections.
+    /// This process has the connections.
     Local(Box<Endpoint>),
     /// A daemon has them.
     Daemon(Box<DaemonEndpoint>),
 }
 
 impl AnyEndpoint {
-    /// Opens what the others will connect to, at the daemon behind `daemon` if there is one.
+    /// Opens an endpoint, at the daemon that listens at `daemon` if given.
     ///
     /// # Errors
     /// As for [`Endpoint::new`] and [`DaemonEndpoint::open`].
@@ -32,7 +32,7 @@ impl AnyEndpoint {
         })
     }
 
-    /// What the others need to know.
+    /// The info that the other ranks need.
     pub fn info(&self) -> Vec<u8> {
         match self {
             Self::Local(endpoint) => endpoint.info(),
@@ -40,10 +40,10 @@ impl AnyEndpoint {
         }
     }
 
-    /// Connects to everybody, given what all ranks told, in rank order.
+    /// Connects to all ranks, given the infos of all ranks in rank order.
     ///
     /// # Errors
-    /// Who is missing or does not fit.
+    /// The rank that is missing or does not match.
     pub fn connect(
         self,
         infos: &[Vec<u8>],
@@ -56,17 +56,16 @@ impl AnyEndpoint {
     }
 }
 
-/// Somebody who waits to be taken into a group that exists, in either way to run.
+/// A newcomer, with or without a daemon.
 pub enum AnyNewcomer {
-    /// It has its own connections.
+    /// This process has the connections.
     Local(Box<Newcomer>),
     /// A daemon has them.
     Daemon(Box<DaemonNewcomer>),
 }
 
 impl AnyNewcomer {
-    /// Opens the port at which the group's members find it. The placement in `options` is its own
-    /// place alone.
+    /// Opens the port of a newcomer. The placement in `options` has one entry, for the newcomer.
     ///
     /// # Errors
     /// As for [`Newcomer::new`] and [`DaemonNewcomer::open`].
@@ -81,7 +80,7 @@ impl AnyNewcomer {
         })
     }
 
-    /// What the members need to know to take it in.
+    /// The info that the members need to accept it.
     pub fn info(&self) -> Vec<u8> {
         match self {
             Self::Local(newcomer) => newcomer.info(),
@@ -93,7 +92,7 @@ impl AnyNewcomer {
     /// error.
     ///
     /// # Errors
-    /// Who is missing or does not fit.
+    /// The rank that is missing or does not match.
     pub fn join(&self, timeout: Duration) -> Result<Communicator, CollectiveError> {
         match self {
             Self::Local(newcomer) => newcomer.join(timeout),

@@ -1,4 +1,4 @@
-//! Ranks that say what no library says, one word after the other.
+//! Tests of the daemon with clients that send unusual messages.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -87,7 +87,7 @@ proptest! {
     }
 }
 
-/// Ends the daemon of a test, also of one that fails.
+/// Stops the daemon of a test, also of one that fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -96,8 +96,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// A rank that speaks by itself, connected with one that the library speaks for; what becomes of the
-/// latter's allreduce, after `act`.
+/// Runs a scripted rank and a rank of the library in one group; returns the error of the latter's
+/// allreduce, after `act`.
 fn beside(act: impl FnOnce(&mut MessageSocket<UnixStream>)) -> CollectiveError {
     let folder = tempfile::tempdir().unwrap();
     let path: PathBuf = folder.path().join("socket");
@@ -132,7 +132,7 @@ fn beside(act: impl FnOnce(&mut MessageSocket<UnixStream>)) -> CollectiveError {
         let mut line = MessageSocket::with_limit(stream, MESSAGE_BYTES_MAX);
         let Ok(Response::Opened { info, .. }) = await_message(&mut line, Instant::now() + TIMEOUT)
         else {
-            panic!("not let in");
+            panic!("rejected");
         };
         let infos = [String::from_utf8(other.info()).unwrap(), info];
         let bytes: Vec<Vec<u8>> = infos.iter().cloned().map(String::into_bytes).collect();
@@ -147,7 +147,7 @@ fn beside(act: impl FnOnce(&mut MessageSocket<UnixStream>)) -> CollectiveError {
         let buffer = unsafe { Buffer::new([(data.as_mut_ptr().cast(), 16)]) };
         let made = other.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true);
         let ended = made.map_err(WaitError::Failed).and_then(|work| work.wait(None));
-        // The daemon lives on, and serves the next.
+        // The daemon continues to serve other ranks.
         assert!(AnyEndpoint::open(options(0, 1), &KEY, Some(&path)).is_ok());
         match ended {
             Err(WaitError::Failed(error)) => error,
@@ -157,7 +157,7 @@ fn beside(act: impl FnOnce(&mut MessageSocket<UnixStream>)) -> CollectiveError {
 }
 
 #[test]
-fn a_rank_that_is_gone_without_a_farewell_is_named() {
+fn a_rank_whose_process_ends_is_named() {
     let error = beside(|_| {});
     assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::PeerDied, Some(1)));
     assert!(error.to_string().contains("its process ended"), "{error}");
@@ -177,7 +177,7 @@ fn a_call_that_cannot_be_ends_its_own_group() {
         assert!(matches!(told, Ok(Response::Broken { .. })), "{told:?}");
     });
     assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::Protocol, Some(1)));
-    assert!(error.to_string().contains("its call cannot be"), "{error}");
+    assert!(error.to_string().contains("invalid call"), "{error}");
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn a_late_answer_is_not_taken_for_that_of_the_next_attempt() {
     let infos = vec![serde_json::from_slice(&info).unwrap()];
     let arena = Arc::new(fabric::arena::Arena::create("test", 1 << 20).unwrap());
     let session = ClientSession::new(options(0, 1), arena, "hfreduced".to_owned(), infos, 0);
-    let comm = session.begin(own, 1).unwrap();
+    let comm = session.start(own, 1).unwrap();
     let again = || comm.reconfigure(&[Member::Rank(0)], TIMEOUT).map(drop).unwrap_err();
     let error = std::thread::scope(|scope| {
         let asked = scope.spawn(again);
@@ -259,7 +259,7 @@ fn a_late_answer_is_not_taken_for_that_of_the_next_attempt() {
         daemon.send(&Response::Left); // No answer.
         asked.join().unwrap()
     });
-    assert!(error.to_string().contains("it said Left"), "{error}");
+    assert!(error.to_string().contains("unexpected message Left"), "{error}");
     let infos = vec![String::from_utf8(info).unwrap()];
     let (rank, epoch, channels, other_memory) = (0, 1, 1, false);
     let late = Reconfigured { infos, rank, epoch, channels, other_memory };

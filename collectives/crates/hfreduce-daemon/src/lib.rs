@@ -1,31 +1,30 @@
-//! The second way to run: `hfreduced`, a process that has the connections and makes the sums of a
-//! machine's ranks; they share memory with it and bring nothing but their calls.
+//! `hfreduced`: a process that has the connections and runs the kernels of a machine's ranks. The
+//! ranks share memory with it and send their calls.
 //!
 //! ```text
-//! rank: Attachment, Attached                    hfreduced: Daemon, a Session for each rank
-//! Open: options, key                 ─▶         an Endpoint like any other rank's
-//!                                    ◀─         its arena (a descriptor), then Opened: its info
-//! Connect: everybody's infos         ─▶         Endpoint::connect
-//!                                    ◀─         Connected, or Refused: the error
-//! Call: operation, places in the arena ─▶       Communicator::submit
-//! Arrived: more of a paced input     ─▶         Work::arrived
-//!                                    ◀─         Delivered: more of a paced output
-//!                                    ◀─         Done: tickets, and who sent
-//!                                    ◀─         Broken: the cause; nothing is touched any more
-//! Reconfigure: the next members      ─▶         Communicator::reconfigure
-//!                                    ◀─         Regrouped: everybody's infos, or Refused
-//! Leave                              ─▶         Communicator::close
+//! rank: DaemonEndpoint, ClientDriver              hfreduced: Daemon, a Session per rank
+//! Open: options, key                   ─▶         creates an Endpoint
+//!                                      ◀─         its arena (a descriptor), then Opened: its info
+//! Connect: the infos of all ranks      ─▶         Endpoint::connect
+//!                                      ◀─         Connected, or Refused: the error
+//! Call: operation, ranges of the arena ─▶         Communicator::submit
+//! Arrived: progress of the input       ─▶         Work::arrived
+//!                                      ◀─         Delivered: progress of the output
+//!                                      ◀─         Done: tickets and senders
+//!                                      ◀─         Broken: the reason; no memory is accessed any more
+//! Reconfigure: the next members        ─▶         Communicator::reconfigure
+//!                                      ◀─         Reconfigured: the infos of all ranks, or Refused
+//! Leave                                ─▶         Communicator::close
 //! ```
-//! A newcomer's Open says that it is one; then Join stands for Connect, and Regrouped for its answer.
+//! A newcomer sets a flag in Open; then Join replaces Connect, and Reconfigured is the answer.
 //!
-//! The engine does not know: a session's communicator is that of a rank which is a thread of the
-//! daemon. So bits, names of failures and who reads whose memory are those of the first way, and ranks
-//! of both ways may be in one group.
+//! The engine is not aware of daemons: a session's communicator is that of a rank which is a thread
+//! of the daemon. So result bits, error messages and memory access are the same as without a
+//! daemon, and ranks with and without a daemon may form one group.
 //!
-//! The daemon makes the memory and lets the rank hand out its blocks. What is registered there is used
-//! in place; what is not is copied in when it is called and out when it has ended. Memory that fills
-//! and empties meanwhile (that of GPUs, see [`Watermarks`]) is copied piece by piece in the rank, which
-//! alone knows the GPU.
+//! The daemon creates the arena and the rank allocates its blocks. Registered buffers are used in
+//! place; others are copied in at the call and out at its end. Pipelined buffers (those of GPUs,
+//! see [`Watermarks`]) are copied piece by piece by the rank, which has access to the GPU.
 
 mod any_endpoint;
 mod client;

@@ -14,27 +14,27 @@ use hfreduce_engine::endpoint::{Member, Options};
 use hfreduce_engine::operation::Transfer;
 use hfreduce_transport::message_socket::MessageSocket;
 
-/// The version of the words; a rank of another release is refused.
-pub(crate) const VERSION: u32 = 3;
-/// The longest word: the infos of ten thousand ranks.
+/// Version of the protocol; a rank of another release is rejected.
+pub(crate) const VERSION: u32 = 4;
+/// Maximum size of a message: the infos of ten thousand ranks.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 16 << 20;
 /// Phase of errors that occur before a rank has been admitted.
 pub(crate) const PHASE: &str = "attaching to hfreduced";
-/// How often each side gives a sign of life.
+/// Interval of heartbeats.
 pub(crate) const BEAT: Duration = Duration::from_secs(1);
-/// How long the other side may take for an answer that needs nobody else's.
+/// Maximum time for an answer that does not depend on other ranks.
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
-/// Calls of a rank that are under way here at most, each about 1 KiB; what comes after them waits in
-/// the socket.
+/// Maximum number of calls of a rank in progress, each about 1 KiB; further ones wait in the
+/// socket.
 pub(crate) const CALLS_MAX: usize = COLLECTIVES_MAX + 2 * MESSAGES_MAX;
-/// Of them, collective operations: more than one window, so that the engine always has the next.
+/// Of these, collective operations: more than one window, so that the engine always has the next.
 pub(crate) const COLLECTIVES_MAX: usize = 2 * OUTSTANDING_MAX;
-/// Sends, and as many receives: counted apart, since the sends may be what lets another rank's sends
-/// reach the receives. Messages that are received in the order in which they are sent may be any number;
-/// of others, no more than this may wait for an earlier one.
+/// Maximum number of sends, and of receives: separate, since sends may be what lets another rank's
+/// sends reach the receives. Any number of messages may be in progress if they are received in the
+/// order in which they are sent; of others, no more than this may wait for an earlier one.
 pub(crate) const MESSAGES_MAX: usize = 32 << 10;
 
-/// What a rank says.
+/// A message of a rank.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
     Open(Box<Open>),
@@ -42,12 +42,12 @@ pub(crate) enum Request {
         infos: Vec<String>,
         timeout_ms: u64,
     },
-    /// As a newcomer.
+    /// Join as a newcomer.
     Join {
         timeout_ms: u64,
     },
     Call(Box<Call>),
-    /// The bytes before `end` of a paced call's input are in the arena.
+    /// The bytes before `end` of a pipelined call's input are in the arena.
     Arrived {
         ticket: u64,
         end: usize,
@@ -58,31 +58,31 @@ pub(crate) enum Request {
     },
     Beat,
     Reconfigure(Reconfigure),
-    /// Ready for the memory of another epoch, which comes next.
+    /// Ready for the memory of another epoch, which follows.
     Memory,
     Leave {
         timeout_ms: u64,
     },
 }
 
-/// Who comes.
+/// Opens a session.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Open {
     pub(crate) version: u32,
     pub(crate) process: u32,
     pub(crate) options: Options,
     pub(crate) key: Vec<u8>,
-    /// It has no rank yet: its options have one place, its own.
+    /// The rank is a newcomer: its placement has one entry, and it has no rank yet.
     pub(crate) newcomer: bool,
 }
 
-/// Go on with these; all that was under way has ended on the rank.
+/// Reconfigure with these members; all operations of the rank have ended.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Reconfigure {
     pub(crate) members: Vec<Member>,
-    /// Operations that ended well on the rank, whatever had ended here when it stopped listening.
+    /// Operations that completed on the rank.
     pub(crate) completed: u64,
-    /// The rank has taken its memory back: it needs another.
+    /// The rank has revoked its memory and needs another arena.
     pub(crate) retired: bool,
     pub(crate) timeout_ms: u64,
 }
@@ -96,7 +96,7 @@ pub(crate) struct Call {
     pub(crate) output: Region,
     pub(crate) transfers: Vec<Transfer>,
     pub(crate) timeout_ms: u64,
-    /// Its input arrives, and its output is told, piece by piece.
+    /// Input and output are reported in pieces.
     pub(crate) pipelined: bool,
 }
 
@@ -107,27 +107,27 @@ pub(crate) struct Region {
     pub(crate) bytes: usize,
 }
 
-/// A call that has ended well.
+/// A completed call.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Done {
     pub(crate) ticket: u64,
-    /// Of a receive from anybody: who sent.
+    /// The sender of a receive from any rank.
     pub(crate) source: Option<u32>,
 }
 
 /// The rank is in another epoch.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Reconfigured {
-    /// Everybody's, in rank order.
+    /// The infos of all ranks, in rank order.
     pub(crate) infos: Vec<String>,
     pub(crate) rank: u32,
     pub(crate) epoch: u32,
     pub(crate) channels: usize,
-    /// Its memory is another one, which it asks for.
+    /// The rank has another arena, which it requests.
     pub(crate) other_memory: bool,
 }
 
-/// What the daemon says.
+/// A message of the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Response {
     Opened {
@@ -139,7 +139,7 @@ pub(crate) enum Response {
     },
     Reconfigured(Box<Reconfigured>),
     Refused(Box<CollectiveError>),
-    /// The bytes before `end` of a paced call's output are final.
+    /// The bytes before `end` of a pipelined call's output are final.
     Delivered {
         ticket: u64,
         end: usize,
@@ -154,7 +154,7 @@ pub(crate) enum Response {
     Left,
 }
 
-/// The next word, or why there is none by `until`.
+/// Waits for the next message until `until`.
 pub(crate) fn await_message<W: DeserializeOwned>(
     line: &mut MessageSocket<impl Read + Write + AsFd>,
     until: Instant,
@@ -169,19 +169,19 @@ pub(crate) fn await_message<W: DeserializeOwned>(
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err("it said nothing in time".to_owned());
+            return Err("no message before the deadline".to_owned());
         }
         let events = if line.unsent() > 0 { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         sleep(&mut [PollFd::new(line.stream(), events)], left);
     }
 }
 
-/// Until something happens at one of these, or for that long.
+/// Waits for an event, for `most` at most.
 pub(crate) fn sleep(at: &mut [PollFd<'_>], most: Duration) {
     let most = Timespec {
         tv_sec: i64::try_from(most.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(most.subsec_nanos()),
     };
-    // An interruption, the only failure there can be, is one more look.
+    // The only possible error is an interruption.
     let _ = poll(at, Some(&most));
 }

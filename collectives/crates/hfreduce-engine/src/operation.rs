@@ -97,7 +97,7 @@ impl Buffer {
         }
     }
 
-    /// The address of a range that lies in one piece.
+    /// Address of a range that lies in one piece.
     pub fn contiguous(&self, offset: usize, bytes: usize) -> Option<*mut u8> {
         let at = self.piece_at(offset)?;
         let piece = &self.pieces[at];
@@ -128,31 +128,31 @@ impl Buffer {
     }
 }
 
-/// One call.
+/// One operation.
 #[derive(Debug)]
 pub struct Operation {
     /// What all ranks must agree on.
     pub fingerprint: Fingerprint,
-    /// Where contributions are read.
+    /// The input buffer.
     pub input: Buffer,
-    /// Where results are written; may be the same memory.
+    /// The output buffer; may be the same memory.
     pub output: Buffer,
-    /// For operations between pairs: what goes to and comes from whom.
+    /// Point-to-point transfers.
     pub transfers: Vec<Transfer>,
 }
 
 /// One message between two ranks, as part of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transfer {
-    /// The other rank; `ANY_RANK` until a receive from anybody has found its sender.
+    /// The other rank; `ANY_RANK` until a receive from any rank is matched.
     pub peer: u32,
-    /// True if we send.
+    /// True for a send.
     pub sends: bool,
-    /// Where it begins in the input (sent) or output (received).
+    /// Offset in the input (send) or output (receive).
     pub offset: usize,
     /// Its length.
     pub bytes: usize,
-    /// What pairs it with the other side's.
+    /// Tag by which sends and receives are matched.
     pub tag: u64,
 }
 

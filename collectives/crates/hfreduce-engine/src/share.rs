@@ -1,5 +1,5 @@
-//! What the ranks that one user has in this process share. A daemon has a share for each user, with
-//! limits; any other process has one without.
+//! Resources that the ranks of one user share in this process. A daemon has a share with limits for
+//! each user; any other process has one without limits.
 
 use std::sync::{Arc, LazyLock};
 
@@ -7,23 +7,23 @@ use hfreduce_shm::quota::{Account, Charge, Limits, OverLimit};
 
 use crate::driver::priority::PriorityLevels;
 
-/// See the module's text.
+/// Resources of one user.
 #[derive(Debug, Default)]
 pub struct Share {
-    /// Whose chunks go first. Levels of different users are not compared: each chooses its own.
+    /// Priority of chunks. Levels of different users are not compared.
     pub priority_levels: Arc<PriorityLevels>,
-    /// Memory of this process that a user's ranks may cause to be used.
+    /// Memory of this process.
     memory: Account,
     /// Descriptors of this process.
     descriptors: Account,
-    /// Addresses of this process, for registered memory.
+    /// Address space of this process, for registered memory.
     addresses: Account,
 }
 
 static OF_PROCESS: LazyLock<Arc<Share>> = LazyLock::new(Arc::default);
 
 impl Share {
-    /// The share of a process that serves nobody else's ranks.
+    /// The share of a process that serves no other users.
     pub fn of_process() -> Arc<Self> {
         OF_PROCESS.clone()
     }
@@ -39,27 +39,27 @@ impl Share {
         })
     }
 
-    /// No memory yet.
+    /// A charge of no memory yet.
     pub fn memory(&self) -> Charge {
         self.memory.charge()
     }
 
-    /// No addresses yet.
+    /// A charge of no address space yet.
     pub fn addresses(&self) -> Charge {
         self.addresses.charge()
     }
 
-    /// No descriptor yet.
+    /// A charge of no descriptors yet.
     pub fn descriptors(&self) -> Charge {
         self.descriptors.charge()
     }
 
-    /// The account that registered memory is charged to, in addresses.
+    /// The account of address space.
     pub fn address_account(&self) -> &Account {
         &self.addresses
     }
 
-    /// One descriptor.
+    /// Charges one descriptor.
     ///
     /// # Errors
     /// [`OverLimit`].

@@ -70,7 +70,7 @@ fn touched_by_a_sum(
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     // Sums lie behind all other chunks, so their number does not matter.
-    let shape = Shape { locals: 2, slots: SLOTS, sums: 0, slot_bytes };
+    let shape = Shape { locals: 2, slots: SLOTS, ring_slots: 0, slot_bytes };
     let together = Barrier::new(2);
     let tune = |options: &mut Options| {
         (options.slots, options.slot_bytes) = (Some(SLOTS), slot_bytes);

@@ -4,7 +4,6 @@
 //! header        abort record
 //! rank[L]       beat, sleeping, closed, entered; staged, published, released, ended; registered
 //!               memory of the last operations; their fingerprints
-
 //! arrivals[K]   arrival counters of chunks that the last arriver reduces
 //! input[L][K]   inputs of chunks      result[K]   results of chunks      ring[R]   ring accumulators
 //! message[L][M] pieces of messages to other ranks of the node, written by their sender alone

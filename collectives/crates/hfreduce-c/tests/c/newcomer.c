@@ -122,7 +122,7 @@ static void survive(hfr_comm *comm, const char *path)
         EXPECT(hfr_reconfigure_with(comm, members, 0, WAIT, &next) == HFR_INVALID);
         EXPECT(hfr_reconfigure_with(comm, members + 1, 1, WAIT, &next) == HFR_INVALID);
         EXPECT(hfr_reconfigure_with(comm, garbage, 2, WAIT, &next) == HFR_INVALID
-               && strstr(hfr_last_message(), "cannot be read"));
+               && strstr(hfr_last_message(), "invalid info"));
         garbage[1].size = 8;
         EXPECT(hfr_reconfigure_with(comm, garbage, 2, WAIT, &next) == HFR_INVALID
                && strstr(hfr_last_message(), "members[1].size"));

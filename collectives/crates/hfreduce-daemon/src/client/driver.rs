@@ -1,6 +1,7 @@
-//! The driver of a rank that a daemon serves: hands it the calls and brings back what they gave.
+//! Driver of a rank that a daemon runs: passes calls to the daemon and returns their results.
 //!
-//! It has the place of the engine's own driver: whoever waits has it, and sleeps in it.
+//! It replaces the engine's driver: a thread that waits for an operation holds it, and sleeps in
+//! it.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,12 +25,12 @@ use hfreduce_transport::poller::{Poller, Ready};
 
 const TOKEN_DOORBELL: u64 = 0;
 const TOKEN_DAEMON: u64 = 1;
-/// How much later than the daemon, which knows whom everybody waits for, we end an operation.
+/// How much later than the daemon, which knows the cause of a delay, the rank ends an operation.
 const LATER: Duration = Duration::from_secs(2);
-/// How long the daemon may take to say that nobody touches our memory any more.
+/// Time in which the daemon reports that it does not access the rank's memory any more.
 const QUIET_WITHIN: Duration = Duration::from_millis(500);
 
-/// See the module's text.
+/// The remote driver of one rank.
 pub struct ClientDriver {
     pub(crate) shared: Arc<Shared>,
     pub(crate) line: MessageSocket<UnixStream>,
@@ -37,14 +38,14 @@ pub struct ClientDriver {
     name: String,
     pub(crate) memory: BufferStager,
     pub(crate) calls: BTreeMap<u64, PendingCall>,
-    /// Those of them whose input fills meanwhile.
+    /// Calls with a pipelined input.
     pub(crate) pipelined: BTreeSet<u64>,
     queued: Queued,
     next_ticket: u64,
     poller: Poller,
     ready: Vec<Ready>,
     wants_room: bool,
-    /// The daemon has broken the group or is gone: it touches nothing of ours.
+    /// The daemon has broken the group or is gone: it accesses no memory of the rank.
     quiet: bool,
     peer_closed: bool,
     heard: Instant,
@@ -57,19 +58,17 @@ pub(crate) struct PendingCall {
     pub(crate) operation: Operation,
     work: Arc<WorkState>,
     pub(crate) staged: StagedOperation,
-    /// Of paced memory: what was copied in before its end, and out.
+    /// Of pipelined memory: bytes copied in, and out.
     pub(crate) copied: (usize, usize),
 }
 
 impl RemoteDriver for ClientDriver {
-    /// True while something is under way.
     fn is_busy(&self) -> bool {
         !self.calls.is_empty()
             || self.queued.iter().next().is_some()
             || !lock(&self.shared.submissions).is_empty()
     }
 
-    /// Hands over and brings back until `done` holds or `until` has come.
     fn drive(&mut self, until: Instant, done: &dyn Fn(&dyn RemoteDriver) -> bool) {
         loop {
             let moved = self.pump();
@@ -84,18 +83,15 @@ impl RemoteDriver for ClientDriver {
         }
     }
 
-    /// One look at everything without sleeping.
     fn poll_once(&mut self) {
         self.pump();
     }
 
-    /// A thread panicked while it had this.
     fn fail_after_panic(&mut self) {
-        let detail = "the thread that talks to hfreduced panicked: a bug in it";
+        let detail = "the thread that communicates with hfreduced panicked: a bug in the engine";
         self.fail(self.own_reason(ErrorKind::Io, detail));
     }
 
-    /// Takes leave, and waits for the daemon to have taken it from everybody, until `until`.
     fn close(&mut self, until: Instant) {
         if self.line.ended().is_some() {
             return;
@@ -120,10 +116,10 @@ impl RemoteDriver for ClientDriver {
 }
 
 impl ClientDriver {
-    /// Over the line on which the group was connected.
+    /// Creates the driver on the connection over which the group was connected.
     ///
     /// # Errors
-    /// Out of descriptors.
+    /// The process is out of descriptors.
     pub fn new(
         shared: Arc<Shared>,
         line: MessageSocket<UnixStream>,
@@ -155,12 +151,12 @@ impl ClientDriver {
         })
     }
 
-    /// The line, for another epoch; none if the daemon was told that there is none.
+    /// The connection, for another epoch; none if the session was closed.
     pub fn into_line(self) -> Option<MessageSocket<UnixStream>> {
         (!self.peer_closed).then_some(self.line)
     }
 
-    /// Everything that can move without new events; true if anything did.
+    /// Makes progress without new events; true if anything changed.
     fn pump(&mut self) -> bool {
         let mut moved = self.listen();
         if self.shared.pending.swap(false, Ordering::SeqCst) {
@@ -212,7 +208,7 @@ impl ClientDriver {
     fn hand_over(&mut self, operation: Operation, work: Arc<WorkState>, staged: StagedOperation) {
         let now = Instant::now();
         if self.calls.is_empty() {
-            self.heard = now; // Nothing was to be said while there was nothing to do.
+            self.heard = now; // No message was expected without calls.
         }
         let (input, output) = staged.regions();
         let ticket = self.next_ticket;
@@ -233,7 +229,7 @@ impl ClientDriver {
         self.calls.insert(ticket, PendingCall { operation, work, staged, copied: (0, 0) });
     }
 
-    /// Takes what the daemon has said; true if it said anything.
+    /// Handles messages of the daemon; true if there were any.
     fn listen(&mut self) -> bool {
         let mut any = false;
         while let Some(word) = self.line.next_message() {
@@ -244,9 +240,9 @@ impl ClientDriver {
             self.heard = Instant::now();
         }
         if let Some(why) = self.line.ended() {
-            // Broken, it may have ended its part before us.
+            // A broken daemon session may end before the rank has read the reason.
             let detail = format!(
-                "{} on this node, which serves it, ended: {why}; its log says more",
+                "{} on this node, which runs this rank, ended: {why}; see its log",
                 self.name
             );
             self.quiet = true;
@@ -269,7 +265,7 @@ impl ClientDriver {
             | Response::Connected { .. }
             | Response::Reconfigured(_)
             | Response::Refused(_) => {
-                let detail = format!("{} said {word:?} to a group that is connected", self.name);
+                let detail = format!("{} sent {word:?} to a connected group", self.name);
                 self.fail(self.own_reason(ErrorKind::Protocol, &detail));
             }
         }
@@ -300,7 +296,7 @@ impl ClientDriver {
         self.shared.waiters.wake_all();
     }
 
-    /// Signs of life, both ways; deadlines.
+    /// Sends and checks heartbeats; checks deadlines.
     fn tick(&mut self, now: Instant) {
         if self.shared.broken.get().is_some() {
             return;
@@ -315,13 +311,14 @@ impl ClientDriver {
         drop(works);
         if let Some(late) = late {
             let seconds = late.timeout.as_secs_f64();
-            let detail = format!("not done within {seconds:.1} s, and {} says nothing", self.name);
+            let detail =
+                format!("not done within {seconds:.1} s, without a message of {}", self.name);
             return self.fail(self.own_reason(ErrorKind::TimedOut, &detail));
         }
         let silent = now.duration_since(self.heard);
         if !self.calls.is_empty() && silent > self.shared.identity.liveness.max(3 * BEAT) {
             let detail = format!(
-                "{} on this node, which serves it, gave no sign of life for {:.1} s: it is stopped, \
+                "{} on this node, which runs this rank, sent no heartbeat for {:.1} s: it is stopped, \
                  or gets no processor",
                 self.name,
                 silent.as_secs_f64()
@@ -330,7 +327,7 @@ impl ClientDriver {
         }
     }
 
-    /// Ends everything for this reason, unless it has ended before.
+    /// Breaks the communicator, unless it is broken already.
     fn fail(&mut self, cause: AbortReason) {
         if self.shared.broken.get().is_some() {
             return;
@@ -358,8 +355,8 @@ impl ClientDriver {
         self.shared.waiters.wake_all();
     }
 
-    /// Before callers hear that they have their memory back: nobody reads or writes it any more, or
-    /// what they write goes nowhere.
+    /// Before callers get their memory back: waits until the daemon does not access it any more, or
+    /// makes such accesses ineffective.
     fn wait_for_peer_access(&mut self) {
         if self.calls.is_empty() {
             return;
@@ -379,7 +376,8 @@ impl ClientDriver {
         }
     }
 
-    /// The daemon touches nothing of ours any more; `retired`: but somebody may who stands still.
+    /// The daemon accesses no memory of the rank any more; `retired`: unless a peer of it is
+    /// stopped.
     fn end_peer_access(&mut self, retired: bool) {
         if retired {
             self.memory.abandon(self.calls.values().map(|call| &call.staged));
@@ -412,7 +410,7 @@ impl ClientDriver {
         }
         self.shared.counters.sleeps.fetch_add(1, Ordering::Relaxed);
         if self.poller.wait(most, &mut self.ready).is_err() {
-            std::thread::sleep(Duration::from_millis(1)); // Never without a pause between two looks.
+            std::thread::sleep(Duration::from_millis(1)); // Avoids a busy loop.
         }
     }
 }

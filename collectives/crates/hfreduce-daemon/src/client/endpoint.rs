@@ -1,4 +1,4 @@
-//! A rank, or a newcomer, at the daemon's door: from a path to a communicator.
+//! Endpoint of a rank, or a newcomer, that a daemon runs.
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
@@ -22,23 +22,23 @@ use hfreduce_engine::driver::lock;
 use hfreduce_engine::endpoint::{Options, placed, refused};
 use hfreduce_transport::message_socket::{MessageSocket, framed};
 
-/// Memory without which nothing can be laid where the daemon finds it.
+/// Minimum size of the arena, in which buffers are staged.
 const ARENA_BYTES_MIN: usize = 1 << 20;
 
-/// One rank that has a place at a daemon and does not know its peers yet.
+/// An endpoint at a daemon.
 pub struct DaemonEndpoint {
     accepted: Accepted,
     line: MessageSocket<UnixStream>,
 }
 
-/// A newcomer that has a place at a daemon and no group yet.
+/// A newcomer at a daemon.
 pub struct DaemonNewcomer {
     accepted: Accepted,
-    /// Until it is taken in.
+    /// The connection, until the newcomer has joined.
     line: Mutex<Option<MessageSocket<UnixStream>>>,
 }
 
-/// Who was let in, and what it was given.
+/// A session that the daemon has opened.
 struct Accepted {
     options: Options,
     arena: Arc<Arena>,
@@ -48,24 +48,24 @@ struct Accepted {
 }
 
 impl DaemonEndpoint {
-    /// Goes to the daemon that listens at `socket`.
+    /// Connects to the daemon that listens at `socket`.
     ///
     /// # Errors
-    /// Nobody is there, it has no place or no memory for us, or arguments that make no sense.
+    /// The daemon is not reachable or has reached a limit, or the options are invalid.
     pub fn open(options: Options, key: &[u8], socket: &Path) -> Result<Self, CollectiveError> {
         let (accepted, line) = enter(options, key, socket, false)?;
         Ok(Self { accepted, line })
     }
 
-    /// What the others need to know.
+    /// The info that the other ranks need.
     pub fn info(&self) -> Vec<u8> {
         self.accepted.info.clone().into_bytes()
     }
 
-    /// Has the daemon connect to everybody, given what all ranks told, in rank order.
+    /// Asks the daemon to connect to all ranks, given the infos of all ranks in rank order.
     ///
     /// # Errors
-    /// Who is missing or does not fit, or the end of the daemon.
+    /// The rank that is missing or does not match, or the end of the daemon.
     pub fn connect(
         mut self,
         infos: &[Vec<u8>],
@@ -76,23 +76,24 @@ impl DaemonEndpoint {
         let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         self.line.send(&Request::Connect { infos: infos.iter().map(text).collect(), timeout_ms });
         let lost = |why: &str| {
-            let detail = format!("{name} on this node: {why}; its log says more");
+            let detail = format!("{name} on this node: {why}; see its log");
             refused(&options, ErrorKind::PeerDied, PHASE, detail)
         };
         let channels = match await_message(&mut self.line, patience(timeout)) {
             Ok(Response::Connected { channels }) => channels,
             Ok(Response::Refused(error)) => return Err(*error),
-            Ok(other) => return Err(lost(&format!("it said {other:?}"))),
+            Ok(other) => return Err(lost(&format!("unexpected message {other:?}"))),
             Err(why) => return Err(lost(&why)),
         };
         let read = infos.iter().map(|info| serde_json::from_slice(info));
         let read = read.collect::<Result<_, _>>().map_err(|error| lost(&error.to_string()))?;
-        ClientSession::new(options, arena, name, read, 0).begin(self.line, channels)
+        ClientSession::new(options, arena, name, read, 0).start(self.line, channels)
     }
 }
 
 impl DaemonNewcomer {
-    /// Goes to the daemon that listens at `socket`. The placement in `options` is its own place alone.
+    /// Connects to the daemon that listens at `socket`. The placement in `options` has one entry,
+    /// for the newcomer.
     ///
     /// # Errors
     /// As [`DaemonEndpoint::open`].
@@ -101,7 +102,7 @@ impl DaemonNewcomer {
         Ok(Self { accepted, line: Mutex::new(Some(line)) })
     }
 
-    /// What the members need to know to take it in.
+    /// The info that the members need to accept it.
     pub fn info(&self) -> Vec<u8> {
         self.accepted.info.clone().into_bytes()
     }
@@ -110,17 +111,18 @@ impl DaemonNewcomer {
     /// error.
     ///
     /// # Errors
-    /// Who is missing or does not fit, or the end of the daemon.
+    /// The rank that is missing or does not match, or the end of the daemon.
     pub fn join(&self, timeout: Duration) -> Result<Communicator, CollectiveError> {
         let Accepted { options, arena, name, .. } = &self.accepted;
         let mut line = lock(&self.line).take().ok_or_else(|| {
-            let detail = "this newcomer has a group, or is joining one: make another".to_owned();
+            let detail =
+                "this newcomer is in a group, or is joining one: create another".to_owned();
             refused(options, ErrorKind::Invalid, "joining", detail)
         })?;
         let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         line.send(&Request::Join { timeout_ms });
         let lost = |why: &str| {
-            let detail = format!("{name} on this node: {why}; its log says more");
+            let detail = format!("{name} on this node: {why}; see its log");
             refused(options, ErrorKind::PeerDied, PHASE, detail)
         };
         match heard(&mut line, patience(timeout)).map_err(|why| lost(&why))? {
@@ -131,7 +133,7 @@ impl DaemonNewcomer {
             Answer::Reconfigured(told) => {
                 let channels = told.channels;
                 let session = ClientSession::following((options, arena, name), &mut line, *told);
-                session.map_err(|why| lost(&why))?.begin(line, channels)
+                session.map_err(|why| lost(&why))?.start(line, channels)
             }
         }
     }
@@ -148,7 +150,7 @@ fn enter(
     let refuse = |kind, detail: String| refused(&options, kind, PHASE, detail);
     if options.registered_bytes < ARENA_BYTES_MIN {
         let detail = format!(
-            "registered memory of {} bytes is too little: set HFREDUCE_REGISTERED_BYTES to \
+            "registered memory of {} bytes is too small: set HFREDUCE_REGISTERED_BYTES to \
              {ARENA_BYTES_MIN} or more, lift the limit of address space, or unset HFREDUCE_DAEMON",
             options.registered_bytes
         );
@@ -156,15 +158,16 @@ fn enter(
     }
     let at = socket.display();
     let absent = |error: &dyn std::fmt::Display| {
-        let detail =
-            format!("{at}: {error}; start hfreduced there, or unset HFREDUCE_DAEMON to do without");
+        let detail = format!(
+            "{at}: {error}; start hfreduced there, or unset HFREDUCE_DAEMON to run without it"
+        );
         refuse(ErrorKind::Io, detail)
     };
     let deadline = Deadline::after(ANSWER);
     let mut stream = dial(socket).map_err(|error| absent(&error))?;
     let (process, key) = (std::process::id(), key.to_vec());
     let open = Open { version: VERSION, process, options: options.clone(), key, newcomer };
-    // A daemon that is full says so and hangs up, maybe before it has heard all of this.
+    // A daemon at its limit rejects the rank, possibly before it has read the request.
     let said = stream.write_all(&framed(&Request::Open(Box::new(open))));
     let arena = receive_arena(&stream, deadline);
     stream.set_nonblocking(true).map_err(|error| absent(&error))?;
@@ -177,25 +180,25 @@ fn enter(
     let (info, process) = match answer.map_err(|why| absent(&why))? {
         Response::Opened { info, process } => (info, process),
         Response::Refused(error) => return Err(*error),
-        other => return Err(absent(&format!("it said {other:?} first"))),
+        other => return Err(absent(&format!("unexpected first message {other:?}"))),
     };
     let arena = came.map_err(|error| refuse(ErrorKind::Io, error.to_string()))?;
     let name = format!("hfreduced (process {process}, {at})");
     Ok((Accepted { options, arena, info, name }, line))
 }
 
-/// Why there is no memory.
+/// Why the arena is not available.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MemoryError {
     #[error("{0}")]
     None(io::Error),
-    #[error("it sent no memory")]
+    #[error("it sent no descriptor")]
     Missing,
     #[error("mapping its {bytes} bytes of shared memory: {error}")]
     Map { bytes: usize, error: io::Error },
 }
 
-/// The memory that the daemon hands over, over a socket that blocks.
+/// Receives the arena from the daemon, over a blocking socket.
 pub(crate) fn receive_arena(
     stream: &UnixStream,
     deadline: Deadline,
@@ -208,7 +211,7 @@ pub(crate) fn receive_arena(
     Ok(Arc::new(Arena::of(segment)))
 }
 
-/// Connects, and does not wait for ever where the daemon accepts nobody.
+/// Connects with a timeout, in case the daemon does not accept.
 fn dial(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

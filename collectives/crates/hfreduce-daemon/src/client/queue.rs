@@ -6,7 +6,7 @@ use crate::protocol::{COLLECTIVES_MAX, MESSAGES_MAX};
 use hfreduce_core::Kind;
 use hfreduce_engine::driver::Submission;
 
-/// Calls that wait until fewer of their class are under way, in order within each class.
+/// Calls that wait until fewer of their class are in progress, in order within each class.
 #[derive(Default)]
 pub(crate) struct Queued {
     classes: [VecDeque<Submission>; 3],
@@ -14,7 +14,7 @@ pub(crate) struct Queued {
 }
 
 impl Queued {
-    // One fewer than the daemon takes: with as many it hears nothing, of what has arrived neither.
+    // One fewer than the daemon accepts: at the maximum it reads no messages, not even Arrived.
     const MOST: [usize; 3] = [COLLECTIVES_MAX - 1, MESSAGES_MAX, MESSAGES_MAX];
 
     fn class(kind: Kind) -> usize {
@@ -29,7 +29,7 @@ impl Queued {
         self.classes[Self::class(call.operation.fingerprint.kind)].push_back(call);
     }
 
-    /// The next call that may be handed over, counted as under way.
+    /// Takes the next call that may be passed to the daemon, and counts it as in progress.
     pub fn next(&mut self) -> Option<Submission> {
         let may = |class: &usize| self.under_way[*class] < Self::MOST[*class];
         let class = (0..3).filter(may).find(|class| !self.classes[*class].is_empty())?;
@@ -37,19 +37,19 @@ impl Queued {
         self.classes[class].pop_front()
     }
 
-    /// A call is not under way any more; true if others may have waited for that.
+    /// Records the end of a call; true if others may have waited for it.
     pub fn ended(&mut self, kind: Kind) -> bool {
         let class = Self::class(kind);
         self.under_way[class] = self.under_way[class].saturating_sub(1);
         !self.classes[class].is_empty()
     }
 
-    /// Those that wait.
+    /// The waiting calls.
     pub fn iter(&self) -> impl Iterator<Item = &Submission> {
         self.classes.iter().flatten()
     }
 
-    /// Takes all of them; nothing is under way any more.
+    /// Takes all waiting calls; none is in progress any more.
     pub fn take_all(&mut self) -> Vec<Submission> {
         std::mem::take(self).classes.into_iter().flatten().collect()
     }

@@ -1,5 +1,5 @@
-//! A rank's place at a daemon, from epoch to epoch: its connections, its port and its number are the
-//! daemon's, so it is the daemon that goes on with other members.
+//! Session of a rank at a daemon, over all epochs: its connections, port and id belong to the
+//! daemon, so the daemon reconfigures on its behalf.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -22,10 +22,10 @@ use hfreduce_shm::flight::{RankInfo, Recorder};
 use hfreduce_transport::message_socket::MessageSocket;
 use hfreduce_transport::poller;
 
-/// How much later than the daemon itself we give up.
+/// How much later than the daemon the rank gives up.
 const LATER: Duration = Duration::from_secs(5);
 
-/// See the module's text.
+/// The session of one rank.
 pub(crate) struct ClientSession {
     options: Options,
     arena: Arc<Arena>,
@@ -33,11 +33,11 @@ pub(crate) struct ClientSession {
     name: String,
     infos: Vec<Info>,
     epoch: u32,
-    /// Between two epochs; while one lasts its driver has it.
+    /// The connection between two epochs; during an epoch the driver has it.
     line: Mutex<Option<MessageSocket<UnixStream>>>,
 }
 
-/// How the daemon answers whoever wants to be in an epoch.
+/// The daemon's answer to a rank that wants to enter an epoch.
 pub(crate) enum Answer {
     Reconfigured(Box<Reconfigured>),
     Refused(Box<CollectiveError>),
@@ -54,16 +54,15 @@ impl ClientSession {
         Self { options, arena, name, infos, epoch, line: Mutex::default() }
     }
 
-    /// The seat in the epoch that the daemon tells of, of whoever had this before.
+    /// The session in the epoch that the daemon reports.
     pub(crate) fn following(
         (options, arena, name): (&Options, &Arc<Arena>, &str),
         line: &mut MessageSocket<UnixStream>,
         told: Reconfigured,
     ) -> Result<Self, String> {
         let read = told.infos.iter().map(|info| serde_json::from_str(info));
-        let infos: Vec<Info> = read
-            .collect::<Result<_, _>>()
-            .map_err(|error| format!("it told an info that cannot be read: {error}"))?;
+        let infos: Vec<Info> =
+            read.collect::<Result<_, _>>().map_err(|error| format!("invalid info: {error}"))?;
         let arena = match told.other_memory {
             true => other_arena(line)?,
             false => arena.clone(),
@@ -72,8 +71,8 @@ impl ClientSession {
         Ok(Self::new(options, arena, name.to_owned(), infos, told.epoch))
     }
 
-    /// The communicator of an epoch that the daemon has connected.
-    pub(crate) fn begin(
+    /// Creates the communicator of an epoch that the daemon has connected.
+    pub(crate) fn start(
         self,
         line: MessageSocket<UnixStream>,
         channels: usize,
@@ -100,7 +99,7 @@ impl ClientSession {
             channels,
             liveness: options.liveness,
             determinism: options.determinism,
-            ring_accumulation: false, // The daemon's part.
+            ring_accumulation: false, // Decided by the daemon.
             served: Vec::new(),
             priority: options.priority,
             share: options.share.clone(),
@@ -139,7 +138,7 @@ impl Session for ClientSession {
     ) -> Result<Communicator, CollectiveError> {
         let until = patience(timeout);
         let refuse = |kind, detail| communicator.refused(kind, "reconfigure", detail);
-        // What makes no sense ends nothing.
+        // An invalid list changes nothing.
         choose(members, &self.infos, self.options.rank)
             .map_err(|detail| refuse(ErrorKind::Invalid, detail))?;
         let driver = communicator.detach(CLOSE.min(timeout));
@@ -149,7 +148,7 @@ impl Session for ClientSession {
         }
         let Some(mut line) = lock(&self.line).take() else {
             let detail = format!(
-                "this communicator has left {}: reconfigure it before it is closed, and once",
+                "this communicator has left {}: reconfigure it before it is closed, and only once",
                 self.name
             );
             return Err(refuse(ErrorKind::Invalid, detail));
@@ -163,8 +162,8 @@ impl Session for ClientSession {
         }));
         let lost = |why: &str| {
             let detail = format!(
-                "{} on this node, which serves it, ended: {why}. Its log says more; this rank's \
-                 port went with it: the others can go on without this rank, and take it in as a \
+                "{} on this node, which runs this rank, ended: {why}. See its log; this rank's \
+                 port is closed: the others can continue without this rank, and accept it as a \
                  newcomer",
                 self.name
             );
@@ -174,12 +173,12 @@ impl Session for ClientSession {
             Ok(Answer::Reconfigured(told)) => {
                 let (channels, own) = (told.channels, (&self.options, &self.arena, &*self.name));
                 let session = Self::following(own, &mut line, *told).map_err(|why| lost(&why))?;
-                return session.begin(line, channels);
+                return session.start(line, channels);
             }
             Ok(Answer::Refused(error)) => *error,
             Err(why) => {
                 let failed = lost(&why);
-                // What it says later would be taken for the answer to what is asked next.
+                // A late answer would be taken for that of the next request.
                 line.end(why);
                 let _ = line.stream().shutdown(Shutdown::Both);
                 failed
@@ -190,12 +189,12 @@ impl Session for ClientSession {
     }
 }
 
-/// Until when the daemon's answer is waited for that it gives within `timeout`.
+/// Deadline for the daemon's answer to a request with this timeout.
 pub(crate) fn patience(timeout: Duration) -> Instant {
     Instant::now() + timeout.min(TIMEOUT_MAX) + LATER
 }
 
-/// The daemon's answer, whatever it still says of the epoch before.
+/// Waits for the daemon's answer, skipping messages of the previous epoch.
 pub(crate) fn heard(
     line: &mut MessageSocket<impl Read + Write + AsFd>,
     until: Instant,
@@ -208,14 +207,14 @@ pub(crate) fn heard(
             | Response::Done(_)
             | Response::Broken { .. }
             | Response::Beat => {}
-            other => return Err(format!("it said {other:?}")),
+            other => return Err(format!("unexpected message {other:?}")),
         }
     }
 }
 
-/// The memory of this epoch, where that of the one before was taken back from it.
+/// Receives the arena of this epoch, if the previous one was revoked.
 fn other_arena(line: &mut MessageSocket<UnixStream>) -> Result<Arc<Arena>, String> {
-    // It says nothing until it hears this: what comes next on the socket is the descriptor.
+    // The daemon sends nothing until it reads this: the descriptor is next on the socket.
     line.send(&Request::Memory);
     let stream = line.stream();
     let blocks = |mode: bool| stream.set_nonblocking(!mode).map_err(|error| error.to_string());

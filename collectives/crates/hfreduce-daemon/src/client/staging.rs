@@ -1,4 +1,4 @@
-//! Where a rank's buffers are for the daemon: in the arena, or in a block of it while an operation runs.
+//! Staging of a rank's buffers in the arena that it shares with the daemon.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,34 +10,34 @@ use crate::protocol::Region;
 use hfreduce_core::Kind;
 use hfreduce_engine::operation::{Buffer, Operation, Transfer};
 
-/// Blocks for buffers that are not registered have a multiple of this, so that they serve again; those
-/// for smaller buffers have a power of two of pages.
+/// Size of blocks for buffers that are not registered, so that they can be reused; smaller blocks
+/// have a power of two of pages.
 const STEP_BYTES: usize = 64 << 10;
 const PAGE_BYTES: usize = 4096;
-/// Bytes of such blocks that are kept for the next operations.
+/// Maximum bytes of free blocks that are kept.
 const FREE_BYTES_MAX: usize = 256 << 20;
-/// How many they may be.
+/// Maximum number of free blocks.
 const FREE_BLOCKS_MAX: usize = 64;
 const STREAM_FROM_BYTES: usize = 4 << 20;
 
-/// A rank's part of the memory that it shares with the daemon.
+/// Blocks in the arena for buffers that are not registered.
 pub struct BufferStager {
     arena: Arc<Arena>,
-    /// Blocks that no operation uses, the one used last at the end.
+    /// Free blocks, the most recently used last.
     free: Vec<Block>,
 }
 
-/// Where the buffers of one operation are.
+/// Location of the buffers of one operation.
 pub struct StagedOperation {
     input: Place,
     output: Place,
 }
 
 enum Place {
-    /// Where the caller has it.
+    /// The caller's buffer is registered.
     Registered(Region),
     Staged(Block, usize),
-    /// Where the input is.
+    /// The same as the input.
     Same,
 }
 
@@ -46,10 +46,10 @@ impl BufferStager {
         Self { arena, free: Vec::new() }
     }
 
-    /// Brings an operation's input where the daemon finds it, and makes room for its output.
+    /// Copies an operation's input into the arena, and allocates its output.
     ///
     /// # Errors
-    /// There is too little memory.
+    /// The arena is exhausted.
     pub fn stage(
         &mut self,
         operation: &Operation,
@@ -70,7 +70,7 @@ impl BufferStager {
         Ok(staged)
     }
 
-    /// Nobody uses its blocks any more.
+    /// Returns the blocks of an operation.
     pub fn release(&mut self, staged: StagedOperation) {
         for place in [staged.input, staged.output] {
             if let Place::Staged(block, _) = place {
@@ -83,7 +83,8 @@ impl BufferStager {
         }
     }
 
-    /// The daemon may still be at it and does not answer: what it writes from now on goes nowhere.
+    /// Revokes the memory of operations from a daemon that does not answer: its writes become
+    /// ineffective.
     pub fn abandon<'a>(&self, staged: impl Iterator<Item = &'a StagedOperation>) {
         let registered = staged.filter_map(|staged| match (&staged.input, &staged.output) {
             (_, Place::Registered(region)) | (Place::Registered(region), Place::Same) => {
@@ -91,10 +92,10 @@ impl BufferStager {
             }
             _ => None,
         });
-        // The first retires the arena: no block of it is anybody's again.
+        // The first call retires the arena: its blocks are not reused.
         for region in std::iter::once(Region::default()).chain(registered) {
             if let Err(error) = self.arena.revoke(region.offset, region.bytes) {
-                tracing::error!(%error, "memory could not be taken back from hfreduced");
+                tracing::error!(%error, "cannot revoke memory from hfreduced");
             }
         }
     }
@@ -122,17 +123,17 @@ impl BufferStager {
 }
 
 impl StagedOperation {
-    /// Brings a range of the input where the daemon finds it.
+    /// Copies a range of the input into the arena.
     pub fn copy_in(&self, operation: &Operation, range: Range<usize>) {
         let Place::Staged(block, _) = &self.input else { return };
         copy(&operation.input, (range.start, range.len()), block, |memory, staged, count| {
-            // SAFETY: `count` bytes of the caller's and of a block that nobody else uses yet.
+            // SAFETY: `count` bytes of the caller's buffer and of a block that is exclusive.
             unsafe { hfreduce_kernels::copy_raw(store(count), memory, staged, count) };
         });
     }
 
-    /// Brings what is final of the output to the caller: all that arrives on this rank from the byte
-    /// `from` on, once the operation has ended well.
+    /// Copies the output of a completed operation to the caller: all that this rank receives, from
+    /// byte `from`.
     pub fn copy_out(&self, operation: &Operation, from: usize, rank: u32) {
         let fingerprint = &operation.fingerprint;
         if fingerprint.kind.uses_trees() {
@@ -144,7 +145,7 @@ impl StagedOperation {
         }
     }
 
-    /// The same of a range that is final.
+    /// Copies a final range of the output.
     pub fn copy_out_range(&self, operation: &Operation, range: Range<usize>, rank: u32) {
         let block = match (&self.input, &self.output) {
             (_, Place::Staged(block, _)) | (Place::Staged(block, _), Place::Same) => block,
@@ -164,13 +165,13 @@ impl StagedOperation {
         }
     }
 
-    /// Input and output, as the daemon finds them.
+    /// Input and output in the arena.
     pub fn regions(&self) -> (Region, Region) {
         let input = self.input.region().unwrap_or_default();
         (input, self.output.region().unwrap_or(input))
     }
 
-    /// True if no byte of it was copied.
+    /// True if no buffer was copied.
     pub fn is_in_place(&self) -> bool {
         ![&self.input, &self.output].into_iter().any(|place| matches!(place, Place::Staged(..)))
     }
@@ -188,12 +189,12 @@ impl Place {
     }
 }
 
-/// What is larger than caches hold until it is read goes past them.
+/// Large copies bypass the caches.
 fn store(bytes: usize) -> Store {
     if bytes >= STREAM_FROM_BYTES { Store::Streaming } else { Store::Cached }
 }
 
-/// Hands each piece of a range of a buffer to `each`, with the place of the same bytes in the block.
+/// Calls `each` for each piece of a range of a buffer, with its address in the block.
 fn copy(
     buffer: &Buffer,
     (offset, bytes): (usize, usize),

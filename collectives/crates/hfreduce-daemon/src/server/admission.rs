@@ -1,4 +1,4 @@
-//! From a connection to a session: who it is, and the group that it wants to be in.
+//! Admission of a connection: authenticates the rank's request and connects its group.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -23,30 +23,30 @@ use hfreduce_engine::share::Share;
 use hfreduce_shm::flight::Folders;
 use hfreduce_transport::message_socket::MessageSocket;
 
-/// How long a rank may look for the others before it connects, and a newcomer before it joins.
+/// Maximum time before a rank connects, or a newcomer joins.
 const MEETS_WITHIN: Duration = Duration::from_secs(3600);
-/// How long connecting may take.
+/// Maximum time for connecting.
 pub const CONNECTS_WITHIN: Duration = Duration::from_secs(3600);
 
-/// Characters of a job's name, and of a reason, in the log.
+/// Maximum length of a job's name, and of a reason, in the log.
 const JOB_LOGGED: usize = 64;
 const WHY_LOGGED: usize = 400;
-/// The longest name of a job, a node or a zone: it comes with every error of the group.
+/// Maximum length of the name of a job, node or zone: it is part of every error of the group.
 const NAME_BYTES_MAX: usize = 1024;
-/// The longest word before a rank has said who it is: the places of ten thousand ranks.
+/// Maximum size of a message before a rank is admitted: the placement of ten thousand ranks.
 const OPEN_BYTES_MAX: usize = 4 << 20;
 
-/// What a connection is served on.
+/// Conditions for a connection.
 pub(crate) struct Terms {
-    /// Of the flight recorders and their dumps.
+    /// Folders of the flight recorders and their dumps.
     pub folders: Folders,
-    /// What it shares with other ranks of its user.
+    /// Resources shared with other ranks of its user.
     pub share: Arc<Share>,
-    /// Registered memory of a rank at most: ranks of other users need addresses, too.
+    /// Maximum of registered memory of a rank: ranks of other users need address space, too.
     pub registered_max: usize,
 }
 
-/// Who has a port and no group yet.
+/// A rank that has a port and no group yet.
 enum Opened {
     Rank(Box<Endpoint>),
     Newcomer(Box<Newcomer>),
@@ -75,11 +75,11 @@ impl Opened {
     }
 }
 
-/// Serves whoever is at the other end, as long as he makes sense.
+/// Serves a connection until it ends.
 pub(crate) fn receive(stream: UnixStream, terms: Terms, stop: &AtomicBool) {
     let Terms { folders, share, registered_max } = terms;
     if let Err(error) = stream.set_nonblocking(true) {
-        tracing::warn!(%error, "a connection was dropped");
+        tracing::warn!(%error, "connection dropped");
         return;
     }
     let mut client = ClientConnection::new(MessageSocket::with_limit(stream, OPEN_BYTES_MAX), stop);
@@ -87,8 +87,8 @@ pub(crate) fn receive(stream: UnixStream, terms: Terms, stop: &AtomicBool) {
         Ok(Request::Open(open)) => {
             Open { options: Options { served: true, folders, share, ..open.options }, ..*open }
         }
-        Ok(_) => return tracing::warn!("a connection was closed: it did not say who it is"),
-        Err(why) => return tracing::warn!(why = cut(&why, WHY_LOGGED), "a connection was closed"),
+        Ok(_) => return tracing::warn!("connection closed: its first message is not Open"),
+        Err(why) => return tracing::warn!(why = cut(&why, WHY_LOGGED), "connection closed"),
     };
     client.line.set_message_bytes_max(MESSAGE_BYTES_MAX);
     let job = cut(&open.options.job, JOB_LOGGED);
@@ -96,17 +96,17 @@ pub(crate) fn receive(stream: UnixStream, terms: Terms, stop: &AtomicBool) {
     match admit(client, open, registered_max) {
         Err(why) => {
             let why = cut(&why, WHY_LOGGED);
-            tracing::warn!(rank, job, process = id, why, "a rank was not taken in");
+            tracing::warn!(rank, job, process = id, why, "rank rejected");
         }
         Ok(mut session) => {
-            tracing::info!(rank, job, process = id, "a rank is served");
+            tracing::info!(rank, job, process = id, "rank connected");
             session.run();
-            tracing::info!(rank, job, process = id, "a rank has gone");
+            tracing::info!(rank, job, process = id, "rank disconnected");
         }
     }
 }
 
-/// From who it is to a connected group, or why not; the rank was told.
+/// Connects the group of a rank. On an error the rank has been notified.
 fn admit(
     mut client: ClientConnection<'_>,
     open: Open,
@@ -115,15 +115,15 @@ fn admit(
     let Open { version, options, key, newcomer, .. } = open;
     if version != VERSION {
         let detail = format!(
-            "hfreduced speaks version {VERSION} and this rank {version}: install one release"
+            "hfreduced has protocol version {VERSION} and this rank {version}: install one release"
         );
         let error = refused(&options, ErrorKind::Mismatch, PHASE, detail);
         return Err(turn_away(client.line, error));
     }
     if let Some(bytes) = longest_name(&options).filter(|bytes| *bytes > NAME_BYTES_MAX) {
         let detail = format!(
-            "a name of {bytes} bytes (job, node or zone) is longer than the {NAME_BYTES_MAX} that \
-             hfreduced takes: give shorter names"
+            "a name of {bytes} bytes (job, node or zone) exceeds the maximum of {NAME_BYTES_MAX} of \
+             hfreduced: use shorter names"
         );
         let nameless = Options { served: true, ..Options::new(0, Vec::new()) };
         let error = refused(&nameless, ErrorKind::Invalid, PHASE, detail);
@@ -131,7 +131,7 @@ fn admit(
     }
     if options.registered_bytes > registered_max {
         let detail = format!(
-            "registered memory of {} bytes is more than the {registered_max} that hfreduced gives \
+            "registered memory of {} bytes exceeds the maximum of {registered_max} that hfreduced allows \
              a rank: lower HFREDUCE_REGISTERED_BYTES, or start it with a lower --ranks-max",
             options.registered_bytes
         );
@@ -159,7 +159,7 @@ fn admit(
     Ok(Session::new(client, communicator, arena, liveness, memory))
 }
 
-/// What a rank says, as far as the log takes it: a log is all users'.
+/// Truncates a text of a rank for the log, which all users share.
 fn cut(text: &str, characters: usize) -> String {
     text.chars().take(characters).collect()
 }
@@ -175,7 +175,7 @@ fn connect(client: &mut ClientConnection<'_>, endpoint: Endpoint) -> Result<Comm
     {
         Request::Connect { infos, timeout_ms } => (infos, timeout_ms),
         Request::Leave { .. } => return Err("it left before it connected".to_owned()),
-        _ => return Err("it did not connect when it was its turn".to_owned()),
+        _ => return Err("unexpected message instead of Connect".to_owned()),
     };
     let infos: Vec<Vec<u8>> = infos.into_iter().map(String::into_bytes).collect();
     let timeout = Duration::from_millis(timeout_ms).min(CONNECTS_WITHIN);
@@ -188,7 +188,7 @@ fn connect(client: &mut ClientConnection<'_>, endpoint: Endpoint) -> Result<Comm
     Ok(communicator)
 }
 
-/// Tries as often as it asks.
+/// Handles requests to join until one succeeds.
 fn join(
     client: &mut ClientConnection<'_>,
     newcomer: &Newcomer,
@@ -197,7 +197,7 @@ fn join(
     loop {
         let timeout_ms = match await_message(&mut client.line, Instant::now() + MEETS_WITHIN)? {
             Request::Join { timeout_ms } => timeout_ms,
-            _ => return Err("it did not join when it was its turn".to_owned()),
+            _ => return Err("unexpected message instead of Join".to_owned()),
         };
         let timeout = Duration::from_millis(timeout_ms).min(CONNECTS_WITHIN);
         match newcomer.join_for(timeout, &mut || client.is_over()) {
@@ -210,21 +210,21 @@ fn join(
     }
 }
 
-/// Tells a rank why it is not served; why, for the log.
+/// Rejects a rank; returns the reason for the log.
 fn refuse(mut line: MessageSocket<UnixStream>, error: CollectiveError) -> String {
     let why = error.to_string();
     line.send(&Response::Refused(Box::new(error)));
     why
 }
 
-/// The same where it waits for memory first: there is none.
+/// The same for a rank that expects memory first.
 fn turn_away(line: MessageSocket<UnixStream>, error: CollectiveError) -> String {
-    // Who does not hear it sees the end of the connection.
+    // A rank that is gone sees the end of the connection.
     let _ = shm::send_descriptors(line.stream(), &[0; 8], &[], Deadline::after(ANSWER));
     refuse(line, error)
 }
 
-/// The same before it has said who it is.
+/// Rejects a connection before its first message.
 pub fn full(stream: UnixStream, detail: String) {
     if stream.set_nonblocking(true).is_ok() {
         let nobody = Options::new(0, Vec::new());

@@ -1,4 +1,4 @@
-//! Calls under way: how many a rank hands to its daemon, and which of them have ended there.
+//! Calls of a session that are in progress.
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::unix::net::UnixStream;
@@ -10,7 +10,7 @@ use crate::protocol::Done;
 use hfreduce_engine::driver::lock;
 use hfreduce_transport::message_socket::MessageSocket;
 
-/// The calls of a session, by ticket. What has ended is reported by the engine and not looked for.
+/// Calls of a session, by ticket. The engine reports completed calls; they are not polled.
 #[derive(Default)]
 pub(crate) struct Calls {
     calls: HashMap<u64, Served>,
@@ -34,7 +34,7 @@ impl Calls {
         self.calls.is_empty()
     }
 
-    /// Memory that they take.
+    /// Memory charged for the calls.
     pub fn kept(&self) -> usize {
         self.kept
     }
@@ -60,7 +60,7 @@ impl Calls {
         self.calls.insert(ticket, call);
     }
 
-    /// True if the rank should be told something.
+    /// True if there is an update for the rank.
     pub fn has_updates(&self) -> bool {
         self.ended.any.load(Ordering::SeqCst) || self.pipelined().any(Served::has_updates)
     }
@@ -69,16 +69,16 @@ impl Calls {
         self.pipelined.iter().filter_map(|ticket| self.calls.get(ticket))
     }
 
-    /// Tells what is final of those that are under way.
-    pub fn tell_delivered(&mut self, line: &mut MessageSocket<UnixStream>) {
+    /// Reports final output of pipelined calls in progress.
+    pub fn send_delivered(&mut self, line: &mut MessageSocket<UnixStream>) {
         for ticket in &self.pipelined {
             if let Some(call) = self.calls.get_mut(ticket) {
-                call.tell_delivered(line);
+                call.send_delivered(line);
             }
         }
     }
 
-    /// Takes out those that have ended well. One that failed stays: its group is broken.
+    /// Removes completed calls. A failed call stays: its group is broken.
     pub fn take_done(&mut self) -> Vec<Done> {
         if !self.ended.any.swap(false, Ordering::SeqCst) {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! The rank at the other end of a session: what it says, and whether it is still there.
+//! Connection to a rank: its messages and the end of its process.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use crate::protocol::{ANSWER, sleep};
 use hfreduce_transport::message_socket::MessageSocket;
 
 pub const ENDED: &str = "its process ended";
-pub const STOPPED: &str = "hfreduced on this node was told to stop";
+pub const STOPPED: &str = "hfreduced on this node was stopped";
 
-/// See the module's text.
+/// Connection to the process of a rank.
 pub struct ClientConnection<'a> {
     pub line: MessageSocket<UnixStream>,
-    /// The rank's process, where we can see it.
+    /// The rank's process, if it is visible.
     process: Option<OwnedFd>,
-    /// The daemon is to stop.
+    /// The daemon is stopping.
     stop: &'a AtomicBool,
 }
 
@@ -32,7 +32,7 @@ impl<'a> ClientConnection<'a> {
         Self { line, process, stop }
     }
 
-    /// True once its process or its line has ended; what it said before that is still to be heard.
+    /// True once its process or its connection has ended; messages sent before are still read.
     pub fn is_gone(&self) -> bool {
         if self.line.ended().is_some() {
             return true;
@@ -47,7 +47,7 @@ impl<'a> ClientConnection<'a> {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// Why nothing more is done for it, while it waits for an answer.
+    /// Why the rank is not served any more, if so. Called while it waits for an answer.
     pub fn is_over(&mut self) -> Option<String> {
         self.line.has_more();
         let why = if self.is_gone() {
@@ -60,7 +60,7 @@ impl<'a> ClientConnection<'a> {
         Some(why.to_owned())
     }
 
-    /// Until it says something or ends, or for that long.
+    /// Waits for a message or the end of the connection, for `most` at most.
     pub fn wait(&self, most: Duration) {
         let mut events = PollFlags::IN;
         if self.line.unsent() > 0 {
@@ -71,12 +71,12 @@ impl<'a> ClientConnection<'a> {
         sleep(&mut at, most);
     }
 
-    /// Hands over memory whose blocks it hands out from now on.
+    /// Passes the arena to the rank, which allocates its blocks from now on.
     ///
     /// # Errors
-    /// What the kernel says.
-    pub fn entrust(&self, arena: &Arc<Arena>) -> std::io::Result<()> {
-        arena.entrust();
+    /// A system call failed.
+    pub fn delegate(&self, arena: &Arc<Arena>) -> std::io::Result<()> {
+        arena.delegate();
         let (segment, soon) = (arena.segment(), Deadline::after(ANSWER));
         let size = (segment.bytes() as u64).to_le_bytes();
         shm::send_descriptors(self.line.stream(), &size, &[segment.fd()], soon)

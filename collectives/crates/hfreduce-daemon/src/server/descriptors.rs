@@ -1,9 +1,9 @@
-//! How many descriptors the daemon may have.
+//! Descriptor limit of the daemon.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the soft limit of descriptors to the hard one, and tells that one: what strangers take
-/// for a moment at the port of one rank is not missing elsewhere.
+/// Raises the soft limit of descriptors to the hard limit and returns it: unauthenticated
+/// connections at the port of one rank must not exhaust the descriptors of others.
 pub fn raise_descriptor_limit() -> usize {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {

@@ -1,5 +1,5 @@
-//! Connections that the daemon serves at once: at most so many per user, and a multiple of that in all,
-//! so that one user cannot exhaust the limit of another.
+//! Limits of the daemon's users: the number of connections per user and in total, so that one user
+//! cannot exhaust the limit of another.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -8,76 +8,77 @@ use hfreduce_engine::driver::lock;
 use hfreduce_engine::share::Share;
 use hfreduce_shm::quota::{Limit, Limits};
 
-/// Places of all users together, in those of one. Each may take the addresses of its memory and a
-/// thread, so their number has an end.
+/// Maximum number of connections of all users, as a multiple of that of one. Each may take address
+/// space and a thread.
 const USERS: usize = 3;
-/// Addresses for registered memory, which is mapped for its rank and for those that share the work
-/// of its node. A process has 128 TiB.
-const ADDRESS_BYTES: usize = 112 << 40;
-const FEWER_ADDRESSES: &str = "lower HFREDUCE_REGISTERED_BYTES, or have fewer ranks there";
-/// For a rank whose user has too few descriptors here.
-const MORE_DESCRIPTORS: &str = "have fewer or smaller groups there, or start hfreduced with a higher \
+/// Address space for registered memory, which is mapped for its rank and for the owners of its
+/// node. A process has 128 TiB.
+const ADDRESS_BYTES_MAX: usize = 112 << 40;
+const FEWER_ADDRESSES: &str = "lower HFREDUCE_REGISTERED_BYTES, or use fewer ranks";
+/// Remedy if the descriptors are exhausted.
+const MORE_DESCRIPTORS: &str = "use fewer or smaller groups, or start hfreduced with a higher \
                                 limit (ulimit -Hn, LimitNOFILE)";
-/// For a rank whose user has too little memory here.
-const REMEDY: &str = "register less (HFREDUCE_REGISTERED_BYTES), have fewer ranks there, or start \
+/// Remedy if the memory is exhausted.
+const REMEDY: &str = "register less (HFREDUCE_REGISTERED_BYTES), use fewer ranks, or start \
                       hfreduced with a higher --memory-max";
 
-/// See the module's text.
+/// Connections and resources of all users.
 pub(crate) struct ConnectionLimits {
-    /// What one user may have.
+    /// Maximum number of connections of one user.
     each: usize,
-    /// Of the ranks of all users.
+    /// Limits of the resources of all users.
     limits: Limits,
     taken: Mutex<HashMap<u32, User>>,
 }
 
-/// One who has any.
+/// A user with connections.
 struct User {
     places: usize,
     share: Arc<Share>,
 }
 
-/// One of them, given back when dropped.
+/// A connection of a user, released when dropped.
 pub(crate) struct ConnectionSlot {
     places: Arc<ConnectionLimits>,
     user: u32,
-    /// What all ranks of this user share.
+    /// Resources shared by all ranks of this user.
     pub share: Arc<Share>,
 }
 
 impl ConnectionLimits {
-    /// With a limit of memory, one user has half of it, of the descriptors and of the addresses. Without
-    /// one, users are not kept from each other's: a daemon of one user's ranks may give them all it has.
+    /// With a limit of memory, one user may have half of it, of the descriptors and of the address
+    /// space. Without one, a user may have all: such a daemon serves the ranks of one user.
     pub fn new(each: usize, memory: Option<usize>, descriptors: usize) -> Arc<Self> {
         let part = |all: usize| (if memory.is_some() { all / 2 } else { all }, all);
         let bytes = part(memory.unwrap_or(usize::MAX));
         let memory = Limit::new("bytes of memory", bytes, REMEDY);
         let descriptors = Limit::new("descriptors", part(descriptors), MORE_DESCRIPTORS);
-        let addresses = Limit::new("bytes of addresses", part(ADDRESS_BYTES), FEWER_ADDRESSES);
+        let addresses =
+            Limit::new("bytes of address space", part(ADDRESS_BYTES_MAX), FEWER_ADDRESSES);
         let limits = Limits { memory, descriptors, addresses };
         Arc::new(Self { each, limits, taken: Mutex::default() })
     }
 
-    /// How many are taken.
+    /// Number of connections.
     pub fn taken(&self) -> usize {
         lock(&self.taken).values().map(|user| user.places).sum()
     }
 
-    /// A place for a process of this user.
+    /// Takes a connection slot for a process of this user.
     ///
     /// # Errors
-    /// There is none, in words.
+    /// The limit that is reached.
     pub fn take(self: &Arc<Self>, user: u32) -> Result<ConnectionSlot, String> {
         let (each, mut taken) = (self.each, lock(&self.taken));
         if taken.get(&user).is_some_and(|own| own.places >= each) || each == 0 {
             return Err(format!(
-                "all {each} places of hfreduced for user {user} are taken (--ranks-max)"
+                "user {user} has {each} ranks at hfreduced, the maximum (--ranks-max)"
             ));
         }
         let all = each.saturating_mul(USERS);
         if taken.values().map(|user| user.places).sum::<usize>() >= all {
             return Err(format!(
-                "all {all} places of hfreduced are taken ({USERS} times --ranks-max)"
+                "hfreduced has {all} ranks, the maximum ({USERS} times --ranks-max)"
             ));
         }
         let new = || User { places: 0, share: Share::of_user(user, &self.limits) };
@@ -104,14 +105,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_who_takes_all_its_places_takes_none_of_others() {
+    fn a_user_cannot_exhaust_the_connections_of_others() {
         let places = ConnectionLimits::new(2, None, 0);
         let one: Vec<ConnectionSlot> = (0..2).map(|_| places.take(7).ok().unwrap()).collect();
         let refused = places.take(7).err().unwrap();
-        assert!(refused.contains("all 2 places of hfreduced for user 7"), "{refused}");
+        assert!(refused.contains("user 7 has 2 ranks at hfreduced"), "{refused}");
         assert!(Arc::ptr_eq(&one[0].share, &one[1].share));
         let other = places.take(8).ok().unwrap();
-        assert!(!Arc::ptr_eq(&one[0].share, &other.share), "users wait for no level of another");
+        assert!(!Arc::ptr_eq(&one[0].share, &other.share), "users have separate priorities");
         drop(one);
         assert_eq!(places.taken(), 1);
         drop((places.take(7), other));

@@ -1,4 +1,4 @@
-//! The daemon's door: a socket at a path, and a thread for everybody who comes.
+//! Listener of the daemon: a socket at a path, and a thread per connection.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -18,63 +18,65 @@ use crate::protocol::sleep;
 use hfreduce_engine::endpoint::REGISTERED_BYTES_MAX;
 use hfreduce_shm::flight::Folders;
 
-/// How long ranks have to hear that the daemon was told to stop.
+/// Time in which ranks are notified that the daemon stops.
 const STOPS_WITHIN: Duration = Duration::from_secs(2);
-/// Pause before the next `accept` where descriptors or memory are short.
+/// Pause before the next `accept` when descriptors or memory are exhausted.
 const SHORT_PAUSE: Duration = Duration::from_millis(50);
-/// Addresses for the registered memory of one user's ranks: a process has 128 TiB.
-const ADDRESS_BYTES: usize = 32 << 40;
+/// Address space for the registered memory of one user's ranks; a process has 128 TiB.
+const USER_ADDRESS_BYTES_MAX: usize = 32 << 40;
 
-/// Why there is no daemon.
+/// Why the daemon cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Another one is there.
-    #[error("{path}: another hfreduced listens there already; stop it or give another path")]
+    /// Another daemon uses the path.
+    #[error("{path}: another hfreduced is listening; stop it or use another path")]
     Taken {
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
     },
-    /// What the kernel says.
-    #[error("{path}: {error}; give a path in a folder that this user may write to")]
+    /// A system call failed.
+    #[error("{path}: {error}; use a path in a folder that this user can write to")]
     Io {
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
-        /// What it says.
+        /// The error.
         error: io::Error,
     },
 }
 
-/// What a daemon is told when it starts.
+/// Configuration of a daemon.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// Who may open its socket, as chmod has it.
+    /// File mode of its socket, which decides who may connect.
     pub mode: u32,
-    /// Ranks of one user that are served at a time; more are refused. All users together have
-    /// three times as many places.
+    /// Maximum number of ranks of one user; further ones are refused. All users together may have
+    /// three times as many.
     pub ranks_max: usize,
-    /// Bytes of memory that the ranks of all users may cause it to use. With it, the ranks of one user
-    /// may use half of these, of the descriptors and of the addresses; without it, all of them.
+    /// Maximum memory, in bytes, that the ranks of all users may cause the daemon to use. With a
+    /// maximum, the ranks of one user may use half of it, of the descriptors and of the address
+    /// space; without one, all of them.
     pub memory_max: Option<usize>,
-    /// Descriptors that the ranks of all users may use. By default this process's hard limit.
+    /// Maximum number of descriptors that the ranks of all users may use. Default: the hard limit
+    /// of this process.
     pub descriptors_max: Option<usize>,
-    /// Where the flight recorders of its ranks and their dumps are.
+    /// Folders of the flight records and dumps of its ranks.
     pub folders: Folders,
 }
 
-/// `hfreduced`. Whoever may open its socket belongs to it; its folder and mode say who that is.
-/// Dropped, it tells the ranks that it serves, and takes its socket away.
+/// `hfreduced`. Access is controlled by the folder and mode of its socket. Dropping it notifies the
+/// connected ranks and removes the socket.
 pub struct Daemon {
     path: PathBuf,
     listener: UnixListener,
     rules: Rules,
     places: Arc<ConnectionLimits>,
     stop: Arc<AtomicBool>,
-    /// No connection could be accepted; said once.
+    /// No connection could be accepted; logged once.
     short: AtomicBool,
 }
 
 impl Daemon {
-    /// Listens at `path`, where a socket that nobody listens at any more is replaced.
+    /// Listens at `path`; replaces a socket that no process listens at.
     ///
     /// # Errors
     /// [`ListenError`].
@@ -86,7 +88,7 @@ impl Daemon {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
             Err(error) => return Err(wrong(error)),
         }
-        // Under another name first: nobody finds it before its mode is right.
+        // Bound under another name first, so that it is not visible before its mode is set.
         let mut new = path.as_os_str().to_owned();
         new.push(format!(".{}", std::process::id()));
         let new = PathBuf::from(new);
@@ -107,10 +109,10 @@ impl Daemon {
         Ok(Self { path, listener, rules, places, stop: Arc::default(), short: false.into() })
     }
 
-    /// Lets in whoever comes, for so long.
+    /// Accepts connections for `time`.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// A system call failed.
     pub fn accept_for(&self, time: Duration) -> io::Result<()> {
         let until = Instant::now() + time;
         loop {
@@ -123,7 +125,7 @@ impl Daemon {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) if is_short(&error) => {
                     if !self.short.swap(true, Ordering::Relaxed) {
-                        tracing::warn!(%error, "no rank can be let in for now");
+                        tracing::warn!(%error, "cannot accept ranks for now");
                     }
                     std::thread::sleep(SHORT_PAUSE);
                 }
@@ -137,7 +139,7 @@ impl Daemon {
         }
     }
 
-    /// How many ranks have a place.
+    /// Number of connected ranks.
     pub fn ranks(&self) -> usize {
         self.places.taken()
     }
@@ -147,11 +149,12 @@ impl Daemon {
         let place = match self.places.take(user) {
             Ok(place) => place,
             Err(detail) => {
-                tracing::warn!(user, detail, "a connection was refused");
+                tracing::warn!(user, detail, "connection refused");
                 return full(stream, detail);
             }
         };
-        let registered_max = REGISTERED_BYTES_MAX.max(ADDRESS_BYTES / self.rules.ranks_max.max(1));
+        let registered_max =
+            REGISTERED_BYTES_MAX.max(USER_ADDRESS_BYTES_MAX / self.rules.ranks_max.max(1));
         let (folders, share) = (self.rules.folders.clone(), place.share.clone());
         let terms = Terms { folders, share, registered_max };
         let stop = self.stop.clone();
@@ -161,13 +164,13 @@ impl Daemon {
         };
         let thread = std::thread::Builder::new().name("hfreduced-rank".into());
         if let Err(error) = thread.spawn(run) {
-            tracing::error!(%error, "no thread for a rank");
+            tracing::error!(%error, "cannot start a thread for a rank");
         }
     }
 }
 
-/// Whether resources ran out for now. Ranks that are served go on; new ones are accepted once some are
-/// released.
+/// True if a resource is exhausted for now. Connected ranks continue; new ones are accepted once
+/// resources are released.
 fn is_short(error: &io::Error) -> bool {
     use libc::{EMFILE, ENFILE, ENOBUFS, ENOMEM};
     matches!(error.raw_os_error(), Some(EMFILE | ENFILE | ENOBUFS | ENOMEM))

@@ -1,4 +1,4 @@
-//! A session's rank goes on with other members: the daemon agrees and connects for it.
+//! Reconfiguration of a session: the daemon agrees and connects on behalf of its rank.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use hfreduce_engine::communicator::Communicator;
 use hfreduce_engine::endpoint::ReconfigureSource;
 
 impl Session<'_> {
-    /// From one epoch to the next, or to none yet: it may ask again.
+    /// Moves the session to the next epoch. After an error the rank may ask again.
     pub(crate) fn reconfigure(&mut self, ask: &Reconfigure) -> Next {
         let Self { client, communicator, arena, .. } = self;
         if ask.retired {
@@ -25,8 +25,8 @@ impl Session<'_> {
         let (members, completed) = (&ask.members, Some(ask.completed));
         let watch = &mut || client.is_over();
         let following = communicator.reconfigure_as(origin, members, completed, timeout, watch);
-        // The rank has ended what was under way, and waits for this answer alone. A list that nobody
-        // could go on with leaves the epoch as it was.
+        // The rank has ended its operations and waits for this answer only. An invalid list leaves
+        // the epoch unchanged.
         if following.is_ok() || communicator.error().is_some() {
             self.calls.clear();
             self.told = true;
@@ -35,7 +35,7 @@ impl Session<'_> {
             Ok(next) => next,
             Err(error) => {
                 self.client.line.send(&Response::Refused(Box::new(error)));
-                // The end of its line tells it that asking again is in vain.
+                // The end of its connection shows the rank that asking again is useless.
                 return if self.client.is_stopped() { Next::End } else { Next::Wait };
             }
         };
@@ -57,7 +57,8 @@ impl Session<'_> {
     }
 }
 
-/// Tells a rank of its new epoch, and hands over its memory there if it is not `before`; which it is.
+/// Reports the new epoch to a rank, and passes its memory if it is not `before`; returns the
+/// memory.
 pub(crate) fn send_reconfigured(
     client: &mut ClientConnection<'_>,
     communicator: &Communicator,
@@ -75,8 +76,8 @@ pub(crate) fn send_reconfigured(
     })));
     if other_memory {
         match await_message(&mut client.line, Instant::now() + ANSWER)? {
-            Request::Memory => client.entrust(&arena).map_err(|error| error.to_string())?,
-            _ => return Err("it did not ask for its memory when it was its turn".to_owned()),
+            Request::Memory => client.delegate(&arena).map_err(|error| error.to_string())?,
+            _ => return Err("unexpected message instead of Memory".to_owned()),
         }
     }
     Ok(arena)

@@ -1,5 +1,5 @@
-//! One rank at the daemon, from its first call to its last: a thread that takes its calls, moves its
-//! data while any is under way, and tells it what has ended.
+//! Session of a rank: a thread that takes its calls, moves its data while any is in progress, and
+//! reports completed calls.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,39 +18,39 @@ use hfreduce_engine::operation::Operation;
 use hfreduce_shm::quota::Charge;
 use hfreduce_shm::watermarks::Watermarks;
 
-/// Bytes that a rank may leave unread; it gets no more calls in before.
+/// Maximum number of unread bytes: a rank that does not read gets no more calls in.
 const UNREAD_MAX: usize = 256 << 10;
 
-/// Characters of a reason to abort: other ranks hear fewer, and the log gets all.
+/// Maximum length of an abort reason, in characters.
 const REASON_MAX: usize = 1024;
-/// Memory of a call that is under way, in all tables that know it, and of each of its transfers.
+/// Memory charged for a call in progress, and for each of its transfers.
 const CALL_BYTES: usize = 1 << 10;
 const TRANSFER_BYTES: usize = 128;
 
-/// See the module's text.
+/// The session of one rank.
 pub struct Session<'a> {
     pub(crate) client: ClientConnection<'a>,
     pub(crate) communicator: Communicator,
     pub(crate) arena: Arc<Arena>,
     liveness: Duration,
     pub(crate) calls: Calls,
-    /// Memory that calls take, and that of the arena up to where they have reached.
+    /// Memory of calls, and of the arena up to the end of the used part.
     memory: Charge,
     pub(crate) reached: usize,
-    /// It knows that this epoch is over; it may leave, or go on with other members.
+    /// The rank was notified of the end of this epoch; it may leave or reconfigure.
     pub(crate) told: bool,
     pub(crate) heard: Instant,
     beat: Instant,
 }
 
-/// How a session goes on.
+/// How a session continues.
 pub enum Next {
     Wait,
     End,
 }
 
 impl<'a> Session<'a> {
-    /// Of a rank that was told of its group.
+    /// Session of a connected rank.
     pub(crate) fn new(
         client: ClientConnection<'a>,
         communicator: Communicator,
@@ -64,16 +64,16 @@ impl<'a> Session<'a> {
         Self { client, communicator, arena, liveness, calls, memory, reached, told, heard, beat }
     }
 
-    /// Serves it until it leaves or is gone.
+    /// Serves the rank until it leaves or is gone.
     pub(crate) fn run(&mut self) {
         while let Next::Wait = self.step() {
             self.wait();
         }
     }
 
-    /// Takes what the rank says and tells what has ended.
+    /// Handles messages of the rank and reports completed calls.
     fn step(&mut self) -> Next {
-        let gone = self.client.is_gone(); // What it said before that is still heard.
+        let gone = self.client.is_gone(); // Messages sent before are still read.
         while self.calls.len() < CALLS_MAX
             && self.client.line.unsent() < UNREAD_MAX
             && let Some(word) = self.client.line.next_message()
@@ -102,7 +102,7 @@ impl<'a> Session<'a> {
                 | Request::Connect { .. }
                 | Request::Join { .. }
                 | Request::Memory => {
-                    let detail = "it said what is said before it is connected";
+                    let detail = "unexpected message on a connected session";
                     self.fail(ErrorKind::Protocol, detail.to_owned());
                 }
             }
@@ -114,13 +114,13 @@ impl<'a> Session<'a> {
         let silent = self.heard.elapsed();
         if silent > self.liveness.max(3 * BEAT) && self.calls.len() < CALLS_MAX {
             let seconds = silent.as_secs_f64();
-            let detail = format!("no sign of life for {seconds:.1} s; the process is stopped");
+            let detail = format!("no heartbeat for {seconds:.1} s; the process is stopped");
             self.fail(ErrorKind::PeerStalled, detail);
         }
         if self.client.is_stopped() {
             self.fail(ErrorKind::Aborted, STOPPED.to_owned());
         }
-        self.tell()
+        self.report()
     }
 
     fn call(&mut self, call: &Call) {
@@ -129,12 +129,12 @@ impl<'a> Session<'a> {
             match validate::operation(call, self.arena.segment(), rank, world) {
                 Ok(operation) => operation,
                 Err(why) => {
-                    let detail = format!("its call cannot be: {why}");
+                    let detail = format!("invalid call: {why}");
                     return self.fail(ErrorKind::Protocol, detail);
                 }
             };
         if self.calls.contains(call.ticket) {
-            let detail = format!("its call cannot be: ticket {} is under way", call.ticket);
+            let detail = format!("invalid call: ticket {} is in use", call.ticket);
             return self.fail(ErrorKind::Protocol, detail);
         }
         let kept = CALL_BYTES + call.transfers.len() * TRANSFER_BYTES;
@@ -152,7 +152,7 @@ impl<'a> Session<'a> {
                 (input.pipelined(watermarks.clone()), output.pipelined(watermarks.clone()));
         }
         let timeout = Duration::from_millis(call.timeout_ms);
-        // An error has broken the group, which it is told below.
+        // An error has broken the group, which is reported below.
         if let Ok(work) =
             self.communicator.submit(fingerprint, input, output, transfers, timeout, true)
         {
@@ -160,16 +160,16 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// What has ended, and whether all has.
-    fn tell(&mut self) -> Next {
-        self.calls.tell_delivered(&mut self.client.line);
+    /// Reports completed calls, and the end of the epoch.
+    fn report(&mut self) -> Next {
+        self.calls.send_delivered(&mut self.client.line);
         let done = self.calls.take_done();
         if !done.is_empty() {
-            // Less than before, which is never refused.
+            // A reduction is never refused.
             let _ = self.memory.set_to(self.reached + self.calls.kept());
             self.client.line.send(&Response::Done(done));
         }
-        // All works of a broken group end, after which nobody touches their memory.
+        // All operations of a broken group end; then their memory is not accessed any more.
         if !self.told
             && let Some(error) = self.communicator.error()
             && self.calls.have_all_ended()

@@ -1,4 +1,4 @@
-//! A call as it came: everything in it is looked at before anything is done.
+//! Validation of a rank's calls, before anything is done.
 
 use fabric::shm::Segment;
 
@@ -9,17 +9,17 @@ use hfreduce_core::{Fingerprint, Kind};
 use hfreduce_engine::communicator::TAG_MAX;
 use hfreduce_engine::operation::{Buffer, Operation};
 
-/// The operation of a call of rank `rank`, with its buffers where they are in the arena.
+/// Validates a call of rank `rank`; returns the operation, with its buffers in the arena.
 ///
 /// # Errors
-/// What of it cannot be, in words.
+/// What is invalid.
 pub fn operation(
     call: &Call,
     arena: &Segment,
     rank: u32,
     world: usize,
 ) -> Result<Operation, String> {
-    let fingerprint = Fingerprint::decode(&call.fingerprint).ok_or("a kind that does not exist")?;
+    let fingerprint = Fingerprint::decode(&call.fingerprint).ok_or("unknown kind")?;
     sizes(&fingerprint, call, rank, world)?;
     for transfer in &call.transfers {
         let side = if transfer.sends { call.input } else { call.output };
@@ -27,20 +27,23 @@ pub fn operation(
         let anybody =
             transfer.peer == ANY_RANK && fingerprint.kind == Kind::Recv && !transfer.sends;
         let peer = anybody || (transfer.peer != rank && (transfer.peer as usize) < world);
-        // Those of collectives are given where they are submitted.
+        // The tags of collectives are assigned when they are submitted.
         let tagged = matches!(fingerprint.kind, Kind::Send | Kind::Recv);
         if !inside || !peer || (tagged && transfer.tag > TAG_MAX) {
-            return Err(format!("{transfer:?} of {} bytes in a world of {world}", side.bytes));
+            return Err(format!(
+                "{transfer:?} of {} bytes in a group of {world} ranks",
+                side.bytes
+            ));
         }
     }
     if call.pipelined && !call.transfers.is_empty() {
-        return Err(format!("{} on memory that is not there yet", fingerprint.describe()));
+        return Err(format!("{} does not support pipelined buffers", fingerprint.describe()));
     }
     let (input, output) = (buffer(call.input, arena)?, buffer(call.output, arena)?);
     Ok(Operation { fingerprint, input, output, transfers: call.transfers.clone() })
 }
 
-/// Types and lengths fit each other.
+/// Checks types and lengths.
 fn sizes(fingerprint: &Fingerprint, call: &Call, rank: u32, world: usize) -> Result<(), String> {
     let said = || format!("{} with {:?} and {:?}", fingerprint.describe(), call.input, call.output);
     let dtype = DType::from_code(fingerprint.dtype).ok_or_else(said)?;
@@ -67,7 +70,7 @@ fn sizes(fingerprint: &Fingerprint, call: &Call, rank: u32, world: usize) -> Res
         Kind::Barrier => (0, 0),
         Kind::Alltoall => (call.input.bytes, call.output.bytes),
     };
-    // What there is to say to whom: at most one thing each way.
+    // Number of transfers: at most one to and one from each rank.
     let transfers = match fingerprint.kind {
         Kind::Send | Kind::Recv => 1..=1,
         Kind::Gather | Kind::Scatter | Kind::Alltoall => 0..=2 * world,
@@ -85,7 +88,7 @@ fn buffer(region: Region, arena: &Segment) -> Result<Buffer, String> {
     let size = arena.bytes();
     let place = arena.at(region.offset, region.bytes);
     let place = place.ok_or_else(|| format!("{region:?} in an arena of {size} bytes"))?;
-    // SAFETY: the range lies in the arena, which its session keeps until the operation has ended.
-    // That the rank leaves it alone meanwhile is its own concern: bytes are all that can go wrong.
+    // SAFETY: the range is in the arena, which the session keeps until the operation has ended. If
+    // the rank accesses it meanwhile, only the data is wrong.
     Ok(unsafe { Buffer::new([(place, region.bytes)]) })
 }

@@ -13,7 +13,7 @@ use super::identity::EndpointIdentity;
 use hfreduce_core::error::{AbortReason, CollectiveError, ErrorKind};
 
 /// Version of the info; ranks of another release are refused.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// What the other ranks need to know about a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -375,8 +375,8 @@ pub(super) fn dial(
         }
         // A connection that is closed during the handshake was dropped in favor of newer ones: all
         // ranks may connect to one at once. A wrong key is an error.
-        let busy = error.broken_off().is_some();
-        if !busy && (!error.is_silent() || silent.passed()) {
+        let busy = error.interrupted().is_some();
+        if !busy && (!error.timed_out() || silent.passed()) {
             return Err((ErrorKind::PeerDied, error.to_string()));
         }
         if given_up() || deadline.remaining().is_none_or(|left| left < pause) {

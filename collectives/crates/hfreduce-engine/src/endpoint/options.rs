@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::arena::Arena;
-use fabric::interfaces::Wanted;
+use fabric::interfaces::AddressSelector;
 use hfreduce_transport::transport::TransportKind;
 use serde::{Deserialize, Serialize};
 
@@ -70,7 +70,7 @@ pub struct Options {
     /// The pair of nodes that connects two zones, if the scheduler has chosen one.
     pub bridge: Option<(String, String)>,
     /// The addresses at which other nodes reach this one. Default: all, best first.
-    pub address: Wanted,
+    pub address: AddressSelector,
     /// A host of the group, for example that of rank 0: the source address of the route to it is
     /// preferred.
     pub towards: Option<String>,
