@@ -80,7 +80,7 @@ fn no_line_of_the_log_is_as_long_as_what_ranks_say() {
         let refused = AnyEndpoint::open(options, &KEY, Some(&daemon.path)).map(drop).unwrap_err();
         assert_eq!(refused.cause.kind, ErrorKind::Invalid);
         assert!(refused.to_string().contains("1048576 bytes"), "another error");
-        assert!(refused.to_string().contains("give shorter names"), "another error");
+        assert!(refused.to_string().contains("use shorter names"), "another error");
     }
     // More than is read before a rank has said who it is.
     let mut options = Options::new(0, placement(1, 1));
