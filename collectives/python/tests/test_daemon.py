@@ -278,7 +278,7 @@ def test_the_program_says_how_it_is_used_and_ends_in_order(tmp_path, daemons):
     daemon = daemons()
     taken = ask("--socket", str(daemon.path))
     assert taken.returncode == 1
-    assert "another hfreduced listens there" in taken.stderr
+    assert "another hfreduced is listening" in taken.stderr
     assert daemon.path.stat().st_mode & 0o777 == 0o600
     assert daemon.end() == 0
     assert not daemon.path.exists()

@@ -81,7 +81,7 @@ def test_a_newcomer_is_taken_in_and_arguments_are_checked():
     newcomer = _native.Newcomer("c", "A", key)
     alone = _native.Endpoint(0, 1, [("a", "A")], key)
     communicator = alone.connect([alone.info()], 30.0)
-    with pytest.raises(ValueError, match="rank 3 does not exist"):
+    with pytest.raises(ValueError, match="rank 3 is not in an epoch"):
         communicator.reconfigure([0, 3])
     with pytest.raises(ValueError, match="first member"):
         communicator.reconfigure([newcomer.info(), 0])

@@ -167,8 +167,8 @@ fn lists_that_make_no_sense_are_refused_and_break_nothing() {
                 error.to_string()
             };
             assert!(refused(&[]).contains("first member"));
-            assert!(refused(&ranks(&[0, 7])).contains("rank 7 does not exist"));
-            assert!(refused(&ranks(&[1 - comm.rank()])).contains("not among the members"));
+            assert!(refused(&ranks(&[0, 7])).contains("rank 7 is not in an epoch"));
+            assert!(refused(&ranks(&[1 - comm.rank()])).contains("is not in the list of members"));
             assert_eq!(sum(&comm), 3.0, "the epoch goes on");
             comm.close(TIMEOUT);
             assert!(refused(&ranks(&[0, 1])).contains("before it is closed"));
