@@ -62,24 +62,24 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
         ),
         Alert(
             "FlyerRemovalBudgetSpent", "warning",
-            f"{of_leader(REMOVALS % 'spent')} > 0 and on (pod, group)"
-            f" {of_leader(REMOVALS % 'spent')} >= on (pod, group) {of_leader(REMOVALS % 'budget')}",
+            f"{of_leader(REMOVALS % 'spent')} > 0 and on (pod, node_class)"
+            f" {of_leader(REMOVALS % 'spent')} >= on (pod, node_class) {of_leader(REMOVALS % 'budget')}",
             "5m",
-            "{{ $value }} nodes of class {{ $labels.group }} are out because their health is unknown:"
+            "{{ $value }} nodes of class {{ $labels.node_class }} are out because their health is unknown:"
             " the removal budget is spent",
             "The next node of this class whose health cannot be observed keeps getting jobs.",
         ),
         Alert(
             "FlyerSuspectNodesHeld", "critical", f"{of_leader(REMOVALS % 'held')} > 0", "2m",
-            "{{ $value }} nodes of class {{ $labels.group }} get jobs although their health is unknown",
+            "{{ $value }} nodes of class {{ $labels.node_class }} get jobs although their health is unknown",
             "Beyond the removal budget: a changed driver, agent or policy is a more likely cause"
             " than this many defects.",
         ),
         Alert(
             "FlyerNodesDefectiveTogether", "critical",
-            f"{of_leader(REMOVALS % 'defective')} > on (pod, group) {of_leader(REMOVALS % 'budget')}",
+            f"{of_leader(REMOVALS % 'defective')} > on (pod, node_class) {of_leader(REMOVALS % 'budget')}",
             "2m",
-            "{{ $value }} nodes of class {{ $labels.group }} are lost or have a hardware fault",
+            "{{ $value }} nodes of class {{ $labels.node_class }} are lost or have a hardware fault",
             "The removal budget does not limit confirmed faults: look for a common cause.",
         ),
         Alert(

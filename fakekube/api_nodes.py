@@ -57,9 +57,9 @@ class ApiNodes:
                     await self._api.merge(NODES, name, {"status": status}, subresource="status")
             await asyncio.sleep(BEAT_SECONDS)
 
-    async def add(self, name: str, zone: str, group: str, *, dedicated: bool = True) -> None:
+    async def add(self, name: str, zone: str, node_class: str, *, dedicated: bool = True) -> None:
         """A node of a class of its own, ready."""
-        node = node_object(name, zone, node_class=group, dedicated=dedicated)
+        node = node_object(name, zone, node_class=node_class, dedicated=dedicated)
         status = node.pop("status")
         node["apiVersion"], node["kind"] = "v1", "Node"
         await self._api.create(NODES, node)

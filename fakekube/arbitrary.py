@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["FIELDS_OF", "any_metadata", "any_object", "any_typed", "valid_object"]
 
 _OURS: Final = (
-    "job", "attempt", "node-rank", "chain", "zone", "leaf", "group", "dedicated", "user",
+    "job", "attempt", "node-rank", "history", "zone", "leaf", "node-class", "dedicated", "user",
     "changed-by", "requeue", "team", "queue", "leader",
 )  # fmt: skip
 _LABELS: Final = (
@@ -33,7 +33,7 @@ _VALUES: Final = (
 )  # fmt: skip
 _SCALARS: Final = (
     "", "0s", "1s", "15m", "1h30m", "99999999999h", "-1s", "1", "64Gi", "٣", "normal",
-    "extreme-high", "never", "now", "graceful", "*", "default", "default#A", "#", "Total",
+    "extreme-high", "Never", "Now", "Graceful", "*", "default", "#", "Total",
     "2026-11-20T14:05:00Z", "2026-02-31T00:00:00Z", "9999-12-31T23:59:59Z", "a0",
     "x" * 300,
 )  # fmt: skip

@@ -43,7 +43,7 @@ def node_object(
         "kubernetes.io/hostname": name,
         "topology.kubernetes.io/zone": zone,
         "fireflyer.dev/zone": zone,
-        "fireflyer.dev/group": node_class,
+        "fireflyer.dev/node-class": node_class,
     }
     spec: dict[str, Any] = {}
     if leaf:

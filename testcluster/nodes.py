@@ -14,7 +14,7 @@ class NodeSpec:
     name: str
     zone: str
     leaf: str
-    group: str = "a100"
+    node_class: str = "a100"
     dedicated: bool = True
 
     @property
@@ -24,7 +24,7 @@ class NodeSpec:
             "topology.kubernetes.io/zone": self.zone,
             "fireflyer.dev/zone": self.zone,
             "fireflyer.dev/leaf": self.leaf,
-            "fireflyer.dev/group": self.group,
+            "fireflyer.dev/node-class": self.node_class,
         }
         if self.dedicated:
             labels["fireflyer.dev/dedicated"] = "true"
@@ -44,5 +44,5 @@ NODES = (
     NodeSpec("node-b1", "B", "leaf-b1"),
     NodeSpec("node-b2", "B", "leaf-b1"),
     # Shared with other people's pods: controllers and services run here, and gated gangs too.
-    NodeSpec("node-s1", "A", "leaf-a2", group="shared", dedicated=False),
+    NodeSpec("node-s1", "A", "leaf-a2", node_class="shared", dedicated=False),
 )

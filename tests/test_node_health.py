@@ -69,7 +69,7 @@ def test_every_state_of_a_device_makes_a_status_that_the_api_accepts(tmp_path: P
     assert status is not None
     seen.add(status.state.value)
     kinds = {(one.kind, one.state.value) for one in status.devices}
-    assert {("gpu", "Unhealthy"), ("pair", "Unhealthy"), ("hca", "Unhealthy")} <= kinds
+    assert {("GPU", "Unhealthy"), ("NVLinkPair", "Unhealthy"), ("HCA", "Unhealthy")} <= kinds
     assert {one.code for one in status.faults} >= {"Xid79", "Xid74", "Xid63"}
     good = [GpuStatus(uuid, answers=True, recovery_action=0, links_active=12) for uuid in uuids]
     up = PortStatus("mlx5_0", 1, "active", "linkup", {})

@@ -149,7 +149,7 @@ def _objects(history: History) -> list[tuple[str, dict[str, Any]]]:
     for number in range(history.ended):
         job = _job(f"ended-{number}", history, "normal")
         job["status"] = {
-            **{key: example[key] for key in ("epoch", "assignment", "chain")},
+            **{key: example[key] for key in ("epoch", "assignment", "history")},
             "phase": "Succeeded", "reason": "Complete", "message": "all ranks exited",
         }  # fmt: skip
         jobs.append(job)
@@ -190,7 +190,7 @@ def _settled(nodes: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> dict[st
     state = engine.rebuild(known, [FlyerJob.model_validate(one) for one in jobs], now, 1)
     state, _ = engine.step(state, [engine.Tick()], now)
     started = [
-        engine.GangStarted(job.key, job.status.chain.attempt)
+        engine.GangStarted(job.key, job.status.history.attempt)
         for job in state.jobs.values()
         if job.status.phase == "Starting"
     ]

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flyer.api import Chain, Checkpoint, FlyerJob, FlyerJobStatus, Pending, Phase, PreviousNode
+from flyer.api import Checkpoint, FlyerJob, FlyerJobStatus, JobHistory, Pending, Phase, PreviousNode
 from flyer.engine import (
     EngineState,
     GangStarted,
@@ -84,7 +84,7 @@ class Cluster:
         if kind == "end of a job":
             job = next(one for one in self.state.jobs.values() if one.status.phase is Phase.RUNNING)
             nodes = [one.name for one in job.status.occupied]
-            attempt = job.status.chain.attempt
+            attempt = job.status.history.attempt
             return [PodExited(job.key, attempt, name, Succeeded()) for name in nodes] + [
                 NodeEmptied(name, job.key, attempt) for name in nodes
             ]
@@ -104,7 +104,7 @@ class Cluster:
         if not ran:
             return job
         names = [f"n{(index * 7 + place) % zone_nodes}" for place in range(size)]
-        chain = Chain(
+        history = JobHistory(
             id=job.metadata.uid or "",
             attempt=1,
             submitted_at=_NOW - 1000 + index / 100,
@@ -113,7 +113,7 @@ class Cluster:
         )
         status = FlyerJobStatus(
             phase=Phase.QUEUED,
-            chain=chain,
+            history=history,
             checkpoint=Checkpoint(step=1, time=_NOW - 600, path="/c"),
             pending=Pending(reason="WaitingForNodes", message="it ran before"),
         )

@@ -34,8 +34,12 @@ def flyer_job(name: str, nodes: int, **spec: Any) -> Object:
         "spec": {
             "nodes": nodes,
             "ranksPerNode": 8,
-            "group": "a100",
-            "preemption": {"grace": "60s", "maxGrace": "10m", "minRuntime": "0s"},
+            "nodeClass": "a100",
+            "preemption": {
+                "checkpointGracePeriod": "60s",
+                "maxCheckpointGracePeriod": "10m",
+                "minRuntime": "0s",
+            },
             "template": {"spec": {"containers": [_CONTAINER]}},
             **spec,
         },
@@ -73,6 +77,6 @@ def peer_pod(name: str) -> Object:
             "containers": [container],
             "tolerations": [_TOLERATION],
             "restartPolicy": "Never",
-            "nodeSelector": {"fireflyer.dev/group": "a100"},
+            "nodeSelector": {"fireflyer.dev/node-class": "a100"},
         },
     }

@@ -79,8 +79,8 @@ class Queue:
         name = f"j{self._count}"
         job = sample_job(
             name, self._random.choice((1, 2, 3, 4, 8, 12)), user=f"u{self._count % 20}",
-            priority=self._random.choice(_PRIORITIES), ranksPerNode=8, watchdog=None,
-            maxRuntime=f"{self._random.choice((1, 2, 4))}h",
+            priority=self._random.choice(_PRIORITIES), ranksPerNode=8, progressDeadline=None,
+            activeDeadline=f"{self._random.choice((1, 2, 4))}h",
         )  # fmt: skip
         metadata = job.metadata.replace(
             uid=name, creation_timestamp=self.now, namespace=f"team-{self._count % 7}"

@@ -171,7 +171,7 @@ class Shares:
         redone = [
             one["metadata"]["name"]
             for one in jobs
-            if one["status"]["phase"] != "Running" or one["status"]["chain"]["attempt"] != 1
+            if one["status"]["phase"] != "Running" or one["status"]["history"]["attempt"] != 1
         ]
         used = [one["spec"]["nodeName"] for one in pods]
         self.lost.ours.append(len(redone) + len(used) - len(set(used)))

@@ -151,11 +151,11 @@ def removals(spent: int, held: int, defective: int) -> Series:
     """A class with a budget of two, as the leader counts it; another replica saw worse before."""
     counts = {"budget": 2, "spent": spent, "held": held, "defective": defective}
     series = {
-        f'flyer_node_removals{{group="a100",pod="a",state="{state}"}}': f"{number}x180"
+        f'flyer_node_removals{{node_class="a100",pod="a",state="{state}"}}': f"{number}x180"
         for state, number in counts.items()
     }
     earlier = {
-        f'flyer_node_removals{{group="a100",pod="b",state="{state}"}}': f"{number}x180"
+        f'flyer_node_removals{{node_class="a100",pod="b",state="{state}"}}': f"{number}x180"
         for state, number in {"budget": 2, "spent": 2, "held": 9, "defective": 9}.items()
     }
     leader = {f'flyer_leader{{pod="{pod}"}}': f"{pod == 'a':d}x180" for pod in "ab"}

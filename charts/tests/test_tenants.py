@@ -28,7 +28,7 @@ NAMESPACE = "default"
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "command": ["true"]}]}}
 NODES = [{"name": "a1", "zone": "A", "firstRank": 0}, {"name": "a2", "zone": "A", "firstRank": 1}]
 RUNNING = {
-    "phase": "Running", "epoch": 3, "chain": {"id": "c", "attempt": 1},
+    "phase": "Running", "epoch": 3, "history": {"id": "c", "attempt": 1},
     "assignment": {"epoch": 3, "nodes": NODES, "reservedAt": "2026-11-20T14:05:00.000Z"},
 }  # fmt: skip
 
@@ -125,7 +125,7 @@ def pod(name: str, labels: dict[str, str] | None, **spec: Any) -> dict[str, Any]
 
 async def _whole_life(tenant: Tenant) -> None:
     await tenant.create_job()
-    for change in ({"maxRestarts": 3}, {"suspend": True}, {"suspend": False}, {"stop": "graceful"}):
+    for change in ({"maxRestarts": 3}, {"suspend": True}, {"suspend": False}, {"stop": "Graceful"}):
         await tenant.change_job({"spec": change})
     await tenant.anna.delete(known.FLYERJOBS, "gpt", NAMESPACE)
 
@@ -137,10 +137,12 @@ async def _queue(tenant: Tenant) -> None:
 
 
 async def _grace(tenant: Tenant) -> None:
-    limits = {"maxGrace": "10m"}
+    limits = {"maxCheckpointGracePeriod": "10m"}
     topology = {"metadata": {"name": "cluster"}, "spec": {"limits": limits}}
     tenant.server.store.create("flyertopologies", topology)
-    await tenant.create_job(preemption={"grace": "1m", "maxGrace": "1h"})
+    await tenant.create_job(
+        preemption={"checkpointGracePeriod": "1m", "maxCheckpointGracePeriod": "1h"}
+    )
 
 
 async def _size(tenant: Tenant) -> None:

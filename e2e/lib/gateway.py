@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from flyer.api import AssignedNode, Assignment, Chain, FlyerJob, FlyerJobStatus
+from flyer.api import AssignedNode, Assignment, FlyerJob, FlyerJobStatus, JobHistory
 from flyer.engine import Start
 from flyer.kube.apiserver import Api, find_access
 from flyer.kube.apiserver.resources import PODS
@@ -118,13 +118,13 @@ class Control:
         }
         owned = self._create_owner(manifest)
         job = FlyerJob.model_validate(manifest)
-        job = job.replace(status=FlyerJobStatus(chain=Chain(id=f"chain-{name}")))
+        job = job.replace(status=FlyerJobStatus(history=JobHistory(id=f"chain-{name}")))
         assigned = tuple(
             AssignedNode(name=node, zone=zone, first_rank=2 * i)
             for i, (node, zone) in enumerate(NODES)
         )
         assignment = Assignment(
-            epoch=1, nodes=assigned, bridge=("node-a2", "node-b1"), reserved_at=0.0
+            epoch=1, nodes=assigned, cross_zone_pair=("node-a2", "node-b1"), reserved_at=0.0
         )
         start = Start(job.key, 1, assignment, None, 0)
         settings = PodSettings(

@@ -32,7 +32,11 @@ def job(name: str, nodes: int, script: str, *arguments: str, **spec: Any) -> dic
         "spec": {
             "nodes": nodes,
             "ranksPerNode": 1,
-            "preemption": {"grace": "60s", "maxGrace": "2m", "minRuntime": "0s"},
+            "preemption": {
+                "checkpointGracePeriod": "60s",
+                "maxCheckpointGracePeriod": "2m",
+                "minRuntime": "0s",
+            },
             **spec,
             "template": {"spec": {"containers": [container]}},
         },
@@ -66,7 +70,7 @@ def wait_phase(
 
     def probe() -> dict[str, Any] | None:
         found = status(cluster, name, namespace)
-        late = (found.get("chain") or {}).get("attempt", 0) >= attempt
+        late = (found.get("history") or {}).get("attempt", 0) >= attempt
         return found if late and found.get("phase") in phases else None
 
     return _waited(cluster, name, namespace, " or ".join(phases), probe)

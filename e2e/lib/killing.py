@@ -98,10 +98,10 @@ def write_key(call: Call, body: bytes) -> Key | None:
 
 def _status_words(status: dict[str, Any]) -> tuple[str, ...]:
     """What the scheduler goes on from."""
-    chain, checkpoint = status.get("chain") or {}, status.get("checkpoint") or {}
+    history, checkpoint = status.get("history") or {}, status.get("checkpoint") or {}
     words = {
         "phase": status.get("phase"),
-        "attempt": chain.get("attempt", 0),
+        "attempt": history.get("attempt", 0),
         "code": status.get("suspendCode", 0),
         "occupied": len(status.get("occupied") or ()),
         "saved": checkpoint.get("step"),

@@ -42,7 +42,7 @@ SETTINGS = PodSettings(controller_image="c", collectives_image="l", gateway_ca="
 POLICY = replace(
     Policy(),
     failure_window_seconds=0.3,
-    same_split_seconds=0.2,
+    same_zone_layout_seconds=0.2,
     backoff_seconds=0.05,
     backoff_seconds_max=0.2,
     stop_retry_seconds=1.0,
@@ -115,7 +115,7 @@ class Stage:
 
     def __init__(self, api: Api, proxy: Proxy, namespace: str) -> None:
         self.api, self.namespace, self.proxy = api, namespace, proxy
-        self.group = f"g{secrets.token_hex(3)}"
+        self.node_class = f"g{secrets.token_hex(3)}"
         self.nodes = ApiNodes(api)
         self.jobs: Cache[FlyerJobStatus] = Cache(api, FLYERJOBS, _status_of, lambda *_: None)
         self.operators = Operators(proxy, self.nodes, namespace)
@@ -125,9 +125,13 @@ class Stage:
         container = {"name": "trainer", "image": "i", "command": ["train"]}
         spec = {
             "nodes": 2,
-            "group": self.group,
+            "nodeClass": self.node_class,
             "priority": priority,
-            "preemption": {"grace": "30s", "maxGrace": "60s", "minRuntime": "0s"},
+            "preemption": {
+                "checkpointGracePeriod": "30s",
+                "maxCheckpointGracePeriod": "60s",
+                "minRuntime": "0s",
+            },
             "template": {"spec": {"containers": [container]}},
         }
         metadata = {"name": name, "namespace": self.namespace}
@@ -169,8 +173,8 @@ class Stage:
         for name, attempts in ((low, 2), (high, 1)):
             await self.until(f"{name} has ended", phase(name, Phase.SUCCEEDED))
             await self.until(f"{name} is gone", partial(self.is_gone, name))
-            chain = self.status(name).chain
-            assert (chain.attempt, chain.restarts) == (attempts, 0), self.status(name).eviction
+            history = self.status(name).history
+            assert (history.attempt, history.restarts) == (attempts, 0), self.status(name).eviction
         checkpoint = self.status(low).checkpoint
         assert checkpoint is not None
         assert checkpoint.step == 1, "the step that was saved when it gave way, and no other"
@@ -198,7 +202,7 @@ async def staged(control_plane: Cluster, namespace: str) -> AsyncIterator[Stage]
     async with nothing_left(), Proxy(access) as proxy, Api(access, agent="test") as api:
         made = Stage(api, proxy, namespace)
         for name in ("a0", "a1"):
-            await made.nodes.add(f"{made.group}-{name}", "A", made.group)
+            await made.nodes.add(f"{made.node_class}-{name}", "A", made.node_class)
         tasks = [asyncio.create_task(one.run()) for one in (made.nodes, made.jobs)]
         yield made
         proxy.faults.clear()  # nobody else dies
@@ -208,5 +212,7 @@ async def staged(control_plane: Cluster, namespace: str) -> AsyncIterator[Stage]
         await asyncio.gather(*tasks, return_exceptions=True)
         for topology in await api.list(FLYERTOPOLOGIES):
             await api.delete(FLYERTOPOLOGIES, topology["metadata"]["name"])
-        for node in await api.list(NODES, labelSelector=f"fireflyer.dev/group={made.group}"):
+        for node in await api.list(
+            NODES, labelSelector=f"fireflyer.dev/node-class={made.node_class}"
+        ):
             await api.delete(NODES, node["metadata"]["name"])

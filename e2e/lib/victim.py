@@ -59,7 +59,7 @@ class Victim:
 
     def start(self) -> None:
         """Start a gang of two nodes of zone A, and a pod on the shared node that writes lines."""
-        gang = job(NAME, 2, SCRIPT, "/volume/run", str(STEPS), group="a100#A")
+        gang = job(NAME, 2, SCRIPT, "/volume/run", str(STEPS), nodeClass="a100", zone="A")
         gang["spec"]["collectives"] = {"inject": False}  # nothing is reduced
         spec = gang["spec"]["template"]["spec"]
         spec["volumes"] = [{"name": "volume", "persistentVolumeClaim": {"claimName": "runs"}}]
@@ -94,7 +94,7 @@ class Victim:
         return Observation(
             (str(lease["holderIdentity"]), int(lease.get("leaseTransitions") or 0)),
             restarts,
-            int((found.get("chain") or {}).get("restarts") or 0),
+            int((found.get("history") or {}).get("restarts") or 0),
             int((found.get("progress") or {}).get("step") or 0),
             len(self.lines()),
         )
@@ -133,7 +133,7 @@ class Victim:
 
     def runs_another_job(self, name: str, **fields: Any) -> None:
         """Run a further job to its end."""
-        made = job(name, 1, SHORT, **{"group": "a100", **fields})
+        made = job(name, 1, SHORT, **{"nodeClass": "a100", **fields})
         self.cluster.apply(made, namespace=self.namespace)
         found = wait_phase(self.cluster, name, self.namespace, "Succeeded", "Failed")
         assert found["phase"] == "Succeeded", found

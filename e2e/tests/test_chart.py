@@ -110,7 +110,7 @@ def job_manifest(name: str) -> dict[str, Any]:
         "spec": {
             "nodes": 2,
             "ranksPerNode": 1,
-            "crossZone": "never",
+            "crossZone": "Never",
             "template": {
                 "spec": {
                     "containers": [
@@ -170,8 +170,8 @@ def test_an_upgrade_under_a_running_job_is_not_noticed(
     )
     wait_for("the job's end", lambda: status().get("phase") == "Succeeded", JOB_SECONDS)
     assert {one["metadata"]["uid"] for one in pods(cluster, selector, namespace)} == before
-    assert status()["chain"]["attempt"] == 1
-    assert status()["chain"].get("restarts", 0) == 0
+    assert status()["history"]["attempt"] == 1
+    assert status()["history"].get("restarts", 0) == 0
     assert step() > seen  # what a rank said last may come after its pod's end
     # Meta, storage and the CSI driver were replaced under who wrote all the time.
     written = len(lines())

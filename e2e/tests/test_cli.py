@@ -26,7 +26,7 @@ ENDLESS = 1_000_000
 def manifest(folder: Path, name: str, nodes: int, steps: int, **spec: Any) -> str:
     """A file to run."""
     path = folder / f"{name}.yaml"
-    path.write_text(json.dumps(job(name, nodes, SCRIPT, str(steps), group="a100", **spec)))
+    path.write_text(json.dumps(job(name, nodes, SCRIPT, str(steps), nodeClass="a100", **spec)))
     return str(path)
 
 
@@ -51,7 +51,7 @@ def test_a_jobs_life_by_the_verbs_of_flyer(
     assert (made["name"], made["namespace"], made["nodes"]) == ("wide", namespace, 4)
     running = until("the job to run", "wide", "Running")
     assert running["zones"] == ["A", "B"]
-    assert len(running["bridge"]) == 2
+    assert len(running["crossZonePair"]) == 2
     wait_for("progress", lambda: (shown("wide")["progress"] or {}).get("step", 0) > 10, END_SECONDS)
     assert [(one["name"], one["state"]) for one in flyer("ps")] == [("wide", "Running")]
     (row,) = flyer("top")

@@ -52,9 +52,9 @@ WIDE = {
 
 def test_every_answer_has_every_form(release: chart.Release, namespace: str) -> None:
     cluster, flyer = release.cluster, Flyer(release.cluster, namespace)
-    runs = job("runs", 2, SCRIPT, ENDLESS, group="a100")
+    runs = job("runs", 2, SCRIPT, ENDLESS, nodeClass="a100")
     # More nodes than are free: it waits for as long as the other one runs.
-    waits = job("waits", 3, SCRIPT, "1", group="a100", priority="low")
+    waits = job("waits", 3, SCRIPT, "1", nodeClass="a100", priority="low")
     cluster.apply(runs, namespace=namespace)
     wait_step(cluster, "runs", namespace, 10)
     cluster.apply(waits, namespace=namespace)
@@ -103,7 +103,7 @@ def test_logs_are_followed_over_all_attempts_and_ranks_to_the_jobs_end(
     release: chart.Release, namespace: str
 ) -> None:
     cluster, flyer = release.cluster, Flyer(release.cluster, namespace)
-    cluster.apply(job("chatter", 2, CHATTER, group="a100", ranksPerNode=2), namespace=namespace)
+    cluster.apply(job("chatter", 2, CHATTER, nodeClass="a100", ranksPerNode=2), namespace=namespace)
     # From before the first pod is there; as a program, and as a person who looks at one rank.
     person = Flyer(cluster, namespace, plugin=True)
     with (

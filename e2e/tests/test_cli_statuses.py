@@ -73,7 +73,7 @@ def test_of_jobs_that_are_followed(release: chart.Release, namespace: str, tmp_p
     cluster, flyer = release.cluster, Flyer(release.cluster, namespace)
     names = ("left", "paused", "ended")
     paths = {
-        name: manifest(tmp_path, job(name, 1, SCRIPT, ENDLESS, group="a100")) for name in names
+        name: manifest(tmp_path, job(name, 1, SCRIPT, ENDLESS, nodeClass="a100")) for name in names
     }
     with (
         flyer.running("run", paths["left"]) as left,
@@ -105,7 +105,7 @@ def test_of_one_that_does_not_listen(
     release: chart.Release, namespace: str, tmp_path: Path
 ) -> None:
     cluster, flyer = release.cluster, Flyer(release.cluster, namespace)
-    cluster.apply(job("deaf", 1, DEAF, group="a100"), namespace=namespace)
+    cluster.apply(job("deaf", 1, DEAF, nodeClass="a100"), namespace=namespace)
     wait_phase(cluster, "deaf", namespace, "Running")
     wait_for("its deafness", lambda: "deaf" in flyer.run("logs", "deaf").stdout, END_SECONDS)
     said = flyer.run("suspend", "deaf", "--timeout=1", status=LATE).stderr

@@ -131,7 +131,7 @@ def test_a_gpu_with_xid_79_leaves_is_reset_and_returns(
     wait_for("7 GPUs", lambda: allocatable(cluster) == 7 or None)
     left = time.monotonic() - started
     device = next(one for one in status["devices"] if one["id"] == lost)
-    assert (device["state"], device["kind"]) == ("Unhealthy", "gpu")
+    assert (device["state"], device["kind"]) == ("Unhealthy", "GPU")
     assert device["reason"] in ("Xid79", "GpuLost")
     assert device["recovery"]
     hardware.driver.reset(5)

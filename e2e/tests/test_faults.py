@@ -38,7 +38,7 @@ AWAY_SECONDS = 60.0
 
 def counter(name: str, nodes: int, steps: int = ENDLESS, **spec: Any) -> dict[str, Any]:
     """A job that counts."""
-    return job(name, nodes, SCRIPT, str(steps), group="a100", **spec)
+    return job(name, nodes, SCRIPT, str(steps), nodeClass="a100", **spec)
 
 
 def uids(cluster: Cluster, name: str, namespace: str) -> set[str]:
@@ -48,8 +48,8 @@ def uids(cluster: Cluster, name: str, namespace: str) -> set[str]:
 
 def attempts(cluster: Cluster, name: str, namespace: str) -> tuple[int, int]:
     """Its attempt, and how many of them were restarts."""
-    chain = status(cluster, name, namespace)["chain"]
-    return chain["attempt"], chain.get("restarts", 0)
+    history = status(cluster, name, namespace)["history"]
+    return history["attempt"], history.get("restarts", 0)
 
 
 def test_a_minute_without_api_server_is_not_noticed(cluster: Cluster, namespace: str) -> None:
@@ -110,7 +110,7 @@ def test_a_pod_deleted_by_hand_restarts_the_gang(cluster: Cluster, namespace: st
     found = wait_phase(cluster, "hurt", namespace, "Running", attempt=2)
     # Ranks that can save within the second do, lose nothing, and leave as from a drained node.
     saved = found["eviction"].get("suspendCode") == 3
-    assert found["chain"]["restarts"] == (0 if saved else 1), found["eviction"]
+    assert found["history"]["restarts"] == (0 if saved else 1), found["eviction"]
     assert found["eviction"]["reason"] == ("Requeued" if saved else "PodKilled")
     steps_max = 0 if saved else counting.SAVE_STEPS + 1 / counting.STEP_SECONDS
     assert found["eviction"]["lostSteps"] <= steps_max
@@ -142,7 +142,7 @@ def test_a_namespace_deleted_under_a_running_job_gives_all_back(
 def test_a_gpu_with_xid_79_keeps_new_gangs_from_its_node(
     cluster: Cluster, machines: dict[str, FakeHardware], namespace: str
 ) -> None:
-    cluster.apply(counter("goes-on", 2, crossZone="never"), namespace=namespace)
+    cluster.apply(counter("goes-on", 2, crossZone="Never"), namespace=namespace)
     wait_step(cluster, "goes-on", namespace, 5)
     node = status(cluster, "goes-on", namespace)["assignment"]["nodes"][0]["name"]
     machine = machines[node]
@@ -216,7 +216,7 @@ def test_a_node_that_goes_bad_between_assignment_and_start_rolls_the_gang_back(
 def test_a_machine_that_loses_power_costs_its_gang_the_time_to_notice(
     cluster: Cluster, namespace: str
 ) -> None:
-    cluster.apply(counter("moves", 2, crossZone="never"), namespace=namespace)
+    cluster.apply(counter("moves", 2, crossZone="Never"), namespace=namespace)
     wait_step(cluster, "moves", namespace, counting.SAVE_STEPS + 1)
     before = status(cluster, "moves", namespace)["assignment"]["nodes"]
     victim = before[1]["name"]

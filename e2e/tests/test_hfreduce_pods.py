@@ -32,7 +32,7 @@ dist.destroy_process_group()
 def test_one_word_changes_the_backend(
     cluster: Cluster, release: chart.Release, namespace: str
 ) -> None:
-    manifest = job("sum", 4, SUM, ranksPerNode=2, group="a100")
+    manifest = job("sum", 4, SUM, ranksPerNode=2, nodeClass="a100")
     mount_torch(manifest)
     cluster.apply(manifest, namespace=namespace)
     done = wait_phase(cluster, "sum", namespace, "Succeeded", "Failed")

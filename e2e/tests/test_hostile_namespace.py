@@ -106,7 +106,7 @@ def test_objects_of_others_are_closed(scene: Scene) -> None:
     for words in (
         ("get", "flyerjobs", theirs),
         ("delete", "flyerjob", NAME, theirs),
-        ("patch", "flyerjob", NAME, theirs, "--type=merge", '--patch={"spec":{"stop":"now"}}'),
+        ("patch", "flyerjob", NAME, theirs, "--type=merge", '--patch={"spec":{"stop":"Now"}}'),
         ("get", "pods", theirs),
         ("exec", "writer", theirs, "--", "true"),
         ("get", "secrets", ours),
@@ -245,7 +245,7 @@ def test_a_daemonset_keeps_no_node_from_jobs(scene: Scene) -> None:
     nodes = {pod["spec"].get("nodeName", SHARED) for pod in pods["items"]}
     assert nodes <= {SHARED}, "what needs no toleration"
     scene.victim.runs_another_job("beside-daemonsets")
-    scene.victim.runs_another_job("beside-daemonsets-shared", group="shared")
+    scene.victim.runs_another_job("beside-daemonsets-shared", node_class="shared")
     scene.delete("daemonset")
 
 
@@ -281,7 +281,7 @@ def test_copied_owner_references_take_nothing(scene: Scene) -> None:
         ]
         user.create(pod)
     scene.victim.runs_another_job("beside-owners")
-    scene.victim.runs_another_job("beside-owners-shared", group="shared")
+    scene.victim.runs_another_job("beside-owners-shared", node_class="shared")
     scene.delete("flyerjob", "own")
     user.kubectl("delete", "pod", "--selector=app!=reader", "--wait=false")
 
@@ -293,8 +293,12 @@ def test_what_a_job_may_not_ask_is_refused_with_its_field(scene: Scene) -> None:
         one["metadata"]["annotations"] = annotations or {}
         return one
 
-    years = {"grace": "87840h", "maxGrace": "87840h", "minRuntime": "87840h"}
-    short = {"grace": "60s", "maxGrace": "2m"}
+    years = {
+        "checkpointGracePeriod": "87840h",
+        "maxCheckpointGracePeriod": "87840h",
+        "minRuntime": "87840h",
+    }
+    short = {"checkpointGracePeriod": "60s", "maxCheckpointGracePeriod": "2m"}
     for manifest, words in (
         (made("big", {"example.com/text": "x" * (250 << 10)}), "metadata.annotations"),
         (made("years", preemption=years), "is above the cap"),
@@ -362,9 +366,9 @@ def test_hundreds_of_jobs_take_no_ones_turn(scene: Scene) -> None:
 def test_names_of_others_are_in_nothing_that_a_tenant_may_read(scene: Scene) -> None:
     """A job is preempted by another namespace's, and waits for it."""
     user, theirs = scene.user, scene.victim.namespace
-    user.create(job("low", 1, SLEEPS, group="a100#B", priority="low"))
+    user.create(job("low", 1, SLEEPS, nodeClass="a100", zone="B", priority="low"))
     wait_phase(scene.cluster, "low", user.namespace, "Running")
-    scene.cluster.apply(job("secret-name", 2, SLEEPS, group="a100#B"), namespace=theirs)
+    scene.cluster.apply(job("secret-name", 2, SLEEPS, nodeClass="a100", zone="B"), namespace=theirs)
     wait_phase(scene.cluster, "secret-name", theirs, "Running")
     evicted = wait_phase(scene.cluster, "low", user.namespace, "Queued")
     assert "another job" in json.dumps(evicted), evicted
@@ -443,7 +447,7 @@ def test_strangers_at_every_port_keep_nobody_out(scene: Scene) -> None:
 def test_the_key_of_another_job_is_not_in_torchs_store(scene: Scene) -> None:
     """torch's store authenticates nobody: it must hold nothing that lets a stranger join."""
     cluster, theirs = scene.cluster, scene.victim.namespace
-    sums = job("sums", 2, SUMS, group="a100#B")
+    sums = job("sums", 2, SUMS, nodeClass="a100", zone="B")
     mount_torch(sums)
     cluster.apply(sums, namespace=theirs)
     wait_phase(cluster, "sums", theirs, "Running")

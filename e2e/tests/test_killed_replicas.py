@@ -62,10 +62,10 @@ def spared(key: Key) -> bool:
 def gang(name: str, runs: Path) -> dict[str, Any]:
     """Two ranks on the two nodes of zone A; a deleted job stays until its nodes are empty."""
     own = f"{RUNS}/{name}"
-    made = job(name, 2, SCRIPT, own, str(STEPS), group="a100#A", priority=name)
+    made = job(name, 2, SCRIPT, own, str(STEPS), nodeClass="a100", zone="A", priority=name)
     made["spec"]["collectives"] = {"inject": False}  # nothing is reduced
     # Longer than all deaths while it is asked to go.
-    made["spec"]["preemption"] |= {"grace": "5m", "maxGrace": "10m"}
+    made["spec"]["preemption"] |= {"checkpointGracePeriod": "5m", "maxCheckpointGracePeriod": "10m"}
     made["metadata"]["finalizers"] = ["fireflyer.dev/release"]
     spec = made["spec"]["template"]["spec"]
     spec["volumes"] = [{"name": "runs", "hostPath": {"path": str(runs), "type": "Directory"}}]
@@ -96,9 +96,9 @@ class Life:
             async with asyncio.timeout(PHASE_SECONDS):
                 while not holds(found := await self.status(name)):
                     assert self.killed.failure is None, self.killed.failure
-                    chain = found.get("chain") or {}
-                    assert chain.get("attempt", 0) <= GANGS[name], (found, self.story())
-                    assert not chain.get("restarts"), (found, self.story())
+                    history = found.get("history") or {}
+                    assert history.get("attempt", 0) <= GANGS[name], (found, self.story())
+                    assert not history.get("restarts"), (found, self.story())
                     await asyncio.sleep(0.2)
         except TimeoutError:
             raise AssertionError(f"{name}: not {what}: {found}\n{self.story()}") from None
@@ -202,6 +202,6 @@ async def live(life: Life, runs: Path) -> None:
             lambda it: it.get("phase") in ("Succeeded", "Failed") and not it.get("occupied"),
         )
         assert found["phase"] == "Succeeded", found
-        assert found["chain"]["attempt"] == attempts
+        assert found["history"]["attempt"] == attempts
     for name in GANGS:
         await life.gone(name)

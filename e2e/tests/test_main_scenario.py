@@ -66,7 +66,7 @@ class Volume:
 def gang(name: str, priority: str, **fields: Any) -> dict[str, Any]:
     """The training, on a pair of GPUs of each of four nodes."""
     arguments = ("/volume", name, str(STEPS))
-    made = job(name, NODES, SCRIPT, *arguments, group="a100", priority=priority, **fields)
+    made = job(name, NODES, SCRIPT, *arguments, nodeClass="a100", priority=priority, **fields)
     spec = made["spec"]["template"]["spec"]
     spec["volumes"] = [{"name": "volume", "persistentVolumeClaim": {"claimName": "runs"}}]
     (container,) = spec["containers"]
@@ -92,7 +92,7 @@ def test_a_run_over_two_zones_survives_everything(release: chart.Release, namesp
     record("main_scenario", "apply_to_steps_seconds", time.monotonic() - began)
     running = status(cluster, "patient", namespace)
     assert running["zones"] == "A+B"
-    assert len(running["assignment"]["bridge"]) == 2
+    assert len(running["assignment"]["crossZonePair"]) == 2
 
     # Each time it goes on only when something has died, and so has to go on without it.
     gives_way(volume)
@@ -105,7 +105,7 @@ def test_a_run_over_two_zones_survives_everything(release: chart.Release, namesp
     done = wait_phase(cluster, "patient", namespace, "Succeeded", "Failed")
     assert done["phase"] == "Succeeded", done
     # One preemption and one restart; a machine that starves its nodes may cost more.
-    last, restarts = done["chain"]["attempt"], done["chain"].get("restarts", 0)
+    last, restarts = done["history"]["attempt"], done["history"].get("restarts", 0)
     assert last == restarts + 2
     assert restarts >= 1
     assert done["progress"]["step"] == STEPS
@@ -139,7 +139,7 @@ def gives_way(volume: Volume) -> None:
     """The urgent job takes the nodes and ends; the other one goes on where it saved for it."""
     cluster, namespace = volume.cluster, volume.namespace
     began = time.monotonic()
-    first = status(cluster, "patient", namespace)["chain"]["attempt"]
+    first = status(cluster, "patient", namespace)["history"]["attempt"]
     cluster.apply(gang("urgent", "high"), namespace=namespace)
     wait_phase(cluster, "urgent", namespace, "Running", "Succeeded")
     record("main_scenario", "urgent_apply_to_running_seconds", time.monotonic() - began)
@@ -162,7 +162,7 @@ def daemon_dies(volume: Volume) -> None:
     """One pod's hfreduced: the status names it, and the gang goes on from its checkpoint."""
     cluster, namespace = volume.cluster, volume.namespace
     before = status(cluster, "patient", namespace)
-    attempt, node = before["chain"]["attempt"], before["assignment"]["nodes"][2]["name"]
+    attempt, node = before["history"]["attempt"], before["assignment"]["nodes"][2]["name"]
     (pod,) = pods_of(cluster, "patient", namespace, attempt=attempt, node_rank=2)
     cluster.kill_container(pod, "flyer-hfreduced")
     began = time.monotonic()
@@ -181,7 +181,7 @@ def kubelet_dies(volume: Volume) -> None:
     """Kubernetes calls its node lost, but what runs there is heard and goes on."""
     cluster, namespace = volume.cluster, volume.namespace
     before = status(cluster, "patient", namespace)
-    attempt, node = before["chain"]["attempt"], before["assignment"]["nodes"][-1]["name"]
+    attempt, node = before["history"]["attempt"], before["assignment"]["nodes"][-1]["name"]
 
     def ready() -> str:
         conditions = cluster.get("node", node)["status"]["conditions"]
@@ -202,14 +202,14 @@ def kubelet_dies(volume: Volume) -> None:
 def noticed_nothing(cluster: Cluster, namespace: str, attempt: int) -> None:
     """The same attempt goes on, unless the machine has starved a kubelet meanwhile."""
     found = status(cluster, "patient", namespace)
-    if found["chain"]["attempt"] != attempt:
+    if found["history"]["attempt"] != attempt:
         assert found["eviction"]["reason"] == "NodeFailures", found["eviction"]
 
 
 def storage_dies(release: chart.Release, volume: Volume) -> None:
     """Checkpoints go on to be durable without it, and it comes back by itself."""
     cluster, namespace = release.cluster, volume.namespace
-    attempt = status(cluster, "patient", namespace)["chain"]["attempt"]
+    attempt = status(cluster, "patient", namespace)["history"]["attempt"]
     pod = release.pods("threefs-storage")[0]
     cluster.kill_container(pod, "storage")
     volume.hold("patient", 85)
@@ -240,7 +240,7 @@ def operator_dies(volume: Volume) -> None:
 
     old = leader()
     before = status(cluster, "patient", namespace)
-    epoch, attempt = before["epoch"], before["chain"]["attempt"]
+    epoch, attempt = before["epoch"], before["history"]["attempt"]
     cluster.kill_container(cluster.get("pod", old, NAMESPACE), "operator")
     began = time.monotonic()
     # The container is started again under the pod's name; whichever process leads is another one.

@@ -49,7 +49,7 @@ def has_come_to(step: int, found: dict[str, Any]) -> bool:
 
 async def test_a_rank_knows_of_a_suspension_at_once(release: chart.Release, namespace: str) -> None:
     cluster = release.cluster
-    cluster.apply(*(job(name, 1, LISTENS, group="a100") for name in JOBS), namespace=namespace)
+    cluster.apply(*(job(name, 1, LISTENS, nodeClass="a100") for name in JOBS), namespace=namespace)
     seconds = []
     # Neither looking nor asking takes the processor from what is measured, as kubectl would.
     async with Api(await find_access(cluster.kubeconfig), agent="test") as api:
@@ -78,7 +78,7 @@ async def test_a_rank_knows_of_a_suspension_at_once(release: chart.Release, name
                 asked[name] = time.time()
                 await suspend(name, True)
                 found = await until(name, "end", lambda it: it.get("phase") == "Suspended")
-                assert found["chain"]["attempt"] == attempt
+                assert found["history"]["attempt"] == attempt
                 assert found["eviction"]["lostSteps"] == 0
             for name in JOBS:
                 said = await asyncio.to_thread(logs, cluster, name, namespace, attempt=attempt)

@@ -8,11 +8,11 @@ import pytest
 from flyer.api import (
     AssignedNode,
     Assignment,
-    Chain,
     Checkpoint,
     Eviction,
     Exit,
     FlyerJobStatus,
+    JobHistory,
     OccupiedNode,
     Phase,
     SuspendCode,
@@ -29,10 +29,15 @@ NODES = (
     AssignedNode(name="a0", zone="A", first_rank=0),
     AssignedNode(name="b0", zone="B", first_rank=2),
 )
-ASSIGNMENT = Assignment(epoch=1, nodes=NODES, bridge=("a0", "b0"), reserved_at=1.0, same_split=True)
+ASSIGNMENT = Assignment(
+    epoch=1, nodes=NODES, cross_zone_pair=("a0", "b0"), reserved_at=1.0, same_zone_layout=True
+)
 OCCUPIED = tuple(OccupiedNode(name=node.name, zone=node.zone, attempt=1) for node in NODES)
 RUNNING = FlyerJobStatus(
-    phase=Phase.RUNNING, assignment=ASSIGNMENT, chain=Chain(id="c", attempt=1), occupied=OCCUPIED
+    phase=Phase.RUNNING,
+    assignment=ASSIGNMENT,
+    history=JobHistory(id="c", attempt=1),
+    occupied=OCCUPIED,
 )
 
 
@@ -60,13 +65,15 @@ def test_a_start_names_the_nodes_and_the_checkpoint_it_resumes_from():
     [(True, "same zone split", "same"), (False, "another zone split", "other"), (None, "", "-")],
 )
 def test_whether_a_start_has_the_same_zone_split_is_reported_and_shown(same, words, column):
-    starting = RUNNING.replace(phase=Phase.STARTING, assignment=ASSIGNMENT.replace(same_split=same))
+    starting = RUNNING.replace(
+        phase=Phase.STARTING, assignment=ASSIGNMENT.replace(same_zone_layout=same)
+    )
     (_, start) = job_events(FlyerJobStatus(), starting)
     assert start.message.endswith(words)
     assert ("split" in start.message) == bool(words)
     past = History([event(1, "Submitted"), event(2, "Starting", 1, **start.fields)])
     (attempt,) = past.of("default/j").attempts
-    assert attempt.same_split is same
+    assert attempt.same_zone_layout is same
     (_, _, row) = screens._attempts(SimpleNamespace(attempts=[attempt]))
     columns = row.split()
     assert columns[columns.index("beginning") + 1] == column
@@ -119,9 +126,9 @@ def test_history_keeps_attempts_and_the_first_failing_rank():
     history = History(
         [
             event(1, "Submitted"),
-            event(2, "Starting", 1, nodes=[node], restoredStep=None, sameSplit=None),
+            event(2, "Starting", 1, nodes=[node], restoredStep=None, sameZoneLayout=None),
             event(3, "Preempted", 1, endsAttempt=True, why="Preempted", lostSteps=2),
-            event(4, "Starting", 2, nodes=[node], restoredStep=40, sameSplit=True),
+            event(4, "Starting", 2, nodes=[node], restoredStep=40, sameZoneLayout=True),
             event(5, "RankFailed", 2, rank=1, node="a0", exitStatus=1, signal=None, traceback="T"),
             event(6, "Failed", 2, endsAttempt=True, why="RankFailed"),
         ]
@@ -172,7 +179,7 @@ def test_what_a_job_waits_for_is_reported_once_for_each_time_in_the_queue() -> N
     assert recorded_event(None, queued("WaitingForZone")) is not None
     assert recorded_event(None, queued("PendingEvaluation")) is None
     assert recorded_event(queued("WaitingForNodes"), queued("WaitingForTurn")) is None
-    never = recorded_event(None, queued("NoMatchingFlavor", verdict="Never"))
+    never = recorded_event(None, queued("NoMatchingNodeClass", verdict="Never"))
     assert never is not None
     assert (never.reason, never.warning) == ("NeverFits", True)
 
@@ -190,9 +197,9 @@ def evicted(reason: str, message: str, **more: object) -> FlyerJobStatus:
 
 CROSS_ZONE = FlyerJobStatus.model_validate(
     {
-        "phase": "Running", "zones": "A+B", "chain": {"id": "c", "attempt": 2},
+        "phase": "Running", "zones": "A+B", "history": {"id": "c", "attempt": 2},
         "assignment": {
-            "epoch": 1, "reservedAt": 1.0, "bridge": ["a0", "b0"],
+            "epoch": 1, "reservedAt": 1.0, "crossZonePair": ["a0", "b0"],
             "nodes": [
                 {"name": "a0", "zone": "A", "firstRank": 0},
                 {"name": "b0", "zone": "B", "firstRank": 1},

@@ -63,7 +63,7 @@ def _attempt(event: EventView) -> AttemptView:
         ended_at=None,
         nodes=[from_json(PlacedNode, node) for node in fields.get("nodes", [])],
         restored_step=fields.get("restoredStep"),
-        same_split=fields.get("sameSplit"),
+        same_zone_layout=fields.get("sameZoneLayout"),
         outcome="",
     )
 

@@ -93,7 +93,7 @@ class JobEvent:
 def job_events(before: FlyerJobStatus | None, after: FlyerJobStatus) -> Iterator[JobEvent]:
     """Every event between two statuses, in the order in which they happened."""
     before = before or FlyerJobStatus(reason="New")
-    attempt = after.chain.attempt or None
+    attempt = after.history.attempt or None
     yield from _checkpoint(before, after, attempt)
     yield from _suspension(before, after, attempt)
     yield from _exits(before, after, attempt)
@@ -215,7 +215,7 @@ def _phase(before: FlyerJobStatus, after: FlyerJobStatus) -> Iterator[JobEvent]:
         return
     if before.phase is after.phase:
         return
-    attempt = after.chain.attempt or None
+    attempt = after.history.attempt or None
     match after.phase:
         case Phase.DRAINING | Phase.RESERVED if after.assignment and before.phase not in _RESERVED:
             yield _assigned(after, after.assignment)
@@ -234,7 +234,7 @@ def _phase(before: FlyerJobStatus, after: FlyerJobStatus) -> Iterator[JobEvent]:
 def _running_or_ended(before: FlyerJobStatus, after: FlyerJobStatus) -> Iterator[JobEvent]:
     if before.phase is after.phase:
         return
-    attempt = after.chain.attempt or None
+    attempt = after.history.attempt or None
     match after.phase:
         case Phase.RUNNING if after.assignment is not None:
             nodes = _nodes(len(after.assignment.nodes))
@@ -284,13 +284,13 @@ def _assigned(status: FlyerJobStatus, assignment: Assignment) -> JobEvent:
 
 
 def _starting(status: FlyerJobStatus, assignment: Assignment) -> JobEvent:
-    attempt = status.chain.attempt
+    attempt = status.history.attempt
     checkpoint = status.checkpoint
     origin = f"from step {checkpoint.step}" if checkpoint else "from the beginning"
     split = {True: ", same zone split", False: ", another zone split", None: ""}
     return JobEvent(
         STARTING,
-        f"attempt {attempt} starts {origin}{split[assignment.same_split]}",
+        f"attempt {attempt} starts {origin}{split[assignment.same_zone_layout]}",
         attempt=attempt,
         fields={
             "nodes": [
@@ -298,7 +298,7 @@ def _starting(status: FlyerJobStatus, assignment: Assignment) -> JobEvent:
                 for node in assignment.nodes
             ],
             "restoredStep": checkpoint.step if checkpoint else None,
-            "sameSplit": assignment.same_split,
+            "sameZoneLayout": assignment.same_zone_layout,
         },
     )
 

@@ -82,14 +82,14 @@ class FailureView:
 
 @dataclass(frozen=True, slots=True)
 class AttemptView:
-    """One attempt of a chain: where it ran, what it resumed from, how it ended."""
+    """One attempt of a job: where it ran, what it resumed from, how it ended."""
 
     attempt: int
     started_at: float
     ended_at: float | None
     nodes: list[PlacedNode]
     restored_step: int | None
-    same_split: bool | None
+    same_zone_layout: bool | None
     outcome: str
     lost_steps: int | None = None
 
@@ -107,16 +107,17 @@ class JobView:
     ranks_per_node: int
     priority: str
     queue: str
-    group: str
+    node_class: str
+    zone: str
     created_at: float
-    chain: str
+    history_id: str
     attempt: int
     restarts: int
     suspend_code: int
     suspended: bool
     zones: list[str]
     placement: list[PlacedNode]
-    bridge: list[str]
+    cross_zone_pair: list[str]
     progress: ProgressView | None
     checkpoint: CheckpointView | None
     eta: str
@@ -145,7 +146,7 @@ class NodeView:
     name: str
     zone: str
     leaf: str
-    group: str
+    node_class: str
     slots: int
     state: str
     reason: str
@@ -179,7 +180,7 @@ class QuotaView:
     subject: str
     scope: str  # Each or Total
     priority: str
-    group: str
+    node_class: str
     used: int
     nodes: int
     expires_at: float | None

@@ -383,11 +383,19 @@ async def _caps(reader: Reader, api: Api) -> None:
     name = f"caps-{secrets.token_hex(4)}"
     topologies = RESOURCES["flyertopologies"]
     await api.create(topologies, named("flyertopologies", "cluster", {"spec": {}}))
-    for field, value in (("grace", "16m"), ("maxGrace", "87840h"), ("minRuntime", "87840h")):
-        more = {"grace": "1m", "maxGrace": "1h"} if field != "grace" else {"maxGrace": "1h"}
+    for field, value in (
+        ("checkpointGracePeriod", "16m"),
+        ("maxCheckpointGracePeriod", "87840h"),
+        ("minRuntime", "87840h"),
+    ):
+        more = (
+            {"checkpointGracePeriod": "1m", "maxCheckpointGracePeriod": "1h"}
+            if field != "checkpointGracePeriod"
+            else {"maxCheckpointGracePeriod": "1h"}
+        )
         wanted = named("flyerjobs", name, job(preemption={**more, field: value}))
         await _refuses(reader, api, f"a long {field}", wanted)
-    within = {"grace": "15m", "maxGrace": "1h", "minRuntime": "2h"}
+    within = {"checkpointGracePeriod": "15m", "maxCheckpointGracePeriod": "1h", "minRuntime": "2h"}
     jobs = RESOURCES["flyerjobs"]
     await api.create(jobs, named("flyerjobs", name, job(preemption=within)), "default")
     # What was there before the caps were lowered can still be changed elsewhere.

@@ -150,8 +150,8 @@ WORDS = {
         "MutatingWebhookConfiguration flyer-injection: the operator changes clientConfig.caBundle "
         "in flyer-injection and nothing else",
     ),
-    "a long grace": _cap("grace", "16m", "15m"),
-    "a long maxGrace": _cap("maxGrace", "87840h", "1h"),
+    "a long checkpointGracePeriod": _cap("checkpointGracePeriod", "16m", "15m"),
+    "a long maxCheckpointGracePeriod": _cap("maxCheckpointGracePeriod", "87840h", "1h"),
     "a long minRuntime": _cap("minRuntime", "87840h", "2h"),
     "many annotations": Words(
         "flyerjob-size",

@@ -16,7 +16,7 @@ TEMPLATE = {"spec": {"containers": [{"name": "trainer", "command": ["true"]}]}}
 TIME = "2026-11-20T14:05:00.000Z"
 NODES = [{"name": "a1", "zone": "A", "firstRank": 0}, {"name": "a2", "zone": "A", "firstRank": 1}]
 HOLDER = {"namespace": "ml", "job": "gpt", "epoch": 4, "since": TIME}
-DEVICE = {"id": "gpu-1", "kind": "gpu", "since": TIME}
+DEVICE = {"id": "gpu-1", "kind": "GPU", "since": TIME}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def job(*, status: Json | None = None, **spec: Any) -> Json:
 
 
 def status(phase: str, *, attempt: int = 1, nodes: Any = NODES, **more: Any) -> Json:
-    found: Json = {"phase": phase, "epoch": 3, "chain": {"id": "c", "attempt": attempt}, **more}
+    found: Json = {"phase": phase, "epoch": 3, "history": {"id": "c", "attempt": attempt}, **more}
     if nodes and phase not in ("Queued", "Suspended"):
         found["assignment"] = {"epoch": 3, "nodes": nodes, "reservedAt": TIME}
     return found
@@ -85,33 +85,35 @@ def fixed(field_name: str, value: Any, shown: str) -> Case:
 CASES = [
     fixed("nodes", 3, "3"),
     fixed("ranksPerNode", 8, "8"),
-    fixed("group", "a100", "a100"),
-    fixed("crossZone", "never", "never"),
+    fixed("nodeClass", "a100", "a100"),
+    fixed("zone", "A", "A"),
+    fixed("crossZone", "Never", "Never"),
     fixed(
         "template",
         {"spec": {"hostNetwork": True, "containers": [{"name": "trainer"}]}},
         "this template",
     ),
     on_spec(
-        "maxRuntime is not raised while the job runs",
-        "spec.maxRuntime: 2h is more than the 90m that the job has while it is Running: lower it, "
-        "or suspend the job first (spec.suspend: true) and raise it once it is Suspended",
-        {"maxRuntime": "2h"},
-        job(maxRuntime="90m", status=status("Running")),
-        policy=True,
-    ),
-    on_spec(
-        "maxRuntime is not taken away while the job runs",
-        "spec.maxRuntime: nothing is more than the 90m that the job has while it is Running: lower "
+        "activeDeadline is not raised while the job runs",
+        "spec.activeDeadline: 2h is more than the 90m that the job has while it is Running: lower "
         "it, or suspend the job first (spec.suspend: true) and raise it once it is Suspended",
-        {"maxRuntime": None},
-        job(maxRuntime="90m", status=status("Running")),
+        {"activeDeadline": "2h"},
+        job(activeDeadline="90m", status=status("Running")),
         policy=True,
     ),
     on_spec(
-        "grace is at most maxGrace",
-        "spec.preemption.maxGrace: 10m is shorter than grace 1h: set maxGrace to 1h or more",
-        {"preemption": {"grace": "1h"}},
+        "activeDeadline is not taken away while the job runs",
+        "spec.activeDeadline: nothing is more than the 90m that the job has while it is Running: "
+        "lower it, or suspend the job first (spec.suspend: true) and raise it once it is Suspended",
+        {"activeDeadline": None},
+        job(activeDeadline="90m", status=status("Running")),
+        policy=True,
+    ),
+    on_spec(
+        "checkpointGracePeriod is at most maxCheckpointGracePeriod",
+        "spec.preemption.maxCheckpointGracePeriod: 10m is shorter than checkpointGracePeriod 1h: "
+        "set maxCheckpointGracePeriod to 1h or more",
+        {"preemption": {"checkpointGracePeriod": "1h"}},
     ),
     on_spec(
         "no daemon without what it is part of",
@@ -120,13 +122,13 @@ CASES = [
     ),
     on_spec(
         "a limit of nothing",
-        "spec.maxRuntime: 0s would be over at once: leave the field out for no limit",
-        {"maxRuntime": "0s"},
+        "spec.activeDeadline: 0s would be over at once: leave the field out for no limit",
+        {"activeDeadline": "0s"},
     ),
     on_spec(
         "a watchdog that barks at once",
-        "spec.watchdog: 0m0s would be over at once: write null for no limit",
-        {"watchdog": "0m0s"},
+        "spec.progressDeadline: 0m0s would be over at once: write null for no limit",
+        {"progressDeadline": "0m0s"},
     ),
     on_spec(
         "another controller cannot take a job over",
@@ -144,10 +146,10 @@ CASES = [
     ),
     on_spec(
         "a stop cannot be taken back",
-        "spec.stop: nothing cannot replace graceful: a stop cannot be taken back, create another "
+        "spec.stop: nothing cannot replace Graceful: a stop cannot be taken back, create another "
         "job",
         {"stop": None},
-        job(stop="graceful"),
+        job(stop="Graceful"),
         policy=True,
     ),
     Case(
@@ -184,30 +186,30 @@ CASES = [
         "all or none",
         {
             "phase": "Reserved",
-            "chain": {"attempt": 2},
+            "history": {"attempt": 2},
             "assignment": {"nodes": NODES[:1]},
         },
         at="status.assignment",
     ),
     on_status(
-        "a bridge in one zone",
-        "status.assignment.bridge: does not fit zones A: name the one pair of nodes that talks "
-        "across, for two zones alone",
-        {"zones": "A", "assignment": {"bridge": ["a1", "a2"]}},
+        "a cross-zone pair in one zone",
+        "status.assignment.crossZonePair: does not fit zones A: name the one pair of nodes that "
+        "talks across, for two zones alone",
+        {"zones": "A", "assignment": {"crossZonePair": ["a1", "a2"]}},
         at="status.assignment",
     ),
     on_status(
-        "two zones without a bridge",
-        "status.assignment.bridge: does not fit zones A+B: name the one pair of nodes that talks "
-        "across, for two zones alone",
+        "two zones without a cross-zone pair",
+        "status.assignment.crossZonePair: does not fit zones A+B: name the one pair of nodes that "
+        "talks across, for two zones alone",
         {"zones": "A+B"},
         at="status.assignment",
     ),
     on_status(
-        "half a bridge",
-        "status.assignment.bridge: has 1 nodes: a gang crosses zones over one pair, write two "
-        "names or none",
-        {"assignment": {"bridge": ["a1"]}},
+        "half a cross-zone pair",
+        "status.assignment.crossZonePair: has 1 nodes: a gang crosses zones over one pair, write "
+        "two names or none",
+        {"assignment": {"crossZonePair": ["a1"]}},
     ),
     on_status(
         "a lower epoch",
@@ -221,9 +223,9 @@ CASES = [
     ),
     on_status(
         "an attempt is skipped",
-        "status.chain.attempt: 3 does not follow 1: attempts are counted one by one, read the job "
-        "again",
-        {"phase": "Reserved", "chain": {"attempt": 3}},
+        "status.history.attempt: 3 does not follow 1: attempts are counted one by one, read the "
+        "job again",
+        {"phase": "Reserved", "history": {"attempt": 3}},
     ),
     on_status(
         "an illegal move",
@@ -244,7 +246,7 @@ CASES = [
         "Draining, Starting): read the job again and decide from where it is",
         {
             "phase": "Running",
-            "chain": {"attempt": 2},
+            "history": {"attempt": 2},
             "assignment": {"epoch": 3, "nodes": NODES, "reservedAt": TIME},
         },
         job(status=status("Queued")),
@@ -275,28 +277,29 @@ CASES = [
         at="status.phase",
     ),
     on_status(
-        "another chain",
-        "status.chain.id: d cannot replace c: all attempts of a job are one chain, keep the id",
-        {"chain": {"id": "d"}},
+        "another history",
+        "status.history.id: d cannot replace c: all attempts of a job have one history, keep the "
+        "id",
+        {"history": {"id": "d"}},
     ),
     on_status(
-        "a chain without a name",
-        "status.chain.id: nothing cannot replace c: all attempts of a job are one chain, keep the "
-        "id",
-        {"chain": {"id": ""}},
+        "a history without a name",
+        "status.history.id: nothing cannot replace c: all attempts of a job have one history, keep "
+        "the id",
+        {"history": {"id": ""}},
     ),
     on_status(
         "restarts are forgotten",
-        "status.chain.restarts: 1 is lower than 2: it only grows, read the job again",
-        {"chain": {"restarts": 1}},
-        job(status={**status("Running"), "chain": {"id": "c", "attempt": 1, "restarts": 2}}),
+        "status.history.restarts: 1 is lower than 2: it only grows, read the job again",
+        {"history": {"restarts": 1}},
+        job(status={**status("Running"), "history": {"id": "c", "attempt": 1, "restarts": 2}}),
     ),
     Case(
         "a quota about somebody else",
         "flyerquotas",
         {"spec": {"user": "ben"}},
-        "spec: ben/*/* cannot replace anna/*/*: subject, scope, priority and group are what the "
-        "limit is about, create another one",
+        "spec: ben/*/* cannot replace anna/*/*: subject, scope, priority and nodeClass are "
+        "immutable, create another FlyerQuota",
         {"spec": {"user": "anna", "nodes": 4}},
     ),
     Case(

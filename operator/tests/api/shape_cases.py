@@ -75,14 +75,14 @@ SHAPES = [
     Shape(
         "a zone that is missing",
         "flyerjobs",
-        job(group="a100#"),
-        'spec.group: Invalid value: "a100#": spec.group in body should match',
+        job(nodeClass="a100#A"),
+        'spec.nodeClass: Invalid value: "a100#A": spec.nodeClass in body should match',
     ),
     Shape(
         "a duration without a unit",
         "flyerjobs",
-        job(maxRuntime="24"),
-        'spec.maxRuntime: Invalid value: "24": spec.maxRuntime in body should match',
+        job(activeDeadline="24"),
+        'spec.activeDeadline: Invalid value: "24": spec.activeDeadline in body should match',
     ),
     Shape(
         "a suspend code beyond the last",

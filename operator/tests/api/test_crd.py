@@ -50,7 +50,7 @@ def test_the_schema_names_what_the_models_name() -> None:
         assert set(properties[name]["properties"]) == fields
     assert properties["spec"]["required"] == ["nodes", "template"]
     assert properties["spec"]["properties"]["preemption"]["default"] == {
-        "grace": "1m", "maxGrace": "10m", "minRuntime": "15m",
+        "checkpointGracePeriod": "1m", "maxCheckpointGracePeriod": "10m", "minRuntime": "15m",
     }  # fmt: skip
 
 

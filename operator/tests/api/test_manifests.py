@@ -19,8 +19,8 @@ spec:
   nodes: 4
   ranksPerNode: 2
   priority: high
-  group: a100#A
-  maxRuntime: 24h
+  nodeClass: a100
+  activeDeadline: 24h
   template:
     spec:
       nodeSelector: {disk: fast}
@@ -28,6 +28,7 @@ spec:
         - name: trainer
           command: [python, train.py]
           env: [{name: STEPS, value: "100"}]
+  zone: A
 """
 
 
@@ -42,9 +43,9 @@ def test_a_good_manifest_gets_its_defaults() -> None:
     assert (job.key, job.user) == ("default/gpt", "default")
     assert (job.spec.node_class, job.spec.zone) == ("a100", "A")
     assert job.spec.priority is Priority.HIGH
-    assert job.spec.max_runtime is not None
-    assert job.spec.max_runtime.seconds == 86_400
-    assert job.spec.preemption.grace.seconds == 60
+    assert job.spec.active_deadline is not None
+    assert job.spec.active_deadline.seconds == 86_400
+    assert job.spec.preemption.checkpoint_grace_period.seconds == 60
     assert job.spec.max_restarts == 10
     assert job.spec.template.trainer.command == ["python", "train.py"]
 
@@ -118,20 +119,32 @@ def test_one_file_may_hold_several_jobs(tmp_path: Path) -> None:
         (
             "24h",
             "24",
-            "job.yaml:9: spec.maxRuntime: 24 is not a duration: write a text with a unit, such as",
+            "job.yaml:9: spec.activeDeadline: 24 is not a duration: write a text with a unit, such",
         ),
-        ("24h", "a day", 'job.yaml:9: spec.maxRuntime: "a day" is not a duration: write hours,'),
-        ("24h", "0s", 'job.yaml:9: spec.maxRuntime: "0s" would be over at once: leave the field'),
         (
-            "maxRuntime: 24h",
-            "watchdog: 0s",
-            'job.yaml:9: spec.watchdog: "0s" would be over at once: write null for no limit',
+            "24h",
+            "a day",
+            'job.yaml:9: spec.activeDeadline: "a day" is not a duration: write hours,',
         ),
-        ("24h", "-1h", 'job.yaml:9: spec.maxRuntime: "-1h" is not a duration'),
+        (
+            "24h",
+            "0s",
+            'job.yaml:9: spec.activeDeadline: "0s" would be over at once: leave the field',
+        ),
+        (
+            "activeDeadline: 24h",
+            "progressDeadline: 0s",
+            'job.yaml:9: spec.progressDeadline: "0s" would be over at once: write null for no',
+        ),
+        ("24h", "-1h", 'job.yaml:9: spec.activeDeadline: "-1h" is not a duration'),
         ("kind: FlyerJob", "kind: Job", 'job.yaml:2: kind: "Job" is not known: give FlyerJob'),
         ("v1alpha1", "v2", "job.yaml:1: apiVersion: "),
         ("kind: FlyerJob\n", "", "job.yaml:1: kind: is missing: write kind: FlyerJob"),
-        ("a100#A", "a100#", 'job.yaml:8: spec.group: "a100#" is not allowed here: it must match'),
+        (
+            "nodeClass: a100",
+            "nodeClass: a100#A",
+            'job.yaml:8: spec.nodeClass: "a100#A" is not allowed here: it must match',
+        ),
         ("{name: gpt}", "{name: GPT}", 'job.yaml:3: metadata.name: "GPT" is not allowed here'),
         ("{name: gpt}", "{}", "job.yaml:3: metadata.name: is missing: add it"),
         (
@@ -146,11 +159,11 @@ def test_one_file_may_hold_several_jobs(tmp_path: Path) -> None:
         ),
         ("  nodes: 4\n", "  nodes: 4\n  nodes: 5\n", "job.yaml:6: is not YAML: found duplicate"),
         ("{name: gpt}", "{name: gpt", "job.yaml:4: is not YAML: "),
-        ("  group:", "  suspend: yes please\n  group:", "job.yaml:8: spec.suspend: "),
+        ("  nodeClass:", "  suspend: yes please\n  nodeClass:", "job.yaml:8: spec.suspend: "),
         (
-            "  group:",
-            "  preemption: {grace: 20m}\n  group:",
-            "job.yaml:8: spec.preemption: maxGrace 10m is shorter than grace 20m: set maxGrace to",
+            "  nodeClass:",
+            "  preemption: {checkpointGracePeriod: 20m}\n  nodeClass:",
+            "job.yaml:8: spec.preemption: maxCheckpointGracePeriod 10m is shorter than ",
         ),
     ],
 )
@@ -168,12 +181,31 @@ def test_each_mistake_names_line_field_value_and_remedy(
         ("ranksPerNod", "did you mean ranksPerNode?"),
         ("ranks_per_node", "did you mean ranksPerNode?"),
         ("RanksPerNode", "did you mean ranksPerNode?"),
-        ("gpus", "remove it; the fields here are checkpoint, collectives, crossZone, group,"),
+        ("gpus", "remove it; the fields here are activeDeadline, checkpoint,"),
     ],
 )
 def test_an_unknown_field_gets_the_closest_name(field: str, remedy: str) -> None:
     (found,) = problems(GOOD.replace("ranksPerNode", field))
     assert found.startswith(f"job.yaml:6: spec.{field}: is not a field of FlyerJob: {remedy}")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("group: a100#A", "group: is not a field of FlyerJob: it was renamed, write spec.node"),
+        ("watchdog: 5m", "watchdog: is not a field of FlyerJob: it was renamed, write "),
+        ("maxRuntime: 2h", "maxRuntime: is not a field of FlyerJob: it was renamed, write "),
+        ("preemption: {grace: 9s}", "preemption.grace: is not a field of FlyerJob: it was "),
+        ("preemption: {maxGrace: 1h}", "preemption.maxGrace: is not a field of FlyerJob: it "),
+        ("crossZone: never", 'crossZone: "never" is not known: did you mean Never?'),
+        ("crossZone: lastResort", 'crossZone: "lastResort" is not known: did you mean LastResort?'),
+        ("stop: graceful", 'stop: "graceful" is not known: did you mean Graceful?'),
+        ("stop: now", 'stop: "now" is not known: did you mean Now?'),
+    ],
+)
+def test_a_retired_name_is_refused_with_the_present_one(line: str, message: str) -> None:
+    (problem,) = problems(GOOD.replace("  nodeClass: a100", f"  {line}"))
+    assert problem.startswith(f"job.yaml:8: spec.{message}")
 
 
 def test_every_mistake_is_told_at_once() -> None:
@@ -183,7 +215,7 @@ def test_every_mistake_is_told_at_once() -> None:
 
 def test_one_bad_job_spoils_the_file() -> None:
     (found,) = problems(GOOD + "---\n" + GOOD.replace("nodes: 4", "nodes: 0"))
-    assert found.startswith("job.yaml:22: spec.nodes: 0")
+    assert found.startswith("job.yaml:23: spec.nodes: 0")
 
 
 def test_two_jobs_of_one_name_are_refused() -> None:

@@ -75,7 +75,7 @@ async def in_force(api: Api) -> None:
         name = f"probe-{secrets.token_hex(4)}"
         await stored(api, "flyerjobs", name, job())
         try:
-            found = await api.merge(jobs, name, {"spec": {"stop": "graceful"}}, "default")
+            found = await api.merge(jobs, name, {"spec": {"stop": "Graceful"}}, "default")
             stamped = names.USER_ANNOTATION in found["metadata"].get("annotations", {})
             status_patch, taken_back = {"status": {"phase": "Queued"}}, {"spec": {"stop": None}}
             if (
@@ -144,7 +144,7 @@ async def _people(policies: Cluster, reader: Reader, anna: Api, name: str) -> No
             {"spec": {"suspend": True}},
             {"spec": {"priority": "low"}},
             again,
-            {"spec": {"stop": "graceful"}},
+            {"spec": {"stop": "Graceful"}},
         ):
             changed = await ben.merge(jobs, name, asks, "default")
             assert changed["metadata"]["annotations"][names.CHANGED_BY_ANNOTATION] == "ben", asks
@@ -195,14 +195,14 @@ async def _fixed(reader: Reader, anna: Api, operator: Api) -> None:
         await gone(anna, "flyerjobs", name)
     name = f"fixed-{secrets.token_hex(4)}"
     await stored(anna, "flyerjobs", name, job(status=status("Suspended")), operator)
-    patch = {"spec": {"nodes": 3, "group": "a100", "stop": "graceful"}}
+    patch = {"spec": {"nodes": 3, "nodeClass": "a100", "stop": "Graceful"}}
     await anna.merge(RESOURCES["flyerjobs"], name, patch, "default")
-    await anna.merge(RESOURCES["flyerjobs"], name, {"spec": {"stop": "now"}}, "default")
+    await anna.merge(RESOURCES["flyerjobs"], name, {"spec": {"stop": "Now"}}, "default")
     await gone(anna, "flyerjobs", name)
     name = f"lower-{secrets.token_hex(4)}"
-    running = job(maxRuntime="90m", status=status("Running"))
+    running = job(activeDeadline="90m", status=status("Running"))
     await stored(anna, "flyerjobs", name, running, operator)
-    await anna.merge(RESOURCES["flyerjobs"], name, {"spec": {"maxRuntime": "1h"}}, "default")
+    await anna.merge(RESOURCES["flyerjobs"], name, {"spec": {"activeDeadline": "1h"}}, "default")
     await gone(anna, "flyerjobs", name)
 
 

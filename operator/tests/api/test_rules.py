@@ -120,7 +120,7 @@ async def test_what_the_engine_writes_is_taken(api: Api) -> None:
 async def test_a_job_that_waits_may_be_changed(api: Api) -> None:
     name = f"waits-{secrets.token_hex(4)}"
     await stored(api, "flyerjobs", name, job(status=status("Suspended")))
-    patch = {"spec": {"nodes": 3, "group": "a100", "priority": "low", "suspend": True}}
+    patch = {"spec": {"nodes": 3, "nodeClass": "a100", "priority": "low", "suspend": True}}
     changed = await api.merge(RESOURCES["flyerjobs"], name, patch, "default")
     assert changed["spec"]["nodes"] == 3
     await gone(api, "flyerjobs", name)
@@ -139,10 +139,14 @@ async def test_the_token_is_released_and_given_again(api: Api) -> None:
 
 async def test_defaults_and_null(api: Api) -> None:
     name = f"defaults-{secrets.token_hex(4)}"
-    await stored(api, "flyerjobs", name, job(watchdog=None))
+    await stored(api, "flyerjobs", name, job(progressDeadline=None))
     found = await api.get(RESOURCES["flyerjobs"], name, "default")
-    assert found["spec"]["watchdog"] is None
-    assert found["spec"]["preemption"] == {"grace": "1m", "maxGrace": "10m", "minRuntime": "15m"}
+    assert found["spec"]["progressDeadline"] is None
+    assert found["spec"]["preemption"] == {
+        "checkpointGracePeriod": "1m",
+        "maxCheckpointGracePeriod": "10m",
+        "minRuntime": "15m",
+    }
     await gone(api, "flyerjobs", name)
 
 
@@ -153,7 +157,7 @@ async def test_columns_and_short_names(kinds: Cluster, api: Api) -> None:
     await stored(api, "nodehealths", "column", {"spec": {}})
     for short, wanted in (
         ("fj", "NAME STATE REASON NODES ZONE PRIORITY PROGRESS RESTARTS AGE"),
-        ("fq", "NAME USER NAMESPACE TEAM QUEUE PRIORITY GROUP USED NODES EXPIRES AGE"),
+        ("fq", "NAME USER NAMESPACE TEAM QUEUE PRIORITY NODE-CLASS USED NODES EXPIRES AGE"),
         ("ft", "NAME CROSS-ZONE HOLDER NAMESPACE AGE"),
         ("nh", "NAME STATE REASON GPUS HCAS VALIDATED DRAINED-BY AGE"),
     ):

@@ -10,9 +10,9 @@ import pytest
 from flyer.api import (
     AssignedNode,
     Assignment,
-    Chain,
     Duration,
     FlyerJobStatus,
+    JobHistory,
     Priority,
     SuspendCode,
     format_timestamp,
@@ -85,7 +85,7 @@ def test_a_status_survives_an_object() -> None:
             nodes=(AssignedNode(name="a0", zone="A", first_rank=0),),
             reserved_at=1_800_000_000.25,
         ),
-        chain=Chain(id="x", attempt=2, life_state=2**32 - 1, submitted_at=1.5),
+        history=JobHistory(id="x", attempt=2, user_state=2**32 - 1, submitted_at=1.5),
     )
     stored = status.to_object()
     assert stored["assignment"]["reservedAt"] == "2027-01-15T08:00:00.250Z"
@@ -95,9 +95,9 @@ def test_a_status_survives_an_object() -> None:
     assert FlyerJobStatus.model_validate(stored) == status
 
 
-def test_a_life_state_has_32_bits() -> None:
+def test_a_user_state_has_32_bits() -> None:
     with pytest.raises(ValidationError):
-        Chain(life_state=2**32)
+        JobHistory(user_state=2**32)
 
 
 def test_priorities_are_in_the_order_of_their_numbers() -> None:

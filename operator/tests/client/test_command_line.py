@@ -104,7 +104,7 @@ def test_a_wish_and_its_exit_statuses(cluster: Cluster, shell: Shell) -> None:
     assert (done.returncode, done.stderr) == (0, "ml/one has priority high\n")
     assert cluster.job("one", "ml")["spec"]["priority"] == "high"
     assert shell.run("stop", "one").returncode == 0
-    assert cluster.job("one", "ml")["spec"]["stop"] == "graceful"
+    assert cluster.job("one", "ml")["spec"]["stop"] == "Graceful"
     missing = shell.run("show", "none")
     assert missing.returncode == 102
     assert missing.stderr.startswith("error: job `ml/none`")
@@ -128,7 +128,7 @@ def test_why_nodes_queues_quotas_top_logs_show(cluster: Cluster, shell: Shell) -
     why = shell.run("why", "two")
     assert "ml/one of ml has 1" in why.stdout, why.stderr
     cluster.add_job("big", 9, namespace="ml")
-    never = {"verdict": "Never", "reason": "ExceedsMaxQuota", "message": "wants 9 nodes"}
+    never = {"verdict": "Never", "reason": "InsufficientNodes", "message": "wants 9 nodes"}
     cluster.set_status("big", {"phase": "Queued", "pending": never}, "ml")
     assert shell.run("why", "big").returncode == 105
     assert "ml/one" in shell.run("nodes").stdout

@@ -33,10 +33,11 @@ def running(**more: Any) -> dict[str, Any]:
     return {
         "phase": "Running",
         "epoch": 1,
-        "chain": {"id": "c", "attempt": 1},
+        "history": {"id": "c", "attempt": 1},
         "zones": "A",
         "assignment": {
-            "epoch": 1, "nodes": NODES, "group": "default", "reservedAt": TIME, "runningAt": TIME,
+            "epoch": 1, "nodes": NODES, "nodeClass": "default", "reservedAt": TIME,
+            "runningAt": TIME,
         },
         "occupied": [{"name": "a1", "zone": "A", "attempt": 1}],
         **more,
@@ -74,9 +75,9 @@ def test_wishes_are_patches_of_the_object(cluster: Cluster, client: KubeClient) 
     assert cluster.job("one")["metadata"]["annotations"]["fireflyer.dev/requeue"] == "1"
     assert client.set_priority("one", "high").priority == "high"
     client.stop("one")
-    assert cluster.job("one")["spec"]["stop"] == "graceful"
+    assert cluster.job("one")["spec"]["stop"] == "Graceful"
     client.stop("one", kill=True)
-    assert cluster.job("one")["spec"]["stop"] == "now"
+    assert cluster.job("one")["spec"]["stop"] == "Now"
 
 
 def _at_once(seen: Any) -> Any:
@@ -92,7 +93,7 @@ def test_impossible_changes_are_refused(cluster: Cluster, client: KubeClient) ->
         client.requeue("one")
     with pytest.raises(FlyerError, match="unknown priority `urgent`"):
         client.set_priority("one", "urgent")
-    cluster.set_status("one", {"phase": "Failed", "chain": {"attempt": 0}})
+    cluster.set_status("one", {"phase": "Failed", "history": {"attempt": 0}})
     with pytest.raises(FlyerError, match="cannot suspend `default/one`: it has Failed"):
         client.suspend("one")
 
@@ -108,7 +109,7 @@ def test_a_manifest_is_created_whole_or_not_at_all(
             "metadata": {"name": name},
             "spec": {
                 "nodes": 1,
-                "watchdog": None,
+                "progressDeadline": None,
                 "template": {"spec": {"containers": [{"name": "trainer"}]}},
             },
         }
@@ -124,7 +125,7 @@ def test_a_manifest_is_created_whole_or_not_at_all(
     cluster.do(lambda store: store.delete("flyerjobs", "two", "default"))
     assert [job.name for job in client.run_all(manifest)] == ["one", "two"]
     # What the manifest says is what is stored: null is not the default.
-    assert cluster.job("one")["spec"]["watchdog"] is None
+    assert cluster.job("one")["spec"]["progressDeadline"] is None
     manifest.write_text(manifest.read_text().replace("nodes: 1", "nodes: zero"))
     with pytest.raises(FlyerError, match=r"jobs\.yaml:.*spec\.nodes"):
         client.run_all(manifest)
@@ -143,7 +144,7 @@ def test_why_reads_the_status_alone(cluster: Cluster, client: KubeClient) -> Non
         "unblock": [{"command": "kubectl uncordon a1", "effect": "gives a1 new work again"}],
         "time": TIME,
     }  # fmt: skip
-    cluster.set_status("one", {"phase": "Queued", "pending": pending, "chain": {"attempt": 0}})
+    cluster.set_status("one", {"phase": "Queued", "pending": pending, "history": {"attempt": 0}})
     lists = []
 
     async def listed(*what: Any, **_: Any) -> Any:
@@ -360,7 +361,7 @@ def test_attempts_are_shown_as_they_were(cluster: Cluster, client: KubeClient) -
             "restoredStep": 7, "lostSteps": 3,
         },
     ]  # fmt: skip
-    status = {"phase": "Queued", "chain": {"attempt": 2}, "history": history}
+    status = {"phase": "Queued", "history": {"attempt": 2}, "pastAttempts": history}
     cluster.set_status("one", status)
     first, second = client.job("one").attempts
     assert (first.ended_at or 0) - first.started_at == 13

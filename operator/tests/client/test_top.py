@@ -12,9 +12,10 @@ from flyer.views import AttemptView, CheckpointView, JobView, ProgressView, from
 NOW = 1_000_000.0
 EMPTY: dict[str, Any] = {
     "name": "gpt", "namespace": "ml", "state": "Running", "reason": "", "message": "", "nodes": 4,
-    "ranksPerNode": 8, "priority": "normal", "queue": "", "group": "", "createdAt": 0.0,
-    "chain": "c", "attempt": 2, "restarts": 1, "suspendCode": 0, "suspended": False, "zones": [],
-    "placement": [], "bridge": [], "progress": None, "checkpoint": None, "eta": "",
+    "ranksPerNode": 8, "priority": "normal", "queue": "", "nodeClass": "", "zone": "",
+    "createdAt": 0.0, "historyId": "c", "attempt": 2, "restarts": 1, "suspendCode": 0,
+    "suspended": False, "zones": [],
+    "placement": [], "crossZonePair": [], "progress": None, "checkpoint": None, "eta": "",
     "finishedAt": None, "exitStatus": None, "failure": None, "attempts": [], "conditions": [],
     "logFolder": "",
 }  # fmt: skip

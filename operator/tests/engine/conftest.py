@@ -58,7 +58,7 @@ class Desk:
         return self.up(name)
 
     def up(self, name: str) -> FlyerJobStatus:
-        self.tell(GangStarted(f"default/{name}", self.status(name).chain.attempt))
+        self.tell(GangStarted(f"default/{name}", self.status(name).history.attempt))
         return self.status(name)
 
     def empty(self, name: str) -> tuple[Action, ...]:

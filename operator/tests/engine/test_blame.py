@@ -62,7 +62,7 @@ def test_a_hardware_fault_near_a_failed_rank_is_the_cause(
     status = d.status("a")
     assert status.eviction.reason == "HardwareFault"
     assert "n0 (Unhealthy (Xid79))" in status.eviction.message
-    assert status.chain.fruitless_restarts == 0
+    assert status.history.restarts_without_progress == 0
     assert status.assignment.names == ("n2", "n1")  # the node is replaced at its place
 
 
@@ -93,7 +93,7 @@ def test_a_drain_or_another_jobs_node_excuses_nothing(desk: Callable, node: Node
 
 def test_an_old_hardware_fault_excuses_nothing(desk: Callable) -> None:
     d = desk(one_zone(2))
-    d.run("a", 1, watchdog=None)
+    d.run("a", 1, progressDeadline=None)
     d.tell(broken("n0"))
     d.tell(NodeObserved(Node("n0", "A")))
     d.wait(3600)
@@ -177,7 +177,7 @@ def test_a_culprit_is_avoided_although_its_zone_fits_tighter(desk: Callable) -> 
     d.empty("a")
     d.wait(60)
     assert d.names("a") == ("b0",)
-    assert d.status("a").chain.fruitless_restarts == 0
+    assert d.status("a").history.restarts_without_progress == 0
 
 
 def test_lower_jobs_give_way_before_a_culprit_is_tried_again(desk: Callable) -> None:
@@ -206,7 +206,7 @@ def test_a_node_that_failed_two_jobs_is_avoided_by_a_third(desk: Callable) -> No
 def test_one_users_failing_starts_make_no_other_avoid_the_node(desk: Callable) -> None:
     """Else a user whose registry does not answer has others interrupt jobs beside idle nodes."""
     d = desk(one_zone(2))
-    d.run("low", 1, user="anna", priority="low", watchdog=None)
+    d.run("low", 1, user="anna", priority="low", progressDeadline=None)
     taken, free = d.names("low")[0], {"n0": "n1", "n1": "n0"}[d.names("low")[0]]
     d.wait(3600)
     for name in ("b", "c", "d"):
@@ -232,8 +232,8 @@ def test_a_start_that_is_the_jobs_own_fault_counts_and_pauses_longer(
     for attempt in (1, 2):
         actions = d.tell(StartFailed(A, attempt, "ImagePullBackOff", ("n0", "n1"), job_fault=True))
         assert pick(actions, Stop)  # its nodes are given back
-        assert d.status("a").chain.avoid == ()
-        pauses.append(d.status("a").chain.not_before - d.now)
+        assert d.status("a").history.avoid == ()
+        pauses.append(d.status("a").history.not_before - d.now)
         d.empty("a")
         d.wait(pauses[-1])
         assert d.status("a").phase is Phase.STARTING
@@ -260,7 +260,7 @@ def drive(d: Any, keys: list[str], seconds: float, *, comes_up: bool) -> None:
             ]
             if comes_up:
                 events += [
-                    GangStarted(job.key, job.status.chain.attempt)
+                    GangStarted(job.key, job.status.history.attempt)
                     for job in jobs
                     if job.status.phase is Phase.STARTING
                 ]
@@ -275,24 +275,24 @@ def test_jobs_that_nobody_hears_are_left_alone(desk: Callable) -> None:
         d.run(key.partition("/")[2], 1)
     d.tell(*(StreamLost(key, 1) for key in keys))
     drive(d, keys, 24 * 3600, comes_up=False)
-    assert {d.state.jobs[key].status.chain.restarts for key in keys} == {0}
+    assert {d.state.jobs[key].status.history.restarts for key in keys} == {0}
     d.tell(*(StreamRestored(key, 1) for key in keys))
     d.wait(29 * 60)
-    assert {d.state.jobs[key].status.chain.restarts for key in keys} == {0}
+    assert {d.state.jobs[key].status.history.restarts for key in keys} == {0}
     d.wait(60)  # the watchdog counts again
-    assert {d.state.jobs[key].status.chain.restarts for key in keys} == {1}
+    assert {d.state.jobs[key].status.history.restarts for key in keys} == {1}
 
 
 def test_one_job_without_a_stream_does_not_keep_its_nodes_for_ever(desk: Callable) -> None:
     d = desk(one_zone(4))
     for name in ("a", "b", "c"):
-        d.run(name, 1, **({} if name == "a" else {"watchdog": None}))
+        d.run(name, 1, **({} if name == "a" else {"progressDeadline": None}))
     d.tell(StreamLost(A, 1))
     d.wait(59 * 60)
-    assert d.status("a").chain.restarts == 0
+    assert d.status("a").history.restarts == 0
     d.wait(60)
-    assert d.status("a").eviction.reason == "WatchdogExpired"
-    assert d.status("a").chain.fruitless_restarts == 0
+    assert d.status("a").eviction.reason == "ProgressDeadlineExceeded"
+    assert d.status("a").history.restarts_without_progress == 0
 
 
 def test_an_outage_of_the_report_path_fails_no_job(desk: Callable) -> None:
@@ -305,7 +305,7 @@ def test_an_outage_of_the_report_path_fails_no_job(desk: Callable) -> None:
     drive(d, keys, 12 * 3600, comes_up=False)
     statuses = [d.state.jobs[key].status for key in keys]
     assert all(status.phase is not Phase.FAILED for status in statuses)
-    assert max(status.chain.fruitless_restarts for status in statuses) <= 1
+    assert max(status.history.restarts_without_progress for status in statuses) <= 1
     assert "the cluster is blamed" in statuses[0].eviction.message
     drive(d, keys, 1200, comes_up=True)
     assert {d.state.jobs[key].status.phase for key in keys} == {Phase.RUNNING}
@@ -313,7 +313,7 @@ def test_an_outage_of_the_report_path_fails_no_job(desk: Callable) -> None:
 
 def test_one_users_failing_jobs_open_no_breaker(desk: Callable) -> None:
     d = desk(one_zone(8))
-    d.run("other", 1, user="anna", watchdog=None)
+    d.run("other", 1, user="anna", progressDeadline=None)
     keys = [f"default/j{index}" for index in range(4)]
     for key in keys:
         d.submit(key.partition("/")[2], 1, user="mallory", maxRestarts=2)
@@ -344,9 +344,9 @@ def test_a_job_that_is_back_is_no_ghost(desk: Callable, pick: Callable, *, forgo
     d.empty("a")
     d.wait(60)
     status = d.status("a")
-    assert (status.phase, status.chain.attempt) == (Phase.STARTING, 2)
+    assert (status.phase, status.history.attempt) == (Phase.STARTING, 2)
     assert status.eviction.reason == "ObjectVanished"
-    assert status.chain.fruitless_restarts == 0
+    assert status.history.restarts_without_progress == 0
     (start,) = [one for step in d.steps for one in pick(step[2], Start) if one.attempt == 2]
     assert start.restore_from.step == 7
 
@@ -373,7 +373,7 @@ def test_a_job_that_goes_and_comes_in_one_step_runs_on(desk: Callable, pick: Cal
     stored = known(d, "a")
     assert not pick(d.tell(JobRemoved(A), JobSubmitted(stored)), Stop)
     assert d.status("a").phase is Phase.RUNNING
-    assert d.status("a").chain.attempt == 1
+    assert d.status("a").history.attempt == 1
 
 
 def test_a_new_object_of_the_name_waits_for_the_old_ones_pods(desk: Callable) -> None:

@@ -52,10 +52,10 @@ def test_a_lost_node_is_replaced_at_its_place(desk: Callable, pick: Callable) ->
     actions = d.tell(*(NodeEmptied(name, A, 1) for name in ("a0", "b0", "b1")))
     (start,) = pick(actions, Start)
     assert start.restore_from.step == 30
-    assert start.assignment.same_split is True
+    assert start.assignment.same_zone_layout is True
     assert [node.first_rank for node in start.assignment.nodes] == [0, 1, 2, 3]
     status = d.status("a")
-    assert (status.chain.restarts, status.eviction and status.eviction.reason) == (
+    assert (status.history.restarts, status.eviction and status.eviction.reason) == (
         1,
         "NodeFailures",
     )
@@ -90,7 +90,7 @@ def test_the_words_of_thousands_of_exits_fit_into_an_object(desk: Callable) -> N
 def test_a_lost_node_is_out_until_it_is_observed_ready(desk: Callable) -> None:
     d = desk()
     d.tell(NodeLost("a1", "PowerLost"))
-    d.submit("a", 3, group="default#A")
+    d.submit("a", 3, nodeClass="default", zone="A")
     assert d.status("a").phase is Phase.QUEUED
     assert "a1 is out" in d.status("a").pending.message
     d.tell(NodeObserved(d.nodes[1]))
@@ -174,15 +174,15 @@ def test_exit_and_emptiness_may_come_in_either_order(desk: Callable) -> None:
 
 def test_the_watchdog_hears_progress_and_log_lines(desk: Callable) -> None:
     d = desk()
-    d.run("a", 2, watchdog="30s")
+    d.run("a", 2, progressDeadline="30s")
     d.wait(29)
     d.tell(LogObserved(A, 1))
     d.wait(29)
     d.tell(ProgressReported(A, 1, 1))
     d.wait(29)
-    assert d.status("a").chain.attempt == 1
+    assert d.status("a").history.attempt == 1
     d.wait(1)
-    assert d.status("a").eviction.reason == "WatchdogExpired"
+    assert d.status("a").eviction.reason == "ProgressDeadlineExceeded"
     assert d.status("a").eviction.suspend_code == 0  # killed, not asked: it would not answer
 
 
@@ -198,7 +198,7 @@ def test_restarts_without_a_newer_checkpoint_are_counted(desk: Callable) -> None
     d.run("a", 1, maxRestarts=2)
 
     def kill() -> None:
-        d.tell(PodExited(A, d.status("a").chain.attempt, d.names("a")[0], Killed(9)))
+        d.tell(PodExited(A, d.status("a").history.attempt, d.names("a")[0], Killed(9)))
         d.empty("a")
         d.wait(60)
         if d.status("a").phase is Phase.STARTING:
@@ -207,7 +207,7 @@ def test_restarts_without_a_newer_checkpoint_are_counted(desk: Callable) -> None
     kill()
     kill()
     assert d.status("a").phase is Phase.RUNNING
-    d.tell(CheckpointReported(A, d.status("a").chain.attempt, 10, "/ckpt/10"))
+    d.tell(CheckpointReported(A, d.status("a").history.attempt, 10, "/ckpt/10"))
     kill()
     kill()
     assert d.status("a").phase is Phase.RUNNING
@@ -215,14 +215,14 @@ def test_restarts_without_a_newer_checkpoint_are_counted(desk: Callable) -> None
     status = d.status("a")
     assert (status.phase, status.reason) == (Phase.FAILED, "MaxRestartsExceeded")
     assert "step 10" in status.message
-    assert status.chain.restarts == 4
+    assert status.history.restarts == 4
 
 
 def test_repeated_failures_pause_longer_and_longer(desk: Callable) -> None:
     d = desk(backoff_seconds=4.0)
     d.run("a", 1)
     for pause in (0, 4, 8):
-        d.tell(PodExited(A, d.status("a").chain.attempt, d.names("a")[0], Killed(9)))
+        d.tell(PodExited(A, d.status("a").history.attempt, d.names("a")[0], Killed(9)))
         d.empty("a")
         if pause:
             assert d.status("a").pending.reason == "RestartBackoff"
@@ -249,9 +249,9 @@ def test_pods_that_may_not_be_made_are_waited_for(desk: Callable, pick: Callable
         assert not pick(d.wait(pause_seconds - 1), Start)
         (start,) = pick(d.wait(1), Start)
         assert start.attempt == attempt + 1
-    assert d.status("a").chain.restarts == 0
+    assert d.status("a").history.restarts == 0
     d.up("a")
-    assert d.status("a").chain.refusals == 0
+    assert d.status("a").history.refusals == 0
     d.tell(StartRefused(A, attempt + 1, "it runs"))
     assert d.status("a").phase is Phase.RUNNING
 
@@ -269,7 +269,7 @@ def test_what_is_asked_anew_is_tried_at_once(desk: Callable, pick: Callable, ask
     for attempt in (1, 2):
         d.tell(StartRefused(A, attempt, "quota is full"))
         d.empty("a")
-        assert d.status("a").chain.refusals == attempt
+        assert d.status("a").history.refusals == attempt
         if attempt == 1:
             d.wait(60)
     if asked == "another spec":
@@ -282,10 +282,10 @@ def test_what_is_asked_anew_is_tried_at_once(desk: Callable, pick: Callable, ask
         actions = submit(1)
     if asked == "a word in passing":
         assert not pick(actions, Start)
-        assert d.status("a").chain.refusals == 2
+        assert d.status("a").history.refusals == 2
         return
     (start,) = pick(actions, Start)
-    assert d.status("a").chain.refusals == 0
+    assert d.status("a").history.refusals == 0
     d.tell(StartRefused(A, start.attempt, "quota is full"))
     d.empty("a")
     assert d.status("a").pending.eta == d.now + 60
@@ -313,17 +313,17 @@ def test_who_is_refused_again_and_again_interrupts_ever_more_rarely(
     desk: Callable, pick: Callable
 ) -> None:
     d = desk()
-    d.run("runs", 6, priority="low", watchdog=None)
+    d.run("runs", 6, priority="low", progressDeadline=None)
     d.wait(60)
     interrupted_at: list[float] = []
     d.submit("refused", 6, priority="high")
     for _ in range(24 * 60):
         if d.status("runs").phase is Phase.SUSPENDING:
             interrupted_at.append(d.now)
-            d.tell(Released("default/runs", d.status("runs").chain.attempt))
+            d.tell(Released("default/runs", d.status("runs").history.attempt))
             d.empty("runs")
         if d.status("refused").phase is Phase.STARTING:
-            d.tell(StartRefused("default/refused", d.status("refused").chain.attempt, "quota"))
+            d.tell(StartRefused("default/refused", d.status("refused").history.attempt, "quota"))
             d.empty("refused")
         if d.status("runs").phase is Phase.STARTING:
             d.up("runs")

@@ -30,7 +30,7 @@ from flyer.sim import sample_job
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-UNLIMITED: dict[str, Any] = {"watchdog": None}
+UNLIMITED: dict[str, Any] = {"progressDeadline": None}
 
 
 def nodes(count: int, node_class: str = "default") -> list[Node]:
@@ -44,9 +44,9 @@ def leave(d: Any) -> None:
         for key, job in d.state.jobs.items():
             status, stops = job.status, job.sent.stops
             if status.phase is Phase.SUSPENDING and not status.suspension.expired and not stops:
-                events.append(Released(key, status.chain.attempt))
+                events.append(Released(key, status.history.attempt))
             elif status.phase is Phase.STARTING:
-                events.append(GangStarted(key, status.chain.attempt))
+                events.append(GangStarted(key, status.history.attempt))
             events += [
                 NodeEmptied(one.name, key, one.attempt)
                 for one in status.occupied
@@ -58,7 +58,7 @@ def leave(d: Any) -> None:
 
 
 def finish(d: Any, name: str) -> None:
-    key, attempt = f"default/{name}", d.status(name).chain.attempt
+    key, attempt = f"default/{name}", d.status(name).history.attempt
     d.tell(*(PodExited(key, attempt, node, Succeeded()) for node in d.names(name)))
     d.empty(name)
 
@@ -116,9 +116,11 @@ def test_a_large_job_starts_although_small_ones_keep_coming(desk: Callable) -> N
 
 def test_a_lower_job_that_would_be_in_the_way_in_time_is_not_started(desk: Callable) -> None:
     d = desk(nodes(4))
-    d.run("first", 3, maxRuntime="20m", **UNLIMITED)
+    d.run("first", 3, activeDeadline="20m", **UNLIMITED)
     d.submit("big", 4)
-    d.submit("low", 1, priority="low", preemption={"minRuntime": "2h", "maxGrace": "1h"})
+    d.submit(
+        "low", 1, priority="low", preemption={"minRuntime": "2h", "maxCheckpointGracePeriod": "1h"}
+    )
     assert phases(d, "big", "low") == [Phase.QUEUED, Phase.QUEUED]
     assert d.status("low").pending.blocked_by == ("default/first", "default/big")
 
@@ -138,7 +140,7 @@ def test_equals_take_turns_and_nobody_is_left_out(desk: Callable) -> None:
         for name in names:
             if d.status(name).phase is Phase.RUNNING:
                 ran[name] += 1
-                attempt = d.status(name).chain.attempt
+                attempt = d.status(name).history.attempt
                 d.tell(CheckpointReported(f"default/{name}", attempt, ran[name], "/c"))
     assert max(ran.values()) - min(ran.values()) <= 2, ran
     assert "time slice" in d.status("x").eviction.message
@@ -150,13 +152,13 @@ def test_an_interruption_does_not_give_a_new_slice(desk: Callable) -> None:
     d.submit("y", 1, **UNLIMITED)
     for name in ("h1", "h2"):
         d.wait(1200)
-        d.tell(CheckpointReported("default/x", d.status("x").chain.attempt, 1, "/c"))
+        d.tell(CheckpointReported("default/x", d.status("x").history.attempt, 1, "/c"))
         d.submit(name, 1, priority="high")
         leave(d)
         finish(d, name)
         leave(d)
         assert d.status("x").phase is Phase.RUNNING  # its turn is not over
-    d.tell(CheckpointReported("default/x", d.status("x").chain.attempt, 2, "/c"))
+    d.tell(CheckpointReported("default/x", d.status("x").history.attempt, 2, "/c"))
     d.wait(1200)
     leave(d)
     assert phases(d, "x", "y") == [Phase.QUEUED, Phase.RUNNING]
@@ -177,9 +179,14 @@ def test_no_equal_gives_way_to_a_job_that_fails_again_and_again(desk: Callable) 
     d.run("x", 1, **UNLIMITED)
     d.submit("y", 1, **UNLIMITED)
     job = d.state.jobs["default/y"]
-    chain = job.status.chain.replace(fruitless_restarts=3)
+    history = job.status.history.replace(restarts_without_progress=3)
     d.state.jobs["default/y"] = type(job)(
-        job.key, job.user, job.generation, job.spec, job.status.replace(chain=chain), job.suspend
+        job.key,
+        job.user,
+        job.generation,
+        job.spec,
+        job.status.replace(history=history),
+        job.suspend,
     )
     d.wait(48 * 3600)
     assert d.status("x").phase is Phase.RUNNING
@@ -194,7 +201,7 @@ def test_a_users_quota_blocks_no_other_user(desk: Callable) -> None:
         QuotaObserved(Quota("u1-a100", "u1", "*", "a100", 0)),
         QuotaObserved(Quota("u2-v100", "u2", "*", "v100", 0)),
     )
-    d.run("hog", 2, user="u3", group="v100")
+    d.run("hog", 2, user="u3", nodeClass="v100")
     d.submit("first", 1, user="u1")
     d.submit("second", 1, user="u2")
     assert phases(d, "first", "second") == [Phase.QUEUED, Phase.STARTING]
@@ -282,7 +289,7 @@ def often_and_dear(desk: Callable, **policy: Any) -> Any:
 def save(d: Any) -> None:
     """The job "often" has just saved, and so loses less than "dear"."""
     for name, pause_seconds in (("dear", 800), ("often", 0)):
-        attempt = d.status(name).chain.attempt
+        attempt = d.status(name).history.attempt
         d.tell(CheckpointReported(f"default/{name}", attempt, int(d.now), "/c"))
         d.wait(pause_seconds)
 
@@ -304,7 +311,9 @@ def test_a_job_that_was_preempted_often_is_spared_if_others_suffice(desk: Callab
     d = often_and_dear(desk)
     for index in range(3):
         interrupt(d, f"urgent{index}")
-        assert [one.reason for one in d.status("often").history] == ["Preempted"] * (index + 1)
+        assert [one.reason for one in d.status("often").past_attempts] == ["Preempted"] * (
+            index + 1
+        )
     save(d)  # it would lose the least a fourth time, too
     d.submit("urgent", 1, priority="high")
     assert phases(d, "often", "dear") == [Phase.RUNNING, Phase.SUSPENDING]
@@ -319,7 +328,7 @@ def test_restarts_and_a_new_leader_hide_no_preemption(desk: Callable, restarts: 
     for index in range(3):
         interrupt(d, f"urgent{index}")
         for _ in range(restarts):  # more than the history of attempts keeps
-            d.tell(RequeueRequested("default/often", d.status("often").chain.attempt, "me"))
+            d.tell(RequeueRequested("default/often", d.status("often").history.attempt, "me"))
             leave(d)
     d.restart()
     leave(d)
@@ -333,11 +342,11 @@ def test_the_times_of_preemptions_that_a_status_keeps_are_bounded(desk: Callable
     times = []
     for index in range(10):
         interrupt(d, f"urgent{index}")
-        times.append(d.status("often").chain.preempted_at[-1])
-    assert d.status("often").chain.preempted_at == tuple(times[-8:])
+        times.append(d.status("often").history.preempted_at[-1])
+    assert d.status("often").history.preempted_at == tuple(times[-8:])
     d.wait(86_400)
     interrupt(d, "urgent")
-    assert len(d.status("often").chain.preempted_at) == 1
+    assert len(d.status("often").history.preempted_at) == 1
 
 
 def test_the_end_of_a_turn_is_no_preemption(desk: Callable) -> None:
@@ -348,12 +357,12 @@ def test_the_end_of_a_turn_is_no_preemption(desk: Callable) -> None:
         leave(d)
         running = ("often", "other")[turn % 2]
         assert d.status(running).phase is Phase.RUNNING
-        attempt = d.status(running).chain.attempt
+        attempt = d.status(running).history.attempt
         d.tell(CheckpointReported(f"default/{running}", attempt, turn, "/c"))
         d.wait(3600)
     leave(d)
     d.tell(StopRequested("default/other", "me"))
-    assert [one.reason for one in d.status("often").history] == ["Preempted"] * 4
+    assert [one.reason for one in d.status("often").past_attempts] == ["Preempted"] * 4
     d.tell(NodeObserved(Node("d001", "A")))
     d.run("dear", 1, priority="low", **UNLIMITED)
     save(d)
@@ -368,7 +377,7 @@ def test_a_user_spends_the_budget_of_their_own_jobs_on_nothing(desk: Callable) -
     d.wait(3600)
     for index in range(3):
         interrupt(d, f"urgent{index}", user="me")
-        assert len(d.status("often").history) == index + 1
+        assert len(d.status("often").past_attempts) == index + 1
     save(d)
     d.submit("urgent", 1, priority="high", user="other")
     assert phases(d, "often", "dear") == [Phase.SUSPENDING, Phase.RUNNING]
@@ -442,7 +451,11 @@ def test_who_never_saves_is_not_preempted_last(desk: Callable, hours: int) -> No
 # -- the administrator's caps ----------------------------------------------------------------------
 
 
-SELFISH = {"minRuntime": "87000h", "grace": "87000h", "maxGrace": "87000h"}
+SELFISH = {
+    "minRuntime": "87000h",
+    "checkpointGracePeriod": "87000h",
+    "maxCheckpointGracePeriod": "87000h",
+}
 
 
 def test_nobody_is_immune_for_ever(desk: Callable) -> None:
@@ -468,7 +481,9 @@ def test_caps_by_priority_are_the_administrators(desk: Callable) -> None:
             "spec": {
                 "limits": {
                     "minRuntime": "1h",
-                    "priorities": [{"priority": "low", "minRuntime": "10s", "grace": "20s"}],
+                    "priorities": [
+                        {"priority": "low", "minRuntime": "10s", "checkpointGracePeriod": "20s"}
+                    ],
                 }
             },
         }
@@ -477,7 +492,7 @@ def test_caps_by_priority_are_the_administrators(desk: Callable) -> None:
     d.run("selfish", 1, priority="low", preemption=SELFISH, **UNLIMITED)
     message = d.status("selfish").condition("Admitted").message
     assert "spec.preemption.minRuntime: 87000h is capped to 10s" in message
-    assert "spec.preemption.grace: 87000h is capped to 20s" in message
+    assert "spec.preemption.checkpointGracePeriod: 87000h is capped to 20s" in message
     d.submit("vip", 1, priority="high")
     d.wait(10)
     assert d.status("selfish").suspension.deadline == d.now + 20

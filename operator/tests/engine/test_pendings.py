@@ -19,7 +19,7 @@ def churned(desk: Callable, jobs: int, seconds: int) -> tuple[int, int]:
     for index in range(40):
         d.submit(f"runs{index}")
     for index in range(jobs):  # no two alike, so that none is just behind another
-        d.submit(f"waits{index}", 2, maxRuntime=f"{index + 1}m")
+        d.submit(f"waits{index}", 2, activeDeadline=f"{index + 1}m")
     before = len(d.steps)
     for second in range(seconds):
         d.now += 1
@@ -48,7 +48,7 @@ def test_writes_do_not_grow_with_the_queue(desk: Callable) -> None:
 def test_a_burst_of_changed_reasons_is_spread(desk: Callable) -> None:
     d = desk(pending_writes_burst=10, pending_writes_per_second=2.0)
     for index in range(60):
-        d.submit(f"a{index}", 9, maxRuntime=f"{index + 1}m")
+        d.submit(f"a{index}", 9, activeDeadline=f"{index + 1}m")
     assert d.status("a59").pending.verdict == "Never"  # the first verdict is never put off
     more = two_zones(9)
     d.now += 1000

@@ -13,7 +13,7 @@ from flyer.engine.placement import (
     by_zone,
     choose,
     cross_zone_options,
-    same_split_options,
+    same_zone_layout_options,
     single_zone_options,
 )
 from hypothesis import given, settings
@@ -70,7 +70,7 @@ def test_three_zones_are_never_spanned() -> None:
 def test_the_nodes_of_before_stay_at_their_places() -> None:
     memory = Memory((("a0", "A"), ("a1", "A"), ("b0", "B"), ("b1", "B")))
     free = nodes("a0", "a2", "b0", "b1", "b2")
-    option = same_split_options(memory, {"A", "B"})[0]
+    option = same_zone_layout_options(memory, {"A", "B"})[0]
     laid = choose(option, by_zone(free), memory)
     assert laid is not None
     assert [node.name for node in laid] == ["a0", "a2", "b0", "b1"]
@@ -78,7 +78,7 @@ def test_the_nodes_of_before_stay_at_their_places() -> None:
 
 def test_a_node_that_failed_the_job_is_avoided_unless_it_is_the_last() -> None:
     memory = Memory((("a0", "A"), ("a1", "A")), frozenset({"a1"}))
-    option = same_split_options(memory, {"A"})[0]
+    option = same_zone_layout_options(memory, {"A"})[0]
     with_spare = choose(option, by_zone(nodes("a0", "a1", "a2")), memory)
     without = choose(option, by_zone(nodes("a0", "a1")), memory)
     assert with_spare is not None
@@ -87,9 +87,9 @@ def test_a_node_that_failed_the_job_is_avoided_unless_it_is_the_last() -> None:
     assert [node.name for node in without] == ["a0", "a1"]
 
 
-def test_the_same_split_may_be_found_in_other_zones() -> None:
+def test_the_same_zone_layout_may_be_found_in_other_zones() -> None:
     memory = Memory((("a0", "A"), ("a1", "A")))
-    options = same_split_options(memory, {"A", "B"})
+    options = same_zone_layout_options(memory, {"A", "B"})
     found = best(options, by_zone(nodes("a0", "b0", "b1")), memory)
     assert found is not None
     assert [node.name for node in found[1]] == ["b0", "b1"]

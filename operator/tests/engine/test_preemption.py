@@ -67,40 +67,40 @@ def test_the_order_is_commit_signal_release_empty_start(desk: Callable, pick: Ca
     assert status.eviction.lost_steps in (None, 0)
 
 
-def test_the_victim_resumes_on_the_same_split(desk: Callable, pick: Callable) -> None:
+def test_the_victim_resumes_on_the_same_zone_layout(desk: Callable, pick: Callable) -> None:
     d = desk()
     d.run("a", 4)
     d.tell(CheckpointReported("default/a", 1, 5, "/ckpt/5"))
     d.wait(10)
-    d.submit("b", 2, priority="high", crossZone="never")
+    d.submit("b", 2, priority="high", crossZone="Never")
     d.tell(Released("default/a", 1))
     d.empty("a")
     d.up("b")
     # Four nodes are free, three of them in B: not as before, so it waits for a while.
     pending = d.status("a").pending
     assert pending is not None
-    assert pending.reason == "WaitingForSplit"
+    assert pending.reason == "WaitingForZoneLayout"
     assert "2+2" in pending.message
     d.tell(StopRequested("default/b", kill=True))
     actions = d.empty("b")
     (start,) = [one for one in pick(actions, Start) if one.job == "default/a"]
     assert start.assignment.names == ("a0", "a1", "b0", "b1")
-    assert start.assignment.same_split is True
+    assert start.assignment.same_zone_layout is True
     assert start.restore_from.step == 5
 
 
 def test_after_its_patience_the_victim_takes_another_split(desk: Callable, pick: Callable) -> None:
-    d = desk(same_split_seconds=30.0)
+    d = desk(same_zone_layout_seconds=30.0)
     d.run("a", 4)
     d.tell(CheckpointReported("default/a", 1, 5, "/ckpt/5"))
     d.wait(10)
-    d.submit("b", 2, priority="high", crossZone="never")
+    d.submit("b", 2, priority="high", crossZone="Never")
     d.tell(Released("default/a", 1))
     d.empty("a")
     assert not pick(d.wait(29), Start)
     (start,) = pick(d.wait(1), Start)
     assert start.assignment.split == (1, 3)
-    assert start.assignment.same_split is False
+    assert start.assignment.same_zone_layout is False
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_no_job_is_interrupted_for_one_that_has_just_arrived(
 @pytest.mark.parametrize("ends", ["cancelled", "nodes are free", "suspended"])
 def test_a_preemption_that_is_not_needed_any_more_is_called_off(desk: Callable, ends: str) -> None:
     d = desk(preemption_delay_seconds=0.5)
-    d.run("a", 3, group="default#A", priority="low")
-    d.run("other", 3, group="default#B", priority="extreme-high")
+    d.run("a", 3, nodeClass="default", zone="A", priority="low")
+    d.run("other", 3, nodeClass="default", zone="B", priority="extreme-high")
     d.wait(10)
     d.submit("b", 3, priority="high")
     d.now += 0.2
@@ -169,13 +169,13 @@ def test_a_preemption_that_is_not_needed_any_more_is_called_off(desk: Callable, 
     for _ in range(5):
         d.wait(1)
     assert d.status("a").phase is Phase.RUNNING
-    assert d.status("a").chain.attempt == 1
+    assert d.status("a").history.attempt == 1
 
 
 def test_several_that_arrive_together_wait_for_one_delay(desk: Callable) -> None:
     d = desk(preemption_delay_seconds=0.5)
     for name in ("x", "y", "z"):
-        d.run(name, 2, priority="low", crossZone="lastResort")
+        d.run(name, 2, priority="low", crossZone="LastResort")
     d.wait(10)
     for name in ("a", "b", "c"):
         d.submit(name, 2, priority="high")
@@ -201,17 +201,17 @@ def test_a_job_without_a_stored_status_keeps_its_place_and_its_time_at_each_rebu
     assert d.status("low").phase is Phase.SUSPENDING
     assert d.names("zz-first")
     created_at = d.jobs["default/zz-first"].metadata.creation_timestamp
-    assert d.status("zz-first").chain.queued_at == created_at
+    assert d.status("zz-first").history.queued_at == created_at
 
 
 def test_nobody_is_preempted_for_the_split_while_other_nodes_are_free(desk: Callable) -> None:
-    d = desk(same_split_seconds=60.0)
+    d = desk(same_zone_layout_seconds=60.0)
     d.run("a", 4)
     assert d.status("a").zones == "A+B"
     d.tell(CheckpointReported("default/a", 1, 5, "/ckpt/5"), SuspendRequested("default/a"))
     d.tell(Released("default/a", 1))
     d.empty("a")
-    d.run("low", 2, group="default#A", priority="low")
+    d.run("low", 2, nodeClass="default", zone="A", priority="low")
     d.wait(10)
     d.tell(ResumeRequested("default/a"))  # one node of A and three of B are free
     d.wait(1)
@@ -222,8 +222,8 @@ def test_nobody_is_preempted_for_the_split_while_other_nodes_are_free(desk: Call
 
 def test_the_victim_is_who_loses_least_work(desk: Callable) -> None:
     d = desk()
-    d.run("a", 3, group="default#A")
-    d.run("b", 3, group="default#B")
+    d.run("a", 3, nodeClass="default", zone="A")
+    d.run("b", 3, nodeClass="default", zone="B")
     d.wait(1000)
     d.tell(CheckpointReported("default/a", 1, 500, "/ckpt/500"))
     d.submit("c", 2, priority="high")
@@ -233,9 +233,9 @@ def test_the_victim_is_who_loses_least_work(desk: Callable) -> None:
 
 def test_several_small_victims_lose_less_than_a_large_one(desk: Callable) -> None:
     d = desk()
-    d.run("large", 3, group="default#A")
+    d.run("large", 3, nodeClass="default", zone="A")
     for name in ("x", "y", "z"):
-        d.run(name, 1, group="default#B")
+        d.run(name, 1, nodeClass="default", zone="B")
     d.wait(100)
     d.submit("c", 2, priority="high")
     phases = {name: d.status(name).phase for name in ("large", "x", "y", "z")}
@@ -258,7 +258,7 @@ def test_a_reservation_is_locked_against_equals_and_given_up_to_a_higher_priorit
     d.tell(Released("default/a", 1))
     d.empty("a")
     assert d.status("c").phase is Phase.STARTING
-    assert d.status("b").chain.fruitless_restarts == 0
+    assert d.status("b").history.restarts_without_progress == 0
 
 
 def test_a_job_that_only_starts_gives_way_at_once(desk: Callable, pick: Callable) -> None:
@@ -285,7 +285,7 @@ def test_progress_extends_the_grace_up_to_its_limit(desk: Callable, pick: Callab
         signals = pick(d.tell(ProgressReported("default/a", 1, 1)), Signal)
         deadlines += [signal.deadline - begun for signal in signals]
     assert deadlines[0] == 19
-    assert max(deadlines) == 60  # maxGrace
+    assert max(deadlines) == 60  # maxCheckpointGracePeriod
     assert d.status("a").suspension is not None
     assert d.status("a").suspension.expired
 
@@ -306,10 +306,10 @@ def test_silence_is_killed_at_the_deadline(desk: Callable, pick: Callable) -> No
 
 def test_a_node_that_does_not_empty_is_not_waited_for(desk: Callable) -> None:
     d = desk(stop_deadline_seconds=30.0)
-    d.run("a", 1, group="default#A")
-    d.run("other", 2, group="default#A")
+    d.run("a", 1, nodeClass="default", zone="A")
+    d.run("other", 2, nodeClass="default", zone="A")
     d.wait(10)
-    d.submit("b", 1, priority="high", group="default#A")
+    d.submit("b", 1, priority="high", nodeClass="default", zone="A")
     assert d.names("b") == d.names("a")
     stuck, others = d.names("a"), d.names("other")
     d.wait(10)  # a's grace is over: killed
@@ -324,7 +324,7 @@ def test_a_node_that_does_not_empty_is_not_waited_for(desk: Callable) -> None:
 def test_one_job_crosses_zones_at_a_time(desk: Callable, pick: Callable) -> None:
     d = desk(two_zones(5))
     d.submit("a", 6)
-    actions = d.submit("b", 4, crossZone="lastResort")
+    actions = d.submit("b", 4, crossZone="LastResort")
     assert d.status("a").zones == "A+B"
     assert d.status("b").phase is Phase.QUEUED
     pending = d.status("b").pending
@@ -353,12 +353,12 @@ def test_the_token_moves_only_when_its_holder_has_left(desk: Callable, pick: Cal
 
 def test_a_victim_that_is_leaving_keeps_its_place(desk: Callable, pick: Callable) -> None:
     d = desk(two_zones(4))
-    d.run("a", 4, group="default#A")
-    d.run("x", 3, group="default#B")
+    d.run("a", 4, nodeClass="default", zone="A")
+    d.run("x", 3, nodeClass="default", zone="B")
     d.wait(10)
-    d.submit("b", 1, priority="high", group="default#A")
+    d.submit("b", 1, priority="high", nodeClass="default", zone="A")
     # One node of B and three of A will be free: those of A are a's, who asked before c.
-    d.submit("c", 3, group="default#A")
+    d.submit("c", 3, nodeClass="default", zone="A")
     d.tell(Released("default/a", 1))
     d.empty("a")
     assert d.status("a").phase is Phase.QUEUED
@@ -374,11 +374,11 @@ def test_a_victim_that_is_leaving_keeps_its_place(desk: Callable, pick: Callable
 
 def test_a_reservation_with_a_dying_node_is_placed_anew(desk: Callable) -> None:
     d = desk()
-    d.run("a", 3, group="default#A")
+    d.run("a", 3, nodeClass="default", zone="A")
     d.wait(10)
-    d.submit("b", 2, priority="high", group="default#A")
+    d.submit("b", 2, priority="high", nodeClass="default", zone="A")
     before = d.names("b")
     d.tell(NodeLost(before[0], "PowerLost"))
     assert before[0] not in d.names("b")
     assert len(d.names("b")) == 2
-    assert d.status("b").chain.attempt == 2
+    assert d.status("b").history.attempt == 2

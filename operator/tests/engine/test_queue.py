@@ -93,13 +93,13 @@ class History:
             if self.quotas and chance() < 0.3:
                 wishes["priority"] = "auto"
             if chance() < 0.3:
-                wishes["maxRuntime"] = choose(("10m", "1h", "3h"))
+                wishes["activeDeadline"] = choose(("10m", "1h", "3h"))
             if chance() < 0.2:
-                wishes["group"] = choose(("a", "b"))
+                wishes["nodeClass"] = choose(("a", "b"))
             if chance() < 0.2:
-                wishes["crossZone"] = "never"
+                wishes["crossZone"] = "Never"
             if chance() < 0.5:
-                wishes["watchdog"] = choose(("1m", "5m"))
+                wishes["progressDeadline"] = choose(("1m", "5m"))
             size = choose((1, 1, 2, 3, 4, 8))
             user = f"u{self.random.randint(0, 3)}"
             job = sample_job(f"j{self.jobs}", size, user=user, ranksPerNode=8, **wishes)
@@ -134,7 +134,7 @@ class History:
 
     def of_job(self, job: JobState) -> Iterator[Event]:
         status, chance = job.status, self.random.random()
-        attempt, phase = status.chain.attempt, status.phase
+        attempt, phase = status.history.attempt, status.phase
         nodes = status.assignment.names if status.assignment else ()
         if phase is Phase.STARTING:
             yield from self.of_start(job.key, attempt, nodes)
@@ -274,7 +274,7 @@ def test_nodes_in_too_many_zones_are_not_searched_again_and_again(
         for zone in "ABC"
         for index in range(2)
     ]
-    jobs = _queue_of(40, crossZone="never", maxRuntime=lambda index: f"{index + 1}m")
+    jobs = _queue_of(40, crossZone="Never", activeDeadline=lambda index: f"{index + 1}m")
     state, _ = step(rebuild(nodes, (), now, 1), jobs, now)
     assert searched == []  # each zone has one node that is ready
     assert not any(job.holding for job in state.jobs.values())
@@ -308,7 +308,7 @@ def _with_flood_of_one_user(
     """Six different jobs of u0 wait, of which a plan looks at three."""
     monkeypatch.setattr(schedule, "_USER_JOBS_MAX", 3)
     state, now = _full_cluster()
-    flood = _queue_of(6, users=1, maxRuntime=lambda index: f"{index + 1}m", **wishes)
+    flood = _queue_of(6, users=1, activeDeadline=lambda index: f"{index + 1}m", **wishes)
     state, _ = step(state, [*flood, *others], now + 1)
     return state, now
 
@@ -332,7 +332,7 @@ def test_one_users_many_different_jobs_leave_time_for_those_of_others(
 ) -> None:
     looks = _looks(monkeypatch)
     state, now = _full_cluster()
-    flood = _queue_of(600, users=1, maxRuntime=lambda index: f"{index + 1}m")
+    flood = _queue_of(600, users=1, activeDeadline=lambda index: f"{index + 1}m")
     state, _ = step(state, flood, now + 1)
     late = sample_job("late", 1, user="somebody", ranksPerNode=8)
     late = late.replace(metadata=late.metadata.replace(uid="l", creation_timestamp=now + 2))
@@ -361,8 +361,8 @@ def test_jobs_that_can_never_run_do_not_hold_up_the_others_of_their_user(
     monkeypatch.setattr(schedule, "_USER_JOBS_MAX", 3)
     now = 1_800_000_000.0
     state = rebuild([Node(f"n{index}", "A", slots=8) for index in range(4)], (), now, 1)
-    groups = ("b", "c", "d", "e", "f", None)
-    state, _ = step(state, _queue_of(6, users=1, group=lambda index: groups[index]), now)
+    classes = ("b", "c", "d", "e", "f", None)
+    state, _ = step(state, _queue_of(6, users=1, nodeClass=lambda index: classes[index]), now)
     assert state.jobs["default/w5"].holding
     assert not state.jobs["default/w0"].holding
 
@@ -385,7 +385,7 @@ def test_many_different_jobs_larger_than_their_quota_cost_a_plan_few_looks(
     looks = _looks(monkeypatch)
     now = 1_800_000_000.0
     state = rebuild([Node(f"n{index}", "A", slots=8) for index in range(3)], (), now, 1)
-    flood = _queue_of(200, users=1, maxRuntime=lambda index: f"{index + 1}m")
+    flood = _queue_of(200, users=1, activeDeadline=lambda index: f"{index + 1}m")
     state, _ = step(state, [QuotaObserved(Quota("q", "u0", nodes=1)), *flood], now + 1)
     assert looks.count("u0") <= 2 * 20
     for _ in range(60):  # all are judged in turn

@@ -63,8 +63,9 @@ def test_more_than_the_limit_can_never_run(desk: Callable) -> None:
     pending = d.status("big").pending
     assert (pending.verdict, pending.reason) == ("Never", "QuotaExceeded")
     assert pending.message == (
-        "wants 3 nodes, quota small gives default 2 at priority high in all groups: set spec.nodes "
-        "to 2 or less, choose another priority or group, or ask for a larger FlyerQuota small"
+        "wants 3 nodes, quota small gives default 2 at priority high in all node classes: set "
+        "spec.nodes to 2 or less, choose another priority or node class, or ask for a "
+        "larger FlyerQuota small"
     )
     assert explain(d.state, "default/big", d.now).verdict == "never"
     d.tell(QuotaRemoved("small"))
@@ -155,22 +156,22 @@ def test_auto_does_not_wait_at_a_level_that_has_room_in_too_small_a_class_alone(
     desk: Callable,
 ) -> None:
     d = desk(_two_classes(a100=6, v100=2))
-    d.tell(QuotaObserved(Quota("high", priority="high", group="a100", nodes=2)))
+    d.tell(QuotaObserved(Quota("high", priority="high", node_class="a100", nodes=2)))
     found = d.run("one", 3, priority="auto")
-    assert (found.priority, found.assignment.group) == (Priority.NORMAL, "a100")
+    assert (found.priority, found.assignment.node_class) == (Priority.NORMAL, "a100")
 
 
 def test_a_job_waits_for_no_nodes_of_a_class_in_which_its_limit_has_no_room(
     desk: Callable,
 ) -> None:
     d = desk(_two_classes(a100=3, v100=3))
-    d.tell(QuotaObserved(Quota("high", priority="high", group="a100", nodes=2)))
-    d.run("first", 3, priority="high", group="v100")
+    d.tell(QuotaObserved(Quota("high", priority="high", node_class="a100", nodes=2)))
+    d.run("first", 3, priority="high", nodeClass="v100")
     d.submit("large", 3, priority="high")
     assert d.status("large").pending.blocked_by == ("default/first",)
     # The two nodes are not kept for it.
-    assert d.run("second", 1, priority="normal", group="a100").phase is Phase.RUNNING
-    assert d.run("third", 2, priority="normal", group="a100").phase is Phase.RUNNING
+    assert d.run("second", 1, priority="normal", nodeClass="a100").phase is Phase.RUNNING
+    assert d.run("third", 2, priority="normal", nodeClass="a100").phase is Phase.RUNNING
 
 
 def test_a_priority_is_taken_over_when_its_limit_has_room(desk: Callable) -> None:
@@ -212,9 +213,9 @@ def test_a_class_without_room_leaves_the_others(desk: Callable) -> None:
         for one in nodes
     ]
     d = desk(nodes)
-    d.tell(QuotaObserved(Quota("a", group="a100", nodes=1)))
-    assert d.run("one", 2).assignment.group == "h100"
-    d.submit("two", 2, group="a100")
+    d.tell(QuotaObserved(Quota("a", node_class="a100", nodes=1)))
+    assert d.run("one", 2).assignment.node_class == "h100"
+    d.submit("two", 2, nodeClass="a100")
     assert d.status("two").pending.reason == "QuotaExceeded"
 
 
@@ -228,7 +229,7 @@ def test_a_quota_reads_its_object() -> None:
     assert Quota.of(quota) == Quota("q", "anna", "*", "*", 4, 1798761600.0)
 
 
-@pytest.mark.parametrize("mode", ["graceful", "now"])
+@pytest.mark.parametrize("mode", ["Graceful", "Now"])
 def test_stop_is_a_field_of_the_object(desk: Callable, mode: str) -> None:
     d = desk()
     d.run("one", 2)
@@ -236,7 +237,7 @@ def test_stop_is_a_field_of_the_object(desk: Callable, mode: str) -> None:
     status = d.status("one")
     assert status.phase is Phase.SUSPENDING
     assert status.suspension.reason == "Stopped"
-    assert status.suspension.expired is (mode == "now")
+    assert status.suspension.expired is (mode == "Now")
     d.submit("two", 1, stop=mode)
     assert d.status("two").reason == "Stopped"
 
@@ -251,7 +252,7 @@ def test_requeue_names_the_attempt_once(desk: Callable) -> None:
     assert d.status("one").suspension.message == "requeued by anna"
     d.wait(60)
     d.empty("one")
-    assert d.status("one").chain.attempt == 2
+    assert d.status("one").history.attempt == 2
     d.up("one")
     d.tell(JobSubmitted(asked))
     assert d.status("one").phase is Phase.RUNNING

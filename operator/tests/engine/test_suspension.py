@@ -14,7 +14,6 @@ from flyer.engine import (
     GangStarted,
     JobRemoved,
     Killed,
-    LifeStateSet,
     NodeObserved,
     PodExited,
     ProgressReported,
@@ -27,6 +26,7 @@ from flyer.engine import (
     Succeeded,
     SuspendReceived,
     SuspendRequested,
+    UserStateSet,
 )
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def test_a_drained_node_is_left_with_a_checkpoint(desk: Callable, pick: Callable
     assert (status.eviction.reason, status.eviction.message) == (
         "NodeDrained", f"node {gone.name} is {why}",
     )  # fmt: skip
-    assert (status.chain.restarts, status.chain.avoid) == (0, ())
+    assert (status.history.restarts, status.history.avoid) == (0, ())
     # A gang that only starts has nothing to save.
     other = next(one for one in d.nodes if one.name == d.names("a")[0])
     d.tell(NodeObserved(replace(other, ready=False, reason=why, drain=why)))
@@ -215,7 +215,7 @@ def test_a_job_may_yield_unasked(desk: Callable, pick: Callable) -> None:
     d.run("a", 2)
     assert pick(d.tell(Released(A, 1)), Stop)
     d.empty("a")
-    assert d.status("a").chain.attempt == 2
+    assert d.status("a").history.attempt == 2
 
 
 def test_late_words_of_an_earlier_attempt_change_nothing(desk: Callable) -> None:
@@ -226,24 +226,24 @@ def test_late_words_of_an_earlier_attempt_change_nothing(desk: Callable) -> None
     d.up("a")
     before = d.status("a")
     d.tell(
-        Released(A, 1), SuspendReceived(A, 1), GangStarted(A, 1), LifeStateSet(A, 1, 7),
+        Released(A, 1), SuspendReceived(A, 1), GangStarted(A, 1), UserStateSet(A, 1, 7),
         CheckpointReported(A, 1, 999, "/ckpt/999"), PodExited(A, 1, "a0", Failed(1)),
     )  # fmt: skip
     assert d.status("a") == before
 
 
-def test_the_life_state_outlives_attempts(desk: Callable, pick: Callable) -> None:
+def test_the_user_state_outlives_attempts(desk: Callable, pick: Callable) -> None:
     d = desk()
     d.run("a", 2)
-    d.tell(LifeStateSet(A, 1, 2**32 - 1), LifeStateSet(A, 1, 2**32))
+    d.tell(UserStateSet(A, 1, 2**32 - 1), UserStateSet(A, 1, 2**32))
     d.tell(Released(A, 1))
     (start,) = pick(d.empty("a"), Start)
-    assert start.life_state == 2**32 - 1
+    assert start.user_state == 2**32 - 1
 
 
 def test_max_runtime_saves_and_ends(desk: Callable, pick: Callable) -> None:
     d = desk()
-    d.run("a", 2, maxRuntime="1m")
+    d.run("a", 2, activeDeadline="1m")
     (signal,) = pick(d.wait(60), Signal)
     assert signal.reason == "DeadlineExceeded"
     d.tell(Released(A, 1))

@@ -28,12 +28,24 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("spec", "reason", "text"),
     [
-        ({"nodes": 7}, "ExceedsMaxQuota", "wants 7 nodes, the cluster has 6 in all"),
-        ({"nodes": 1, "group": "h800"}, "NoMatchingFlavor", "no node has group h800; there are de"),
-        ({"nodes": 1, "group": "default#C"}, "NoMatchingFlavor", "has no zone C; it has A, B"),
-        ({"nodes": 4, "group": "default#A"}, "TopologyPlacementFailed", "zone A, which has 3"),
-        ({"nodes": 4, "crossZone": "never"}, "TopologyPlacementFailed", "the largest has 3"),
-        ({"nodes": 1, "ranksPerNode": 9}, "ExceedsMaxQuota", "more than any node has slots (8)"),
+        ({"nodes": 7}, "InsufficientNodes", "wants 7 nodes, the cluster has 6 in all"),
+        (
+            {"nodes": 1, "nodeClass": "h800"},
+            "NoMatchingNodeClass",
+            "no node has node class h800; there",
+        ),
+        (
+            {"nodes": 1, "nodeClass": "default", "zone": "C"},
+            "NoMatchingZone",
+            "has no zone C; it has A, B",
+        ),
+        (
+            {"nodes": 4, "nodeClass": "default", "zone": "A"},
+            "TopologyPlacementFailed",
+            "zone A, which has 3",
+        ),
+        ({"nodes": 4, "crossZone": "Never"}, "TopologyPlacementFailed", "the largest has 3"),
+        ({"nodes": 1, "ranksPerNode": 9}, "InsufficientSlots", "more than any node has slots"),
     ],
 )
 def test_what_can_never_run_is_said_at_once(
@@ -92,13 +104,13 @@ def test_a_resumed_chain_has_kept_its_place(desk: Callable) -> None:
 
 def test_small_jobs_that_are_back_in_time_go_ahead(desk: Callable) -> None:
     d = desk(start_deadline_seconds=30.0)
-    stays = {"grace": "1m", "maxGrace": "1m", "minRuntime": "2h"}
-    d.run("first", 4, maxRuntime="2h")
+    stays = {"checkpointGracePeriod": "1m", "maxCheckpointGracePeriod": "1m", "minRuntime": "2h"}
+    d.run("first", 4, activeDeadline="2h")
     d.submit("large", 6)
     assert d.status("large").pending.eta == d.now + 2 * 3600 + 60
-    d.submit("too-long", 1, maxRuntime="2h", preemption=stays)
+    d.submit("too-long", 1, activeDeadline="2h", preemption=stays)
     d.submit("stays", 1, preemption=stays)
-    d.submit("short", 1, maxRuntime="1h", preemption=stays)
+    d.submit("short", 1, activeDeadline="1h", preemption=stays)
     d.submit("leaves", 1)
     phases = [d.status(name).phase for name in ("too-long", "stays", "short", "leaves")]
     assert phases == [Phase.QUEUED, Phase.QUEUED, Phase.STARTING, Phase.STARTING]
@@ -110,9 +122,9 @@ def test_small_jobs_that_are_back_in_time_go_ahead(desk: Callable) -> None:
 
 def test_backfill_gives_the_nodes_back_when_the_large_one_can_start(desk: Callable) -> None:
     d = desk()
-    d.run("first", 4, watchdog=None)
+    d.run("first", 4, progressDeadline=None)
     d.submit("large", 6)
-    d.run("small", 1, watchdog=None)
+    d.run("small", 1, progressDeadline=None)
     d.wait(3600)
     assert d.status("small").phase is Phase.RUNNING
     for name in d.names("first"):
@@ -129,14 +141,14 @@ def test_backfill_gives_the_nodes_back_when_the_large_one_can_start(desk: Callab
 def test_a_false_max_runtime_buys_no_time(desk: Callable, pick: Callable) -> None:
     """A job that started early because it ends in time ends then, whatever it asks for later."""
     d = desk(start_deadline_seconds=30.0)
-    stays = {"grace": "1m", "maxGrace": "1m", "minRuntime": "2h"}
-    d.run("first", 4, maxRuntime="2h", watchdog=None)
+    stays = {"checkpointGracePeriod": "1m", "maxCheckpointGracePeriod": "1m", "minRuntime": "2h"}
+    d.run("first", 4, activeDeadline="2h", progressDeadline=None)
     d.submit("large", 6)
     eta = d.status("large").pending.eta
-    d.run("liar", 1, maxRuntime="1h", preemption=stays, watchdog=None)
+    d.run("liar", 1, activeDeadline="1h", preemption=stays, progressDeadline=None)
     assert not d.status("liar").assignment.backfill
-    for asked in ({"maxRuntime": "100h"}, {}):
-        spec = {"maxRuntime": None, "preemption": stays, "watchdog": None, **asked}
+    for asked in ({"activeDeadline": "100h"}, {}):
+        spec = {"activeDeadline": None, "preemption": stays, "progressDeadline": None, **asked}
         d.tell(JobSubmitted(sample_job("liar", 1, **spec)))
     (signal,) = pick(d.wait(3600), Signal)
     assert (signal.job, signal.reason) == ("default/liar", "DeadlineExceeded")
@@ -151,24 +163,24 @@ def test_a_false_max_runtime_buys_no_time(desk: Callable, pick: Callable) -> Non
 
 def test_a_max_runtime_may_be_lowered_while_the_job_runs(desk: Callable, pick: Callable) -> None:
     d = desk()
-    d.run("a", 1, maxRuntime="2h", watchdog=None)
-    d.tell(JobSubmitted(sample_job("a", 1, maxRuntime="1h", watchdog=None)))
+    d.run("a", 1, activeDeadline="2h", progressDeadline=None)
+    d.tell(JobSubmitted(sample_job("a", 1, activeDeadline="1h", progressDeadline=None)))
     assert pick(d.wait(3600), Signal)
 
 
 def test_nodes_that_the_large_one_does_not_wait_for_are_used(desk: Callable) -> None:
     d = desk(two_zones(3))
-    d.run("first", 2, group="default#A")
-    d.submit("large", 3, group="default#A")
-    d.submit("small", 3, group="default#B")
+    d.run("first", 2, nodeClass="default", zone="A")
+    d.submit("large", 3, nodeClass="default", zone="A")
+    d.submit("small", 3, nodeClass="default", zone="B")
     assert d.status("large").phase is Phase.QUEUED
     assert d.status("small").phase is Phase.STARTING
 
 
 def test_explain_names_everybody_with_numbers(desk: Callable) -> None:
     d = desk()
-    d.run("busy", 3, group="default#A", user="anna")
-    d.run("big", 2, group="default#B", user="ben", priority="high")
+    d.run("busy", 3, nodeClass="default", zone="A", user="anna")
+    d.run("big", 2, nodeClass="default", zone="B", user="ben", priority="high")
     d.wait(100)
     d.tell(CheckpointReported("default/busy", 1, 5, "/ckpt/5"), NodeLost("b2", "Xid79"))
     d.submit("a", 3)

@@ -57,7 +57,7 @@ TRAINER = """
     assert 0 < job.deadline - time.monotonic() < 31
     job.received()
     job.checkpoint(step, f"/ckpt/step-{step}", durable=True)
-    print(job.reason, job.restore_path, job.life_state)
+    print(job.reason, job.restore_path, job.user_state)
     job.release(step)
 """
 
@@ -84,7 +84,7 @@ async def test_a_bare_sigterm_is_a_suspension_too_and_needs_no_socket(fork_serve
         """
         import flyer.job, os, pathlib, time
         job = flyer.job.current()
-        assert (job.restore_path, job.life_state) == (None, 0)
+        assert (job.restore_path, job.user_state) == (None, 0)
         assert job.progress(1) is None and job.checkpoint(1, "/x", durable=True) is False
         pathlib.Path(os.environ["SIGN"]).write_text("up")
         while not job.suspend_requested():
@@ -167,7 +167,7 @@ async def test_hai_names_work_for_a_script_that_imports_hfai(fork_server, make_p
         socket_path=job.path,
     )
     pod = await fork_server.spawn(spec)
-    await job.notebook.hears("life_state")
+    await job.notebook.hears("user_state")
     job.signal(30, "higher priority")
     await job.notebook.hears("release")
     pod.kill(signal.SIGTERM)

@@ -52,7 +52,7 @@ async def test_everything_a_rank_says_reaches_the_handler(server, notebook):
     def talk():
         client.progress(41, {"loss": 2.0})
         client.checkpoint(41, "/ckpt/step-41", durable=True)
-        client.life_state(9)
+        client.user_state(9)
         client.release(41)
         client.fail("enough")
         client.close()
@@ -61,13 +61,13 @@ async def test_everything_a_rank_says_reaches_the_handler(server, notebook):
     assert notebook.calls == [
         ("progress", 3, 41, {"loss": 2.0}),
         ("checkpoint", 3, 41, "/ckpt/step-41", True),
-        ("life_state", 3, 9),
+        ("user_state", 3, 9),
         ("release", 3, 41),
         ("fail", 3, "enough"),
     ]
     assert server.ranks_seen == {3}
     again = await connect(server, 0)
-    assert again.welcome.life_state == 9
+    assert again.welcome.user_state == 9
     again.close()
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 POLICY = Policy(
     failure_window_seconds=0.3, start_deadline_seconds=110.0, stop_retry_seconds=1.0,
-    same_split_seconds=0.2, backoff_seconds=0.05, backoff_seconds_max=0.2,
+    same_zone_layout_seconds=0.2, backoff_seconds=0.05, backoff_seconds_max=0.2,
     refused_backoff_seconds=0.1, progress_commit_seconds=0.2,
 )  # fmt: skip
 LEASE = LeaseSettings(
@@ -180,7 +180,11 @@ class Cluster:
         template = {
             "spec": {"containers": [{"name": "trainer", "image": "i", "command": ["train"]}]}
         }
-        preemption = {"grace": "5s", "maxGrace": "10s", "minRuntime": "0s"}
+        preemption = {
+            "checkpointGracePeriod": "5s",
+            "maxCheckpointGracePeriod": "10s",
+            "minRuntime": "0s",
+        }
         body = {"nodes": nodes, "preemption": preemption, "template": template, **spec}
         self.store.create("flyerjobs", {"metadata": {"name": name}, "spec": body}, namespace)
 
@@ -269,7 +273,7 @@ class Cluster:
             f"{pod['metadata']['name']} is on {pod['spec'].get('nodeName')}"
             for pod in self.pods(name)
             if "stranger" not in pod["metadata"].get("annotations", {})
-            and pod["metadata"]["labels"]["fireflyer.dev/attempt"] == str(status.chain.attempt)
+            and pod["metadata"]["labels"]["fireflyer.dev/attempt"] == str(status.history.attempt)
             and pod["spec"].get("nodeName")
             != status.assignment.names[int(pod["metadata"]["labels"]["fireflyer.dev/node-rank"])]
         ]

@@ -28,16 +28,16 @@ async def test_a_job_that_becomes_readable_while_its_gang_runs_is_adopted(cluste
     pods = uids(cluster, "job")
     await first.end()
     with cluster.store.unchecked():  # an older definition took it
-        cluster.edit("job", watchdog="soon")
+        cluster.edit("job", progressDeadline="soon")
     second = cluster.operator(LEASE)
     await until(lambda: second.serves)
     assert "default/job" not in second.leader.term.state.jobs
-    cluster.edit("job", watchdog="30m")
+    cluster.edit("job", progressDeadline="30m")
     await until(lambda: "default/job" in second.leader.term.state.jobs)
     cluster.submit("other")
     await until(lambda: cluster.phase("other") is Phase.RUNNING)
     status = cluster.status("job")
-    assert (status.phase, status.chain.attempt, status.chain.restarts) == (Phase.RUNNING, 1, 0)
+    assert (status.phase, status.history.attempt, status.history.restarts) == (Phase.RUNNING, 1, 0)
     assert uids(cluster, "job") == pods
     assert status.assignment.names != cluster.status("other").assignment.names
 
@@ -51,7 +51,7 @@ async def test_nodes_of_a_job_that_cannot_be_read_are_kept(cluster, until):
     names = cluster.status("job").assignment.names
     await first.end()
     with cluster.store.unchecked():
-        cluster.edit("job", watchdog="soon")
+        cluster.edit("job", progressDeadline="soon")
     second = cluster.operator(LEASE)
     await until(lambda: second.serves)
     cluster.submit("large", 3)
@@ -85,16 +85,22 @@ async def test_pods_get_the_grace_that_the_engine_grants(cluster, until, own):
     cluster.operator(LEASE)
     container = {"name": "trainer", "image": "i", "command": ["t"]}
     spec = {"containers": [container]} | ({"terminationGracePeriodSeconds": own} if own else {})
-    asked = {"grace": "100h", "maxGrace": "200h", "minRuntime": "0s"}
+    asked = {
+        "checkpointGracePeriod": "100h",
+        "maxCheckpointGracePeriod": "200h",
+        "minRuntime": "0s",
+    }
     cluster.submit("job", template={"spec": spec}, preemption=asked)
     await until(lambda: cluster.phase("job") is Phase.RUNNING)
     (pod,) = cluster.pods("job")
-    assert pod["spec"]["terminationGracePeriodSeconds"] == DEFAULT_LIMITS.max_grace_seconds
+    assert (
+        pod["spec"]["terminationGracePeriodSeconds"] == DEFAULT_LIMITS.max_checkpoint_grace_seconds
+    )
     ledger = cluster.containers.sidecar(pod["metadata"]["uid"]).ledger
-    assert ledger.start.stop_grace_seconds == DEFAULT_LIMITS.max_grace_seconds
+    assert ledger.start.stop_grace_seconds == DEFAULT_LIMITS.max_checkpoint_grace_seconds
     cluster.edit("job", suspend=True)
     await until(lambda: ledger.suspend)
-    assert 0 < ledger.suspend.seconds_left <= DEFAULT_LIMITS.grace_seconds
+    assert 0 < ledger.suspend.seconds_left <= DEFAULT_LIMITS.checkpoint_grace_seconds
 
 
 async def test_an_error_while_counting_ends_no_term(cluster, until, monkeypatch):

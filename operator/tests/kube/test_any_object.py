@@ -20,11 +20,11 @@ from flyer import engine
 from flyer.api import (
     AssignedNode,
     Assignment,
-    Chain,
     FlyerJob,
     FlyerJobStatus,
     FlyerQuota,
     FlyerTopology,
+    JobHistory,
     NodeHealth,
     Phase,
 )
@@ -145,7 +145,7 @@ def parsed(found: dict[str, Any]) -> FlyerJob | None:
 
 def built(job: FlyerJob) -> bool:
     """Whether pods can be made, or a reason names the field; anything else raises."""
-    ready = job.replace(status=FlyerJobStatus(chain=Chain(id="u")))
+    ready = job.replace(status=FlyerJobStatus(history=JobHistory(id="u")))
     nodes = tuple(AssignedNode(name="a0", zone="A", first_rank=0) for _ in range(1))
     assignment = Assignment(epoch=1, nodes=nodes, reserved_at=0.0)
     try:

@@ -18,7 +18,8 @@ LEASE = LeaseSettings(
 SEED = int(os.environ.get("FLYER_SEED", "0")) or random.SystemRandom().randrange(2**32)
 API_VERSIONS = ("fireflyer.dev/v1alpha1", "fireflyer.dev/v9", "apps/v1", "v1")
 LABELS = (
-    "fireflyer.dev/job", "fireflyer.dev/attempt", "fireflyer.dev/node-rank", "fireflyer.dev/chain",
+    "fireflyer.dev/job", "fireflyer.dev/attempt", "fireflyer.dev/node-rank",
+    "fireflyer.dev/history",
 )  # fmt: skip
 
 
@@ -61,8 +62,9 @@ def any_pod(random, number, jobs, nodes):
 def any_job(random, number):
     spec = {"nodes": random.randrange(1, 3), "template": any_template(random), "maxRestarts": 1}
     for name in random.choices(
-        ["priority", "group", "ranksPerNode", "queue", "watchdog", "preemption", "collectives",
-         "checkpoint", "suspend", "nodes", "nonsense", "managedBy"], k=random.randrange(3),
+        ["priority", "nodeClass", "zone", "ranksPerNode", "queue", "progressDeadline",
+         "preemption", "collectives", "checkpoint", "suspend", "nodes", "nonsense",
+         "managedBy"], k=random.randrange(3),
     ):  # fmt: skip
         spec[name] = any_json(random, 2)
     return {"metadata": {"name": f"any-{number}"}, "spec": spec}

@@ -34,7 +34,7 @@ async def test_an_object_that_cannot_be_read_is_told_of_once(cluster: Any, until
     cluster.nodes("A")
     cluster.operator(LEASE)  # the next leader says it again
     with cluster.store.unchecked():
-        cluster.submit("odd", 1, watchdog="soon")
+        cluster.submit("odd", 1, progressDeadline="soon")
     cluster.submit("a", 1)
 
     def told() -> list[Any]:
@@ -46,7 +46,7 @@ async def test_an_object_that_cannot_be_read_is_told_of_once(cluster: Any, until
     [event] = told()
     assert event["involvedObject"]["name"] == "odd"
     assert event["type"] == "Warning"
-    assert "spec.watchdog" in event["message"]
+    assert "spec.progressDeadline" in event["message"]
 
 
 def test_the_page_has_every_reason() -> None:
@@ -54,7 +54,7 @@ def test_the_page_has_every_reason() -> None:
     rows = set(re.findall(r"^\| (\w+) \|", text, re.MULTILINE))
     assert set(RECORDED_REASONS) <= rows
     never = {
-        "ExceedsMaxQuota", "NoMatchingFlavor", "TopologyPlacementFailed", "QuotaExceeded",
+        "InsufficientNodes", "NoMatchingNodeClass", "TopologyPlacementFailed", "QuotaExceeded",
         "TemplateRefused",
     }  # fmt: skip
     assert set(PENDING_REASONS) - rows == never

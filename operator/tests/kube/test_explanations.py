@@ -11,10 +11,10 @@ import pytest
 from flyer.api import (
     AssignedNode,
     Assignment,
-    Chain,
     Condition,
     Eviction,
     FlyerJobStatus,
+    JobHistory,
     Pending,
     Phase,
 )
@@ -29,7 +29,9 @@ from flyer.kube.services.jobs.explanations import Explanations, only_explains
 from fakekube.faults import Fault
 
 WAITS = FlyerJobStatus(
-    phase=Phase.QUEUED, chain=Chain(id="u"), pending=Pending(reason="WaitingForNodes", message="1")
+    phase=Phase.QUEUED,
+    history=JobHistory(id="u"),
+    pending=Pending(reason="WaitingForNodes", message="1"),
 )
 
 CONDITION = Condition(
@@ -56,11 +58,11 @@ def test_another_reason_or_number_only_explains():
     [
         (WAITS, {"phase": Phase.RESERVED}),
         (WAITS, {"phase": Phase.SUSPENDED}),
-        (WAITS, {"chain": Chain(id="u", attempt=1)}),
+        (WAITS, {"history": JobHistory(id="u", attempt=1)}),
         (WAITS, {"eviction": Eviction(reason="Preempted", time=1.0, attempt=0)}),
         (WAITS.replace(phase=Phase.RUNNING, assignment=PLACED), {}),
         (WAITS.replace(phase=Phase.SUSPENDED), {}),
-        (None, {"chain": Chain(id="u", attempt=1)}),
+        (None, {"history": JobHistory(id="u", attempt=1)}),
     ],
 )
 def test_whatever_moves_a_job_is_stored_first(before, changes):

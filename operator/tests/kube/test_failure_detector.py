@@ -320,7 +320,7 @@ async def test_a_gang_leaves_a_machine_that_died_before_kubernetes_says_so(
     await until(lambda: nodes.failure_detector.has_answered(lost))
     cluster.kubelets.cut_node(lost)
     await until(
-        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
+        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").history.attempt == 2
     )
     status = cluster.status("a")
     assert lost not in status.assignment.names
@@ -346,17 +346,17 @@ async def test_a_node_that_talks_is_lost_to_nobody_but_gets_no_work(
     cluster.kubelets.set_ready(node, ready=False)
     await until(lambda: not leader.leader.term.state.nodes[node].node.ready)
     await until(lambda: node in nodes._not_ready_grace)
-    assert (cluster.phase("a"), cluster.status("a").chain.attempt) == (Phase.RUNNING, 1)
+    assert (cluster.phase("a"), cluster.status("a").history.attempt) == (Phase.RUNNING, 1)
     if then == "it is ready again":
         cluster.kubelets.set_ready(node, ready=True)
         await until(lambda: leader.leader.term.state.nodes[node].node.ready)
         await until(lambda: node not in nodes._not_ready_grace)
-        assert cluster.status("a").chain.attempt == 1
+        assert cluster.status("a").history.attempt == 1
         return
     cluster.kubelets.cut_node(node)
     monkeypatch.setattr(not_ready_grace, "SILENT_SECONDS", 0.5)
     await until(
-        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
+        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").history.attempt == 2
     )
     assert node not in cluster.status("a").assignment.names
     assert "NodeStatusUnknown" in cluster.status("a").eviction.message

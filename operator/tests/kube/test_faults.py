@@ -24,8 +24,8 @@ async def live(cluster, until, name="a"):
     cluster.finish(name)
     await until(lambda: cluster.phase(name) is Phase.SUCCEEDED)
     await until(lambda: not cluster.status(name).occupied)
-    assert cluster.status(name).chain.attempt == 2
-    assert cluster.status(name).chain.restarts == 0
+    assert cluster.status(name).history.attempt == 2
+    assert cluster.status(name).history.restarts == 0
 
 
 RESOURCES = ("flyerjobs/status", "pods", "pods/binding", "flyertopologies/status")
@@ -110,7 +110,7 @@ async def test_the_api_server_restarts_under_a_running_gang(cluster, until):
     await until(lambda: operator.serves)
     cluster.finish("a")
     await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
-    assert cluster.status("a").chain.attempt == 1
+    assert cluster.status("a").history.attempt == 1
 
 
 async def test_somebody_edits_the_job_all_the_time(cluster, until):

@@ -27,7 +27,7 @@ def topology(*zones):
     [
         (quota(), True, "Effective", "1 of 2 nodes"),
         (quota(nodes=9), True, "NeverReached", "limit is never reached"),
-        (quota(group="h100"), False, "UnknownGroup", "no node has the class h100"),
+        (quota(nodeClass="h100"), False, "UnknownNodeClass", "no node has the class h100"),
         (quota(nodes="x"), False, "Invalid", "spec.nodes"),
     ],
 )
@@ -75,7 +75,7 @@ async def test_kopf_says_it_in_the_status_and_then_is_silent(api_server, until, 
         })
     )  # fmt: skip
     store = api_server.store
-    store.create("flyerquotas", quota(group="h100"))
+    store.create("flyerquotas", quota(nodeClass="h100"))
     store.create("flyertopologies", topology({"name": "A"}))
     task = asyncio.create_task(Handlers(lambda: NODES, kubeconfig=str(path)).run())
 
@@ -84,10 +84,10 @@ async def test_kopf_says_it_in_the_status_and_then_is_silent(api_server, until, 
         return conditions[0].get("reason")
 
     try:
-        await until(lambda: reason("flyerquotas", "q") == "UnknownGroup")
+        await until(lambda: reason("flyerquotas", "q") == "UnknownNodeClass")
         await until(lambda: reason("flyertopologies", "cluster") == "UnknownZone")
         with store.unchecked():  # a server refuses to change what a quota is about
-            store.patch("flyerquotas", "q", {"spec": {"group": "a100"}})
+            store.patch("flyerquotas", "q", {"spec": {"nodeClass": "a100"}})
         await until(lambda: reason("flyerquotas", "q") == "Effective")
         version = store.version
         await asyncio.sleep(1.0)

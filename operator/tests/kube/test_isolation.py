@@ -142,7 +142,7 @@ async def test_a_pod_that_is_not_ours_is_ignored(cluster, until, owner, job):
     cluster.nodes("AA")
     first = cluster.operator(LEASE)
     await up(cluster, until, "victim")
-    attempt = str(cluster.status("victim").chain.attempt)
+    attempt = str(cluster.status("victim").history.attempt)
     free = ({"a0", "a1"} - set(cluster.status("victim").assignment.names)).pop()
     labels = {"fireflyer.dev/job": job, "fireflyer.dev/attempt": attempt}
     labels["fireflyer.dev/node-rank"] = "0"
@@ -176,7 +176,7 @@ async def test_a_pod_of_a_job_where_nobody_decided_is_ended(cluster, until, ende
     owner = metadata["ownerReferences"][0]
     strange_pod(cluster, "copy", metadata["labels"], owner=owner, nodeName=free)
     await until(lambda: cluster.store.find("pods", "copy", "default") is None)
-    assert cluster.status("victim").chain.attempt == 1
+    assert cluster.status("victim").history.attempt == 1
     states = operator.leader.term.state.nodes
     assert all(one.node.ready for one in states.values())
     await up(cluster, until, "next")

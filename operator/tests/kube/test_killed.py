@@ -14,7 +14,11 @@ AT_ONCE = 4  # clusters that live at the same time: they mostly wait
 async def live(cluster, until):
     """Two jobs: the second takes the first one's nodes, ends, and the first goes on and ends."""
     # Longer than a change of leaders takes on a busy machine, or "low" is killed before it saves.
-    preemption = {"grace": "60s", "maxGrace": "120s", "minRuntime": "0s"}
+    preemption = {
+        "checkpointGracePeriod": "60s",
+        "maxCheckpointGracePeriod": "120s",
+        "minRuntime": "0s",
+    }
     cluster.submit("low", 2, priority="low", preemption=preemption)
     await until(lambda: cluster.phase("low") is Phase.RUNNING)
     cluster.submit("high", 2, priority="high")
@@ -27,7 +31,7 @@ async def live(cluster, until):
     for name, attempts in (("low", 2), ("high", 1)):
         status = cluster.status(name)
         assert status.phase is Phase.SUCCEEDED
-        assert (status.chain.attempt, status.chain.restarts) == (attempts, 0), (
+        assert (status.history.attempt, status.history.restarts) == (attempts, 0), (
             name,
             status.eviction,
         )

@@ -27,7 +27,7 @@ async def test_a_standby_takes_over_a_running_gang(cluster, until):
     cluster.edit("a", suspend=True)
     await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
     after = cluster.status("a")
-    assert after.chain.restarts == 0
+    assert after.history.restarts == 0
     assert after.checkpoint.step == 1
     assert after.epoch > before.epoch
 
@@ -47,7 +47,7 @@ async def test_a_successor_makes_no_pod_again(cluster, until):
     assert made == []
     read = [call.name for call in calls if (call.verb, call.resource) == ("get", "pods")]
     assert len(set(read)) <= 1, read  # once in each of its terms
-    assert cluster.status("a").chain.attempt == 1
+    assert cluster.status("a").history.attempt == 1
 
 
 def bound(cluster):

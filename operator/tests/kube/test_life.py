@@ -55,7 +55,7 @@ async def test_suspend_and_resume_lose_nothing(cluster, until):
     await until(lambda: not cluster.pods("a"))
     cluster.edit("a", suspend=False)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
-    assert cluster.status("a").chain.attempt == 2
+    assert cluster.status("a").history.attempt == 2
 
 
 async def test_logs_of_a_suspended_attempt_stay_although_kubelets_are_slow(cluster, until):
@@ -80,7 +80,7 @@ async def test_a_higher_priority_takes_the_nodes_and_gives_them_back(cluster, un
     assert cluster.status("low").eviction.reason == "Preempted"
     cluster.finish("high")
     await until(lambda: cluster.phase("low") is Phase.RUNNING)
-    assert cluster.status("low").chain.attempt == 2
+    assert cluster.status("low").history.attempt == 2
     assert cluster.status("low").checkpoint.step == 1
 
 
@@ -88,7 +88,15 @@ async def test_a_deaf_job_is_killed_at_the_deadline(cluster, until):
     cluster.containers.behaviour = Behaviour(deaf=True)
     cluster.nodes("AA")
     cluster.operator()
-    cluster.submit("a", 2, preemption={"grace": "1s", "maxGrace": "1s", "minRuntime": "0s"})
+    cluster.submit(
+        "a",
+        2,
+        preemption={
+            "checkpointGracePeriod": "1s",
+            "maxCheckpointGracePeriod": "1s",
+            "minRuntime": "0s",
+        },
+    )
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
     cluster.edit("a", suspend=True)
     await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
@@ -107,7 +115,7 @@ async def test_a_dead_node_is_replaced(cluster, until, monkeypatch):
     lost = cluster.status("a").assignment.names[1]
     cluster.kubelets.lose_node(lost)
     await until(
-        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
+        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").history.attempt == 2
     )
     status = cluster.status("a")
     assert lost not in status.assignment.names
@@ -125,15 +133,15 @@ async def test_a_gang_one_of_whose_pods_is_evicted_saves_before_it_leaves(cluste
     cluster.store.patch("nodes", drained, {"spec": {"unschedulable": True}})
     cluster.store.delete("pods", "a-1-1", "default")
     await until(
-        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
+        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").history.attempt == 2
     )
     status = cluster.status("a")
     assert drained not in status.assignment.names
     assert status.checkpoint.step == 1
-    assert status.chain.restarts == 0
+    assert status.history.restarts == 0
     assert status.eviction.suspend_code is SuspendCode.MAY_SUSPEND
     assert "a-1-1" in status.eviction.message
-    (past,) = status.history
+    (past,) = status.past_attempts
     assert (past.attempt, past.reason, past.restored_step) == (1, "Requeued", None)
     assert past.lost_steps == 0
     assert drained in [node.name for node in past.nodes]
@@ -148,7 +156,7 @@ async def test_a_pod_that_vanishes_restarts_the_gang(cluster, until):
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
     cluster.store.delete("pods", "a-1-1", "default", {"gracePeriodSeconds": 0})
     await until(
-        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
+        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").history.attempt == 2
     )
     assert {pod["metadata"]["labels"]["fireflyer.dev/attempt"] for pod in cluster.pods("a")} == {
         "2"
@@ -168,7 +176,7 @@ async def test_pods_that_do_not_die_from_inside_are_deleted(cluster, until, monk
     # At once: a pod that is given time is evicted, and its gang saves and ends by itself.
     cluster.store.delete("pods", "a-1-1", "default", {"gracePeriodSeconds": 0})
     await until(
-        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
+        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").history.attempt == 2
     )
     await until(lambda: len(cluster.pods("a", living=False)) == 2)
 
@@ -243,12 +251,12 @@ async def test_a_job_created_again_under_its_name_is_another_one(cluster, until)
     cluster.operator()
     cluster.submit("a", 2)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
-    chain = cluster.status("a").chain.id
+    history_id = cluster.status("a").history.id
     cluster.store.delete("flyerjobs", "a", "default")
     cluster.submit("a", 2)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
-    assert cluster.status("a").chain.id not in ("", chain)
-    assert cluster.status("a").chain.attempt == 1
+    assert cluster.status("a").history.id not in ("", history_id)
+    assert cluster.status("a").history.attempt == 1
 
 
 async def test_a_finalizer_of_release_keeps_the_job_until_its_nodes_are_empty(cluster, until):
@@ -306,7 +314,8 @@ async def test_pods_of_the_last_three_attempts_stay(cluster, until, failing):
     for attempt in range(1, 6):
         await until(
             lambda: (
-                cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == attempt  # noqa: B023
+                cluster.phase("a") is Phase.RUNNING
+                and cluster.status("a").history.attempt == attempt  # noqa: B023
             )
         )
         if attempt < 5:
@@ -327,7 +336,7 @@ async def test_one_job_at_a_time_crosses_zones_and_the_topology_says_which(clust
     await until(lambda: cluster.phase("one") is Phase.RUNNING)
     topology = cluster.store.get("flyertopologies", "cluster")
     assert topology["status"]["holder"]["job"] == "one"
-    assert len(cluster.status("one").assignment.bridge) == 2
+    assert len(cluster.status("one").assignment.cross_zone_pair) == 2
     cluster.finish("one")
     await until(lambda: "holder" not in cluster.store.get("flyertopologies", "cluster")["status"])
     cluster.submit("two", 5)

@@ -76,7 +76,7 @@ def level(jobs=None, waiting=None, *, held=0, occupancy=0.0, token=0):
 
 
 def waited(status):
-    return status.assignment.running_at - status.chain.queued_at
+    return status.assignment.running_at - status.history.queued_at
 
 
 def test_a_state_of_nodes_that_no_node_has_any_more_is_counted_as_0():

@@ -8,7 +8,7 @@ from fakekube.exits import Exit
 XID = {
     "state": "Unhealthy", "reason": "Xid79", "message": "GPU 3 has fallen off the bus",
     "devices": [
-        {"id": "gpu-3", "kind": "gpu", "state": "Unhealthy", "reason": "Xid79",
+        {"id": "gpu-3", "kind": "GPU", "state": "Unhealthy", "reason": "Xid79",
          "recovery": "reset of the GPU", "since": "2026-01-01T00:00:00Z"},
     ],
 }  # fmt: skip
@@ -30,12 +30,12 @@ async def test_a_failed_rank_on_a_node_with_a_hardware_fault_restarts_the_job(cl
     cluster.store.patch("nodehealths", bad, {"status": XID}, "", "status")
     cluster.finish("job", Exit(1))
     await until(
-        lambda: cluster.phase("job") is Phase.RUNNING and cluster.status("job").chain.attempt == 2
+        lambda: cluster.phase("job") is Phase.RUNNING and cluster.status("job").history.attempt == 2
     )
     status = cluster.status("job")
     assert status.eviction.reason == "HardwareFault"
     assert "Xid79: GPU 3 has fallen off the bus" in status.eviction.message
-    assert status.chain.fruitless_restarts == 0
+    assert status.history.restarts_without_progress == 0
     assert bad not in status.assignment.names
 
 

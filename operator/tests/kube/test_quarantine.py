@@ -7,11 +7,11 @@ from flyer.engine import (
     CheckpointReported,
     JobRemoved,
     Killed,
-    LifeStateSet,
     NodeEmptied,
     PodExited,
     StreamLost,
     StreamRestored,
+    UserStateSet,
     schedule,
 )
 from flyer.kube.apiserver import LeaseSettings
@@ -55,9 +55,9 @@ async def test_an_event_that_cannot_be_taken_in_is_dropped(cluster, until, monke
     await up(cluster, until, "a", "b")
     term = operator.leader.term
     operator.gateway._enqueue(CheckpointReported("default/a", 1, 7, "x" * 5000))
-    operator.gateway._enqueue(LifeStateSet("default/a", 1, 5))
+    operator.gateway._enqueue(UserStateSet("default/a", 1, 5))
     await until(lambda: told(cluster, "a", "EventDropped"))
-    await until(lambda: cluster.status("a").chain.life_state == 5)
+    await until(lambda: cluster.status("a").history.user_state == 5)
     assert operator.leader.term is term
     cluster.submit("c")
     await until(lambda: cluster.phase("c") is Phase.RUNNING)
@@ -144,7 +144,7 @@ async def test_what_is_told_once_of_a_job_that_is_left_alone_is_not_lost(cluster
     await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
     guarded.times = 0
     await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
-    assert cluster.status("a").chain.restarts == 0
+    assert cluster.status("a").history.restarts == 0
 
 
 def test_what_is_told_again_and_again_of_a_job_in_quarantine_is_kept_once():
@@ -156,7 +156,7 @@ def test_what_is_told_again_and_again_of_a_job_in_quarantine_is_kept_once():
     others = NodeEmptied("x", "n/b", 1)
     lost, back = StreamLost("n/a", 1), StreamRestored("n/a", 1)
     for step in range(1000):
-        saved, word = CheckpointReported("n/a", 1, step, "/p"), LifeStateSet("n/a", 1, step)
+        saved, word = CheckpointReported("n/a", 1, step, "/p"), UserStateSet("n/a", 1, step)
         told = [NodeEmptied("x", "n/a", 1), PodExited("n/a", 1, "x", Killed(9)), lost, back, lost,
                 saved, word]  # fmt: skip
         assert controller.hold_back([*told, others]) == [others]
@@ -229,7 +229,7 @@ async def test_who_is_left_alone_and_deleted_keeps_its_finalizer_while_its_pods_
 
 async def test_what_a_job_that_is_left_alone_holds_counts_against_its_quota(cluster, until):
     cluster.nodes("AAA")
-    spec = {"user": "*", "priority": "*", "group": "*", "nodes": 2}
+    spec = {"user": "*", "priority": "*", "nodeClass": "*", "nodes": 2}
     quota = {"apiVersion": API_VERSION, "kind": "FlyerQuota", "metadata": {"name": "two"}}
     cluster.store.create("flyerquotas", {**quota, "spec": spec})
     cluster.operator(LEASE)
@@ -383,7 +383,7 @@ async def test_pods_that_are_forbidden_wait_and_cost_no_restart(cluster, until):
     await until(lambda: full.seen > seen)
     full.times = 0
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
-    assert cluster.status("a").chain.restarts == 0
+    assert cluster.status("a").history.restarts == 0
 
 
 async def test_a_job_of_another_controller_is_not_touched(cluster, until):

@@ -30,14 +30,14 @@ from fakekube.fakes import FakeGateway
 CRDS = Path(__file__).parents[3] / "crds"
 OPERATOR = "system:serviceaccount:fireflyer-system:flyer-operator"
 SETTINGS = PodSettings(controller_image="c", collectives_image="l", gateway_ca="ca")
-POLICY = replace(Policy(), failure_window_seconds=0.5, same_split_seconds=0.5)
+POLICY = replace(Policy(), failure_window_seconds=0.5, same_zone_layout_seconds=0.5)
 
 
 class Scene:
     """An operator and nodes in a namespace of a real API server."""
 
-    def __init__(self, api: Api, namespace: str, group: str) -> None:
-        self.api, self.namespace, self.group = api, namespace, group
+    def __init__(self, api: Api, namespace: str, node_class: str) -> None:
+        self.api, self.namespace, self.node_class = api, namespace, node_class
         self.nodes = ApiNodes(api)
         self.gateway: FakeGateway | None = None
         self.jobs: Cache[FlyerJobStatus] = Cache(api, FLYERJOBS, _status_of, lambda *_: None)
@@ -78,14 +78,18 @@ class Scene:
                 group.create_task(work.run())
 
     async def add_node(self, name: str, zone: str, *, dedicated: bool = True) -> None:
-        await self.nodes.add(name, zone, self.group, dedicated=dedicated)
+        await self.nodes.add(name, zone, self.node_class, dedicated=dedicated)
 
     async def submit(self, name: str, nodes: int, **spec: Any) -> None:
         template = {
             "spec": {"containers": [{"name": "trainer", "image": "i", "command": ["train"]}]}
         }
-        preemption = {"grace": "30s", "maxGrace": "60s", "minRuntime": "0s"}
-        body = {"nodes": nodes, "group": self.group, "preemption": preemption,
+        preemption = {
+            "checkpointGracePeriod": "30s",
+            "maxCheckpointGracePeriod": "60s",
+            "minRuntime": "0s",
+        }
+        body = {"nodes": nodes, "nodeClass": self.node_class, "preemption": preemption,
                 "template": template, **spec}  # fmt: skip
         job = {"apiVersion": "fireflyer.dev/v1alpha1", "kind": "FlyerJob",
                "metadata": {"name": name, "namespace": self.namespace}, "spec": body}  # fmt: skip
@@ -98,7 +102,7 @@ class Scene:
         return self.jobs.get(self.namespace, name) or FlyerJobStatus()
 
     def finish(self, name: str) -> None:
-        self.nodes.finish_job(self.namespace, name, self.status(name).chain.attempt)
+        self.nodes.finish_job(self.namespace, name, self.status(name).history.attempt)
 
 
 def _status_of(value: dict[str, Any]) -> FlyerJobStatus:
@@ -127,16 +131,18 @@ async def scene(control_plane, namespace):
             await task
         for topology in await api.list(FLYERTOPOLOGIES):
             await api.delete(FLYERTOPOLOGIES, topology["metadata"]["name"])
-        for node in await api.list(NODES, labelSelector=f"fireflyer.dev/group={made.group}"):
+        for node in await api.list(
+            NODES, labelSelector=f"fireflyer.dev/node-class={made.node_class}"
+        ):
             await api.delete(NODES, node["metadata"]["name"])
 
 
 async def test_a_whole_life_over_two_zones(scene, until):
     for name, zone in (("a0", "A"), ("a1", "A"), ("b0", "B"), ("b1", "B")):
-        await scene.add_node(f"{scene.group}-{name}", zone)
+        await scene.add_node(f"{scene.node_class}-{name}", zone)
     await scene.submit("low", 4, priority="low")
     await until(lambda: scene.status("low").phase is Phase.RUNNING)
-    assert len(scene.status("low").assignment.bridge) == 2
+    assert len(scene.status("low").assignment.cross_zone_pair) == 2
     topology = await scene.api.get(FLYERTOPOLOGIES, "cluster")
     assert topology["status"]["holder"]["job"] == "low"
     await scene.edit("low", suspend=True)
@@ -152,13 +158,13 @@ async def test_a_whole_life_over_two_zones(scene, until):
     scene.finish("low")
     await until(lambda: scene.status("low").phase is Phase.SUCCEEDED)
     status = scene.status("low")
-    assert (status.chain.attempt, status.chain.restarts, status.checkpoint.step) == (3, 0, 2)
+    assert (status.history.attempt, status.history.restarts, status.checkpoint.step) == (3, 0, 2)
     await until(lambda: not scene.status("low").occupied)
 
 
 async def test_the_gate_of_pods_on_shared_nodes_is_opened(scene, until):
-    await scene.add_node(f"{scene.group}-s0", "A", dedicated=False)
-    await scene.add_node(f"{scene.group}-s1", "A", dedicated=False)
+    await scene.add_node(f"{scene.node_class}-s0", "A", dedicated=False)
+    await scene.add_node(f"{scene.node_class}-s1", "A", dedicated=False)
     await scene.submit("shared", 2)
     await until(lambda: scene.status("shared").phase is Phase.RUNNING)
     scene.finish("shared")

@@ -111,7 +111,7 @@ async def test_a_victim_never_reads_of_a_job_that_was_deleted_since(cluster, unt
     cluster.store.delete("flyerjobs", "secret", "prod")
     await until(lambda: cluster.status("mine", "team-a").phase is Phase.RUNNING, 20)
     found = cluster.status("mine", "team-a")
-    assert found.chain.attempt == 2
+    assert found.history.attempt == 2
     assert found.eviction.by == "another job"
     assert "secret" not in json.dumps(found.to_object())
 

@@ -51,7 +51,7 @@ async def test_a_watch_that_tells_nothing_is_not_waited_for(cluster, until):
     first.kill()
     await until(lambda: second.serves)
     assert len(lists(cluster, second.name)) >= 2
-    assert second.leader.term.state.jobs["default/old"].status.chain == before.chain
+    assert second.leader.term.state.jobs["default/old"].status.history == before.history
     cluster.server.faults.watches.frozen = False
     cluster.finish("old")
     await until(lambda: cluster.phase("old") is Phase.SUCCEEDED)
@@ -73,7 +73,7 @@ async def test_an_old_first_list_is_caught_up_with(cluster, until):
     cluster.finish("early")
     await until(lambda: cluster.phase("next") is Phase.RUNNING)
     assert not taken & set(cluster.status("next").assignment.names)
-    assert cluster.status("late").chain.attempt == 1
+    assert cluster.status("late").history.attempt == 1
 
 
 async def test_a_name_that_is_another_job_now_is_not_written_to(api_server, connect):

@@ -73,7 +73,7 @@ async def test_a_cause_of_the_job_is_said_and_gives_the_nodes_back(cluster, unti
     status = cluster.status("bad")
     assert status.eviction.reason == "StartFailed"
     assert reason in status.eviction.message
-    assert not status.chain.avoid
+    assert not status.history.avoid
     await until(lambda: cluster.phase("bad") is Phase.FAILED, 20)
     assert message in cluster.status("bad").message
 
@@ -162,7 +162,7 @@ async def test_a_missing_object_of_a_volume_is_named(cluster, until, volume, mes
     }, "default")  # fmt: skip
     await until(lambda: cluster.phase("job") is Phase.FAILED, 20)
     assert words in cluster.status("job").message
-    assert not cluster.status("job").chain.avoid
+    assert not cluster.status("job").history.avoid
 
 
 async def test_another_mount_that_fails_is_left_to_the_kubelet(cluster, until):
@@ -189,7 +189,7 @@ async def test_another_mount_that_fails_is_left_to_the_kubelet(cluster, until):
         lambda: sum(one.verb == "list" and one.resource == "events" for one in calls[seen:]) > 20,
         20,
     )
-    assert cluster.status("job").chain.attempt == 1
+    assert cluster.status("job").history.attempt == 1
     assert cluster.phase("job") is Phase.STARTING
 
 
@@ -213,7 +213,7 @@ async def test_a_conflict_of_a_create_costs_no_restart(cluster, until):
     )
     cluster.submit("job", 3)
     await until(lambda: cluster.phase("job") is Phase.RUNNING, 20)
-    assert cluster.status("job").chain.attempt == 1
+    assert cluster.status("job").history.attempt == 1
 
 
 async def test_an_outage_during_a_start_costs_no_restart(cluster, until):
@@ -224,10 +224,10 @@ async def test_an_outage_during_a_start_costs_no_restart(cluster, until):
     fault = Fault("refuse", verb="create", resource="pods", code=503, reason="x", times=10**6)
     cluster.server.faults.add(fault)
     cluster.submit("job")
-    await until(lambda: cluster.status("job").chain.refusals, 30)
+    await until(lambda: cluster.status("job").history.refusals, 30)
     fault.times = 0
     await until(lambda: cluster.phase("job") is Phase.RUNNING, 20)
-    assert cluster.status("job").chain.restarts == 0
+    assert cluster.status("job").history.restarts == 0
 
 
 def test_our_own_containers_are_never_the_jobs_fault():
@@ -248,6 +248,6 @@ async def test_the_node_whose_pod_does_not_come_up_by_the_deadline_is_avoided(
     await until(lambda: cluster.phase("job") is Phase.RUNNING, 60)
     status = cluster.status("job")
     assert "a0" not in status.assignment.names
-    assert status.chain.attempt == 2
+    assert status.history.attempt == 2
     assert status.eviction.reason == "PodsReadyTimeout"
     assert "a0" in status.eviction.message

@@ -56,18 +56,22 @@ async def refused(cluster, until, name="bad"):
         (template(volumeMounts=[]), "spec.template.spec.volumeMounts", "spec.containers[]"),
         (template(nodeName="a0"), "spec.template.spec.nodeName", "remove it"),
         (template(tolerations={"key": "x"}), "spec.template.spec.tolerations", "a list"),
-        (template(nodeSelector={"disk": "ssd"}), "spec.template.spec.nodeSelector", "group"),
+        (
+            template(nodeSelector={"disk": "ssd"}),
+            "spec.template.spec.nodeSelector",
+            "spec.nodeClass",
+        ),
         (
             template({"resources": {"requests": {"memory": "900Gi"}}}),
-            "of memory", "fireflyer.dev/group",
+            "of memory", "fireflyer.dev/node-class",
         ),
         (
             template({"resources": {"limits": {"fireflyer.dev/gpu": 9}}}),
-            "9 of fireflyer.dev/gpu", "fireflyer.dev/group",
+            "9 of fireflyer.dev/gpu", "fireflyer.dev/node-class",
         ),
         (
             template({"resources": {"requests": {"memory": "1e45"}}}),
-            "of memory", "fireflyer.dev/group",
+            "of memory", "fireflyer.dev/node-class",
         ),
     ],
 )  # fmt: skip
@@ -91,7 +95,7 @@ async def test_a_corrected_template_runs(cluster, until):
     await refused(cluster, until)
     cluster.edit("bad", template=template())
     await until(lambda: cluster.phase("bad") is Phase.RUNNING, 20)
-    assert cluster.status("bad").chain.attempt == 1
+    assert cluster.status("bad").history.attempt == 1
 
 
 async def test_a_job_runs_once_there_is_a_node_for_it(cluster, until):
@@ -138,7 +142,7 @@ async def test_an_outage_refuses_no_template(cluster, until):
     cluster.submit("good")
     await until(lambda: cluster.phase("good") is Phase.RUNNING, 20)
     assert fault.seen >= 3
-    assert cluster.status("good").chain.restarts == 0
+    assert cluster.status("good").history.restarts == 0
 
 
 @pytest.mark.parametrize(
@@ -239,10 +243,10 @@ async def test_a_queued_job_gets_no_pods_on_nodes_that_do_not_serve_it_any_more(
     await until(lambda: ssd.status("later").epoch, 20)
     await relabel(ssd)
     ssd.finish("first")
-    await until(lambda: ssd.status("later").chain.refusals, 20)
+    await until(lambda: ssd.status("later").history.refusals, 20)
     status = ssd.status("later")
     assert "spec.template.spec.nodeSelector: requires disk=ssd" in status.eviction.message
-    assert status.chain.restarts == 0
+    assert status.history.restarts == 0
     assert not ssd.pods("later", living=False)
     ssd.store.patch("nodes", "a0", {"metadata": {"labels": {"disk": "ssd"}}})
     await until(lambda: ssd.phase("later") is Phase.RUNNING, 20)

@@ -63,7 +63,9 @@ async def test_a_tenant_reads_what_the_leader_decided(
     cluster.submit("runs", namespace=OURS)
     await until(lambda: cluster.status("runs", OURS).phase is Phase.RUNNING)
     cluster.submit("elsewhere", 3, namespace="prod", managedBy="kueue.x-k8s.io/multikueue")
-    cluster.submit("zone", namespace=OURS, group="default#B")  # the topology excludes it
+    cluster.submit(
+        "zone", namespace=OURS, nodeClass="default", zone="B"
+    )  # the topology excludes it
     cluster.submit("large", 5, namespace=OURS)
     cluster.submit("quota", 2, namespace=OURS)
     cluster.submit("turn", 1, namespace=OURS)

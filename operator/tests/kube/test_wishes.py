@@ -12,7 +12,7 @@ async def test_a_stop_is_a_field(cluster, until):
     cluster.operator()
     cluster.submit("a", 2)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
-    cluster.edit("a", stop="graceful")
+    cluster.edit("a", stop="Graceful")
     await until(lambda: cluster.phase("a") is Phase.FAILED)
     assert cluster.status("a").reason == "Stopped"
 
@@ -25,7 +25,7 @@ async def test_a_requeue_names_its_attempt(cluster, until):
     patch = {"metadata": {"annotations": {"fireflyer.dev/requeue": "1"}}}
     cluster.store.patch("flyerjobs", "a", patch, "default", kind="application/merge-patch+json")
     await until(
-        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
+        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").history.attempt == 2
     )
     assert cluster.status("a").eviction.reason == "Requeued"
 
@@ -39,19 +39,19 @@ async def test_a_drain_moves_the_gang_and_a_cordon_leaves_it(cluster, until):
     cluster.store.patch("nodes", first, {"spec": {"unschedulable": True}})
     cluster.submit("b", 1)  # decided by who sees the cordon: the third node is left
     await until(lambda: cluster.phase("b") is Phase.RUNNING)
-    assert (cluster.phase("a"), cluster.status("a").chain.attempt) == (Phase.RUNNING, 1)
+    assert (cluster.phase("a"), cluster.status("a").history.attempt) == (Phase.RUNNING, 1)
     cluster.store.delete("flyerjobs", "b", "default")
     await until(lambda: not cluster.pods("b"))
     drain = {"reason": "a new disk", "by": "anna"}
     cluster.store.create("nodehealths", custom("NodeHealth", first, drain=drain))
     await until(
-        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").chain.attempt == 2
+        lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").history.attempt == 2
     )
     status = cluster.status("a")
     assert status.eviction.reason == "NodeDrained"
     assert status.eviction.message == f"node {first} is drained by anna: a new disk"
     assert status.checkpoint is not None  # it saved before it left
-    assert status.chain.restarts == 0
+    assert status.history.restarts == 0
     assert first not in status.assignment.names
 
 

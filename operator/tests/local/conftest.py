@@ -57,15 +57,17 @@ class Bench:
         path.write_text(
             f"name: test\n{lines}\nsettings: {{failureWindowSeconds: 0.2, stopPauseSeconds: 0.5}}\n"
             "nodes:\n"
-            "  - {names: [a0, a1, a2], zone: A, group: a100, slots: 2}\n"
-            "  - {names: [b0, b1, b2], zone: B, group: a100, slots: 2}\n"
+            "  - {names: [a0, a1, a2], zone: A, nodeClass: a100, slots: 2}\n"
+            "  - {names: [b0, b1, b2], zone: B, nodeClass: a100, slots: 2}\n"
         )
         return path
 
     def manifest(self, name: str = "job", *, script: str = "steps.py", **choices: Any) -> Path:
         """A FlyerJob that runs a script with options; `spec__x` sets spec.x as YAML."""
-        spec = {"nodes": 2, "ranksPerNode": 2, "group": "a100", "watchdog": "60s"}
-        spec["preemption"] = "{grace: 5s, maxGrace: 10s, minRuntime: 0s}"
+        spec = {"nodes": 2, "ranksPerNode": 2, "nodeClass": "a100", "progressDeadline": "60s"}
+        spec["preemption"] = (
+            "{checkpointGracePeriod: 5s, maxCheckpointGracePeriod: 10s, minRuntime: 0s}"
+        )
         arguments = ["--folder", str(self.folder / name)]
         for key, value in choices.items():
             if key.startswith("spec__"):

@@ -7,7 +7,7 @@ import pytest
 GOOD = """\
 name: test
 nodes:
-  - {names: [a0, a1], zone: A, group: a100, slots: 2}
+  - {names: [a0, a1], zone: A, nodeClass: a100, slots: 2}
 """
 
 
@@ -19,7 +19,7 @@ nodes:
         ({"spec__nodes": '"two"'}, ["spec.nodes", "two"]),
         ({"spec__priority": "urgent"}, ["spec.priority", "urgent", "extreme-high"]),
         ({"spec__nodez": 3}, ["spec.nodez", "nodes"]),
-        ({"spec__watchdog": "soon"}, ["spec.watchdog", "soon"]),
+        ({"spec__progressDeadline": "soon"}, ["spec.progressDeadline", "soon"]),
     ],
 )
 def test_a_bad_manifest_names_file_line_field_and_value(bench, spec, words):
@@ -60,8 +60,8 @@ def test_a_missing_manifest_and_a_binary_one(bench):
     ("spec", "words"),
     [
         ({"spec__nodes": 7}, ["7 nodes", "6"]),
-        ({"spec__group": "h200"}, ["h200"]),
-        ({"spec__group": '"a100#C"'}, ["C"]),
+        ({"spec__nodeClass": "h200"}, ["h200"]),
+        ({"spec__zone": "C"}, ["C"]),
         ({"spec__ranksPerNode": 9}, ["9", "2"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""The driver's own life: interrupted, killed, started twice; nothing survives it, chains go on."""
+"""The driver's own life: interrupted, killed, started twice; nothing survives it, ids go on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from flyer.engine.log import replay
 
 
-def test_after_kill_9_no_process_survives_and_the_next_run_continues_the_chain(bench):
+def test_after_kill_9_no_process_survives_and_the_next_run_continues_the_history(bench):
     manifest = bench.manifest(steps=20, hold_at=13)
     driver = bench.drive(manifest)
     before = bench.step("job", 12)
@@ -25,7 +25,7 @@ def test_after_kill_9_no_process_survives_and_the_next_run_continues_the_chain(b
     assert again.returncode == 0, again.stderr
     start = int(again.stdout.split("rank 0 attempt 2 starts at step ")[1].split()[0])
     assert start == 10, "the last durable checkpoint"
-    assert before.chain in (bench.state / "jobs" / "default.job.json").read_text()
+    assert before.history_id in (bench.state / "jobs" / "default.job.json").read_text()
 
 
 def test_flyer_run_without_a_manifest_goes_on_with_what_is_unfinished(bench):
@@ -143,20 +143,20 @@ def test_a_job_that_ended_runs_again_as_a_new_chain_and_keeps_the_old_logs(bench
     folders = sorted(path.name for path in (bench.state / "logs").iterdir())
     assert len(folders) == 2
     assert folders[0] == "default.job"
-    assert folders[1].removeprefix("default.job.") in first  # named for its chain
+    assert folders[1].removeprefix("default.job.") in first  # named for its history id
 
 
 def test_a_job_may_follow_itself_at_once(bench):
     bench.drive(bench.manifest("other", steps=99, hold_at=1))
     manifest = bench.manifest(steps=2)
     client = bench.client()
-    chains = set()
+    ids = set()
     for _ in range(3):
-        chains.add(client.run(manifest).chain)
+        ids.add(client.run(manifest).history_id)
         for item in client.watch(timeout_seconds=40):
             if item.job is not None and item.job.name == "job" and item.job.finished:
                 break  # its nodes may not be empty yet
-    assert len(chains) == 3
+    assert len(ids) == 3
     assert client.wait("job", timeout_seconds=40).state == "Succeeded"
 
 

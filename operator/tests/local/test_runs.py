@@ -44,30 +44,30 @@ def test_a_rank_that_is_killed_restarts_the_gang_from_the_last_checkpoint(bench)
     assert int(run.stdout.split("rank 0 attempt 2 starts at step ")[1].split()[0]) >= 5
 
 
-def test_a_hung_job_is_restarted_by_the_watchdog(bench):
-    manifest = bench.manifest(steps=7, silent_at=6, spec__watchdog="1s")
+def test_a_hung_job_is_restarted_by_the_progress_deadline(bench):
+    manifest = bench.manifest(steps=7, silent_at=6, spec__progressDeadline="1s")
     run = bench.flyer("run", manifest, "--cluster", bench.cluster())
     assert run.returncode == 0, run.stderr
-    assert "WatchdogExpired" in run.stderr
+    assert "ProgressDeadlineExceeded" in run.stderr
     assert "rank 0 attempt 2 starts at step 5" in run.stdout
 
 
 def test_a_job_that_always_hangs_fails_and_says_so(bench):
     manifest = bench.manifest(
-        steps=7, silent_at=2, silent_attempts=9, spec__watchdog="1s", spec__maxRestarts=1
+        steps=7, silent_at=2, silent_attempts=9, spec__progressDeadline="1s", spec__maxRestarts=1
     )
     run = bench.flyer("run", manifest, "--cluster", bench.cluster())
     assert run.returncode == 100, run.stderr
-    assert "WatchdogExpired" in run.stderr
+    assert "ProgressDeadlineExceeded" in run.stderr
     assert "MaxRestartsExceeded" in run.stderr
 
 
-def test_log_lines_alone_keep_the_watchdog_quiet(bench):
-    # 60 lines over 3 s, no progress report, and a watchdog that is shorter than the job
-    manifest = bench.manifest(script="talk.py", lines=60, spec__watchdog="2500ms")
+def test_log_lines_alone_extend_the_progress_deadline(bench):
+    # 60 lines over 3 s, no progress report, and a progress deadline that is shorter than the job
+    manifest = bench.manifest(script="talk.py", lines=60, spec__progressDeadline="2500ms")
     run = bench.flyer("run", manifest, "--cluster", bench.cluster())
     assert run.returncode == 0, run.stderr
-    assert "WatchdogExpired" not in run.stderr
+    assert "ProgressDeadlineExceeded" not in run.stderr
 
 
 def test_suspend_and_resume_lose_no_step(bench):
@@ -92,7 +92,7 @@ def test_suspend_and_resume_lose_no_step(bench):
 
 
 def test_a_job_that_never_answers_is_killed_at_the_deadline_and_restarts(bench):
-    grace = "{grace: 1s, maxGrace: 1s, minRuntime: 0s}"
+    grace = "{checkpointGracePeriod: 1s, maxCheckpointGracePeriod: 1s, minRuntime: 0s}"
     driver = bench.drive(
         bench.manifest(steps=14, hold_at=12, deaf=True, spec__preemption=grace, pause=0.05)
     )
@@ -121,7 +121,7 @@ def test_a_high_job_preempts_and_the_victim_goes_on_where_it_was(bench):
     view = json.loads(bench.flyer("show", "low", "-o", "json").stdout)["job"]
     assert [item["outcome"] for item in view["attempts"]] == ["Preempted", "Succeeded"]
     assert view["attempts"][0]["lostSteps"] == 0
-    assert view["attempts"][1]["sameSplit"] is True
+    assert view["attempts"][1]["sameZoneLayout"] is True
 
 
 def test_a_dead_node_is_replaced_in_its_zone_and_ranks_keep_their_places(bench):
@@ -140,7 +140,7 @@ def test_a_dead_node_is_replaced_in_its_zone_and_ranks_keep_their_places(bench):
         ("a0", 0), ("a1", 2), ("b0", 4), ("b1", 6),
     ]  # fmt: skip
     assert places == [("a0", 0), ("a2", 2), ("b0", 4), ("b1", 6)]
-    assert after.attempts[-1].same_split is True
+    assert after.attempts[-1].same_zone_layout is True
     lost = [node for node in bench.client().nodes() if node.state == "Lost"]
     assert [node.name for node in lost] == ["a1"]
     assert str(victim.supervisor_pid) in lost[0].reason

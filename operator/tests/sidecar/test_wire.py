@@ -58,7 +58,7 @@ REPORTS = st.builds(
     ), max_size=5),
     durable=SAVED,
     volatile=SAVED,
-    life_state=st.none() | st.integers(0, 2**32 - 1),
+    user_state=st.none() | st.integers(0, 2**32 - 1),
     given_up=st.none() | st.builds(GivenUp, NUMBERS, TEXTS),
     output=NUMBERS,
     end=st.none() | ENDS,
@@ -80,7 +80,7 @@ def test_a_report_is_read_as_it_was_written_and_fits_a_line(report: Report) -> N
 @given(st.sampled_from(["hello", "report", "beat", "order"]), st.dictionaries(
     st.sampled_from([
         "token", "version", "revision", "launcher", "port", "ranks_seen", "suspended", "step",
-        "metrics", "durable", "given_up", "output", "end", "life_state",
+        "metrics", "durable", "given_up", "output", "end", "user_state",
     ]), JSON, max_size=14,
 ))  # fmt: skip
 def test_a_report_with_anything_in_it_is_read_or_refused(kind: str, body: dict[str, Any]) -> None:

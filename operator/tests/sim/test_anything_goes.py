@@ -24,25 +24,34 @@ POLICY = Policy(
     start_deadline_seconds=20.0,
     stop_retry_seconds=2.0,
     stop_deadline_seconds=10.0,
-    same_split_seconds=15.0,
+    same_zone_layout_seconds=15.0,
     restart_cost_seconds=5.0,
 )
 PRIORITIES = ["low", "normal", "high", "auto"]
-GROUPS = [None, "default", "default#A", "default#B"]
+PLACES = [(None, None), ("default", None), ("default", "A"), ("default", "B")]
 
 
-def make_job(name: str, *, nodes: int, priority: str, group: str | None, cross: str) -> FlyerJob:
+def make_job(
+    name: str, *, nodes: int, priority: str, place: tuple[str | None, str | None], cross: str
+) -> FlyerJob:
     spec = {
         "nodes": nodes,
         "priority": priority,
         "crossZone": cross,
-        "watchdog": "30s",
+        "progressDeadline": "30s",
         "maxRestarts": 1000,
-        "preemption": {"grace": "4s", "maxGrace": "12s", "minRuntime": "5s"},
+        "preemption": {
+            "checkpointGracePeriod": "4s",
+            "maxCheckpointGracePeriod": "12s",
+            "minRuntime": "5s",
+        },
         "template": {"spec": {"containers": [{"name": "trainer"}]}},
     }
-    if group is not None:
-        spec["group"] = group
+    node_class, zone = place
+    if node_class is not None:
+        spec["nodeClass"] = node_class
+    if zone is not None:
+        spec["zone"] = zone
     return FlyerJob.model_validate(
         {
             "apiVersion": "fireflyer.dev/v1alpha1",
@@ -86,17 +95,22 @@ class AnythingGoes(RuleBasedStateMachine):
     @rule(
         nodes=st.integers(1, 6),
         priority=st.sampled_from(PRIORITIES),
-        group=st.sampled_from(GROUPS),
-        cross=st.sampled_from(["never", "lastResort"]),
+        place=st.sampled_from(PLACES),
+        cross=st.sampled_from(["Never", "LastResort"]),
         script=SCRIPTS,
     )
     def submit(
-        self, nodes: int, priority: str, group: str | None, cross: str, script: Script
+        self,
+        nodes: int,
+        priority: str,
+        place: tuple[str | None, str | None],
+        cross: str,
+        script: Script,
     ) -> None:
         if len(self.simulation.store) < 8:
             self.count += 1
             name = f"job-{self.count}"
-            new = make_job(name, nodes=nodes, priority=priority, group=group, cross=cross)
+            new = make_job(name, nodes=nodes, priority=priority, place=place, cross=cross)
             self.simulation.submit(new, script)
 
     @rule(seconds=st.sampled_from([0.05, 0.3, 1.0, 4.0, 15.0, 60.0]))
@@ -146,15 +160,21 @@ class AnythingGoes(RuleBasedStateMachine):
         name=st.sampled_from(["q1", "q2", "q3"]),
         user=st.sampled_from(["*", "default"]),
         priority=st.sampled_from(["*", "high", "low"]),
-        group=st.sampled_from(["*", "default"]),
+        node_class=st.sampled_from(["*", "default"]),
         nodes=st.integers(0, 6),
         seconds=st.sampled_from([None, 20.0]),
     )
     def limit(
-        self, name: str, user: str, priority: str, group: str, nodes: int, seconds: float | None
+        self,
+        name: str,
+        user: str,
+        priority: str,
+        node_class: str,
+        nodes: int,
+        seconds: float | None,
     ) -> None:
         expires = None if seconds is None else self.simulation.now + seconds
-        self.simulation.limit(Quota(name, user, priority, group, nodes, expires))
+        self.simulation.limit(Quota(name, user, priority, node_class, nodes, expires))
 
     @rule(name=st.sampled_from(["q1", "q2", "q3"]))
     def unlimit(self, name: str) -> None:

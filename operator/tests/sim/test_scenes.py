@@ -36,7 +36,7 @@ def test_preempted_then_a_node_dies_and_no_bit_changes() -> None:
     assert simulation.phase("default/b") is Phase.SUCCEEDED
     attempts = starts(simulation, "default/a")
     assert [attempt.assignment.split for attempt in attempts] == [(2, 2)] * 3
-    assert [item.assignment.same_split for item in attempts] == [None, True, True]
+    assert [item.assignment.same_zone_layout for item in attempts] == [None, True, True]
     assert attempts[2].assignment.names == ("a0", "a2", "b0", "b1")
     assert simulation.invariants.lost_steps == 0
 

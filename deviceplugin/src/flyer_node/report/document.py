@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["node_state", "status_document"]
 
 DEVICES_MAX, FAULTS_MAX = 128, 64
+DEVICE_KINDS = {"gpu": "GPU", "pair": "NVLinkPair", "hca": "HCA"}
+"""The values of `status.devices[].kind` by kind of device."""
 _ORDER = (State.UNHEALTHY, State.UNKNOWN, State.RECOVERING, State.SUSPECT)
 """Worst first; a gang needs the whole node, so one device decides."""
 
@@ -86,7 +88,7 @@ def node_state(health: Mapping[Subject, DeviceHealth]) -> tuple[State, str, str]
 def _device(subject: Subject, record: DeviceHealth) -> dict[str, Any]:
     return {
         "id": subject.id,
-        "kind": subject.kind,
+        "kind": DEVICE_KINDS[subject.kind],
         "state": record.state.value,
         "reason": _reason(record),
         "message": _message(record)[:1024],

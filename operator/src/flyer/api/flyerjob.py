@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 from flyer.api.base import StrictModel
 from flyer.api.durations import AboveZero, Duration
 from flyer.api.lifecycle import WAIT
-from flyer.api.metadata import LABEL, ObjectMeta
+from flyer.api.metadata import LABEL, LABEL_VALUE, ObjectMeta
 from flyer.api.names import (
     API_VERSION,
     CHANGED_BY_ANNOTATION,
@@ -29,17 +29,16 @@ from flyer.api.rules import Rule, atomic_map, rules, says
 from flyer.api.status import NODES_MAX, FlyerJobStatus
 from flyer.job.limits import PATH_CHARS_MAX
 
-# Pods are named NAME-ATTEMPT-RANK and a host name has 63 characters: room for a million attempts.
+# Pod names are NAME-ATTEMPT-RANK and a host name has at most 63 characters: this leaves room for a
+# million attempts.
 NAME_CHARS_MAX = 51
-# Kubernetes bounds no name of a user; the longest of a service account has 339.
+# Kubernetes does not limit user names; the longest name of a service account has 339 characters.
 USER_CHARS_MAX = 512
-# For CEL: the phases in which a job has no nodes yet, or none any more.
+# For CEL: the phases in which a job has no nodes.
 WAITING = "[" + ", ".join(f"'{phase.value}'" for phase in WAIT) + "]"
-# For `queue` and its like: what people read when nobody said anything.
 DEFAULT_QUEUE = "default"
-# A domain, a slash, a path, as batch/v1 has it.
+# A domain, a slash, a path, as in batch/v1.
 _MANAGER = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[-._~A-Za-z0-9/]+$"
-_GROUP = r"^[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?(#[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$"
 
 SERVICE_ACCOUNT_PREFIX = "system:serviceaccount:"
 
@@ -47,66 +46,81 @@ SERVICE_ACCOUNT_PREFIX = "system:serviceaccount:"
 class CrossZone(StrEnum):
     """Whether the gang may span two zones."""
 
-    NEVER = "never"
-    LAST_RESORT = "lastResort"
+    NEVER = "Never"
+    LAST_RESORT = "LastResort"
 
 
 class StopMode(StrEnum):
-    """How a job is ended for good."""
+    """How a job is stopped permanently."""
 
-    GRACEFUL = "graceful"
-    NOW = "now"
+    GRACEFUL = "Graceful"
+    NOW = "Now"
 
 
 class Preemption(StrictModel):
-    """How a job is interrupted."""
+    """How a running job is interrupted."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             Rule(
-                "duration(self.maxGrace) >= duration(self.grace)",
-                "spec.preemption.maxGrace: is shorter than grace: set it to grace or more",
+                "duration(self.maxCheckpointGracePeriod) >= duration(self.checkpointGracePeriod)",
+                "spec.preemption.maxCheckpointGracePeriod: is shorter than checkpointGracePeriod: "
+                "set it to checkpointGracePeriod or more",
                 says(
-                    "spec.preemption.maxGrace: %s is shorter than grace %s: set maxGrace to %s or "
-                    "more",
-                    "self.maxGrace",
-                    "self.grace",
-                    "self.grace",
+                    "spec.preemption.maxCheckpointGracePeriod: %s is shorter than "
+                    "checkpointGracePeriod %s: set maxCheckpointGracePeriod to %s or more",
+                    "self.maxCheckpointGracePeriod",
+                    "self.checkpointGracePeriod",
+                    "self.checkpointGracePeriod",
                 ),
-                ".maxGrace",
+                ".maxCheckpointGracePeriod",
             )
         )
     )
 
-    grace: Duration = Field(default=Duration("60s"), description="To save in, after the signal")
-    max_grace: Duration = Field(
-        default=Duration("10m"), description="How far progress may extend the grace"
+    checkpoint_grace_period: Duration = Field(
+        default=Duration("60s"),
+        description="Time to checkpoint after the suspend signal. Each progress report of a new "
+        "step restarts it, up to maxCheckpointGracePeriod. Default: 60s.",
+    )
+    max_checkpoint_grace_period: Duration = Field(
+        default=Duration("10m"),
+        description="Upper limit of the checkpoint grace period, including all extensions by "
+        "progress reports. Must not be shorter than checkpointGracePeriod. Default: 10m.",
     )
     min_runtime: Duration = Field(
-        default=Duration("15m"), description="Not preempted before it has run so long"
+        default=Duration("15m"),
+        description="Minimum run time of an attempt before the job can be preempted. Default: 15m.",
     )
 
     @model_validator(mode="after")
     def _ordered(self) -> Preemption:
-        if self.max_grace < self.grace:
+        shortest, longest = self.checkpoint_grace_period, self.max_checkpoint_grace_period
+        if longest < shortest:
             raise ValueError(
-                f"maxGrace {self.max_grace} is shorter than grace {self.grace}: "
-                f"set maxGrace to {self.grace} or more"
+                f"maxCheckpointGracePeriod {longest} is shorter than checkpointGracePeriod "
+                f"{shortest}: set maxCheckpointGracePeriod to {shortest} or more"
             )
         return self
 
 
 class CheckpointPolicy(StrictModel):
-    """Where the job saves and how often it means to."""
+    """Where and how often the job saves checkpoints."""
 
     path: str = Field(
-        min_length=1, max_length=PATH_CHARS_MAX, description="A folder that all nodes see"
+        min_length=1,
+        max_length=PATH_CHARS_MAX,
+        description="Directory of the checkpoints. Must be visible on all nodes.",
     )
-    interval: Duration = Field(default=Duration("5m"), description="How often the job means to")
+    interval: Duration = Field(
+        default=Duration("5m"),
+        description="Intended time between two checkpoints. The scheduler compares it with the "
+        "time since the last one when it chooses jobs to preempt. Default: 5m.",
+    )
 
 
 class Collectives(StrictModel):
-    """What the scheduler adds to the pods for collective communication."""
+    """Additions to the pods for collective communication."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -119,12 +133,13 @@ class Collectives(StrictModel):
     )
 
     inject: bool = Field(
-        default=True, description="Add the hfreduce package and the topology file to the pods"
+        default=True,
+        description="Adds the hfreduce package and the topology file to the pods. Default: true.",
     )
     daemon: bool = Field(
         default=False,
-        description="Run a node's part of HFReduce in a sidecar, hfreduced, instead of in its "
-        "ranks",
+        description="Runs HFReduce in one sidecar per node, hfreduced, instead of in the ranks. "
+        "Requires inject. Default: false.",
     )
 
     @model_validator(mode="after")
@@ -135,103 +150,122 @@ class Collectives(StrictModel):
 
 
 class FlyerJobSpec(StrictModel):
-    """What to run, on how many whole nodes, and how it may be interrupted."""
+    """Desired state of the job: its command, its number of nodes and how it may be interrupted."""
 
-    nodes: int = Field(ge=1, le=NODES_MAX, description="Whole nodes; the gang is all or nothing")
+    nodes: int = Field(
+        ge=1,
+        le=NODES_MAX,
+        description="Number of whole nodes. The gang gets all of them or none. Immutable while the "
+        f"job has nodes. Range: 1 to {NODES_MAX}.",
+    )
     ranks_per_node: int = Field(
-        default=1, ge=1, le=1024, description="Processes on each node, commonly one a GPU"
+        default=1,
+        ge=1,
+        le=1024,
+        description="Number of ranks on each node, usually one per GPU. Range: 1 to 1024. "
+        "Default: 1.",
     )
     priority: Annotated[Priority, Field(strict=False)] = Field(
         default=Priority.NORMAL,
-        description="Higher goes first and may preempt lower; auto: the highest level that a "
-        "FlyerQuota names and that has room. May change at any time",
+        description="Priority class of the job. A job of a higher class is scheduled first and may "
+        "preempt jobs of lower classes. auto selects the highest class for which a FlyerQuota "
+        "limit has room. The values are names of priority classes and therefore in lower case. "
+        "May be changed at any time. Default: normal.",
     )
     queue: str | None = Field(
         default=None,
         pattern=LABEL,
         max_length=63,
-        description=f"For people and reports. Absent: the job's label {QUEUE_LABEL}, or else "
-        f"{DEFAULT_QUEUE}",
+        description="Queue of the job, for quotas and reports. Defaults to the label "
+        f"{QUEUE_LABEL} of the job, otherwise to {DEFAULT_QUEUE}.",
     )
-    group: str | None = Field(
+    node_class: str | None = Field(
         default=None,
-        pattern=_GROUP,
-        max_length=253,
-        description='Node class; "a100#A" pins a zone. Absent: any one class',
+        pattern=LABEL_VALUE,
+        max_length=63,
+        description="Node class of the gang: the value of the node label "
+        "fireflyer.dev/node-class. If absent, the scheduler selects one class.",
+    )
+    zone: str | None = Field(
+        default=None,
+        pattern=LABEL_VALUE,
+        max_length=63,
+        description="Zone of the gang: the value of the node label fireflyer.dev/zone. If absent, "
+        "the scheduler selects the zone.",
     )
     cross_zone: Annotated[CrossZone, Field(strict=False)] = Field(
         default=CrossZone.LAST_RESORT,
-        description="never: one zone or none; lastResort: two zones if no zone has the nodes and "
-        "no other job crosses zones",
+        description="Whether the gang may span two zones. Never: all nodes are in one zone. "
+        "LastResort: two zones if no single zone has enough nodes and no other job crosses zones. "
+        "Default: LastResort.",
     )
     suspend: bool = Field(
         default=False,
-        description="true: save, leave the nodes and wait; false: queue again at the old place",
+        description="Whether the job is suspended. true: the job saves a checkpoint and releases "
+        "its nodes. false: it queues again at its previous position. Default: false.",
     )
     stop: Annotated[StopMode, Field(strict=False)] | None = Field(
         default=None,
-        description="End the job for good: graceful lets it save first, now kills it. Its object, "
-        "checkpoints and logs stay; deleting the object stops it at once",
+        description="Stops the job permanently. Graceful: the job saves a checkpoint first. Now: "
+        "the job is killed. The object, checkpoints and logs are kept; deleting the object stops "
+        "the job at once. A stop cannot be undone.",
     )
-    max_runtime: Annotated[Duration, AboveZero("spec.maxRuntime", "leave the field out")] | None = (
-        Field(
-            default=None,
-            description="Of one attempt; then the job saves and ends. While the job has nodes it "
-            "may be lowered and not raised: others wait for its end",
-        )
+    active_deadline: (
+        Annotated[Duration, AboveZero("spec.activeDeadline", "leave the field out")] | None
+    ) = Field(
+        default=None,
+        description="Maximum run time of one attempt. The job saves a checkpoint and is stopped "
+        "when it is exceeded. While the job has nodes the value can be lowered but not raised, "
+        "because other jobs are planned by it. If absent, the run time is not limited.",
     )
-    watchdog: Annotated[Duration, AboveZero("spec.watchdog", "write null")] | None = Field(
+    progress_deadline: (
+        Annotated[Duration, AboveZero("spec.progressDeadline", "write null")] | None
+    ) = Field(
         default=Duration("30m"),
-        description="Neither progress nor a log line for so long = hung: restarted from its "
-        "checkpoint. null: never",
+        description="Maximum time without a progress report and without output. A job that exceeds "
+        "it counts as hung and is restarted from its last durable checkpoint. null disables the "
+        "check. Default: 30m.",
     )
     max_restarts: int = Field(
         default=10,
         ge=0,
         le=10_000,
-        description="Consecutive restarts without a newer durable checkpoint",
+        description="Maximum number of consecutive restarts without a newer durable checkpoint. "
+        "The job fails when it is exceeded. Range: 0 to 10000. Default: 10.",
     )
     ttl_seconds_after_finished: int | None = Field(
         default=None,
         ge=0,
         le=2**31 - 1,
-        description="As in batch/v1 Job: the job is deleted, with its pods and their logs, so many "
-        "seconds after it has ended. Absent: it stays",
+        description="Seconds after which a finished job is deleted together with its pods and "
+        "their logs, as in batch/v1 Job. If absent, FlyerTopology spec.finishedJobs decides.",
     )
-    preemption: Preemption = Field(default=Preemption(), description="How the job is interrupted")
+    preemption: Preemption = Field(
+        default=Preemption(), description="Limits on how and when the job may be preempted."
+    )
     checkpoint: CheckpointPolicy | None = Field(
-        default=None, description="Where the job saves and how often it means to"
+        default=None, description="Where and how often the job saves checkpoints."
     )
     collectives: Collectives = Field(
-        default=Collectives(), description="What is added to the pods for communication"
+        default=Collectives(), description="Additions to the pods for collective communication."
     )
     managed_by: str | None = Field(
         default=None,
         pattern=_MANAGER,
         max_length=63,
-        description="As in batch/v1 Job: which controller runs the job. Absent, or "
-        f"{MANAGER}: this one; it leaves others' jobs alone. Fixed when the job is created",
+        description="Controller that runs the job, as in batch/v1 Job. Jobs of other controllers "
+        f"are ignored by this one. Immutable. Default: {MANAGER}.",
     )
     template: PodTemplate = Field(
-        description="The pod of one node, the same for all nodes of the gang",
+        description="Pod template of one node. All nodes of the gang run the same template.",
         json_schema_extra=atomic_map(),
     )
-
-    @property
-    def node_class(self) -> str | None:
-        """The part of `group` before `#`."""
-        return self.group.partition("#")[0] if self.group else None
-
-    @property
-    def zone(self) -> str | None:
-        """The zone that `group` pins, if any."""
-        return (self.group.partition("#")[2] or None) if self.group else None
 
 
 # What else decides where a job runs and what it runs: fixed as `nodes` is, while it has nodes and
 # once it has ended. An admission policy keeps it so, and that a stop is not taken back: rules here
 # would compare templates with every write of the status. `nodes` is compared with the status.
-FIXED_FIELDS = ("ranksPerNode", "group", "crossZone", "template")
+FIXED_FIELDS = ("ranksPerNode", "nodeClass", "zone", "crossZone", "template")
 
 JOB_RULES = (
     Rule(

@@ -1,10 +1,11 @@
 """FlyerQuota v1alpha1: how many nodes a subject may have at once, at a priority, in a node class.
 
 One object is one limit. Its subject is a user, a namespace, a team or a queue. With `scope: Each`,
-`*` is what each subject of that kind gets that has no limit by name for the same priority and
-group; with `scope: Total` the limit bounds the sum over all of them. `priority: "*"` and
-`group: "*"` bound the sum over all levels and classes. An object that names no subject bounds each
-namespace, because a namespace is the one identity that every version of Kubernetes vouches for.
+`*` applies to each subject of that kind without a limit by name for the same priority and node
+class; with `scope: Total` the limit applies to the sum over all of them. `priority: "*"` and
+`nodeClass: "*"` limit the sum over all priorities and classes. An object that names no subject
+limits each namespace, because the namespace is the only identity that every version of Kubernetes
+guarantees.
 Every limit that applies to a job must have room for all of its nodes before it gets any;
 what a job holds counts until its nodes are empty. Where no limit applies there is none, so a
 cluster without FlyerQuotas behaves as before; `nodes: 0` closes a priority or a class.
@@ -31,7 +32,9 @@ ANY = "*"
 NODES_MAX = 5_000
 _SUBJECTS_MAX = 1_000
 _LEVELS: list[JsonValue] = [one.value for one in Priority if one is not Priority.AUTO]
-_EACH = '"*": each one without a limit by name for this priority and group, or the sum over all '
+_EACH = (
+    '"*": each one without a limit by name for this priority and node class, or the sum over all '
+)
 _EACH += "of them with scope Total. At most one of user, namespace, team and queue may be set"
 
 
@@ -52,7 +55,7 @@ class QuotaScope(StrEnum):
 
 
 class FlyerQuotaSpec(StrictModel):
-    """Nodes per subject, priority and group."""
+    """Nodes per subject, priority and node class."""
 
     user: str = Field(
         default="",
@@ -89,10 +92,10 @@ class FlyerQuotaSpec(StrictModel):
         "at the highest level that a limit names and that has room",
         json_schema_extra={"enum": [*_LEVELS, ANY]},
     )
-    group: str = Field(
+    node_class: str = Field(
         default=ANY,
         min_length=1,
-        max_length=253,
+        max_length=63,
         pattern=r"^(\*|[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)$",
         description='A node class, or "*" for the sum over all classes',
     )

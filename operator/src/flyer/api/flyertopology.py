@@ -18,20 +18,18 @@ from pydantic import ConfigDict, Field
 from flyer.api.base import Model, StrictModel
 from flyer.api.conditions import Conditions
 from flyer.api.durations import Duration
-from flyer.api.metadata import LABEL, ClusterMeta
+from flyer.api.metadata import LABEL, LABEL_VALUE, ClusterMeta
 from flyer.api.names import API_VERSION, KIND_TOPOLOGY
 from flyer.api.priorities import Priority
 from flyer.api.rules import Rule, list_map, list_set, rules, says
 from flyer.api.timestamps import Timestamp
-
-_LABEL_VALUE = r"^[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?$"
 
 
 class Zone(StrictModel):
     """One network zone: a fat tree of its own."""
 
     name: str = Field(
-        pattern=_LABEL_VALUE,
+        pattern=LABEL_VALUE,
         max_length=63,
         description="As nodes say it in the label fireflyer.dev/zone",
     )
@@ -50,8 +48,12 @@ class PriorityLimits(StrictModel):
     priority: Annotated[Priority, Field(strict=False)] = Field(
         description="The priority at which a job holds its nodes"
     )
-    grace: Duration | None = Field(default=None, description="Cap of spec.preemption.grace")
-    max_grace: Duration | None = Field(default=None, description="Cap of spec.preemption.maxGrace")
+    checkpoint_grace_period: Duration | None = Field(
+        default=None, description="Upper limit of spec.preemption.checkpointGracePeriod."
+    )
+    max_checkpoint_grace_period: Duration | None = Field(
+        default=None, description="Upper limit of spec.preemption.maxCheckpointGracePeriod."
+    )
     min_runtime: Duration | None = Field(
         default=None, description="Cap of spec.preemption.minRuntime"
     )
@@ -60,11 +62,13 @@ class PriorityLimits(StrictModel):
 class PreemptionLimits(StrictModel):
     """Caps on what jobs may ask for; the scheduler clamps what is above them."""
 
-    grace: Duration = Field(
-        default=Duration("15m"), description="Cap of spec.preemption.grace. Default: 15m"
+    checkpoint_grace_period: Duration = Field(
+        default=Duration("15m"),
+        description="Upper limit of spec.preemption.checkpointGracePeriod. Default: 15m.",
     )
-    max_grace: Duration = Field(
-        default=Duration("1h"), description="Cap of spec.preemption.maxGrace. Default: 1h"
+    max_checkpoint_grace_period: Duration = Field(
+        default=Duration("1h"),
+        description="Upper limit of spec.preemption.maxCheckpointGracePeriod. Default: 1h.",
     )
     min_runtime: Duration = Field(
         default=Duration("2h"), description="Cap of spec.preemption.minRuntime. Default: 2h"

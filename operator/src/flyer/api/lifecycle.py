@@ -4,11 +4,11 @@ A leader that is confused, or two that believe in themselves, can still not writ
 the table becomes CEL rules of the CRD. What it says, for one write of the status:
 
 1. `epoch` never falls: a leader that lost its lease is refused.
-2. `chain.attempt` grows by at most one, and a new attempt begins in Reserved, Draining or Starting.
+2. `history.attempt` grows by at most one; a new attempt starts in Reserved, Draining or Starting.
 3. Inside an attempt the phase moves along `MOVES`; Succeeded and Failed are final.
 4. Inside an attempt `suspendCode` only grows, and the assignment's nodes do not change.
 5. `assignment` is there in the phases that have nodes, is not in those that wait, and names exactly
-   `spec.nodes` nodes, with one bridge if it crosses zones.
+   `spec.nodes` nodes, with one cross-zone pair if it crosses zones.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def illegal(before: FlyerJobStatus, after: FlyerJobStatus) -> str:
     """Why this write would be refused, in the words of the rule; empty: it is legal."""
     if after.epoch < before.epoch:
         return f"status.epoch: {after.epoch} is lower than {before.epoch}"
-    old, new = before.chain.attempt, after.chain.attempt
+    old, new = before.history.attempt, after.history.attempt
     if new not in (old, old + 1):
-        return f"status.chain.attempt: {new} does not follow {old}"
+        return f"status.history.attempt: {new} does not follow {old}"
     begun = new > old
     if begun and (before.phase in FINAL or after.phase not in BEGINNINGS):
         return f"status.phase: attempt {new} cannot begin in {after.phase} after {before.phase}"
@@ -76,7 +76,7 @@ def _cel(phases: tuple[Phase, ...]) -> str:
 
 
 _TABLE = "{" + ", ".join(f"'{phase.value}': {_cel(to)}" for phase, to in MOVES.items()) + "}"
-_BEGUN = "self.chain.attempt > oldSelf.chain.attempt"
+_BEGUN = "self.history.attempt > oldSelf.history.attempt"
 
 # What a rule costs the API server is mostly how often it steps into an object, and how many fields
 # that object has: each step copies the descriptions of all of them. So a rule is at the lowest
@@ -93,12 +93,12 @@ EPOCH_RULE = Rule(
     ),
 )
 
-CHAIN_RULES = (
+HISTORY_RULES = (
     Rule(
         "self.attempt == oldSelf.attempt || self.attempt == oldSelf.attempt + 1",
-        "status.chain.attempt: attempts are counted one by one: read the job again",
+        "status.history.attempt: attempts are counted one by one: read the job again",
         says(
-            "status.chain.attempt: %d does not follow %d: attempts are counted one by one, "
+            "status.history.attempt: %d does not follow %d: attempts are counted one by one, "
             "read the job again",
             "self.attempt",
             "oldSelf.attempt",
@@ -107,9 +107,9 @@ CHAIN_RULES = (
     ),
     Rule(
         "oldSelf.id == '' || self.id == oldSelf.id",
-        "status.chain.id: never changes: all attempts of a job are one chain",
+        "status.history.id: never changes: all attempts of a job have one history",
         says(
-            "status.chain.id: %s cannot replace %s: all attempts of a job are one chain, "
+            "status.history.id: %s cannot replace %s: all attempts of a job have one history, "
             "keep the id",
             "self.id == '' ? 'nothing' : self.id",
             "oldSelf.id",
@@ -118,9 +118,9 @@ CHAIN_RULES = (
     ),
     Rule(
         "self.restarts >= oldSelf.restarts",
-        "status.chain.restarts: only grows: read the job again",
+        "status.history.restarts: only grows: read the job again",
         says(
-            "status.chain.restarts: %d is lower than %d: it only grows, read the job again",
+            "status.history.restarts: %d is lower than %d: it only grows, read the job again",
             "self.restarts",
             "oldSelf.restarts",
         ),
@@ -140,32 +140,33 @@ STATUS_RULES = (
             "where it is",
             "oldSelf.phase",
             "self.phase",
-            "self.chain.attempt",
+            "self.history.attempt",
             f"{_BEGUN} ? ' (an attempt begins in {', '.join(BEGINNINGS)})' : ''",
         ),
         ".phase",
     ),
     Rule(
-        "self.suspendCode >= oldSelf.suspendCode || self.chain.attempt != oldSelf.chain.attempt",
+        "self.suspendCode >= oldSelf.suspendCode"
+        " || self.history.attempt != oldSelf.history.attempt",
         "status.suspendCode: only grows within an attempt: read the job again",
         says(
             "status.suspendCode: %d is lower than %d within attempt %d: it only grows, read "
             "the job again",
             "self.suspendCode",
             "oldSelf.suspendCode",
-            "self.chain.attempt",
+            "self.history.attempt",
         ),
         ".suspendCode",
     ),
     Rule(
         "!has(self.assignment) || !has(oldSelf.assignment)"
         " || self.assignment.nodes == oldSelf.assignment.nodes"
-        " || self.chain.attempt != oldSelf.chain.attempt",
+        " || self.history.attempt != oldSelf.history.attempt",
         "status.assignment.nodes: do not change within an attempt: begin a new one",
         says(
             "status.assignment.nodes: cannot change within attempt %d: give the nodes back "
             "and begin a new attempt",
-            "self.chain.attempt",
+            "self.history.attempt",
         ),
         ".assignment",
     ),
@@ -188,10 +189,11 @@ STATUS_RULES = (
         ".phase",
     ),
     Rule(
-        "!has(self.assignment) || self.zones.contains('+') == (size(self.assignment.bridge) == 2)",
-        "status.assignment.bridge: a gang over two zones has one bridge pair, any other none",
+        "!has(self.assignment)"
+        " || self.zones.contains('+') == (size(self.assignment.crossZonePair) == 2)",
+        "status.assignment.crossZonePair: a gang over two zones has one pair, any other none",
         says(
-            "status.assignment.bridge: does not fit zones %s: name the one pair of nodes "
+            "status.assignment.crossZonePair: does not fit zones %s: name the one pair of nodes "
             "that talks across, for two zones alone",
             "self.zones",
         ),
@@ -201,10 +203,10 @@ STATUS_RULES = (
 
 __all__ = [
     "BEGINNINGS",
-    "CHAIN_RULES",
     "EPOCH_RULE",
     "FINAL",
     "HAVE_NODES",
+    "HISTORY_RULES",
     "MOVES",
     "STATUS_RULES",
     "WAIT",

@@ -22,8 +22,12 @@ from flyer.api.flyerjob import DEFAULT_QUEUE
 __all__ = ["limit_policies"]
 
 # The caps that hold where the FlyerTopology names none, as in its schema.
-CAPS: Final = {"grace": "15m", "maxGrace": "1h", "minRuntime": "2h"}
-DEFAULTS: Final = {"grace": "60s", "maxGrace": "10m", "minRuntime": "15m"}
+CAPS: Final = {"checkpointGracePeriod": "15m", "maxCheckpointGracePeriod": "1h", "minRuntime": "2h"}
+DEFAULTS: Final = {
+    "checkpointGracePeriod": "60s",
+    "maxCheckpointGracePeriod": "10m",
+    "minRuntime": "15m",
+}
 ANNOTATIONS_BYTES_MAX: Final = 16 * 1024
 KUBECTL_BYTES_MAX: Final = 64 * 1024
 """Of the copy of the manifest that `kubectl apply` keeps in an annotation."""

@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 # A manifest is written by a person; more is a wrong file (or a billion laughs).
 BYTES_MAX = 1 << 20
 _VALUE_CHARS_MAX = 60
+# Fields that had another name in earlier versions, with their present one.
+RENAMED_FIELDS = {
+    "spec.group": "spec.nodeClass and spec.zone",
+    "spec.maxRuntime": "spec.activeDeadline",
+    "spec.watchdog": "spec.progressDeadline",
+    "spec.preemption.grace": "spec.preemption.checkpointGracePeriod",
+    "spec.preemption.maxGrace": "spec.preemption.maxCheckpointGracePeriod",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +206,8 @@ _WRONG_TYPE = {
 
 
 def _closest_field(path: tuple[str | int, ...]) -> str:
+    if (renamed := RENAMED_FIELDS.get(field_of(path))) is not None:
+        return f"it was renamed, write {renamed}"
     names = _field_names(path[:-1])
     close = difflib.get_close_matches(str(path[-1]), names, n=1, cutoff=0.6)
     # A difference in case or in separators alone is the commonest slip of all.
@@ -261,4 +271,4 @@ def _duplicates(file: str, jobs: list[FlyerJob]) -> Iterator[Problem]:
         seen.add(job.key)
 
 
-__all__ = ["BYTES_MAX", "ManifestError", "Problem", "load_manifest"]
+__all__ = ["BYTES_MAX", "RENAMED_FIELDS", "ManifestError", "Problem", "load_manifest"]

@@ -13,6 +13,8 @@ from flyer.api.timestamps import Timestamp
 
 # A DNS label: it becomes part of host names and of folders.
 LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+# The value of a label, except the empty one.
+LABEL_VALUE = r"^[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?$"
 # A DNS subdomain: what Kubernetes takes as the name of a node or of an object.
 SUBDOMAIN = r"^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$"
 
@@ -43,4 +45,4 @@ class ClusterMeta(OpenModel):
     annotations: dict[str, str] = {}
 
 
-__all__ = ["LABEL", "SUBDOMAIN", "ClusterMeta", "ObjectMeta"]
+__all__ = ["LABEL", "LABEL_VALUE", "SUBDOMAIN", "ClusterMeta", "ObjectMeta"]

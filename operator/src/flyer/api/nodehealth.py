@@ -68,7 +68,7 @@ class DeviceHealth(Model):
     """One device that is not, or lately was not, healthy."""
 
     id: str = Field(min_length=1, max_length=63, description="As the device plugin names it")
-    kind: Literal["gpu", "pair", "hca", "node"] = Field(description="What it is")
+    kind: Literal["GPU", "NVLinkPair", "HCA", "Node"] = Field(description="What it is")
     state: HealthState = Field(description="How it is")
     reason: str = Field(default="", max_length=128, description="Why, as one word, such as Xid79")
     message: str = Field(default="", max_length=1024, description="Why, with numbers")
@@ -120,8 +120,8 @@ class Check(Model):
     """One check of a validation."""
 
     name: str = Field(min_length=1, max_length=63, description="Which check")
-    verdict: Literal["PASS", "WARN", "FAIL", "ERROR", "SKIP"] = Field(
-        description="ERROR: could not be run, which is not a pass"
+    verdict: Literal["Pass", "Warn", "Fail", "Error", "Skip"] = Field(
+        description="Error: could not be run, which is not a pass"
     )
     message: str = Field(default="", max_length=512, description="Measured and expected values")
 
@@ -129,8 +129,8 @@ class Check(Model):
 class Validation(Model):
     """The latest validation of the node."""
 
-    tier: Literal["preflight", "weekly", "deep"] = Field(description="How thorough")
-    verdict: Literal["PASS", "WARN", "FAIL", "ERROR"] = Field(description="Of all checks")
+    tier: Literal["Preflight", "Weekly", "Deep"] = Field(description="How thorough")
+    verdict: Literal["Pass", "Warn", "Fail", "Error"] = Field(description="Of all checks")
     time: Timestamp = Field(description="When it ended")
     expires_at: Timestamp | None = Field(default=None, description="When the next one is overdue")
     checks: tuple[Check, ...] = Field(
@@ -178,7 +178,7 @@ class NodeHealthStatus(Model):
             Rule(
                 "self.state != 'Unhealthy' || (has(self.devices) &&"
                 " self.devices.exists(one, one.state == 'Unhealthy'))"
-                " || (has(self.validation) && self.validation.verdict == 'FAIL')",
+                " || (has(self.validation) && self.validation.verdict == 'Fail')",
                 "status.state: Unhealthy needs evidence: an unhealthy device in status.devices, or "
                 "a status.validation that failed",
                 says(

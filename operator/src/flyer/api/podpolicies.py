@@ -30,7 +30,7 @@ from flyer.api import names
 __all__ = ["CLUSTER_NAMESPACE", "CRITICAL_PRIORITY", "RESERVED_LABELS", "pod_policies"]
 
 RESERVED_LABELS: Final = tuple(
-    f"{names.GROUP}/{name}" for name in ("job", "chain", "attempt", "node-rank", "leader")
+    f"{names.GROUP}/{name}" for name in ("job", "history", "attempt", "node-rank", "leader")
 )
 CLUSTER_NAMESPACE: Final = "kube-system"
 # The lowest priority of a service whose loss stops other tenants: the chart's class flyer-storage.

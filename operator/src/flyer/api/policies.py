@@ -242,16 +242,16 @@ def _fixed() -> dict[str, Any]:
         for name in FIXED_FIELDS
     ]
     lower = (
-        "(has(object.spec.maxRuntime)"
-        " && duration(object.spec.maxRuntime) <= duration(oldObject.spec.maxRuntime))"
+        "(has(object.spec.activeDeadline)"
+        " && duration(object.spec.activeDeadline) <= duration(oldObject.spec.activeDeadline))"
     )
     validations.append(
         {
             # Others wait for its end: it was started early on nodes that they claim.
-            "expression": f"variables.waits || !has(oldObject.spec.maxRuntime) || {lower}",
-            "messageExpression": "'spec.maxRuntime: '"
-            " + string(object.spec.?maxRuntime.orValue('nothing'))"
-            " + ' is more than the ' + string(oldObject.spec.?maxRuntime.orValue('nothing'))"
+            "expression": f"variables.waits || !has(oldObject.spec.activeDeadline) || {lower}",
+            "messageExpression": "'spec.activeDeadline: '"
+            " + string(object.spec.?activeDeadline.orValue('nothing'))"
+            " + ' is more than the ' + string(oldObject.spec.?activeDeadline.orValue('nothing'))"
             " + ' that the job has while it is ' + variables.phase + ': lower it, or suspend the"
             " job first (spec.suspend: true) and raise it once it is Suspended'",
         }
@@ -260,7 +260,7 @@ def _fixed() -> dict[str, Any]:
     before = "oldObject.spec.?stop.orValue('nothing')"
     validations.append(
         {
-            "expression": f"{before} == 'nothing' || {stop} == {before} || {stop} == 'now'",
+            "expression": f"{before} == 'nothing' || {stop} == {before} || {stop} == 'Now'",
             "messageExpression": f"'spec.stop: ' + {stop} + ' cannot replace ' + {before}"
             " + ': a stop cannot be taken back, create another job'",
         }

@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field
 
 from flyer.api.base import Model
 from flyer.api.conditions import MESSAGE_CHARS_MAX, Condition, Conditions
-from flyer.api.lifecycle import CHAIN_RULES, EPOCH_RULE, STATUS_RULES
+from flyer.api.lifecycle import EPOCH_RULE, HISTORY_RULES, STATUS_RULES
 from flyer.api.phases import Phase, SuspendCode
 from flyer.api.priorities import Priority
 from flyer.api.rules import Rule, atomic_map, rules, says
@@ -34,14 +34,14 @@ from flyer.job.limits import PATH_CHARS_MAX, REASON_CHARS_MAX, TRACEBACK_CHARS_M
 NODES_MAX = 5_000
 _NAME_CHARS_MAX = 253
 _ZONE_CHARS_MAX = 63
-HISTORY_MAX = 5
+PAST_ATTEMPTS_MAX = 5
 # Preemptions of which the times are kept: more than the scheduler's budget counts.
 PREEMPTIONS_MAX = 8
 # What a status lists of why a job waits: a queue of thousands of jobs stays small in the store.
 PENDING_REASONS_MAX = 8
 PENDING_CHARS_MAX = 512
 UNBLOCK_MAX = 4
-HISTORY_NODES_MAX = 8
+PAST_ATTEMPT_NODES_MAX = 8
 # Who asked: a user or a job. Longer names, as of service accounts, are cut.
 BY_CHARS_MAX = 253
 
@@ -61,14 +61,16 @@ class Assignment(Model):
     nodes: tuple[AssignedNode, ...] = Field(
         min_length=1, max_length=NODES_MAX, description="In rank order, contiguous by zone"
     )
-    group: str = Field(default="", max_length=_NAME_CHARS_MAX, description="The class of the nodes")
-    bridge: tuple[str, ...] = Field(
+    node_class: str = Field(
+        default="", max_length=_NAME_CHARS_MAX, description="Node class of all nodes of the gang."
+    )
+    cross_zone_pair: tuple[str, ...] = Field(
         default=(),
         max_length=2,
         description="The one pair of nodes that talks across zones, if any",
         json_schema_extra={"items": {"type": "string", "maxLength": _NAME_CHARS_MAX}},
     )
-    same_split: bool | None = Field(
+    same_zone_layout: bool | None = Field(
         default=None,
         description="Whether the nodes per zone, in order, are those of the attempt before: "
         "then sums are taken in the same order and results are the same bits",
@@ -90,14 +92,15 @@ class Assignment(Model):
     model_config = ConfigDict(
         json_schema_extra=rules(
             Rule(
-                "!has(self.bridge) || size(self.bridge) in [0, 2]",
-                "status.assignment.bridge: is one pair of nodes or none: write both or neither",
+                "!has(self.crossZonePair) || size(self.crossZonePair) in [0, 2]",
+                "status.assignment.crossZonePair: is one pair of nodes or none: write both or "
+                "neither",
                 says(
-                    "status.assignment.bridge: has %d nodes: a gang crosses zones over one pair, "
-                    "write two names or none",
-                    "size(self.bridge)",
+                    "status.assignment.crossZonePair: has %d nodes: a gang crosses zones over one "
+                    "pair, write two names or none",
+                    "size(self.crossZonePair)",
                 ),
-                ".bridge",
+                ".crossZonePair",
             ),
         )
     )
@@ -142,13 +145,13 @@ class PreviousNode(Model):
     zone: str = Field(max_length=_ZONE_CHARS_MAX, description="Its network zone")
 
 
-class Chain(Model):
+class JobHistory(Model):
     """What all attempts of one job share."""
 
     id: str = Field(default="", max_length=_NAME_CHARS_MAX, description="The first attempt's uid")
     attempt: int = Field(default=0, ge=0, description="0: never had nodes")
     restarts: int = Field(default=0, ge=0, description="After failures of the infrastructure")
-    life_state: int = Field(default=0, ge=0, le=2**32 - 1, description="The user's own word")
+    user_state: int = Field(default=0, ge=0, le=2**32 - 1, description="The user's own word")
     submitted_at: Timestamp | None = Field(default=None, description="Its place in the queue")
     queued_at: Timestamp | None = Field(default=None, description="Waiting since")
     turn_at: Timestamp | None = Field(
@@ -171,7 +174,7 @@ class Chain(Model):
     refusals: int = Field(
         default=0, ge=0, description="Attempts in a row whose pods the API server refused"
     )
-    fruitless_restarts: int = Field(
+    restarts_without_progress: int = Field(
         default=0, ge=0, description="Consecutive ones without a newer durable checkpoint"
     )
     unblamed_restarts: int = Field(
@@ -203,7 +206,7 @@ class Chain(Model):
         json_schema_extra={"items": {"type": "string", "maxLength": _NAME_CHARS_MAX}},
     )
 
-    model_config = ConfigDict(json_schema_extra=rules(*CHAIN_RULES))
+    model_config = ConfigDict(json_schema_extra=rules(*HISTORY_RULES))
 
 
 class OccupiedNode(Model):
@@ -267,13 +270,13 @@ class PastAttempt(Model):
     node_count: int = Field(ge=0, description="On how many nodes it ran")
     nodes: tuple[PreviousNode, ...] = Field(
         default=(),
-        max_length=HISTORY_NODES_MAX,
+        max_length=PAST_ATTEMPT_NODES_MAX,
         description="The first of them, in rank order",
     )
     restored_step: int | None = Field(
         default=None, description="The step of the checkpoint that it started from"
     )
-    same_split: bool | None = Field(
+    same_zone_layout: bool | None = Field(
         default=None, description="As in status.assignment, which it was"
     )
     lost_steps: int | None = Field(
@@ -398,7 +401,9 @@ class FlyerJobStatus(Model):
     suspension: Suspension | None = Field(
         default=None, description="A suspension under way: who asked, why, and until when"
     )
-    chain: Chain = Field(default=Chain(), description="What all attempts of the job share")
+    history: JobHistory = Field(
+        default=JobHistory(), description="What all attempts of the job share"
+    )
     occupied: tuple[OccupiedNode, ...] = Field(
         default=(),
         max_length=2 * NODES_MAX,
@@ -410,9 +415,9 @@ class FlyerJobStatus(Model):
     eviction: Eviction | None = Field(
         default=None, description="The latest time that it lost its nodes without having ended"
     )
-    history: tuple[PastAttempt, ...] = Field(
+    past_attempts: tuple[PastAttempt, ...] = Field(
         default=(),
-        max_length=HISTORY_MAX,
+        max_length=PAST_ATTEMPTS_MAX,
         description="The latest attempts that lost their nodes, the oldest first",
     )
     progress: Progress | None = Field(
@@ -438,12 +443,12 @@ class FlyerJobStatus(Model):
 __all__ = [
     "AssignedNode",
     "Assignment",
-    "Chain",
     "Checkpoint",
     "Condition",
     "Eviction",
     "Exit",
     "FlyerJobStatus",
+    "JobHistory",
     "OccupiedNode",
     "Pending",
     "PendingReason",

@@ -11,7 +11,9 @@ __all__ = ["PENDING_REASONS", "WAITING_REASONS"]
 
 WAITING_FOR_NODES: Final = "WaitingForNodes"  # too few of them are free
 WAITING_FOR_ZONE: Final = "WaitingForZone"  # enough are free, but not in one zone
-WAITING_FOR_SPLIT: Final = "WaitingForSplit"  # for its checkpoint's split over zones, for a while
+WAITING_FOR_ZONE_LAYOUT: Final = (
+    "WaitingForZoneLayout"  # for its checkpoint's split over zones, for a while
+)
 WAITING_FOR_CROSS_ZONE_TOKEN: Final = "WaitingForCrossZoneToken"  # another job crosses zones  # noqa: S105
 WAITING_FOR_TURN: Final = "WaitingForTurn"  # one ahead of it wants the same nodes
 WAITING_FOR_QUOTA: Final = "WaitingForQuota"
@@ -22,14 +24,15 @@ TEMPLATE_REFUSED: Final = "TemplateRefused"  # no pods can be made of it
 PENDING_EVALUATION: Final = "PendingEvaluation"  # nobody has looked yet
 
 WAITING_REASONS: Final = (
-    WAITING_FOR_NODES, WAITING_FOR_ZONE, WAITING_FOR_SPLIT, WAITING_FOR_CROSS_ZONE_TOKEN,
+    WAITING_FOR_NODES, WAITING_FOR_ZONE, WAITING_FOR_ZONE_LAYOUT, WAITING_FOR_CROSS_ZONE_TOKEN,
     WAITING_FOR_TURN, WAITING_FOR_QUOTA, WAITING_FOR_PREEMPTED, RESTART_BACKOFF,
     PODS_REFUSED,
 )  # fmt: skip
 """Of verdict Pending: it will start."""
 
 PENDING_REASONS: Final = (
-    *WAITING_REASONS, "ExceedsMaxQuota", "NoMatchingFlavor", "TopologyPlacementFailed",
+    *WAITING_REASONS, "InsufficientNodes", "InsufficientSlots", "NoMatchingNodeClass",
+    "NoMatchingZone", "TopologyPlacementFailed",
     "QuotaExceeded", TEMPLATE_REFUSED, PENDING_EVALUATION,
 )  # fmt: skip
 """All of them, with those of verdict Never."""

@@ -74,7 +74,7 @@ def nodes_table(nodes: Iterable[NodeView], *, wide: bool) -> str:
     """`flyer nodes`."""
     header = ["NODE", "ZONE", "STATE", "JOB", "RANKS", "PIDS", "REASON"]
     if wide:
-        header += ["LEAF", "GROUP", "SLOTS", "ATTEMPT"]
+        header += ["LEAF", "NODE CLASS", "SLOTS", "ATTEMPT"]
     rows = []
     for node in nodes:
         reason = node.reason
@@ -91,7 +91,7 @@ def nodes_table(nodes: Iterable[NodeView], *, wide: bool) -> str:
             reason or NOTHING,
         ]
         if wide:
-            row += [node.leaf, node.group, str(node.slots), str(node.attempt or NOTHING)]
+            row += [node.leaf, node.node_class, str(node.slots), str(node.attempt or NOTHING)]
         rows.append(row)
     return table(header, rows)
 
@@ -113,11 +113,11 @@ def queues_table(queues: Iterable[QueueView]) -> str:
 def quotas_table(quotas: Iterable[QuotaView]) -> str:
     """The second table of `flyer queues`."""
     return table(
-        ("QUOTA", "SUBJECT", "PRIORITY", "GROUP", "USED", "EXPIRES", "JOBS"),
+        ("QUOTA", "SUBJECT", "PRIORITY", "NODE CLASS", "USED", "EXPIRES", "JOBS"),
         [
             (
                 quota.name, f"{quota.kind} {quota.subject}" + " (total)" * (quota.scope == "Total"),
-                quota.priority, quota.group, f"{quota.used}/{quota.nodes}",
+                quota.priority, quota.node_class, f"{quota.used}/{quota.nodes}",
                 clock(quota.expires_at) if quota.expires_at is not None else NOTHING,
                 " ".join(quota.jobs) or NOTHING,
             )
@@ -261,11 +261,12 @@ def _facts(job: JobView) -> list[str]:
     if job.progress and job.progress.metrics:
         metrics = "  " + " ".join(f"{k}={v:.4g}" for k, v in job.progress.metrics.items())
     facts = {
-        "Wants": f"{job.nodes} nodes × {job.ranks_per_node} ranks of group "
-        f"{job.group or 'any'}, priority {job.priority}, queue {job.queue}",
+        "Wants": f"{job.nodes} nodes × {job.ranks_per_node} ranks of node class "
+        f"{job.node_class or 'any'}, zone {job.zone or 'any'}, "
+        f"priority {job.priority}, queue {job.queue}",
         "Has": placement,
-        "Bridge": " - ".join(job.bridge) or NOTHING,
-        "Chain": f"{job.chain or NOTHING}, attempt {job.attempt}, {job.restarts} restarts",
+        "Cross-zone pair": " - ".join(job.cross_zone_pair) or NOTHING,
+        "History": f"{job.history_id or NOTHING}, attempt {job.attempt}, {job.restarts} restarts",
         "Progress": progress_text(job) + metrics,
         "Checkpoint": checkpoint,
         "Logs": job.log_folder,
@@ -287,7 +288,7 @@ def _attempts(job: JobView) -> list[str]:
         rows.append(
             (
                 str(attempt.attempt), clock(attempt.started_at), age(length), origin,
-                splits[attempt.same_split], " ".join(node.name for node in attempt.nodes),
+                splits[attempt.same_zone_layout], " ".join(node.name for node in attempt.nodes),
                 attempt.outcome or "runs", lost,
             )
         )  # fmt: skip

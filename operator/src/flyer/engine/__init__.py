@@ -36,7 +36,6 @@ from flyer.engine.events import (
     JobRemoved,
     JobSubmitted,
     Killed,
-    LifeStateSet,
     LogObserved,
     NodeEmptied,
     NodeLost,
@@ -61,6 +60,7 @@ from flyer.engine.events import (
     SuspendRequested,
     TeamObserved,
     Tick,
+    UserStateSet,
     ZonesObserved,
 )
 from flyer.engine.explanation import Blocker, Explanation, Remedy
@@ -91,7 +91,6 @@ __all__ = [
     "JobState",
     "JobSubmitted",
     "Killed",
-    "LifeStateSet",
     "LogObserved",
     "Node",
     "NodeEmptied",
@@ -130,6 +129,7 @@ __all__ = [
     "TeamObserved",
     "Tick",
     "UnknownJob",
+    "UserStateSet",
     "WakeAt",
     "Zones",
     "ZonesObserved",

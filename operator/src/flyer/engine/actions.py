@@ -78,7 +78,7 @@ class Start:
     attempt: int
     assignment: Assignment
     restore_from: Checkpoint | None
-    life_state: int
+    user_state: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flyer.api.waiting import PODS_REFUSED
 from flyer.engine import placement, transitions
-from flyer.engine.asks import options, waits_for_split
+from flyer.engine.asks import options, waits_for_zone_layout
 from flyer.engine.claims import claimed, is_ahead_of_turn
 from flyer.engine.draft import ACTIVE
 from flyer.engine.placement import by_zone
@@ -31,14 +31,14 @@ def allocate(market: Market, job: JobState, claims: Sequence[Claim], gate: Quota
     """
     draft = market.draft
     classes = [nodes for nodes in market.classes(job) if gate.admits(job, nodes[0].node_class)]
-    patience = waits_for_split(draft, job)
+    patience = waits_for_zone_layout(draft, job)
     if patience is not None:
         draft.wake(patience)
     avoid = market.memory(job).avoid
     trusted = [[node for node in nodes if node.name not in avoid] for nodes in classes]
     ways = [[nodes for nodes in trusted if nodes], classes] if avoid else [classes]
     for nodes in ways:
-        if _place_on(market, job, nodes, claims, same_split=patience is not None):
+        if _place_on(market, job, nodes, claims, same_zone_layout=patience is not None):
             return True
         if job.key in draft.delayed:
             return False
@@ -51,13 +51,15 @@ def _place_on(
     classes: Sequence[Sequence[Node]],
     claims: Sequence[Claim],
     *,
-    same_split: bool,
+    same_zone_layout: bool,
 ) -> bool:
     draft = market.draft
     ways = [
         (nodes, kind)
         for nodes in classes
-        for kind in options(draft, job, {node.zone for node in nodes}, same_split=same_split)
+        for kind in options(
+            draft, job, {node.zone for node in nodes}, same_zone_layout=same_zone_layout
+        )
     ]
     for nodes, kind in ways:
         found = _fit_free(market, job, nodes, kind, claims)
@@ -68,7 +70,7 @@ def _place_on(
             return True
     if was_refused(draft, job):
         return False
-    if same_split and _fits_otherwise(market, job, classes, claims):
+    if same_zone_layout and _fits_otherwise(market, job, classes, claims):
         return False  # it will have free nodes at the latest when it stops waiting for the split
     for nodes, kind in ways:
         plan = preemption_plan(market, job, nodes, kind, claims)
@@ -88,12 +90,12 @@ def was_refused(draft: Draft, job: JobState) -> bool:
     left = job.status.eviction
     if left is None or left.reason != PODS_REFUSED:
         return False
-    chain, policy = job.status.chain, draft.policy
+    history, policy = job.status.history, draft.policy
     pause_seconds = min(
-        policy.refused_seconds * 2.0 ** min(max(chain.refusals - 1, 0), 30),
+        policy.refused_seconds * 2.0 ** min(max(history.refusals - 1, 0), 30),
         policy.refused_seconds_max,
     )
-    until = (left.time if chain.not_before is None else chain.not_before) + pause_seconds
+    until = (left.time if history.not_before is None else history.not_before) + pause_seconds
     draft.wake(until)
     return until > draft.now
 
@@ -105,7 +107,9 @@ def _fits_otherwise(
     return any(
         _fit_free(market, job, nodes, kind, claims) is not None
         for nodes in classes
-        for kind in options(market.draft, job, {node.zone for node in nodes}, same_split=False)
+        for kind in options(
+            market.draft, job, {node.zone for node in nodes}, same_zone_layout=False
+        )
     )
 
 
@@ -113,7 +117,7 @@ def _too_early(draft: Draft, job: JobState, victims: Sequence[str]) -> bool:
     """Whether running jobs would be interrupted for a job that has only just begun to wait."""
     if not any(draft.jobs[key].status.phase in ACTIVE for key in victims):
         return False
-    queued_at = job.status.chain.queued_at
+    queued_at = job.status.history.queued_at
     since = queued_at if queued_at is not None else draft.now
     return not draft.passed(since + draft.policy.preemption_delay_seconds)
 

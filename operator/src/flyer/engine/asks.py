@@ -22,23 +22,23 @@ def wants_of(job: JobState) -> tuple[str | None, str | None, int]:
 
 def struggles(draft: Draft, job: JobState) -> bool:
     """Whether the job's attempts fail one after the other: no equal gives way to it."""
-    chain = job.status.chain
-    failures = chain.fruitless_restarts + chain.unblamed_restarts
-    return failures >= draft.policy.struggling_restarts or chain.refusals > 0
+    history = job.status.history
+    failures = history.restarts_without_progress + history.unblamed_restarts
+    return failures >= draft.policy.struggling_restarts or history.refusals > 0
 
 
 def memory_of(job: JobState) -> Memory:
     """What placement remembers of the job."""
-    chain = job.status.chain
+    history = job.status.history
     return placement.Memory(
-        tuple((node.name, node.zone) for node in chain.previous), frozenset(chain.avoid)
+        tuple((node.name, node.zone) for node in history.previous), frozenset(history.avoid)
     )
 
 
 def options(
-    draft: Draft, job: JobState, zones: Iterable[str], *, same_split: bool
+    draft: Draft, job: JobState, zones: Iterable[str], *, same_zone_layout: bool
 ) -> list[list[Option]]:
-    """The ways to lay the gang out, best kind first; only those like before if `same_split`."""
+    """Placement options, best kind first; only the previous one if `same_zone_layout`."""
     known = set(zones)
     crossing = draft.may_cross(job)
     memory = memory_of(job)
@@ -46,24 +46,24 @@ def options(
     if sum(memory.split) == job.spec.nodes:
         like_before = [
             one
-            for one in placement.same_split_options(memory, known)
+            for one in placement.same_zone_layout_options(memory, known)
             if crossing or not one.crosses
         ]
-    if same_split:
+    if same_zone_layout:
         return [like_before]
     single = placement.single_zone_options(job.spec.nodes, known)
     cross = placement.cross_zone_options(job.spec.nodes, known) if crossing else []
     return [kind for kind in (like_before, single, cross) if kind]
 
 
-def waits_for_split(draft: Draft, job: JobState) -> float | None:
+def waits_for_zone_layout(draft: Draft, job: JobState) -> float | None:
     """Until when the job takes only nodes with the split of its checkpoint."""
-    chain = job.status.chain
+    history = job.status.history
     if job.status.checkpoint is None or sum(memory_of(job).split) != job.spec.nodes:
         return None
-    since = chain.queued_at if chain.queued_at is not None else draft.now
-    until = quantize(since + draft.policy.same_split_seconds)
+    since = history.queued_at if history.queued_at is not None else draft.now
+    until = quantize(since + draft.policy.same_zone_layout_seconds)
     return until if until > draft.now else None
 
 
-__all__ = ["memory_of", "options", "struggles", "waits_for_split", "wants_of"]
+__all__ = ["memory_of", "options", "struggles", "waits_for_zone_layout", "wants_of"]

@@ -101,27 +101,29 @@ def start_overdue(draft: Draft, job: JobState) -> Cause | None:
 _NAMES_MAX = 8
 
 
-def watchdog_expired(draft: Draft, job: JobState) -> Cause | None:
-    """Neither progress nor a log line for the watchdog's time, while the job could be heard."""
-    assignment, watchdog = job.status.assignment, job.spec.watchdog
+def progress_deadline_exceeded(draft: Draft, job: JobState) -> Cause | None:
+    """Neither progress nor output within the progress deadline while the job had a stream."""
+    assignment, deadline = job.status.assignment, job.spec.progress_deadline
     assert assignment is not None, f"{job.key}: active without nodes"
-    if watchdog is None or assignment.running_at is None:
+    if deadline is None or assignment.running_at is None:
         return None
     alive_at = max(job.seen.activity_at, assignment.running_at)
     lost_at = job.seen.stream_lost_at
     if lost_at is None:
-        if not draft.passed(alive_at + watchdog.seconds):
+        if not draft.passed(alive_at + deadline.seconds):
             return None
         return Cause(
-            "WatchdogExpired", f"neither progress nor a log line for {watchdog}", kind="run"
+            "ProgressDeadlineExceeded",
+            f"neither progress nor a log line for {deadline}",
+            kind="run",
         )
     # Nobody hears it. If that is so for many, the report path is broken, and silence is no sign.
-    # Otherwise its own sidecars are: another watchdog's time for them to come back.
-    if many_unheard(draft) or not draft.passed(max(alive_at, lost_at) + 2 * watchdog.seconds):
+    # Otherwise its own sidecars are: another progress deadline for them to come back.
+    if many_unheard(draft) or not draft.passed(max(alive_at, lost_at) + 2 * deadline.seconds):
         return None
     return Cause(
-        "WatchdogExpired",
-        f"its sidecars have had no stream for more than {watchdog}, those of other jobs have",
+        "ProgressDeadlineExceeded",
+        f"its sidecars have had no stream for more than {deadline}, those of other jobs have",
         kind="run",
         counted=False,
     )
@@ -149,7 +151,9 @@ def observe(draft: Draft) -> None:
             continue
         draft.about = key
         cause = (
-            infrastructure(draft, job) or start_overdue(draft, job) or watchdog_expired(draft, job)
+            infrastructure(draft, job)
+            or start_overdue(draft, job)
+            or progress_deadline_exceeded(draft, job)
         )
         if cause is not None and cause.kind is not None:
             incidents.record(draft, cause.kind, job)
@@ -190,6 +194,6 @@ __all__ = [
     "judged",
     "many_unheard",
     "observe",
+    "progress_deadline_exceeded",
     "start_overdue",
-    "watchdog_expired",
 ]

@@ -15,11 +15,11 @@ from flyer.api.waiting import (
     WAITING_FOR_CROSS_ZONE_TOKEN,
     WAITING_FOR_NODES,
     WAITING_FOR_PREEMPTED,
-    WAITING_FOR_SPLIT,
     WAITING_FOR_TURN,
     WAITING_FOR_ZONE,
+    WAITING_FOR_ZONE_LAYOUT,
 )
-from flyer.engine.asks import memory_of, waits_for_split
+from flyer.engine.asks import memory_of, waits_for_zone_layout
 from flyer.engine.explanation import Blocker
 
 if TYPE_CHECKING:
@@ -42,14 +42,14 @@ def never(market: Market, job: JobState) -> Pending | None:
     classes = sorted({node_class for node_class, _, _ in market.inventory})
     if spec.node_class is not None and spec.node_class not in classes:
         have = ", ".join(classes) if classes else "no nodes at all"
-        return _never("NoMatchingFlavor", f"no node has group {spec.node_class}; there are {have}")
+        return _never(
+            "NoMatchingNodeClass", f"no node has node class {spec.node_class}; there are {have}"
+        )
     of_class = [one for one in market.inventory.items() if spec.node_class in (None, one[0][0])]
     zones = sorted({zone for (_, zone, _), _ in of_class})
     if spec.zone is not None and spec.zone not in zones:
         have = ", ".join(zones) if zones else "no zone"
-        return _never(
-            "NoMatchingFlavor", f"group {spec.group} has no zone {spec.zone}; it has {have}"
-        )
+        return _never("NoMatchingZone", f"{_scope(job)} has no zone {spec.zone}; it has {have}")
     big: dict[str, Counter[str]] = {}  # nodes by class and zone
     for (node_class, zone, slots), count in of_class:
         if slots >= spec.ranks_per_node:
@@ -57,7 +57,7 @@ def never(market: Market, job: JobState) -> Pending | None:
     if not big:
         most = max((slots for (_, _, slots), _ in of_class), default=0)
         return _never(
-            "ExceedsMaxQuota",
+            "InsufficientSlots",
             f"ranksPerNode {spec.ranks_per_node} is more than any node has slots ({most})",
         )
     best_zone, best_pair, best_all = 0, 0, 0
@@ -67,14 +67,17 @@ def never(market: Market, job: JobState) -> Pending | None:
         best_zone, best_pair = max(best_zone, pinned), max(best_pair, sum(sizes[:2]))
         best_all = max(best_all, sum(sizes))
     if wanted > best_all:
-        text = f"wants {wanted} nodes, the {_group(job)} has {best_all} in all"
-        return _never("ExceedsMaxQuota", f"{text}: set spec.nodes to {best_all} or less")
+        text = f"wants {wanted} nodes, the {_scope(job)} has {best_all} in all"
+        return _never("InsufficientNodes", f"{text}: set spec.nodes to {best_all} or less")
     if spec.zone is not None and wanted > best_zone:
         text = f"wants {wanted} nodes in zone {spec.zone}, which has {best_zone}"
-        return _never("TopologyPlacementFailed", f"{text}: ask for fewer or drop #{spec.zone}")
+        return _never(
+            "TopologyPlacementFailed",
+            f"{text}: set spec.nodes to {best_zone} or less, or remove spec.zone",
+        )
     if spec.cross_zone is CrossZone.NEVER and wanted > best_zone:
         text = f"wants {wanted} nodes in one zone, the largest has {best_zone}"
-        return _never("TopologyPlacementFailed", f"{text}: set crossZone to lastResort")
+        return _never("TopologyPlacementFailed", f"{text}: set spec.crossZone to LastResort")
     if not draft.may_cross(job) and wanted > best_zone:
         text = f"wants {wanted} nodes in one zone, the largest has {best_zone}"
         hint = "the FlyerTopology lets no gang cross zones (spec.crossZoneJobs is 0)"
@@ -89,8 +92,8 @@ def _never(reason: str, message: str) -> Pending:
     return Pending(verdict="Never", reason=reason, message=message)
 
 
-def _group(job: JobState) -> str:
-    return f"group {job.spec.node_class}" if job.spec.node_class else "cluster"
+def _scope(job: JobState) -> str:
+    return f"node class {job.spec.node_class}" if job.spec.node_class else "cluster"
 
 
 def draining(
@@ -140,13 +143,13 @@ def pausing(job: JobState, until: float) -> Pending:
     """It is tried again then."""
     left = job.status.eviction
     if left is not None and left.reason == PODS_REFUSED:
-        times = job.status.chain.refusals
+        times = job.status.history.refusals
         often = "" if times < 2 else f" {times} times in a row"
         why = f"its pods were refused{often}, and are tried again: {left.message}"
         return Pending(reason=PODS_REFUSED, message=why, eta=until)
     why = (
-        f"failed {job.status.chain.fruitless_restarts} times in a row without a newer checkpoint: "
-        "pauses before the next attempt"
+        f"failed {job.status.history.restarts_without_progress} times in a row without a newer "
+        "checkpoint: pauses before the next attempt"
     )
     return Pending(reason=RESTART_BACKOFF, message=why, eta=until)
 
@@ -224,11 +227,11 @@ def _reasons(
 def _topology(market: Market, job: JobState, sizes: str) -> Blocker:
     """Enough nodes are free, but not in a way that the gang may be laid out."""
     keeping, leaving = market.token_holders(job)
-    patience = waits_for_split(market.draft, job)
+    patience = waits_for_zone_layout(market.draft, job)
     if patience is not None:
         split = "+".join(str(count) for count in memory_of(job).split)
         text = f"waits for nodes with its checkpoint's split over zones, {split} ({sizes} free)"
-        return Blocker(WAITING_FOR_SPLIT, text, until=patience)
+        return Blocker(WAITING_FOR_ZONE_LAYOUT, text, until=patience)
     holders = keeping + leaving
     if holders and market.draft.may_cross(job):
         owner = market.draft.jobs[holders[0]]

@@ -1,10 +1,11 @@
 """Nodes that blocked jobs wait for: backfill.
 
-Others may use claimed nodes if they are back in time: because their `maxRuntime` ends before, or
-because they can be preempted before. Every job behind the claimant can be: a lower priority by its
-level, an equal one because it is marked as backfill. A claim whose time nobody knows (a job without
-`maxRuntime` of a higher priority is in the way) therefore keeps no node empty, and a claim whose
-time is known keeps nodes empty only during the last minutes, in which nobody could leave in time.
+Other jobs may use claimed nodes if they release them in time: because their `activeDeadline` ends
+earlier, or because they can be preempted earlier. Every job behind the claimant can be: a lower
+priority by its level, an equal one because it is marked as backfill. A claim without a known time
+(a job of a higher priority without `activeDeadline` is ahead) keeps no node empty, and
+a claim with a known time keeps nodes empty only in the last minutes, when no job could leave in
+time.
 No job that is started on claimed nodes moves the time of the claim.
 """
 
@@ -61,18 +62,18 @@ def is_ahead_of_turn(
 
 def _ends_at(market: Market, job: JobState) -> float:
     """When the job, started now, has ended by itself."""
-    draft, runtime = market.draft, job.spec.max_runtime
+    draft, runtime = market.draft, job.spec.active_deadline
     if runtime is None:
         return math.inf
     started_at = draft.now + draft.policy.start_deadline_seconds
-    return started_at + runtime.seconds + draft.terms(job).max_grace
+    return started_at + runtime.seconds + draft.terms(job).max_checkpoint_grace_period
 
 
 def _gives_way_at(market: Market, job: JobState) -> float:
     """When the job, started now, has left if a job ahead of it asks for its nodes."""
     draft, terms = market.draft, market.draft.terms(job)
     started_at = draft.now + draft.policy.start_deadline_seconds
-    return started_at + terms.min_runtime + terms.max_grace
+    return started_at + terms.min_runtime + terms.max_checkpoint_grace_period
 
 
 def claim_for(

@@ -119,7 +119,7 @@ def _eviction(status: FlyerJobStatus) -> Iterator[Fact]:
     eviction = status.eviction
     if eviction is None:
         return
-    waits = status.phase not in ACTIVE and eviction.attempt == status.chain.attempt
+    waits = status.phase not in ACTIVE and eviction.attempt == status.history.attempt
     yield "Evicted", waits, eviction.reason, eviction.message
     requeued = status.phase is Phase.QUEUED
     yield "Requeued", requeued, eviction.reason, eviction.message if requeued else ""

@@ -208,13 +208,13 @@ class Draft:
         return known[2]
 
     def place(self, job: JobState) -> tuple[int, float, float, str]:
-        """Its place in the queue: priority, then the chain's submit time, or its latest turn.
+        """Its place in the queue: priority, then the history's submit time, or its latest turn.
 
         A job that was interrupted keeps its place, but for one that has used its time slice.
         """
-        chain = job.status.chain
-        submitted_at = chain.submitted_at if chain.submitted_at is not None else self.now
-        turn_at = chain.turn_at if chain.turn_at is not None else submitted_at
+        history = job.status.history
+        submitted_at = history.submitted_at if history.submitted_at is not None else self.now
+        turn_at = history.turn_at if history.turn_at is not None else submitted_at
         return -self.level(job), turn_at, submitted_at, job.key
 
     def reserved_by(self) -> dict[str, str]:

@@ -52,7 +52,7 @@ def _release_token(draft: Draft, job: JobState) -> list[Action]:
         return []
     draft.put(replace(job, sent=replace(job.sent, token=False)))
     # After a rebuild nobody knows whether the release was told: whoever had nodes tells it again.
-    had_nodes = job.status.chain.attempt > 0 and job.spec.nodes > 1
+    had_nodes = job.status.history.attempt > 0 and job.spec.nodes > 1
     return [ReleaseToken(job.key)] if held or had_nodes else []
 
 
@@ -96,7 +96,7 @@ def _to_empty(job: JobState) -> list[tuple[str, int]]:
     """Occupied nodes that nothing of the job has a reason to be on."""
     status = job.status
     occupied = [(node.name, node.attempt) for node in status.occupied]
-    older = [one for one in occupied if one[1] < status.chain.attempt]
+    older = [one for one in occupied if one[1] < status.history.attempt]
     if status.phase in ACTIVE:
         return older
     if status.phase is Phase.SUSPENDING and status.suspension is not None:
@@ -112,7 +112,7 @@ def _signal(draft: Draft, job: JobState) -> list[Action]:
     suspension = status.suspension
     if status.phase is not Phase.SUSPENDING or suspension is None or suspension.expired:
         return []
-    mark = (status.chain.attempt, suspension.deadline)
+    mark = (status.history.attempt, suspension.deadline)
     if status.suspend_code is SuspendCode.MAY_SUSPEND or job.sent.signal == mark:
         return []
     draft.put(replace(job, sent=replace(job.sent, signal=mark)))
@@ -126,9 +126,9 @@ def _start(draft: Draft, job: JobState) -> list[Action]:
     if runs and draft.crossing(job) and not job.sent.token:
         told.append(HoldToken(job.key))
         job = draft.put(replace(job, sent=replace(job.sent, token=True)))
-    if status.phase is Phase.STARTING and job.sent.start != status.chain.attempt:
+    if status.phase is Phase.STARTING and job.sent.start != status.history.attempt:
         assert status.assignment is not None, f"{job.key}: starts without nodes"
-        draft.put(replace(job, sent=replace(job.sent, start=status.chain.attempt)))
+        draft.put(replace(job, sent=replace(job.sent, start=status.history.attempt)))
         # It may be that nothing happens before the deadline: nobody else would look then.
         draft.wake(quantize(draft.now + draft.policy.start_deadline_seconds))
         # A new leader sends it again. Not to nodes that a pod of the attempt has left already: they
@@ -137,10 +137,10 @@ def _start(draft: Draft, job: JobState) -> list[Action]:
             told.append(
                 Start(
                     job.key,
-                    status.chain.attempt,
+                    status.history.attempt,
                     status.assignment,
                     status.checkpoint,
-                    status.chain.life_state,
+                    status.history.user_state,
                 )
             )
     return told

@@ -173,7 +173,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class ProgressReported:
-    """The job completed a step. Feeds the watchdog and extends the grace."""
+    """The job completed a step. Restarts the progress deadline and extends the grace period."""
 
     job: str
     attempt: int
@@ -182,7 +182,7 @@ class ProgressReported:
 
 @dataclass(frozen=True, slots=True)
 class LogObserved:
-    """A rank wrote something. Drivers tell it at most every few seconds; feeds the watchdog."""
+    """A rank wrote output. Restarts the progress deadline; sent at most every few seconds."""
 
     job: str
     attempt: int
@@ -200,8 +200,8 @@ class CheckpointReported:
 
 
 @dataclass(frozen=True, slots=True)
-class LifeStateSet:
-    """The job set its own 32-bit word, which the chain keeps."""
+class UserStateSet:
+    """The job set its own 32-bit word, which the history keeps."""
 
     job: str
     attempt: int
@@ -324,7 +324,7 @@ Event = (
     | JobSubmitted | JobRemoved | JobQuarantined
     | SuspendRequested | ResumeRequested | RequeueRequested
     | StopRequested | SuspendReceived | Released | ProgressReported | LogObserved
-    | CheckpointReported | LifeStateSet | GangStarted | StartPending | StartFailed | StartRefused
+    | CheckpointReported | UserStateSet | GangStarted | StartPending | StartFailed | StartRefused
     | StreamLost | StreamRestored | PodExited | ZonesObserved | Tick
 )  # fmt: skip
 
@@ -337,7 +337,6 @@ __all__ = [
     "JobRemoved",
     "JobSubmitted",
     "Killed",
-    "LifeStateSet",
     "LogObserved",
     "NodeEmptied",
     "NodeLost",
@@ -362,5 +361,6 @@ __all__ = [
     "SuspendRequested",
     "TeamObserved",
     "Tick",
+    "UserStateSet",
     "ZonesObserved",
 ]

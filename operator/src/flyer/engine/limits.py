@@ -26,8 +26,8 @@ class PriorityCaps:
     """Lower caps for one priority; None: the general one."""
 
     priority: str
-    grace_seconds: float | None = None
-    max_grace_seconds: float | None = None
+    checkpoint_grace_seconds: float | None = None
+    max_checkpoint_grace_seconds: float | None = None
     min_runtime_seconds: float | None = None
 
 
@@ -35,8 +35,8 @@ class PriorityCaps:
 class Terms:
     """How one job may be preempted, in seconds, after the caps."""
 
-    grace: float
-    max_grace: float
+    checkpoint_grace_period: float
+    max_checkpoint_grace_period: float
     min_runtime: float
     interval: float
 
@@ -45,8 +45,8 @@ class Terms:
 class Limits:
     """Caps in seconds."""
 
-    grace_seconds: float = _DEFAULTS.grace.seconds
-    max_grace_seconds: float = _DEFAULTS.max_grace.seconds
+    checkpoint_grace_seconds: float = _DEFAULTS.checkpoint_grace_period.seconds
+    max_checkpoint_grace_seconds: float = _DEFAULTS.max_checkpoint_grace_period.seconds
     min_runtime_seconds: float = _DEFAULTS.min_runtime.seconds
     interval_seconds: float = _DEFAULTS.checkpoint_interval.seconds
     priorities: tuple[PriorityCaps, ...] = ()
@@ -55,15 +55,17 @@ class Limits:
     def of(cls, limits: PreemptionLimits) -> Limits:
         """What the object says."""
         return cls(
-            limits.grace.seconds,
-            limits.max_grace.seconds,
+            limits.checkpoint_grace_period.seconds,
+            limits.max_checkpoint_grace_period.seconds,
             limits.min_runtime.seconds,
             limits.checkpoint_interval.seconds,
             tuple(
                 PriorityCaps(
                     one.priority.value,
-                    one.grace.seconds if one.grace else None,
-                    one.max_grace.seconds if one.max_grace else None,
+                    one.checkpoint_grace_period.seconds if one.checkpoint_grace_period else None,
+                    one.max_checkpoint_grace_period.seconds
+                    if one.max_checkpoint_grace_period
+                    else None,
                     one.min_runtime.seconds if one.min_runtime is not None else None,
                 )
                 for one in limits.priorities
@@ -73,8 +75,16 @@ class Limits:
     def terms(self, spec: FlyerJobSpec, priority: Priority) -> Terms:
         """What counts of what the job asks for, at the priority that it has."""
         asked, own = spec.preemption, self._own(priority)
-        grace = _least(asked.grace.seconds, self.grace_seconds, own.grace_seconds)
-        longest = _least(asked.max_grace.seconds, self.max_grace_seconds, own.max_grace_seconds)
+        grace = _least(
+            asked.checkpoint_grace_period.seconds,
+            self.checkpoint_grace_seconds,
+            own.checkpoint_grace_seconds,
+        )
+        longest = _least(
+            asked.max_checkpoint_grace_period.seconds,
+            self.max_checkpoint_grace_seconds,
+            own.max_checkpoint_grace_seconds,
+        )
         saves = spec.checkpoint.interval.seconds if spec.checkpoint else _INTERVAL_SECONDS
         return Terms(
             grace,
@@ -90,8 +100,12 @@ class Limits:
     def _clamped(self, spec: FlyerJobSpec, priority: Priority) -> Iterator[str]:
         asked, terms = spec.preemption, self.terms(spec, priority)
         for name, wanted, seconds in (
-            ("grace", asked.grace, terms.grace),
-            ("maxGrace", asked.max_grace, terms.max_grace),
+            ("checkpointGracePeriod", asked.checkpoint_grace_period, terms.checkpoint_grace_period),
+            (
+                "maxCheckpointGracePeriod",
+                asked.max_checkpoint_grace_period,
+                terms.max_checkpoint_grace_period,
+            ),
             ("minRuntime", asked.min_runtime, terms.min_runtime),
         ):
             if seconds < wanted.seconds:

@@ -323,7 +323,7 @@ class Market:
             return math.inf
         saved = status.checkpoint is not None and status.checkpoint.time >= running_at
         slices = 1 if saved else policy.unsaved_slices
-        left = slices * policy.time_slice_seconds - status.chain.slice_used
+        left = slices * policy.time_slice_seconds - status.history.slice_used
         return quantize(running_at + max(0.0, left))
 
     def is_turn_over(self, job: JobState, victim: JobState) -> bool:
@@ -367,7 +367,7 @@ class Market:
     def _has_given_way_enough(self, victim: JobState) -> bool:
         policy = self.draft.policy
         since = self.draft.now - policy.preemptions_seconds
-        preempted = sum(at > since for at in victim.status.chain.preempted_at)
+        preempted = sum(at > since for at in victim.status.history.preempted_at)
         return preempted >= policy.preemptions_max
 
     def memory(self, job: JobState) -> Memory:
@@ -436,9 +436,9 @@ class Market:
         assignment, terms = other.status.assignment, self.draft.terms(other)
         begun = assignment.running_at if assignment and assignment.running_at else now
         ends = math.inf
-        if other.spec.max_runtime:
-            ends = begun + other.spec.max_runtime.seconds + terms.max_grace
-        return min(ends, max(now, self.preemptible_at(job, other)) + terms.grace)
+        if other.spec.active_deadline:
+            ends = begun + other.spec.active_deadline.seconds + terms.max_checkpoint_grace_period
+        return min(ends, max(now, self.preemptible_at(job, other)) + terms.checkpoint_grace_period)
 
     def _left_at(self, name: str) -> float:
         now, holder = self.draft.now, self.occupied_by.get(name)

@@ -2,7 +2,7 @@
 
 Whole nodes only. Inside a zone: the nodes of the attempt before stay at their places, the others
 come from as few leaves as possible. Over zones: ranks are contiguous by zone, at most two zones,
-so that exactly one pair of neighbours (the bridge) talks across.
+so that exactly one pair of neighbours (the cross-zone pair) talks across.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def cross_zone_options(nodes: int, zones: Collection[str]) -> list[Option]:
     ]
 
 
-def same_split_options(memory: Memory, zones: Collection[str]) -> list[Option]:
+def same_zone_layout_options(memory: Memory, zones: Collection[str]) -> list[Option]:
     """Options with as many nodes per zone, in the same order: the zones of before first."""
     counts = memory.split
     if not counts or len(counts) > 2:
@@ -189,6 +189,6 @@ __all__ = [
     "by_zone",
     "choose",
     "cross_zone_options",
-    "same_split_options",
+    "same_zone_layout_options",
     "single_zone_options",
 ]

@@ -31,7 +31,7 @@ class Policy:
     stop_deadline_seconds: float = 120.0
     # A resumed job waits so long for nodes that give the same split over the zones (and so the
     # same bits) before it takes others.
-    same_split_seconds: float = 60.0
+    same_zone_layout_seconds: float = 60.0
     # What a restart costs on top of the work since the last checkpoint, per node.
     restart_cost_seconds: float = 60.0
     # What it costs that a node is taken from a job, on top: the job is displaced as a whole, and

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from flyer.api import Phase, Priority
 from flyer.api.waiting import PENDING_EVALUATION, PODS_REFUSED
 from flyer.engine import quotas
-from flyer.engine.asks import struggles, waits_for_split
+from flyer.engine.asks import struggles, waits_for_zone_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -158,27 +158,27 @@ class _Update:
         return self._lists[class_key]
 
     def _entry(self, job: JobState) -> Entry:
-        draft, chain, left = self._draft, job.status.chain, job.status.eviction
+        draft, history, left = self._draft, job.status.history, job.status.eviction
         levels = self._levels_of(job)
         if levels:  # it is looked at on its highest level first
             draft.auto[job.key] = levels[0]
         contender = (draft.place(job), job.key)
         alone = (
-            chain.submitted_at is None  # its place moves with the time
-            or chain.not_before is not None
+            history.submitted_at is None  # its place moves with the time
+            or history.not_before is not None
             or bool(job.status.occupied)
             or (left is not None and left.reason == PODS_REFUSED)
         )
         if alone:
             return Entry(contender, None)
-        joins_at = waits_for_split(draft, job)
+        joins_at = waits_for_zone_layout(draft, job)
         if joins_at is not None:
             return Entry(contender, None, joins_at)
         spec = job.spec
-        remembers = bool(chain.previous or chain.avoid)
+        remembers = bool(history.previous or history.avoid)
         class_key = (
-            *needs_of(draft, job), spec.nodes, spec.group, remembers, self._accounts_of(job),
-            self._lower_levels_of(job, levels),
+            *needs_of(draft, job), spec.nodes, spec.node_class, spec.zone, remembers,
+            self._accounts_of(job), self._lower_levels_of(job, levels),
         )  # fmt: skip
         return Entry(contender, class_key)
 
@@ -222,7 +222,7 @@ def needs_of(draft: Draft, job: JobState) -> tuple[object, ...]:
     spec = job.spec
     return (
         draft.level(job), spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone,
-        spec.max_runtime, draft.terms(job), struggles(draft, job),
+        spec.active_deadline, draft.terms(job), struggles(draft, job),
     )  # fmt: skip
 
 

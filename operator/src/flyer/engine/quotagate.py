@@ -127,7 +127,7 @@ class QuotaGate:
             return
         job = self.market.draft.jobs[job.key]
         assignment = job.status.assignment
-        node_class = assignment.group if assignment is not None else job.spec.node_class
+        node_class = assignment.node_class if assignment is not None else job.spec.node_class
         self.ledger.charge(job, self.market.draft.priority(job), node_class)
 
     def _fits(self, job: JobState) -> bool:

@@ -61,7 +61,7 @@ class Quota:
     name: str
     subject: str = ANY
     priority: str = ANY
-    group: str = ANY
+    node_class: str = ANY
     nodes: int = 0
     expires_at: float | None = None
     kind: QuotaSubject = QuotaSubject.USER
@@ -77,7 +77,7 @@ class Quota:
         """The limit of this name."""
         kind, subject = spec.subject
         return cls(
-            name, subject, spec.priority, spec.group, spec.nodes, spec.expires_at, kind,
+            name, subject, spec.priority, spec.node_class, spec.nodes, spec.expires_at, kind,
             spec.scope is QuotaScope.TOTAL,
         )  # fmt: skip
 
@@ -96,7 +96,7 @@ class Quota:
         return (
             self.concerns(subjects)
             and self.priority in (ANY, priority.value)
-            and self.group in (ANY, node_class)
+            and self.node_class in (ANY, node_class)
         )
 
     def account(self, subjects: Subjects) -> tuple[str, str]:
@@ -141,11 +141,13 @@ class Ledger:
         key = (subjects, priority, node_class)
         if key not in self._limits:
             found = [one for one in self.quotas if one.applies(subjects, priority, node_class)]
-            own = {(one.kind, one.priority, one.group) for one in found if one.subject != ANY}
+            own = {(one.kind, one.priority, one.node_class) for one in found if one.subject != ANY}
             kept = [
                 one
                 for one in found
-                if one.total or one.subject != ANY or (one.kind, one.priority, one.group) not in own
+                if one.total
+                or one.subject != ANY
+                or (one.kind, one.priority, one.node_class) not in own
             ]
             self._limits[key] = sorted(kept, key=lambda one: (one.width, one.nodes, one.name))
         return self._limits[key]
@@ -298,8 +300,8 @@ def _plain(draft: Draft, priority: Priority) -> Priority:
 
 def _class_of(draft: Draft, job: JobState) -> str | None:
     status = job.status
-    if status.assignment is not None and status.assignment.group:
-        return status.assignment.group
+    if status.assignment is not None and status.assignment.node_class:
+        return status.assignment.node_class
     if job.spec.node_class is not None:
         return job.spec.node_class
     names = status.assignment.names if status.assignment is not None else ()
@@ -322,7 +324,7 @@ def priorities(draft: Draft, job: JobState, quotas: Iterable[Quota]) -> list[Pri
         Priority(one.priority)
         for one in quotas
         if one.priority != ANY and one.concerns(subjects)
-        and (job.spec.node_class is None or one.group in (ANY, job.spec.node_class))
+        and (job.spec.node_class is None or one.node_class in (ANY, job.spec.node_class))
     } | {draft.policy.auto_priority}  # fmt: skip
     return sorted(named, key=lambda one: -one.level)
 
@@ -345,14 +347,14 @@ def exceeded(draft: Draft, job: JobState, classes: Sequence[str]) -> Pending | N
         return None
     quota, priority = max(tightest, key=lambda one: (one[0].nodes, one[1].level, one[0].name))
     what = f"priority {quota.priority}" if quota.priority != ANY else "any priority"
-    where = f"group {quota.group}" if quota.group != ANY else "all groups"
+    where = f"node class {quota.node_class}" if quota.node_class != ANY else "all node classes"
     fewer = f"set spec.nodes to {quota.nodes} or less, " if quota.nodes else ""
     return Pending(
         verdict="Never",
         reason="QuotaExceeded",
         message=f"wants {job.spec.nodes} nodes, quota {quota.name} gives {quota.whom(subjects)} "
-        f"{quota.nodes or 'none'} at {what} in {where}: {fewer}choose another priority or group, "
-        f"or ask for a larger FlyerQuota {quota.name}",
+        f"{quota.nodes or 'none'} at {what} in {where}: {fewer}choose another priority or "
+        f"node class, or ask for a larger FlyerQuota {quota.name}",
     )
 
 

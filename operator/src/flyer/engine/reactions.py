@@ -95,7 +95,7 @@ def _(event: happened.NodeEmptied, draft: Draft) -> None:
         return
     vanished = (
         job.status.phase in ACTIVE
-        and event.attempt == job.status.chain.attempt
+        and event.attempt == job.status.history.attempt
         and job.status.assignment is not None
         and event.node in job.status.assignment.names
         and all(one.node != event.node for one in job.status.exits)
@@ -134,12 +134,12 @@ def _(event: happened.TeamObserved, draft: Draft) -> None:
 def _(event: happened.JobSubmitted, draft: Draft) -> None:
     job = draft.jobs.get(event.job.key)
     fresh = transitions.new_job(event.job, draft.now)
-    if job is None or (_forgotten(job) and fresh.status.chain.id != job.status.chain.id):
+    if job is None or (_forgotten(job) and fresh.status.history.id != job.status.history.id):
         draft.put(fresh)
         # Nobody kept nodes for a job that is not known, whatever its status says.
         transitions.resubmit(draft, fresh.key, fresh.status.occupied)
         return
-    if job.removed and job.status.chain.id == fresh.status.chain.id:
+    if job.removed and job.status.history.id == fresh.status.history.id:
         back = draft.before.get(job.key)
         if back is None or back.removed or back.ended:
             draft.put(replace(fresh, sent=Sent(stops=job.sent.stops, token=job.sent.token)))
@@ -156,8 +156,8 @@ def _(event: happened.JobSubmitted, draft: Draft) -> None:
         # What decides the placement is fixed while the job has nodes.
         spec = job.spec.replace(
             priority=spec.priority,
-            max_runtime=_lower(job.spec.max_runtime, spec.max_runtime),
-            watchdog=spec.watchdog,
+            active_deadline=_lower(job.spec.active_deadline, spec.active_deadline),
+            progress_deadline=spec.progress_deadline,
             max_restarts=spec.max_restarts,
             preemption=spec.preemption,
             suspend=spec.suspend,
@@ -270,28 +270,28 @@ def _(event: happened.LogObserved, draft: Draft) -> None:
 @react.register(happened.CheckpointReported)
 def _(event: happened.CheckpointReported, draft: Draft) -> None:
     job = draft.jobs.get(event.job)
-    if job is None or event.attempt != job.status.chain.attempt:
+    if job is None or event.attempt != job.status.history.attempt:
         return
     _active(draft, event.job, event.attempt)
     if event.durable:
-        chain = job.status.chain
+        history = job.status.history
         draft.update(
             event.job,
             checkpoint=Checkpoint(step=event.step, time=draft.now, path=event.path),
             # It works where it is: nothing is held against the nodes of before any more.
-            chain=chain.replace(avoid=()) if chain.avoid else chain,
+            history=history.replace(avoid=()) if history.avoid else history,
         )
         if job.status.assignment is not None:
             transitions.remember_nodes(draft, event.job)
     transitions.extend_grace(draft, event.job)
 
 
-@react.register(happened.LifeStateSet)
-def _(event: happened.LifeStateSet, draft: Draft) -> None:
+@react.register(happened.UserStateSet)
+def _(event: happened.UserStateSet, draft: Draft) -> None:
     job = draft.jobs.get(event.job)
     valid = 0 <= event.value <= LIFE_STATE_MAX
-    if valid and job is not None and event.attempt == job.status.chain.attempt:
-        draft.update(event.job, chain=job.status.chain.replace(life_state=event.value))
+    if valid and job is not None and event.attempt == job.status.history.attempt:
+        draft.update(event.job, history=job.status.history.replace(user_state=event.value))
 
 
 @react.register(happened.GangStarted)
@@ -396,15 +396,15 @@ def _record_exit(draft: Draft, key: str, node: str, outcome: happened.Outcome) -
 
 
 def _is_starting(job: JobState, attempt: int) -> bool:
-    return job.status.phase is Phase.STARTING and job.status.chain.attempt == attempt
+    return job.status.phase is Phase.STARTING and job.status.history.attempt == attempt
 
 
 def _is_live(job: JobState, attempt: int) -> bool:
-    return job.status.phase in _LIVE and job.status.chain.attempt == attempt
+    return job.status.phase in _LIVE and job.status.history.attempt == attempt
 
 
 def _active(draft: Draft, key: str, attempt: int) -> JobState | None:
-    """The job, its watchdog fed, if this attempt of it is alive."""
+    """Return the job with its progress deadline restarted if this attempt is alive."""
     job = draft.jobs.get(key)
     if job is None or not _is_live(job, attempt):
         return None
@@ -415,7 +415,7 @@ def _grow_code(draft: Draft, key: str, attempt: int, code: SuspendCode) -> None:
     job = draft.jobs.get(key)
     if job is None or job.status.phase is not Phase.SUSPENDING:
         return
-    if job.status.chain.attempt == attempt and job.status.suspend_code < code:
+    if job.status.history.attempt == attempt and job.status.suspend_code < code:
         draft.update(key, suspend_code=code)
 
 

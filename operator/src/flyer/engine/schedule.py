@@ -1,4 +1,4 @@
-"""Giving out nodes: by priority, then in the order in which chains were submitted.
+"""Giving out nodes: by priority, then in the order in which jobs were submitted.
 
 For each waiting job in turn: can it ever run; does it fit on nodes that are nobody's; could it with
 nodes of cheaper jobs; if not, which nodes does it wait for. Jobs behind a blocked one go ahead only
@@ -196,8 +196,10 @@ class _Plan:
 
     def _needs(self, job: JobState) -> tuple[object, ...]:
         """Of two jobs with equal needs, the one with more nodes is blocked if the other one is."""
-        chain = job.status.chain
-        alone = job.key if chain.previous or chain.avoid else ""  # it remembers nodes of its own
+        history = job.status.history
+        alone = (
+            job.key if history.previous or history.avoid else ""
+        )  # it remembers nodes of its own
         admitted = None  # without limits any
         if self._gate.limited:
             admitted = tuple(
@@ -283,7 +285,7 @@ def _is_never(job: JobState) -> bool:
 
 def _shape(spec: FlyerJobSpec) -> tuple[object, ...]:
     """All that decides whether a job can ever run."""
-    return spec.nodes, spec.group, spec.ranks_per_node, spec.cross_zone
+    return spec.nodes, spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone
 
 
 def _launch(draft: Draft, market: Market) -> None:
@@ -309,7 +311,7 @@ def _launch(draft: Draft, market: Market) -> None:
 
 
 def _pause(draft: Draft, job: JobState) -> Pending | None:
-    until = job.status.chain.not_before
+    until = job.status.history.not_before
     if until is None or until <= draft.now:
         return None
     draft.wake(until)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flyer.engine import blockers
 from flyer.engine.allocation import was_refused
-from flyer.engine.asks import waits_for_split, wants_of
+from flyer.engine.asks import waits_for_zone_layout, wants_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Search:
 
     def is_hopeless(self, job: JobState, needs: tuple[object, ...]) -> bool:
         """Whether no nodes would be found for the job: too few can be had, or as for another."""
-        if waits_for_split(self._draft, job) is not None:
+        if waits_for_zone_layout(self._draft, job) is not None:
             return False
         least = self._least.get(needs[:-1])
         if least is not None and least <= job.spec.nodes:
@@ -43,7 +43,7 @@ class Search:
     def failed(self, job: JobState, needs: tuple[object, ...]) -> None:
         """No nodes were found for the job."""
         draft = self._draft
-        partial = job.key in draft.delayed or waits_for_split(draft, job) is not None
+        partial = job.key in draft.delayed or waits_for_zone_layout(draft, job) is not None
         if not partial and not was_refused(draft, job):
             least = self._least.get(needs[:-1], job.spec.nodes)
             self._least[needs[:-1]] = min(least, job.spec.nodes)
@@ -74,7 +74,7 @@ class Reasons:
     ) -> Pending:
         """Why the job was not placed. `own`: its claims."""
         market = self._market
-        if own or job.status.occupied or waits_for_split(market.draft, job) is not None:
+        if own or job.status.occupied or waits_for_zone_layout(market.draft, job) is not None:
             return blockers.pending(market, job, claims, eta)
         spec, level = job.spec, market.draft.level(job)
         key = (level, *wants_of(job), spec.cross_zone, spec.nodes, len(claims))

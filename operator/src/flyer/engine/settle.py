@@ -81,8 +81,8 @@ def _suspended(draft: Draft, job: JobState) -> None:
     if _stopped(draft, job):
         return
     if not job.suspend:
-        chain = job.status.chain.replace(queued_at=draft.now, not_before=None, refusals=0)
-        draft.update(job.key, phase=Phase.QUEUED, chain=chain)
+        history = job.status.history.replace(queued_at=draft.now, not_before=None, refusals=0)
+        draft.update(job.key, phase=Phase.QUEUED, history=history)
 
 
 def _waiting(draft: Draft, job: JobState) -> None:
@@ -164,7 +164,7 @@ def _ended(draft: Draft, job: JobState) -> bool:
 def _asked(draft: Draft, job: JobState) -> bool:
     if _stopped(draft, job):
         return True
-    requeue = job.requeue == job.status.chain.attempt
+    requeue = job.requeue == job.status.history.attempt
     if not job.suspend and not requeue:
         return False
     reason = "Suspended" if job.suspend else "Requeued"
@@ -199,13 +199,13 @@ def _overdue(draft: Draft, job: JobState) -> bool:
         return True
     if assignment.running_at is None:
         return False
-    if spec.max_runtime and draft.passed(assignment.running_at + spec.max_runtime.seconds):
+    if spec.active_deadline and draft.passed(assignment.running_at + spec.active_deadline.seconds):
         transitions.begin_suspension(
-            draft, job.key, reason="DeadlineExceeded", by="maxRuntime",
-            message=f"ran for its maxRuntime of {spec.max_runtime}",
+            draft, job.key, reason="DeadlineExceeded", by="activeDeadline",
+            message=f"ran for its activeDeadline of {spec.active_deadline}",
         )  # fmt: skip
         return True
-    silent = blame.watchdog_expired(draft, job)
+    silent = blame.progress_deadline_exceeded(draft, job)
     if silent is not None:
         _restart(draft, job, silent)
         return True

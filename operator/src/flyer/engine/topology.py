@@ -32,7 +32,7 @@ def topology_document(
             {"name": node.name, "zone": node.zone, "address": addresses[node.name]}
             for node in assignment.nodes
         ],
-        "bridge": list(assignment.bridge),
+        "bridge": list(assignment.cross_zone_pair),
     }
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from flyer.api import (
     AssignedNode,
     Assignment,
-    Chain,
     Eviction,
     FlyerJobStatus,
+    JobHistory,
     OccupiedNode,
     PastAttempt,
     Pending,
@@ -27,7 +27,12 @@ from flyer.api import (
     Suspension,
     quantize,
 )
-from flyer.api.status import BY_CHARS_MAX, HISTORY_MAX, HISTORY_NODES_MAX, PREEMPTIONS_MAX
+from flyer.api.status import (
+    BY_CHARS_MAX,
+    PAST_ATTEMPT_NODES_MAX,
+    PAST_ATTEMPTS_MAX,
+    PREEMPTIONS_MAX,
+)
 from flyer.api.waiting import PODS_REFUSED
 from flyer.engine.state import JobState, Seen, Sent
 from flyer.job.limits import readable
@@ -57,7 +62,7 @@ def new_job(job: FlyerJob, now: float, *, rebuilt: bool = False) -> JobState:
     """
     created_at = job.metadata.creation_timestamp or now
     status = job.status or FlyerJobStatus(
-        chain=Chain(
+        history=JobHistory(
             id=job.metadata.uid or job.key,
             submitted_at=created_at,
             queued_at=min(created_at, now) if rebuilt else now,
@@ -103,7 +108,7 @@ def reserve(draft: Draft, key: str, nodes: Sequence[Node], *, backfill: bool = F
     """
     job = draft.jobs[key]
     priority = draft.priority(job)
-    chain = job.status.chain
+    history = job.status.history
     zones = [node.zone for node in nodes]
     crossings = [index for index in range(1, len(zones)) if zones[index - 1] != zones[index]]
     assert len(crossings) <= 1, f"{key}: ranks are not contiguous by zone: {zones}"
@@ -113,15 +118,15 @@ def reserve(draft: Draft, key: str, nodes: Sequence[Node], *, backfill: bool = F
             AssignedNode(name=node.name, zone=node.zone, first_rank=index * job.spec.ranks_per_node)
             for index, node in enumerate(nodes)
         ),
-        bridge=tuple(nodes[index].name for at in crossings for index in (at - 1, at)),
-        group=nodes[0].node_class,
+        cross_zone_pair=tuple(nodes[index].name for at in crossings for index in (at - 1, at)),
+        node_class=nodes[0].node_class,
         backfill=backfill,
         reserved_at=draft.now,
     )
-    if chain.previous:
-        before = [node.zone for node in chain.previous]
+    if history.previous:
+        before = [node.zone for node in history.previous]
         split = tuple(before.count(zone) for zone in dict.fromkeys(before))
-        assignment = assignment.replace(same_split=split == assignment.split)
+        assignment = assignment.replace(same_zone_layout=split == assignment.split)
     draft.update(
         key,
         phase=Phase.RESERVED,
@@ -130,7 +135,7 @@ def reserve(draft: Draft, key: str, nodes: Sequence[Node], *, backfill: bool = F
         assignment=assignment,
         exits=(),
         pending=None,
-        chain=chain.replace(attempt=chain.attempt + 1, not_before=None),
+        history=history.replace(attempt=history.attempt + 1, not_before=None),
     )
 
 
@@ -154,7 +159,7 @@ def _still_held(job: JobState) -> Priority | None:
 def start(draft: Draft, key: str) -> None:
     """The nodes are empty, healthy and the job's: from here on it occupies them."""
     job = draft.jobs[key]
-    assignment, attempt = job.status.assignment, job.status.chain.attempt
+    assignment, attempt = job.status.assignment, job.status.history.attempt
     assert assignment is not None, f"{key}: starts without nodes"
     assert not {node.name for node in job.status.occupied} & set(assignment.names), key
     # Steps after the checkpoint are taken again: they are not lost a second time.
@@ -189,8 +194,8 @@ def remember_nodes(draft: Draft, key: str) -> None:
     job = draft.jobs[key]
     assert job.status.assignment is not None, f"{key}: has no nodes to remember"
     nodes = tuple(PreviousNode(name=n.name, zone=n.zone) for n in job.status.assignment.nodes)
-    if nodes != job.status.chain.previous:
-        draft.update(key, chain=job.status.chain.replace(previous=nodes))
+    if nodes != job.status.history.previous:
+        draft.update(key, history=job.status.history.replace(previous=nodes))
 
 
 def begin_suspension(
@@ -200,8 +205,8 @@ def begin_suspension(
     job = flush_progress(draft, key)
     terms = draft.terms(job)
     kill = kill or job.status.phase is Phase.STARTING
-    grace = 0.0 if kill else terms.grace
-    limit = 0.0 if kill else terms.max_grace
+    grace = 0.0 if kill else terms.checkpoint_grace_period
+    limit = 0.0 if kill else terms.max_checkpoint_grace_period
     draft.update(
         key,
         phase=Phase.SUSPENDING,
@@ -245,7 +250,7 @@ def extend_grace(draft: Draft, key: str) -> None:
     knows = job.status.suspend_code is SuspendCode.RECEIVED
     if suspension is None or suspension.expired or not knows:
         return
-    grace = draft.terms(job).grace
+    grace = draft.terms(job).checkpoint_grace_period
     deadline = quantize(min(suspension.limit, draft.now + grace))
     # In steps of a quarter of the grace: each one is a commit and a signal.
     if deadline - suspension.deadline >= grace / 4 or (
@@ -283,15 +288,15 @@ def restart(
     the attempt held its nodes without running, so that the first restart pauses already.
     """
     job = flush_progress(draft, key)
-    chain, checkpoint, policy = job.status.chain, job.status.checkpoint, draft.policy
+    history, checkpoint, policy = job.status.history, job.status.checkpoint, draft.policy
     step = checkpoint.step if checkpoint else None
-    fruitful = step is not None and (chain.restored_step is None or step > chain.restored_step)
-    fruitless = 0 if fruitful else chain.fruitless_restarts
-    unblamed = 0 if fruitful else chain.unblamed_restarts
+    fruitful = step is not None and (history.restored_step is None or step > history.restored_step)
+    fruitless = 0 if fruitful else history.restarts_without_progress
+    unblamed = 0 if fruitful else history.unblamed_restarts
     signals = 0
     if by_signal is not None:
-        again = not fruitful and chain.signal == by_signal
-        signals = (chain.same_signal if again else 0) + 1
+        again = not fruitful and history.signal == by_signal
+        signals = (history.same_signal if again else 0) + 1
     fruitless, unblamed = (fruitless + 1, unblamed) if counted else (fruitless, unblamed + 1)
     saved = f"than {'none' if step is None else f'step {step}'}"
     if counted and fruitless > job.spec.max_restarts:
@@ -309,12 +314,12 @@ def restart(
         )  # fmt: skip
         return
     pause = _pause_seconds(policy, fruitless if counted else unblamed, slow=slow)
-    remembered = [name for name in chain.avoid if name not in avoid] + list(avoid)
+    remembered = [name for name in history.avoid if name not in avoid] + list(avoid)
     draft.update(
         key,
-        chain=chain.replace(
-            restarts=chain.restarts + 1,
-            fruitless_restarts=fruitless,
+        history=history.replace(
+            restarts=history.restarts + 1,
+            restarts_without_progress=fruitless,
             unblamed_restarts=unblamed,
             signal=by_signal,
             same_signal=signals,
@@ -349,21 +354,21 @@ def suspect_nodes(draft: Draft, key: str, nodes: Sequence[str]) -> None:
 
 def refuse_start(draft: Draft, key: str, why: str) -> None:
     """Its pods may not be made now: it waits, ever longer, and no restart is counted."""
-    policy, chain = draft.policy, draft.jobs[key].status.chain
+    policy, history = draft.policy, draft.jobs[key].status.history
     pause_seconds = min(
-        policy.refused_backoff_seconds * 2.0 ** min(chain.refusals, 30),
+        policy.refused_backoff_seconds * 2.0 ** min(history.refusals, 30),
         policy.refused_backoff_seconds_max,
     )
     not_before = quantize(draft.now + pause_seconds)
-    draft.update(key, chain=chain.replace(refusals=chain.refusals + 1, not_before=not_before))
+    draft.update(key, history=history.replace(refusals=history.refusals + 1, not_before=not_before))
     _requeue(draft, key, PODS_REFUSED, "", why)
 
 
 def forget_refusals(draft: Draft, key: str) -> None:
     """Its pods were made, or what is asked for is another thing: the next refusal is a first."""
-    chain = draft.jobs[key].status.chain
-    if chain.refusals:
-        draft.update(key, chain=chain.replace(refusals=0, not_before=None))
+    history = draft.jobs[key].status.history
+    if history.refusals:
+        draft.update(key, history=history.replace(refusals=0, not_before=None))
 
 
 def end(draft: Draft, key: str, phase: Phase, reason: str, message: str) -> None:
@@ -407,17 +412,17 @@ def _requeue(draft: Draft, key: str, reason: str, by: str, message: str) -> None
         priority=_still_held(job),
         suspension=None,
         pending=None,
-        history=_with_attempt(status, draft.now, reason, lost),
+        past_attempts=_with_attempt(status, draft.now, reason, lost),
         eviction=Eviction(
             reason=reason,
             by=clipped(by, BY_CHARS_MAX),
             message=clipped(message),
             time=draft.now,
-            attempt=status.chain.attempt,
+            attempt=status.history.attempt,
             suspend_code=status.suspend_code,
             lost_steps=lost,
         ),
-        chain=status.chain.replace(queued_at=draft.now, slice_used=_slice_used(draft, job)),
+        history=status.history.replace(queued_at=draft.now, slice_used=_slice_used(draft, job)),
     )
 
 
@@ -427,26 +432,26 @@ def _with_attempt(
     """The history with the attempt that ends now, if any pods of it were ordered."""
     assignment = status.assignment
     if assignment is None or assignment.started_at is None:
-        return status.history
-    names = ((one.name, one.zone) for one in assignment.nodes[:HISTORY_NODES_MAX])
+        return status.past_attempts
+    names = ((one.name, one.zone) for one in assignment.nodes[:PAST_ATTEMPT_NODES_MAX])
     ended = PastAttempt(
-        attempt=status.chain.attempt,
+        attempt=status.history.attempt,
         started_at=assignment.started_at,
         ended_at=now,
         reason=reason,
         node_count=len(assignment.nodes),
         nodes=tuple(PreviousNode(name=name, zone=zone) for name, zone in names),
         restored_step=assignment.restored_step,
-        same_split=assignment.same_split,
+        same_zone_layout=assignment.same_zone_layout,
         lost_steps=lost,
     )
-    return (*status.history, ended)[-HISTORY_MAX:]
+    return (*status.past_attempts, ended)[-PAST_ATTEMPTS_MAX:]
 
 
 def end_turn(draft: Draft, key: str) -> None:
     """The job's time slice is over: it queues behind those of its priority that wait now."""
-    chain = draft.jobs[key].status.chain
-    draft.update(key, chain=chain.replace(turn_at=draft.now, slice_used=0.0))
+    history = draft.jobs[key].status.history
+    draft.update(key, history=history.replace(turn_at=draft.now, slice_used=0.0))
 
 
 def count_preemption(draft: Draft, key: str) -> None:
@@ -455,22 +460,22 @@ def count_preemption(draft: Draft, key: str) -> None:
     Not read from the history of attempts, which also holds turns that are over, and which a few
     restarts fill.
     """
-    chain = draft.jobs[key].status.chain
+    history = draft.jobs[key].status.history
     since = draft.now - draft.policy.preemptions_seconds
-    recent = [at for at in chain.preempted_at if at > since]
+    recent = [at for at in history.preempted_at if at > since]
     kept = tuple([*recent, draft.now][-PREEMPTIONS_MAX:])
-    draft.update(key, chain=chain.replace(preempted_at=kept))
+    draft.update(key, history=history.replace(preempted_at=kept))
 
 
 def _slice_used(draft: Draft, job: JobState) -> float:
     """The seconds of its time slice that the job has used, with the attempt that ends now."""
-    chain, assignment = job.status.chain, job.status.assignment
+    history, assignment = job.status.history, job.status.assignment
     running_at = assignment.running_at if assignment is not None else None
     if running_at is None:
-        return chain.slice_used
-    if chain.turn_at is not None and chain.turn_at >= running_at:
+        return history.slice_used
+    if history.turn_at is not None and history.turn_at >= running_at:
         return 0.0  # it gave way because the slice was over
-    return quantize(chain.slice_used + max(0.0, draft.now - running_at))
+    return quantize(history.slice_used + max(0.0, draft.now - running_at))
 
 
 __all__ = [

@@ -77,7 +77,7 @@ class WaysOut:
 
     def _wants(self, job: JobState) -> tuple[object, ...]:
         spec, level = job.spec, self._draft.level(job)
-        return spec.nodes, *wants_of(job), spec.cross_zone, level, tuple(job.status.chain.avoid)
+        return spec.nodes, *wants_of(job), spec.cross_zone, level, tuple(job.status.history.avoid)
 
 
 def _found(market: Market, job: JobState) -> tuple[Remedy, ...]:
@@ -85,7 +85,7 @@ def _found(market: Market, job: JobState) -> tuple[Remedy, ...]:
     found: list[Remedy] = []
     for nodes in market.classes(job):
         zones = {node.zone for node in nodes}
-        for kind in options(market.draft, job, zones, same_split=False):
+        for kind in options(market.draft, job, zones, same_zone_layout=False):
             plan = preemption_plan(market, job, nodes, kind, (), anyone=True)
             if plan is None or not plan[1]:
                 continue
@@ -95,8 +95,8 @@ def _found(market: Market, job: JobState) -> tuple[Remedy, ...]:
             found.append(Remedy(text, "frees the nodes once it has saved", cost, jobs=victims))
     outs = [
         Remedy("", f"brings back {node.name}", node=node.name)
-        for group in market.classes(job)
-        for node in group
+        for nodes in market.classes(job)
+        for node in nodes
         if not market.draft.nodes[node.name].eligible
     ]
     unique = {one.command: one for one in found}

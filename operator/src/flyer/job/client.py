@@ -18,7 +18,6 @@ from flyer.job.protocol import (
     Done,
     Fail,
     Hello,
-    LifeState,
     Progress,
     ProtocolError,
     Received,
@@ -26,6 +25,7 @@ from flyer.job.protocol import (
     Release,
     Reply,
     Request,
+    UserState,
     Watch,
     Welcome,
     encode,
@@ -123,9 +123,9 @@ class JobClient:
         """Give up for good."""
         self._tell(Fail(reason))
 
-    def life_state(self, state: int) -> None:
+    def user_state(self, state: int) -> None:
         """Keep the user's word for the whole chain."""
-        self._tell(LifeState(state))
+        self._tell(UserState(state))
 
     def _tell(self, request: Request) -> None:
         reply = self._call(request)

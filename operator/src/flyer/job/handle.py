@@ -57,7 +57,7 @@ class Job:
         self._terminated = threading.Event()  # by SIGTERM
         self._greeted = threading.Event()
         self._welcome: Welcome | None = None
-        self._life_state = 0
+        self._user_state = 0
         self._step_newest: tuple[int, dict[str, float]] | None = None
         self._progress_due = threading.Event()
         self._warned: set[str] = set()
@@ -102,19 +102,19 @@ class Job:
         return welcome.restore_step if welcome else None
 
     @property
-    def life_state(self) -> int:
+    def user_state(self) -> int:
         """The user's 32-bit word, kept over all attempts of the chain; 0 at first."""
         self._wait_welcome()
         with self._lock:
-            return self._life_state
+            return self._user_state
 
-    @life_state.setter
-    def life_state(self, state: int) -> None:
+    @user_state.setter
+    def user_state(self, state: int) -> None:
         if not -(2**31) <= state < 2**32:
-            raise ValueError(f"life_state {state} does not fit 32 bits")
+            raise ValueError(f"user_state {state} does not fit 32 bits")
         with self._lock:
-            self._life_state = state
-        self._report("life_state", lambda client: client.life_state(state))
+            self._user_state = state
+        self._report("user_state", lambda client: client.user_state(state))
 
     # -- reports of the script --------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class Job:
     def _greet(self, welcome: Welcome) -> None:
         with self._lock:
             if self._welcome is None:
-                self._life_state = welcome.life_state
+                self._user_state = welcome.user_state
             self._welcome = welcome
         self._warned.discard("watch")
         self._greeted.set()

@@ -56,12 +56,12 @@ def go_suspend() -> NoReturn:
 
 def set_whole_life_state(state: int) -> None:
     """Keep a 32-bit word over all attempts of the chain."""
-    current().life_state = state
+    current().user_state = state
 
 
 def get_whole_life_state() -> int:
     """The word kept over all attempts of the chain; 0 at first."""
-    return current().life_state
+    return current().user_state
 
 
 def set_priority(priority: int | str) -> None:
@@ -72,8 +72,10 @@ def set_priority(priority: int | str) -> None:
 
 
 def set_watchdog_time(seconds: int) -> None:
-    """Accepted and not obeyed: the manifest sets the watchdog."""
-    _warn(f"set_watchdog_time({seconds!r}) has no effect: set `spec.watchdog` of the FlyerJob")
+    """Accepted and ignored: the manifest sets the progress deadline."""
+    _warn(
+        f"set_watchdog_time({seconds!r}) has no effect: set `spec.progressDeadline` of the FlyerJob"
+    )
 
 
 def disable_warn() -> None:

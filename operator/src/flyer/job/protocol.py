@@ -24,7 +24,6 @@ __all__ = [
     "Done",
     "Fail",
     "Hello",
-    "LifeState",
     "Progress",
     "ProtocolError",
     "Received",
@@ -33,6 +32,7 @@ __all__ = [
     "Reply",
     "Request",
     "SuspendCode",
+    "UserState",
     "Watch",
     "Welcome",
     "encode",
@@ -97,7 +97,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A step is done. Extends the grace while suspending and feeds the watchdog."""
+    """A step is done. Restarts the progress deadline and, while suspending, the grace period."""
 
     op: ClassVar[str] = "progress"
     step: int
@@ -155,22 +155,22 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
-class LifeState:
+class UserState:
     """Keep this 32-bit word of the user's over all attempts of the chain."""
 
-    op: ClassVar[str] = "life_state"
+    op: ClassVar[str] = "user_state"
     state: int
 
     @classmethod
-    def read(cls, fields: Fields) -> LifeState:
+    def read(cls, fields: Fields) -> UserState:
         """From the fields of a line."""
         return cls(fields.integer("state", -(2**31), 2**32 - 1))
 
 
-Request = Hello | Watch | Received | Progress | Checkpoint | Release | Fail | LifeState
+Request = Hello | Watch | Received | Progress | Checkpoint | Release | Fail | UserState
 _REQUESTS: dict[str, type[Request]] = {
     kind.op: kind
-    for kind in (Hello, Watch, Received, Progress, Checkpoint, Release, Fail, LifeState)
+    for kind in (Hello, Watch, Received, Progress, Checkpoint, Release, Fail, UserState)
 }
 
 
@@ -182,7 +182,7 @@ class Welcome:
     job: str
     chain: str
     attempt: int
-    life_state: int = 0
+    user_state: int = 0
     restore_step: int | None = None
     restore_path: str | None = None
     version: int = VERSION
@@ -194,7 +194,7 @@ class Welcome:
             fields.text("job"),
             fields.text("chain"),
             fields.integer("attempt"),
-            fields.integer("life_state", -(2**31), 2**32 - 1),
+            fields.integer("user_state", -(2**31), 2**32 - 1),
             fields.integer_or_none("restore_step"),
             fields.text_or_none("restore_path"),
             fields.integer("version", 1),

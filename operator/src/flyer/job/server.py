@@ -20,7 +20,6 @@ from flyer.job.protocol import (
     Done,
     Fail,
     Hello,
-    LifeState,
     Progress,
     ProtocolError,
     Received,
@@ -29,6 +28,7 @@ from flyer.job.protocol import (
     Reply,
     Request,
     SuspendCode,
+    UserState,
     Watch,
     Welcome,
     encode,
@@ -67,7 +67,7 @@ class JobHandler(Protocol):
     async def fail(self, rank: int, reason: str) -> None:
         """The job gives up for good."""
 
-    async def life_state(self, rank: int, state: int) -> None:
+    async def user_state(self, rank: int, state: int) -> None:
         """Keep the user's word for the whole chain."""
 
 
@@ -100,7 +100,7 @@ class JobServer:
         self._suspend_code = SuspendCode.NONE
         self._deadline: float | None = None  # in the loop's time
         self._reason = ""
-        self._life_state = welcome.life_state
+        self._user_state = welcome.user_state
         self.ranks_seen: set[int] = set()
         """Ranks that have ever connected. None: a suspension needs SIGTERM."""
 
@@ -232,7 +232,7 @@ class JobServer:
                     self._welcome.job,
                     self._welcome.chain,
                     self._welcome.attempt,
-                    self._life_state,
+                    self._user_state,
                     self._welcome.restore_step,
                     self._welcome.restore_path,
                 )
@@ -249,9 +249,9 @@ class JobServer:
                 self._advance(SuspendCode.MAY_SUSPEND)
             case Fail(reason):
                 await self._handler.fail(rank, reason)
-            case LifeState(state):
-                await self._handler.life_state(rank, state)
-                self._life_state = state
+            case UserState(state):
+                await self._handler.user_state(rank, state)
+                self._user_state = state
             case Watch():
                 return self._change()
         return Done()

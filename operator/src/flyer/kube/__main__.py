@@ -115,7 +115,7 @@ class _Operator:
             failure_window_seconds=settings.failure_window_seconds,
             start_deadline_seconds=settings.start_deadline_seconds,
             stop_deadline_seconds=settings.stop_deadline_seconds,
-            same_split_seconds=settings.same_split_seconds,
+            same_zone_layout_seconds=settings.same_zone_layout_seconds,
             restart_cost_seconds=settings.restart_cost_seconds,
             progress_commit_seconds=settings.progress_commit_seconds,
         )

@@ -22,7 +22,7 @@ __all__ = ["EVICTION_REASONS", "Metrics"]
 
 EVICTION_REASONS: Final = (
     "Preempted", "Suspended", "Requeued", "NodeDrained", "Yielded", "NodeFailures", "HardwareFault",
-    "PodKilled", "StartFailed", "PodsReadyTimeout", "WatchdogExpired", "ObjectVanished",
+    "PodKilled", "StartFailed", "PodsReadyTimeout", "ProgressDeadlineExceeded", "ObjectVanished",
     PODS_REFUSED,
 )  # fmt: skip
 _DECISION_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -65,7 +65,7 @@ class Metrics:
             "Nodes, by node class and removal state: budget (maximum removed without hard "
             "evidence), spent (removed), held (in use because the budget is spent), defective "
             "(removed with hard evidence; more of them than the budget indicate a mass failure)",
-            ["group", "state"],
+            ["node_class", "state"],
             registry=registry,
         )
         self.gang_nodes = Gauge("flyer_gang_nodes", "Nodes assigned to gangs", registry=registry)
@@ -191,8 +191,8 @@ class Metrics:
         if after.phase is Phase.RUNNING and before.phase is not Phase.RUNNING:
             self.gangs_started.inc()
             running_at = after.assignment.running_at if after.assignment else None
-            if running_at is not None and after.chain.queued_at is not None:
-                self.waited_seconds.observe(max(0.0, running_at - after.chain.queued_at))
+            if running_at is not None and after.history.queued_at is not None:
+                self.waited_seconds.observe(max(0.0, running_at - after.history.queued_at))
         if after.eviction is not None and after.eviction != before.eviction:
             reason = after.eviction.reason
             self.evictions.labels(reason).inc()

@@ -65,7 +65,7 @@ class Settings:
     start_deadline_seconds: float = 600.0
     stop_deadline_seconds: float = 120.0
     failure_window_seconds: float = 5.0
-    same_split_seconds: float = 60.0
+    same_zone_layout_seconds: float = 60.0
     restart_cost_seconds: float = 60.0
     progress_commit_seconds: float = 15.0
     """Minimum time between writes of a running job's progress into its status."""

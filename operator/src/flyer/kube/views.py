@@ -39,7 +39,7 @@ CORDONED: Final = "cordoned"  # reason of a cordoned node
 LABEL_ZONE: Final = "fireflyer.dev/zone"
 LABEL_ZONE_COMMON: Final = "topology.kubernetes.io/zone"
 LABEL_LEAF: Final = "fireflyer.dev/leaf"
-LABEL_GROUP: Final = "fireflyer.dev/group"
+LABEL_NODE_CLASS: Final = "fireflyer.dev/node-class"
 LABEL_DEDICATED: Final = "fireflyer.dev/dedicated"
 RELEASE_FINALIZER: Final = "fireflyer.dev/release"
 
@@ -56,7 +56,7 @@ _OVER: Final = (Phase.SUCCEEDED, Phase.FAILED)
 # Default port of a kubelet.
 KUBELET_PORT: Final = 10250
 _POD_FIELDS: Final = (
-    "template", "group", "ranksPerNode", "collectives", "preemption", "checkpoint",
+    "template", "nodeClass", "zone", "ranksPerNode", "collectives", "preemption", "checkpoint",
 )  # fmt: skip
 
 Strings = dict[str, str]
@@ -300,12 +300,12 @@ def shape_node(value: dict[str, Any]) -> NodeView:
             name=metadata["name"],
             zone=labels.get(LABEL_ZONE) or labels.get(LABEL_ZONE_COMMON) or "default",
             leaf=labels.get(LABEL_LEAF, ""),
-            node_class=labels.get(LABEL_GROUP) or "default",
+            node_class=labels.get(LABEL_NODE_CLASS) or "default",
             slots=slots,
             ready=not reason,
             reason=reason,
         ),
-        ours=dedicated or LABEL_GROUP in labels,
+        ours=dedicated or LABEL_NODE_CLASS in labels,
         dedicated=dedicated,
         lost=lost,
         allocatable=allocatable,

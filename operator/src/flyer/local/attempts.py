@@ -73,10 +73,10 @@ class Attempt:
             job, start, paths.run / f"{digest}-{start.attempt}.sock", report, show
         )
         self.starting: asyncio.Task[None] | None = None
-        watchdog = job.spec.watchdog
+        progress_deadline = job.spec.progress_deadline
         self._log_interval_seconds = LOG_INTERVAL_SECONDS
-        if watchdog is not None:
-            self._log_interval_seconds = min(LOG_INTERVAL_SECONDS, watchdog.seconds / 4)
+        if progress_deadline is not None:
+            self._log_interval_seconds = min(LOG_INTERVAL_SECONDS, progress_deadline.seconds / 4)
         self._log_bytes = 0
         self._log_reported_at = 0.0
 
@@ -218,7 +218,7 @@ class Attempts:
         start, job = attempt.start, attempt.job
         return topology_document(
             job=start.job,
-            chain=job.status.chain.id if job.status else "",
+            chain=job.status.history.id if job.status else "",
             attempt=start.attempt,
             ranks_per_node=job.spec.ranks_per_node,
             assignment=start.assignment,

@@ -42,7 +42,7 @@ class NodeGroup(StrictModel):
     names: list[NodeName] = Field(min_length=1)
     zone: str = Field(pattern=WORD)
     leaf: str = Field(default="", pattern=r"^$|" + WORD)
-    group: str = Field(default="default", pattern=WORD)
+    node_class: str = Field(default="default", pattern=WORD)
     slots: int = Field(default=1, ge=1, le=64)
 
 
@@ -58,7 +58,7 @@ class Settings(StrictModel):
     failure_window_seconds: Seconds = 0.5
     start_deadline_seconds: Seconds = 60.0
     stop_pause_seconds: Seconds = Field(default=5.0, description="From SIGTERM to SIGKILL")
-    same_split_seconds: Seconds = 10.0
+    same_zone_layout_seconds: Seconds = 10.0
     restart_cost_seconds: Seconds = 5.0
 
 
@@ -83,7 +83,7 @@ class LocalCluster(StrictModel):
     def engine_nodes(self) -> list[Node]:
         """The nodes as the scheduler sees them, all ready."""
         return [
-            Node(name, group.zone, group.leaf, group.group, group.slots)
+            Node(name, group.zone, group.leaf, group.node_class, group.slots)
             for group in self.nodes
             for name in group.names
         ]

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 from flyer.engine import (
     CheckpointReported,
     Failed,
-    LifeStateSet,
     PodExited,
     ProgressReported,
     Released,
     SuspendReceived,
+    UserStateSet,
 )
 from flyer.job.protocol import Welcome
 from flyer.job.server import JobServer
@@ -62,9 +62,9 @@ class Gateway:
         restore = start.restore_from
         welcome = Welcome(
             job=start.job,
-            chain=(job.status.chain.id if job.status else ""),
+            chain=(job.status.history.id if job.status else ""),
             attempt=start.attempt,
-            life_state=start.life_state,
+            user_state=start.user_state,
             restore_step=restore.step if restore else None,
             restore_path=restore.path if restore else None,
         )
@@ -131,9 +131,9 @@ class Gateway:
         node = self._nodes[min(rank // self._ranks_per_node, len(self._nodes) - 1)]
         self._report(PodExited(self._job, self._attempt, node, Failed(1, reason)))
 
-    async def life_state(self, rank: int, state: int) -> None:  # noqa: ARG002
+    async def user_state(self, rank: int, state: int) -> None:  # noqa: ARG002
         """Keep the user's word."""
-        self._report(LifeStateSet(self._job, self._attempt, state & 0xFFFFFFFF))
+        self._report(UserStateSet(self._job, self._attempt, state & 0xFFFFFFFF))
 
 
 def _total_steps(

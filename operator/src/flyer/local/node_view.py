@@ -39,7 +39,7 @@ def node_view(
         name=node.name,
         zone=node.zone,
         leaf=node.leaf,
-        group=node.node_class,
+        node_class=node.node_class,
         slots=node.slots,
         state=shown,
         reason=reason,

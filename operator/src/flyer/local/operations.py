@@ -244,7 +244,7 @@ class Operations:
         if job.status and job.status.phase in ENDED:
             raise FlyerError.usage(
                 f"cannot {verb} `{job.key}`: it has {job.status.phase}",
-                "`flyer run` with its manifest starts it again as a new chain",
+                "`flyer run` with its manifest starts it again as a new job",
             )
         return job
 

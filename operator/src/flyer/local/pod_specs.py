@@ -113,7 +113,7 @@ def pod_specs(
         PodSpec(
             job=job.metadata.name,
             namespace=job.metadata.namespace,
-            chain=job.status.chain.id if job.status else "",
+            chain=job.status.history.id if job.status else "",
             attempt=start.attempt,
             node=node.name,
             zone=node.zone,

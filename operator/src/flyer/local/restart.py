@@ -43,7 +43,7 @@ def rebuilt(cluster: LocalCluster, store: Store, known: Mapping[str, FlyerJob]) 
         Policy(),
         failure_window_seconds=settings.failure_window_seconds,
         start_deadline_seconds=settings.start_deadline_seconds,
-        same_split_seconds=settings.same_split_seconds,
+        same_zone_layout_seconds=settings.same_zone_layout_seconds,
         restart_cost_seconds=settings.restart_cost_seconds,
     )
     nodes, jobs = cluster.engine_nodes(), list(known.values())
@@ -66,7 +66,7 @@ def vanished_pods(jobs: Mapping[str, FlyerJob], event_log: EventLog) -> list[Eve
                 f"the previous driver ended with the job {status.phase}; "
                 f"process {os.getpid()} resumes it",
                 job=key,
-                attempt=status.chain.attempt,
+                attempt=status.history.attempt,
             )
         for occupied_node in status.occupied:
             gone = Killed(0, "the driver ended")

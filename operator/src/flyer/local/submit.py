@@ -1,7 +1,7 @@
 """Submission of a manifest: every job is validated before the first is accepted.
 
 A job is accepted when its file is on disk. A job of the same name that has not ended is joined if
-its spec is the same; one that has ended makes room, and its logs are kept under its chain's name.
+its spec is the same; one that has ended makes room, and its logs are kept under its history id.
 """
 
 from __future__ import annotations
@@ -144,14 +144,14 @@ def _accept(driver: Driver, job: FlyerJob) -> None:
     driver.store.commit(job.key, job.to_object())
     driver.jobs[job.key] = job
     message = f"{job.spec.nodes} nodes × {job.spec.ranks_per_node} ranks, {job.spec.priority}"
-    fields: dict[str, Any] = {"chain": job.metadata.uid}
+    fields: dict[str, Any] = {"historyId": job.metadata.uid}
     driver.events.record(time.time(), SUBMITTED, message, job=job.key, fields=fields)
     driver.advance([JobSubmitted(job)])
 
 
 def _archive_logs(driver: Driver, ended: FlyerJob) -> None:
-    """`logs/<job>` becomes `logs/<job>.<chain>`: nothing that was written is lost or mixed."""
+    """`logs/<job>` becomes `logs/<job>.<history id>`: nothing that was written is lost or mixed."""
     folder = driver.store.paths.job_logs(ended.key)
     if folder.is_dir():
-        chain = (ended.status.chain.id if ended.status else "") or uuid.uuid4().hex
-        folder.rename(folder.with_name(f"{folder.name}.{chain}"))
+        history_id = (ended.status.history.id if ended.status else "") or uuid.uuid4().hex
+        folder.rename(folder.with_name(f"{folder.name}.{history_id}"))

@@ -95,7 +95,7 @@ class Sidecar:
             job=start.job,
             chain=start.chain,
             attempt=start.attempt,
-            life_state=self.state.report.life_state or start.life_state,
+            user_state=self.state.report.user_state or start.user_state,
             restore_step=start.restore_step,
             restore_path=start.restore_path,
         )
@@ -166,9 +166,9 @@ class Sidecar:
         if self.state.report.given_up is None:
             self.state.say(given_up=GivenUp(own, reason[:REASON_CHARACTERS_MAX]))
 
-    async def life_state(self, rank: int, state: int) -> None:  # noqa: ARG002
+    async def user_state(self, rank: int, state: int) -> None:  # noqa: ARG002
         """Keep the user's word."""
-        self.state.say(life_state=state & 0xFFFFFFFF)
+        self.state.say(user_state=state & 0xFFFFFFFF)
 
     async def finish(self) -> None:
         """The ranks are gone and kubelet ends us: give the last words their time."""

@@ -159,7 +159,7 @@ class Report:
     durable: Saved | None = None
     """The newest durable checkpoint, and the newest one that is not."""
     volatile: Saved | None = None
-    life_state: int | None = None
+    user_state: int | None = None
     given_up: GivenUp | None = None
     output: int = 0
     """Grows when ranks wrote something, slowly."""
@@ -173,7 +173,7 @@ class Report:
         state = fields.text("launcher", LauncherState.ABSENT)
         if state not in list(LauncherState):
             raise ProtocolError("bad_field", f"report: `launcher` is {state!r:.80}, no state")
-        life_state = fields.raw("life_state")
+        user_state = fields.raw("user_state")
         return cls(
             revision=fields.integer("revision"),
             launcher=LauncherState(state),
@@ -186,7 +186,7 @@ class Report:
             metrics=fields.metrics("metrics"),
             durable=Saved.read(durable) if durable else None,
             volatile=Saved.read(volatile) if volatile else None,
-            life_state=None if life_state is None else fields.integer("life_state", 0, 2**32 - 1),
+            user_state=None if user_state is None else fields.integer("user_state", 0, 2**32 - 1),
             given_up=GivenUp.read(given_up) if given_up else None,
             output=fields.integer("output"),
             end=End.read(end) if end else None,
@@ -255,7 +255,7 @@ class StartOrder:
     ranks_per_node: int
     master_addr: str
     master_port: int
-    life_state: int = 0
+    user_state: int = 0
     restore_step: int | None = None
     restore_path: str | None = None
     stop_grace_seconds: float = 30.0
@@ -279,7 +279,7 @@ class StartOrder:
             ranks_per_node=fields.integer("ranks_per_node", 1),
             master_addr=fields.text("master_addr"),
             master_port=fields.integer("master_port", 1, 65535),
-            life_state=fields.integer("life_state", 0, 2**32 - 1),
+            user_state=fields.integer("user_state", 0, 2**32 - 1),
             restore_step=fields.integer_or_none("restore_step"),
             restore_path=fields.text_or_none("restore_path"),
             stop_grace_seconds=fields.number("stop_grace_seconds", 30.0),

@@ -64,7 +64,7 @@ POLICY = Policy(
     start_deadline_seconds=20.0,
     stop_retry_seconds=2.0,
     stop_deadline_seconds=10.0,
-    same_split_seconds=5.0,
+    same_zone_layout_seconds=5.0,
     refused_backoff_seconds=3.0,
     refused_backoff_seconds_max=6.0,
     refused_seconds=6.0,
@@ -76,6 +76,13 @@ POLICY = Policy(
 )
 # A job that could run does so within this time.
 _PATIENCE_SECONDS = 30.0
+_PLACES = (
+    (None, None), (None, None), ("a100", None), ("v100", None), ("a100", "A"),
+)  # fmt: skip
+"""Node class and zone of a job."""
+PREEMPTION = {
+    "checkpointGracePeriod": "2s", "maxCheckpointGracePeriod": "4s", "minRuntime": "3s",
+}  # fmt: skip
 # To ask whether a job could run takes as long as a step: one history in so many is asked all along.
 _WATCHED_EVERY = 4
 _RESERVING = (Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING)
@@ -243,8 +250,8 @@ class History:
         job = _template(
             draw.choice((1, 1, 2, 3, 4)),
             draw.choice(_PRIORITIES),
-            draw.choice((None, None, "a100", "v100", "a100#A")),
-            draw.choice(("never", "lastResort")),
+            draw.choice(_PLACES),
+            draw.choice(("Never", "LastResort")),
             draw.choice((None, None, "10s")),
             draw.choice((0, 2, 10)),
             draw.choice(_USERS),
@@ -290,7 +297,7 @@ class History:
         if found is None:
             return
         key, status = found
-        attempt, draw = status.chain.attempt, self._random
+        attempt, draw = status.history.attempt, self._random
         number = draw.randint(1, 50)
         events: tuple[Event, ...] = (
             CheckpointReported(key, attempt, number, "/c"),
@@ -309,7 +316,7 @@ class History:
         if found is None or found[1].assignment is None:
             return
         key, status = found
-        attempt, names = status.chain.attempt, list(found[1].assignment.names)
+        attempt, names = status.history.attempt, list(found[1].assignment.names)
         outcome = self._random.choice(
             (Succeeded(), Succeeded(), Failed(1, "boom"), Killed(9), Killed(11), Killed(0))
         )
@@ -413,7 +420,7 @@ class History:
         if status is None:
             return [JobSubmitted(job)]
         found: list[Event] = []
-        attempt = status.chain.attempt
+        attempt = status.history.attempt
         for occupied_node in status.occupied:
             lives = (job.key, occupied_node.attempt, occupied_node.name) in self.pods
             to_start = status.phase is Phase.STARTING and occupied_node.attempt == attempt
@@ -482,16 +489,17 @@ def _over(job: FlyerJob) -> bool:
 def _template(
     nodes: int,
     priority: str,
-    group: str | None,
+    place: tuple[str | None, str | None],
     cross: str,
-    max_runtime: str | None,
+    active_deadline: str | None,
     max_restarts: int,
     user: str,
 ) -> FlyerJob:
-    optional = {"group": group, "maxRuntime": max_runtime}
+    node_class, zone = place
+    optional = {"nodeClass": node_class, "zone": zone, "activeDeadline": active_deadline}
     return sample_job(
         "job", nodes, user=user, priority=priority, crossZone=cross, maxRestarts=max_restarts,
-        watchdog="50s", preemption={"grace": "2s", "maxGrace": "4s", "minRuntime": "3s"},
+        progressDeadline="50s", preemption=PREEMPTION,
         **{name: value for name, value in optional.items() if value is not None},
     )  # fmt: skip
 

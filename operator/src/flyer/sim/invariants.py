@@ -54,7 +54,7 @@ class Invariants:
             case Signal(job, attempt):
                 stored = self._store[job].status
                 _check(
-                    stored is not None and stored.chain.attempt == attempt
+                    stored is not None and stored.history.attempt == attempt
                     and stored.phase is Phase.SUSPENDING,
                     f"{job} is signalled without a stored reason",
                 )  # fmt: skip
@@ -78,8 +78,8 @@ class Invariants:
             job, before = state.jobs.get(key), self._before.get(key)
             if job is None or key not in holders or not job.holding:
                 continue
-            rank = (job.status.chain.attempt, job.status.priority)
-            if before is not None and rank == (before.chain.attempt, before.priority):
+            rank = (job.status.history.attempt, job.status.priority)
+            if before is not None and rank == (before.history.attempt, before.priority):
                 continue
             for quota in _limits(state, job):
                 whose = _name(state, job, quota)
@@ -132,7 +132,7 @@ class Invariants:
         status = stored.status
         _check(
             status is not None and status.assignment == action.assignment
-            and status.chain.attempt == action.attempt,
+            and status.history.attempt == action.attempt,
             f"{action.job} starts on nodes that are not stored as its own",
         )  # fmt: skip
         assignment = action.assignment
@@ -144,7 +144,10 @@ class Invariants:
         zones = [node.zone for node in assignment.nodes]
         crossings = sum(a != b for a, b in pairwise(zones))
         _check(crossings == len(set(zones)) - 1 <= 1, f"{action.job}: zones {zones}")
-        _check(len(assignment.bridge) == 2 * crossings, f"{action.job}: bridge {assignment.bridge}")
+        _check(
+            len(assignment.cross_zone_pair) == 2 * crossings,
+            f"{action.job}: cross-zone pair {assignment.cross_zone_pair}",
+        )
         for name in assignment.names:
             others = {
                 (pod.job, pod.attempt)
@@ -167,9 +170,9 @@ class Invariants:
             return
         refusal = illegal(before, status)
         _check(not refusal, f"{key}: the API server would refuse this commit: {refusal}")
-        old, new = before.chain, status.chain
+        old, new = before.history, status.history
         _check(new.attempt in (old.attempt, old.attempt + 1), f"{key}: attempt {new.attempt}")
-        _check((new.id, new.submitted_at) == (old.id, old.submitted_at), f"{key}: another chain")
+        _check((new.id, new.submitted_at) == (old.id, old.submitted_at), f"{key}: another history")
         _check(new.restarts >= old.restarts, f"{key}: fewer restarts")
         if new.attempt == old.attempt:
             _check(
@@ -205,15 +208,15 @@ def _limits(state: EngineState, job: JobState) -> list[Quota]:
         and _name(state, job, quota)
         and quota.subject in ("*", _name(state, job, quota))
         and quota.priority in ("*", priority.value)
-        and quota.group in ("*", assignment.group)
+        and quota.node_class in ("*", assignment.node_class)
     ]
-    named = {(item.kind, item.priority, item.group) for item in found if item.subject != "*"}
+    named = {(item.kind, item.priority, item.node_class) for item in found if item.subject != "*"}
     return [
         entry
         for entry in found
         if entry.total
         or entry.subject != "*"
-        or (entry.kind, entry.priority, entry.group) not in named
+        or (entry.kind, entry.priority, entry.node_class) not in named
     ]
 
 

@@ -46,7 +46,7 @@ def idle_although_wanted(state: EngineState, now: float) -> dict[str, str]:
 def _gone_at(draft: Draft, job: JobState) -> float:
     """When the job, started now, has left if it is asked as early as possible."""
     preemption, policy = job.spec.preemption, draft.policy
-    runs = preemption.min_runtime.seconds + preemption.max_grace.seconds
+    runs = preemption.min_runtime.seconds + preemption.max_checkpoint_grace_period.seconds
     return draft.now + policy.start_deadline_seconds + runs
 
 
@@ -54,7 +54,7 @@ def _has_quota(draft: Draft, job: JobState, node_class: str) -> bool:
     """Whether every limit that may apply has room for the job and all that wait in it."""
     mine = subjects_of(job, draft.teams)
     for quota in valid(draft):
-        if not quota.concerns(mine) or quota.group not in ("*", node_class):
+        if not quota.concerns(mine) or quota.node_class not in ("*", node_class):
             continue
         wanted = sum(
             other.spec.nodes
@@ -71,7 +71,7 @@ def _waits_for_nodes(draft: Draft, job: JobState) -> bool:
     status = job.status
     if status.phase is not Phase.QUEUED or job.removed or job.suspend:
         return False
-    not_before, eviction = status.chain.not_before, status.eviction
+    not_before, eviction = status.history.not_before, status.eviction
     if not_before is not None and not_before > draft.now:
         return False
     return eviction is None or eviction.reason != PODS_REFUSED

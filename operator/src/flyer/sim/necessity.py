@@ -65,7 +65,7 @@ def _unused(after: EngineState, victim: JobState, by: str) -> str:
 
 
 def _too_early(after: EngineState, starter: JobState) -> str:
-    queued_at = starter.status.chain.queued_at
+    queued_at = starter.status.history.queued_at
     waited = after.now - (queued_at if queued_at is not None else after.now)
     if waited < after.policy.preemption_delay_seconds - 0.001:
         return f"{starter.key} preempts after {waited} s"
@@ -95,7 +95,7 @@ def _unneeded(before: EngineState, after: EngineState, by: str, taken: AbstractS
             if (mine or was_free) and node.name not in avoid:
                 free.setdefault((node.node_class, node.zone), []).append(node.name)
     for (node_class, _), names in free.items():
-        if len(names) >= starter.spec.nodes and node_class == own.group:
+        if len(names) >= starter.spec.nodes and node_class == own.node_class:
             return f"a job gave way to {by}, for which {names} were free"
     return ""
 

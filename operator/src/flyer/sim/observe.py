@@ -34,7 +34,7 @@ def observe(jobs: Iterable[FlyerJob], cluster: Cluster) -> list[Event]:
         if status is None:
             events.append(JobSubmitted(job))
             continue
-        attempt = status.chain.attempt
+        attempt = status.history.attempt
         for occupied_node in status.occupied:
             pod = cluster.pods.get((occupied_node.name, job.key, occupied_node.attempt))
             powered = cluster.machines[occupied_node.name].powered
@@ -72,4 +72,4 @@ def _words_of(run: Run) -> list[Event]:
 
 def _to_start(status: FlyerJobStatus, attempt: int) -> bool:
     """The Start of this attempt is repeated: no event can have been missed yet."""
-    return status.phase is Phase.STARTING and attempt == status.chain.attempt
+    return status.phase is Phase.STARTING and attempt == status.history.attempt

@@ -8,7 +8,7 @@ from flyer.api import API_VERSION, KIND_JOB, USER_ANNOTATION, FlyerJob
 from flyer.engine import Node
 
 # Short, so that simulations are.
-PREEMPTION = {"grace": "10s", "maxGrace": "60s", "minRuntime": "5s"}
+PREEMPTION = {"checkpointGracePeriod": "10s", "maxCheckpointGracePeriod": "60s", "minRuntime": "5s"}
 
 
 def sample_job(name: str, nodes: int = 1, *, user: str = "", **spec: Any) -> FlyerJob:

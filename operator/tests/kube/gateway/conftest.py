@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from flyer.api import AssignedNode, Assignment, Chain, FlyerJob, FlyerJobStatus, load_manifest
+from flyer.api import AssignedNode, Assignment, FlyerJob, FlyerJobStatus, JobHistory, load_manifest
 from flyer.engine import Signal, Start
 from flyer.kube.gateway import (
     Gateway,
@@ -195,11 +195,11 @@ class GatewayHarness:
     def gang(self, name: str = "gpt", nodes: int = 2, attempt: int = 1) -> SimpleNamespace:
         """A job that starts, with its pods' tokens."""
         (job,) = load_manifest(MANIFEST.format(name=name, nodes=nodes))
-        job = job.replace(status=FlyerJobStatus(chain=Chain(id=job.metadata.uid)))
+        job = job.replace(status=FlyerJobStatus(history=JobHistory(id=job.metadata.uid)))
         assigned = tuple(
             AssignedNode(name=f"a{i}", zone="A", first_rank=2 * i) for i in range(nodes)
         )
-        assignment = Assignment(epoch=1, nodes=assigned, bridge=(), reserved_at=0.0)
+        assignment = Assignment(epoch=1, nodes=assigned, cross_zone_pair=(), reserved_at=0.0)
         start = Start(job.key, attempt, assignment, None, 7)
         pods = []
         for i in range(nodes):

@@ -13,7 +13,6 @@ from flyer.engine import (
     Failed,
     GangStarted,
     Killed,
-    LifeStateSet,
     LogObserved,
     PodExited,
     ProgressReported,
@@ -22,6 +21,7 @@ from flyer.engine import (
     StreamRestored,
     Succeeded,
     SuspendReceived,
+    UserStateSet,
 )
 from flyer.job.client import JobClient
 from flyer.job.protocol import SuspendCode
@@ -160,15 +160,15 @@ async def test_of_a_gang_that_ran_before_we_led_a_sidecar_is_missed_that_never_c
 async def test_what_ranks_say_becomes_events(harness: Any) -> None:
     gang, launchers = await started(harness)
     with await client(harness, "gpt-1-0", 0) as rank:
-        assert rank.welcome.life_state == 7
+        assert rank.welcome.user_state == 7
         await asyncio.to_thread(rank.progress, 5, {"loss": 1.5})
         assert (await harness.event(ProgressReported)).step == 5
         assert harness.gateway.progress(gang.key) == (5, {"loss": 1.5})
         await asyncio.to_thread(lambda: rank.checkpoint(5, "/ckpt", durable=True))
         event = await harness.event(CheckpointReported)
         assert (event.step, event.path, event.durable) == (5, "/ckpt", True)
-        await asyncio.to_thread(rank.life_state, -1)
-        assert (await harness.event(LifeStateSet)).value == 2**32 - 1
+        await asyncio.to_thread(rank.user_state, -1)
+        assert (await harness.event(UserStateSet)).value == 2**32 - 1
     await launchers[1].say(op="output")
     await harness.event(LogObserved)
 
@@ -225,14 +225,14 @@ async def test_a_checkpoint_is_acknowledged_and_the_gang_ends_once_it_is_stored(
         harness.signal(gang)
         await asyncio.to_thread(rank.received)
         await asyncio.to_thread(lambda: rank.checkpoint(9, "/ckpt", durable=True))
-        await asyncio.to_thread(rank.life_state, 5)
+        await asyncio.to_thread(rank.user_state, 5)
         await asyncio.to_thread(rank.release, 9)
         await harness.event(Released)
         # The other pod's acknowledgements pass: it has nothing that is not stored.
         await launchers[1].say(op="output")
         other = harness.sidecars["gpt-1-1"].state
         await harness.until(lambda: other.acknowledged == other.report.revision > 1)
-        saved, state = await harness.event(CheckpointReported), await harness.event(LifeStateSet)
+        saved, state = await harness.event(CheckpointReported), await harness.event(UserStateSet)
         assert not await state.flush(0.05)
         for fact in (saved, state):
             assert not harness.gateway._gangs[gang.key].order(0, 0.0).terminate

@@ -1,6 +1,6 @@
 """Reported facts that are not stored yet: no older ones kept, none forgotten too early."""
 
-from flyer.engine import CheckpointReported, LifeStateSet, Released
+from flyer.engine import CheckpointReported, Released, UserStateSet
 from flyer.kube.gateway.unstored import Unstored
 
 
@@ -8,7 +8,7 @@ def saved(step, *, durable=True):
     return CheckpointReported("d/a", 1, step, f"step-{step}", durable=durable)
 
 
-STATE = LifeStateSet("d/a", 1, 3)
+STATE = UserStateSet("d/a", 1, 3)
 
 
 def test_only_what_must_outlive_the_leader_counts():

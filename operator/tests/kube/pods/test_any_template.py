@@ -4,7 +4,7 @@ import os
 import random
 
 import pytest
-from flyer.api import AssignedNode, Assignment, Chain, FlyerJob, FlyerJobStatus
+from flyer.api import AssignedNode, Assignment, FlyerJob, FlyerJobStatus, JobHistory
 from flyer.engine import Start
 from flyer.kube.pods import PlacedNode, PodSettings, PodsRefusedError, build_pods
 from flyer.kube.pods.fits import NodeFacts, refusals_by_nodes
@@ -28,7 +28,7 @@ def outcome(template, *, dedicated, **fields):
         job = FlyerJob.model_validate(body)
     except ValidationError as error:
         return ".".join(map(str, error.errors(include_url=False)[0]["loc"])) or "no field"
-    job = job.replace(status=FlyerJobStatus(chain=Chain(id="u")))
+    job = job.replace(status=FlyerJobStatus(history=JobHistory(id="u")))
     nodes = (AssignedNode(name="node-a", zone="A", first_rank=0),)
     start = Start(job.key, 1, Assignment(epoch=1, nodes=nodes, reserved_at=0.0), None, 0)
     placed = PlacedNode(
@@ -79,7 +79,10 @@ def test_any_template_many_times():
             {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}},
             "spec.template.spec.affinity.podAffinity", "remove",
         ),
-        ({"activeDeadlineSeconds": 1}, "spec.template.spec.activeDeadlineSeconds", "maxRuntime"),
+        (
+            {"activeDeadlineSeconds": 1},
+            "spec.template.spec.activeDeadlineSeconds", "activeDeadline",
+        ),
         (
             {"containers": [WHOLE | {"restartPolicy": "Always"}]},
             "spec.template.spec.containers[0].restartPolicy", "remove it",

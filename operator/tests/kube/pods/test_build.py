@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from flyer.api import AssignedNode, Assignment, Chain, FlyerJob, FlyerJobStatus, load_manifest
+from flyer.api import AssignedNode, Assignment, FlyerJob, FlyerJobStatus, JobHistory, load_manifest
 from flyer.engine import Start
 from flyer.kube.pods import PlacedNode, PodSettings, PodsRefusedError, build_pods, refusals
 from flyer.kube.pods.names import host_name, label_value
@@ -31,7 +31,7 @@ WHOLE = {"fireflyer.dev/gpu": "8", "fireflyer.dev/rdma-hfreduce": "4", "cpu": "6
 
 def job_of(text: str) -> FlyerJob:
     (job,) = load_manifest(text)
-    return job.replace(status=FlyerJobStatus(chain=Chain(id=job.metadata.uid or "")))
+    return job.replace(status=FlyerJobStatus(history=JobHistory(id=job.metadata.uid or "")))
 
 
 def start_of(job: FlyerJob, zones: str = "AB", attempt: int = 3) -> Start:
@@ -39,7 +39,7 @@ def start_of(job: FlyerJob, zones: str = "AB", attempt: int = 3) -> Start:
         AssignedNode(name=f"{zone.lower()}{i}", zone=zone, first_rank=i * job.spec.ranks_per_node)
         for i, zone in enumerate(zones[: job.spec.nodes])
     )
-    assignment = Assignment(epoch=1, nodes=nodes, bridge=(), reserved_at=0.0)
+    assignment = Assignment(epoch=1, nodes=nodes, cross_zone_pair=(), reserved_at=0.0)
     return Start(job.key, attempt, assignment, None, 0)
 
 
@@ -173,7 +173,11 @@ def test_no_pod_is_removed_before_its_processes_have_ended(
     body = small()
     if own is not None:
         body["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = own
-    body["spec"]["preemption"] = {"grace": "0s", "maxGrace": longest, "minRuntime": "0s"}
+    body["spec"]["preemption"] = {
+        "checkpointGracePeriod": "0s",
+        "maxCheckpointGracePeriod": longest,
+        "minRuntime": "0s",
+    }
     for pod in build(FlyerJob.model_validate(body)):
         assert pod["spec"]["terminationGracePeriodSeconds"] == built
 

@@ -135,8 +135,8 @@ class AsyncKubeClient:
         return await self._ask(name, "resume", {"spec": {"suspend": False}}, "")
 
     async def stop(self, name: str, *, reason: str = "", kill: bool = False) -> JobView:
-        """spec.stop: graceful, or now. The object stays, with its record."""
-        patch = {"spec": {"stop": "now" if kill else "graceful"}}
+        """spec.stop: Graceful or Now. The object stays, with its record."""
+        patch = {"spec": {"stop": "Now" if kill else "Graceful"}}
         return await self._ask(name, "stop", patch, reason)
 
     async def requeue(self, name: str, *, reason: str = "") -> JobView:
@@ -148,7 +148,7 @@ class AsyncKubeClient:
                 f"`{job.key}` is {status.phase}: it has no nodes to release",
                 f"see `flyer why {job.key}`",
             )
-        notes = {REQUEUE_ANNOTATION: str(status.chain.attempt)}
+        notes = {REQUEUE_ANNOTATION: str(status.history.attempt)}
         return await self._ask(name, "requeue", {"metadata": {"annotations": notes}}, reason)
 
     async def set_priority(self, name: str, priority: str) -> JobView:

@@ -43,9 +43,9 @@ def _attempts(status: FlyerJobStatus) -> list[AttemptView]:
         AttemptView(
             past.attempt, past.started_at, past.ended_at,
             [PlacedNode(node.name, node.zone, 0) for node in past.nodes],
-            past.restored_step, past.same_split, past.reason, past.lost_steps,
+            past.restored_step, past.same_zone_layout, past.reason, past.lost_steps,
         )
-        for past in status.history
+        for past in status.past_attempts
     ]  # fmt: skip
     assignment = status.assignment
     if assignment is not None:
@@ -53,12 +53,12 @@ def _attempts(status: FlyerJobStatus) -> list[AttemptView]:
         closed = status.condition("Complete" if status.phase is Phase.SUCCEEDED else "Failed")
         found.append(
             AttemptView(
-                status.chain.attempt,
+                status.history.attempt,
                 assignment.started_at or assignment.reserved_at,
                 closed.last_transition_time if ended and closed else None,
                 [PlacedNode(item.name, item.zone, item.first_rank) for item in assignment.nodes],
                 assignment.restored_step,
-                assignment.same_split,
+                assignment.same_zone_layout,
                 status.reason if ended else "",
             )
         )
@@ -83,7 +83,7 @@ def node_views(nodes: Iterable[Node], jobs: Iterable[FlyerJob]) -> list[NodeView
             held.setdefault(gone.name, (job, gone.attempt, None))
         if status.assignment is not None and status.phase not in (Phase.SUCCEEDED, Phase.FAILED):
             for item in status.assignment.nodes:
-                held[item.name] = (job, status.chain.attempt, item.first_rank)
+                held[item.name] = (job, status.history.attempt, item.first_rank)
     return [_node_view(node, held.get(node.name)) for node in nodes]
 
 
@@ -98,7 +98,7 @@ def _node_view(node: Node, held: tuple[FlyerJob, int, int | None] | None) -> Nod
         name=node.name,
         zone=node.zone,
         leaf=node.leaf,
-        group=node.node_class,
+        node_class=node.node_class,
         slots=node.slots,
         state=state,
         reason=node.reason or (str(phase) if phase is not None else ""),

@@ -15,7 +15,6 @@ from flyer.engine import (
     Event,
     Failed,
     GangStarted,
-    LifeStateSet,
     LogObserved,
     Outcome,
     PodExited,
@@ -24,6 +23,7 @@ from flyer.engine import (
     StreamLost,
     StreamRestored,
     SuspendReceived,
+    UserStateSet,
 )
 from flyer.job.failure import Failure
 from flyer.job.fields import ProtocolError
@@ -176,8 +176,8 @@ class Gang:
         self._pass_barrier()
         events = self._progress(report, now)
         events += self._checkpoints(old, report)
-        if report.life_state is not None and (old is None or old.life_state != report.life_state):
-            events.append(LifeStateSet(self.start.job, self.start.attempt, report.life_state))
+        if report.user_state is not None and (old is None or old.user_state != report.user_state):
+            events.append(UserStateSet(self.start.job, self.start.attempt, report.user_state))
         self._unstored.add(node_rank, events)
         if report.output > (old.output if old else 0):
             events.append(LogObserved(self.start.job, self.start.attempt))

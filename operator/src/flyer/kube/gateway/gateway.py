@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry
 
-from flyer.engine import CheckpointReported, LifeStateSet, PodExited
+from flyer.engine import CheckpointReported, PodExited, UserStateSet
 from flyer.kube.gateway.gang import Gang
 from flyer.kube.gateway.listener import Listener
 from flyer.kube.gateway.metrics import GatewayMetrics
@@ -216,7 +216,7 @@ class Gateway:
         Only then are checkpoints and life states acknowledged to their sidecars.
         """
         for event in events:
-            if not isinstance(event, CheckpointReported | LifeStateSet):
+            if not isinstance(event, CheckpointReported | UserStateSet):
                 continue
             gang = self._gang(event.job, event.attempt)
             if gang is None:

@@ -27,14 +27,14 @@ def start_orders(
     key: str | None,
 ) -> list[StartOrder]:
     """One a pod, in rank order, as `addresses` are; `port` is free on the first."""
-    chain = (job.status.chain.id if job.status else "") or job.metadata.uid or ""
-    preemption, watchdog = job.spec.preemption, job.spec.watchdog
-    if watchdog is not None:
-        output_seconds = min(output_seconds, watchdog.seconds / 4)
+    history_id = (job.status.history.id if job.status else "") or job.metadata.uid or ""
+    preemption, progress_deadline = job.spec.preemption, job.spec.progress_deadline
+    if progress_deadline is not None:
+        output_seconds = min(output_seconds, progress_deadline.seconds / 4)
     # Of a large gang the greatest part: built once for all.
     topology = topology_document(
         job=start.job,
-        chain=chain,
+        chain=history_id,
         attempt=start.attempt,
         ranks_per_node=job.spec.ranks_per_node,
         assignment=start.assignment,
@@ -44,7 +44,7 @@ def start_orders(
     return [
         StartOrder(
             job=start.job,
-            chain=chain,
+            chain=history_id,
             attempt=start.attempt,
             node=node.name,
             zone=node.zone,
@@ -53,10 +53,12 @@ def start_orders(
             ranks_per_node=job.spec.ranks_per_node,
             master_addr=addresses[0],
             master_port=port,
-            life_state=start.life_state,
+            user_state=start.user_state,
             restore_step=restore.step if restore else None,
             restore_path=restore.path if restore else None,
-            stop_grace_seconds=min(preemption.max_grace.seconds, STOP_GRACE_SECONDS_MAX),
+            stop_grace_seconds=min(
+                preemption.max_checkpoint_grace_period.seconds, STOP_GRACE_SECONDS_MAX
+            ),
             output_seconds=output_seconds,
             topology=topology,
             key=key,

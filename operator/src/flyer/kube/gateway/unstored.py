@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flyer.engine import CheckpointReported, LifeStateSet
+from flyer.engine import CheckpointReported, UserStateSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +34,7 @@ class Unstored:
         """A pod's report became these events. Only durable facts count."""
         for event in events:
             durable = isinstance(event, CheckpointReported) and event.durable
-            if durable or isinstance(event, LifeStateSet):
+            if durable or isinstance(event, UserStateSet):
                 key = (node_rank, type(event))
                 if (older := self._newest.get(key)) is not None:
                     self._forget(older, {key})
@@ -51,7 +51,7 @@ class Unstored:
 
     def has(self, node_rank: int) -> bool:
         """Whether a pod has reported something that is not stored."""
-        return any((node_rank, kind) in self._newest for kind in (CheckpointReported, LifeStateSet))
+        return any((node_rank, kind) in self._newest for kind in (CheckpointReported, UserStateSet))
 
     def _forget(self, event: Event, keys: set[_Key]) -> None:
         left = self._keys.get(event, set()) - keys

@@ -27,13 +27,13 @@ def quota_verdict(value: Mapping[str, Any], nodes: Collection[Node]) -> Verdict:
     except ValidationError as error:
         return "Effective", False, "Invalid", _first(error)
     classes = {node.node_class for node in nodes}
-    if spec.group not in ("*", *classes):
+    if spec.node_class not in ("*", *classes):
         known = ", ".join(sorted(classes)[:_NAMES_MAX]) or "none"
         return (
-            "Effective", False, "UnknownGroup",
-            f"spec.group: no node has the class {spec.group}; there are: {known}",
+            "Effective", False, "UnknownNodeClass",
+            f"spec.node_class: no node has the class {spec.node_class}; there are: {known}",
         )  # fmt: skip
-    have = sum(spec.group in ("*", node.node_class) for node in nodes)
+    have = sum(spec.node_class in ("*", node.node_class) for node in nodes)
     if spec.nodes >= have:
         return (
             "Effective",

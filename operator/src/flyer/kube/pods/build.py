@@ -77,7 +77,7 @@ def _pod(
     spec["restartPolicy"] = "Never"
     # An eviction of the pod takes no longer than a preemption by the operator. With a period of 0,
     # a deleted pod would disappear before its processes end, and its node would look empty.
-    longest = math.ceil(job.spec.preemption.max_grace.seconds)
+    longest = math.ceil(job.spec.preemption.max_checkpoint_grace_period.seconds)
     asked = spec.get("terminationGracePeriodSeconds")
     granted = min(asked, longest) if isinstance(asked, int) else longest
     spec["terminationGracePeriodSeconds"] = max(granted, GRACE_SECONDS_MIN)
@@ -112,7 +112,7 @@ def _metadata(job: FlyerJob, start: Start, node_rank: int, trainer: str) -> dict
             "app.kubernetes.io/managed-by": "fire-flyer",
             **theirs.get("labels", {}),
             names.LABEL_JOB: job.metadata.name,
-            names.LABEL_CHAIN: names.label_value(_chain(job)),
+            names.LABEL_HISTORY: names.label_value(_history_id(job)),
             names.LABEL_ATTEMPT: str(start.attempt),
             names.LABEL_NODE_RANK: str(node_rank),
             names.LABEL_JOBSET_INDEX: str(node_rank),
@@ -149,10 +149,10 @@ def _wrap(trainer: dict[str, Any], settings: PodSettings) -> None:
 def _environment(job: FlyerJob, start: Start, node_rank: int) -> dict[str, str]:
     """Variables known before the start; the launcher adds each rank's."""
     nodes, ranks_per_node = len(start.assignment.nodes), job.spec.ranks_per_node
-    chain = _chain(job)
+    history_id = _history_id(job)
     return {
         "FLYER_JOB": job.key,
-        "FLYER_CHAIN": chain,
+        "FLYER_CHAIN": history_id,
         "FLYER_ATTEMPT": str(start.attempt),
         "FLYER_NODE": start.assignment.nodes[node_rank].name,
         "FLYER_ZONE": start.assignment.nodes[node_rank].zone,
@@ -167,13 +167,13 @@ def _environment(job: FlyerJob, start: Start, node_rank: int) -> dict[str, str]:
         "PET_NODE_RANK": str(node_rank),
         "PYTHONPATH": LIBRARY_FOLDER,
         # All attempts form one run in Weights & Biases.
-        "WANDB_RUN_ID": names.label_value(chain),
+        "WANDB_RUN_ID": names.label_value(history_id),
         "WANDB_RESUME": "allow",
     }
 
 
-def _chain(job: FlyerJob) -> str:
-    return (job.status.chain.id if job.status else "") or job.metadata.uid or ""
+def _history_id(job: FlyerJob) -> str:
+    return (job.status.history.id if job.status else "") or job.metadata.uid or ""
 
 
 def _fill_node(job: FlyerJob, trainer: dict[str, Any], node: PlacedNode) -> None:

@@ -115,7 +115,7 @@ def refusals_by_nodes(spec: Mapping[str, Any], nodes: Sequence[NodeFacts]) -> It
         many = f"it does not fit on {len(misfits)} of the {len(nodes)} eligible nodes"
     yield (
         f"{misfits[0]}; {many}: request what every node of a class has, or put the nodes that fit "
-        "into a separate class (label fireflyer.dev/group) and name it in spec.group"
+        "into a separate class (label fireflyer.dev/node-class) and name it in spec.nodeClass"
     )
 
 

@@ -13,7 +13,7 @@ __all__ = [
     "DEDICATED_KEY",
     "GATE",
     "LABEL_ATTEMPT",
-    "LABEL_CHAIN",
+    "LABEL_HISTORY",
     "LABEL_INJECT",
     "LABEL_JOB",
     "LABEL_JOBSET_GLOBAL_INDEX",
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 LABEL_JOB: Final = "fireflyer.dev/job"
-LABEL_CHAIN: Final = "fireflyer.dev/chain"
+LABEL_HISTORY: Final = "fireflyer.dev/history"
 LABEL_ATTEMPT: Final = "fireflyer.dev/attempt"
 LABEL_NODE_RANK: Final = "fireflyer.dev/node-rank"
 # JobSet's labels for rank and attempt, for dashboards and scripts that use them. Not `jobset-name`:

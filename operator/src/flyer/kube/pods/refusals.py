@@ -96,7 +96,7 @@ def _deadline(spec: dict[str, Any]) -> Iterator[str]:
     if "activeDeadlineSeconds" in spec:
         yield (
             f"{PLACE}.activeDeadlineSeconds: ends pods of the gang before the job can save: remove "
-            "it, and limit an attempt with spec.maxRuntime"
+            "it, and limit an attempt with spec.activeDeadline"
         )
 
 
@@ -105,7 +105,7 @@ def _placement(spec: dict[str, Any]) -> Iterator[str]:
     if spec.get("nodeName"):
         yield (
             f'{PLACE}.nodeName: is "{spec["nodeName"]}": Fire-Flyer chooses the nodes of a gang, '
-            "so that no node serves two jobs; remove it, and pin a group or a zone with spec.group"
+            "so that no node serves two jobs; remove it and set spec.nodeClass or spec.zone"
         )
     if spec.get("topologySpreadConstraints"):
         yield (

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from flyer.api import Chain, Condition, FlyerJobStatus, Pending, Phase, quantize
+from flyer.api import Condition, FlyerJobStatus, JobHistory, Pending, Phase, quantize
 from flyer.api.names import API_VERSION, KIND_JOB
 from flyer.api.waiting import TEMPLATE_REFUSED
 from flyer.engine.draft import RESERVING
@@ -346,7 +346,7 @@ def _rank(failure: BaseException) -> int:
 def refused_status(job: FlyerJob, why: str, epoch: int, now: float) -> FlyerJobStatus:
     """The status of a job whose template cannot become pods; unchanged if already stored."""
     before = job.status or FlyerJobStatus(
-        chain=Chain(
+        history=JobHistory(
             id=job.metadata.uid or job.key,
             submitted_at=job.metadata.creation_timestamp or quantize(now),
             queued_at=quantize(now),

@@ -26,7 +26,6 @@ from flyer.engine import (
     CheckpointReported,
     JobRemoved,
     JobSubmitted,
-    LifeStateSet,
     LogObserved,
     NodeEmptied,
     NodeObserved,
@@ -37,6 +36,7 @@ from flyer.engine import (
     StreamLost,
     StreamRestored,
     SuspendReceived,
+    UserStateSet,
 )
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ SUBMITTED_STEPS: Final = 5.0
 SUBMITTED_SECONDS_MAX: Final = 0.2
 """Batch time for new jobs of a namespace, as a multiple of the time of a step with new jobs."""
 _BATCHED: Final = (
-    CheckpointReported, LifeStateSet, LogObserved, NodeEmptied, NodeObserved, PodExited,
+    CheckpointReported, UserStateSet, LogObserved, NodeEmptied, NodeObserved, PodExited,
     ProgressReported, Released, StartPending, StreamLost, StreamRestored, SuspendReceived,
 )  # fmt: skip
 _FROM_LEAVING_JOBS: Final = (NodeEmptied, PodExited, Released)

@@ -143,7 +143,7 @@ def only_explains(before: FlyerJobStatus | None, after: FlyerJobStatus) -> bool:
     if after.occupied or after.assignment is not None:
         return False
     if before is None:  # a leader that reads the job without it decides the same
-        return after.chain.attempt == 0 and after.eviction is None
+        return after.history.attempt == 0 and after.eviction is None
     if before.condition(QUARANTINED) is not None:
         return False  # the condition is removed at once, by this or another write
     return _without_reasons(before) == _without_reasons(after)

@@ -159,7 +159,7 @@ def _identity_of(event: Event) -> object:
     match event:
         case engine.CheckpointReported(job=job, attempt=attempt, durable=durable):
             return type(event), job, attempt, durable
-        case engine.LifeStateSet(job=job, attempt=attempt):
+        case engine.UserStateSet(job=job, attempt=attempt):
             return type(event), job, attempt
         case _:
             return event

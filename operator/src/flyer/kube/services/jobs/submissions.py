@@ -167,7 +167,7 @@ class Submissions:
         status = view.job.status if view.job is not None else None
         if key in self._uids or status is None or status.phase not in _LIVE:
             return False
-        attempt = status.chain.attempt
+        attempt = status.history.attempt
         pods = self._cache.pods_of(key, view.uid)
         return any(pod.attempt == attempt and not pod.ended for pod in pods)
 

@@ -308,7 +308,7 @@ class LeaderTerm:
         status = job.status
         if status is None or not status.occupied:
             return
-        attempt, assignment = status.chain.attempt, status.assignment
+        attempt, assignment = status.history.attempt, status.assignment
         # In every phase: a node without a living pod is assigned to the next job.
         pods = self._cache.pods_of(job.key, job.metadata.uid)
         living = {one.node for one in pods if not one.ended}
@@ -317,7 +317,7 @@ class LeaderTerm:
         if status.phase in _LIVE and assignment is not None:
             self._gangs.adopt(
                 job,
-                Start(job.key, attempt, assignment, status.checkpoint, status.chain.life_state),
+                Start(job.key, attempt, assignment, status.checkpoint, status.history.user_state),
             )
         for pod in self._cache.pods_of(job.key, job.metadata.uid):
             self._gangs.locate(pod)

@@ -187,7 +187,7 @@ class Gangs:
             return  # the pod is deleted with its job
         if pod.ended or state is None or state.status.phase is not Phase.RUNNING:
             return
-        if pod.attempt == state.status.chain.attempt:
+        if pod.attempt == state.status.history.attempt:
             why = f"pod {pod.name} on node {pod.node} is being deleted, as when a node is drained"
             self._enqueue(RequeueRequested(pod.job, pod.attempt, by="kubernetes", reason=why))
 
@@ -216,7 +216,7 @@ class Gangs:
         state = self._state_of(job)
         if state is None or not state.status.occupied:
             return
-        attempt = state.status.chain.attempt
+        attempt = state.status.history.attempt
         made = self._all_made(self._gangs.get(job), attempt, state)
         occupied = [one for one in state.status.occupied if made or one.attempt != attempt]
         if not occupied:
@@ -270,7 +270,8 @@ class Gangs:
         terms = self._cache.zones().limits.terms(job.spec, priority or job.spec.priority)
         asked = job.spec.preemption
         granted = asked.replace(
-            grace=Duration.of_seconds(terms.grace), max_grace=Duration.of_seconds(terms.max_grace)
+            checkpoint_grace_period=Duration.of_seconds(terms.checkpoint_grace_period),
+            max_checkpoint_grace_period=Duration.of_seconds(terms.max_checkpoint_grace_period),
         )
         return job.replace(spec=job.spec.replace(preemption=granted))
 

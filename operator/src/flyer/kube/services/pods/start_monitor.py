@@ -58,7 +58,7 @@ class StartMonitor:
         """Whether this attempt has not started yet."""
         state = self._state_of(job)
         starting = state is not None and state.status.phase is Phase.STARTING
-        return starting and state is not None and state.status.chain.attempt == attempt
+        return starting and state is not None and state.status.history.attempt == attempt
 
     def failed(self, pod: PodView) -> None:
         """Report a pod that terminated before the start because its kubelet rejected it."""
