@@ -20,7 +20,7 @@ static RESERVED: Mutex<usize> = Mutex::new(0);
 )]
 pub struct TooFewDescriptors {
     purpose: String,
-    /// Set for a daemon, which has a different remedy.
+    /// Process id, because the errors of a daemon are shown by other processes.
     process: u32,
     need: usize,
     open: usize,

@@ -1,4 +1,4 @@
-//! Selection over made-up machines.
+//! Address selection on artificial nodes.
 
 use super::*;
 use proptest::prelude::*;
@@ -31,9 +31,9 @@ fn names(wanted: &str, route: Option<&str>) -> Vec<String> {
 fn the_route_comes_first_and_what_other_machines_have_too_comes_last() {
     assert_eq!(names("", Some("10.100.1.5")), ["ib1", "eth0", "ib0", "eth1", "docker0"]);
     assert_eq!(names("", None), ["eth0", "ib0", "ib1", "eth1", "docker0"]);
-    // A route over a bridge is a route.
+    // A route over a bridge is a valid route.
     assert_eq!(names("", Some("172.17.0.1"))[0], "docker0");
-    // One to ourselves tells nothing.
+    // A route to this node itself is ignored.
     assert_eq!(names("", Some("127.0.0.1")), names("", None));
 }
 
@@ -103,8 +103,8 @@ fn what_cannot_be_read_is_refused() {
 fn this_machine_has_interfaces_and_routes_end_at_one_of_them() {
     let here = interfaces();
     assert!(here.iter().any(|one| one.loopback), "{here:?}");
-    // Nobody can listen at an address that is another machine's, or was read wrongly; one that went
-    // meanwhile is not found again.
+    // No process can listen at an address of another node or at one that was parsed incorrectly; an
+    // address that was removed meanwhile is not listed again.
     for one in here.iter().filter(|one| one.address.is_ipv4()) {
         let listens = std::net::TcpListener::bind((one.address, 0)).is_ok();
         assert!(listens || !interfaces().contains(one), "{one}");
@@ -112,7 +112,7 @@ fn this_machine_has_interfaces_and_routes_end_at_one_of_them() {
     if let Some(source) = source_towards(None) {
         assert!(here.iter().any(|one| one.address == source), "{source} in {here:?}");
     }
-    // Ourselves: the same as anywhere.
+    // This node itself: the same as the default route.
     assert_eq!(source_towards(Some("127.0.0.1")), source_towards(None));
 }
 

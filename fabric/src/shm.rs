@@ -397,7 +397,7 @@ mod tests {
 
     #[test]
     fn waiting_for_nobody_ends() {
-        let name = format!("fabric-shm-nobody-{}", std::process::id());
+        let name = format!("fabric-shm-unused-{}", std::process::id());
         let listener = listen(&name).unwrap();
         let error = accept(&listener, Deadline::after(Duration::from_millis(20))).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);

@@ -1,4 +1,4 @@
-//! Limits of open files, lowered in processes of the tests' own.
+//! Descriptor limits, lowered in separate test processes.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use std::process::Command;
@@ -8,7 +8,7 @@ use rustix::process::{Resource, getrlimit};
 
 const CHILD: &str = "FABRIC_TEST_DESCRIPTORS";
 
-/// True in a process that has these limits; elsewhere the test is run in such a process.
+/// True in a process that has these limits; otherwise runs the test in such a process.
 fn is_limited(test: &str, soft: u32, hard: u32) -> bool {
     if std::env::var_os(CHILD).is_some() {
         return true;
@@ -40,14 +40,14 @@ fn the_soft_limit_is_raised_as_far_as_needed() {
     assert_eq!(soft(), 64);
     let first = reserve(500, "a group").unwrap();
     assert!((510..600).contains(&soft()), "{}", soft());
-    // Those of the group before count, opened or not; those of dropped ones do not.
+    // Reservations count whether their descriptors are open or not; dropped ones do not count.
     let second = reserve(500, "a group").unwrap();
     let both = soft();
     assert!((1010..1100).contains(&both), "{both}");
     drop((small, first, second));
     drop(reserve(1000, "a group").unwrap());
     assert!(soft() < both + 100, "{}", soft());
-    // The hard limit ends it while there is room for what is asked for.
+    // The hard limit caps it while it leaves room for the request.
     let _most = [reserve(3000, "a group").unwrap(), reserve(3000, "a group").unwrap()];
     assert_eq!(soft(), 4000);
 }
@@ -61,7 +61,7 @@ fn a_hard_limit_that_is_too_low_is_named_with_the_remedy() {
     let wanted = ["a group of 1024 ranks needs 20", "limit is 200", "ulimit -n 20", "LimitNOFILE"];
     assert!(wanted.iter().all(|part| text.contains(part)), "{text}");
     assert_eq!(soft(), 64);
-    // What failed is not reserved.
+    // A failed reservation is not counted.
     let _fits = reserve(100, "a group").unwrap();
     assert!(soft() < 200, "{}", soft());
 }

@@ -1,8 +1,8 @@
-//! From a TCP connection to an authenticated stream: TLS if it is due, then `super::handshake`.
+//! Authenticated stream over a TCP connection: TLS if configured, then `super::handshake`.
 //!
-//! No side falls back to the other kind. A service tells the kinds apart by the first byte, which
-//! it looks at before it takes it. To a peer of the wrong kind it sends one fatal TLS alert, which
-//! either kind of client understands.
+//! Neither side falls back to the other mode. A service peeks at the first byte to determine the
+//! mode. It sends a peer of the wrong mode one fatal TLS alert, which clients of both modes
+//! understand.
 
 use std::io;
 
@@ -22,7 +22,7 @@ use crate::tls::{
     is_mismatch, server_context,
 };
 
-/// Authenticates a connection that we opened, over TLS or without.
+/// Authenticates an outgoing connection, with or without TLS.
 pub(super) async fn dial(
     mut stream: TcpStream,
     over_tls: bool,
@@ -52,15 +52,15 @@ pub(super) async fn dial(
     Ok(Stream::Tls(stream))
 }
 
-/// What became of a connection that we accepted.
+/// Result of accepting a connection.
 pub(super) enum Accepted {
-    /// The other side has peer_auth a key or a ticket.
+    /// The peer has proved that it holds a key or a ticket.
     Authenticated(Stream, PeerAuth),
-    /// It left before its first byte: a probe that only asks whether the port is open.
+    /// The peer disconnected before its first byte, as a probe of the port does.
     Silent,
 }
 
-/// Which connections a service accepts, and with what.
+/// The modes that a service accepts, and its contexts.
 pub(super) struct Acceptor {
     accepts: Accepts,
     tls: Option<TlsAcceptor>,
@@ -72,7 +72,7 @@ impl Acceptor {
         Ok(Self { accepts, tls: context.map(TlsAcceptor::from) })
     }
 
-    /// Authenticates a connection that we accepted.
+    /// Authenticates an incoming connection.
     pub(super) async fn accept(
         &self,
         mut stream: TcpStream,
@@ -126,8 +126,8 @@ impl Acceptor {
     }
 }
 
-/// Sends the alert. What the peer has sent is read first: closed with bytes unread, the connection
-/// would be reset, and the alert lost.
+/// Sends the alert. Reads what the peer has sent first: closing with unread bytes would reset the
+/// connection and lose the alert.
 async fn refuse(stream: &mut TcpStream, deadline: Deadline) {
     let refuse = async {
         stream.write_all(&MISMATCH).await?;
@@ -135,7 +135,7 @@ async fn refuse(stream: &mut TcpStream, deadline: Deadline) {
         let mut rest = stream.take(UNAUTHENTICATED_BYTES_MAX as u64);
         tokio::io::copy(&mut rest, &mut tokio::io::sink()).await
     };
-    // A peer that does not take it has none.
+    // Ignored: the peer may have disconnected.
     let _ = tokio::time::timeout_at(deadline.instant().into(), refuse).await;
 }
 

@@ -1,20 +1,20 @@
-//! What can go wrong with a call, and whether the other side can have acted on it.
+//! Errors of calls, with whether the call can have been executed.
 
 use std::io;
 
 use crate::auth::AuthError;
 use crate::fault::{Fault, FaultCode};
 
-/// Whether a failed call can have had its effect.
+/// Whether a failed call can have been executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Executed {
-    /// It was never handed to a handler: asking again is safe, whatever the call does.
+    /// No handler received the call: any call can be retried safely.
     No,
-    /// The request may have been executed, or may still be: only an idempotent call may be repeated.
+    /// The request may have been executed, or may still be: only idempotent calls may be retried.
     Perhaps,
 }
 
-/// Why a call has no reply.
+/// Reason why a call has no reply.
 #[derive(Debug, thiserror::Error)]
 pub enum RpcError {
     /// No connection could be made.
@@ -24,39 +24,39 @@ pub enum RpcError {
         context: String,
         /// Its address.
         peer: String,
-        /// What the system said.
+        /// The system's error.
         detail: String,
     },
-    /// The peer is somebody else, or holds another key. Asking again will not help.
+    /// Authentication failed: another service or another key. A retry will not succeed.
     #[error("`{context}` at {peer}: {source}")]
     Refused {
         /// The service.
         context: String,
         /// Its address.
         peer: String,
-        /// Why.
+        /// The authentication error.
         source: AuthError,
     },
-    /// The connection ended while the reply was awaited.
+    /// The connection closed before the reply arrived.
     #[error("`{context}` at {peer}: the connection ended before the reply: {detail}")]
     Lost {
         /// The service.
         context: String,
         /// Its address.
         peer: String,
-        /// What the connection said last.
+        /// Reason why the connection closed.
         detail: String,
     },
-    /// The deadline passed. `sent` tells whether the request had been handed over.
+    /// The deadline passed. `sent` shows whether the request had been sent.
     #[error("`{context}` at {peer}: no reply after {waited_ms} ms")]
     TimedOut {
         /// The service.
         context: String,
         /// Its address.
         peer: String,
-        /// How long this call waited.
+        /// Time that this call waited.
         waited_ms: u64,
-        /// Whether the request was handed to the connection.
+        /// Whether the request was passed to the connection.
         sent: bool,
     },
     /// The server refused the call.
@@ -66,43 +66,43 @@ pub enum RpcError {
         context: String,
         /// Its address.
         peer: String,
-        /// Why.
+        /// The fault.
         fault: Fault,
     },
-    /// The request is larger than the connection takes; nothing was sent.
+    /// The request exceeds the frame limits; nothing was sent.
     #[error(
-        "`{context}`: {part} of {bytes} bytes is over the bound of {bytes_max}; split the request"
+        "`{context}`: {part} of {bytes} bytes exceeds the limit of {bytes_max}; split the request"
     )]
     TooLarge {
         /// The service.
         context: String,
         /// `message` or `payload`.
         part: &'static str,
-        /// Its length.
+        /// Its length in bytes.
         bytes: usize,
-        /// The bound.
+        /// The limit in bytes.
         bytes_max: usize,
     },
-    /// The right that the call needs was lost (see [`super::Lease`]); nothing was sent.
-    #[error("`{context}` at {peer}: the right to ask for this was lost to somebody else")]
+    /// The lease that the call requires was lost (see [`super::Lease`]); nothing was sent.
+    #[error("`{context}` at {peer}: another holder took over the lease")]
     LeaseLost {
         /// The service.
         context: String,
         /// Its address.
         peer: String,
     },
-    /// A message does not fit its type: the two sides are of different versions.
+    /// A message does not match its type: the two sides run different versions.
     #[error("{what} a message: {detail}; do both sides run the same version?")]
     Codec {
         /// `encoding` or `decoding`.
         what: &'static str,
-        /// What postcard said.
+        /// The error of postcard.
         detail: String,
     },
 }
 
 impl RpcError {
-    /// Whether the call can have had its effect.
+    /// Whether the call can have been executed.
     pub fn executed(&self) -> Executed {
         match self {
             Self::Unreachable { .. }
@@ -116,7 +116,7 @@ impl RpcError {
         }
     }
 
-    /// Whether the same call may go well later without anybody changing anything.
+    /// True if the same call may succeed later without intervention.
     pub fn retryable(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Lost { .. } | Self::TimedOut { .. } => true,
@@ -126,7 +126,7 @@ impl RpcError {
                     FaultCode::Overloaded | FaultCode::ShuttingDown | FaultCode::Expired
                 )
             }
-            // Somebody renews it, or it is a matter of seconds between clocks.
+            // The ticket is renewed automatically, or the clocks differ by seconds.
             Self::Refused { source: AuthError::Expired { .. }, .. } => true,
             Self::Refused { .. }
             | Self::TooLarge { .. }
@@ -136,7 +136,7 @@ impl RpcError {
     }
 }
 
-/// Why a server cannot listen.
+/// Reason why a server cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The address cannot be bound.
@@ -146,9 +146,9 @@ pub enum ServerError {
     Bind {
         /// The service.
         context: String,
-        /// Where it should have listened.
+        /// The address to bind.
         address: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// TLS cannot be set up.
@@ -156,7 +156,7 @@ pub enum ServerError {
     Tls {
         /// The service.
         context: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }

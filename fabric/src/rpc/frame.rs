@@ -1,27 +1,27 @@
-//! The fixed header of a frame, pure: bytes in, fields out.
+//! Fixed-size frame header: encoding and decoding. Pure.
 //!
 //! ```text
 //!  0 magic "FFR1"      4 version   5 kind   6 class  7 zero  8 request id (8)
 //! 16 message bytes (4)  20 payload bytes (4)  24 time in ms (4)  28 crc32c of the message (4)
 //! 32 crc32c of bytes 0..32
 //! ```
-//! All numbers are little endian. The payload carries no checksum of its own: who sends file data
-//! also sends its checksum, which lives longer than a connection.
+//! All numbers are little endian. The payload has no checksum: a sender of file data also sends the
+//! checksum of the data, which outlives the connection.
 
 const MAGIC: [u8; 4] = *b"FFR1";
-/// An older caller knows neither classes (its zero is the first one) nor offers: its requests are
-/// served as memory allows.
+/// An older caller uses neither classes (it sends zero, the first class) nor offers: its requests
+/// are served as memory allows.
 const VERSION: u8 = 1;
 
 /// Length of every frame's header.
 pub const HEADER_BYTES: usize = 36;
 
-/// The largest frame a side takes. Checked before memory is reserved.
+/// Frame limits of one side. Checked before memory is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Longest message.
+    /// Maximum length of a message.
     pub message_bytes_max: usize,
-    /// Longest payload.
+    /// Maximum length of a payload.
     pub payload_bytes_max: usize,
 }
 
@@ -33,51 +33,52 @@ impl Default for Limits {
     }
 }
 
-/// What a frame is.
+/// Type of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A call. Its time: how long the caller waits.
+    /// A call. Time: how long the caller waits.
     Request = 1,
-    /// Its answer. Its time: the server's clock of this connection (`guard`), 0 if it has none.
+    /// A reply. Time: the server's clock of this connection (`not_after`), 0 if it has none.
     Reply = 2,
-    /// An encoded `Fault` instead of an answer. Its time: as of a reply.
+    /// An encoded `Fault` instead of a reply. Time: as for a reply.
     Fault = 3,
-    /// A call that must be begun before the server's clock of this connection shows its time.
+    /// A guarded call: must be started before the server's clock of this connection reaches its
+    /// time.
     NotAfter = 4,
-    /// Request-to-send: announces the lengths of a request that is too large to be sent unasked.
-    /// Header only. Its time: as of a request.
+    /// Request-to-send: announces the lengths of a request that is too large to be sent without a
+    /// grant. Header only. Time: as for a request.
     Offer = 5,
-    /// The server's answer to an offer: memory is reserved, send the request. Header only.
+    /// Clear-to-send: the server has reserved memory for an offered request. Header only.
     Grant = 6,
-    /// The caller gave up before it used its grant. Header only.
+    /// The caller timed out before it used its grant. Header only.
     Decline = 7,
 }
 
 impl Kind {
-    /// Whether message and payload follow the header; otherwise its lengths only announce them.
+    /// True if message and payload follow the header; otherwise the lengths only announce them.
     pub(super) fn has_body(self) -> bool {
         !matches!(self, Self::Offer | Self::Grant | Self::Decline)
     }
 }
 
-/// A header's fields.
+/// Fields of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub kind: Kind,
-    /// Which of the server's budgets the call counts against (`budget`).
+    /// The server's budget that the call counts against (`budget`).
     pub class: u8,
     pub request_id: u64,
     pub message_bytes: usize,
     pub payload_bytes: usize,
-    /// What it means follows from the kind.
+    /// The meaning depends on the kind.
     pub time_ms: u32,
     pub message_crc: u32,
 }
 
-/// Why a header was not taken.
+/// Reason why a header is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum FrameError {
-    #[error("not a frame: it begins with {first:02x?}")]
+    #[error("not a frame: the first bytes are {first:02x?}")]
     Garbage { first: [u8; 4] },
     #[error("frame version {version}, this side speaks {VERSION}")]
     Version { version: u8 },
@@ -87,7 +88,7 @@ pub(super) enum FrameError {
     HeaderChecksum { found: u32, expected: u32 },
     #[error("the message's checksum is {found:08x}, not {expected:08x}")]
     MessageChecksum { found: u32, expected: u32 },
-    #[error("{part} of {bytes} bytes, over the bound of {bytes_max}")]
+    #[error("{part} of {bytes} bytes exceeds the limit of {bytes_max}")]
     TooLarge { part: &'static str, bytes: usize, bytes_max: usize },
 }
 

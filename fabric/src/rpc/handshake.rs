@@ -1,4 +1,4 @@
-//! `crate::auth::handshake` moved over a tokio stream.
+//! `crate::auth::handshake` over a tokio stream.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,15 +14,15 @@ use crate::auth::{AuthError, Key, TlsError, nonce};
 use crate::deadline::Deadline;
 use crate::tls::MISMATCH;
 
-/// What the handshake of a connection has shown.
+/// Result of the handshake of a connection.
 pub(super) struct PeerAuth {
     pub grant: Grant,
-    /// The key of the ring that it rests on, and its id.
+    /// The key of the ring that authenticated it, and its id.
     pub key_id: u32,
     pub key: Key,
 }
 
-/// Authenticates a connection that we opened. `binding` identifies its TLS; empty without.
+/// Authenticates an outgoing connection. `binding` is its TLS channel binding; empty without TLS.
 pub(super) async fn dial(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     credential: &Credential,
@@ -38,7 +38,7 @@ pub(super) async fn dial(
         let (first, rest) = challenge.split_at_mut(MISMATCH.len());
         stream.read_exact(first).await.map_err(broken(context))?;
         if let Err(error) = stream.read_exact(rest).await {
-            // A challenge may begin with these bytes, but then it is longer.
+            // A challenge may start with these bytes, but it is longer.
             if binding.is_empty() && *first == MISMATCH {
                 return Err(AuthError::Tls { context: context.into(), source: TlsError::Required });
             }
@@ -57,8 +57,8 @@ async fn send(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> std::io::
     stream.flush().await
 }
 
-/// Authenticates a connection that we accepted. `binding` identifies its TLS; empty without.
-/// Nothing comes back for a peer that leaves before its first byte.
+/// Authenticates an incoming connection. `binding` is its TLS channel binding; empty without TLS.
+/// Returns `None` if the peer disconnects before its first byte.
 pub(super) async fn accept(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     ring: &KeyRing,
@@ -78,7 +78,7 @@ pub(super) async fn accept(
         stream.read_exact(&mut magic[begun..]).await.map_err(broken(context))?;
         let mut first = [0; MAGIC_BYTES];
         first.copy_from_slice(magic);
-        // An older version sends less and would be waited for.
+        // An older version sends fewer bytes, so waiting for a full hello would block.
         Hello::check_magic(context, first)?;
         stream.read_exact(rest).await.map_err(broken(context))?;
         let hello = Hello::parse(context, hello)?;
@@ -104,7 +104,7 @@ pub(super) async fn accept(
     .await
 }
 
-/// The wall clock, since 1970: tickets expire by it.
+/// Wall-clock time since 1970, for the expiry of tickets.
 pub(super) fn unix_now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Frames over a stream: one reader, one writer that joins what waits into few system calls.
+//! Frame I/O: one reader, and one writer that batches queued frames into few system calls.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -11,16 +11,16 @@ use tokio::sync::mpsc;
 use super::frame::{FrameError, HEADER_BYTES, Header, Kind, Limits};
 use super::message::Payload;
 
-/// What the reader keeps before it is parsed; large payloads bypass it.
+/// Size of the read buffer; large payloads bypass it.
 pub(super) const READ_BUFFER_BYTES: usize = 64 << 10;
-/// Messages up to this length are copied behind their header, to save an I/O vector.
+/// Messages up to this length are copied after their header, which saves an I/O vector.
 const INLINE_BYTES_MAX: usize = 4 << 10;
-/// Frames that are joined into one system call.
+/// Maximum number of frames in one system call.
 const FRAMES_PER_WRITE: usize = 64;
-/// The kernel takes at most 1024 vectors a call; few suffice.
+/// The kernel accepts at most 1024 vectors per call; few are sufficient.
 const VECTORS_PER_WRITE: usize = 64;
 
-/// Why no frame could be read.
+/// Reason why no frame could be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
     #[error("the peer closed the connection")]
@@ -29,7 +29,7 @@ pub(super) enum ReadError {
     Io(#[from] io::Error),
     #[error("{0}")]
     Frame(#[from] FrameError),
-    #[error("a frame was not complete {0:?} after it began")]
+    #[error("a frame was not complete {0:?} after its first byte")]
     Stalled(Duration),
     #[error("a frame of kind {0:?} belongs to the other side")]
     Direction(Kind),
@@ -39,7 +39,8 @@ pub(super) enum ReadError {
     KeyRemoved(u32),
 }
 
-/// Reads a header. It may take for ever to begin (an idle connection), but not to end.
+/// Reads a header. The wait for its first byte is unbounded (an idle connection), the rest is
+/// bounded.
 pub(super) async fn read_header(
     reader: &mut (impl AsyncRead + Unpin),
     limits: &Limits,
@@ -56,8 +57,8 @@ pub(super) async fn read_header(
     Ok(Header::decode(&bytes, limits)?)
 }
 
-/// Reads what a header announced. The header's lengths are within bounds. No byte for
-/// `stall_timeout` is an error; so is less than one buffer of it each `stall_timeout`.
+/// Reads the body that a header announced. The lengths have been checked. Fails if no byte arrives
+/// for `stall_timeout`, or if less than one buffer arrives per `stall_timeout`.
 pub(super) async fn read_body(
     reader: &mut (impl AsyncRead + Unpin),
     header: &Header,
@@ -68,7 +69,7 @@ pub(super) async fn read_body(
     Ok((message, read_bytes(reader, header.payload_bytes, stall_timeout).await?))
 }
 
-/// Reads and forgets what a header announced, in little memory.
+/// Reads and discards the body that a header announced, in bounded memory.
 pub(super) async fn skip_body(
     reader: &mut (impl AsyncRead + Unpin),
     header: &Header,
@@ -91,7 +92,7 @@ async fn within<T>(
     tokio::time::timeout(timeout, read).await.unwrap_or(Err(ReadError::Stalled(timeout)))
 }
 
-/// A step of this size must arrive within the time-out: bounds a peer that sends byte by byte.
+/// A chunk of this size must arrive within the timeout: bounds a peer that sends byte by byte.
 const STEP_BYTES: usize = 256 << 10;
 
 async fn read_bytes(
@@ -120,7 +121,7 @@ async fn read_bytes(
     Ok(buffer.freeze())
 }
 
-/// A frame on its way out. `hold` is dropped when the frame is written, never before.
+/// An outgoing frame. `hold` is dropped when the frame has been written, not before.
 pub(super) struct Outgoing<H> {
     pub kind: Kind,
     pub class: u8,
@@ -134,7 +135,7 @@ pub(super) struct Outgoing<H> {
 }
 
 impl<H> Outgoing<H> {
-    /// A frame that is a header alone.
+    /// A frame without a body.
     pub(super) fn bare(kind: Kind, request_id: u64, hold: H) -> Self {
         let (message, payload) = (Bytes::new(), Payload::empty());
         let (class, time_ms, announces) = (0, 0, (0, 0));
@@ -158,14 +159,14 @@ impl<H> Outgoing<H> {
     }
 }
 
-/// How often the writer asks whether a peer that takes nothing is still to be waited for.
+/// Interval at which the writer calls `stalled` while the peer accepts no bytes.
 const STALL_CHECK: Duration = Duration::from_millis(250);
 
-/// Writes frames until the queue's senders are gone.
+/// Writes frames until all senders of the queue are dropped.
 ///
 /// # Errors
-/// Whatever the socket says, or `TimedOut` when the peer takes no byte for as long as `stalled`
-/// does not accept any more.
+/// Returns the socket's error, or `TimedOut` if the peer accepts no byte for a time that `stalled`
+/// does not tolerate.
 pub(super) async fn write_frames<H>(
     writer: &mut (impl AsyncWrite + Unpin),
     queue: &mut mpsc::Receiver<Outgoing<H>>,
@@ -201,7 +202,7 @@ pub(super) async fn write_frames<H>(
     Ok(())
 }
 
-/// Sends what a TLS session has encrypted and keeps; without TLS there is none.
+/// Flushes data that a TLS session has encrypted and buffered; a no-op without TLS.
 async fn flush(
     writer: &mut (impl AsyncWrite + Unpin),
     stalled: &impl Fn(Duration) -> bool,

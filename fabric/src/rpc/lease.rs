@@ -1,4 +1,4 @@
-//! Leases: rights that requests need and that end unless they are renewed.
+//! Leases: rights that requests require and that expire unless they are renewed.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use tokio::sync::watch;
 use crate::boot_instant::BootInstant;
 use crate::deadline::Deadline;
 
-/// Who has lost the right that a lease stands for.
+/// Reason why a lease is not held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LeaseError {
-    /// For good.
+    /// It was closed permanently.
     Lost,
     /// It was not held before the deadline.
     TimedOut,
@@ -23,20 +23,20 @@ enum State {
     Lost,
 }
 
-/// A right that requests need and that ends by itself unless it is prolonged. Clones are the same.
+/// A right that requests require and that expires unless it is extended. Clones share its state.
 #[derive(Clone, Debug)]
 pub struct Lease(Arc<watch::Sender<State>>);
 
 impl Default for Lease {
-    /// A lease that lets everything pass.
+    /// A lease that is always held.
     fn default() -> Self {
         Self(Arc::new(watch::Sender::new(State::Open)))
     }
 }
 
 impl Lease {
-    /// From now on the right is held until this moment: nothing that is sent before may be begun
-    /// after it, and what comes later waits. A closed lease stays closed.
+    /// Extends the lease until this instant: no request that is sent before it is started after it,
+    /// and later requests wait. A closed lease stays closed.
     pub fn renew_until(&self, end: BootInstant) {
         self.0.send_if_modified(|state| match state {
             State::Lost => false,
@@ -47,12 +47,12 @@ impl Lease {
         });
     }
 
-    /// The right is lost for good.
+    /// Closes the lease permanently.
     pub fn revoke(&self) {
         self.0.send_replace(State::Lost);
     }
 
-    /// Waits until the right is held; until when, if it ends.
+    /// Waits until the lease is held; returns its expiry, if it has one.
     pub(super) async fn wait_valid(
         &self,
         deadline: Deadline,

@@ -7,18 +7,19 @@ use serde::de::DeserializeOwned;
 use super::error::RpcError;
 use crate::fault::Fault;
 
-/// Requests up to this size (message and payload) are always taken. Larger ones are offered first
-/// and sent when the server has reserved memory: a round trip, which is little beside their transfer.
-/// One of medium size at a time is sent without an offer; a server without free memory skips it.
+/// Requests up to this size (message and payload) are always accepted. A larger request is offered
+/// first and sent when the server has reserved memory: one round trip, which is short compared with
+/// the transfer. One medium-sized request at a time is sent without an offer; a server without free
+/// memory refuses it.
 pub const DIRECT_BYTES_MAX: usize = 8 << 10;
 
-/// Raw bytes beside a message, in any number of parts that are written one after the other
-/// without being joined.
+/// Raw bytes that accompany a message, in any number of parts, which are written in order without
+/// being joined.
 #[derive(Clone, Debug, Default)]
 pub struct Payload(Vec<Bytes>);
 
 impl Payload {
-    /// No bytes.
+    /// An empty payload.
     pub fn empty() -> Self {
         Self::default()
     }
@@ -28,17 +29,17 @@ impl Payload {
         self.0.iter().map(Bytes::len).sum()
     }
 
-    /// True when there are no bytes.
+    /// True if the payload is empty.
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(Bytes::is_empty)
     }
 
-    /// The parts in order.
+    /// The parts, in order.
     pub fn into_parts(self) -> Vec<Bytes> {
         self.0
     }
 
-    /// One contiguous buffer: free for one part, a copy for several.
+    /// One contiguous buffer: no copy for one part, a copy for several.
     pub fn into_bytes(mut self) -> Bytes {
         match self.0.len() {
             0 => Bytes::new(),
@@ -64,25 +65,25 @@ impl From<Vec<Bytes>> for Payload {
     }
 }
 
-/// What a handler answers, and what a caller gets.
+/// The reply of a handler to a caller.
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
-    /// The encoded answer.
+    /// The encoded message.
     pub message: Bytes,
-    /// Raw bytes beside it. On the caller's side it is always one part.
+    /// Raw bytes that accompany the message. At the caller they are always one part.
     pub payload: Payload,
 }
 
 impl Reply {
-    /// A reply that is one encoded value.
+    /// A reply with a message and no payload.
     ///
     /// # Errors
-    /// [`Fault`] when the value cannot be encoded, which is a bug of its type.
+    /// [`Fault`] if the value cannot be encoded, which is a bug of its type.
     pub fn of<T: Serialize>(value: &T) -> Result<Self, Fault> {
         Self::with_payload(value, Payload::empty())
     }
 
-    /// A reply that is one encoded value with raw bytes beside it.
+    /// A reply with a message and a payload.
     ///
     /// # Errors
     /// As [`Reply::of`].
@@ -95,17 +96,17 @@ impl Reply {
 /// Encodes a message.
 ///
 /// # Errors
-/// [`RpcError::Codec`] when the type cannot be encoded, which is a bug of the type.
+/// [`RpcError::Codec`] if the type cannot be encoded, which is a bug of the type.
 pub fn encode<T: Serialize>(value: &T) -> Result<Bytes, RpcError> {
     postcard::to_allocvec(value)
         .map(Bytes::from)
         .map_err(|error| RpcError::Codec { what: "encoding", detail: error.to_string() })
 }
 
-/// Decodes a message; bytes left over are an error, because they mean another version.
+/// Decodes a message; trailing bytes are an error, because they indicate another version.
 ///
 /// # Errors
-/// [`RpcError::Codec`] when the bytes are not such a value.
+/// [`RpcError::Codec`] if the bytes are not a value of the type.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RpcError> {
     let codec = |detail: String| RpcError::Codec { what: "decoding", detail };
     match postcard::take_from_bytes(bytes) {

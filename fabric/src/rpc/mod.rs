@@ -1,21 +1,23 @@
-//! Remote calls over TCP: many requests in flight on one connection, each with its deadline.
+//! Remote calls over TCP: many concurrent requests on one connection, each with its own deadline.
 //!
-//! A frame is a fixed header, a *message* (what the call means, encoded with postcard) and a
-//! *payload* (raw bytes that never pass through serde and are never copied to be framed). Whoever
-//! connects authenticates first (`crate::auth::handshake`), by key or by ticket, and inside TLS where both
-//! sides are configured so (`crate::tls`). A frame's lengths are checked against a bound
-//! before memory is taken for it; a frame that cannot be understood ends its connection, is counted
-//! and logged, and disturbs nobody else.
+//! A frame consists of a fixed header, a *message* (the typed request or reply, encoded with
+//! postcard) and a *payload* (raw bytes that bypass serde and are not copied for framing). The
+//! client authenticates first (`crate::auth::handshake`), by key or by ticket, and inside TLS if
+//! both sides are configured for it (`crate::tls`). The lengths of a frame are checked against a
+//! limit before memory is allocated. An invalid frame closes its connection and is counted and
+//! logged; other connections are not affected.
 //!
-//! What a caller may rely on:
-//! - every call ends by its deadline;
-//! - [`RpcError::executed`] tells whether the other side can have acted on a failed call;
-//! - the server never cancels a handler: a call whose caller has gone still runs to its end;
-//! - a call with a [`NotAfter`] is not begun after that has ended, wherever its frame was until then;
-//! - requests over [`DIRECT_BYTES_MAX`] are taken when the server has memory for them, in turn with
-//!   other connections, and calls of one class never wait for memory that another class holds.
+//! Guarantees to a caller:
+//! - every call returns by its deadline;
+//! - [`RpcError::executed`] reports whether a failed call can have been executed;
+//! - the server never cancels a handler: a call whose caller has disconnected still runs to
+//! completion;
+//! - a call with a [`NotAfter`] is not started after that has expired, even if its frame was
+//! delayed;
+//! - requests over [`DIRECT_BYTES_MAX`] are accepted when the server has memory for them, in fair
+//! order with other connections, and calls of one class never wait for memory of another class.
 //!
-//! Absent on purpose: retries of calls that are not idempotent, and any knowledge of services.
+//! Retries of calls that are not idempotent, and the semantics of services, are out of scope.
 
 mod channel;
 mod client;

@@ -1,16 +1,16 @@
-//! Until when a request may be begun by whoever receives it.
+//! Not-after times: the time after which the receiver of a request must not start it.
 //!
-//! A caller that gives up cannot take back what it has sent: the frame may lie in a socket, or in
-//! the receive buffer of a process that is stopped, and be carried out minutes later. (A reset of
-//! the connection does not help: Linux hands out what it has received before it reports a reset.)
-//! So a guarded request names the moment after which nobody may begin it, *by the clock of its
-//! receiver*, which looks at it when it reads the frame and again when it begins.
+//! A caller that times out cannot withdraw a request that it has sent: the frame may be in a socket
+//! buffer, or in the receive buffer of a stopped process, and be executed minutes later. (Resetting
+//! the connection does not help: Linux delivers received data before it reports the reset.) A
+//! guarded request therefore carries the time after which it must not be started, *by the clock of
+//! its receiver*, which checks it when it reads the frame and again when it starts the request.
 //!
-//! That clock starts with the connection and is read aloud in every reply, so the caller knows a
-//! moment when it had certainly reached that reading: when the reply was there. From then on both
-//! count alike, give or take a tenth, which is taken off. A caller whose last reply is old asks for
-//! another one first, with an empty request. A reply without a reading comes from a server that
-//! knows nothing of this; it is sent requests as before.
+//! That clock starts with the connection, and every reply carries its reading. When a reply
+//! arrives, the caller knows that the clock has reached that reading. From then on both clocks are
+//! assumed to run at the same rate within 10 %, and the margin is subtracted. A caller whose last
+//! reading is old requests a new one first, with an empty request. A reply without a reading comes
+//! from a server that does not support guarded requests; it receives unguarded ones.
 
 use std::time::Duration;
 
@@ -18,23 +18,23 @@ use super::lease::{Lease, LeaseError};
 use crate::boot_instant::BootInstant;
 use crate::deadline::Deadline;
 
-/// A reading that is older is asked for again: a tenth of it is lost of every guarded request.
+/// Maximum age of a reading: a tenth of its age is lost from every guarded request.
 pub(super) const READING_AGE_MAX: Duration = Duration::from_secs(5);
-/// What is left of the time to the end when the receiver's clock may be slower than ours.
+/// Usable part of the remaining time if the receiver's clock may be slower than ours.
 const RATE_PERCENT: u32 = 90;
 
-/// What guards one operation's requests.
+/// Conditions of the requests of one operation.
 #[derive(Clone, Debug)]
 pub struct NotAfter {
-    /// The right that they need.
+    /// The lease that they require.
     pub lease: Lease,
-    /// When the whole operation ends: nothing of it may happen once its caller was told that it
-    /// has failed.
+    /// Deadline of the whole operation: no request of it may be started after the caller was
+    /// notified that it has failed.
     pub end: Deadline,
 }
 
 impl NotAfter {
-    /// When a request that is sent now must have been begun.
+    /// Time before which a request that is sent now must have been started.
     pub(super) async fn end(&self, deadline: Deadline) -> Result<BootInstant, LeaseError> {
         let held = self.lease.wait_valid(deadline).await?;
         let end = BootInstant::now().after(self.end.remaining().unwrap_or_default());
@@ -51,33 +51,33 @@ impl ConnectionClock {
         Self(BootInstant::now())
     }
 
-    /// Its reading in milliseconds, over and over from the start after 49 days; never 0.
+    /// Its reading in milliseconds; wraps around after 49 days; never 0.
     pub(super) fn reading(self) -> u32 {
         (BootInstant::now().since(self.0).as_millis() as u32).max(1)
     }
 
-    /// When it will show `reading`, or the present moment if it has; readings are less than 24 days
-    /// away.
+    /// The instant at which it shows `reading`, or the present if it already has; readings are less
+    /// than 24 days away.
     pub(super) fn instant_of(self, reading: u32) -> BootInstant {
         let left = reading.wrapping_sub(self.reading()).cast_signed().max(0);
         BootInstant::now().after(Duration::from_millis(u64::from(left.unsigned_abs())))
     }
 }
 
-/// What a caller knows of the clock of its connection's server.
+/// The caller's knowledge of the clock of its connection's server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum PeerClock {
-    /// There was no reply yet.
+    /// No reply has arrived yet.
     #[default]
     Nothing,
-    /// It does not say: an older version.
+    /// The server has no clock: an older version.
     Silence,
     /// It showed `reading` at `at`, or later.
     Reading { reading: u32, at: BootInstant },
 }
 
 impl PeerClock {
-    /// A reply has arrived with this reading.
+    /// Records the reading of a reply.
     pub(super) fn now(reading: u32) -> Self {
         match reading {
             0 => Self::Silence,
@@ -85,7 +85,7 @@ impl PeerClock {
         }
     }
 
-    /// Nothing is known, or it was long ago.
+    /// True if there is no reading, or an old one.
     pub(super) fn is_old(&self) -> bool {
         match self {
             Self::Nothing => true,
@@ -94,7 +94,7 @@ impl PeerClock {
         }
     }
 
-    /// A reading that the clock shows at `end` at the latest; `None` if it has none.
+    /// A reading that the clock reaches at `end` at the latest; `None` if the server has no clock.
     pub(super) fn reading_before(&self, end: BootInstant) -> Option<u32> {
         let Self::Reading { reading, at } = self else { return None };
         let left = end.since(*at).as_millis().min(u128::from(u32::MAX / 4)) as u32;
@@ -113,7 +113,7 @@ mod tests {
             let heard = PeerClock::Reading { reading, at };
             let end = at.after(Duration::from_secs(20));
             let named = heard.reading_before(end).unwrap().wrapping_sub(reading);
-            // After 20 s a clock that is a tenth slow shows 18 s more.
+            // After 20 s a clock that is 10 % slow has advanced by 18 s.
             assert_eq!(named, 18_000);
         }
         let past = PeerClock::Reading { reading: 7, at: at.after(Duration::from_secs(9)) };

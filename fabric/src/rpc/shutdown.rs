@@ -1,9 +1,9 @@
-//! How a service is told to end: one handle, any number of listeners.
+//! Shutdown signal of a service: one handle, any number of listeners.
 
 use tokio::sync::watch;
 
-/// Whoever holds it can end what listens to its [`Shutdown`]. Dropping it ends them too, so that
-/// nothing outlives its owner.
+/// Requests shutdown of the tasks that wait on its [`Shutdown`]. Dropping it also requests
+/// shutdown, so that no task outlives its owner.
 #[derive(Debug)]
 pub struct ShutdownHandle(watch::Sender<bool>);
 
@@ -12,27 +12,27 @@ pub struct ShutdownHandle(watch::Sender<bool>);
 pub struct Shutdown(watch::Receiver<bool>);
 
 impl ShutdownHandle {
-    /// Asks everybody who listens to end. Idempotent.
+    /// Requests shutdown. Idempotent.
     pub fn request(&self) {
         self.0.send_replace(true);
     }
 }
 
 impl Shutdown {
-    /// A handle and its listener.
+    /// Creates a handle and its listener.
     pub fn new() -> (ShutdownHandle, Shutdown) {
         let (sender, receiver) = watch::channel(false);
         (ShutdownHandle(sender), Shutdown(receiver))
     }
 
-    /// Ends when shutdown is requested or the handle is gone.
+    /// Completes when shutdown is requested or the handle is dropped.
     pub async fn requested(&self) {
         let mut receiver = self.0.clone();
-        // An error means that the handle is gone, which says the same.
+        // An error means that the handle was dropped, which is also a shutdown.
         let _ = receiver.wait_for(|requested| *requested).await;
     }
 
-    /// True once shutdown is requested or the handle is gone.
+    /// True once shutdown is requested or the handle is dropped.
     pub fn is_requested(&self) -> bool {
         *self.0.borrow() || self.0.has_changed().is_err()
     }

@@ -12,14 +12,15 @@ use tokio_rustls::TlsStream;
 
 use crate::class::TrafficClass;
 
-/// A peer that has not acknowledged what it was sent for so long is gone: without this the kernel
-/// tries for a quarter of an hour, ever more seldom, and calls wait behind what it tries.
+/// Time without an acknowledgement after which a peer is considered dead. By default the kernel
+/// retries for a quarter of an hour with increasing intervals, and calls wait behind the
+/// unacknowledged data.
 const UNHEARD_MAX: Duration = Duration::from_secs(30);
 
-/// What is read at once below TLS, which by itself asks for 4 KiB.
+/// Read size below TLS, whose own reads are 4 KiB.
 const RECEIVE_BYTES: usize = 64 << 10;
 
-/// A stream whose two directions are used apart.
+/// A stream whose two directions are used independently.
 pub(super) enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<Metered>>),
@@ -55,7 +56,7 @@ impl AsyncRead for ReadHalf {
         match self.get_mut() {
             Self::Plain(half) => Pin::new(half).poll_read(context, buffer),
             Self::Tls(half) => match ready!(Pin::new(half).poll_read(context, buffer)) {
-                // No `close_notify`. Frames have lengths, so what is cut off is seen anyway.
+                // No `close_notify`: frames have lengths, so truncation is detected anyway.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
                 result => Poll::Ready(result),
             },
@@ -110,8 +111,8 @@ impl AsyncWrite for WriteHalf {
     }
 }
 
-/// The socket below TLS. Until the peer has authenticated a bounded number of bytes is read of it,
-/// which bounds what TLS keeps; from then on the socket is read in large steps.
+/// The socket below TLS. Until the peer has authenticated, the number of bytes read from it is
+/// bounded, which bounds the buffers of TLS; afterwards the socket is read in large steps.
 pub(super) struct Metered {
     socket: TcpStream,
     state: State,
@@ -132,7 +133,7 @@ impl Metered {
         Self { socket, state: State::Unauthenticated(bytes_max) }
     }
 
-    /// Ends the bound.
+    /// Removes the bound.
     pub(super) fn authenticated(&mut self) {
         let buffer = vec![0; RECEIVE_BYTES].into();
         self.state = State::Authenticated { buffer, from: 0, to: 0 };
@@ -205,7 +206,7 @@ impl AsyncWrite for Metered {
     }
 }
 
-/// Small frames leave at once, dead peers are noticed by the kernel too, and the class is marked.
+/// Sets the socket options: no delay, keepalive and user timeout, and the class's DSCP.
 pub(super) fn prepare(stream: &TcpStream, class: TrafficClass) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let keepalive = socket2::TcpKeepalive::new()

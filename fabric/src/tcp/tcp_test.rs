@@ -1,4 +1,4 @@
-//! Ports, strangers at them, and who is dialled.
+//! Ports, unauthenticated peers, and selection of the address to dial.
 
 use super::*;
 use std::io::{Read, Write};
@@ -47,7 +47,7 @@ fn a_port_of_both_families_takes_ipv4_and_marks_it() {
     let told = std::sync::Mutex::new(told);
     let all = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
     let class = TrafficClass::Hfreduce;
-    // Where the machine has no IPv6 there is nothing to try.
+    // A node without IPv6 has nothing to test.
     let Ok(port) = Port::open(all, key(1), "test".into(), class, 0, move |s, _, _| {
         told.lock().unwrap().send(rustix::net::sockopt::ip_tos(&s).unwrap()).unwrap();
     }) else {
@@ -73,7 +73,7 @@ fn strangers_are_closed_and_counted_and_disturb_nobody() {
     let mut rest = Vec::new();
     let _ = garbage.read_to_end(&mut rest);
     assert!(rest.is_empty());
-    // The silent one is still in its handshake: it cost nobody anything.
+    // The silent connection is still in its handshake: it delayed no other.
     silent.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
     assert!(silent.read(&mut [0]).is_err());
     assert!(port.counters().refused.load(Ordering::Relaxed) >= 1);
@@ -85,7 +85,7 @@ fn strangers_at_the_first_addresses_are_passed_by() {
     let here = SocketAddr::from(([127, 0, 0, 1], 0));
     let other =
         Port::open(here, key(2), "test".into(), TrafficClass::Other, 0, |_, _, _| {}).unwrap();
-    // It takes a connection and closes it.
+    // Accepts a connection and closes it.
     let rude = TcpListener::bind(here).unwrap();
     let rude_at = rude.local_addr().unwrap();
     let hung_up = std::thread::spawn(move || drop(rude.accept().unwrap()));
@@ -96,7 +96,7 @@ fn strangers_at_the_first_addresses_are_passed_by() {
     stream.write_all(b"x").unwrap();
     heard.recv().unwrap();
     hung_up.join().unwrap();
-    // Where there is nobody else, everything is told.
+    // Without another address, every error is reported.
     let error = dial(&all[..2], &key(1), "test", TrafficClass::Hfreduce, &[], soon()).unwrap_err();
     assert!(error.rejection().is_some() && error.interrupted().is_none());
     let text = error.to_string();
@@ -111,7 +111,7 @@ fn a_closed_port_says_what_was_tried() {
     assert!(error.to_string().contains(&nobody.to_string()), "{error}");
 }
 
-/// Connections that never say anything, from many addresses.
+/// Silent connections from many addresses.
 fn strangers(port: SocketAddr, count: usize) -> Vec<TcpStream> {
     let from = |at: usize| SocketAddr::from(([127, 0, 0, 2 + (at % 250) as u8], 0));
     let connect = |at: usize| {
@@ -144,7 +144,7 @@ fn strangers_that_begin_a_handshake_keep_nobody_out_either() {
     let (port, heard) = echo_port();
     let mut half = strangers(port.address(), 300);
     for stream in &mut half {
-        // One that gave way is closed already.
+        // An evicted connection is already closed.
         let _ = stream.write_all(&[&b"FFAUTH01"[..], &[7; 32]].concat());
     }
     let here = [port.address()];
@@ -166,7 +166,7 @@ fn a_greeting_arrives_with_the_connection() {
     let at = [port.address()];
     let _stream = dial(&at, &key(1), "test", TrafficClass::Other, b"rank 7", soon()).unwrap();
     assert_eq!(heard.recv().unwrap(), b"rank 7");
-    // A dialer without a greeting speaks another protocol.
+    // A dialer without a greeting uses another protocol.
     let brief = Deadline::after(Duration::from_millis(200));
     assert!(dial(&at, &key(1), "test", TrafficClass::Other, &[], brief).is_err());
 }

@@ -1,4 +1,4 @@
-//! The calling side of one connection.
+//! Client side of one connection.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -28,36 +28,37 @@ use crate::rpc::message::{DIRECT_BYTES_MAX, Payload, Reply, decode};
 use crate::rpc::not_after::{NotAfter, PeerClock};
 use crate::rpc::stream::{Stream, prepare};
 
-/// Requests up to this size are sent without an offer, one at a time on a connection, as long as the
-/// server takes them: the round trip of an offer would be about as long as their transfer.
+/// Requests up to this size are sent without an offer, one at a time per connection, as long as the
+/// server accepts them: the round trip of an offer would take about as long as the transfer.
 const UNOFFERED_BYTES_MAX: usize = 256 << 10;
-/// After a refusal all large requests are offered for so long.
+/// Time after a refusal during which all large requests are offered.
 const OFFER_PERIOD: Duration = Duration::from_secs(5);
 
-/// CallSlots for calls are counted for each class; higher classes share those of lower ones.
+/// Slots for calls are counted per class; higher classes share those of lower ones.
 const CLASSES: usize = 16;
 
-/// Bounds and timers of a connection.
+/// Limits and timeouts of a connection.
 #[derive(Clone, Debug)]
 pub struct ConnectionConfig {
-    /// The service's name; both sides sign it (`crate::auth`).
+    /// Name of the service; both sides sign it (`crate::auth`).
     pub context: String,
-    /// What is proved: the cluster's key, or a ticket. It also says whether TLS is required.
+    /// The credential: the cluster's key, or a ticket. Also determines whether TLS is required.
     pub credentials: Credentials,
-    /// Marks the socket.
+    /// Traffic class of the socket.
     pub class: TrafficClass,
-    /// Largest frame sent or taken.
+    /// Frame limits in both directions.
     pub limits: Limits,
-    /// Calls of each class in flight; further ones wait for a place until their deadline.
+    /// Maximum calls in flight per class; further calls wait for a slot until their deadline.
     pub calls_in_flight_max: usize,
-    /// How long connecting and authenticating may take.
+    /// Timeout of connecting and authenticating.
     pub connect_timeout: Duration,
-    /// How long a start reply may take to arrive, and the peer may refuse to take a byte.
+    /// Timeout of the rest of a reply that has started to arrive, and of a peer that accepts no
+    /// bytes.
     pub stall_timeout: Duration,
 }
 
 impl ConnectionConfig {
-    /// Usual bounds for a service of this name.
+    /// The defaults for a service of this name.
     pub fn new(context: impl Into<String>, credentials: impl Into<Credentials>) -> Self {
         Self {
             context: context.into(),
@@ -71,10 +72,10 @@ impl ConnectionConfig {
     }
 }
 
-/// One authenticated connection. Dropping it closes it and fails what waits.
+/// An authenticated connection. Dropping it closes it and fails its pending calls.
 pub struct Connection {
     shared: Arc<Shared>,
-    /// What was proved when it was opened.
+    /// The credential with which it was opened.
     credential: Credential,
     outbox: mpsc::Sender<Outgoing<()>>,
     call_slots: [Semaphore; CLASSES],
@@ -88,17 +89,17 @@ struct Shared {
     waiting: Mutex<Waiting>,
     peer_clock: Mutex<PeerClock>,
     started: Instant,
-    /// When the last frame came, in milliseconds since `started`.
+    /// Arrival time of the last frame, in milliseconds since `started`.
     alive_ms: AtomicU64,
-    /// Held by who asks what the server's clock shows.
+    /// Held by the caller that requests a reading of the server's clock.
     clock_refresh: tokio::sync::Mutex<()>,
-    /// Held by the one large request that is under way without an offer.
+    /// Held by the one large request that is sent without an offer.
     unoffered: Semaphore,
-    /// Until then large requests are offered, in milliseconds since `started`.
+    /// Large requests are offered until this time, in milliseconds since `started`.
     offer_until_ms: AtomicU64,
 }
 
-/// What calls wait for; `ended` once nothing can come any more.
+/// Pending calls; `ended` once no more frames can arrive.
 #[derive(Default)]
 struct Waiting {
     calls: HashMap<u64, Awaited>,
@@ -106,20 +107,20 @@ struct Waiting {
 }
 
 enum Awaited {
-    /// An offer waits for its grant.
+    /// An offer that waits for its grant.
     Grant(oneshot::Sender<Result<(), Fault>>),
     Reply(oneshot::Sender<Result<Reply, Fault>>),
 }
 
-/// What a call may carry besides its bytes and its deadline.
+/// Options of a call in addition to its bytes and its deadline.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CallOptions<'a> {
-    /// No server begins the call once this has ended, wherever its frame is then.
+    /// The server does not start the call once this has expired, even if its frame was delayed.
     pub not_after: Option<&'a NotAfter>,
-    /// Which budget of the server it counts against.
+    /// The server's budget that the call counts against.
     pub class: u8,
-    /// Gives up before the deadline when the connection has brought nothing at all for so long. A
-    /// server that is busy with other calls of this connection is waited for.
+    /// Fails the call before its deadline if no frame arrives on the connection for this time. A
+    /// server that is busy with other calls of this connection does not trigger it.
     pub idle_timeout: Option<Duration>,
 }
 
@@ -127,7 +128,7 @@ impl Connection {
     /// Connects and authenticates.
     ///
     /// # Errors
-    /// [`RpcError::Unreachable`], or [`RpcError::Refused`] when the peer is somebody else.
+    /// [`RpcError::Unreachable`], or [`RpcError::Refused`] if authentication fails.
     pub fn open(
         address: &str,
         config: ConnectionConfig,
@@ -150,7 +151,7 @@ impl Connection {
         let connect = TcpStream::connect(address);
         let stream = tokio::time::timeout_at(deadline.instant().into(), connect)
             .await
-            .map_err(|_| unreachable("connecting took too long".into()))?
+            .map_err(|_| unreachable("connecting timed out".into()))?
             .map_err(|error| unreachable(error.to_string()))?;
         prepare(&stream, config.class).map_err(|error| unreachable(error.to_string()))?;
         let credential = config.credentials.current();
@@ -203,13 +204,13 @@ impl Connection {
         Self { shared, credential, outbox, call_slots, driver }
     }
 
-    /// True once the credential has changed since it was opened: calls that are under way end on
-    /// it, new ones use another one.
+    /// True once the credential has changed since the connection was opened: pending calls complete
+    /// on it, new calls use another connection.
     pub fn is_outdated(&self) -> bool {
         !self.credential.is_equivalent(&self.shared.config.credentials.current())
     }
 
-    /// True once no call can succeed on it any more.
+    /// True once no call can succeed on it.
     pub fn is_closed(&self) -> bool {
         self.shared.lock().ended.is_some()
     }
@@ -217,7 +218,7 @@ impl Connection {
     /// Sends a request and waits for its reply.
     ///
     /// # Errors
-    /// Any [`RpcError`]; [`RpcError::executed`] says whether it can have had its effect.
+    /// Any [`RpcError`]; [`RpcError::executed`] reports whether it can have been executed.
     pub fn call(
         &self,
         message: Bytes,
@@ -230,7 +231,7 @@ impl Connection {
     /// [`Connection::call`] with options.
     ///
     /// # Errors
-    /// As [`Connection::call`]; [`RpcError::LeaseLost`] when the right of the not_after is lost.
+    /// As [`Connection::call`]; [`RpcError::LeaseLost`] if the lease of `not_after` is lost.
     pub fn call_with<'a>(
         &'a self,
         message: Bytes,
@@ -285,7 +286,7 @@ impl Connection {
                 ..Outgoing::bare(Kind::Request, 0, ())
             };
             match self.attempt(unoffered, expiry, false, deadline, options, start).await {
-                // Nothing was start: the server has no memory to spare.
+                // The call was not started: the server has no spare memory.
                 Err(RpcError::Faulted { fault, .. }) if fault.code == FaultCode::Overloaded => {
                     self.shared.offer_for_a_while();
                 }
@@ -295,7 +296,7 @@ impl Connection {
         self.attempt(request, expiry, bytes > DIRECT_BYTES_MAX, deadline, options, start).await
     }
 
-    /// Sends a request, after an offer if `offers`, and waits for its reply.
+    /// Sends a request, after an offer if `offers` is set, and waits for its reply.
     async fn attempt(
         &self,
         request: Outgoing<()>,
@@ -308,14 +309,14 @@ impl Connection {
         let timed_out = |sent| self.shared.timed_out(start, sent);
         let at = deadline.instant().into();
         let request_id = self.shared.next_request_id.fetch_add(1, Relaxed);
-        // Forgets the call however it ends, also when the caller's future is dropped.
+        // Removes the call on every path, including when the caller's future is dropped.
         let mut pending = PendingCall { connection: self, request_id, granted: false };
         if offers {
             let announces = (request.message.len(), request.payload.len());
             self.offer(&mut pending, announces, deadline, options, start).await?;
         }
-        // A process that was stopped for a while continues an operation whose time is over: what
-        // it may do now may belong to another process.
+        // A process that was stopped may resume an operation whose time has expired: another
+        // process may hold the right by now.
         if deadline.passed() {
             return Err(timed_out(false));
         }
@@ -339,7 +340,7 @@ impl Connection {
         }
     }
 
-    /// Announces a large request and waits until the server has memory for it.
+    /// Offers a large request and waits until the server has memory for it.
     async fn offer(
         &self,
         pending: &mut PendingCall<'_>,
@@ -357,7 +358,7 @@ impl Connection {
         let not_sent = || self.shared.timed_out(start, false);
         match tokio::time::timeout_at(deadline.instant().into(), self.outbox.send(frame)).await {
             Err(_) => return Err(not_sent()),
-            // Nothing of the request itself has been sent.
+            // No part of the request itself has been sent.
             Ok(Err(_)) => return Err(self.shared.unreachable()),
             Ok(Ok(())) => {}
         }
@@ -372,7 +373,7 @@ impl Connection {
         }
     }
 
-    /// Asks what the server's clock shows, if that is not known well enough.
+    /// Requests a reading of the server's clock, if the last one is missing or too old.
     async fn refresh_peer_clock(&self, deadline: Deadline) -> Result<(), RpcError> {
         if !self.shared.peer_clock().is_old() {
             return Ok(());
@@ -383,7 +384,7 @@ impl Connection {
         if !self.shared.peer_clock().is_old() {
             return Ok(());
         }
-        // Any answer tells it: an older server calls this a bad request.
+        // Any reply carries the reading: an older server returns a bad-request fault.
         match self.call(Bytes::new(), Payload::empty(), deadline).await {
             Ok(_) | Err(RpcError::Faulted { .. }) => Ok(()),
             Err(error) => Err(error),
@@ -414,11 +415,11 @@ impl Drop for Connection {
 
 impl Shared {
     fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
-        // Nothing panics while it holds the lock, and the map stays whole if something did.
+        // No code panics while it holds the lock, and the map would stay consistent if it did.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers what a call waits for. An error means that nothing can come any more.
+    /// Registers a pending call. An error means that no more frames can arrive.
     fn expect(&self, request_id: u64, awaited: Awaited) -> Result<(), RpcError> {
         let mut waiting = self.lock();
         if waiting.ended.is_some() {
@@ -429,7 +430,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits for an answer to the deadline, or until the connection has been silent for too long.
+    /// Waits for a reply until the deadline, or until the connection has been silent for too long.
     async fn wait<T>(
         &self,
         mut answer: oneshot::Receiver<T>,
@@ -455,7 +456,7 @@ impl Shared {
         }
     }
 
-    /// The right to send one large request without an offer.
+    /// Permission to send one large request without an offer.
     fn unoffered(&self) -> Option<SemaphorePermit<'_>> {
         let now_ms = self.started.elapsed().as_millis() as u64;
         let offers = now_ms < self.offer_until_ms.load(Relaxed);
@@ -511,7 +512,7 @@ impl Shared {
     fn end(&self, detail: String) {
         let mut waiting = self.lock();
         waiting.ended.get_or_insert(detail);
-        // Dropping the senders wakes everybody who waits.
+        // Dropping the senders wakes all waiting calls.
         waiting.calls.clear();
     }
 
@@ -547,7 +548,7 @@ impl Shared {
             decode(&message)
                 .unwrap_or_else(|error| Fault::internal(format!("unreadable fault: {error}")))
         };
-        // A reply that nothing waits for belongs to a call that gave up.
+        // A reply without a pending call belongs to a call that timed out.
         let awaited = self.lock().calls.remove(&header.request_id);
         match (awaited, header.kind) {
             (Some(Awaited::Reply(caller)), Kind::Reply) => {
@@ -564,7 +565,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The server has reserved memory; a call that gave up meanwhile gives it back.
+    /// The server has reserved memory; if the call has timed out meanwhile, the grant is declined.
     fn granted(&self, request_id: u64, answers: &WeakOutbox) {
         let mut waiting = self.lock();
         let used = match waiting.calls.remove(&request_id) {
@@ -577,7 +578,7 @@ impl Shared {
         };
         drop(waiting);
         if !used && let Some(outbox) = answers.upgrade() {
-            // With a full queue the server takes it back by itself, after a while.
+            // If the queue is full, the server's grant times out.
             let _ = outbox.try_send(Outgoing::bare(Kind::Decline, request_id, ()));
         }
     }
@@ -588,7 +589,7 @@ type WeakOutbox = mpsc::WeakSender<Outgoing<()>>;
 struct PendingCall<'a> {
     connection: &'a Connection,
     request_id: u64,
-    /// The server has reserved memory that was not used yet.
+    /// The grant of the server, which has not been used yet.
     granted: bool,
 }
 

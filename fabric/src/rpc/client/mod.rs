@@ -1,4 +1,4 @@
-//! The calling side: connections, and pools of connections to one address.
+//! Client side: connections, and connection pools for one address.
 
 mod connection;
 mod pool;

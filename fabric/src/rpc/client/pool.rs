@@ -1,4 +1,4 @@
-//! Connections to one address that heal themselves.
+//! Connection pool for one address; reconnects automatically.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -16,21 +16,21 @@ use crate::rpc::error::{Executed, RpcError};
 use crate::rpc::message::{Payload, Reply, decode, encode};
 use crate::rpc::not_after::NotAfter;
 
-/// How a pool connects.
+/// Configuration of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
-    /// Every connection's bounds.
+    /// Configuration of each connection.
     pub connection: ConnectionConfig,
-    /// Connections at most; calls go round them.
+    /// Maximum number of connections; calls use them in round-robin order.
     pub connections_max: usize,
-    /// The first pause after a failed attempt; it doubles.
+    /// Initial backoff after a failed attempt; it doubles.
     pub backoff_min: Duration,
-    /// The longest pause.
+    /// Maximum backoff.
     pub backoff_max: Duration,
 }
 
 impl PoolConfig {
-    /// One connection, pauses of 20 ms to 500 ms.
+    /// One connection, backoff of 20 ms to 500 ms.
     pub fn new(connection: ConnectionConfig) -> Self {
         Self {
             connection,
@@ -41,7 +41,7 @@ impl PoolConfig {
     }
 }
 
-/// Connections to one address, opened when first needed and again when lost. Clones share them.
+/// Connections to one address, opened on first use and reopened when lost. Clones share them.
 #[derive(Clone)]
 pub struct Pool(Arc<Inner>);
 
@@ -55,25 +55,25 @@ struct Inner {
 #[derive(Default)]
 struct Slot {
     connection: Option<Arc<Connection>>,
-    /// Consecutive failures to connect, and when the next attempt may be made.
+    /// Consecutive failures to connect, and the time of the next permitted attempt.
     failures: u32,
     not_before: Option<Instant>,
 }
 
 impl Pool {
-    /// Nothing is opened yet.
+    /// Creates a pool without opening a connection.
     pub fn new(address: impl Into<String>, config: PoolConfig) -> Self {
         let slots = (0..config.connections_max.max(1)).map(|_| Mutex::default()).collect();
         Self(Arc::new(Inner { address: address.into(), config, slots, next: AtomicUsize::new(0) }))
     }
 
-    /// Where it connects to.
+    /// The address of the server.
     pub fn address(&self) -> &str {
         &self.0.address
     }
 
-    /// One attempt. Connecting is retried until the deadline (nothing has been sent yet), the call
-    /// itself is not.
+    /// Makes one attempt. Connecting is retried until the deadline (nothing has been sent yet), the
+    /// call itself is not.
     ///
     /// # Errors
     /// Any [`RpcError`].
@@ -102,20 +102,20 @@ impl Pool {
             let connection = self.connection(slot, deadline).await?;
             let (message, payload) = (message.clone(), payload.clone());
             match connection.call_with(message, payload, deadline, options).await {
-                // The connection had ended before this call got on it.
+                // The connection had closed before this call was sent.
                 Err(RpcError::Unreachable { .. }) if !deadline.passed() => {}
                 result => return result,
             }
         }
     }
 
-    /// Retries whatever [`RpcError::retryable`] allows until the deadline. Only for calls that may
-    /// be executed twice (reads, or requests that carry their own identity). None of them is begun
-    /// once `not_after` has ended.
+    /// Retries errors that are [`RpcError::retryable`] until the deadline. Only for calls that may
+    /// be executed twice (reads, or requests with an idempotency key). No attempt is started once
+    /// `not_after` has expired.
     ///
     /// # Errors
-    /// The last attempt's error; of a guarded call that of the last attempt that may have been executed,
-    /// if there is one.
+    /// The last attempt's error; for a guarded call that of the last attempt that may have been
+    /// executed, if there is one.
     pub async fn call_idempotent(
         &self,
         message: Bytes,
@@ -146,7 +146,7 @@ impl Pool {
         }
     }
 
-    /// [`Pool::call_idempotent`] between typed values without payload.
+    /// [`Pool::call_idempotent`] with typed messages and no payload.
     ///
     /// # Errors
     /// Any [`RpcError`].
@@ -176,7 +176,8 @@ impl Pool {
         let at = deadline.instant().into();
         let mut last = None;
         loop {
-            // Whoever waits here waits for somebody else's attempt to connect, which is bounded.
+            // A caller that waits here waits for another caller's attempt to connect, which is
+            // bounded.
             let Ok(mut slot) = tokio::time::timeout_at(at, self.0.slots[slot].lock()).await else {
                 return Err(last.unwrap_or_else(|| unreachable("still connecting".into())));
             };

@@ -1,9 +1,9 @@
-//! What a server lets in: calls and bytes of each class, shared fairly by connections.
+//! Admission control of a server: calls and bytes per class, shared fairly among connections.
 //!
-//! A class is a number in a frame's header; its meaning belongs to the service. Each has separate
-//! budgets, so a service whose calls wait for calls to other nodes gives each step a class of its
-//! own: as long as a call waits only for calls of *higher* classes, no cycle of full budgets can
-//! form, whatever the budgets' sizes.
+//! A class is a number in a frame's header; the service defines its meaning. Each class has
+//! separate budgets, so a service whose calls wait for calls to other nodes assigns a separate
+//! class to each step: as long as a call waits only for calls of *higher* classes, exhausted
+//! budgets cannot form a cycle, whatever their sizes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,24 +14,24 @@ use super::call_slots::{CallSlot, CallSlots};
 use super::credit::{CreditRequest, Credits};
 use crate::deadline::Deadline;
 
-/// Bounds of one class of calls, over all connections of a server.
+/// Limits of one class of calls, over all connections of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Calls between their first byte read and their last byte written.
+    /// Maximum calls between the first byte read and the last byte written.
     pub calls_max: usize,
-    /// Bytes of requests that are too large to be sent unasked. One that is larger than all of it
-    /// takes all of it.
+    /// Maximum bytes of requests that are too large to be sent without a grant. A single request
+    /// that is larger than the budget takes all of it.
     pub bytes_max: usize,
-    /// Bytes of replies for which handlers reserve room (`ReplyMemory::reserve`).
+    /// Maximum bytes of replies for which handlers reserve memory (`ReplyMemory::reserve`).
     pub reply_bytes_max: usize,
-    /// A connection may hold at most one part in so many of the bytes, or one request. All holders
-    /// of one volume's tickets together may have one part in so many of the calls and of the bytes,
-    /// of these more while as much stays free.
+    /// Each connection may hold at most 1/`shares` of the bytes, or one request. All holders of one
+    /// volume's tickets together may have 1/`shares` of the calls and of the bytes; they may hold
+    /// more bytes while at least as many stay free.
     pub shares: usize,
 }
 
 impl Default for Budget {
-    /// For a service whose calls wait for no other service: 8,192 calls, 256 MiB, eighths.
+    /// For a service whose calls wait for no other service: 8,192 calls, 256 MiB, shares of 1/8.
     fn default() -> Self {
         Self { calls_max: 8192, bytes_max: 256 << 20, reply_bytes_max: 256 << 20, shares: 8 }
     }
@@ -47,7 +47,7 @@ struct Class {
 }
 
 impl Budgets {
-    /// At least one class.
+    /// Uses the default budget if `budgets` is empty.
     pub(super) fn new(budgets: &[Budget]) -> Self {
         let class = |budget: &Budget| Class {
             calls: CallSlots::new(budget.calls_max, budget.shares),
@@ -58,12 +58,12 @@ impl Budgets {
         Self(first.iter().chain(budgets).map(class).collect())
     }
 
-    /// An unknown class counts as the first one.
+    /// An unknown class counts as the first class.
     fn class(&self, class: u8) -> &Class {
         self.0.get(usize::from(class)).unwrap_or(&self.0[0])
     }
 
-    /// A place for one call of a service, or of a volume; `None` when there is none.
+    /// A slot for one call of a service, or of a volume; `None` if no slot is free.
     pub(super) fn call(&self, class: u8, volume: Option<u64>) -> Option<CallSlot> {
         self.class(class).calls.take(volume)
     }
@@ -76,19 +76,19 @@ impl Budgets {
         &self.class(class).replies
     }
 
-    /// A semaphore of `permits` for each class.
+    /// Creates a semaphore of `permits` for each class.
     pub(super) fn each_class(&self, permits: usize) -> Vec<Arc<Semaphore>> {
         self.0.iter().map(|_| Arc::new(Semaphore::new(permits))).collect()
     }
 
-    /// Whether replies that a service or a volume does not take keep others out, those of the same
-    /// volume too: one waits for their memory, or there is no place for a call that its own calls
-    /// leave.
+    /// True if unread replies of a service or a volume block other callers, including those of the
+    /// same volume: a caller waits for reply memory, or finds no call slot because these calls hold
+    /// them.
     pub(super) fn replies_are_short(&self, volume: Option<u64>) -> bool {
         self.0.iter().any(|it| it.calls.are_exhausted(volume) || it.replies.is_short(volume))
     }
 
-    /// Ends when no call is in flight; new ones are refused from then on.
+    /// Completes when no call is in flight; new calls are refused from then on.
     pub(super) async fn drained(&self) {
         for class in &self.0 {
             class.calls.drained().await;
@@ -96,14 +96,14 @@ impl Budgets {
     }
 }
 
-/// Who holds memory: a connection, of a service or with a request of a volume.
+/// Holder of memory: a connection of a service, or a connection with a request of a volume.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Owner {
     pub connection: u64,
     pub volume: Option<u64>,
 }
 
-/// Credits with waiters: the driver of [`Credits`].
+/// Credits with waiters: async driver of [`Credits`].
 pub(super) struct Bytes {
     state: Mutex<State>,
 }
@@ -119,7 +119,7 @@ impl Bytes {
         Arc::new(Self { state: Mutex::new(State { credits, waiting: HashMap::new() }) })
     }
 
-    /// Waits for `bytes`, in turn with others; `None` when the deadline passes first.
+    /// Waits for `bytes` in fair order; `None` if the deadline passes first.
     pub(super) async fn acquire(
         self: &Arc<Self>,
         Owner { connection, volume }: Owner,
@@ -137,12 +137,12 @@ impl Bytes {
         };
         match tokio::time::timeout_at(deadline.instant().into(), granted).await {
             Ok(Ok(())) => Some(pending.granted()),
-            // Dropping what was pending takes it back, also if it is granted at this moment.
+            // Dropping the pending request withdraws it, even if it is granted at this moment.
             _ => None,
         }
     }
 
-    /// `bytes` if they are free now and nobody else has been waiting.
+    /// Takes `bytes` if they are free and no other request is waiting.
     pub(super) fn try_acquire(
         self: &Arc<Self>,
         Owner { connection, volume }: Owner,
@@ -187,13 +187,14 @@ impl State {
 
     fn notify(&mut self, request: CreditRequest) {
         if let Some(sender) = self.waiting.remove(&request) {
-            // One that has just given up finds its request granted and gives it back (`PendingCredit`).
+            // A request that has just timed out finds itself granted and returns the credits
+            // (`PendingCredit`).
             let _ = sender.send(());
         }
     }
 }
 
-/// A request for credits; taken back when it is dropped.
+/// A pending request for credits; withdrawn when dropped.
 struct PendingCredit {
     of: Arc<Bytes>,
     connection: u64,
@@ -215,7 +216,7 @@ impl Drop for PendingCredit {
         if state.waiting.remove(&request).is_some() {
             state.credits.cancel(self.connection, request);
         } else {
-            // It was granted between the deadline and now.
+            // The request was granted between the deadline and this point.
             state.credits.release(self.connection, self.bytes);
         }
         state.wake();
@@ -230,12 +231,12 @@ pub(super) struct Credit {
 }
 
 impl Credit {
-    /// Enough for a body of this length?
+    /// True if the memory is sufficient for a body of this length.
     pub(super) fn covers(&self, bytes: usize) -> bool {
         self.of.lock().credits.counted(bytes) <= self.bytes
     }
 
-    /// Gives back what is not needed.
+    /// Returns the memory in excess of `bytes`.
     pub(super) fn shrink(&mut self, bytes: usize) {
         if bytes < self.bytes {
             self.of.release(self.connection, self.bytes - bytes);
@@ -290,7 +291,7 @@ mod tests {
         assert!(bytes.try_acquire(service(3), 10).is_some());
     }
 
-    /// A connection is known only while it holds or wants something.
+    /// A connection is tracked only while it holds or requests credits.
     #[tokio::test]
     async fn a_credit_of_no_bytes_leaves_nothing_behind() {
         let bytes = Bytes::new(10, 1);

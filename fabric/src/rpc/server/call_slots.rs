@@ -1,24 +1,24 @@
-//! CallSlots for calls of one class: how many may be in flight, and how many of them of whom.
+//! Call slots of one class: limits the calls in flight, in total and per volume.
 //!
 //! Services hold the cluster's key and may take all slots. Holders of tickets share most of them,
-//! and those of one volume a part, however many connections they have: one volume leaves slots to
-//! the others, and all volumes together leave some to the services, whose heartbeats and forwards
-//! keep the cluster alive.
+//! and those of one volume a part, for any number of connections: one volume leaves slots to other
+//! volumes, and all volumes together leave slots to services, whose heartbeats and forwards keep
+//! the cluster available.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// One part in so many is kept for services.
+/// One of this many slots is reserved for services.
 const RESERVED_PARTS: usize = 4;
 
-/// How many of `all` slots, of calls or of connections, tickets may have together.
+/// Maximum number of `all` slots, of calls or of connections, for tickets in total.
 pub(super) fn volume_limit(all: usize) -> usize {
     all - all / RESERVED_PARTS
 }
 
-/// See the module.
+/// See the module documentation.
 pub(super) struct CallSlots {
     calls_max: usize,
     all: Arc<Semaphore>,
@@ -32,7 +32,7 @@ struct Volumes {
     by_volume: HashMap<u64, usize>,
 }
 
-/// One place, given back when it is dropped.
+/// One slot, released when dropped.
 pub(super) struct CallSlot {
     _any: OwnedSemaphorePermit,
     _volume: Option<VolumeCount>,
@@ -44,14 +44,14 @@ struct VolumeCount {
 }
 
 impl CallSlots {
-    /// A volume may have at most one part in `shares`.
+    /// A volume may have at most 1/`shares` of the slots.
     pub(super) fn new(calls_max: usize, shares: usize) -> Self {
         let per_volume_max = (calls_max / shares.max(1)).max(1);
         let all = Arc::new(Semaphore::new(calls_max));
         Self { calls_max, all, volumes: Arc::default(), per_volume_max }
     }
 
-    /// A place for a call of a service, or of a volume; `None` when there is none.
+    /// A slot for a call of a service, or of a volume; `None` if no slot is free.
     pub(super) fn take(&self, volume: Option<u64>) -> Option<CallSlot> {
         let any = Arc::clone(&self.all).try_acquire_owned().ok()?;
         let Some(volume) = volume else { return Some(CallSlot { _any: any, _volume: None }) };
@@ -67,7 +67,7 @@ impl CallSlots {
         Some(CallSlot { _any: any, _volume: Some(volume_count) })
     }
 
-    /// Whether calls are refused because of the slots that a service, or this volume, holds. Another
+    /// True if calls are refused because of the slots that services, or this volume, hold. Another
     /// volume at its own limit does not count.
     pub(super) fn are_exhausted(&self, volume: Option<u64>) -> bool {
         if self.all.available_permits() == 0 {
@@ -79,10 +79,10 @@ impl CallSlots {
             || volumes.by_volume.get(&volume).is_some_and(|held| *held >= self.per_volume_max)
     }
 
-    /// Ends when no call is in flight; new ones are refused from then on.
+    /// Completes when no call is in flight; new calls are refused from then on.
     pub(super) async fn drained(&self) {
         let all = u32::try_from(self.calls_max).unwrap_or(u32::MAX);
-        // Fails only when the semaphore is closed, which never happens.
+        // Fails only if the semaphore is closed, which never happens.
         if let Ok(permits) = self.all.acquire_many(all).await {
             permits.forget();
         }

@@ -1,4 +1,4 @@
-//! Bounds, timers and counters of a server.
+//! Limits, timeouts and counters of a server.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -9,56 +9,59 @@ use crate::class::TrafficClass;
 use crate::rpc::frame::Limits;
 use crate::tls::Accepts;
 
-/// A peer that does not use its grant, sends nothing of a frame that it began, or takes nothing
-/// while others wait for the memory of its replies, is not waited for longer than this.
+/// Timeout for a peer that does not use its grant, that stops in the middle of a frame, or that
+/// accepts no bytes while other calls wait for the memory of its replies.
 const GRANT_TIMEOUT: Duration = Duration::from_secs(5);
-/// The name of a cluster that was given none.
+/// Default name of a cluster.
 pub const DEFAULT_CLUSTER: &str = "default";
 
-/// Bounds and timers of a server.
+/// Limits and timeouts of a server.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// The service's name; both sides sign it (`crate::auth`).
+    /// Name of the service; both sides sign it (`crate::auth`).
     pub context: String,
     /// The cluster's keys.
     pub keys: Keys,
-    /// Whether connections have TLS.
+    /// Whether connections use TLS.
     pub tls: Accepts,
-    /// The cluster's name: tickets for another one are refused.
+    /// Name of the cluster: tickets for another cluster are refused.
     pub cluster: String,
-    /// Marks the sockets.
+    /// Traffic class of the sockets.
     pub class: TrafficClass,
-    /// Largest frame taken.
+    /// Frame limits.
     pub limits: Limits,
-    /// Authenticated connections at once; more are closed at once. Holders of tickets have at most
-    /// three quarters of them, and volumes with many connections three quarters of those.
+    /// Maximum number of authenticated connections; further ones are closed immediately. Holders of
+    /// tickets have at most three quarters of them, and volumes with many connections three
+    /// quarters of those.
     pub connections_max: usize,
-    /// Authenticated connections of one address.
+    /// Maximum number of authenticated connections per address.
     pub connections_per_address_max: usize,
-    /// Connections that have not authenticated; the oldest goes for a newcomer.
+    /// Maximum number of unauthenticated connections; a new one evicts the oldest.
     pub unauthenticated_max: usize,
-    /// Those of one address.
+    /// Maximum number of unauthenticated connections per address.
     pub unauthenticated_per_address_max: usize,
-    /// Calls of each class in flight of one connection, and as many offers.
+    /// Maximum calls of each class in flight per connection, and maximum pending offers.
     pub calls_per_connection_max: usize,
-    /// What is let in, by the class of the call.
+    /// Admission budgets, by the class of the call.
     pub budgets: Vec<Budget>,
-    /// Time to authenticate.
+    /// Timeout of authentication.
     pub handshake_timeout: Duration,
-    /// How often a living connection's key is looked up: one whose key was removed is closed.
+    /// Interval at which the key of an open connection is looked up: a connection whose key was
+    /// removed is closed.
     pub key_poll: Duration,
-    /// Time without a byte of a frame that was begun, or until a peer takes a byte of a reply.
+    /// Maximum time between bytes of a frame that has started, and until a peer accepts a byte of a
+    /// reply.
     pub stall_timeout: Duration,
-    /// Time until a grant is used. Its memory is given back then.
+    /// Time until a grant must be used. Then its memory is released.
     pub grant_timeout: Duration,
     /// As `stall_timeout` for replies, while other calls wait for the memory that they hold.
     pub reply_stall_timeout: Duration,
-    /// How long handlers may run on once shutdown is requested.
+    /// Time that running handlers have to complete after shutdown is requested.
     pub drain_timeout: Duration,
 }
 
 impl ServerConfig {
-    /// Usual bounds for a service of this name.
+    /// The defaults for a service of this name.
     pub fn new(context: impl Into<String>, keys: impl Into<Keys>) -> Self {
         Self {
             context: context.into(),
@@ -83,23 +86,23 @@ impl ServerConfig {
     }
 }
 
-/// What a server has seen, for tests and metrics.
+/// Counters of a server, for tests and metrics.
 #[derive(Debug, Default)]
 pub struct ServerStats {
-    /// Connections that authenticated.
+    /// Authenticated connections.
     pub connections: AtomicU64,
-    /// Connections that did not, or came when there were too many.
+    /// Connections that failed authentication or exceeded a limit.
     pub refused: AtomicU64,
-    /// Connections that had not authenticated when newer ones took their place.
+    /// Unauthenticated connections that were evicted by newer ones.
     pub evicted: AtomicU64,
-    /// Connections that the other side closed before its first byte, as probes of a port do.
+    /// Connections that the peer closed before its first byte, as port probes do.
     pub silent: AtomicU64,
-    /// Connections that were closed because of what came over them.
+    /// Connections that were closed because of invalid or stalled frames.
     pub broken: AtomicU64,
-    /// Calls handed to the service.
+    /// Calls passed to the service.
     pub calls: AtomicU64,
-    /// Calls refused because too much was in flight.
+    /// Calls refused because a budget was exhausted.
     pub overloaded: AtomicU64,
-    /// NotAfter calls that came too late.
+    /// Guarded calls that arrived too late.
     pub expired: AtomicU64,
 }

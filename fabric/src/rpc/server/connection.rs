@@ -1,12 +1,12 @@
-//! An authenticated connection: reads requests, runs their handlers, writes the replies.
+//! An authenticated connection: reads requests, runs their handlers, and writes the replies.
 //!
-//! Small requests are taken as they come. One with a larger body is offered first (`Kind::Offer`)
-//! and sent when the server has reserved memory for it (`Kind::Grant`), so nothing is sent only to
-//! be thrown away and the server never holds more than its budgets. What an offer costs while it
-//! waits is a task and a few words; a connection may have as many of them as calls.
+//! Small requests are read as they arrive. A request with a larger body is offered first
+//! (`Kind::Offer`) and sent when the server has reserved memory for it (`Kind::Grant`), so that no
+//! body is sent only to be discarded, and the server never exceeds its budgets. A waiting offer
+//! costs a task and a few words of memory; a connection may have as many offers as calls.
 //!
-//! A reserved byte is given back when the reply is written, when the connection ends, when the
-//! caller declines, and when it does not use its grant in time.
+//! Reserved memory is released when the reply is written, when the connection closes, when the
+//! caller declines, or when the grant times out.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -34,7 +34,7 @@ use crate::rpc::message::{DIRECT_BYTES_MAX, Payload, Reply, encode};
 use crate::rpc::not_after::ConnectionClock;
 use crate::rpc::stream::Stream;
 
-/// Replies that wait for their connection. A full queue stops its connection's reader alone.
+/// Replies queued for their connection. A full queue blocks only its connection's reader.
 const OUTBOX_MAX: usize = 1024;
 
 pub(super) struct Shared<S> {
@@ -54,23 +54,23 @@ pub(super) struct InFlight {
 
 type Outbox = mpsc::Sender<Outgoing<Option<InFlight>>>;
 
-/// What the calls of one connection share.
+/// State that the calls of one connection share.
 struct ConnectionState {
     peer: Peer,
     grant: Grant,
     outbox: Outbox,
     clock: ConnectionClock,
-    /// CallSlots for calls and for offers, for each class: one that is full delays no other.
+    /// Slots for calls and for offers, per class: a full class does not delay the others.
     calls: Vec<Arc<Semaphore>>,
     offers: Vec<Arc<Semaphore>>,
     granted: Mutex<HashMap<u64, Granted>>,
     closed: watch::Receiver<bool>,
 }
 
-/// Memory that is reserved for a request that has not come yet.
+/// Memory that is reserved for a request that has not arrived yet.
 struct Granted {
     credit: Credit,
-    /// Dropped with the entry: ends the timer of the grant.
+    /// Dropped with the entry, which cancels the timer of the grant.
     _used: oneshot::Sender<()>,
 }
 
@@ -79,7 +79,7 @@ impl ConnectionState {
         self.granted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The volume whose ticket the peer holds; `None` for a service.
+    /// The volume of the peer's ticket; `None` for a service.
     fn volume(&self) -> Option<u64> {
         self.grant.ticket().map(|ticket| ticket.directory)
     }
@@ -90,7 +90,7 @@ impl ConnectionState {
 
     async fn ended(&self) {
         let mut closed = self.closed.clone();
-        // An error means that the connection's task has gone.
+        // An error means that the connection's task has exited.
         let _ = closed.wait_for(|closed| *closed).await;
     }
 }
@@ -123,7 +123,7 @@ impl<S: Service> Shared<S> {
             }
             ended = self.revoked(&peer_auth) => Err(ended),
         };
-        // Calls that wait for memory on behalf of this connection end now.
+        // Cancels calls that wait for memory on behalf of this connection.
         close.send_replace(true);
         state.granted().clear();
         match ended {
@@ -135,11 +135,13 @@ impl<S: Service> Shared<S> {
         }
     }
 
-    /// Ends when what the connection rests on has ended: its ticket's time, or its key.
+    /// Completes when the credential of the connection has ended: its ticket has expired, or its
+    /// key was removed.
     async fn revoked(&self, peer_auth: &PeerAuth) -> ReadError {
         loop {
             let left = match peer_auth.grant.ticket() {
-                // Not in whole seconds: the connection would outlive its ticket by up to one.
+                // Not in whole seconds: the connection would outlive its ticket by up to one
+                // second.
                 Some(ticket) => {
                     Duration::from_secs(ticket.expires_unix_s).saturating_sub(unix_now())
                 }
@@ -149,7 +151,7 @@ impl<S: Service> Shared<S> {
                 return ReadError::Expired;
             }
             tokio::time::sleep(left.min(self.config.key_poll)).await;
-            // Another key under the same id does not stand for this one.
+            // A different key under the same id does not keep the connection open.
             let ring = self.config.keys.current();
             if ring.get(peer_auth.key_id).is_none_or(|key| !key.is(&peer_auth.key)) {
                 return ReadError::KeyRemoved(peer_auth.key_id);
@@ -191,11 +193,11 @@ impl<S: Service> Shared<S> {
             self.reply(state, id, Err(self.overloaded(header.class)), None).await;
             return Ok(());
         };
-        // A begun body holds memory that others may be waiting for.
+        // A body in transfer holds memory that other calls may be waiting for.
         let stall_timeout = self.config.stall_timeout.min(self.config.grant_timeout);
         let (message, payload) = read_body(reader, &header, stall_timeout).await?;
         if header.kind == Kind::Request && message.is_empty() && payload.is_empty() {
-            // Asks only what the clock shows.
+            // An empty request only reads the clock.
             self.reply(state, id, Ok(Reply::default()), None).await;
             return Ok(());
         }
@@ -221,7 +223,7 @@ impl<S: Service> Shared<S> {
         Ok(())
     }
 
-    /// A place for a call whose body comes next: reserved before, small, or free by chance.
+    /// Memory for a call whose body follows: reserved earlier, small, or free at this moment.
     fn admit(&self, header: &Header, state: &ConnectionState) -> Option<InFlight> {
         let bytes = header.message_bytes + header.payload_bytes;
         let granted = state.granted().remove(&header.request_id).map(|it| it.credit);
@@ -241,7 +243,7 @@ impl<S: Service> Shared<S> {
         })
     }
 
-    /// Reserves memory for an announced request, in turn, and says when it may come.
+    /// Reserves memory for an offered request, in fair order, and sends the grant.
     async fn reserve_for_offer(self: &Arc<Self>, header: &Header, state: &Arc<ConnectionState>) {
         let id = header.request_id;
         let Some(slot) = call_slot(&state.offers, header.class) else {
@@ -257,12 +259,12 @@ impl<S: Service> Shared<S> {
                 credit = requests.acquire(state.owner(), bytes, deadline) => credit,
                 () = state.ended() => None,
             };
-            // Without one the caller has given up by its own clock.
+            // If memory is not available by then, the caller has timed out by its own clock.
             let Some(credit) = credit else { return };
             let (used, unused) = oneshot::channel();
             state.granted().insert(id, Granted { credit, _used: used });
             if state.outbox.send(Outgoing::bare(Kind::Grant, id, None)).await.is_ok() {
-                // Ends at once when the request comes, or the connection ends.
+                // Completes immediately when the request arrives or the connection closes.
                 let _ = tokio::time::timeout(grant_timeout, unused).await;
             }
             state.granted().remove(&id);
@@ -282,12 +284,12 @@ impl<S: Service> Shared<S> {
         held: InFlight,
         state: Arc<ConnectionState>,
     ) {
-        // A separate task, so that a handler that panics still gets its caller an answer.
+        // A separate task, so that the caller receives a reply even if the handler panics.
         let shared = Arc::clone(&self);
         let handler = tokio::spawn(async move { shared.service.handle(call).await });
         let result = handler.await.unwrap_or_else(|error| {
-            tracing::error!(context = self.config.context, %error, "a handler broke");
-            Err(Fault::internal("the handler broke; see the server's log"))
+            tracing::error!(context = self.config.context, %error, "handler panicked");
+            Err(Fault::internal("the handler panicked; see the server's log"))
         });
         self.reply(&state, id, result, Some(held)).await;
     }
@@ -308,7 +310,7 @@ impl<S: Service> Shared<S> {
             if fits(&reply) {
                 return Ok(reply);
             }
-            Err(Fault::internal("the reply is larger than a frame may be; ask for less at once"))
+            Err(Fault::internal("the reply exceeds the frame limit; request less data per call"))
         });
         let (kind, message, payload) = match result {
             Ok(reply) => (Kind::Reply, reply.message, reply.payload),
@@ -320,12 +322,12 @@ impl<S: Service> Shared<S> {
         let time_ms = state.clock.reading();
         let bare = Outgoing::bare(kind, request_id, hold);
         let reply = Outgoing { time_ms, message, payload, ..bare };
-        // An error means that the connection has ended: nothing waits for this answer any more.
+        // An error means that the connection has closed: no caller waits for this reply.
         let _ = state.outbox.send(reply).await;
     }
 }
 
-/// A place of a class; an unknown class counts as the first one.
+/// The entry of a class; an unknown class counts as the first one.
 fn call_slot(classes: &[Arc<Semaphore>], class: u8) -> Option<OwnedSemaphorePermit> {
     let slots = classes.get(usize::from(class)).or(classes.first())?;
     Arc::clone(slots).try_acquire_owned().ok()

@@ -1,25 +1,26 @@
-//! Credits for the bytes of one class of calls, pure: who may send now, in which order.
+//! Credits for the bytes of one class of calls: fair scheduling of requests. Pure.
 //!
-//! The holders of the cluster's key take turns by connection, those of tickets by volume, and within
-//! a volume again by connection. So one connection with a thousand requests does not delay another
-//! one with a single request by more than one request, and a volume has no more turns for having
-//! more connections. Within a connection the order is first in, first out.
+//! Holders of the cluster's key are scheduled round-robin by connection, holders of tickets by
+//! volume, and within a volume by connection. A connection with a thousand requests therefore
+//! delays another one with a single request by at most one request, and a volume gets no additional
+//! turns for additional connections. Within a connection the order is first in, first out.
 //!
-//! No connection holds more than its share while it has something. Nor does a volume over all its
-//! connections, unless at least as much stays free as it then holds: alone it may have half. All
-//! volumes together leave a part to services. Who waits for a share does not delay others; a request
-//! that waits for free bytes is never overtaken: a large one cannot be starved by small ones.
+//! A connection that holds credits is limited to its share. A volume is limited to its share over
+//! all its connections, unless at least as much stays free as it would then hold: a single volume
+//! may have half. All volumes together leave a part to services. A request that waits for its own
+//! share does not delay others. A request that waits for free bytes is never overtaken, so that
+//! small requests cannot starve a large one.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
 use super::call_slots::volume_limit;
 
-/// Names a request for credits until it is granted or forgotten.
+/// Id of a request for credits until it is granted or withdrawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CreditRequest(pub u64);
 
-/// Whose turn it is.
+/// Unit of round-robin scheduling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Holder<K> {
     Service(K),
@@ -32,12 +33,12 @@ pub struct Credits<K> {
     free: usize,
     bytes_max: usize,
     share: usize,
-    /// What volumes hold together.
+    /// Bytes that volumes hold in total.
     held_by_volumes: usize,
     next_request: u64,
     peers: HashMap<K, Peer<K>>,
     holders: HashMap<Holder<K>, HolderQueue<K>>,
-    /// Holders whose connections have turns, the next one to be served first.
+    /// Holders whose connections can be scheduled, the next one first.
     ready: VecDeque<Holder<K>>,
 }
 
@@ -46,7 +47,7 @@ struct Peer<K> {
     holder: Holder<K>,
     held: usize,
     waiting: VecDeque<(CreditRequest, usize)>,
-    /// It waits for its own share, and has no turn until it gives something back.
+    /// The connection waits for its own share and is not scheduled until it returns credits.
     parked: bool,
 }
 
@@ -54,35 +55,35 @@ struct Peer<K> {
 #[derive(Debug)]
 struct HolderQueue<K> {
     held: usize,
-    /// Connections with waiting requests that are not parked, the next one to be served first.
+    /// Connections with waiting requests that are not parked, the next one first.
     ready: VecDeque<K>,
 }
 
-/// What stands in the way of a holder's next request.
+/// Limit that blocks a holder's next request.
 enum Next<K> {
     Grant(K, usize),
-    /// None of its connections has a turn.
+    /// None of its connections can be scheduled.
     NoneReady,
-    /// What its connections hold, each of its own share.
+    /// The share of each of its connections.
     ConnectionShare,
-    /// What it holds itself, as a volume.
+    /// The share of the volume itself.
     VolumeShare,
-    /// What volumes hold.
+    /// The limit of all volumes.
     AllVolumes,
-    /// What all hold.
+    /// The total.
     FreeBytes,
 }
 
 impl<K> Peer<K> {
-    /// Whether its next request is within its share, or it holds nothing.
+    /// True if the next request is within the share, or no credits are held.
     fn fits(&self, share: usize) -> bool {
         self.waiting.front().is_some_and(|(_, bytes)| self.held == 0 || self.held + bytes <= share)
     }
 }
 
 impl<K: Copy + Eq + Hash> Credits<K> {
-    /// `share`: what one connection or volume may hold at once; a single larger request may exceed
-    /// it.
+    /// `share`: maximum bytes that one connection or volume holds at once; a single larger request
+    /// may exceed it.
     #[must_use]
     pub fn new(bytes_max: usize, share: usize) -> Self {
         let bytes_max = bytes_max.max(1);
@@ -98,15 +99,15 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         }
     }
 
-    /// What a request of `bytes` is counted as: one that is larger than everything takes all, and
-    /// one of nothing takes a byte, so that it has something to give back.
+    /// Number of bytes that a request counts as: at most the total, and at least one, so that every
+    /// request holds something to return.
     #[must_use]
     pub fn counted(&self, bytes: usize) -> usize {
         bytes.clamp(1, self.bytes_max)
     }
 
-    /// Queues a request of a connection, which is one with a request of `volume`, or of a service;
-    /// [`Credits::grant`] says when it may go ahead.
+    /// Queues a request of a connection, for `volume` or for a service; [`Credits::grant`] returns
+    /// it when it may proceed.
     #[must_use]
     pub fn request(&mut self, peer: K, volume: Option<u64>, bytes: usize) -> CreditRequest {
         self.next_request += 1;
@@ -122,7 +123,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         request
     }
 
-    /// A connection gets a turn, behind the others of its holder.
+    /// Schedules a connection behind the others of its holder.
     fn enqueue(&mut self, peer: K, holder: Holder<K>) {
         let queue = self.holders.entry(holder);
         let queue = queue.or_insert_with(|| HolderQueue { held: 0, ready: VecDeque::new() });
@@ -132,7 +133,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         queue.ready.push_back(peer);
     }
 
-    /// Takes the turns of connections away, from the first on, whose own share has no room.
+    /// Parks connections, from the first one on, whose own share has no room.
     fn park(&mut self, holder: Holder<K>) {
         let Some(queue) = self.holders.get_mut(&holder) else { return };
         while let Some(peer) = queue.ready.front() {
@@ -145,7 +146,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         }
     }
 
-    /// A parked connection gets a turn again: its share has more room, or it wants something else.
+    /// Schedules a parked connection again: its share has more room, or its next request changed.
     fn unpark(&mut self, peer: K) {
         let Some(entry) = self.peers.get_mut(&peer) else { return };
         if std::mem::take(&mut entry.parked) && !entry.waiting.is_empty() {
@@ -154,7 +155,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         }
     }
 
-    /// The requests that may go ahead now, each with what it holds from now on.
+    /// Grants the requests that may proceed now; each holds its credits from now on.
     #[must_use]
     pub fn grant(&mut self) -> Vec<CreditRequest> {
         let mut granted = Vec::new();
@@ -164,12 +165,13 @@ impl<K: Copy + Eq + Hash> Credits<K> {
             self.park(holder);
             match self.next_of(holder) {
                 Next::NoneReady => drop(self.ready.remove(at)),
-                // A volume that waits for others is not overtaken by volumes.
+                // A volume that waits for the limit of all volumes is not overtaken by other
+                // volumes.
                 _ if volumes_wait && matches!(holder, Holder::Volume(_)) => at += 1,
-                // The next holder is at this place then.
+                // The next holder then moves to this position.
                 Next::Grant(peer, bytes) => granted.extend(self.take(at, holder, peer, bytes)),
                 Next::FreeBytes => break,
-                // No reason for others to wait.
+                // Does not delay other holders.
                 Next::ConnectionShare | Next::VolumeShare => at += 1,
                 Next::AllVolumes => {
                     volumes_wait = true;
@@ -180,7 +182,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         granted
     }
 
-    /// The next request of a holder, or what stands in its way.
+    /// The next request of a holder, or the limit that blocks it.
     fn next_of(&self, holder: Holder<K>) -> Next<K> {
         let Some(queue) = self.holders.get(&holder) else { return Next::NoneReady };
         let Some(&peer) = queue.ready.front() else { return Next::NoneReady };
@@ -202,7 +204,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         if bytes > self.free { Next::FreeBytes } else { Next::Grant(peer, bytes) }
     }
 
-    /// Gives a holder's connection what its next request needs; `at` is the holder's place.
+    /// Grants the next request of a holder's connection; `at` is the position of the holder.
     fn take(
         &mut self,
         at: usize,
@@ -229,13 +231,13 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         Some(request)
     }
 
-    /// Takes a request back that was not granted yet.
+    /// Withdraws a request that has not been granted.
     pub fn cancel(&mut self, peer: K, request: CreditRequest) {
         let Some(entry) = self.peers.get_mut(&peer) else { return };
         entry.waiting.retain(|(waiting, _)| *waiting != request);
         let holder = entry.holder;
         if entry.parked {
-            // Behind what it waited for there may be less.
+            // The request behind it may be smaller.
             self.unpark(peer);
         } else if entry.waiting.is_empty()
             && let Some(queue) = self.holders.get_mut(&holder)
@@ -248,7 +250,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         self.drop_if_idle(peer);
     }
 
-    /// Gives back what a granted request holds, or a part of it.
+    /// Returns the credits of a granted request, or a part of them.
     pub fn release(&mut self, peer: K, bytes: usize) {
         self.free += bytes;
         if let Some(entry) = self.peers.get_mut(&peer) {
@@ -264,8 +266,8 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         self.drop_if_idle(peer);
     }
 
-    /// Whether a request waits for memory that a connection of a service, or of this volume, may
-    /// hold: not because of its own share, nor of that of another volume.
+    /// True if a request waits for memory that a connection of a service, or of this volume, may
+    /// hold: it is not blocked by its own share or by the share of another volume.
     #[must_use]
     pub fn is_short(&self, volume: Option<u64>) -> bool {
         let short = |holder: &Holder<K>| match self.next_of(*holder) {
@@ -276,7 +278,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         self.ready.iter().any(short)
     }
 
-    /// Nothing is held and nothing waits.
+    /// True if no credits are held and no request waits.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.free == self.bytes_max && self.peers.is_empty() && self.holders.is_empty()
@@ -343,7 +345,7 @@ mod tests {
         assert_eq!(credits.grant(), [large, small]);
     }
 
-    /// All that the requests of `of` hold when each of them asks for as much as it may.
+    /// Total credits of the requests of `of` if each of them requests as much as it may.
     fn taken(credits: &mut Credits<(u64, u8)>, of: u64, connections: u8) -> Vec<(u64, u8)> {
         let mut asked = HashMap::new();
         for connection in 0..connections {
@@ -359,7 +361,7 @@ mod tests {
         granted
     }
 
-    /// However many connections wait for their own share, a grant looks at none of them.
+    /// A grant examines no connection that waits for its own share, whatever their number.
     #[test]
     fn connections_that_wait_for_their_share_have_no_turn_until_they_give_something_back() {
         let mut credits = Credits::new(1_000, 10);
@@ -439,7 +441,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens, nothing is lost, and everything is granted once others give back.
+        /// No credits are lost in any sequence, and every request is granted once others return
+        /// theirs.
         #[test]
         fn all_are_served_in_the_end(steps in prop::collection::vec((0_u8..5, 0_usize..40, 0_u8..3), 1..200)) {
             let mut credits = Credits::new(32, 8);

@@ -1,8 +1,8 @@
-//! The listening side: accepts connections, authenticates them, and ends with shutdown. What
-//! happens on an authenticated connection is in `serving`.
+//! Server side: accepts and authenticates connections until shutdown. Authenticated connections are
+//! in `connection`.
 //!
-//! Connections that have not authenticated are in a separate small pool (`unauthenticated`): however
-//! many there are, they take no place of a member, and a newcomer is always heard.
+//! Unauthenticated connections have a separate small pool (`unauthenticated`): whatever their
+//! number, they take no slot of a cluster member, and a new connection is always accepted.
 
 mod budget;
 mod call_slots;
@@ -41,7 +41,7 @@ pub use self::credit::{CreditRequest, Credits};
 pub use self::reply_memory::ReplyMemory;
 pub use self::service::{Call, Peer, Service, decode_request};
 
-/// A bound port.
+/// A bound server port.
 pub struct Server {
     config: Arc<ServerConfig>,
     listener: TcpListener,
@@ -51,7 +51,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes the port. Nobody is served before [`Server::serve`].
+    /// Binds the port. Connections are accepted only after [`Server::serve`] is called.
     ///
     /// # Errors
     /// [`ServerError`].
@@ -70,17 +70,17 @@ impl Server {
         Ok(Self { config: Arc::new(config), listener, address, acceptor, stats: Arc::default() })
     }
 
-    /// Where it listens; the port is the real one when 0 was asked for.
+    /// Local address, with the actual port if port 0 was requested.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Counters that stay readable while it serves.
+    /// Counters, which remain readable while the server runs.
     pub fn stats(&self) -> Arc<ServerStats> {
         Arc::clone(&self.stats)
     }
 
-    /// Serves until shutdown, then lets running handlers end for `drain_timeout`.
+    /// Serves until shutdown, then waits up to `drain_timeout` for running handlers.
     pub async fn serve<S: Service>(self, service: S, shutdown: Shutdown) {
         let table = Arc::new(ConnectionTable::new(&self.config, self.acceptor));
         let shared = Arc::new(Shared {
@@ -104,12 +104,12 @@ impl Server {
                     let (end, evicted) = oneshot::channel();
                     let loser = table.unauthenticated().insert(address.ip(), number, end);
                     shared.stats.evicted.fetch_add(u64::from(loser.is_some()), Relaxed);
-                    // Dropping the loser's sender is what ends it.
+                    // Dropping the evicted connection's sender closes it.
                     drop(loser);
                     let (shared, table) = (Arc::clone(&shared), Arc::clone(&table));
                     connections.spawn(connection(shared, table, stream, peer, evicted));
                 }
-                // Out of descriptors, most likely: wait for some to be given back.
+                // Most likely out of descriptors: wait until some are closed.
                 Err(error) => {
                     tracing::warn!(context = shared.config.context, %error, "accept");
                     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -119,16 +119,16 @@ impl Server {
         drop(self.listener);
         let drained = shared.budgets.drained();
         if tokio::time::timeout(shared.config.drain_timeout, drained).await.is_err() {
-            tracing::warn!(context = shared.config.context, "calls were cut off by shutdown");
+            tracing::warn!(context = shared.config.context, "shutdown aborted running calls");
         }
         connections.shutdown().await;
     }
 }
 
-/// Who is connected.
+/// The open connections.
 struct ConnectionTable {
     acceptor: Acceptor,
-    /// Handshakes are computed one at a time: unauthenticated occupy at most one thread.
+    /// Handshakes are computed one at a time: unauthenticated peers occupy at most one thread.
     handshakes: PollMutex,
     unauthenticated: Mutex<Unauthenticated<oneshot::Sender<()>>>,
     authenticated: Mutex<Authenticated>,
@@ -136,7 +136,7 @@ struct ConnectionTable {
     connections_per_address_max: usize,
 }
 
-/// A volume has few connections below one part in so many of those of tickets.
+/// A volume has few connections if it has less than this fraction of those of tickets.
 const FEW_PARTS: usize = 8;
 
 #[derive(Default)]
@@ -171,8 +171,8 @@ impl ConnectionTable {
         self.authenticated.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for an authenticated connection, of a service or with a ticket of a volume, or `None`
-    /// when its address or all places are full.
+    /// A slot for an authenticated connection, of a service or with a ticket of a volume, or `None`
+    /// if the limit of its address or of the server is reached.
     fn admit(self: &Arc<Self>, address: IpAddr, volume: Option<u64>) -> Option<ConnectionSlot> {
         let mut authenticated = self.authenticated();
         let of_address = authenticated.by_address.get(&address).copied().unwrap_or(0);
@@ -191,7 +191,8 @@ impl ConnectionTable {
         Some(ConnectionSlot { table: Arc::clone(self), address, volume })
     }
 
-    /// The last places of tickets are for volumes that have few: one with many clients leaves some.
+    /// The last slots for tickets are reserved for volumes with few connections: a volume with many
+    /// clients leaves some free.
     fn admits(&self, authenticated: &Authenticated, volume: u64) -> bool {
         let all = volume_limit(self.connections_max);
         let few = (all / FEW_PARTS).max(1);
@@ -201,7 +202,7 @@ impl ConnectionTable {
     }
 }
 
-/// A place of an authenticated connection, given back when it is dropped.
+/// A slot of an authenticated connection, released when dropped.
 struct ConnectionSlot {
     table: Arc<ConnectionTable>,
     address: IpAddr,
@@ -230,7 +231,7 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// One connection from its first byte to its last.
+/// Runs one connection from its first byte to its last.
 async fn connection<S: Service>(
     shared: Arc<Shared<S>>,
     table: Arc<ConnectionTable>,
@@ -248,7 +249,7 @@ async fn connection<S: Service>(
     let handshake = table.acceptor.accept(stream, &ring, &config.cluster, context, deadline);
     let accepted = tokio::select! {
         accepted = poll_exclusive(&table.handshakes, handshake) => accepted,
-        // The sender is dropped when another connection takes this one's place.
+        // The sender is dropped when another connection evicts this one.
         _ = evicted => return,
     };
     table.unauthenticated().remove(peer.address.ip(), peer.connection);
@@ -260,7 +261,7 @@ async fn connection<S: Service>(
             return;
         }
         Err(error) => {
-            // One line for a wrong key is useful; a flood of them would fill the log.
+            // One line for a wrong key is useful; one per attempt would flood the log.
             let refused = stats.refused.fetch_add(1, Relaxed);
             if refused < 100 || refused.is_multiple_of(1000) {
                 tracing::warn!(address = %peer.address, refused, %error, "connection refused");

@@ -1,7 +1,7 @@
-//! Futures that are polled one at a time, in turn.
+//! Poll mutex: futures that are polled one at a time, in turn.
 //!
-//! A TLS handshake costs a signature and a key agreement, which anybody may ask for. Polled in
-//! turn, all handshakes of a server together keep at most one thread of its runtime busy.
+//! A TLS handshake costs a signature and a key agreement, which any peer may request. Polled in
+//! turn, all handshakes of a server together occupy at most one thread of its runtime.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::task::ready;
 
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
-/// The right to be polled.
+/// Permission to poll.
 pub(super) struct PollMutex(Arc<Semaphore>);
 
 impl Default for PollMutex {
@@ -20,7 +20,7 @@ impl Default for PollMutex {
 
 type Waiter = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>;
 
-/// Polls `future` when no other future of `mutex` is polled. Between two polls it holds nothing.
+/// Polls `future` while no other future of `mutex` is polled. Between two polls it holds no lock.
 pub(super) async fn poll_exclusive<T>(mutex: &PollMutex, future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     let mut waiting: Option<Waiter> = None;
@@ -49,7 +49,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts those that are inside a poll.
+    /// Counts the futures that are inside a poll.
     struct Step<'a> {
         inside: &'a AtomicUsize,
         most: &'a AtomicUsize,

@@ -1,4 +1,4 @@
-//! Memory for a reply, reserved by a handler before it makes one.
+//! Memory for a reply, reserved by a handler before it produces the reply.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,7 +8,7 @@ use super::budget::{Bytes, Credit, Owner};
 use crate::deadline::Deadline;
 use crate::fault::Fault;
 
-/// The memory that the reply of one call may use. Held until the reply is written; clones share it.
+/// Memory for the reply of one call. Held until the reply is written; clones share it.
 #[derive(Clone)]
 pub struct ReplyMemory(Arc<Inner>);
 
@@ -31,11 +31,11 @@ impl ReplyMemory {
         Self(Arc::new(Inner { replies, owner, deadline, closed, credit }))
     }
 
-    /// Waits until a reply of at most `bytes` may be made, in turn with others. To be
-    /// called once, before the reply's bytes are read from wherever they are.
+    /// Waits, in fair order, until memory for a reply of at most `bytes` is available. Call it
+    /// once, before the data of the reply is read from its source.
     ///
     /// # Errors
-    /// A [`Fault`] when the caller has given up or its connection has ended: no reply is needed.
+    /// A [`Fault`] if the caller has timed out or its connection has closed: no reply is needed.
     pub async fn reserve(&self, bytes: usize) -> Result<(), Fault> {
         let Inner { replies, owner, deadline, closed, credit } = &*self.0;
         let mut closed = closed.clone();
@@ -43,13 +43,13 @@ impl ReplyMemory {
             reserved = replies.acquire(*owner, bytes, *deadline) => reserved,
             _ = closed.wait_for(|closed| *closed) => None,
         };
-        // The wait may have lasted to the end.
+        // The connection may have closed during the wait.
         let reserved = reserved.filter(|_| !deadline.passed()).ok_or_else(Fault::expired)?;
         *credit.lock().unwrap_or_else(PoisonError::into_inner) = Some(reserved);
         Ok(())
     }
 
-    /// The reply is smaller.
+    /// Releases the memory that a smaller reply does not need.
     pub(super) fn shrink(&self, bytes: usize) {
         let mut credit = self.0.credit.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(credit) = credit.as_mut() {

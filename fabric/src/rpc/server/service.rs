@@ -1,4 +1,4 @@
-//! The interface between a server and the service behind it.
+//! Interface between a server and its service.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -14,42 +14,42 @@ use crate::deadline::Deadline;
 use crate::fault::{Fault, FaultCode};
 use crate::rpc::message::{Reply, decode};
 
-/// One call as its handler sees it.
+/// A call, as passed to its handler.
 #[derive(Debug)]
 pub struct Call {
-    /// What is asked, to be decoded with [`decode`].
+    /// The encoded request, to be decoded with [`decode`].
     pub message: Bytes,
-    /// Raw bytes beside it.
+    /// Raw bytes that accompany the message.
     pub payload: Bytes,
-    /// When the caller stops waiting. Nothing stops the handler then: one that would still do
-    /// work worth nothing looks for itself.
+    /// Time at which the caller stops waiting. The handler is not cancelled then; a handler whose
+    /// work would be wasted checks the deadline itself.
     pub deadline: Deadline,
-    /// When it may not be begun any more, if its caller said so. The server has looked; a handler
-    /// that lets calls wait looks again.
+    /// Time after which the call must not be started, if the caller set one. The server has checked
+    /// it; a handler that queues calls checks it again.
     pub expires: Option<BootInstant>,
-    /// Who asks.
+    /// The peer that sent the call.
     pub peer: Peer,
-    /// What the connection has proved that it may do.
+    /// Access that the connection has proved.
     pub grant: Grant,
-    /// Which budget it was admitted under: the caller's claim.
+    /// The class that the caller declared, which selected the budget.
     pub class: u8,
-    /// Memory for the reply. A handler whose replies are large reserves it first.
+    /// Memory for the reply. A handler with large replies reserves it first.
     pub reply_memory: ReplyMemory,
 }
 
-/// The other end of an authenticated connection.
+/// The peer of an authenticated connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Peer {
     /// Its address.
     pub address: SocketAddr,
-    /// A number that is unique among the connections of this server.
+    /// An id that is unique among the connections of this server.
     pub connection: u64,
 }
 
-/// What answers the calls of one port. Handlers of one connection run concurrently.
+/// Handler of the calls of one port. Handlers of one connection run concurrently.
 pub trait Service: Send + Sync + 'static {
-    /// Answers one call. Errors that the caller should understand belong into the reply's message;
-    /// a [`Fault`] says that the call itself could not be served.
+    /// Handles one call. Errors that the caller interprets belong in the reply's message; a
+    /// [`Fault`] reports that the call itself could not be served.
     fn handle(&self, call: Call) -> impl Future<Output = Result<Reply, Fault>> + Send;
 }
 
@@ -59,7 +59,7 @@ impl<S: Service> Service for Arc<S> {
     }
 }
 
-/// Decodes a request inside a handler: what cannot be decoded is the caller's fault.
+/// Decodes a request inside a handler; a request that cannot be decoded is a fault of the caller.
 ///
 /// # Errors
 /// [`Fault`] with [`FaultCode::BadRequest`].

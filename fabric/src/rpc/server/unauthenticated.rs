@@ -1,20 +1,20 @@
-//! Connections that have not authenticated yet, pure: which one has to go when there are too many.
+//! Unauthenticated connections: selects the connection to evict when there are too many. Pure.
 //!
-//! They have a small pool of their own, so that no number of them can take the place of a member
-//! of the cluster. A newcomer is always taken: where its address, or the pool, is full, the oldest
-//! connection of the address with the most goes. A member authenticates in a few round trips, so
-//! what is old is silent.
+//! They have a separate small pool, so that no number of them can take the slot of a cluster
+//! member. A new connection is always accepted: if the limit of its address, or of the pool, is
+//! reached, the oldest connection of the address with the most connections is evicted. A member
+//! authenticates in a few round trips, so an old connection is a silent one.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
-/// See the module. `T` is what ends a connection.
+/// See the module documentation. Dropping `T` closes the connection.
 #[derive(Debug)]
 pub(super) struct Unauthenticated<T> {
     total_max: usize,
     address_max: usize,
     total: usize,
-    /// Of each address its connections, the oldest first.
+    /// Connections by address, the oldest first.
     by_address: HashMap<IpAddr, VecDeque<(u64, T)>>,
 }
 
@@ -24,13 +24,13 @@ impl<T> Unauthenticated<T> {
         Self { total_max, address_max, total: 0, by_address: HashMap::new() }
     }
 
-    /// A connection comes; gives the one that has to go for it, if any.
+    /// Adds a connection; returns the evicted one, if any.
     pub(super) fn insert(&mut self, address: IpAddr, number: u64, end: T) -> Option<T> {
         let full = self.by_address.get(&address).is_some_and(|it| it.len() >= self.address_max);
         let evicted = if full {
             self.pop(address)
         } else if self.total >= self.total_max {
-            // At most `total_max` addresses are looked at.
+            // At most `total_max` addresses are examined.
             let most =
                 self.by_address.iter().max_by_key(|(_, it)| (it.len(), std::cmp::Reverse(it[0].0)));
             most.map(|(address, _)| *address).and_then(|address| self.pop(address))
@@ -42,7 +42,7 @@ impl<T> Unauthenticated<T> {
         evicted
     }
 
-    /// A connection has authenticated or ended.
+    /// Removes a connection that has authenticated or closed.
     pub(super) fn remove(&mut self, address: IpAddr, number: u64) {
         let Some(of_address) = self.by_address.get_mut(&address) else { return };
         let before = of_address.len();

@@ -1,4 +1,4 @@
-//! Keys that are rotated under load, tickets over real sockets, and clients that are hostile.
+//! Key rotation under load, tickets over real sockets, and hostile clients.
 
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
@@ -52,7 +52,7 @@ async fn keys_are_rotated_under_load_without_a_refused_connection() {
     let running = serve("127.0.0.1:0", move |config| config.keys = keys).await;
     let pool = pool(&running, credentials.clone());
     echo(&pool).await.unwrap();
-    // Each step reaches the server first, then the client, and once the other way round.
+    // Each step reaches the server first, then the client; one step runs in the reverse order.
     let (both, swapped) = (format!("{OLD}\n{NEW}"), format!("{NEW}\n{OLD}"));
     for (content, server_first) in [(&both, true), (&swapped, false), (&NEW.to_owned(), true)] {
         for server in [server_first, !server_first] {
@@ -72,7 +72,7 @@ async fn keys_are_rotated_under_load_without_a_refused_connection() {
             for call in calls {
                 call.await.unwrap().unwrap();
             }
-            // New connections too, not only those that are open.
+            // New connections too, not only open ones.
             let fresh = Pool::new(
                 &running.address,
                 PoolConfig::new(ConnectionConfig::new(CONTEXT, credentials.clone())),
@@ -81,7 +81,7 @@ async fn keys_are_rotated_under_load_without_a_refused_connection() {
         }
     }
     assert_eq!(running.stats.refused.load(Relaxed), 0);
-    // The old key opens nothing any more.
+    // The old key is no longer accepted.
     let old = KeyRing::parse(Path::new("old"), OLD.as_bytes()).unwrap();
     let error = echo(&self::pool(&running, Keys::from(old))).await.unwrap_err();
     assert!(matches!(error, RpcError::Refused { .. }), "{error}");
@@ -97,7 +97,7 @@ async fn a_connection_whose_key_was_replaced_under_its_id_is_closed() {
     closes_connections("0:ffeeddccbbaa99887766554433221100").await;
 }
 
-/// Connections of a key and of its ticket, when the service's file has this key instead.
+/// Connections of a key and of its ticket are closed when the server's file has this key instead.
 async fn closes_connections(instead: &str) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("key");
@@ -139,7 +139,8 @@ async fn a_ticket_opens_for_its_time_and_is_renewed_from_its_file() {
     while !connection.is_closed() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    // The pool's connection ends at the same time, and the client may hear of it a moment later.
+    // The server closes the connection at the same time, and the client may notice it a moment
+    // later.
     let error = loop {
         let short = Deadline::after(Duration::from_millis(300));
         if let Err(error) = pool.call(Bytes::from_static(b"hello"), Payload::empty(), short).await {
@@ -188,14 +189,14 @@ async fn strangers_are_refused_whatever_they_send() {
         hello(b"GET / HT", 0),
         hello(b"FFAUTH02", u16::MAX),
         [hello(b"FFAUTH02", ticket_bytes as u16), vec![0xff; ticket_bytes]].concat(),
-        // A service's handshake with a wrong proof.
+        // A service's handshake with an invalid proof.
         [hello(b"FFAUTH02", 0), vec![1; 32]].concat(),
     ];
     for (number, case) in cases.iter().enumerate() {
         let mut stream = TcpStream::connect(&running.address).await.unwrap();
         stream.write_all(case).await.unwrap();
         let mut answer = Vec::new();
-        // Ends when the server closes, perhaps with a reset for what it did not read.
+        // Ends when the server closes, possibly with a reset because of unread bytes.
         let read = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut answer));
         let _ = read.await.unwrap();
         assert!(answer.len() <= 64, "case {number}: {} bytes", answer.len());

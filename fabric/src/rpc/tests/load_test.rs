@@ -1,4 +1,4 @@
-//! Many peers at once, silent ones, stopped ones: what they may take from others.
+//! Load tests: many peers, silent peers and stopped peers, and the resources that they may take.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,8 +21,8 @@ use crate::rpc::*;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// `hold` keeps what it got until the gate opens; `read` and `list` give a payload and a message of
-/// 1 MiB that they reserve room for; anything else is answered at once.
+/// `hold` keeps its request until the gate opens; `read` and `list` return a payload and a message
+/// of 1 MiB for which they reserve memory; any other call is answered immediately.
 struct Loaded {
     gate: Arc<Semaphore>,
 }
@@ -65,7 +65,7 @@ async fn serve(change: impl FnOnce(&mut ServerConfig)) -> Running {
     Running { address, stats, gate, _alive: handle }
 }
 
-/// Two classes with room for one request of 1 MiB each, one connection's share being all of it.
+/// Two classes with memory for one request of 1 MiB each; the share of one connection is all of it.
 fn narrow(config: &mut ServerConfig) {
     let budget =
         Budget { calls_max: 4096, bytes_max: MIB + KIB, reply_bytes_max: 4 * MIB, shares: 1 };
@@ -91,7 +91,7 @@ async fn of_volume(running: &Running, directory: u64) -> Result<Arc<Connection>,
     let ticket = ticket.seal(&KeyRing::of(key())).unwrap();
     let config = ConnectionConfig::new(CONTEXT, ticket);
     let connection = Connection::open(&running.address, config, soon()).await?;
-    // One that is refused is closed after its handshake.
+    // A refused connection is closed after its handshake.
     send(&connection, b"x", Payload::empty(), 0, soon()).await?;
     Ok(Arc::new(connection))
 }
@@ -114,7 +114,7 @@ async fn send(
 async fn until(mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it never came to that");
+        assert!(begun.elapsed() < Duration::from_secs(60), "the condition was not met within 60 s");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
@@ -148,7 +148,8 @@ async fn a_full_class_is_waited_for_and_delays_no_other_class_and_no_small_reque
     waits.await.unwrap().unwrap();
 }
 
-/// One that would need an offer's round trip is sent at once, and offered when it was refused.
+/// A request that would need an offer's round trip is sent immediately, and offered after a
+/// refusal.
 #[tokio::test]
 async fn a_request_of_medium_size_is_sent_unasked_until_memory_is_short() {
     let running = serve(narrow).await;
@@ -162,7 +163,7 @@ async fn a_request_of_medium_size_is_sent_unasked_until_memory_is_short() {
         async move { send(&connection, b"x", medium(), 0, soon()).await }
     });
     until(|| refused() == 1).await;
-    // From now on it asks; other classes have memory.
+    // From now on it sends offers; other classes have memory.
     let deadline = Deadline::after(Duration::from_millis(50));
     let error = send(&connection, b"x", medium(), 0, deadline).await.unwrap_err();
     assert!(matches!(error, RpcError::TimedOut { sent: false, .. }), "{error}");
@@ -197,12 +198,12 @@ async fn a_caller_that_gives_up_or_dies_gives_its_memory_back() {
         .into_iter()
         .map(|it| tokio::spawn(async move { send(&it, b"x", large(), 0, soon()).await }))
         .collect();
-    // Both offers are with the server once it has answered what was sent after them.
+    // The server has received both offers once it has answered a request that was sent after them.
     for connection in [&gives_up, &dies] {
         tokio::task::yield_now().await;
         send(connection, b"x", Payload::empty(), 0, soon()).await.unwrap();
     }
-    // The one by dropping its future, the other by ending its connection.
+    // One by dropping its future, the other by closing its connection.
     offers[0].abort();
     drop(dies);
     offers[1].abort();
@@ -212,7 +213,7 @@ async fn a_caller_that_gives_up_or_dies_gives_its_memory_back() {
     send(&gives_up, b"x", large(), 0, soon()).await.unwrap();
 }
 
-/// A stream that authenticated, for sending what a `Connection` never would.
+/// An authenticated stream, for frames that a `Connection` never sends.
 async fn raw(running: &Running) -> TcpStream {
     let mut stream = TcpStream::connect(&running.address).await.unwrap();
     handshake::dial(&mut stream, &credential(), CONTEXT, &[], soon()).await.unwrap();
@@ -246,7 +247,7 @@ async fn a_peer_that_never_uses_its_grant_or_stops_in_the_middle_loses_it() {
     send(&*open(&running).await, b"x", large(), 0, soon()).await.unwrap();
     let mut stops = raw(&running).await;
     stops.write_all(&header(Kind::Offer, 1, MIB).encode()).await.unwrap();
-    // Its grant comes behind those of the other one, which time out one after the other.
+    // Its grant comes after those of the other one, which time out in sequence.
     until(|| stops.try_read(&mut [0; HEADER_BYTES]).is_ok()).await;
     stops.write_all(&header(Kind::Request, 1, MIB).encode()).await.unwrap();
     stops.write_all(b"x and a few bytes").await.unwrap();
@@ -263,26 +264,27 @@ async fn an_older_caller_that_offers_nothing_is_served_as_memory_allows() {
         older.write_all(b"x").await.unwrap();
         older.write_all(&vec![0; MIB]).await.unwrap();
     }
-    // Whatever is refused is refused as overload; what is taken is answered.
+    // Refused requests are refused as overload; accepted ones are answered.
     let seen = || running.stats.calls.load(Relaxed) + running.stats.overloaded.load(Relaxed);
     until(|| seen() == 3).await;
     assert!(running.stats.calls.load(Relaxed) >= 1);
 }
 
-/// Half of the readers stop taking bytes: what they hold is bounded, and the others are served.
+/// Half of the readers stop reading: the memory that they hold is bounded, and the others are
+/// served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_that_stop_do_not_keep_the_memory_of_replies_from_others() {
     let running = serve(|config| {
         narrow(config);
         config.reply_stall_timeout = Duration::from_millis(200);
-        // Only the pressure of others ends them in this test's time.
+        // Within the time of this test only the pressure of other calls closes them.
         config.stall_timeout = Duration::from_secs(600);
     })
     .await;
     let mut stopped = Vec::new();
     for _ in 0..8 {
         let socket = TcpSocket::new_v4().unwrap();
-        // So that replies stay in the server's memory and not in the kernel's.
+        // Keeps replies in the server's memory, not in the kernel's.
         socket.set_recv_buffer_size(16 << 10).unwrap();
         let mut stream = socket.connect(running.address.parse().unwrap()).await.unwrap();
         handshake::dial(&mut stream, &credential(), CONTEXT, &[], soon()).await.unwrap();
@@ -301,7 +303,7 @@ async fn readers_that_stop_do_not_keep_the_memory_of_replies_from_others() {
         readers.spawn(async move {
             let deadline = soon();
             let mut reads = 0;
-            // Until those that hold memory were dropped, however fast reads are.
+            // Until the holders of memory were disconnected, however fast reads are.
             while reads < 20 || stats.broken.load(Relaxed) == 0 {
                 let reply = send(&connection, b"read", Payload::empty(), 1, soon()).await.unwrap();
                 assert_eq!(reply.payload.len(), MIB);
@@ -323,13 +325,13 @@ async fn a_reply_is_not_made_for_a_caller_that_has_given_up() {
     memory_is_short_for(b"read").await;
 }
 
-/// What is in the message counts as what is in the payload.
+/// The bytes of a message count as those of a payload.
 #[tokio::test]
 async fn a_long_message_keeps_its_memory_until_it_is_written() {
     memory_is_short_for(b"list").await;
 }
 
-/// One peer takes no replies, and others are not answered in time until its connection is closed.
+/// One peer reads no replies, and others time out until its connection is closed.
 async fn memory_is_short_for(what: &'static [u8; 4]) {
     let running = serve(|config| {
         let budget = Budget { reply_bytes_max: MIB, ..Budget::default() };
@@ -338,7 +340,7 @@ async fn memory_is_short_for(what: &'static [u8; 4]) {
         config.reply_stall_timeout = Duration::from_secs(600);
     })
     .await;
-    // Takes nothing: its reply, or what of it the kernel does not hold, keeps the memory.
+    // Reads nothing: its reply, except for the part in the kernel's buffers, holds the memory.
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4 << 10).unwrap();
     let mut stream = socket.connect(running.address.parse().unwrap()).await.unwrap();
@@ -358,7 +360,7 @@ async fn memory_is_short_for(what: &'static [u8; 4]) {
         late += usize::from(send(&connection, what, Payload::empty(), 0, deadline).await.is_err());
     }
     assert!(late > 0, "memory was never short");
-    // The connection is in order all the same.
+    // The connection remains usable.
     send(&connection, b"x", Payload::empty(), 0, soon()).await.unwrap();
 }
 
@@ -389,14 +391,14 @@ async fn silent(running: &Running, last: u8) -> Option<TcpStream> {
     socket.connect(running.address.parse().unwrap()).await.ok()
 }
 
-/// More silent connections than the server has places, from one address and from many.
+/// More silent connections than the server has slots, from one address and from many.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_strangers_never_keep_a_member_out() {
     for addresses in [1, 40] {
         let running = serve(|config| {
             (config.connections_max, config.unauthenticated_max) = (64, 32);
             config.unauthenticated_per_address_max = 8;
-            // Longer than the test: only eviction makes room.
+            // Longer than the test: only eviction frees a slot.
             config.handshake_timeout = Duration::from_secs(600);
         })
         .await;
@@ -427,15 +429,15 @@ async fn the_connections_of_one_address_are_bounded() {
     let refused = send(&over, b"x", Payload::empty(), 0, soon()).await;
     assert!(refused.is_err());
     kept.pop();
-    // Its place is given back once the server has seen its end.
+    // Its slot is released once the server has noticed that it closed.
     let begun = Instant::now();
     while send(&*open(&running).await, b"x", Payload::empty(), 0, soon()).await.is_err() {
         assert!(begun.elapsed() < Duration::from_secs(60));
     }
 }
 
-/// Calls of one volume, over any number of connections, leave places to other volumes, and those of
-/// all volumes leave places to services.
+/// Calls of one volume, over any number of connections, leave slots to other volumes, and those of
+/// all volumes leave slots to services.
 #[tokio::test]
 async fn the_calls_of_one_volume_keep_no_other_caller_out() {
     let running = serve(|config| {
@@ -465,8 +467,8 @@ async fn the_calls_of_one_volume_keep_no_other_caller_out() {
     send(&connections[5], b"x", Payload::empty(), 0, soon()).await.unwrap();
 }
 
-/// The memory for requests, too, and that for replies: a volume with many connections has no more
-/// of it, and takes turns with one that has a single one.
+/// The same holds for the memory of requests and of replies: a volume with many connections has no
+/// more of it, and alternates with a volume that has a single connection.
 #[tokio::test]
 async fn the_memory_of_a_volume_with_many_connections_leaves_room_for_one_with_a_single_one() {
     let running = serve(|config| {
@@ -488,7 +490,7 @@ async fn the_memory_of_a_volume_with_many_connections_leaves_room_for_one_with_a
         holding
             .spawn(async move { send(&connection, b"hold", large(), 0, soon()).await.map(drop) });
     }
-    // Half of the memory, over four connections at least.
+    // Half of the memory, over at least four connections.
     until(|| running.stats.calls.load(Relaxed) == before + 4).await;
     for connection in [&one, &service] {
         for _ in 0..3 {

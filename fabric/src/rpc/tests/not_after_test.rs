@@ -1,4 +1,4 @@
-//! Requests that must not be begun after their caller's right has ended.
+//! Requests that must not be started after the caller's lease has expired.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use crate::deadline::Deadline;
 use crate::rpc::frame::{HEADER_BYTES, Header, Kind};
 use crate::rpc::*;
 
-/// A network that can hold back what one side sends, as a partition does: the kernels deliver it
-/// once that is over.
+/// A network that delays the data of one side, as a partition does: the kernels deliver it when the
+/// partition ends.
 struct Network {
     address: String,
     open: watch::Sender<bool>,
@@ -82,7 +82,8 @@ async fn what_lay_in_a_socket_until_its_right_had_ended_is_not_begun() {
     assert!(matches!(error, RpcError::TimedOut { sent: true, .. }), "{error}");
     tokio::time::sleep(end.remaining()).await;
     network.open.send_replace(true);
-    // Behind it on the same connection: once this is answered, the other was looked at.
+    // Sent behind it on the same connection: once this is answered, the server has checked the
+    // other.
     connection.call(Bytes::from_static(b"y"), Payload::empty(), soon()).await.unwrap();
     assert_eq!(running.stats.expired.load(Relaxed), 1);
     assert_eq!(running.stats.calls.load(Relaxed), 2, "only the two others were handed over");
@@ -145,7 +146,8 @@ async fn a_lost_right_sends_nothing_and_a_missing_one_waits() {
     assert_eq!(running.stats.calls.load(Relaxed), 0);
 }
 
-/// A server that knows nothing of guards: no clock in its replies, other kinds end the connection.
+/// A server that does not support guarded calls: its replies carry no clock, and unknown frame
+/// kinds close the connection.
 #[tokio::test]
 async fn an_older_server_is_sent_requests_as_before() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -162,7 +164,7 @@ async fn an_older_server_is_sent_requests_as_before() {
             assert_eq!(header.kind, Kind::Request);
             let mut body = vec![0; header.message_bytes + header.payload_bytes];
             stream.read_exact(&mut body).await.unwrap();
-            let fault = encode(&Fault::internal("not one of mine")).unwrap();
+            let fault = encode(&Fault::internal("unknown message")).unwrap();
             let reply = Header {
                 class: 0,
                 kind: if body.is_empty() { Kind::Fault } else { Kind::Reply },

@@ -34,7 +34,7 @@ pub(super) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// Answers with what it got; `block` waits for the gate; `panic` breaks.
+/// Echoes its request; `block` waits for the gate; `panic` panics.
 struct Echo {
     gate: Arc<Semaphore>,
 }
@@ -76,7 +76,7 @@ pub(super) async fn started() -> Running {
     serve("127.0.0.1:0", |_| {}).await
 }
 
-/// For peers that never say or read what is due. Nobody else meets it: a slow machine is not one.
+/// For peers that are silent or read nothing. No other peer reaches it: a slow node is not silent.
 const SHORT: Duration = Duration::from_millis(300);
 
 async fn open(running: &Running) -> Connection {
@@ -90,7 +90,7 @@ async fn echo(connection: &Connection, message: &'static [u8], payload: Bytes) -
     reply.payload.into_bytes()
 }
 
-/// A stream that authenticated, for sending what a `Connection` never would.
+/// An authenticated stream, for frames that a `Connection` never sends.
 async fn raw(running: &Running) -> TcpStream {
     let mut stream = TcpStream::connect(&running.address).await.unwrap();
     handshake::dial(&mut stream, &credential(), CONTEXT, &[], soon()).await.unwrap();

@@ -1,4 +1,4 @@
-//! TLS below remote calls, and attackers on the path: they read, relay, change and mix up.
+//! TLS below remote calls, with attackers on the path that read, relay, modify and mix data.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -51,8 +51,8 @@ fn refused_with(error: RpcError) -> TlsError {
     }
 }
 
-/// Passes bytes on between clients and the service at `target`, after `change` of each piece. Its
-/// argument also says whether the piece comes from the client.
+/// Forwards bytes between clients and the service at `target`, after `change` of each piece, whose
+/// argument also states whether the piece comes from the client.
 async fn proxy(
     target: &str,
     change: impl Fn(bool, &mut Vec<u8>) + Clone + Send + 'static,
@@ -130,7 +130,7 @@ async fn large_frames_and_many_calls_at_once_arrive_unchanged() {
     assert_eq!(running.stats.connections.load(Relaxed), 1);
 }
 
-/// Copies plaintext between two streams whose TLS ends here.
+/// Copies plaintext between two streams whose TLS is terminated here.
 async fn relay(address: String, client_tls: bool, server_tls: bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap().to_string();
@@ -157,7 +157,7 @@ async fn relay(address: String, client_tls: bool, server_tls: bool) -> String {
 
 #[tokio::test]
 async fn a_relay_that_terminates_tls_is_refused_by_name() {
-    // Also where the service accepts what the relay makes of it.
+    // Also if the service accepts the relay's mode.
     for (accepts, server_tls) in
         [(Accepts::Tls, true), (Accepts::Both, true), (Accepts::Both, false)]
     {
@@ -169,7 +169,7 @@ async fn a_relay_that_terminates_tls_is_refused_by_name() {
         assert_eq!(running.stats.connections.load(Relaxed), 0);
         open(&running.address, true).await.unwrap();
     }
-    // TLS added on the path of a client that has none.
+    // TLS added on the path of a client without TLS.
     let running = serving(Accepts::Tls).await;
     let relay = relay(running.address.clone(), false, true).await;
     assert!(open(&relay, false).await.is_err());
@@ -189,7 +189,7 @@ async fn a_wrong_key_is_refused_over_tls_too() {
 
 #[tokio::test]
 async fn the_binding_is_part_of_every_proof() {
-    // Inside a genuine TLS connection, with the genuine key, but a binding that is not its own.
+    // Inside a genuine TLS connection, with the genuine key, but with another connection's binding.
     let running = serving(Accepts::Tls).await;
     for binding in [&[][..], &[0; 32]] {
         let (context, name) = client_context().unwrap();
@@ -201,7 +201,7 @@ async fn the_binding_is_part_of_every_proof() {
     assert_eq!(running.stats.connections.load(Relaxed), 0);
 }
 
-/// One byte is flipped in the `nth` piece after the connection was opened.
+/// Flips one byte in the `nth` piece after the connection was opened.
 async fn flipped(from_client: bool, nth: usize, payload: usize) {
     let running = serving(Accepts::Tls).await;
     let (armed, pieces) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
@@ -219,7 +219,7 @@ async fn flipped(from_client: bool, nth: usize, payload: usize) {
     let connection = open(&address, true).await.unwrap();
     armed.store(true, Relaxed);
     let sent = pattern(payload, nth);
-    // Later calls meet what earlier ones were too short for.
+    // Later calls reach the flipped byte if earlier ones were too short.
     let mut failed = false;
     for _ in 0..8 {
         match echo(&connection, sent.clone()).await {
@@ -278,7 +278,7 @@ async fn a_service_in_transition_accepts_both() {
     assert_eq!(running.stats.connections.load(Relaxed), 2);
 }
 
-/// Reads until the server has closed; gives the number of bytes.
+/// Reads until the server closes; returns the number of bytes.
 async fn until_closed(mut stream: impl tokio::io::AsyncRead + Unpin) -> usize {
     let mut answer = Vec::new();
     let read = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut answer));
@@ -289,7 +289,7 @@ async fn until_closed(mut stream: impl tokio::io::AsyncRead + Unpin) -> usize {
 #[tokio::test]
 async fn strangers_with_tls_are_refused_whatever_they_send() {
     let running = serving(Accepts::Tls).await;
-    // A hello that never ends, in records of 16 KiB: the bound ends it.
+    // A hello that never ends, in records of 16 KiB: the byte limit ends it.
     let endless = [vec![0x16, 3, 1, 0x40, 0, 1, 0, 0xea, 0x60], vec![0; 64 << 10]].concat();
     let cases: [&[u8]; 5] = [
         &endless,
@@ -300,7 +300,7 @@ async fn strangers_with_tls_are_refused_whatever_they_send() {
     ];
     for (number, case) in cases.iter().enumerate() {
         let mut stream = TcpStream::connect(&running.address).await.unwrap();
-        // It may close before it has read all.
+        // The server may close before it has read everything.
         let _ = stream.write_all(case).await;
         let _ = stream.shutdown().await;
         let answered = until_closed(stream).await;
@@ -346,7 +346,7 @@ async fn a_hello_that_never_ends_is_closed_by_its_length() {
     };
     let running = serve("127.0.0.1:0", change).await;
     let mut stream = TcpStream::connect(&running.address).await.unwrap();
-    // A handshake message of 60,000 bytes, of which 9,000 come.
+    // A handshake message of 60,000 bytes, of which 9,000 are sent.
     let hello = [&[0x16, 3, 1, 0x40, 0, 1, 0, 0xea, 0x60][..], &[0; 9000]].concat();
     stream.write_all(&hello).await.unwrap();
     until_closed(stream).await;
@@ -370,7 +370,7 @@ async fn strangers_that_are_silent_at_any_step_have_few_places_and_little_time()
             _ => {
                 let (context, name) = client_context().unwrap();
                 let connect = TlsConnector::from(context).connect(name, stream).await;
-                // Newer ones may have taken its place already.
+                // Newer connections may already have evicted it.
                 if let Ok(stream) = connect {
                     silent.push(tokio::spawn(until_closed(stream)));
                 }
@@ -379,7 +379,7 @@ async fn strangers_that_are_silent_at_any_step_have_few_places_and_little_time()
         }
         silent.push(tokio::spawn(until_closed(stream)));
     }
-    // A member is heard while all places are taken.
+    // A member is accepted while all slots are taken.
     echo(&open(&running.address, true).await.unwrap(), Bytes::new()).await.unwrap();
     for stream in silent {
         stream.await.unwrap();
@@ -388,7 +388,7 @@ async fn strangers_that_are_silent_at_any_step_have_few_places_and_little_time()
     assert_eq!(running.stats.connections.load(Relaxed), 1);
 }
 
-/// An authenticated stream whose kernel keeps little of what comes.
+/// An authenticated stream whose kernel buffers are small.
 async fn slow_reader(running: &Running) -> TlsStream<TcpStream> {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(16 << 10).unwrap();
