@@ -96,11 +96,11 @@ async def test_pods_get_the_grace_that_the_engine_grants(cluster, until, own):
     assert (
         pod["spec"]["terminationGracePeriodSeconds"] == DEFAULT_LIMITS.max_checkpoint_grace_seconds
     )
-    ledger = cluster.containers.sidecar(pod["metadata"]["uid"]).ledger
-    assert ledger.start.stop_grace_seconds == DEFAULT_LIMITS.max_checkpoint_grace_seconds
+    sidecar = cluster.containers.sidecar(pod["metadata"]["uid"]).state
+    assert sidecar.start.stop_grace_seconds == DEFAULT_LIMITS.max_checkpoint_grace_seconds
     cluster.edit("job", suspend=True)
-    await until(lambda: ledger.suspend)
-    assert 0 < ledger.suspend.seconds_left <= DEFAULT_LIMITS.checkpoint_grace_seconds
+    await until(lambda: sidecar.suspend)
+    assert 0 < sidecar.suspend.seconds_left <= DEFAULT_LIMITS.checkpoint_grace_seconds
 
 
 async def test_an_error_while_counting_ends_no_term(cluster, until, monkeypatch):

@@ -218,7 +218,7 @@ async def test_a_checkpoint_is_acknowledged_and_the_gang_ends_once_it_is_stored(
     """A leader that dies before leaves sidecars that report it to the next one."""
     harness.stores = False
     gang, launchers = await started(harness)
-    state = harness.sidecars["gpt-1-0"].state
+    sidecar = harness.sidecars["gpt-1-0"].state
     with await client(harness, "gpt-1-0", 0) as rank:
         # Else it would be a job that never opened its socket.
         await harness.until(lambda: harness.gateway._gangs[gang.key].members[0].report.ranks_seen)
@@ -233,13 +233,13 @@ async def test_a_checkpoint_is_acknowledged_and_the_gang_ends_once_it_is_stored(
         other = harness.sidecars["gpt-1-1"].state
         await harness.until(lambda: other.acknowledged == other.report.revision > 1)
         saved, state = await harness.event(CheckpointReported), await harness.event(UserStateSet)
-        assert not await state.flush(0.05)
+        assert not await sidecar.flush(0.05)
         for fact in (saved, state):
             assert not harness.gateway._gangs[gang.key].order(0, 0.0).terminate
             harness.gateway.stored([fact])
         for one in launchers:
             await one.hear("terminate")
-    assert await state.flush(60)
+    assert await sidecar.flush(60)
 
 
 async def test_a_job_that_never_opened_its_socket_gets_sigterm(harness: Any) -> None:
