@@ -244,7 +244,7 @@ def test_asked_to_end_it_hands_over(mount: Callable[..., HeldMount]) -> None:
         made.respawn()
         file.write(b" and after")
     assert (made.target / "file").read_bytes() == b"before and after"
-    assert made.ready["life"] == 2
+    assert made.ready["generation"] == 2
 
 
 def test_unmounting_does_not_wait_for_a_stopped_daemon(mount: Callable[..., HeldMount]) -> None:
