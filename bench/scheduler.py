@@ -1,11 +1,11 @@
-"""Our scheduler beside kube-scheduler's own gangs, on a real API server with kwok's nodes.
+"""Benchmark of the operator and kube-scheduler's gangs on a real API server with kwok nodes.
 
 The operator is one real process; kube-scheduler runs with its gang scheduling on and its client
 limits raised, in the same rounds. Times and writes are the API server's own (its audit log).
 
     python -m bench.scheduler [--only gang,gangs] [--missing] [--quick] [--rounds 3]
 
-A run can be made of several: what earlier ones measured stays in the file, `--only` measures some
+A run can be split into several: earlier results stay in the file, `--only` measures some
 parts, and `--missing` those that the file does not have.
 """
 
@@ -40,13 +40,13 @@ QUICK_HISTORY: Final = History(nodes=100, queued=200, ended=50)
 
 
 def say(text: str) -> None:
-    """Progress, for people."""
+    """Prints progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 @dataclass(slots=True)
 class Record:
-    """What was measured so far; it is kept when the rest fails."""
+    """The results so far; they are kept when a later part fails."""
 
     path: Path
     quick: bool
@@ -71,8 +71,8 @@ class Record:
     async def add(
         self, name: str, part: Callable[[], Awaitable[None]], *details: dict[str, Any]
     ) -> None:
-        """Run a part, say what it brought, and write it."""
-        before = [len(one.ours) for one in self.figures]
+        """Run a part, print its results and write them."""
+        before = [len(figure.ours) for figure in self.figures]
         await part()
         for one, count in zip(self.figures, before, strict=True):
             if len(one.ours) > count:
@@ -84,7 +84,7 @@ class Record:
         self._write()
 
     def _write(self) -> None:
-        """What the file has of other figures stays."""
+        """Write the figures and keep the file's other figures."""
         config = {
             "cores": os.cpu_count(),
             "kernel": platform.release(),
@@ -93,9 +93,9 @@ class Record:
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "load": round(os.getloadavg()[0], 1),
         }
-        found = document(config, [one for one in self.figures if one.ours])
-        for one in found["figures"].values():
-            one["config"] = config
+        found = document(config, [figure for figure in self.figures if figure.ours])
+        for figure in found["figures"].values():
+            figure["config"] = config
         before = self._before()
         found["parts"] = before.get("parts", {}) | self.parts
         found["figures"] = before.get("figures", {}) | found["figures"]
@@ -105,7 +105,7 @@ class Record:
 
 
 async def measure(arguments: argparse.Namespace, record: Record) -> None:
-    """All that was asked for."""
+    """Run all requested parts."""
     if set(arguments.only) - {"cold"}:
         await _with_nodes(arguments, record)
     if "cold" in arguments.only:
@@ -185,7 +185,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("bench-sched: interrupted; the cluster is removed", file=sys.stderr)
         status = 130
-    if any(one.ours for one in record.figures):
+    if any(figure.ours for figure in record.figures):
         print("\n".join(table(record.figures)))
         print(f"written to {record.path}")
     return status

@@ -1,4 +1,4 @@
-"""3FS beside fio on the same disk: durable batch writes and batch reads of three replicas.
+"""Benchmark of 3FS and fio on one disk: durable batch writes and reads of three replicas.
 
 A round runs every measurement once, so that a slow minute of the machine hits all of them; a figure
 is the median over the rounds. Three replicas on one disk write every byte three times: the bound
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import threefs
 from threefs.cli.output import bytes_of, describe_bytes
 
-# It is run as a file, which knows no folder above its own.
+# Run as a script, so the parent folder is not on the import path.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench import storage_mount
@@ -123,7 +123,7 @@ def measure(folder: Path, size: int, rounds: int) -> dict[str, list[float]]:
 
 @contextmanager
 def _mounts(folder: Path, client: threefs.Client) -> Iterator[dict[str, Path]]:
-    """The places where programs' rates are measured; a local one alone where nobody may mount."""
+    """The measured directories; only a local one where this user may not mount."""
     local = folder / "local"
     local.mkdir()
     if not storage_mount.can_mount():

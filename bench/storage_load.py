@@ -53,7 +53,7 @@ class Cluster:
     pids: dict[str, int]
 
     def resident_bytes(self) -> dict[str, int]:
-        """What each storage service holds now, and has held at most."""
+        """Current and peak usage of each storage service."""
         peaks = {}
         for service in SERVICES:
             status = Path(f"/proc/{self.pids[service]}/status").read_text()
@@ -166,7 +166,7 @@ def write_phase(cluster: Cluster, writers: int, seconds: float, shared: Path, fi
 
 
 def longest_pause(reports: list[dict[str, Any]], start: float, end: float) -> float:
-    """Seconds in which no batch of anybody was completed."""
+    """Seconds in which no writer completed a batch."""
     ends: list[float] = sorted(ended for report in reports for _, ended, _ in report["batches"])
     moments = [start, *(moment for moment in ends if start < moment < end), end]
     return max(later - earlier for earlier, later in itertools.pairwise(moments))

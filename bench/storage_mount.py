@@ -1,4 +1,4 @@
-"""The mount's share of `bench/storage.py`: files as programs write them, beside a local directory.
+"""Mount measurements of `bench/storage.py`: files of programs, compared with a local directory.
 
 Two mounts of one cluster: as several nodes use it (written through), and as a volume of one node is
 mounted (`--write-back`). Both end with an fsync, as fio does. Needs root and /dev/fuse.
@@ -57,7 +57,7 @@ def read(path: Path) -> float:
 
 
 def create(folder: Path, creators: int) -> float:
-    """Files per second that so many threads make, each in a directory of its own."""
+    """Files per second created by this number of threads, each in a separate directory."""
 
     def some(number: int) -> None:
         own = folder / f"{time.monotonic_ns()}-{number}"
@@ -92,7 +92,7 @@ def mounted(cluster: Path, folder: Path, client: threefs.Client) -> Iterator[dic
 
 
 def steps(places: dict[str, Path], size: int) -> dict[str, Callable[[], float]]:
-    """What is measured at each place; rates of files are named so."""
+    """The measurements in each directory, with the names of the file rates."""
     found: dict[str, Callable[[], float]] = {}
     for name, folder in places.items():
         found[f"{name}: write"] = partial(write, folder / "file", size)

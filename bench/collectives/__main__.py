@@ -1,8 +1,8 @@
-"""Every figure of HFReduce, with its peers in the same run: a table for people, JSON for machines.
+"""Benchmark of HFReduce and its peers in the same run: prints a table and writes JSON.
 
     python -m bench.collectives [--only pair,tcp] [--rounds 5] [--quick] [--output FILE]
 
-A part writes what it has measured as soon as it has: a run can be made of several.
+Each part writes its results as soon as they are available, so a run can be split into several.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> int:
     unknown = [name for name in names if name not in PARTS]
     if unknown:
         parser.error(f"--only {unknown[0]}: must be of {', '.join(PARTS)}")
-    # What ends this program ends its ranks, too.
+    # Signals that end this program must end its ranks, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     found: list[rows.Row] = []
     for name in names:
@@ -47,17 +47,17 @@ def main() -> int:
         write(args.output, name, made, details, quick=args.quick)
         speed.say(f"{name}: {time.monotonic() - begun:.0f} s")
     print(rows.table(found))
-    missed = [one.name for one in found if one.reached is False]
+    missed = [row.name for row in found if row.reached is False]
     if missed:
         print(f"\nmissed: {'; '.join(missed)}")
-    # A quick run shows that everything works; its figures are nobody's.
+    # A quick run only shows that everything works; its figures are not valid measurements.
     return 1 if missed and not args.quick else 0
 
 
 def write(
     path: Path, name: str, made: list[rows.Row], details: dict[str, Any], *, quick: bool
 ) -> None:
-    """One part's figures into the file, beside those of the others."""
+    """Adds one part's figures to the file and keeps those of the other parts."""
     document: dict[str, Any] = {}
     with contextlib.suppress(FileNotFoundError, ValueError):
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -66,7 +66,7 @@ def write(
     parts[name] = {
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "quick": quick,
-        "rows": [one.document() for one in made],
+        "rows": [row.document() for row in made],
         "details": details,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,12 +74,12 @@ def write(
 
 
 def machine() -> dict[str, Any]:
-    """Where this was measured."""
+    """Description of the measured environment."""
     return {"cpus": os.cpu_count(), "kernel": platform.release(), "processor": processor()}
 
 
 def processor() -> str:
-    """As the kernel names it."""
+    """The processor model as the kernel reports it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -1,9 +1,9 @@
 """Time until the survivors of 32 ranks report a failed rank, and whether they name it.
 
-Every round starts the ranks afresh and lets them call one allreduce after another. Then one rank
-is killed or stopped, one connection between two machines is cut, or one machine's cable is pulled.
-What counts is the time from there to the error that each survivor raises in Python, and the rank
-that it names. Machines are network namespaces where that is allowed (root); elsewhere all of them
+Every round starts new ranks that call allreduce repeatedly. Then one rank is killed or stopped,
+one connection between two machines is cut, or one machine's cable is pulled. The benchmark measures
+the time from the fault to the error that each survivor raises in Python, and checks the rank that
+the error names. Machines are network namespaces where that is allowed (root); elsewhere all of them
 share the loopback interface and no cable can be pulled.
 
     python -m bench.collectives.failures [--rounds 12] [--output build/bench/collectives.json]
@@ -45,7 +45,7 @@ LAYOUTS = {"4 machines x 8 ranks": 4, "1 machine x 32 ranks": 1}
 
 @dataclass
 class Heard:
-    """What the survivors of all rounds of one kind said."""
+    """The survivors' reports of all rounds with one kind of fault."""
 
     seconds: list[float] = field(default_factory=list)
     local_seconds: list[float] = field(default_factory=list)
@@ -61,13 +61,13 @@ class Heard:
 
 
 def run_rounds(machines: Machines, fault: str, chance: random.Random, heard: Heard) -> None:
-    """One round: starts the ranks, lets it happen, and asks everybody who is left."""
+    """Runs one round: starts the ranks, injects the fault and collects the survivors' reports."""
     with tempfile.TemporaryDirectory(prefix="hfreduce-failures-") as folder:
         story = Round(machines, Path(folder))
         unplugged: int | None = None
         try:
             story.meet()
-            # In the middle of something, never twice the same.
+            # Inject the fault at a random point of the operation.
             story.collect({0}, 0.3 + chance.random() * 0.2)
             if story.failed:
                 heard.early += 1
@@ -108,7 +108,7 @@ def run_rounds(machines: Machines, fault: str, chance: random.Random, heard: Hea
 
 
 def milliseconds(seconds: list[float]) -> dict[str, float] | None:
-    """Median, 99th percentile and the longest."""
+    """Median, 99th percentile and maximum."""
     if len(seconds) < 2:
         return None
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
@@ -140,7 +140,7 @@ def row(layout: str, fault: str, rounds: int, heard: Heard) -> dict[str, Any]:
 
 
 def shown(entry: dict[str, Any]) -> str:
-    """For people."""
+    """Formats the table for the terminal."""
 
     def times(found: dict[str, float] | None) -> str:
         if found is None:
@@ -193,7 +193,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--output", type=Path, default=ROOT / "build/bench/collectives.json")
     options = parser.parse_args()
-    # What ends this program ends its machines, too.
+    # Signals that end this program must end its machines, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     entries = measure(options.rounds, options.seed, options.only)
     document: dict[str, Any] = {}

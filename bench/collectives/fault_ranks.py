@@ -1,7 +1,7 @@
-"""The ranks of a round in which one fails: processes of this machine, on machines that it plays.
+"""Ranks of a fault injection round: local processes on simulated machines.
 
-They are forked, without torch; what they say goes over pipes. With root rights every machine is a
-network namespace, and its cable can be pulled.
+The ranks are forked, run without torch and report over pipes. With root rights every machine is a
+network namespace whose cable can be pulled.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Machines:
-    """Where the ranks of a round run."""
+    """The machines on which the ranks of a round run."""
 
     count: int
     network: Network | None
@@ -77,25 +77,25 @@ class Machines:
                 raise OSError(ctypes.get_errno(), f"setns to {host}")
 
     def cable(self, machine: int, state: str) -> None:
-        """Pulls a machine's cable, or puts it back."""
+        """Pulls a machine's cable, or plugs it in again."""
         assert self.network is not None
         switch = self.network.switch(self.network.zone_of(machine))
         sh("ip", "-n", switch, "link", "set", f"p{machine}", state)
 
 
 class Meeting:
-    """Where the ranks of a round find each other: the program that started them."""
+    """Rendezvous of a round's ranks, served by the program that started them."""
 
     def __init__(self, line: Connection, key: bytes) -> None:
         self._line, self._key = line, key
 
     @property
     def host(self) -> None:
-        """All are on this machine."""
+        """All ranks are on this machine."""
         return
 
     def exchange(self, phase: str, value: str, deadline: float) -> list[bytes]:
-        """Everybody's value in rank order."""
+        """The values of all ranks, in rank order."""
         self._line.send(value.encode())
         if not self._line.poll(max(deadline - time.monotonic(), 0.0)):
             raise TimeoutError(f"not everybody came to {phase}")
@@ -108,7 +108,7 @@ class Meeting:
 
 
 def rank_main(rank: int, line: Connection, environment: dict[str, str], key: bytes) -> None:
-    """One rank: allreduces until one fails, and what the error says."""
+    """Runs one rank: calls allreduce until one fails, then reports the error."""
     membership = bootstrap.Membership(rank, tuple(range(RANKS)), RANKS)
     settings = Settings.read(environment)
     communicator = bootstrap.join(Meeting(line, key), membership, settings, DEADLINE_SECONDS)
@@ -126,13 +126,13 @@ def rank_main(rank: int, line: Connection, environment: dict[str, str], key: byt
         at = time.monotonic()
         with saying:
             line.send(("failed", at, error.peer, error.kind, str(error)))
-    # Who goes on with `reconfigure` does not end. Thirty processes that end on two cores take time
-    # from those that have still to raise.
+    # A rank that continues with `reconfigure` does not exit. Thirty processes that exit on two
+    # cores take processor time from the ranks that have not raised yet.
     threading.Event().wait(DEADLINE_SECONDS)
 
 
 def connections() -> dict[tuple[Any, Any], int]:
-    """This process's TCP connections: (own address, peer's) and descriptor."""
+    """This process's TCP connections: (local address, peer address) and descriptor."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -146,12 +146,12 @@ def connections() -> dict[tuple[Any, Any], int]:
 
 
 def address(name: tuple[Any, ...]) -> tuple[str, int]:
-    """One spelling of an address, whichever family its socket has."""
+    """Normalizes an address, independent of its socket's address family."""
     return name[0].removeprefix("::ffff:"), name[1]
 
 
 def obey(line: Connection, saying: threading.Lock) -> None:
-    """Cuts the connection that the program names: both ends see it end, and both processes live."""
+    """Shuts down the named connection: both ends see it close and both processes stay alive."""
     with contextlib.suppress(EOFError, OSError):
         descriptor = line.recv()
         with socket.socket(fileno=os.dup(descriptor)) as connection:
@@ -200,13 +200,13 @@ class Round:
             self.machines.enter(rank)
             rank_main(rank, line, environment, key)
             status = 0
-        except BaseException as error:  # noqa: BLE001  (a child ends here, whatever it was)
+        except BaseException as error:  # noqa: BLE001  (the child exits here on any error)
             print(f"rank {rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         finally:
             os._exit(status)
 
     def meet(self) -> None:
-        """Until all ranks are connected and know each other."""
+        """Waits until all ranks are connected to each other."""
         for _ in ("place", "endpoint"):
             values = [self._hear(rank) for rank in range(RANKS)]
             for line in self.lines:
@@ -224,7 +224,7 @@ class Round:
         return self.lines[rank].recv()
 
     def collect(self, expected: set[int], seconds: float) -> None:
-        """Hears of failures until all of these have failed, or for so long."""
+        """Collects failure reports until all of these ranks have reported or the time is over."""
         until = time.monotonic() + seconds
         lines = {line: rank for rank, line in enumerate(self.lines)}
         while expected - set(self.failed) and (left := until - time.monotonic()) > 0:
@@ -241,7 +241,7 @@ class Round:
                     self.failed[lines[line]] = tuple(told)
 
     def end(self) -> None:
-        """Leaves nobody behind."""
+        """Ends all remaining processes."""
         for child in self.children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)

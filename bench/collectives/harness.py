@@ -1,8 +1,8 @@
-"""Rounds in which rank_groups of ranks take turns: whose turn it is not, sleeps in a read.
+"""Benchmark rounds in which rank groups take turns; a waiting group sleeps in a read.
 
-Every rank of every group connects to one UNIX socket, says `CREW RANK`, and then does what it is
-told, line by line (`native/rank.h` has the words). So a group that spins while it waits, as MPI's
-do, spins in its own turn alone, and all of them see the same minutes of the machine.
+Every rank connects to one UNIX socket, sends `CREW RANK` and then runs the commands it receives,
+one per line (`native/rank.h` defines them). A group that spins while it waits, as MPI's do, spins
+in its own turn only, and all groups see the same load on the machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CALLS_MAX = 50_000
 
 
 class BenchError(RuntimeError):
-    """A measurement that cannot go on."""
+    """A measurement that cannot continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class Case:
 
     @property
     def order(self) -> str:
-        """As the ranks read it."""
+        """The command as the ranks parse it."""
         return f"{self.call} {self.type} {self.size_bytes} {self.memory}"
 
 
 @dataclass(slots=True)
 class RankGroup:
-    """Ranks of one implementation, in rank order, each behind a line of its own."""
+    """Ranks of one implementation, in rank order, each with a separate connection."""
 
     name: str
     lines: list[socket.socket]
@@ -92,7 +92,7 @@ class Contender:
     """Of one call, round by round."""
 
     def warm(self, case: Case) -> None:
-        """One call that is checked, some that tell how many make up a round."""
+        """Runs one checked call, then some that determine the number of calls in a round."""
         if self.group.order(case, 1, check=True) is None:
             return
         taken = self.group.order(case, 1, check=False) or 0.0
@@ -124,7 +124,7 @@ def run_rounds(
             lane.warm(case)
     for number in range(rounds):
         between()
-        # Nobody always follows the same neighbour's traces in the caches.
+        # Vary the order: no group always finds the caches as the same other group left them.
         at = number % max(len(lanes), 1)
         for case in cases:
             for lane in lanes[at:] + lanes[:at]:
@@ -133,7 +133,7 @@ def run_rounds(
 
 
 class Harness:
-    """Where the ranks come; a context, at whose end their lines are closed and they leave."""
+    """Accepts the ranks' connections; the end of the context closes them and the ranks exit."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "orders"
@@ -151,7 +151,7 @@ class Harness:
         self._listener.close()
 
     def gather(self, name: str, ranks: int, ended: Callable[[], str | None]) -> RankGroup:
-        """The group of this name, once all of it is there; `ended` says why it will not come."""
+        """Waits for all ranks of this group; `ended` returns the reason why they cannot connect."""
         until = time.monotonic() + GATHER_SECONDS
         wanted = [(name, rank) for rank in range(ranks)]
         while not all(key in self._lines for key in wanted):

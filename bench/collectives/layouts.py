@@ -1,4 +1,4 @@
-"""HFReduce beside torch's Gloo: the same ranks, the same tensors, in alternating rounds.
+"""Benchmark of HFReduce and torch's Gloo: same ranks, same tensors, alternating rounds.
 
 Both backends live in the same eight processes. A round runs every case once with each of them, so
 that a slow minute of the machine hits both; a figure is the median over the rounds of the slowest
@@ -69,7 +69,7 @@ def cases() -> list[tuple[str, str, list[int]]]:
 
 
 def measure(rank: int, size: int, rounds: int, quick: bool) -> dict[str, Any]:  # noqa: FBT001
-    """One rank: every case with both backends, and the memory's speed, round by round."""
+    """Runs one rank: every case with both backends, and the memory bandwidth, in each round."""
     import hfreduce.torch
 
     gloo = dist.new_group(backend="gloo")
@@ -92,7 +92,7 @@ def measure(rank: int, size: int, rounds: int, quick: bool) -> dict[str, Any]:  
                     tensor.fill_(number == 0)
                 dist.barrier(group=gloo)
                 taken = slowest(timed(tensors, group, count), gloo)
-                if number == 0:  # warms up, checks, and tells how many calls make up a round
+                if number == 0:  # warms up, checks, and determines the number of calls in a round
                     assert all(tensor.eq(size).all() for tensor in tensors), key
                     repeats[key] = max(1, min(200, int(ROUND_SECONDS / taken)))
                 else:
@@ -124,7 +124,7 @@ def timed(tensors: list[torch.Tensor], group: Any, count: int) -> float:
 
 
 def slowest(seconds: float, group: Any) -> float:
-    """The largest value of all ranks."""
+    """The maximum over all ranks."""
     tensor = torch.tensor([seconds], dtype=torch.float64)
     dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
     return tensor.item()
@@ -139,7 +139,7 @@ def triad(arrays: list[torch.Tensor]) -> float:
 
 
 def summarise(layout: str, ranks: int, values: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One entry a case: medians, spread, and how many times faster we are."""
+    """One entry for each case: medians, spread and HFReduce's speedup."""
     entries = []
     triad_gbps = sum(statistics.median(value["triad"]) for value in values[:2])
     for name, kind, sizes in cases():
@@ -181,7 +181,7 @@ def spread(seconds: list[float]) -> dict[str, float]:
 
 
 def table(entries: list[dict[str, Any]]) -> str:
-    """For people."""
+    """Formats the table for the terminal."""
     lines = []
     for layout in LAYOUTS:
         rows = [entry for entry in entries if entry["layout"] == layout]

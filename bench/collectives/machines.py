@@ -1,4 +1,4 @@
-"""Figures of many machines that this one plays: a slow network, and ranks that fail."""
+"""Benchmarks on simulated machines: a slow network, and ranks that fail."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def faults(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, An
             )  # fmt: skip
         wrong = entry["wrong"] + entry["silent"]
         rows.append(row(f"{what}: unnamed or silent", "", [wrong], 0.0))
-        # A group that fails without a fault is as wrong as one that does not see it.
+        # A group that fails without a fault is as wrong as one that misses a fault.
         rows.append(row(f"{what}: failed before the fault", "", [entry["failed_before"]], 0.0))
     return rows, {"ranks": RANKS, "liveness_seconds": LIVENESS_SECONDS, "results": entries}
 

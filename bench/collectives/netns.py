@@ -1,9 +1,9 @@
-"""HFReduce beside Gloo over a slow network that is real: machines are network namespaces.
+"""Benchmark of HFReduce and Gloo over a slow network; machines are network namespaces.
 
 Two zones of machines behind a switch each, every cable at the same rate both ways (token bucket
-filters), and one cable between the switches. The rows say how near an allreduce comes to 2S/B (each
-card sends and receives every byte twice) and what crosses from zone to zone: S each way is the
-least. Needs root, `ip` and `tc`; what it makes has names of its own and is taken away again.
+filters), and one cable between the switches. The rows report how close an allreduce comes to 2S/B
+(each card sends and receives every byte twice) and the bytes that cross between the zones: S each
+way is the minimum. Needs root, `ip` and `tc`; all it creates has unique names and is removed.
 
     python -m bench.collectives.netns [--rounds 5] [--output build/bench/collectives-netns.json]
 """
@@ -68,7 +68,7 @@ class Network:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # An interface goes with its namespace, and a pair of them with either end.
+        # Deleting a namespace deletes its interfaces; deleting either end deletes a veth pair.
         for name in reversed(self.made):
             with contextlib.suppress(RuntimeError):
                 sh("ip", "netns", "del", name)
@@ -112,7 +112,7 @@ class Network:
             sh("ip", "-n", self.switch(zone), "link", "set", "uplink", "master", "br0")
 
     def _route(self, rank: int) -> None:
-        """Connections from this machine control congestion as `CONGESTION` says."""
+        """Sets the congestion control algorithm of this machine's connections to `CONGESTION`."""
         address = self.address(rank)
         sh(
             *("ip", "-n", self.host(rank), "route", "replace", "10.77.0.0/24", "dev", "eth0"),
@@ -146,7 +146,7 @@ def measure(rank: int, size: int, size_bytes: int, rounds: int, folder: Path) ->
     import torch
     import torch.distributed as dist
 
-    # Should the coordinator be killed: it cannot end us then.
+    # Exit with the coordinator even if it is killed.
     until = time.monotonic() + WORKER_SECONDS
     dist.init_process_group("hfreduce", rank=rank, world_size=size)
     groups: dict[str, Any] = {"hfreduce": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
@@ -195,7 +195,7 @@ def start(network: Network, rank: int, options: argparse.Namespace, folder: Path
 
 
 def wait_for(folder: Path, pattern: str, count: int, workers: list[Any], until: float) -> None:
-    """Waits for so many files; fails with the first worker that does."""
+    """Waits for this number of files; fails as soon as a worker fails."""
     while len(list(folder.glob(pattern))) < count:
         failed = [rank for rank, worker in enumerate(workers) if worker.poll() not in (None, 0)]
         if failed:
@@ -238,7 +238,7 @@ def rounds(network: Network, options: argparse.Namespace, folder: Path) -> dict[
             worker.kill()
             worker.wait()
     results = [json.loads((folder / f"result-{rank}").read_text()) for rank in range(size)]
-    # The first round warms connections and memory up.
+    # The first round warms up connections and memory.
     return {
         name: {
             "seconds": [max(times) for times in zip(*(r[name] for r in results), strict=True)][1:],
@@ -299,7 +299,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def missing() -> str | None:
-    """What this machine lacks for it."""
+    """The requirements that this machine does not meet."""
     tools = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if os.geteuid() == 0 and not tools:
         return None
@@ -307,7 +307,7 @@ def missing() -> str | None:
 
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
-    """Builds the network, runs all rounds, and takes the network away."""
+    """Builds the network, runs all rounds and removes the network."""
     with tempfile.TemporaryDirectory() as name, Network(options.zones, options.megabits) as network:
         return rounds(network, options, Path(name))
 
@@ -321,7 +321,7 @@ def main() -> None:
         return
     if why := missing():
         raise SystemExit(why)
-    # What ends this program ends its machines, too.
+    # Signals that end this program must end its machines, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     rows = report(measured(options), options)
     options.output.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""MPI launch configurations: which settings of each library are measured for a layout. Pure.
+"""MPI launch configurations: the settings of each library measured for a layout. Pure.
 
 No single configuration is the best for all sizes and layouts, so each library runs in several, and
 the quickest of them in a case is the peer's figure there.
@@ -39,7 +39,7 @@ class Launch:
 
 
 def launches(peer: str, ranks: int, cores: int) -> list[Launch]:
-    """The configurations of a library for as many ranks on as many cores.
+    """The configurations of a library for this number of ranks and cores.
 
     With a core for each rank they are bound and spin. Otherwise they are not bound and yield, which
     is what both libraries advise for more ranks than cores.
@@ -73,7 +73,7 @@ def launches(peer: str, ranks: int, cores: int) -> list[Launch]:
 def quickest(
     measured: Mapping[str, Sequence[float] | None],
 ) -> tuple[str, Sequence[float]] | None:
-    """The name and rounds with the least median; None if nothing was measured."""
+    """The name and rounds with the lowest median; None if nothing was measured."""
     known = {name: rounds for name, rounds in measured.items() if rounds}
     if not known:
         return None

@@ -1,4 +1,4 @@
-"""Starts the ranks of each implementation as processes of this machine, and ends them."""
+"""Rank groups: starts and ends the ranks of each implementation as local processes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def compiled(name: str) -> Path | None:
 
 @dataclass(slots=True)
 class RankGroups:
-    """The rank_groups of one layout; a context, at whose end nobody is left."""
+    """The rank groups of one layout; the end of the context ends all their processes."""
 
     harness: Harness
     layout: Layout
@@ -96,7 +96,9 @@ class RankGroups:
                 timeout_seconds=120, deadline_seconds=CREW_SECONDS,
                 environment={"HFREDUCE_LIVENESS_SECONDS": LIVENESS_SECONDS} | self.environment,
             )  # fmt: skip
-            bad = [f"rank {one.rank}: {one.failure}" for one in outcomes if one.failure]
+            bad = [
+                f"rank {outcome.rank}: {outcome.failure}" for outcome in outcomes if outcome.failure
+            ]
             self._failures.extend(bad)
 
         thread = threading.Thread(target=body, daemon=True)

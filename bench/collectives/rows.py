@@ -1,4 +1,4 @@
-"""Figures beside their goals: what of the measurements the table is made of. Pure."""
+"""Result rows: figures and their goals. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME_WIDTH, _FIGURE_WIDTH, _SPREAD_WIDTH, _GOAL_WIDTH = 53, 12, 17, 11
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure: the median of its rounds, the least and the largest, and what is asked of it."""
+    """One figure: median, minimum and maximum of its rounds, and its goal."""
 
     name: str
     unit: str
@@ -34,13 +34,13 @@ class Row:
 
     @property
     def reached(self) -> bool | None:
-        """None: there is nothing to judge."""
+        """Whether the goal was reached; None without a goal."""
         if self.median is None or self.goal is None:
             return None
         return self.median >= self.goal if self.more else self.median <= self.goal
 
     def document(self) -> dict[str, Any]:
-        """For machines."""
+        """The row as a JSON object."""
         return asdict(self) | {"reached": self.reached}
 
 
@@ -60,23 +60,23 @@ def times(
     *,
     note: str = "",
 ) -> Row:
-    """How many times as fast as a peer: round by round, so that a slow minute hits both."""
+    """Speedup over a peer, computed for each round so that slow rounds affect both."""
     ratios = [t / o for o, t in zip(ours, theirs, strict=True)]
     return replace(row(name, "x", ratios, goal, more=True), note=note)
 
 
 def absent(name: str, why: str, goal: float | None = None, *, more: bool = False) -> Row:
-    """What was not measured."""
+    """A row for a figure that was not measured."""
     return Row(name, "", None, None, None, 0, goal, more, why)
 
 
 def table(rows: Iterable[Row]) -> str:
-    """For people, in a hundred columns."""
+    """Formats the table in 100 columns."""
     head = (
         f"{'figure':{_NAME_WIDTH}}{'median':>{_FIGURE_WIDTH}}{'least … most':>{_SPREAD_WIDTH}}"
         f"{'goal':>{_GOAL_WIDTH}}  ok"
     )
-    return "\n".join([head, *(_line(one) for one in rows)])
+    return "\n".join([head, *(_line(item) for item in rows)])
 
 
 def _line(one: Row) -> str:

@@ -1,6 +1,6 @@
-"""HFReduce next to Gloo, Open MPI and MPICH in the same rounds, and what the memory gives in them.
+"""Speed of HFReduce, Gloo, Open MPI and MPICH in the same rounds, with the memory bandwidth.
 
-Like is compared with like: through torch with Gloo through torch, and the C library with the MPIs'.
+HFReduce through torch is compared with Gloo through torch, the C library with the MPI libraries.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Measured:
         return quickest({name.partition(":")[2]: self.of(name, case) for name in names})
 
     def better(self, case: Case) -> tuple[str, Sequence[float]] | None:
-        """Of all libraries."""
+        """The quickest configuration of all libraries."""
         names = [name for name in self.lanes if ":" in name]
         return quickest({name: self.of(name, case) for name in names})
 
@@ -100,7 +100,7 @@ class Measured:
 def measure(
     layout: Layout, transport: str, cases: Sequence[Case], peers: Sequence[str], rounds: int
 ) -> Measured:
-    """All rank_groups that this machine has, all cases."""
+    """All rank groups available on this machine, all cases."""
     memory = _native.Triad(CORES, TRIAD_BYTES)
     triad: list[float] = []
     with (
@@ -122,7 +122,7 @@ def measure(
 
 
 def say(text: str) -> None:
-    """Progress, for people."""
+    """Prints progress."""
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
@@ -154,7 +154,7 @@ def large(measured: Measured, case: Case) -> list[Row]:
         row(f"{what}: native", "ms", [value * 1e3 for value in native]),
         row(f"{what}: through torch", "ms", [value * 1e3 for value in torch]),
     ]
-    # Peers have no registered memory: theirs is always the caller's own.
+    # Peers have no registered memory: they always use the caller's buffers.
     own = Case(case.type, case.size_bytes)
     rows.append(compared(f"{what}: torch x Gloo", torch, measured.of("gloo", own), goals[0]))
     rows.append(
@@ -176,7 +176,7 @@ def compared(
     goal: float | None,
     note: str = "",
 ) -> Row:
-    """A ratio, or why there is none."""
+    """A ratio, or the reason why it is missing."""
     if theirs is None:
         return absent(name, "not measured", goal, more=True)
     return times(name, ours, theirs, goal, note=note)
@@ -185,7 +185,7 @@ def compared(
 def compared_with(
     name: str, ours: Sequence[float], peer: tuple[str, Sequence[float]] | None, goal: float | None
 ) -> Row:
-    """The same with a library's quickest configuration, which the row notes."""
+    """The ratio to a library's quickest configuration, which the row names."""
     if peer is None:
         return absent(name, "peer not installed", goal, more=True)
     return compared(name, ours, peer[1], goal, peer[0])
@@ -262,7 +262,7 @@ def call_rows(measured: Measured, case: Case) -> list[Row]:
 
 
 def step(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:
-    """A whole training step under DDP: what remains of the collectives' ratios."""
+    """A whole training step under DDP: the effect of the collectives' ratios on it."""
     case = Case("float32", 0, call=TRAINING_STEP)
     rows: list[Row] = []
     details = {}
@@ -279,7 +279,7 @@ def step(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]
 
 
 def tcp(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:
-    """Two machines that one plays: TCP over the loopback interface, both through torch."""
+    """Two simulated machines: TCP over the loopback interface, both through torch."""
     goals = {} if quick else {"float32": 1.0, "bfloat16": 1.2, "float16": 2.0}
     small = Case("float32", SMALL)
     cases = [small, *(Case(kind, LARGE) for kind in goals)]

@@ -1,4 +1,4 @@
-"""Figures that need no peers: kernels beside the memory, the recorder, the wheel and its import."""
+"""Figures without peers: kernels compared with memory, the recorder, the wheel and its import."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def kernels(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, A
 
 
 def recorder(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:  # noqa: ARG001
-    """What one operation's records cost, beside a 4 KiB allreduce of two threads."""
+    """Cost of one operation's records, compared with a 4 KiB allreduce of two threads."""
     text = program("cargo", "run", "--release", "--locked", "--quiet", "-p", "hfreduce-engine",
                    "--example", "flight_cost")  # fmt: skip
     found = [float(number) for number in re.findall(r": ([0-9.]+) (?:ns|%)", text)]
@@ -80,14 +80,14 @@ def wheel(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any
         program(str(uv), "build", "--quiet", "--wheel", "--package", "hfreduce", "-o", folder)
         (made,) = Path(folder).glob("*.whl")
         with zipfile.ZipFile(made) as archive:
-            files = {one.filename: one.compress_size for one in archive.infolist()}
+            files = {entry.filename: entry.compress_size for entry in archive.infolist()}
         size = made.stat().st_size
     largest = dict(sorted(files.items(), key=lambda item: -item[1])[:5])
     return [row("wheel", "MiB", [size / MIB], 4.0)], {"bytes": size, "largest": largest}
 
 
 def imports(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:  # noqa: ARG001
-    """What an interpreter takes longer with the package than without, by turns."""
+    """Additional start time of an interpreter with the package, measured in alternation."""
     programs = {
         "import hfreduce": "import hfreduce",
         "from hfreduce import allreduce": "from hfreduce import allreduce",
@@ -112,7 +112,7 @@ def imports(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, A
 
 
 def join(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:
-    """Both exchanges of a start through torch's store; this process plays all ranks in turn.
+    """Both exchanges of a start through torch's store; this process acts as every rank in turn.
 
     Only the collector's part and one rank's are in sequence when ranks are separate processes.
     """
@@ -142,7 +142,7 @@ def join(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]
 
 
 def _cards(size: int) -> dict[str, list[str]]:
-    """What the ranks bring: endpoints of the engine, on nodes with 8 ranks and other names."""
+    """The ranks' contributions: engine endpoints on nodes with 8 ranks and different names."""
     from hfreduce import _native
 
     nodes = [(f"node-{rank // 8:05}", "AB"[rank * 2 // size]) for rank in range(size)]
@@ -160,7 +160,7 @@ def _cards(size: int) -> dict[str, list[str]]:
 
 
 def program(*words: str) -> str:
-    """Runs a program of the workspace; what it prints."""
+    """Runs a program of the workspace and returns its output."""
     environment = os.environ | {"UV_PYTHON_DOWNLOADS": "never"}
     done = subprocess.run(
         words, check=False, capture_output=True, text=True, timeout=PROGRAM_SECONDS, cwd=ROOT,

@@ -1,4 +1,4 @@
-"""A rank with torch: collectives of HFReduce and of Gloo, in the same process, as it is ordered."""
+"""A torch rank: runs collectives of HFReduce and Gloo in the same process on command."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def rank_main(rank: int, size: int, path: str, names: dict[str, str]) -> None:
 
 
 def obey(order: list[str], group: Any, buffers: Buffers) -> str:
-    """One order; its answer."""
+    """Runs one command and returns its answer."""
     name, kind, size_bytes, where, count, check = order
     try:
         if name == TRAINING_STEP:
@@ -74,7 +74,7 @@ def obey(order: list[str], group: Any, buffers: Buffers) -> str:
 
 
 class Operation:
-    """A call with its input, and the values that its output has to have, block by block."""
+    """A call with its input and the expected output values of each block."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Operation:
             block.fill_(value * check)
 
     def right(self) -> bool:
-        """True if the output is what the inputs give."""
+        """True if the output matches the inputs."""
         blocks = self._output.chunk(len(self._expected))
         return all(bool(b.eq(v).all()) for b, v in zip(blocks, self._expected, strict=True))
 
@@ -108,7 +108,7 @@ class Buffers:
         self._training: dict[str, Operation] = {}
 
     def operation(self, name: str, kind: str, size_bytes: int, where: str, group: Any) -> Operation:
-        """The operation of an order."""
+        """The operation of a command."""
         rank, size = self.rank, self.size
         ranks = list(range(size))
         a = self._tensor("input", where, group)[:size_bytes].view(getattr(torch, kind))

@@ -1,11 +1,11 @@
-"""One tenant's requests while other clients flood every port: how late they are, what it costs.
+"""Benchmark of one tenant's request latency while other clients flood every port.
 
 A real API server, the operator, the webhook and 3FS run as processes. Rounds alternate between a
 quiet phase and an attack: 160 silent connections to every port, 1,024 to the gateway, from eight
 addresses, and posts of 8 MiB at fifty a second to the webhook, the metrics and the gateway. Then
-3,000 FlyerJobs with 256 KiB of annotations, which are refused, and 3,000 with the 64 KiB that are
-not (kubectl's own copy of the manifest). Every request is a tenant's, with its rights and its place
-at the API server; what a ConfigMap waits there is what no operator could avoid.
+3,000 FlyerJobs with 256 KiB of annotations, which are refused, and 3,000 with 64 KiB, which are
+accepted (kubectl's own copy of the manifest). Every request has a tenant's rights and priority
+level at the API server; the latency of a ConfigMap there is the part that no operator can avoid.
 
     python -m bench.hostile [--seconds 20] [--rounds 2] [--jobs 3000]
 """
@@ -46,13 +46,13 @@ LATE_SECONDS: Final = 0.1
 STRANGER: Final = "stranger"
 START_SECONDS_MAX: Final = 30.0
 JOBS_SECONDS_MAX: Final = 600.0
-LARGE_BYTES: Final = (256 << 10) - 4096  # Kubernetes takes 256 KiB in all
+LARGE_BYTES: Final = (256 << 10) - 4096  # Kubernetes accepts 256 KiB in total
 KEPT, KEPT_BYTES_MAX = "kubectl.kubernetes.io/last-applied-configuration", 64 << 10
 SILENT, SILENT_AT_THE_GATEWAY = 160, 1024
 
 
 def say(text: str) -> None:
-    """Progress, for people."""
+    """Prints progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
@@ -98,15 +98,15 @@ def listening(pids: list[int]) -> list[int]:
 
 
 def peak_mib(pid: int) -> float:
-    """The most memory that a process and its children ever had resident, each at its own time."""
+    """Sum of the peak resident memory of a process and of each of its children."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     text = Path(f"/proc/{pid}/status").read_text()
-    line = next(one for one in text.splitlines() if one.startswith("VmHWM"))
+    line = next(status_line for status_line in text.splitlines() if status_line.startswith("VmHWM"))
     return int(line.split()[1]) / 1024 + sum(peak_mib(int(child)) for child in children)
 
 
 def idle(testbed: Testbed, module: str, *arguments: str) -> Awaitable[asyncio.subprocess.Process]:
-    """Start an attacker that runs only when a processor is idle: elsewhere it has its own."""
+    """Start an attacker at idle priority: real attackers do not share the server's processor."""
     return asyncio.create_subprocess_exec(
         "chrt", "--idle", "0", sys.executable, "-m", module, *arguments, cwd=ROOT,
         env=os.environ | {STATE_VARIABLE: str(testbed.folder)}, stdout=asyncio.subprocess.PIPE,
@@ -165,7 +165,7 @@ def stranger(testbed: Testbed) -> Path:
 
 @contextlib.asynccontextmanager
 async def tenant(testbed: Testbed) -> AsyncIterator[Api]:
-    """A user who may change jobs and ConfigMaps in the loads' namespace, and no more."""
+    """A user who may only change jobs and ConfigMaps in the loads' namespace."""
     rights = ("get,patch flyerjobs.fireflyer.dev", "create,patch configmaps")
     access = await asyncio.to_thread(user, testbed, "tenant", NAMESPACE, *rights)
     limits = Limits(answer_seconds=60.0, call_seconds=60.0)
@@ -179,7 +179,7 @@ async def tenant(testbed: Testbed) -> AsyncIterator[Api]:
 async def large_jobs(
     testbed: Testbed, access: Path, count: int, annotation: str, size: int
 ) -> dict[str, Any]:
-    """Create suspended jobs with so large an annotation: how many were taken and refused."""
+    """Create suspended jobs with an annotation of this size; count accepted and refused ones."""
     process = await idle(
         testbed,
         "bench.hostile.large_jobs",
@@ -228,7 +228,7 @@ def row(name: str, quiet: Probe, attacked: Probe) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """For people."""
+    """Formats the table for the terminal."""
     lines = [f"{'milliseconds: median / p99 / most':<40}{'quiet':>18}{'attacked':>24}{'late':>14}"]
     for probe in rows:
         quiet, attacked, late = (
@@ -299,7 +299,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "ports": {"silent": {str(key): value for key, value in plan["silent"].items()}},
         "config": {
             "cores": os.cpu_count(), "kernel": platform.release(),
-            "load": [round(one, 1) for one in os.getloadavg()],
+            "load": [round(load, 1) for load in os.getloadavg()],
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "seconds": arguments.seconds, "rounds": arguments.rounds,
         },
@@ -318,7 +318,7 @@ async def _with_jobs(
         creating = asyncio.create_task(
             large_jobs(testbed, access, arguments.jobs, annotation, size)
         )
-        # As long as they are being created.
+        # While the jobs are being created.
         await phases[name].run(JOBS_SECONDS_MAX, creating.done)
         found[name] = await creating
     return found
@@ -361,7 +361,7 @@ def main() -> int:
         print(f"large jobs: {counts['refused']:,} refused, {counts['taken']:,} taken")
         print("\n".join(table(found[f"jobs that are {name}"])))
     print("peak MiB (quiet, flooded, with jobs): " + ", ".join(
-        f"{name} {'/'.join(str(one) for one in peaks.values())}"
+        f"{name} {'/'.join(str(peak) for peak in peaks.values())}"
         for name, peaks in found["peak MiB"].items()
     ))  # fmt: skip
     print(f"Lease: {found['lease']}")

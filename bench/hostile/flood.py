@@ -65,7 +65,7 @@ async def post(port: int, path: str, tls: ssl.SSLContext | None, number: int, do
 
 
 async def posts(port: int, path: str, tls: ssl.SSLContext | None, done: Done) -> None:
-    """Fifty a second, or as many as can be under way at once."""
+    """Send 50 posts a second, limited by the number of concurrent requests."""
     running: set[asyncio.Task[None]] = set()
     number = 0
     while True:
@@ -103,7 +103,7 @@ async def main(plan: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    # Every refused post is one of asyncio's warnings.
+    # asyncio logs a warning for every refused post.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main(json.loads(sys.argv[1])))

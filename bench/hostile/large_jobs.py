@@ -1,4 +1,4 @@
-"""Creates suspended jobs with a large annotation; prints what the API server said as JSON.
+"""Creates suspended jobs with a large annotation; prints the API server's responses as JSON.
 
 python -m bench.hostile.large_jobs KUBECONFIG NAMESPACE COUNT ANNOTATION BYTES
 """

@@ -51,10 +51,10 @@ SERVER_SECONDS: Final = 0.25
 LEASE_SECONDS: Final = 0.2
 SERIES_SECONDS: Final = 0.5
 PROBE_SECONDS_MAX: Final = 60.0
-# Requests that follow from each other, whoever sends them.
+# Sequences of dependent requests, regardless of their sender.
 SUSPENSION_REQUESTS: Final = 2  # the tenant's patch, the commit
 # The tenant's patch, the commit, the template read, a pod created and bound, its status by the
-# kubelet, its token, the token's review, the commit, the tenant's look.
+# kubelet, its token, the token's review, the commit, the tenant's get.
 START_REQUESTS: Final = 10
 BLOCK: Final = bytes(64 << 10)
 
@@ -89,7 +89,7 @@ class Lease:
 
 
 class Probes:
-    """The requests of one phase; `run` works for so long, and returns when all have answers."""
+    """The requests of one phase; `run` sends them for a given time and awaits all answers."""
 
     def __init__(
         self, testbed: Testbed, api: Api, simulator: NodeSimulator, webhook: int, storage: Path
@@ -160,7 +160,7 @@ class Probes:
             writer.transport.abort()
 
     async def _change(self, name: str) -> None:
-        """The API server and etcd alone: their share of what the other requests wait."""
+        """The API server and etcd alone: their share of the other requests' latency."""
         self._changes += 1
         data = {"data": {"changes": str(self._changes)}}
         try:

@@ -1,7 +1,7 @@
-"""The API server's audit log: who wrote what and when, by the server's own clock.
+"""Reader of the API server's audit log: author, object and server time of each write.
 
-Reads only what was added since the last look; a benchmark counts and times by it, so that nobody
-has to watch the objects that are measured.
+Each read returns only the new entries. Benchmarks count and time writes with it, so that no
+additional client has to watch the measured objects.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["OPERATOR", "PEER", "POLICY", "AuditLog", "Write", "by_kind", "parse"
 OPERATOR: Final = "flyer-operator"
 PEER: Final = "kube-scheduler"
 
-# Writes alone, once each, without bodies.
+# Only writes, one entry each, without bodies.
 POLICY: Final[dict[str, Any]] = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
     "omitStages": ["RequestReceived", "ResponseStarted"],
     "rules": [{"level": "None", "verbs": ["get", "list", "watch"]}, {"level": "Metadata"}],
 }
-# Reviews are questions in the form of a POST: nothing is stored.
+# Reviews are queries sent as a POST: nothing is stored.
 _QUESTIONS: Final = ("tokenreviews", "subjectaccessreviews", "serviceaccounts/token")
 
 
@@ -46,7 +46,7 @@ class Write:
 
     @property
     def stored(self) -> bool:
-        """Whether it is a write that was accepted, not a question."""
+        """Whether it is an accepted write and not a review."""
         return self.code < 300 and self.kind not in _QUESTIONS
 
 
@@ -60,7 +60,7 @@ def parse(line: str) -> Write:
     user = event["user"].get("username", "")
     who = event.get("userAgent", "").partition("/")[0]
     if user.endswith(f":{OPERATOR}"):
-        who = OPERATOR  # whichever of its clients it was
+        who = OPERATOR  # any of its clients
     return Write(
         who=who,
         verb=event["verb"],
@@ -76,8 +76,8 @@ def parse(line: str) -> Write:
 def by_kind(writes: Iterable[Write]) -> dict[str, int]:
     """How many of each verb and kind, the most frequent first."""
     counts: dict[str, int] = {}
-    for one in writes:
-        label = f"{one.who}: {one.verb} {one.kind}"
+    for write in writes:
+        label = f"{write.who}: {write.verb} {write.kind}"
         counts[label] = counts.get(label, 0) + 1
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
@@ -91,12 +91,12 @@ class AuditLog:
         self._rest = ""
 
     def skip(self) -> None:
-        """What is there already does not count."""
+        """Skip the existing entries."""
         self._offset = self._path.stat().st_size if self._path.exists() else 0
         self._rest = ""
 
     def read(self) -> list[Write]:
-        """What was added."""
+        """Return the entries added since the last read."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:

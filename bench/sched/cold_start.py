@@ -1,4 +1,4 @@
-"""ColdStart start: a leader comes up to a cluster with a long history.
+"""Cold start: a new leader starts on a cluster with a long history.
 
 10,000 jobs, 2,000 nodes and 20,000 pods would take minutes to create, so they are written into etcd
 as the API server stores them, and read back through it. The jobs' statuses are the engine's own:
@@ -42,7 +42,7 @@ MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is there before the operator."""
+    """The cluster's contents before the operator starts."""
 
     nodes: int = 2_000
     gang_of: int = 10
@@ -68,7 +68,7 @@ class History:
 
 
 class ColdStart:
-    """On a testbed without nodes of its own."""
+    """Measurement on a testbed without other nodes."""
 
     def __init__(self, testbed: Testbed, history: History) -> None:
         self.testbed, self.history = testbed, history
@@ -105,12 +105,12 @@ class ColdStart:
         self.testbed.audit.skip()
         await self.testbed.create_all(FLYERJOBS, [flyer_job("first", of, priority="high")])
         writes = await collect(self.testbed, of)
-        created_at = min(one.received_at for one in writes if one.who == "bench")
-        bound = max(one.done_at for one in writes if is_binding(one))
+        created_at = min(write.received_at for write in writes if write.who == "bench")
+        bound = max(write.done_at for write in writes if is_binding(write))
         self.first.ours.append(bound - created_at)
         self.memory.ours.append(operator.peak_bytes() / MIB)
         self.details["cold start: writes"] = sum(
-            one.who == OPERATOR and one.stored and one.kind != "leases" for one in writes
+            write.who == OPERATOR and write.stored and write.kind != "leases" for write in writes
         )
         self.details["cold start: CPU seconds"] = operator.cpu_seconds()
         self.leader.ours.append(await self.testbed.succeed(operator))
@@ -137,7 +137,7 @@ def _objects(history: History) -> list[tuple[str, dict[str, Any]]]:
     pods: list[tuple[str, dict[str, Any]]] = []
     nodes = [_node(index, history) for index in range(history.nodes)]
     jobs = [_job(f"running-{n}", history, "normal") for n in range(history.running)]
-    # For these the room that is left is too small.
+    # The remaining nodes are too few for these.
     jobs += [_job(f"queued-{n}", history, "low", 2) for n in range(history.queued)]
     statuses = _settled(nodes, jobs)
     example = statuses["running-0"]
@@ -155,8 +155,8 @@ def _objects(history: History) -> list[tuple[str, dict[str, Any]]]:
         jobs.append(job)
         pods += _pods(job, history)
     path = f"/registry/fireflyer.dev/flyerjobs/{NAMESPACE}"
-    found = [(f"/registry/minions/{one['metadata']['name']}", one) for one in nodes]
-    found += [(f"{path}/{one['metadata']['name']}", one) for one in jobs]
+    found = [(f"/registry/minions/{node['metadata']['name']}", node) for node in nodes]
+    found += [(f"{path}/{item['metadata']['name']}", item) for item in jobs]
     return found + pods  # after their jobs, or the garbage collector takes them for orphans
 
 
@@ -185,9 +185,9 @@ def _job(name: str, history: History, priority: str, times: int = 1) -> dict[str
 
 def _settled(nodes: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Statuses as the engine leaves them when all gangs that fit run."""
-    known = [shape_node(one).node for one in nodes]
+    known = [shape_node(node).node for node in nodes]
     now = time.time()
-    state = engine.rebuild(known, [FlyerJob.model_validate(one) for one in jobs], now, 1)
+    state = engine.rebuild(known, [FlyerJob.model_validate(job) for job in jobs], now, 1)
     state, _ = engine.step(state, [engine.Tick()], now)
     started = [
         engine.GangStarted(job.key, job.status.history.attempt)

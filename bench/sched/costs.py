@@ -33,7 +33,7 @@ PROCESSES: Final = (API_SERVER, ETCD, CONTROLLER_MANAGER, KWOK)
 PROFILE_SECONDS: Final = 5
 _LINE: Final = re.compile(r"^([a-z_]+)(?:\{(.*)\})? ([0-9.e+-]+)$")
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-# What is told, and by which labels. Reads are left out: who waits for a load reads, too.
+# Reported metrics and their labels. Reads are excluded: the benchmark itself reads while it waits.
 _CALLS: Final = "apiserver_request_duration_seconds"
 _BODIES: Final = "apiserver_request_body_size_bytes"
 _POLICIES: Final = (
@@ -159,7 +159,7 @@ class Costs:
 
     @contextlib.asynccontextmanager
     async def of(self, name: str, details: dict[str, Any]) -> AsyncIterator[None]:
-        """What the body costs goes into `details` under this name."""
+        """Store the cost of the body in `details` under this name."""
         before = await asyncio.to_thread(self._get, "/metrics")
         profile = None
         if self._profiles is not None:
@@ -175,7 +175,9 @@ class Costs:
             path_out.write_bytes(await profile)
         details[name] = {
             "seconds": round(seconds, 2),
-            "processor seconds": {one: round(now[one] - spent[one], 2) for one in now},
+            "processor seconds": {
+                process: round(now[process] - spent[process], 2) for process in now
+            },
             **account(parse(before.decode()), parse(after.decode())),
         }
 

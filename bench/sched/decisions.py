@@ -1,7 +1,7 @@
 """Cost of one scheduling decision: processor time of `step` with a full cluster and a long queue.
 
 `python -m bench.sched.decisions`: nodes that are all in use, and queued jobs of which some were
-preempted, so that they remember nodes of their own. `--reference DIR` measures the engine under
+preempted, so that they keep their previous nodes. `--reference DIR` measures the engine under
 another source tree in the same run, one event of each in turn, and prints the ratio. The processor
 time of the process is measured, so that other load on the machine shifts it little.
 """
@@ -82,8 +82,10 @@ class Cluster:
         if kind == "submission":
             return [JobSubmitted(self._job(f"new{self._count}", 4))]
         if kind == "end of a job":
-            job = next(one for one in self.state.jobs.values() if one.status.phase is Phase.RUNNING)
-            nodes = [one.name for one in job.status.occupied]
+            job = next(
+                running for running in self.state.jobs.values() if running.status.phase is Phase.RUNNING
+            )
+            nodes = [node.name for node in job.status.occupied]
             attempt = job.status.history.attempt
             return [PodExited(job.key, attempt, name, Succeeded()) for name in nodes] + [
                 NodeEmptied(name, job.key, attempt) for name in nodes

@@ -21,7 +21,7 @@ class Figure:
 
     name: str
     unit: str
-    bound: float | None = None  # None: told, not judged
+    bound: float | None = None  # None: reported without a goal
     more: bool = False
     of_peer: bool = False
     ours: list[float] = field(default_factory=list)
@@ -76,25 +76,25 @@ class Figure:
 
 def document(config: dict[str, Any], figures: list[Figure]) -> dict[str, Any]:
     """What is written to the file."""
-    return {"config": config, "figures": {one.name: one.to_object() for one in figures}}
+    return {"config": config, "figures": {figure.name: figure.to_object() for figure in figures}}
 
 
 def table(figures: list[Figure]) -> list[str]:
     """Lines of at most 79 characters."""
     lines = [f"{'figure':<41}{'ours':>9}{'peer':>9}{'ratio':>7}{'asked':>8}     "]
-    for one in figures:
-        if not one.ours:
+    for figure in figures:
+        if not figure.ours:
             continue
-        peer = _number(statistics.median(one.peer)) if one.peer else ""
-        ratio = f"{one.ratio:.2f}" if one.ratio is not None else ""
+        peer = _number(statistics.median(figure.peer)) if figure.peer else ""
+        ratio = f"{figure.ratio:.2f}" if figure.ratio is not None else ""
         asked = ""
-        if one.bound is not None:
-            asked = f"{'≥' if one.more else '≤'}{one.bound:g}{'×' if one.of_peer else ''}"
-        verdict = {True: "yes", False: "NO", None: ""}[one.good]
-        label = f"{one.name}, {one.unit}"
+        if figure.bound is not None:
+            asked = f"{'≥' if figure.more else '≤'}{figure.bound:g}{'×' if figure.of_peer else ''}"
+        verdict = {True: "yes", False: "NO", None: ""}[figure.good]
+        label = f"{figure.name}, {figure.unit}"
         if len(label) > 40:
             label = f"{label[:39]}…"
-        line = f"{label:<41}{_number(one.median):>9}{peer:>9}{ratio:>7}{asked:>8} {verdict}"
+        line = f"{label:<41}{_number(figure.median):>9}{peer:>9}{ratio:>7}{asked:>8} {verdict}"
         lines.append(line.rstrip())
     assert all(len(line) <= _WIDTH for line in lines), lines
     return [line.rstrip() for line in lines]

@@ -1,4 +1,4 @@
-"""The simulated sidecars' process, from the side of the benchmark."""
+"""Client of the simulated sidecars' process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class NodeSimulator:
         await self._process.stdin.drain()
 
     async def until_running(self, count: int, seconds: float = 120.0) -> None:
-        """Until so many sidecars run their ranks."""
+        """Wait until this number of sidecars run their ranks."""
         await self._testbed.until(f"{count} sidecars run", lambda: self._is(count), seconds)
 
     def _is(self, count: int) -> bool:

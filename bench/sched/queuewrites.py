@@ -1,4 +1,4 @@
-"""Status writes of a long queue: how often a job that waits is written while others run.
+"""Status writes of a long queue: the writes to waiting jobs while others run.
 
 `python -m bench.sched.queuewrites`: a cluster in which jobs end and start all the time, and a queue
 behind them, over simulated time. Counts the commits of jobs that wait before and after the step.
@@ -71,7 +71,7 @@ class Queue:
             events = []
             while self._due and self._due[0][0] <= self.now:
                 events.append(heapq.heappop(self._due)[2])
-            self._step([one for one in events if not isinstance(one, Tick)] or [Tick()])
+            self._step([event for event in events if not isinstance(event, Tick)] or [Tick()])
         self.now = until
 
     def _submit(self) -> None:
@@ -134,7 +134,7 @@ def main() -> None:
     found = {}
     for jobs in given.jobs:
         queue = Queue(given.nodes, jobs)
-        queue.run(60)  # each is told once why it waits
+        queue.run(60)  # each is given its reason for waiting once
         queue.writes.clear()
         queue.run(given.minutes * 60)
         writes = sum(queue.writes.values())

@@ -85,12 +85,12 @@ class Shares:
     async def _idle(self) -> None:
         self.testbed.audit.skip()
         await asyncio.sleep(IDLE_SECONDS)
-        own = [one for one in self.testbed.audit.read() if one.who == OPERATOR]
-        leases = [one for one in own if one.kind == "leases"]
+        own = [write for write in self.testbed.audit.read() if write.who == OPERATOR]
+        leases = [write for write in own if write.kind == "leases"]
         self.idle.ours.append((len(own) - len(leases)) * 60 / IDLE_SECONDS)
         self.lease.ours.append(len(leases) * 60 / IDLE_SECONDS)
         self.details["idle, but for the Lease"] = by_kind(
-            one for one in own if one.kind != "leases"
+            write for write in own if write.kind != "leases"
         )
 
     async def _reclaim(self, name: str, nodes: int) -> int:
@@ -100,18 +100,20 @@ class Shares:
         await self.testbed.create_all(FLYERJOBS, [flyer_job(name, nodes, priority="high")])
         writes = await collect(self.testbed, nodes)
         begun_at = min(
-            one.received_at for one in writes if (one.who, one.kind) == ("bench", "flyerjobs")
+            write.received_at
+            for write in writes
+            if (write.who, write.kind) == ("bench", "flyerjobs")
         )
         signals = [at - begun_at for at in self.simulator.suspended.values()]
         if not signals:
             raise TestbedError("no sidecar was asked to suspend")
         self.signals.ours.append(max(signals))
-        bound = max(one.done_at for one in writes if is_binding(one))
+        bound = max(write.done_at for write in writes if is_binding(write))
         self.restart.ours.append(bound - begun_at)
         await asyncio.sleep(SETTLE_SECONDS)
         writes += self.testbed.audit.read()
-        own = [one for one in writes if one.who == OPERATOR and one.stored]
-        victims = [one for one in own if one.name.startswith("low-") and _of_job(one)]
+        own = [write for write in writes if write.who == OPERATOR and write.stored]
+        victims = [write for write in own if write.name.startswith("low-") and _of_job(write)]
         self.suspend_writes.ours.append(len(victims) / self.sizes.gangs)
         self.details["reclaim"] = by_kind(own)
         self.details["reclaim: writes for victims"] = by_kind(victims)
@@ -129,7 +131,7 @@ class Shares:
         job = await self.testbed.api.get(FLYERJOBS, "gang", NAMESPACE)
         victim = job["status"]["assignment"]["nodes"][of // 2]["name"]
         await self.simulator.say(f"lose {victim}")
-        # kwok lets go of it, or it would say at once that it is well again.
+        # kwok must release the node, or it would report it Ready again at once.
         annotations = {"kwok.x-k8s.io/node": None}
         await self.testbed.api.merge(NODES, victim, {"metadata": {"annotations": annotations}})
         await asyncio.sleep(1.0)
@@ -139,11 +141,13 @@ class Shares:
         await self.testbed.api.merge(NODES, victim, status, subresource="status")
         writes = await collect(self.testbed, of)
         begun_at = min(
-            one.received_at for one in writes if (one.who, one.kind) == ("bench", "nodes/status")
+            write.received_at
+            for write in writes
+            if (write.who, write.kind) == ("bench", "nodes/status")
         )
-        bound = max(one.done_at for one in writes if is_binding(one))
+        bound = max(write.done_at for write in writes if is_binding(write))
         self.node.ours.append(bound - begun_at)
-        self.details["node lost"] = by_kind(one for one in writes if one.who == OPERATOR)
+        self.details["node lost"] = by_kind(write for write in writes if write.who == OPERATOR)
         await self.simulator.say("hold")
         back = {"metadata": {"annotations": {"kwok.x-k8s.io/node": "fake"}}}
         await self.testbed.api.merge(NODES, victim, back)
@@ -153,7 +157,7 @@ class Shares:
     # -- a leader that dies --------------------------------------------------------------------
 
     async def leader_round(self) -> None:
-        """SIGKILL while jobs arrive; a second process waits."""
+        """SIGKILL the leader while jobs arrive; a second process is on standby."""
         await self._fill()
         of = self.sizes.gang_of
         free = self.sizes.nodes - self.sizes.gangs * of
@@ -169,11 +173,11 @@ class Shares:
         jobs = await self.testbed.api.list(FLYERJOBS, NAMESPACE)
         pods = await self.testbed.api.list(PODS, NAMESPACE)
         redone = [
-            one["metadata"]["name"]
-            for one in jobs
-            if one["status"]["phase"] != "Running" or one["status"]["history"]["attempt"] != 1
+            job["metadata"]["name"]
+            for job in jobs
+            if job["status"]["phase"] != "Running" or job["status"]["history"]["attempt"] != 1
         ]
-        used = [one["spec"]["nodeName"] for one in pods]
+        used = [pod["spec"]["nodeName"] for pod in pods]
         self.lost.ours.append(len(redone) + len(used) - len(set(used)))
         self.details["leader killed: jobs that were not kept"] = redone
         await self.simulator.say("hold")

@@ -3,9 +3,9 @@
     python -m bench.sched.simulated_nodes KUBECONFIG PORT…
 
 Each has its pod's own projected token. Commands come as lines on standard input: `go` connects the
-sidecars of all running pods and of those to come, `hold` hangs up, `cooperate` lets jobs save and
-release when they are asked, `deaf` lets them only listen, `lose NODE` takes a machine away. What
-happens is told as JSON lines: how many sidecars run their ranks, and when each was asked to suspend
+sidecars of all running and future pods, `hold` disconnects them, `cooperate` lets jobs save and
+release when they are asked, `deaf` makes them ignore requests, `lose NODE` removes a node. Events
+are reported as JSON lines: how many sidecars run their ranks, and when each was asked to suspend
 (seconds since the epoch). A released pod ends as a kubelet would end it: by its status.
 """
 
@@ -82,17 +82,17 @@ class SimulatedNodes:
             self._tasks.clear()
             self._lost.clear()
         elif name == "lose":
-            # The machine is gone: its sidecars say nothing more, not even goodbye.
+            # The node is lost: its sidecars send nothing more and do not close their connections.
             self._lost.add(argument)
         else:
             self.cooperates = {"cooperate": True, "deaf": False}.get(name, self.cooperates)
 
     def tell(self, **fact: Any) -> None:
-        """To whoever started us."""
+        """Report to the parent process."""
         print(json.dumps(fact), flush=True)
 
     async def count(self) -> None:
-        """Tell how many run, whenever that changed."""
+        """Report the number of running sidecars whenever it changes."""
         while True:
             if len(self._running) != self._told:
                 self._told = len(self._running)
@@ -165,7 +165,7 @@ class SimulatedNodes:
         return report
 
     def _follow(self, report: Report, order: Order) -> Report:
-        """What a pod says after an order: every state at once, as fast as a job could be."""
+        """A pod's reports after a command: all states at once, as from the fastest possible job."""
         launcher, suspended = report.launcher, report.suspended
         revision = report.revision + 1
         if order.start is not None and launcher is LauncherState.WAITING:
@@ -190,9 +190,9 @@ class SimulatedNodes:
         status, reason = (128 - code, "Error") if code else (0, "Completed")
         metadata = pod["metadata"]
         statuses = [
-            {"name": one["name"], "image": one["image"], "imageID": "", "ready": False,
+            {"name": container["name"], "image": container["image"], "imageID": "", "ready": False,
              "restartCount": 0, "state": {"terminated": {"exitCode": status, "reason": reason}}}
-            for one in pod["spec"]["containers"]
+            for container in pod["spec"]["containers"]
         ]  # fmt: skip
         phase = "Failed" if code else "Succeeded"
         told = {"phase": phase, "containerStatuses": statuses}
@@ -223,7 +223,7 @@ class SimulatedNodes:
 
 
 async def main(kubeconfig: str, ports: list[int]) -> None:
-    """Until standard input ends."""
+    """Run until standard input ends."""
     access = await find_access(kubeconfig)
     loop = asyncio.get_running_loop()
     commands = asyncio.StreamReader()
@@ -237,4 +237,4 @@ async def main(kubeconfig: str, ports: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], [int(one) for one in sys.argv[2:]]))
+    asyncio.run(main(sys.argv[1], [int(arg) for arg in sys.argv[2:]]))

@@ -1,4 +1,4 @@
-"""Starting gangs and small jobs, ours and kube-scheduler's in turn."""
+"""Starts of gangs and small jobs, alternating between the operator and kube-scheduler."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def is_binding(write: Write) -> bool:
 async def collect(
     testbed: Testbed, count: int, seconds: float = 90.0, writes: list[Write] | None = None
 ) -> list[Write]:
-    """Writes until so many pods are bound."""
+    """Collect writes until this number of pods is bound."""
     found = [] if writes is None else writes
     ends_at = time.monotonic() + seconds
     looks_at = time.monotonic() + LOOK_SECONDS
     while sum(map(is_binding, found)) < count:
         if time.monotonic() > looks_at:
-            # A server that is too busy answers 504 to what it has done.
+            # An overloaded server may answer 504 to a request that succeeded.
             bound = sum(
-                "nodeName" in one["spec"] for one in await testbed.api.list(PODS, NAMESPACE)
+                "nodeName" in pod["spec"] for pod in await testbed.api.list(PODS, NAMESPACE)
             )
             if bound >= count:
                 break
@@ -74,7 +74,7 @@ async def collect(
 
 def since(writes: list[Write], begun_at: float) -> float:
     """Seconds from then to the last binding."""
-    return max(one.done_at for one in writes if is_binding(one)) - begun_at
+    return max(write.done_at for write in writes if is_binding(write)) - begun_at
 
 
 class Starts:
@@ -108,17 +108,17 @@ class Starts:
         await self.simulator.say("hold")
         writes, begun_at = await self._ours("gang", [flyer_job("gang", n)], n)
         self.gang.ours.append(since(writes, begun_at))
-        # A pod's containers take seconds to start; only then its sidecar comes to the gateway.
+        # A pod's containers take seconds to start before its sidecar connects to the gateway.
         await self.simulator.say("deaf", "go")
         await self.simulator.until_running(n)
         await asyncio.sleep(SETTLE_SECONDS)
         writes += self.testbed.audit.read()
-        own = [one for one in writes if one.who == OPERATOR and self._counts(one)]
+        own = [write for write in writes if write.who == OPERATOR and self._counts(write)]
         self.start_writes.ours.append(len(own) - 2 * n)
         self.gang_writes.ours.append(len(own) + 1)  # and the user's
         self.details["gang, ours"] = by_kind(own)
         self.details["gang, ours: questions"] = by_kind(
-            one for one in writes if one.who == OPERATOR and not one.stored
+            write for write in writes if write.who == OPERATOR and not write.stored
         )
         await self.simulator.say("hold")
         await self.testbed.empty()
@@ -141,11 +141,11 @@ class Starts:
         await self.simulator.until_running(count * of)
         await asyncio.sleep(SETTLE_SECONDS)
         writes += self.testbed.audit.read()
-        own = [one for one in writes if one.who == OPERATOR and self._counts(one)]
+        own = [write for write in writes if write.who == OPERATOR and self._counts(write)]
         self.gangs_writes.ours.append(len(own) + count)
         self.details["gangs, ours"] = by_kind(own)
         zones, leaves = await self._spread()
-        self.crossings.ours.append(sum(one > 1 for one in zones))
+        self.crossings.ours.append(sum(zone_count > 1 for zone_count in zones))
         self.leaves.ours.append(max(leaves))
         await self.simulator.say("hold")
         await self.testbed.empty()
@@ -164,7 +164,7 @@ class Starts:
             place[node.name] = (node.zone, node.leaf)
         zones, leaves = [], []
         for job in await self.testbed.api.list(FLYERJOBS, NAMESPACE):
-            names = [one["name"] for one in job["status"]["assignment"]["nodes"]]
+            names = [item["name"] for item in job["status"]["assignment"]["nodes"]]
             zones.append(len({place[name][0] for name in names}))
             leaves.append(len({place[name][1] for name in names}))
         return zones, leaves
@@ -172,14 +172,14 @@ class Starts:
     # -- small jobs ----------------------------------------------------------------------------
 
     async def small_round(self) -> None:
-        """Single-node jobs, all at once."""
+        """Single-node jobs, all created at once."""
         count = self.sizes.small
         await self.simulator.say("hold")
         jobs = [flyer_job(f"small-{number}", 1) for number in range(count)]
         writes, begun_at = await self._ours("small jobs", jobs, count)
         self.admitted.ours.append(count / (_admitted_at(writes) - begun_at))
         self.small.ours.append(count / since(writes, begun_at))
-        own = [one for one in writes if one.who == OPERATOR and self._counts(one)]
+        own = [write for write in writes if write.who == OPERATOR and self._counts(write)]
         self.details["small jobs, ours, until bound"] = by_kind(own)
         await self.testbed.empty()
         await self.testbed.start_peer_once()
@@ -188,7 +188,7 @@ class Starts:
             PODS, [peer_pod(f"small-{number}") for number in range(count)]
         )
         writes = await collect(self.testbed, count)
-        begun_at = min(one.received_at for one in writes if _creates(one, "pods"))
+        begun_at = min(write.received_at for write in writes if _creates(write, "pods"))
         self.small.peer.append(count / since(writes, begun_at))
         await self.testbed.end_peer()
         await self.testbed.empty()
@@ -202,7 +202,7 @@ class Starts:
         async with self.testbed.costs.of(f"{name}, ours: costs", self.details):
             await self.testbed.create_all(FLYERJOBS, jobs)
             writes = await collect(self.testbed, pods)
-        return writes, min(one.received_at for one in writes if _creates(one, "flyerjobs"))
+        return writes, min(write.received_at for write in writes if _creates(write, "flyerjobs"))
 
     async def _peers(
         self, gangs: list[tuple[dict[str, Any], list[dict[str, Any]]]], pods: int
@@ -212,12 +212,14 @@ class Starts:
         await self.testbed.create_all(PODGROUPS, [group for group, _ in gangs])
         await self.testbed.create_all(PODS, [pod for _, members in gangs for pod in members])
         writes = await collect(self.testbed, pods)
-        begun_at = min(one.received_at for one in writes if _creates(one, "podgroups"))
+        begun_at = min(write.received_at for write in writes if _creates(write, "podgroups"))
         seconds = since(writes, begun_at)
         await asyncio.sleep(SETTLE_SECONDS)
         writes += self.testbed.audit.read()
         await self.testbed.end_peer()
-        counted = [one for one in writes if one.who in (PEER, "bench") and self._counts(one)]
+        counted = [
+            write for write in writes if write.who in (PEER, "bench") and self._counts(write)
+        ]
         return seconds, counted
 
     def _counts(self, write: Write) -> bool:
@@ -226,11 +228,11 @@ class Starts:
 
 
 def _admitted_at(writes: list[Write]) -> float:
-    """When the last job had its nodes: a job's first status is the commit that gives it them."""
+    """Time of the last job's assignment: a job's first status write assigns its nodes."""
     first: dict[str, float] = {}
-    for one in writes:
-        if one.who == OPERATOR and one.kind == "flyerjobs/status" and one.stored:
-            first[one.name] = min(one.done_at, first.get(one.name, one.done_at))
+    for write in writes:
+        if write.who == OPERATOR and write.kind == "flyerjobs/status" and write.stored:
+            first[write.name] = min(write.done_at, first.get(write.name, write.done_at))
     return max(first.values())
 
 

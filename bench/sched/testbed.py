@@ -1,7 +1,7 @@
-"""The cluster that is measured on: a real control plane, kwok's nodes, the operator as a process.
+"""Testbed: a real control plane, kwok nodes and the operator as a process.
 
-Everything carries the cluster's mark in its environment, so that `down` finds all of it, whatever
-was interrupted.
+All processes carry the cluster's mark in their environment, so that `down` finds them after any
+interruption.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ IN_FLIGHT: Final = 64
 
 
 class TestbedError(Exception):
-    """The cluster did not do what a measurement needs."""
+    """The cluster did not reach a state that a measurement needs."""
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class Operator:
     started_at: float = field(default_factory=time.time)
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and text of its HTTP endpoint; 0: nobody answers."""
+        """Status and text of its HTTP endpoint; 0: no answer."""
         url = f"http://127.0.0.1:{self.metrics_port}{path}"
         try:
             with urllib.request.urlopen(url, timeout=5) as response:
@@ -98,9 +98,11 @@ class Operator:
         return self.get("/leaderz")[0] == 200
 
     def peak_bytes(self) -> int:
-        """The most memory that it ever had resident."""
+        """Its peak resident memory."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        line = next(one for one in status.splitlines() if one.startswith("VmHWM"))
+        line = next(
+            status_line for status_line in status.splitlines() if status_line.startswith("VmHWM")
+        )
         return int(line.split()[1]) * 1024
 
     def cpu_seconds(self) -> float:
@@ -144,7 +146,7 @@ class Testbed:
         self._peer: Process | None = None
 
     async def __aenter__(self) -> Self:
-        # A thread goes on when its caller is interrupted: what it starts has to be removed, too.
+        # A thread continues when its caller is interrupted: its processes must be removed, too.
         starting = asyncio.create_task(asyncio.to_thread(self._start))
         try:
             await asyncio.shield(starting)
@@ -179,7 +181,7 @@ class Testbed:
                     "--delete-collection-workers=8",
                     "--profiling=true",
                 ),
-                # kwok renews its nodes' leases rarely; nodes fail here when we say so.
+                # kwok renews leases rarely; nodes fail only when a benchmark makes them fail.
                 controllers=(
                     "--node-monitor-grace-period=10m",
                     # New nodes carry a taint until it takes that away: minutes at its usual 20/s.
@@ -201,7 +203,7 @@ class Testbed:
         for name in (SYSTEM, NAMESPACE):
             cluster.kubectl("create", "namespace", name)
         cluster.kubectl("apply", "--server-side", "-f", "-", stdin=_flow_control())
-        # What the chart grants by name, in one word: rights cost the same however they are given.
+        # One broad role in place of the chart's: the cost is the same for any role.
         cluster.kubectl(
             "create", "clusterrolebinding", "operator", "--clusterrole=cluster-admin",
             f"--user=system:serviceaccount:{SYSTEM}:{ACCOUNT}",
@@ -326,7 +328,7 @@ class Testbed:
         self._peer = process
 
     async def end_peer(self) -> None:
-        """kube-scheduler is gone on return."""
+        """Stop kube-scheduler and wait for its exit."""
         if self._peer is not None:
             await asyncio.to_thread(self._peer.kill)
             self._peer = None
@@ -336,7 +338,7 @@ class Testbed:
     async def until(
         self, what: str, probe: Callable[[], Any], seconds: float = READY_SECONDS
     ) -> None:
-        """Until the probe says yes; a TestbedError names what did not come."""
+        """Wait until the probe succeeds; a TestbedError names the missing condition."""
         ends_at = time.monotonic() + seconds
         while True:
             asks = asyncio.iscoroutinefunction(probe)
@@ -347,11 +349,11 @@ class Testbed:
             await asyncio.sleep(0.1)
 
     async def all_ready(self) -> None:
-        """Every node is."""
+        """Every node is ready."""
         await self.until("nodes are ready", self._nodes_ready)
 
     async def empty(self) -> None:
-        """Remove every job and pod, and let everybody see that."""
+        """Remove every job and pod, and wait until all clients have observed it."""
         for kind in (FLYERJOBS, PODGROUPS):
             await self.api.delete_all(kind, NAMESPACE)
 
@@ -371,7 +373,7 @@ class Testbed:
 
     async def create_all(self, resource: Resource, values: list[dict[str, Any]]) -> None:
         """Create objects, many at once."""
-        await asyncio.gather(*(self.api.create(resource, one, NAMESPACE) for one in values))
+        await asyncio.gather(*(self.api.create(resource, value, NAMESPACE) for value in values))
 
 
 def _flow_control() -> str:
@@ -389,9 +391,11 @@ def _flow_control() -> str:
 
 
 def _is_ready(node: dict[str, Any]) -> bool:
-    taints = [one["key"] for one in node["spec"].get("taints") or ()]
+    taints = [taint["key"] for taint in node["spec"].get("taints") or ()]
     conditions = node["status"].get("conditions") or ()
-    ready = any((one["type"], one["status"]) == ("Ready", "True") for one in conditions)
+    ready = any(
+        (condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions
+    )
     return ready and taints == ["fireflyer.dev/dedicated"]
 
 
