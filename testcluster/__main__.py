@@ -1,4 +1,4 @@
-"""`python -m testcluster`: start, look at and remove clusters for tests."""
+"""Command line `python -m testcluster`: start, inspect and remove test clusters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from testcluster.up import Options, programs, up
 
 
 def main() -> int:
-    """Runs one command; 0 when it did what it says."""
+    """Runs one command; returns 0 on success."""
     arguments = _parser().parse_args()
     try:
         return int(arguments.run(arguments))
@@ -112,9 +112,9 @@ def _build(arguments: argparse.Namespace) -> int:
 
 def _prune(arguments: argparse.Namespace) -> int:
     found = prune(arguments.days, time.time(), dry_run=arguments.dry_run)
-    total = sum(one.bytes for one in found)
-    for one in found:
-        print(f"{one.bytes / 2**20:8.1f} MiB  {one.path}")
+    total = sum(build.bytes for build in found)
+    for build in found:
+        print(f"{build.bytes / 2**20:8.1f} MiB  {build.path}")
     if found or not arguments.quiet:
         verb = "would be" if arguments.dry_run else "were"
         print(f"cluster: {len(found)} old builds {verb} removed, {total / 2**20:.1f} MiB")

@@ -1,7 +1,7 @@
 """Programs built from the Go modules under `go/`, once for each version of a module file.
 
-They land in the user's cache folder under a hash of the module's files, so that fresh clones and
-other worktrees find them; a rebuild with a warm Go cache costs the link only.
+They are stored in the user's cache folder under a hash of the module's files, so that new clones
+and other worktrees find them; a rebuild with a warm Go cache only links.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SOURCES = Path(__file__).parent / "go"
 
 
 def _version_flags(version: str) -> str:
-    """The linker's flags without which Kubernetes says that it is version v0.0.0."""
+    """The linker flags that set Kubernetes' version; without them it reports v0.0.0."""
     major, minor, _ = version.removeprefix("v").split(".")
     values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
     return " ".join(
@@ -130,7 +130,7 @@ def _build(module: Module, names: list[str]) -> None:
     folder = _folder(module)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two sessions that start at once build only once
+        fcntl.flock(lock, fcntl.LOCK_EX)  # concurrent builds of the same module are serialized
         for name in names:
             if (folder / name).exists():
                 continue

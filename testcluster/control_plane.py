@@ -45,7 +45,7 @@ FEATURES = "WatchList=false"
 
 @dataclass(frozen=True)
 class Flags:
-    """What a cluster for a purpose of its own adds to the usual flags."""
+    """Additional flags of a cluster with a special purpose."""
 
     features: tuple[str, ...] = ()  # of the API server and the scheduler, such as "Name=true"
     api_server: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ def start(state: State, *, controllers: bool, scheduler: bool, flags: Flags = NO
             f"--service-account-private-key-file={private}",
             f"--root-ca-file={authority.certificate}",
             "--use-service-account-credentials",
-            # Kubelets that share two processors with everything else are silent for 20 s at times.
+            # Kubelets that share two processors with all other processes can be silent for 20 s.
             "--node-monitor-period=2s",
             "--node-monitor-grace-period=40s",
             *flags.controllers,
@@ -89,7 +89,7 @@ def scheduler_process(state: State, flags: Flags, arguments: Sequence[str]) -> P
 
 
 def wait_ready(state: State, deadline_s: float = READY_DEADLINE_S) -> None:
-    """Waits until the API server says that it is ready."""
+    """Waits until the API server reports ready."""
     context = ssl.create_default_context(cafile=str(state.folder / "pki" / "ca.crt"))
     admin = state.folder / "pki" / "admin"
     context.load_cert_chain(f"{admin}.crt", f"{admin}.key")
@@ -168,13 +168,13 @@ def _api_server(
         "--allow-privileged",
     ]
     if state.light:
-        # No nodes, so nobody looks for the API server by its Service.
+        # Without nodes, no client uses the API server's Service.
         arguments += ["--bind-address=127.0.0.1", "--endpoint-reconciler-type=none"]
     else:
         # This machine has no Service addresses: webhooks are called at their endpoints.
         arguments += [f"--advertise-address={state.gateway}", "--enable-aggregator-routing"]
     if not controllers:
-        # Nobody makes the service accounts that this plugin would ask pods for.
+        # No controller creates the service accounts that this plugin requires of pods.
         arguments.append("--disable-admission-plugins=ServiceAccount")
     arguments += flags.api_server
     return Process(state, API_SERVER, (str(binaries.find(API_SERVER)), *arguments), {})

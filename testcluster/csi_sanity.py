@@ -1,4 +1,4 @@
-"""csi-sanity, the CSI project's own tests of a driver: built with Go, run, its report read."""
+"""Runner of csi-sanity, the CSI project's driver tests: builds it, runs it, reads its report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ name begins with one. So these tests run it under this name (`--driver-name`).""
 
 @dataclass(frozen=True)
 class Outcome:
-    """What csi-sanity said."""
+    """The report of csi-sanity."""
 
     status: int
     passed: int
@@ -34,7 +34,7 @@ class Outcome:
 
 
 def build() -> Path | None:
-    """The program, built once and kept in the user's cache; None where there is no Go."""
+    """The program, built once and kept in the user's cache; None without Go."""
     go = shutil.which("go")
     if go is None:
         return None

@@ -16,14 +16,14 @@ __all__ = ["down", "remove"]
 
 
 def down(folder: Path) -> None:
-    """Removes the cluster of this folder; nothing is left, nothing happens where there is none."""
+    """Removes the cluster of this folder completely; does nothing if it does not exist."""
     folder = folder.resolve()
     with locked(folder):
         remove(folder)
 
 
 def remove(folder: Path) -> None:
-    """What `down` does, for a caller that holds the lock."""
+    """Same as `down`, for a caller that holds the lock."""
     found = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if "state.json" not in found and found - {"state.json.new"}:
         raise ClusterError(
@@ -39,7 +39,7 @@ def remove(folder: Path) -> None:
 
 
 def _remove_files(folder: Path) -> None:
-    """The state goes last: whoever is interrupted before can say `down` once more."""
+    """Removes the state last, so that an interrupted `down` can be repeated."""
     for path in folder.iterdir() if folder.exists() else ():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -50,7 +50,7 @@ def _remove_files(folder: Path) -> None:
 
 
 def _remove_cgroups(state: State, deadline_s: float = 20) -> None:
-    """Removes the cluster's control groups, once the kernel has buried what ran in them."""
+    """Removes the cluster's control groups once the kernel has reaped their processes."""
     deadline = time.monotonic() + deadline_s
     tops = list(Path("/sys/fs/cgroup").glob(f"*{cgroup(state)}"))
     for folder in (f for top in tops for f in [*sorted(top.rglob("*/"), reverse=True), top]):

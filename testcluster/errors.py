@@ -11,7 +11,7 @@ __all__ = ["ClusterError", "tail"]
 
 
 class ClusterError(Exception):
-    """A cluster, or a part of it, could not be built, started or stopped; the text says which."""
+    """A cluster or a named part of it could not be built, started or stopped."""
 
 
 def tail(log: Path, lines: int = 15) -> str:

@@ -1,9 +1,9 @@
 """pytest fixtures: a control plane or a whole cluster, and a namespace for each test.
 
-Registered by the repository's conftest.py, so that every part's tests can ask for them. They do
-not build Kubernetes (minutes, the first time): `make cluster-tools` does, before the tests.
-Where it was not run, the tests that ask are skipped, or fail if FLYER_E2E_REQUIRED is set, as
-`make e2e` does for all of them: it finds them by the mark `real_server`, which they get here.
+Registered by the repository's conftest.py, so that all tests can use them. They do not build
+Kubernetes (minutes, the first time): `make cluster-tools` does, before the tests. Without it,
+the tests that use these fixtures are skipped, or fail if FLYER_E2E_REQUIRED is set, as `make e2e`
+does: it selects them by the mark `real_server`, which is added here.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from testcluster.up import Options
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests of the control plane.
 
-    One worker has all of them: one control plane is started, in one order of tests.
+    One worker runs all of them, so that only one control plane is started.
     """
     for item in items:
         if "control_plane" in getattr(item, "fixturenames", ()):
@@ -63,14 +63,14 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace of the test's own, in whichever cluster it asked for; deleted after it."""
+    """A namespace for this test in the cluster that it requested; deleted afterwards."""
     name = "cluster" if "cluster" in request.fixturenames else "control_plane"
     cluster: Cluster = request.getfixturevalue(name)
     made = f"test-{os.urandom(4).hex()}"
     cluster.kubectl("create", "namespace", made)
     if name == "cluster":
         # Right after an API server's restart the controllers need a while to make it: a job that
-        # came before would begin its second attempt, which a story may count.
+        # created earlier would start a second attempt, which a scenario may count.
         account = ("--for=create", "serviceaccount/default", "--timeout=60s")
         cluster.kubectl("wait", f"--namespace={made}", *account, deadline_s=70)
     yield made
@@ -100,7 +100,7 @@ def started_cluster(options: Options) -> Iterator[Cluster]:
         if not options.light:
             record("cluster", "ready_seconds", time.monotonic() - began, most=60)
         yield Cluster(started)
-    # Whatever ran on it: pods, mounts of 3FS, machines that lost power.
+    # Regardless of what ran on it: pods, mounts of 3FS, nodes that lost power.
     assert not pids_of_cluster(State(state))
     assert not network.traces(started)
     assert str(state) not in Path("/proc/self/mountinfo").read_text()
@@ -108,7 +108,7 @@ def started_cluster(options: Options) -> Iterator[Cluster]:
 
 
 def unavailable(why: str) -> NoReturn:
-    """Skips the test, or fails it where it was promised to run."""
+    """Skips the test, or fails it where tests are required to run."""
     if os.environ.get("FLYER_E2E_REQUIRED"):
         pytest.fail(why)
     pytest.skip(why)

@@ -1,6 +1,6 @@
-"""Takes a cluster down once whoever uses it is gone, however it went: `kill -9` too.
+"""Guard process: removes a cluster when its user exits for any reason, `kill -9` included.
 
-A process beside the user's, with a pipe between them; the kernel closes the user's end of it.
+A pipe connects the guard and the user's process; the kernel closes the user's end on exit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["guarded"]
 
 ROOT = Path(__file__).parents[1]
-DOWN_DEADLINE_S = 600.0  # on a machine that does other things too
+DOWN_DEADLINE_S = 600.0  # on a loaded machine
 
 
 @contextlib.contextmanager
@@ -29,7 +29,7 @@ def guarded(folder: Path) -> Iterator[None]:
         [sys.executable, "-m", "testcluster.guard", str(folder.resolve())],
         cwd=ROOT,
         stdin=subprocess.PIPE,
-        start_new_session=True,  # what is meant to end the user's group must not end this
+        start_new_session=True,  # signals to the user's process group must not end the guard
     )
     try:
         yield
@@ -37,7 +37,7 @@ def guarded(folder: Path) -> Iterator[None]:
         assert guard.stdin is not None
         guard.stdin.close()
         if guard.wait(DOWN_DEADLINE_S):
-            down(folder)  # tells why the guard could not
+            down(folder)  # reports why the guard failed
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
     sys.stdin.buffer.read()
     down(folder)
     with contextlib.suppress(OSError):
-        folder.parent.rmdir()  # where the user made it for the cluster alone
+        folder.parent.rmdir()  # if the user created it only for the cluster
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A running cluster in the hands of a test: kubectl, an API client, processes to break."""
+"""Handle of a running cluster for tests: kubectl, an API client and fault injection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WAIT_S = 60.0
 
 
 class KubectlError(ClusterError):
-    """kubectl refused; `stderr` is what it said."""
+    """kubectl failed; `stderr` is its error output."""
 
     def __init__(self, arguments: Sequence[str], stderr: str) -> None:
         super().__init__(f"kubectl {' '.join(arguments)}: {stderr.strip()}")
@@ -44,7 +44,7 @@ class KubectlError(ClusterError):
 
     @property
     def unanswered(self) -> bool:
-        """Whether the API server had no time for it: nobody refused anything."""
+        """Whether the API server was overloaded and did not refuse the request itself."""
         no_time = ("Unable to connect to the server", "(ServiceUnavailable)")
         return any(words in self.stderr for words in no_time)
 
@@ -61,7 +61,7 @@ class Cluster:
         return str(self.state.kubeconfig)
 
     def kubectl(self, *arguments: str, stdin: str = "", deadline_s: float = WAIT_S) -> str:
-        """What kubectl prints; raises KubectlError when it fails."""
+        """Returns kubectl's output; raises KubectlError when it fails."""
         done = subprocess.run(
             [str(binaries.find("kubectl")), f"--kubeconfig={self.kubeconfig}", *arguments],
             input=stdin,
@@ -92,7 +92,7 @@ class Cluster:
     def wait_ready(
         self, *pods: str, namespace: str = "default", deadline_s: float = WAIT_S
     ) -> None:
-        """Waits until these pods are Ready; on failure says what their events say."""
+        """Waits until these pods are Ready; an error includes their events."""
         names = [f"pod/{pod}" for pod in pods]
         try:
             self.kubectl(
@@ -114,9 +114,9 @@ class Cluster:
         return made
 
     def load_images(self, *names: str) -> str:
-        """Builds these images of ours (`images.contents`) and loads them into every node.
+        """Builds these images of the project (`images.contents`) and loads them into every node.
 
-        A node that has them already is left alone. Returns a word for what is in them.
+        Skips a node that has them already. Returns a digest of their contents.
         """
         known = {image.name: image for image in IMAGES}
         paths = {name: archive(known[name]) for name in names}
@@ -140,14 +140,18 @@ class Cluster:
         loaded.write_text(path.name)
 
     def run_on(self, node: str, *argv: str, deadline_s: float = WAIT_S) -> str:
-        """Runs a command in a node's namespaces; what it prints."""
+        """Runs a command in a node's namespaces and returns its output."""
         return run(self.state, node, *argv, deadline_s=deadline_s)
 
     def kill_container(self, pod: Manifest, container: str) -> None:
         """Kills a container as a crash would; its kubelet starts it again."""
         kinds = ("containerStatuses", "initContainerStatuses")  # sidecars are of the second
-        known = [one for kind in kinds for one in pod["status"].get(kind, ())]
-        (found,) = (one for one in known if one["name"] == container)
+        known = [
+            container_status for kind in kinds for container_status in pod["status"].get(kind, ())
+        ]
+        (found,) = (
+            container_status for container_status in known if container_status["name"] == container
+        )
         name = str(found["containerID"]).removeprefix("containerd://")
         words = ("ctr", "--namespace=k8s.io", "tasks", "kill", "--signal=SIGKILL", "--all", name)
         self.run_on(pod["spec"]["nodeName"], *words)
@@ -155,7 +159,9 @@ class Cluster:
     def machine(self, name: str) -> Node:
         """A node, whose power can be cut."""
         index = self.state.nodes.index(name)
-        return Node(self.state, next(one for one in NODES if one.name == name), index, PAUSE_IMAGE)
+        return Node(
+            self.state, next(node for node in NODES if node.name == name), index, PAUSE_IMAGE
+        )
 
     def process(self, name: str) -> Process:
         """One of the cluster's processes, to be killed and started again."""
@@ -163,9 +169,9 @@ class Cluster:
 
 
 def wait_for(what: str, probe: Callable[[], T | None], deadline_s: float = WAIT_S) -> T:
-    """Calls `probe` until it gives something true; an AssertionError names `what` and the last.
+    """Calls `probe` until its result is true; an AssertionError has `what` and the last result.
 
-    A server that does not answer in time has not said anything yet.
+    A request that times out counts as a result that is not true.
     """
     deadline = time.monotonic() + deadline_s
     last: object = None

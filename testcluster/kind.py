@@ -1,7 +1,7 @@
-"""The same cluster by kind, where a container engine runs: what users with Docker have anyway.
+"""Test cluster on kind, for machines with a container engine.
 
-Chosen by itself where `docker info` answers and kind is installed; FLYER_E2E_ENGINE=processes or
-=kind decides otherwise. Tests that kill a node's processes need the other kind of cluster.
+Selected automatically if `docker info` succeeds and kind is installed; FLYER_E2E_ENGINE=processes
+or =kind overrides it. Tests that kill a node's processes need a cluster of processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ READY_DEADLINE_S = 300
 
 
 def usable() -> bool:
-    """Whether a whole cluster is to be made by kind on this machine."""
+    """Whether kind creates whole clusters on this machine."""
     engine = os.environ.get("FLYER_E2E_ENGINE", "")
     if engine:
         return engine == "kind"
@@ -45,7 +45,7 @@ def delete(state: State) -> None:
 
 
 def load_image(state: State, archive: Path) -> None:
-    """Makes an image archive known to all nodes."""
+    """Loads an image archive into all nodes."""
     _kind(state, "load", "image-archive", str(archive))
 
 

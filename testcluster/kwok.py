@@ -1,7 +1,7 @@
-"""Nodes without machines, for scale: kwok keeps their leases and plays their pods' lives.
+"""Simulated nodes for scale tests: kwok renews their leases and simulates their pods' lifecycle.
 
-They carry the annotation by which kwok knows its own, so real nodes in the same cluster are left
-alone. Half of them are in each zone, 16 behind each leaf switch, 8 GPUs in each.
+They carry the annotation by which kwok selects its nodes, so real nodes in the same cluster are
+unaffected. Half of them are in each zone, 16 behind each leaf switch, 8 GPUs in each.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ addresses:
 - type: Hostname
   address: {{ .metadata.name | Quote }}
 """
-# What kwok does of its own accord besides renewing leases: it writes the whole status of every node
-# every 20 seconds, which for 500 nodes takes half a core of the API server. A lease is enough.
+# By default kwok also writes the whole status of every node every 20 seconds, which for 500 nodes
+# takes half a core of the API server. A lease is enough.
 _STAGE: Final[dict[str, Any]] = {
     "apiVersion": "kwok.x-k8s.io/v1alpha1",
     "kind": "Stage",

@@ -35,13 +35,13 @@ __all__ = [
     "traces",
 ]
 
-# The second byte of a cluster's addresses: the part of 10/8 that cloud networks use least.
+# Range of the second byte of a cluster's addresses: cloud networks rarely use this part of 10/8.
 OCTETS = range(100, 250)
 LOCK_DEADLINE_S = 60.0
 
 
 def ip(*arguments: str) -> str:
-    """Runs iproute2's ip; fails with what it said."""
+    """Runs iproute2's ip; an error has its output."""
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ClusterError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
@@ -59,7 +59,7 @@ def pod_range(state: State, index: int) -> IPv4Network:
 
 
 def create(state: State) -> None:
-    """Chooses an address range that nobody on this machine uses, and makes the bridge."""
+    """Chooses an address range that is unused on this machine and creates the bridge."""
     with _machine_lock():
         state.octet = choose_range(json.loads(ip("-json", "route", "show", "table", "all")))
         state.save()  # before the bridge exists: the range follows from the bridge for others
@@ -88,7 +88,7 @@ def choose_range(routes: list[dict[str, Any]]) -> int:
 
 
 def disconnect(state: State, index: int) -> None:
-    """Pulls the node's leg out: nobody hears a last word, as the kernel says it for the dead."""
+    """Disconnects the node first, so that peers do not receive the kernel's FIN or RST packets."""
     with contextlib.suppress(ClusterError):
         ip("link", "delete", _leg(state, index))
 
@@ -96,7 +96,7 @@ def disconnect(state: State, index: int) -> None:
 def connect(state: State, index: int, init_pid: int) -> None:
     """Gives the node's namespace its leg on the bridge, and routes to and from its pods."""
     leg, address = _leg(state, index), node_address(state, index)
-    disconnect(state, index)  # a node that died leaves its leg behind until the kernel tidies up
+    disconnect(state, index)  # the kernel may not have removed a killed node's interface yet
     ip("link", "add", leg, "type", "veth", "peer", "name", "eth0", "netns", str(init_pid))
     ip("link", "set", leg, "master", _bridge(state), "up")
     lines = [
@@ -118,7 +118,7 @@ def remove(state: State) -> None:
     """Deletes every interface of the cluster (routes go with them)."""
     for link in json.loads(ip("-json", "link", "show")):
         if link["ifname"].startswith(_prefix(state)):
-            # A veth's end may go by itself, with the namespace of the other.
+            # Deleting a namespace may already have deleted the veth pair.
             with contextlib.suppress(ClusterError):
                 ip("link", "delete", link["ifname"])
 

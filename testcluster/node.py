@@ -39,7 +39,7 @@ def cgroup(state: State) -> str:
 
 
 def run(state: State, node: str, *argv: str, deadline_s: float = 300) -> str:
-    """Runs a command in a node's namespaces; what it prints."""
+    """Runs a command in a node's namespaces and returns its output."""
     done = subprocess.run(
         [*enter(state, node), *argv],
         capture_output=True,
@@ -120,16 +120,16 @@ class Node:
         self._process("kube-proxy", proxy, {}).start()
 
     def power_off(self) -> None:
-        """As if the plug were pulled: all its processes, mounts and addresses are gone at once.
+        """Simulates a power cut: all processes, mounts and addresses disappear at once.
 
-        Its address first: a kernel that closes the connections of the dead, or refuses new ones
-        until it has tidied up, is alive.
+        The address is removed first: a kernel that closes the connections of killed processes, or
+        refuses new ones, looks alive to its peers.
         """
         network.disconnect(self.state, self.index)
         self.process("init").kill()
 
     def power_on(self) -> None:
-        """Starts it as it was: its disk is still there, what ran on it is not."""
+        """Starts the node again with its previous disk and without its previous processes."""
         (self.root / "ready").unlink()
         init = self.process("init")
         init.start()
@@ -212,7 +212,9 @@ conf_dir = "{self.root / "cni"}"
         client = authority.issue(f"{name}-client", f"system:node:{name}", ["system:nodes"])
         serving = authority.issue(f"{name}-serving", name, hosts=[name, str(self.address)])
         resolv = self.root / "resolv.conf"
-        resolv.write_text("")  # pods ask the cluster's DNS; there is nobody behind it
+        resolv.write_text(
+            ""
+        )  # its DNS server does not exist on this machine; pods use the cluster's
         config = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -236,7 +238,7 @@ conf_dir = "{self.root / "cni"}"
             "cgroupsPerQOS": False,
             "cgroupRoot": f"{cgroup(self.state)}/{name}",
             "enforceNodeAllocatable": [],
-            # Without it the kubelet does not look at file systems, and tells nothing of volumes.
+            # Without it the kubelet neither checks file systems nor reports volume statistics.
             "localStorageCapacityIsolation": True,
             "makeIPTablesUtilChains": False,
             "failSwapOn": False,
@@ -251,8 +253,8 @@ conf_dir = "{self.root / "cni"}"
             "volumeStatsAggPeriod": "10s",
             "featureGates": {"CSIVolumeHealth": True},
             "shutdownGracePeriod": "0s",
-            # Stories kill the same container again and again: by default each start waits twice as
-            # long as the one before, from 10 s to 5 min, and that is no news about us.
+            # Scenarios kill the same container repeatedly; the default restart back-off doubles
+            # from 10 s to 5 min.
             "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
         }
         (self.root / "kubelet.json").write_text(json.dumps(config, indent=1))

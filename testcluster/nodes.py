@@ -1,4 +1,4 @@
-"""The machines of a whole cluster, as data: names, zones, leaves, classes."""
+"""Node definitions of a whole cluster: names, zones, leaf switches, classes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["NODES", "NodeSpec"]
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """One machine; `dedicated` ones are ours alone (label and taint)."""
+    """One node; `dedicated` nodes run only the project's jobs (label and taint)."""
 
     name: str
     zone: str

@@ -26,7 +26,7 @@ SKEW = dt.timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class Identity:
-    """The two files of somebody who can prove who they are."""
+    """A certificate and its private key."""
 
     certificate: Path
     key: Path
@@ -87,7 +87,7 @@ def write_service_account_keys(folder: Path) -> tuple[Path, Path]:
 
 
 def write_kubeconfig(path: Path, server: str, authority: Path, identity: Identity) -> None:
-    """A kubeconfig that stands alone (JSON, which is YAML too)."""
+    """A self-contained kubeconfig (JSON, which is also YAML)."""
     name = "fireflyer-e2e"
 
     def data(file: Path) -> str:

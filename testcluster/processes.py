@@ -1,7 +1,7 @@
-"""The long-running processes of a cluster: started, found, restarted and killed by name.
+"""Long-running processes of a cluster: start, find, restart and kill them by name.
 
 A process is recognised by two variables in its environment (its cluster's state folder and its
-name), never by a stored process id: nothing goes stale, and what a killed `up` left is found.
+name), never by a stored process ID, which could be stale. It finds leftovers of a killed `up`, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ THREADS_FIELD = 17  # of /proc/PID/stat behind the name: how many threads there 
 
 @dataclass(frozen=True)
 class Process:
-    """One process of a cluster; `start` writes down how, so that others can restart it."""
+    """One process of a cluster; `start` stores its command, so that others can restart it."""
 
     state: State
     name: str
@@ -66,7 +66,7 @@ class Process:
     def start(self) -> None:
         """Starts it in the background, away from this process's terminal and signals.
 
-        On return it can be found, or has ended.
+        On return the process can be found or has exited.
         """
         record = self.state.folder / "processes" / f"{self.name}.json"
         record.parent.mkdir(exist_ok=True)
@@ -84,7 +84,7 @@ class Process:
                 stderr=log,
                 start_new_session=True,
             )
-        # Until the kernel has loaded a program it carries no mark: seconds, from a cold disk.
+        # A process has no mark until the kernel has loaded its program: seconds, from a cold disk.
         deadline = time.monotonic() + LOAD_DEADLINE_S
         while started.poll() is None and not self.pids():
             if time.monotonic() > deadline:
@@ -128,7 +128,7 @@ class Process:
 
 
 def enter(state: State, node: str) -> list[str]:
-    """What to put before a command so that it runs in a node's namespaces."""
+    """The command prefix that runs a command in a node's namespaces."""
     inits = Process.load(state, f"{node}-init").pids()
     if not inits:
         raise ClusterError(f"node {node} does not run; its log is {state.log(f'{node}-init')}")
@@ -155,7 +155,7 @@ def kill_all(state: State, deadline_s: float = 30) -> None:
     """Kills every process of the cluster; on return none is left."""
     deadline = time.monotonic() + deadline_s
     empty_scans = 0
-    # Twice nobody: between fork and exec, a process of a killed `up` carries no mark yet.
+    # Check twice: between fork and exec, a process of a killed `up` has no mark yet.
     while empty_scans < 2:
         pids = pids_of_cluster(state)
         for pid in pids:
@@ -179,13 +179,13 @@ def wait_gone(pids: list[int], deadline_s: float) -> list[int]:
 
 def _alive(pid: int) -> bool:
     with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)  # ours: take its exit status, or it stays a zombie
+        os.waitpid(pid, os.WNOHANG)  # a child of this process: reap it, or it stays a zombie
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
     fields = status.rpartition(")")[2].split()
-    # A first thread that has ended while others still do: all files, ports too, are open yet.
+    # The main thread has exited but others still run: all files and ports are still open.
     return fields[0] not in "ZX" or int(fields[THREADS_FIELD]) > 1
 
 
@@ -197,5 +197,5 @@ def _program(pid: int) -> str:
 
 
 def _clean_environment() -> dict[str, str]:
-    """What every process needs and nothing of the caller's (proxies, credentials, Python)."""
+    """A minimal environment without the caller's proxies, credentials and Python settings."""
     return {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}

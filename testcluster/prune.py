@@ -54,12 +54,12 @@ def prune(days_unused: float, now: float, *, dry_run: bool = False) -> list[Prun
 def _used_at(path: Path) -> float:
     """The last use: the newest of its own times."""
     times = [path, *path.glob("*")] if path.is_dir() else [path]
-    return max(one.lstat().st_mtime for one in times)
+    return max(item.lstat().st_mtime for item in times)
 
 
 def _size(path: Path) -> int:
     files = path.rglob("*") if path.is_dir() else [path]
-    return sum(one.lstat().st_size for one in files if not one.is_dir())
+    return sum(item.lstat().st_size for item in files if not item.is_dir())
 
 
 def _remove(path: Path) -> None:

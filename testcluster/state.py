@@ -1,7 +1,6 @@
 """The state folder of one cluster: layout, names, ports and address range.
 
-Invariant: what is written here is written before the thing that it names is made, so that `down`
-finds all of it.
+Invariant: a resource is recorded here before it is created, so that `down` finds all resources.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["DEFAULT", "State", "free_ports"]
 
 DEFAULT = Path(__file__).parents[1] / "build" / "cluster" / "default"
 
-# Below the range of ports that Linux gives to outgoing connections.
+# Below Linux's range of ephemeral ports.
 PORTS = range(20_000, 32_000)
 
 
@@ -44,7 +43,7 @@ class State:
 
     @property
     def id(self) -> str:
-        """Six characters that are this folder's alone; in the names of interfaces and cgroups."""
+        """Six characters unique to this folder; used in the names of interfaces and cgroups."""
         return hashlib.sha256(str(self.folder).encode()).hexdigest()[:6]
 
     @property
@@ -107,7 +106,7 @@ class State:
 
     @classmethod
     def load(cls, folder: Path) -> State:
-        """The cluster of this folder; fails when there is none."""
+        """The cluster of this folder; fails if it does not exist."""
         folder = folder.resolve()
         try:
             values = json.loads((folder / "state.json").read_text())
@@ -121,7 +120,7 @@ class State:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Only one `up` or `down` of a folder at a time; the lock file sits beside the folder."""
+    """Allows one `up` or `down` of a folder at a time; the lock file is next to the folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.with_name(f".{folder.name}.lock")
     with path.open("w") as lock:
@@ -136,7 +135,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def free_ports(names: tuple[str, ...]) -> dict[str, int]:
-    """A TCP port for each name, free now; below the range of outgoing connections."""
+    """A currently free TCP port for each name, below the range of ephemeral ports."""
     found: dict[str, int] = {}
     generator = random.Random(os.urandom(8))
     for port in generator.sample(PORTS, 500):

@@ -31,7 +31,7 @@ READY_DEADLINE_S = 180.0  # a loaded machine; usually 15 s
 
 @dataclass(frozen=True)
 class Options:
-    """What the cluster is made of."""
+    """Components of the cluster."""
 
     light: bool = False  # the control plane alone
     controllers: bool = False  # in a light cluster: the controller manager too
@@ -40,7 +40,7 @@ class Options:
 
 
 def programs(options: Options) -> tuple[str, ...]:
-    """The programs of our Go modules that such a cluster runs."""
+    """The programs of the Go modules that this cluster runs."""
     names = [control_plane.API_SERVER, "kubectl"]
     if options.controllers or not options.light:
         names.append(control_plane.CONTROLLER_MANAGER)
@@ -52,7 +52,7 @@ def programs(options: Options) -> tuple[str, ...]:
 
 
 def up(folder: Path, options: Options) -> State:
-    """Starts a cluster in this folder, in place of any that is there; ready on return."""
+    """Starts a cluster in this folder and replaces an existing one; ready on return."""
     folder = folder.resolve()
     binaries.require(*programs(options))
     with locked(folder):
@@ -76,9 +76,9 @@ def up(folder: Path, options: Options) -> State:
 
 
 def _allow_watches() -> None:
-    """Every kubelet takes some twenty inotify instances; Linux gives a user 128.
+    """Raises the limit of inotify instances: a kubelet needs about 20, the default is 128.
 
-    The one setting of the machine that outlives a cluster: others may count on it by then.
+    The only machine setting that outlives a cluster: other programs may rely on it by then.
     """
     limit = Path("/proc/sys/fs/inotify/max_user_instances")
     if int(limit.read_text()) < INOTIFY_INSTANCES:
@@ -87,10 +87,10 @@ def _allow_watches() -> None:
 
 
 def _give_time() -> None:
-    """The containers of all nodes are one control group, which else counts as one process does.
+    """Raises the CPU shares of the control group that holds the containers of all nodes.
 
-    Without it pods starve beside a compiler: ten processes outside get ten times what five nodes
-    get. Version 1 of control groups alone.
+    By default the group has the weight of one process, so that ten other processes get ten times
+    the processor time of five nodes. Only for version 1 of control groups.
     """
     folder = Path("/sys/fs/cgroup/cpu/k8s.io")
     if folder.parent.is_dir():
