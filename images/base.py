@@ -1,8 +1,8 @@
-"""The root file system under every image, as one layer: the host's Debian or Ubuntu, cut down.
+"""Base layer of every image: a minimal root file system of the host's Debian or Ubuntu.
 
 mmdebstrap's `extract` variant unpacks the packages and their dependencies without running their
-scripts: no package manager, no Perl, no shell history of an installation. What those scripts would
-have left and a program needs is written here: two users and a few folders.
+scripts: no package manager, no Perl, no shell history of an installation. The parts
+of their results that programs need are written here: two users and a few folders.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from images.oci import Layer
 
 __all__ = ["ImageError", "base_layer", "python_version", "suite"]
 
-# What a container never reads: documentation, translations, tests of the standard library.
+# Files unused in containers: documentation, translations, tests of the standard library.
 EXCLUDED = (
     "/usr/share/doc/*",
     "/usr/share/man/*",
@@ -35,7 +35,7 @@ EXCLUDED = (
     "/usr/lib/python3*/test/*",
 )
 
-# Makes in the root folder `$1` what the packages' scripts would have made.
+# Creates in the root folder `$1` the files that the packages' scripts would create.
 FINISH = f"""set -eu
 cd "$1"
 umask 022
@@ -52,7 +52,7 @@ chroot . /bin/sh -c 'python3 -m compileall -q /usr/lib/python3*'
 
 
 class ImageError(Exception):
-    """An image could not be built; the text says which step and what to do."""
+    """An image could not be built; the message has the failed step and the remedy."""
 
 
 def base_layer(cache: Path) -> Layer:

@@ -1,7 +1,7 @@
-"""`python -m images.build [IMAGE…]`: the images as OCI archives, without a daemon.
+"""Builder of OCI image archives without a daemon: `python -m images.build [IMAGE…]`.
 
-An image is the base layer, and one layer with what `images.contents` says. Archives are kept in
-the user's cache folder under a hash of everything that they are made of.
+An image is the base layer and one layer with the contents listed in `images.contents`. Archives
+are kept in the user's cache folder under a hash of all their inputs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EPOCH = 1_700_000_000
 
 
 def main() -> int:
-    """Builds the images that are named, or all; prints where each is and what it weighs."""
+    """Builds the named images, or all; prints the path and size of each."""
     known = {image.name: image for image in IMAGES}
     parser = argparse.ArgumentParser(prog="python -m images.build", description=__doc__)
     parser.add_argument("image", nargs="*", help=f"of: {', '.join(known)} (default: all)")

@@ -1,4 +1,4 @@
-"""`python -m images.check [IMAGE…]`: builds the Containerfiles and starts what they install."""
+"""Containerfile check: builds them and starts their programs: `python -m images.check [IMAGE…]`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Builds the images that are named, or all that have a Containerfile; 1 if one fails."""
+    """Builds the named images, or all that have a Containerfile; returns 1 if one fails."""
     known = {image.name: image for image in IMAGES if image.packages}
     parser = argparse.ArgumentParser(prog="python -m images.check", description=__doc__)
     parser.add_argument("image", nargs="*", help=f"one of {', '.join(known)} (default: all)")

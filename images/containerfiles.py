@@ -1,8 +1,8 @@
 """A Containerfile built by Debian's buildah: no daemon, no registry, a store in a scratch folder.
 
-The base images are local stand-ins (`images.stand_ins`). Packages come from where the host's own
-tools get them: its certificates and its settings of apt, pip, uv and cargo are mounted into the
-build for as long as it runs, and are no part of any layer.
+The base images are local stand-ins (`images.stand_ins`). Packages come from the host's
+sources: its certificates and its settings of apt, pip, uv and cargo are mounted into the build
+while it runs and are not part of any layer.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ BUILD_SECONDS = 3600.0  # both Rust builds, on two slow cores
 START_SECONDS = 60.0
 PULL_SECONDS = 1200.0  # a gigabyte of toolchain, beside other builds
 
-# Variables of the host by which package managers find their indexes.
+# Host variables that configure the indexes of package managers.
 PASSED_ON = re.compile(r"(PIP|UV|CARGO|RUSTUP)_[A-Z_]*|SSL_CERT_(FILE|DIR)", re.ASCII)
-# What the Containerfiles themselves decide, or names a folder of the host.
+# Set by the Containerfiles themselves, or paths of the host.
 NOT_PASSED_ON = {"CARGO_HOME", "CARGO_TARGET_DIR", "RUSTUP_HOME", "UV_CACHE_DIR", "UV_LINK_MODE",
                  "UV_PYTHON_DOWNLOADS", "UV_PROJECT_ENVIRONMENT", "PIP_FIND_LINKS"}  # fmt: skip
 
 
 def why_not() -> str:
-    """Why the Containerfiles cannot be built on this machine; empty if they can."""
+    """The reason why this machine cannot build the Containerfiles; empty if it can."""
     if os.geteuid() != 0:
         return "building Containerfiles needs root (chroot, mounts)"
     for command in ("buildah", "mmdebstrap", "rustup"):
@@ -97,13 +97,13 @@ def host_settings() -> list[str]:
 
 
 def host_variables() -> list[str]:
-    """Names of the variables by which the host's package managers find their indexes."""
+    """Names of the host variables that configure the indexes of package managers."""
     return sorted(n for n in os.environ if PASSED_ON.fullmatch(n) and n not in NOT_PASSED_ON)
 
 
 @dataclass(frozen=True)
 class Store:
-    """Images of one run, in a folder of their own."""
+    """Images of one run, in a separate folder."""
 
     folder: Path
 

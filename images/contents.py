@@ -1,6 +1,6 @@
 """Contents of each image, as data: the source of the archives that `images.build` makes.
 
-The Containerfiles beside it make the same images for users; a test compares the two.
+The Containerfiles in this folder build the same images for users; a test compares the two.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 __all__ = ["BASE_PACKAGES", "IMAGES", "NON_ROOT", "TAG", "Image"]
 
 TAG = "test"
-NON_ROOT = 65532  # the number that distroless images made customary
+NON_ROOT = 65532  # the user ID that distroless images use
 
 # Debian packages of every image; the kernel's ABI is the host's, so nothing else is needed.
 BASE_PACKAGES = (
@@ -39,7 +39,7 @@ class Image:
     programs: tuple[str, ...] = ()  # programs of the Go modules of the test cluster
     user: int = NON_ROOT
     entrypoint: tuple[str, ...] = ()
-    not_started: tuple[str, ...] = ()  # entry points that this image lacks the dependencies of
+    not_started: tuple[str, ...] = ()  # entry points whose dependencies are not in this image
 
     @property
     def reference(self) -> str:

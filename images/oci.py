@@ -30,7 +30,7 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Config:
-    """What a container of the image runs, and as whom."""
+    """Command and user of a container of the image."""
 
     entrypoint: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ def write_archive(target: Path, name: str, layers: list[Layer], config: Config) 
     }
     index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [entry]}
 
-    # Others may write the same one at the same time.
+    # Other processes may write the same archive concurrently.
     scratch = target.with_name(f".{target.name}.{os.getpid()}.new")
     with tarfile.open(scratch, "w", format=tarfile.GNU_FORMAT) as archive:
         _add(archive, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}).encode())

@@ -1,4 +1,4 @@
-"""The Python layer of an image: our wheels and what they depend on, at the lock file's versions.
+"""Python layer of an image: the project's wheels and their dependencies from the lock file.
 
 Everything goes into one folder, with a small program for each entry point: no virtual
 environment, no installer, no compiler in the image.
@@ -27,7 +27,7 @@ UV = ROOT / "build" / "tools" / "bin" / "uv"
 # Where packages live in an image; PYTHONPATH names it.
 FOLDER = "opt/fire-flyer/lib"
 
-# Distribution → its folder in the workspace, and what else its wheel is made of.
+# Distribution → its folder in the workspace, and the other inputs of its wheel.
 SOURCES = {
     "flyer": ("operator", ()),
     "flyer-node": ("deviceplugin", ()),
@@ -47,7 +47,7 @@ sys.exit({call}())
 def install(
     root: Path, requirements: Sequence[str], python: str, cache: Path, *, dependencies: bool
 ) -> None:
-    """Installs these packages of ours (with their extras) under `root`."""
+    """Installs these workspace packages (with their extras) under `root`."""
     target = root / FOLDER
     wheels = []
     for requirement in requirements:
@@ -77,13 +77,13 @@ def wheel(name: str, cache: Path) -> Path:
             except OSError:
                 if not target.exists():
                     raise
-                # Another build of the same sources was faster: its wheel is as good.
+                # A concurrent build of the same sources has finished: use its wheel.
     (found,) = target.glob("*.whl")
     return found
 
 
 def source_key(name: str) -> str:
-    """A digest of all files that the package's wheel is made of."""
+    """A digest of all files that the package's wheel is built from."""
     folder, others = SOURCES[name]
     command = ["git", "-C", str(ROOT), "ls-files", "-z"]
     command += ["--cached", "--others", "--exclude-standard", "--", folder, *others]
@@ -97,7 +97,7 @@ def source_key(name: str) -> str:
 
 
 def _install_locked(target: Path, name: str, extras: list[str], python: str) -> None:
-    """What the package depends on, at the versions of uv.lock."""
+    """The package's dependencies, at the versions of uv.lock."""
     command = [str(UV), "export", "--quiet", "--frozen", "--no-dev", "--no-emit-workspace"]
     command += ["--no-hashes", "--package", name, *(f"--extra={extra}" for extra in extras)]
     lines = _run([*command, "--no-annotate", "--no-header"])

@@ -1,8 +1,7 @@
-"""Local stand-ins for the base images of the Containerfiles, where no registry can be reached.
+"""Local stand-ins for the base images of the Containerfiles, for machines without a registry.
 
-Each is the host's Debian or Ubuntu with what the official image offers and nothing more: the one of
-`python` has no compiler, the one of `rust` has no Python. A Containerfile that builds on them names
-all that it needs.
+Each is the host's Debian or Ubuntu with only the contents of the official image: `python` has no
+compiler, `rust` has no Python. A Containerfile that builds on them declares all its dependencies.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def test_every_base_image_has_a_local_stand_in(image: Image) -> None:
 
 
 def test_a_stand_in_has_no_more_than_the_official_image() -> None:
-    """Otherwise a Containerfile that forgets a package is found by users alone."""
+    """The stand-ins must not hide a missing package from the checks."""
     python, rust = STAND_INS
     assert not {"gcc", "build-essential"} & set(python.packages)
     assert not [name for name in rust.packages if name.startswith("python")]
@@ -56,7 +56,7 @@ def test_every_entry_point_is_started_or_named_as_an_exception(image: Image) -> 
 
 
 def test_the_collectives_image_starts_what_pods_run_of_it() -> None:
-    [image] = [one for one in OURS if one.name == "collectives"]
+    [image] = [item for item in OURS if item.name == "collectives"]
     additions = (ROOT / "operator/src/flyer/kube/pods/additions.py").read_text()
     run = set(re.findall(r'"command": \["([a-z-]+)"', additions))
     assert {"flyer-install", "hfreduced"} <= run

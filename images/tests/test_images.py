@@ -1,4 +1,4 @@
-"""Archives that other tools read, and Containerfiles that say the same as the list of contents."""
+"""Image archives are readable by other tools, and Containerfiles match the list of contents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OURS = [image for image in IMAGES if image.packages]
 def test_containerfile_has_the_same_packages_and_user(image: Image) -> None:
     text = (FOLDER / f"{image.name}.Containerfile").read_text()
     stages = [line for line in text.splitlines() if line.startswith("FROM ")]
-    assert len(stages) == 3  # uv and the build's tools stay behind
+    assert len(stages) == 3  # uv and the build tools are not copied
     assert f"USER {image.user}:{image.user}" in text
     sources = {"flyer": "operator", "flyer-node": "deviceplugin"}
     sources |= {"hfreduce": "collectives/python", "threefs": "csi-3fs/python"}
@@ -108,7 +108,7 @@ def test_the_same_content_makes_the_same_archive_layer(tmp_path: Path) -> None:
 
 
 def test_kind_has_the_same_nodes() -> None:
-    """What testcluster/kind.yaml says and what `nodes.py` says are one cluster."""
+    """testcluster/kind.yaml and `nodes.py` define the same cluster."""
     import yaml
 
     from testcluster.nodes import NODES
@@ -124,7 +124,7 @@ def test_two_builds_of_one_wheel_at_once_give_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(command: list[str]) -> str:
-        folder = next(one for one in command if one.startswith("--out-dir=")).partition("=")[2]
+        folder = next(arg for arg in command if arg.startswith("--out-dir=")).partition("=")[2]
         theirs = tmp_path / "wheels" / "flyer-key"
         for made in (Path(folder), theirs):  # the other build ends while this one runs
             made.mkdir()
@@ -135,4 +135,4 @@ def test_two_builds_of_one_wheel_at_once_give_one(
     monkeypatch.setattr(packages, "_run", build)
     found = packages.wheel("flyer", tmp_path)
     assert found == tmp_path / "wheels" / "flyer-key" / "flyer.whl"
-    assert [one.name for one in (tmp_path / "wheels").iterdir()] == ["flyer-key"]
+    assert [entry.name for entry in (tmp_path / "wheels").iterdir()] == ["flyer-key"]
