@@ -161,10 +161,10 @@ class Release:
             "pods", namespace=NAMESPACE, selector=f"app.kubernetes.io/component={component}"
         )
         return [
-            one
-            for one in found
-            if node in ("", one["spec"].get("nodeName"))
-            and "deletionTimestamp" not in one["metadata"]
+            pod
+            for pod in found
+            if node in ("", pod["spec"].get("nodeName"))
+            and "deletionTimestamp" not in pod["metadata"]
         ]
 
     def table(self) -> str:

@@ -38,10 +38,10 @@ def has_daemon() -> bool:
 
 def _let_pass(folder: Path) -> None:
     """FUSE daemons are not root: every folder above their files must let them pass."""
-    for one in (folder, *folder.parents):
-        mode = one.stat().st_mode
+    for path in (folder, *folder.parents):
+        mode = path.stat().st_mode
         if not mode & 0o001:
-            one.chmod(mode | 0o011)
+            path.chmod(mode | 0o011)
 
 
 @dataclass

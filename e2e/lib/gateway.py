@@ -140,8 +140,8 @@ class Control:
                 del pod["metadata"]["ownerReferences"]  # it would be collected
             made.append(await self.api.create(PODS, pod, self.namespace))
         identities = [
-            PodIdentity(self.namespace, one["metadata"]["name"], one["metadata"]["uid"])
-            for one in made
+            PodIdentity(self.namespace, item["metadata"]["name"], item["metadata"]["uid"])
+            for item in made
         ]
         self.gateway.expect(job, start, identities)
         for identity, (node, _) in zip(identities, NODES, strict=True):
@@ -172,8 +172,8 @@ class Control:
         waiting = asyncio.create_task(self.event(until, job))
         concluded: set[str] = set()
         while not waiting.done():
-            for one in made:
-                metadata = one["metadata"]
+            for item in made:
+                metadata = item["metadata"]
                 pod = await self.api.get(PODS, metadata["name"], self.namespace)
                 self.gateway.locate(metadata["uid"], pod["status"].get("podIP", ""))
                 ended = pod["status"]["phase"] in ("Succeeded", "Failed")
@@ -189,11 +189,11 @@ class Control:
 
     async def _explain(self, made: list[dict[str, Any]]) -> None:
         print(self.cluster.kubectl("get", "pods", "-o", "wide", "-n", self.namespace))
-        for one in made:
+        for pod in made:
             for container in ("flyer-sidecar", "trainer"):
-                print(one["metadata"]["name"], container)
+                print(pod["metadata"]["name"], container)
                 try:
-                    print(self.logs(one, container))
+                    print(self.logs(pod, container))
                 except KubectlError as error:
                     print(error)
         print(self.cluster.kubectl("events", "-n", self.namespace))

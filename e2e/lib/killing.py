@@ -148,7 +148,7 @@ async def behind_proxy(cluster: Cluster) -> AsyncIterator[Proxy]:
             "KUBERNETES_SERVICE_PORT": str(proxy.port),
             "FLYER_LEASE_SECONDS": LEASE_SECONDS,
         }
-        others = [one for one in before if one["name"] not in env]
+        others = [variable for variable in before if variable["name"] not in env]
         added = [{"name": name, "value": value} for name, value in env.items()]
         try:
             await asyncio.to_thread(_restart_with, cluster, [*others, *added], replicas)

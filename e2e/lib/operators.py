@@ -203,7 +203,7 @@ async def staged(control_plane: Cluster, namespace: str) -> AsyncIterator[Stage]
         made = Stage(api, proxy, namespace)
         for name in ("a0", "a1"):
             await made.nodes.add(f"{made.node_class}-{name}", "A", made.node_class)
-        tasks = [asyncio.create_task(one.run()) for one in (made.nodes, made.jobs)]
+        tasks = [asyncio.create_task(item.run()) for item in (made.nodes, made.jobs)]
         yield made
         proxy.faults.clear()  # nobody else dies
         await made.operators.end()

@@ -86,7 +86,8 @@ class Victim:
         lease = self.cluster.get("lease", "flyer-operator", NAMESPACE)["spec"]
         restarts = {
             pod["metadata"]["name"]: sum(
-                one["restartCount"] for one in pod["status"].get("containerStatuses", ())
+                container["restartCount"]
+                for container in pod["status"].get("containerStatuses", ())
             )
             for pod in self.cluster.get("pods", namespace=NAMESPACE)
         }

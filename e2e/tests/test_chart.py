@@ -53,12 +53,12 @@ def pods(cluster: Cluster, selector: str, namespace: str = chart.NAMESPACE) -> l
 
 def test_every_component_is_ready(release: chart.Release) -> None:
     found = pods(release.cluster, "app.kubernetes.io/name=fire-flyer")
-    components = {one["metadata"]["labels"]["app.kubernetes.io/component"] for one in found}
+    components = {pod["metadata"]["labels"]["app.kubernetes.io/component"] for pod in found}
     assert components >= {"operator", "node-agent", "threefs-mgmtd", "threefs-storage", "csi-node"}
-    for one in found:
-        ready = {each["type"]: each["status"] for each in one["status"]["conditions"]}["Ready"]
-        restarts = sum(each["restartCount"] for each in one["status"]["containerStatuses"])
-        assert (ready, restarts) == ("True", 0), one["metadata"]["name"]
+    for pod in found:
+        ready = {each["type"]: each["status"] for each in pod["status"]["conditions"]}["Ready"]
+        restarts = sum(each["restartCount"] for each in pod["status"]["containerStatuses"])
+        assert (ready, restarts) == ("True", 0), pod["metadata"]["name"]
 
 
 def test_the_controllers_image_is_small() -> None:
@@ -70,14 +70,14 @@ def test_the_controllers_image_is_small() -> None:
 
 def test_nobody_lacks_a_right(release: chart.Release) -> None:
     """What a component asks the API server for, it may: no refusal in anybody's log."""
-    for one in pods(release.cluster, "app.kubernetes.io/name=fire-flyer"):
+    for pod in pods(release.cluster, "app.kubernetes.io/name=fire-flyer"):
         log = release.cluster.kubectl(
-            "logs", f"--namespace={chart.NAMESPACE}", one["metadata"]["name"], "--all-containers"
+            "logs", f"--namespace={chart.NAMESPACE}", pod["metadata"]["name"], "--all-containers"
         )
         refused = [line for line in log.splitlines() if "forbidden" in line.lower()]
         # A namespace that is being deleted takes nothing from anybody, whatever their rights.
         refused = [line for line in refused if "because it is being terminated" not in line]
-        assert not refused, one["metadata"]["name"]
+        assert not refused, pod["metadata"]["name"]
 
 
 def test_the_gateway_is_the_leader_alone_and_the_webhook_is_every_replica(
@@ -92,8 +92,8 @@ def test_the_gateway_is_the_leader_alone_and_the_webhook_is_every_replica(
         )  # fmt: skip
         return {
             address
-            for one in slices["items"]
-            for endpoint in one["endpoints"] or []
+            for endpoint_slice in slices["items"]
+            for endpoint in endpoint_slice["endpoints"] or []
             if endpoint["conditions"]["ready"]
             for address in endpoint["addresses"]
         }
@@ -153,9 +153,9 @@ def test_an_upgrade_under_a_running_job_is_not_noticed(
     sh(cluster, namespace, "writer", WRITES)
     wait_for("the first lines", lines, JOB_SECONDS)
     selector = "fireflyer.dev/job=steady"
-    before = {one["metadata"]["uid"] for one in pods(cluster, selector, namespace)}
+    before = {pod["metadata"]["uid"] for pod in pods(cluster, selector, namespace)}
     operators = {
-        one["metadata"]["uid"] for one in pods(cluster, "app.kubernetes.io/component=operator")
+        pod["metadata"]["uid"] for pod in pods(cluster, "app.kubernetes.io/component=operator")
     }
 
     # Every pod of ours is replaced: the label is in every template.
@@ -163,13 +163,13 @@ def test_an_upgrade_under_a_running_job_is_not_noticed(
     record("chart", "upgrade_seconds", release.install())
 
     after = pods(cluster, "app.kubernetes.io/component=operator")
-    assert not operators & {one["metadata"]["uid"] for one in after}
+    assert not operators & {pod["metadata"]["uid"] for pod in after}
     seen = step()
     wait_for(
         "progress after the upgrade", lambda: step() > seen or status()["phase"] == "Succeeded"
     )
     wait_for("the job's end", lambda: status().get("phase") == "Succeeded", JOB_SECONDS)
-    assert {one["metadata"]["uid"] for one in pods(cluster, selector, namespace)} == before
+    assert {pod["metadata"]["uid"] for pod in pods(cluster, selector, namespace)} == before
     assert status()["history"]["attempt"] == 1
     assert status()["history"].get("restarts", 0) == 0
     assert step() > seen  # what a rank said last may come after its pod's end

@@ -53,14 +53,14 @@ def test_a_jobs_life_by_the_verbs_of_flyer(
     assert running["zones"] == ["A", "B"]
     assert len(running["crossZonePair"]) == 2
     wait_for("progress", lambda: (shown("wide")["progress"] or {}).get("step", 0) > 10, END_SECONDS)
-    assert [(one["name"], one["state"]) for one in flyer("ps")] == [("wide", "Running")]
+    assert [(item["name"], item["state"]) for item in flyer("ps")] == [("wide", "Running")]
     (row,) = flyer("top")
     assert (row["job"], row["state"]) == (f"{namespace}/wide", "Running"), row
-    nodes = {one["name"]: one for one in flyer("nodes")}
-    assert {one["name"] for one in nodes.values() if one["job"] == f"{namespace}/wide"} == {
+    nodes = {node["name"]: node for node in flyer("nodes")}
+    assert {node["name"] for node in nodes.values() if node["job"] == f"{namespace}/wide"} == {
         "node-a1", "node-a2", "node-b1", "node-b2"
     }  # fmt: skip
-    queue = next(one for one in flyer("queues") if one["name"] == "research")
+    queue = next(item for item in flyer("queues") if item["name"] == "research")
     assert (queue["runningJobs"], queue["runningNodes"]) == (1, 4)
 
     # why: another one waits for its nodes; priority: and then takes them.
@@ -69,12 +69,12 @@ def test_a_jobs_life_by_the_verbs_of_flyer(
     wait_for("a verdict", lambda: flyer("why", "small")["reasons"], END_SECONDS)
     why = flyer("why", "small")
     assert why["verdict"] == "cannot", why
-    assert any(one["job"] == f"{namespace}/wide" for one in why["reasons"]), why
+    assert any(reason["job"] == f"{namespace}/wide" for reason in why["reasons"]), why
     assert flyer("priority", "small", "very-high")["priority"] == "very-high"
     until("the small one's end", "small", "Succeeded")
     again = until("the wide one to run again", "wide", "Running")
     assert again["attempt"] == 2
-    assert [one["lostSteps"] for one in again["attempts"][:1]] == [0]
+    assert [attempt["lostSteps"] for attempt in again["attempts"][:1]] == [0]
 
     # suspend, resume
     left = flyer("suspend", "wide", "--reason", "a demo")
@@ -99,8 +99,8 @@ def test_a_jobs_life_by_the_verbs_of_flyer(
     assert "counted to 30" in lines[-1]["text"]
     texts = flyer.run("logs", "wide", "--rank", "0").stdout
     assert texts.count("saved step") == 3, texts
-    nodes = {one["name"]: one for one in flyer("nodes")}
-    assert not [one for one in nodes.values() if one["job"] == f"{namespace}/small"]
+    nodes = {node["name"]: node for node in flyer("nodes")}
+    assert not [node for node in nodes.values() if node["job"] == f"{namespace}/small"]
 
 
 def test_a_job_that_is_followed_ends_with_its_own_status(

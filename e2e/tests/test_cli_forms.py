@@ -71,21 +71,21 @@ def test_every_answer_has_every_form(release: chart.Release, namespace: str) -> 
         people = flyer.run(verb, *ASKED[verb], "-o", "wide").stdout
         assert set(columns) <= set(people.splitlines()[0].split()), people
         assert "None" not in people, people
-    assert {one["name"]: one["state"] for one in parsed["ps"]} == {
+    assert {item["name"]: item["state"] for item in parsed["ps"]} == {
         "runs": "Running",
         "waits": "Queued",
     }
     shown = parsed["show"]
     assert shown["job"]["name"] == shown["object"]["metadata"]["name"] == "runs"
     assert shown["object"]["status"]["phase"] == "Running"
-    assert "Started" in [one["reason"] for one in shown["events"]]
+    assert "Started" in [event["reason"] for event in shown["events"]]
     why = parsed["why"]
     assert (why["job"], why["verdict"]) == (f"{namespace}/waits", "cannot")
-    assert any(one["job"] == f"{namespace}/runs" for one in why["reasons"]), why
+    assert any(reason["job"] == f"{namespace}/runs" for reason in why["reasons"]), why
     assert why["unblock"], why
-    has = {one["name"] for one in parsed["nodes"] if one["job"] == f"{namespace}/runs"}
+    has = {node["name"] for node in parsed["nodes"] if node["job"] == f"{namespace}/runs"}
     assert len(has) == 2, parsed["nodes"]
-    (queue,) = (one for one in parsed["queues"] if f"{namespace}/runs" in one["jobs"])
+    (queue,) = (item for item in parsed["queues"] if f"{namespace}/runs" in item["jobs"])
     assert queue["runningNodes"] >= 2, queue
     (row,) = parsed["top"]
     assert (row["job"], row["state"], row["nodes"]) == (f"{namespace}/runs", "Running", 2)
@@ -96,7 +96,7 @@ def shape(value: Any) -> Any:
     """The names in an answer: figures change between two looks."""
     if isinstance(value, dict):
         return {name: shape(one) for name, one in value.items()}
-    return [shape(one) for one in value[:1]] if isinstance(value, list) else None
+    return [shape(element) for element in value[:1]] if isinstance(value, list) else None
 
 
 def test_logs_are_followed_over_all_attempts_and_ranks_to_the_jobs_end(
@@ -120,7 +120,7 @@ def test_logs_are_followed_over_all_attempts_and_ranks_to_the_jobs_end(
         own = [f"attempt {attempt} line {line}" for line in range(LINES)]
         for rank in range(RANKS):
             texts = [
-                one["text"] for one in found if (one["attempt"], one["rank"]) == (attempt, rank)
+                line["text"] for line in found if (line["attempt"], line["rank"]) == (attempt, rank)
             ]
             assert [text for text in texts if text.startswith("attempt")] == own, (attempt, rank)
         assert [line for line in said.splitlines() if line.startswith(f"attempt {attempt} ")] == own
@@ -137,7 +137,7 @@ def test_kubectl_finds_its_plugin(
     manifest = tmp_path / "job.yaml"
     manifest.write_text(json.dumps(job("one", 1, SCRIPT, "5")))
     assert "counted to 5" in plugin.run("run", str(manifest)).stdout
-    assert [one["name"] for one in plugin("ps")] == ["one"]
+    assert [row["name"] for row in plugin("ps")] == ["one"]
     wait_phase(cluster, "one", namespace, "Succeeded")
     assert "Succeeded" in plugin.run("show", "one").stdout
     # kubectl becomes the plugin, so a status is handed on.

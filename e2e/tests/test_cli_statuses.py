@@ -37,7 +37,7 @@ time.sleep(3600)
 
 def manifest(folder: Path, *jobs: dict[str, Any]) -> str:
     path = folder / f"{jobs[0]['metadata']['name']}.yaml"
-    path.write_text("\n---\n".join(json.dumps(one) for one in jobs))
+    path.write_text("\n---\n".join(json.dumps(item) for item in jobs))
     return str(path)
 
 
@@ -87,7 +87,7 @@ def test_of_jobs_that_are_followed(release: chart.Release, namespace: str, tmp_p
 
         def are_made() -> bool:
             found = cluster.get("flyerjobs", namespace=namespace)
-            return {one["metadata"]["name"] for one in found} >= set(names)
+            return {item["metadata"]["name"] for item in found} >= set(names)
 
         wait_for("the jobs to be made", are_made, END_SECONDS)
         for name in names:

@@ -67,7 +67,7 @@ def asking(name: str, **resources: int) -> dict[str, Any]:
 
 def test_every_resource_becomes_allocatable(cluster: Cluster, hardware: FakeHardware) -> None:
     wait_for("8 GPUs", lambda: allocatable(cluster) == 8 or None)
-    for name in (*(f"fireflyer.dev/{one}" for one in CLASSES), "rdma/hca"):
+    for name in (*(f"fireflyer.dev/{device_class}" for device_class in CLASSES), "rdma/hca"):
         assert allocatable(cluster, name) == 64
     status = wait_for("NodeHealth", lambda: health(cluster) or None)
     assert (status["state"], status["inventory"]["gpus"]) == ("Healthy", 8)
@@ -130,7 +130,7 @@ def test_a_gpu_with_xid_79_leaves_is_reset_and_returns(
     told = time.monotonic() - started
     wait_for("7 GPUs", lambda: allocatable(cluster) == 7 or None)
     left = time.monotonic() - started
-    device = next(one for one in status["devices"] if one["id"] == lost)
+    device = next(item for item in status["devices"] if item["id"] == lost)
     assert (device["state"], device["kind"]) == ("Unhealthy", "GPU")
     assert device["reason"] in ("Xid79", "GpuLost")
     assert device["recovery"]
@@ -180,9 +180,9 @@ def registrations(cluster: Cluster, agent: str) -> list[tuple[float, str]]:
         return []
     told = [json.loads(line) for line in lines if line.startswith("{")]
     return [
-        (datetime.fromisoformat(one["timestamp"]).timestamp(), one["resource"])
-        for one in told
-        if one["event"] == "registered"
+        (datetime.fromisoformat(registration["timestamp"]).timestamp(), registration["resource"])
+        for registration in told
+        if registration["event"] == "registered"
     ]
 
 

@@ -116,11 +116,11 @@ def test_a_pod_deleted_by_hand_restarts_the_gang(cluster: Cluster, namespace: st
     assert found["eviction"]["lostSteps"] <= steps_max
     wait_step(cluster, "hurt", namespace, seen + 20)
     living = [
-        one
-        for one in pods_of(cluster, "hurt", namespace)
-        if one["status"]["phase"] not in ("Succeeded", "Failed")
+        item
+        for item in pods_of(cluster, "hurt", namespace)
+        if item["status"]["phase"] not in ("Succeeded", "Failed")
     ]
-    assert {one["metadata"]["labels"]["fireflyer.dev/attempt"] for one in living} == {"2"}
+    assert {item["metadata"]["labels"]["fireflyer.dev/attempt"] for item in living} == {"2"}
     assert len(living) == 3
 
 
@@ -191,7 +191,7 @@ def test_a_node_that_goes_bad_between_assignment_and_start_rolls_the_gang_back(
 ) -> None:
     cluster.apply(counter("early", 4, steps=20), namespace=namespace)
     found = wait_phase(cluster, "early", namespace, "Starting")
-    assert dead_kubelet in [one["name"] for one in found["assignment"]["nodes"]]
+    assert dead_kubelet in [node["name"] for node in found["assignment"]["nodes"]]
     wait_for(
         "the loss to be seen",
         lambda: (status(cluster, "early", namespace).get("eviction") or {}).get("attempt") == 1,
@@ -203,7 +203,7 @@ def test_a_node_that_goes_bad_between_assignment_and_start_rolls_the_gang_back(
     wait_for(
         "the nodes that live to be empty",
         lambda: (
-            {one["name"] for one in status(cluster, "early", namespace)["occupied"]}
+            {node["name"] for node in status(cluster, "early", namespace)["occupied"]}
             <= {dead_kubelet}
         ),
         END_SECONDS,
@@ -226,7 +226,7 @@ def test_a_machine_that_loses_power_costs_its_gang_the_time_to_notice(
     try:
         found = wait_phase(cluster, "moves", namespace, "Running", attempt=2)
         record("faults", "power_cut_to_running_seconds", time.monotonic() - began, most=10)
-        assert victim not in [one["name"] for one in found["assignment"]["nodes"]]
+        assert victim not in [node["name"] for node in found["assignment"]["nodes"]]
         seen = step(cluster, "moves", namespace)
         wait_step(cluster, "moves", namespace, seen + 10)
     finally:

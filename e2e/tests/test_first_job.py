@@ -42,7 +42,7 @@ def test_on_a_shared_node_kubernetes_own_scheduler_places_the_pod(
     done = wait_phase(cluster, "shares", namespace, "Succeeded", "Failed")
     assert done["phase"] == "Succeeded", (done, release.diagnosis())
     (pod,) = pods_of(cluster, "shares", namespace)
-    assert [one["name"] for one in done["assignment"]["nodes"]] == ["node-s1"]
+    assert [node["name"] for node in done["assignment"]["nodes"]] == ["node-s1"]
     assert pod["spec"]["nodeName"] == "node-s1"
     assert pod["spec"]["schedulerName"] == "default-scheduler"
     assert not pod["spec"].get("schedulingGates")

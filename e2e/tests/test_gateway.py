@@ -72,8 +72,8 @@ async def test_a_gang_starts_is_suspended_and_gives_its_nodes_back(control: Cont
         zone = NODES[node_rank][1]
         line = f"rank {2 * node_rank + 1} | at {address} {zone} node-a1,node-a2,node-b1"
         assert line in control.logs(one)
-    for one in made:
-        await control.api.delete(PODS, one["metadata"]["name"], control.namespace, grace_seconds=5)
+    for pod in made:
+        await control.api.delete(PODS, pod["metadata"]["name"], control.namespace, grace_seconds=5)
 
 
 async def test_a_failing_rank_is_told_with_its_traceback(control: Control) -> None:
@@ -92,8 +92,8 @@ async def test_a_failing_rank_is_told_with_its_traceback(control: Control) -> No
         await asyncio.sleep(1)
     # What stands in for the sidecar's account says the same.
     assert outcome_of(found) == Failed(1, "rank 5: ValueError: seven")
-    for one in made:
-        await control.api.delete(PODS, one["metadata"]["name"], control.namespace, grace_seconds=1)
+    for item in made:
+        await control.api.delete(PODS, item["metadata"]["name"], control.namespace, grace_seconds=1)
 
 
 async def test_pods_that_are_not_who_they_should_be_are_refused(control: Control) -> None:

@@ -345,7 +345,7 @@ def test_malformed_templates_are_refused_and_hold_up_no_other_job(scene: Scene) 
         owner = pod["metadata"].get("ownerReferences", [{}])[0].get("name", "")
         if owner in queued:
             placed = user.get("flyerjob", owner)["status"]["assignment"]["nodes"]
-            assert pod["spec"].get("nodeName") in [None, *(one["name"] for one in placed)]
+            assert pod["spec"].get("nodeName") in [None, *(node["name"] for node in placed)]
     scene.delete("flyerjob")
 
 
@@ -353,12 +353,12 @@ def test_hundreds_of_jobs_take_no_ones_turn(scene: Scene) -> None:
     """The quota bounds the user's jobs that run; those that wait stand in nobody's way."""
     annotations = {"example.com/text": "x" * (15 << 10)}
     many = [job(f"many-{number}", 1, SLEEPS) for number in range(300)]
-    for one in many:
-        one["metadata"]["annotations"] = annotations
+    for item in many:
+        item["metadata"]["annotations"] = annotations
     scene.user.create(*many)
     scene.victim.runs_another_job("beside-many")
     found = json.loads(scene.user.kubectl("get", "flyerjobs", "--output=json", deadline_s=120))
-    holding = [one for one in found["items"] if (one.get("status") or {}).get("assignment")]
+    holding = [item for item in found["items"] if (item.get("status") or {}).get("assignment")]
     assert len(holding) <= 1, "the quota"
     scene.delete("flyerjob")
 
@@ -411,7 +411,10 @@ def test_strangers_at_every_port_keep_nobody_out(scene: Scene) -> None:
     user, gateway = scene.user, gateway_address(scene)
     webhook = scene.cluster.get("service", "flyer-webhook", NAMESPACE)["spec"]["clusterIP"]
     targets = [
-        *(f"{one}={SILENT_AT_A_PORT // FLOODING_PODS}" for one in ports_of_the_release(scene)),
+        *(
+            f"{address}={SILENT_AT_A_PORT // FLOODING_PODS}"
+            for address in ports_of_the_release(scene)
+        ),
         f"{gateway}:7443={SILENT_AT_THE_GATEWAY // FLOODING_PODS}",
     ]
     uid = user.get("pod", "reader")["metadata"]["uid"]

@@ -93,5 +93,5 @@ async def test_a_rank_that_lies_speaks_for_its_own_pod_and_in_vain(control: Cont
         control.gateway.signal(Signal(job, 1, time.time() + 60, "Preempted", "lab/other"))
         await control.event(SuspendReceived, name)
         await control.event(Released, name)
-    for one in (*theirs, *mine):
-        await control.api.delete(PODS, one["metadata"]["name"], control.namespace, grace_seconds=1)
+    for pod in (*theirs, *mine):
+        await control.api.delete(PODS, pod["metadata"]["name"], control.namespace, grace_seconds=1)

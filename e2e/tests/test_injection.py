@@ -67,7 +67,7 @@ def sums_by_daemon(name: str) -> dict[str, Any]:
 
 def inits(made: dict[str, Any]) -> list[str]:
     """The init containers that the API server stored."""
-    return [one["name"] for one in made["spec"].get("initContainers", [])]
+    return [container["name"] for container in made["spec"].get("initContainers", [])]
 
 
 def configuration() -> dict[str, Any]:
@@ -139,7 +139,7 @@ async def test_a_real_server_calls_it_and_goes_on_without_it(
         wait_for("the webhook to be called", kubectl_until_it_is_called, SECONDS)
         made = create(pod("labelled", **LABEL))
         assert inits(made) == [TOOLS]
-        env = {one["name"] for one in made["spec"]["containers"][0]["env"]}
+        env = {variable["name"] for variable in made["spec"]["containers"][0]["env"]}
         assert {"PYTHONPATH", "HFREDUCE_ADDRESS", "FLYER_ZONE"} <= env
         assert inits(create(sums_by_daemon("with-daemon"))) == [TOOLS, "flyer-hfreduced"]
         assert not inits(create(pod("plain")))

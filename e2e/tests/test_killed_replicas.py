@@ -171,9 +171,13 @@ async def test_killed_with_every_write(
 
 def all_back(release: chart.Release, deaths: int) -> bool:
     """Whether each process that was killed was started again by its kubelet, and is ready."""
-    found = [one for pod in release.pods("operator") for one in pod["status"]["containerStatuses"]]
-    started = sum(int(one["restartCount"]) for one in found)
-    return started >= deaths and all(one["ready"] for one in found)
+    found = [
+        container
+        for pod in release.pods("operator")
+        for container in pod["status"]["containerStatuses"]
+    ]
+    started = sum(int(container["restartCount"]) for container in found)
+    return started >= deaths and all(container["ready"] for container in found)
 
 
 async def live(life: Life, runs: Path) -> None:

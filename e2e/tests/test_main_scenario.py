@@ -185,7 +185,9 @@ def kubelet_dies(volume: Volume) -> None:
 
     def ready() -> str:
         conditions = cluster.get("node", node)["status"]["conditions"]
-        return str(next(one["status"] for one in conditions if one["type"] == "Ready"))
+        return str(
+            next(condition["status"] for condition in conditions if condition["type"] == "Ready")
+        )
 
     kubelet = cluster.process(f"{node}-kubelet")
     kubelet.kill()
@@ -219,7 +221,7 @@ def storage_dies(release: chart.Release, volume: Volume) -> None:
         return int(found.get("step") or 0) == 80
 
     wait_for("durable checkpoints", durable, END_SECONDS)
-    (was,) = (one["restartCount"] for one in pod["status"]["containerStatuses"])
+    (was,) = (item["restartCount"] for item in pod["status"]["containerStatuses"])
 
     def back() -> bool:
         found = cluster.get("pod", pod["metadata"]["name"], NAMESPACE)["status"]

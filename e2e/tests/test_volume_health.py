@@ -26,9 +26,9 @@ NODE = "node-a2"
 def summary(cluster: Cluster, namespace: str, pod: str) -> dict[str, Any] | None:
     """The pod's one claim in the kubelet's `/stats/summary`."""
     told = json.loads(cluster.kubectl("get", "--raw", f"/api/v1/nodes/{NODE}/proxy/stats/summary"))
-    for one in told["pods"]:
-        if one["podRef"]["name"] == pod and one["podRef"]["namespace"] == namespace:
-            for volume in one.get("volume", ()):
+    for item in told["pods"]:
+        if item["podRef"]["name"] == pod and item["podRef"]["namespace"] == namespace:
+            for volume in item.get("volume", ()):
                 if "pvcRef" in volume:
                     return dict(volume)
     return None

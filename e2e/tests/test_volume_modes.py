@@ -64,7 +64,7 @@ def test_a_claim_for_one_pod_has_one_on_all_nodes(release: chart.Release, namesp
     for pod, words in refusals.items():
         wait_event(cluster, namespace, f"pod/{pod}", words)
     pods = cluster.get("pods", namespace=namespace)
-    phases = {one["metadata"]["name"]: one["status"]["phase"] for one in pods}
+    phases = {item["metadata"]["name"]: item["status"]["phase"] for item in pods}
     assert phases == {"first": "Running", late: "Pending", beside: "Pending", elsewhere: "Pending"}
 
     delete(cluster, namespace, beside, elsewhere)

@@ -70,13 +70,13 @@ def _dial(target: str) -> socket.socket:
 def _still_open(sockets: list[socket.socket]) -> list[socket.socket]:
     """Those that the other side has neither refused nor closed; the rest is closed here too."""
     poll = select.poll()
-    for one in sockets:
-        poll.register(one, select.POLLIN)
+    for sock in sockets:
+        poll.register(sock, select.POLLIN)
     ended = {descriptor for descriptor, _ in poll.poll(0)}
-    for one in sockets:
-        if one.fileno() in ended:
-            one.close()
-    return [one for one in sockets if one.fileno() >= 0]
+    for sock in sockets:
+        if sock.fileno() in ended:
+            sock.close()
+    return [sock for sock in sockets if sock.fileno() >= 0]
 
 
 def posts(host: str, port: str, path: str) -> None:
@@ -106,7 +106,7 @@ def posts(host: str, port: str, path: str) -> None:
 
 def guess(host: str, port: str, *tokens: str) -> None:
     """The gateway's answer to each token; `@PATH` stands for the content of a file."""
-    texts = [Path(one[1:]).read_text() if one.startswith("@") else one for one in tokens]
+    texts = [Path(token[1:]).read_text() if token.startswith("@") else token for token in tokens]
     print(json.dumps([_greet(host, port, text) for text in texts]), flush=True)
 
 

@@ -106,8 +106,8 @@ def settle(model: Any, optimizer: Any) -> None:
     """Makes the optimizer's state, which a checkpoint is then read into."""
     import torch
 
-    for one in model.parameters():
-        one.grad = torch.zeros_like(one)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
 
 
@@ -121,8 +121,8 @@ def take_step(model: Any, optimizer: Any, tokens: Any) -> None:
     logits = model(tokens[:, :-1])
     loss: Any = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
-    gradients = [one.grad for one in model.parameters()]
-    total: Any = torch.cat([one.flatten() for one in gradients])
+    gradients = [parameter.grad for parameter in model.parameters()]
+    total: Any = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(total)
     total /= dist.get_world_size()
     for one, part in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
@@ -153,8 +153,8 @@ def until(folder: Path) -> int:
 def tensors_of(model: Any, optimizer: Any) -> list[Any]:
     """All that a run goes on with: parameters, and what the optimizer keeps of each."""
     found = list(model.parameters())
-    for one in model.parameters():
-        kept = optimizer.state[one]
+    for parameter in model.parameters():
+        kept = optimizer.state[parameter]
         found += [kept[key] for key in sorted(kept)]
     return found
 
@@ -163,7 +163,7 @@ def state_of(model: Any, optimizer: Any) -> Any:
     """It in one row."""
     import torch
 
-    return torch.cat([one.detach().flatten() for one in tensors_of(model, optimizer)])
+    return torch.cat([tensor.detach().flatten() for tensor in tensors_of(model, optimizer)])
 
 
 def save(folder: Path, step: int, model: Any, optimizer: Any, job: Any) -> None:
@@ -192,9 +192,9 @@ def restore(where: Path, model: Any, optimizer: Any) -> int:
     state = torch.frombuffer(bytearray(data), dtype=torch.float32)
     at = 0
     with torch.no_grad():
-        for one in tensors_of(model, optimizer):
-            one.copy_(state[at : at + one.numel()].reshape(one.shape))
-            at += one.numel()
+        for tensor in tensors_of(model, optimizer):
+            tensor.copy_(state[at : at + tensor.numel()].reshape(tensor.shape))
+            at += tensor.numel()
     if at != state.numel():
         raise ValueError(f"{where} has {state.numel()} numbers, the model {at}")
     return int(manifest["step"])
