@@ -49,13 +49,13 @@ def played(tmp_path, answer, cases, rounds=3):
             threading.Thread(target=rank, args=(harness.path, number, answer), daemon=True)
             for number in range(2)
         ]
-        for one in ranks:
-            one.start()
+        for item in ranks:
+            item.start()
         group = harness.gather("played", 2, lambda: None)
         lanes = run_rounds([group], cases, rounds, lambda: None)
-    for one in ranks:
-        one.join(timeout=60)
-        assert not one.is_alive()
+    for item in ranks:
+        item.join(timeout=60)
+        assert not item.is_alive()
     return lanes["played"]
 
 
@@ -80,7 +80,7 @@ def test_ranks_with_a_core_each_neither_yield_nor_share_cores():
             assert "core" in launch.words
             assert not {"yield", "oversubscribe"} & set(text.lower().replace("--", " ").split())
             assert "YIELD" not in text
-        crowded = [(one.words, one.environment) for one in peers.launches(peer, 8, 2)]
+        crowded = [(item.words, item.environment) for item in peers.launches(peer, 8, 2)]
         assert "yield" in str(crowded).lower()
 
 
@@ -93,7 +93,7 @@ def test_every_configuration_of_a_peer_has_a_name_that_the_protocol_can_carry():
     ]
     assert all(" " not in group for group in rank_groups)
     for ranks in (2, 8):
-        names = [one.group for peer in peers.COMMANDS for one in peers.launches(peer, ranks, 2)]
+        names = [item.group for peer in peers.COMMANDS for item in peers.launches(peer, ranks, 2)]
         assert len(set(names)) == len(names)
 
 
@@ -124,7 +124,7 @@ def test_torch_is_compared_with_torch_and_native_with_native():
     made = [*speed.latency(told, QUICK, 1.0, 1.0), *speed.large(told, SLOW)]
     for call in speed.CALLS:
         made += speed.call_rows(told, Case("float32", speed.SMALL, call=call))
-    ratios = {one.name: (one.median, one.note) for one in made if one.unit == "x"}
+    ratios = {row.name: (row.median, row.note) for row in made if row.unit == "x"}
     assert len(ratios) == 3 + 2 + 2 * len(speed.CALLS)
     for name, (median, note) in ratios.items():
         if "Gloo" in name:

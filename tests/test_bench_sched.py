@@ -44,7 +44,7 @@ def test_the_table_fits_a_terminal_and_says_what_fell_short() -> None:
     ]
     lines = table(figures)
     assert len(lines) == 3
-    assert all(len(one) < 80 for one in lines)
+    assert all(len(item) < 80 for item in lines)
     assert lines[1].endswith("≤1× NO")
     assert list(document({}, figures)["figures"]) == ["a" * 60, "writes", "not measured"]
 
@@ -65,7 +65,7 @@ def test_the_audit_log_is_read_as_it_grows(tmp_path) -> None:
     with path.open("a") as file:
         file.write(whole[20:] + line("create", "tokenreviews") + line("update", "pods", code=409))
     writes = log.read()
-    assert [one.stored for one in writes] == [True, False, False]
+    assert [write.stored for write in writes] == [True, False, False]
     assert by_kind(writes)["flyer-operator: create pods/binding"] == 1
 
 
@@ -100,7 +100,7 @@ def test_the_history_of_a_cold_start_is_one_that_the_engine_would_leave() -> Non
     jobs = [one for key, one in objects.items() if "/flyerjobs/" in key]
     pods = [one for key, one in objects.items() if "/pods/" in key]
     assert (len(jobs), len(pods)) == (history.jobs, history.pods)
-    phases = [FlyerJob.model_validate(one).status.phase for one in jobs]
+    phases = [FlyerJob.model_validate(job).status.phase for job in jobs]
     assert (phases.count("Running"), phases.count("Queued")) == (3, 4)
     used = [pod["spec"]["nodeName"] for pod in pods if pod["status"]["phase"] == "Running"]
     assert len(used) == len(set(used)) == 15

@@ -75,7 +75,7 @@ def commands(text: str) -> list[list[str]]:
                 found.append([])
             else:
                 found[-1].append(word)
-    return [one for one in found if one]
+    return [match for match in found if match]
 
 
 def flags(words: list[str]) -> list[str]:
@@ -100,7 +100,7 @@ def paths(template: str) -> list[str]:
 def has_field(plural: str, path: str) -> bool:
     [file] = (ROOT / "crds").glob(f"*{plural}*.yaml")
     definition = YAML(typ="safe").load(file)
-    [version] = [one for one in definition["spec"]["versions"] if one["storage"]]
+    [version] = [item for item in definition["spec"]["versions"] if item["storage"]]
     schema: dict[str, Any] = version["schema"]["openAPIV3Schema"]
     for name in path.split("."):
         if name == "metadata":
@@ -137,7 +137,7 @@ def check_paths(kind: str, template: str) -> None:
 
 
 def check_flyer(words: list[str]) -> None:
-    [verb] = [one for one in VERBS if one.name == words[0]]
+    [verb] = [item for item in VERBS if item.name == words[0]]
     read("flyer", verb, words[1:])
 
 

@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_says_how_it_is_checked(page: Path) -> None:
     found = [block for block in blocks() if block.page == page]
-    unmarked = [one.where for one in found if one.how not in HOWS and not one.picture]
+    unmarked = [block.where for block in found if block.how not in HOWS and not block.picture]
     assert not unmarked, "write `<!-- test: HOW -->` above it; tests/doc_blocks.py lists them"
 
 
@@ -85,7 +85,7 @@ def test_what_is_tested_elsewhere_is(block: Block) -> None:
     if block.page.name in text or tests[0].stem == f"test_{block.page.stem.lower()}":
         return
     for command in commands(block):
-        words = [one for one in command[:2] if re.fullmatch(r"[a-z-]+", one)]
+        words = [item for item in command[:2] if re.fullmatch(r"[a-z-]+", item)]
         assert words, command
         for word in words:
             assert re.search(rf"\b{re.escape(word)}\b", text), f"{word} in {block.detail}"
@@ -124,7 +124,9 @@ def test_options_are_those_of_the_program(block: Block) -> None:
 @named("names")
 def test_what_is_imported_and_called_exists(block: Block) -> None:
     tree = ast.parse(block.text)
-    imports = [one for one in tree.body if isinstance(one, ast.Import | ast.ImportFrom)]
+    imports = [
+        statement for statement in tree.body if isinstance(statement, ast.Import | ast.ImportFrom)
+    ]
     names: dict[str, Any] = {}
     exec(compile(ast.Module(imports, []), block.where, "exec"), names)
     for node in ast.walk(tree):
@@ -199,19 +201,19 @@ def test_a_real_server_would_do_it(block: Block, definitions: Cluster) -> None:
 
 
 def objects(block: Block) -> list[dict[str, Any]]:
-    return [one for one in YAML(typ="safe").load_all(block.text) if one]
+    return [item for item in YAML(typ="safe").load_all(block.text) if item]
 
 
 @named("manifest")
 def test_models_take_the_manifests(block: Block, tmp_path: Path) -> None:
-    for one in objects(block):
-        if one["kind"] == "FlyerJob":
+    for item in objects(block):
+        if item["kind"] == "FlyerJob":
             file = tmp_path / "job.yaml"
-            file.write_text(json.dumps(one))
+            file.write_text(json.dumps(item))
             load_manifest(file)
-        elif one["kind"] in {"FlyerQuota", "FlyerTopology"}:
-            model = FlyerQuotaSpec if one["kind"] == "FlyerQuota" else FlyerTopologySpec
-            model.model_validate_json(json.dumps(one["spec"]))
+        elif item["kind"] in {"FlyerQuota", "FlyerTopology"}:
+            model = FlyerQuotaSpec if item["kind"] == "FlyerQuota" else FlyerTopologySpec
+            model.model_validate_json(json.dumps(item["spec"]))
 
 
 @pytest.fixture(scope="module")
@@ -228,9 +230,9 @@ def definitions(control_plane: Cluster) -> Cluster:
 @named("manifest")
 @pytest.mark.slow
 def test_a_real_server_takes_the_manifests(block: Block, definitions: Cluster) -> None:
-    for one in objects(block):
+    for item in objects(block):
         taken = definitions.kubectl(
-            "create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(one)
+            "create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(item)
         )
         assert "created" in taken
 
@@ -280,8 +282,8 @@ def test_verbs_of_flyer_exist(block: Block) -> None:
 @pytest.mark.timeout(300)
 def test_the_job_of_the_tutorial_runs_on_one_machine(folder: Path, tmp_path: Path) -> None:
     """The same script and manifest under `flyer run`, faster and without the pod's volume."""
-    [shown] = [one for one in blocks("manifest") if "name: count" in one.text]
-    [script] = [one for one in blocks("file") if one.detail == "count.py"]
+    [shown] = [block for block in blocks("manifest") if "name: count" in block.text]
+    [script] = [block for block in blocks("file") if block.detail == "count.py"]
     count = tmp_path / "count.py"
     count.write_text(script.text.replace("time.sleep(0.5)", "time.sleep(0.01)"))
     [job] = objects(shown)

@@ -68,9 +68,9 @@ def test_every_state_of_a_device_makes_a_status_that_the_api_accepts(tmp_path: P
     status = checked(document(inventory, book)).status
     assert status is not None
     seen.add(status.state.value)
-    kinds = {(one.kind, one.state.value) for one in status.devices}
+    kinds = {(device.kind, device.state.value) for device in status.devices}
     assert {("GPU", "Unhealthy"), ("NVLinkPair", "Unhealthy"), ("HCA", "Unhealthy")} <= kinds
-    assert {one.code for one in status.faults} >= {"Xid79", "Xid74", "Xid63"}
+    assert {fault.code for fault in status.faults} >= {"Xid79", "Xid74", "Xid63"}
     good = [GpuStatus(uuid, answers=True, recovery_action=0, links_active=12) for uuid in uuids]
     up = PortStatus("mlx5_0", 1, "active", "linkup", {})
     # A reset: they are gone and answer again.
@@ -176,7 +176,7 @@ async def test_events_tell_of_the_node_count_up_and_are_bounded() -> None:
             last_state=State.UNHEALTHY, reason="Xid79", message="fell off the bus", remedy="reboot"
         )
         try:
-            for one in (
+            for health_change in (
                 change("G0", State.HEALTHY, bad),
                 change(
                     "G0", State.UNHEALTHY, DeviceHealth(last_state=State.RECOVERING, reason="Xid79")
@@ -185,11 +185,11 @@ async def test_events_tell_of_the_node_count_up_and_are_bounded() -> None:
                 change("G0", State.UNHEALTHY, DeviceHealth()),
                 change("G1", State.HEALTHY, bad),
             ):
-                event_recorder.record(one)
+                event_recorder.record(health_change)
             await _until(lambda: metrics.value("flyer_node_events_total", outcome="dropped") == 1)
         finally:
             running.cancel()
-        events = {one["reason"]: one for one in api.store.all("events")}
+        events = {event["reason"]: event for event in api.store.all("events")}
     assert metrics.value("flyer_node_events_total", outcome="posted") == 4
     assert set(events) == {"DeviceUnhealthy", "DeviceRecovering", "DeviceHealthy"}
     assert set(REASONS.values()) >= set(events)

@@ -25,8 +25,8 @@ def made(path: Path, days: float) -> Path:
     path.mkdir(parents=True)
     program = path / "program"
     program.write_bytes(b"x" * 3000)
-    for one in (program, path):
-        os.utime(one, (NOW - days * DAY_SECONDS,) * 2)
+    for entry in (program, path):
+        os.utime(entry, (NOW - days * DAY_SECONDS,) * 2)
     return path
 
 
@@ -51,9 +51,13 @@ def test_only_old_builds_of_other_versions_are_removed(
         assert "3 old builds would be removed" in capsys.readouterr().out
         assert old.exists()
         found = prune(14, NOW)
-    assert [(one.path, one.bytes) for one in found] == [(image, 5000), (old, 3000), (wheel, 3000)]
-    assert not any(one.exists() for one in (old, wheel, image))
-    assert all(one.exists() for one in (current, fresh, building))
+    assert [(build.path, build.bytes) for build in found] == [
+        (image, 5000),
+        (old, 3000),
+        (wheel, 3000),
+    ]
+    assert not any(path.exists() for path in (old, wheel, image))
+    assert all(path.exists() for path in (current, fresh, building))
 
 
 def test_a_build_that_is_used_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
