@@ -63,7 +63,9 @@ class PluginHarness:
         return await self.kubelet.until(
             lambda: (
                 len(self.kubelet.plugins) == len(RESOURCES)
-                and all(one.connected and one.messages for one in self.kubelet.plugins.values())
+                and all(
+                    plugin.connected and plugin.messages for plugin in self.kubelet.plugins.values()
+                )
             ),
             what="all resources registered and listed",
         )
@@ -92,7 +94,7 @@ async def plugin_harness(view: NodeView | None = None) -> AsyncIterator[PluginHa
             with contextlib.suppress(asyncio.CancelledError):
                 await running
             await kubelet.stop()
-        assert not [one for one in folder.iterdir() if one.name.startswith("flyer-")]
+        assert not [entry for entry in folder.iterdir() if entry.name.startswith("flyer-")]
         await _ended(tasks)
 
 

@@ -66,7 +66,7 @@ class Plugin:
         """Ids that count as allocatable."""
         if not self.connected:
             return set()
-        return {one.ID for one in self.devices.values() if one.health == "Healthy"}
+        return {device.ID for device in self.devices.values() if device.health == "Healthy"}
 
 
 class FakeKubelet:
@@ -220,7 +220,7 @@ class FakeKubelet:
         )
         try:
             async for message in stub(pb.Empty()):
-                plugin.devices = {one.ID: one for one in message.devices}
+                plugin.devices = {device.ID: device for device in message.devices}
                 plugin.messages += 1
                 self._notify()
         except grpc.aio.AioRpcError:

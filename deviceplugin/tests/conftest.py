@@ -123,7 +123,9 @@ class Node:
         return await self.until(
             lambda: (
                 len(self.kubelet.plugins) == len(RESOURCES)
-                and all(one.connected and one.messages for one in self.kubelet.plugins.values())
+                and all(
+                    plugin.connected and plugin.messages for plugin in self.kubelet.plugins.values()
+                )
             ),
             "all resources registered",
         )

@@ -229,7 +229,7 @@ async def test_a_driver_that_hangs_at_the_start_offers_the_old_gpus_as_unhealthy
         assert set(machine.kubelet.plugins[GPU].devices) == ids
         assert not machine.kubelet.healthy(GPU)
         assert machine.agent is not None
-        kinds = {one.kind for one in machine.agent.inventory.findings}
+        kinds = {finding.kind for finding in machine.agent.inventory.findings}
         assert FindingKind.DRIVER in kinds
         machine.driver.hang = ""
         machine.driver.write()
@@ -321,9 +321,9 @@ async def test_the_topology_file_lies_where_containers_mount_it(node: Node) -> N
     specifications = [json.loads(path.read_text()) for path in paths]
     mounts = [
         mount["hostPath"]
-        for one in specifications
-        for device in one["devices"]
-        if f"{one['kind']}={device['name']}" in {granted.name for granted in got.cdi_devices}
+        for spec in specifications
+        for device in spec["devices"]
+        if f"{spec['kind']}={device['name']}" in {granted.name for granted in got.cdi_devices}
         for mount in device["containerEdits"].get("mounts", [])
     ]
     assert mounts == [str(node.folder / "state/nccl-topology.xml")]

@@ -78,7 +78,9 @@ def slow_cost(node: Inventory, free: set[str], chosen: set[str]) -> tuple[object
 
 def brute_force(node: Inventory, free: set[str], must: set[str], size: int) -> set[str]:
     options = (set(some) for some in itertools.combinations(sorted(free), size))
-    return min((one for one in options if must <= one), key=lambda one: slow_cost(node, free, one))
+    return min(
+        (option for option in options if must <= option), key=lambda one: slow_cost(node, free, one)
+    )
 
 
 def test_it_equals_brute_force_on_every_free_set_and_size() -> None:

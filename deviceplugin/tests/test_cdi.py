@@ -58,8 +58,8 @@ class Runtime:
         edits: list[dict[str, Any]] = []
         for name in names:
             kind, _, device = name.partition("=")
-            spec = next(one for one in self._specs if one["kind"] == kind)
-            found = next(one for one in spec["devices"] if one["name"] == device)
+            spec = next(item for item in self._specs if item["kind"] == kind)
+            found = next(item for item in spec["devices"] if item["name"] == device)
             edits += [found["containerEdits"], spec.get("containerEdits", {})]
         nodes = {node["path"] for edit in edits for node in edit.get("deviceNodes", [])}
         mounts = {mount["containerPath"] for edit in edits for mount in edit.get("mounts", [])}
@@ -116,7 +116,7 @@ def test_the_hosts_paths_are_those_of_the_driver_s_root(view: NodeView) -> None:
 
 def test_a_gpu_without_its_device_node_is_in_no_specification(view: NodeView) -> None:
     some = replace(view, exists=lambda path: not path.endswith("nvidia3"))
-    names = [one["name"] for one in json.loads(documents(some)[FILES[GPU]])["devices"]]
+    names = [device["name"] for device in json.loads(documents(some)[FILES[GPU]])["devices"]]
     assert view.inventory.gpus[3].uuid not in names
     assert len(names) == 7
 
@@ -145,7 +145,7 @@ def test_nvidias_specification_adds_the_libraries_of_the_gpus_that_it_names(
     assert found == {uuid}
     with_libraries = replace(view, nvidia_cdi=found)
     allocate = resources_of(with_libraries)[GPU].allocate(
-        [one.uuid for one in view.inventory.gpus[:2]]
+        [gpu.uuid for gpu in view.inventory.gpus[:2]]
     )
     assert f"nvidia.com/gpu={uuid}" in allocate.cdi_devices
     assert len(allocate.cdi_devices) == 3, "the second GPU is in no specification of NVIDIA's"
@@ -165,6 +165,6 @@ async def test_the_agent_writes_specifications_before_it_offers_devices(node: No
     await node.gpus(8)
     got = await node.kubelet.admit(GPU, "a", 2)
     runtime = Runtime(node.folder / "cdi", accepts_environment=False)
-    nodes, _ = runtime.start([one.name for one in got.cdi_devices], dict(got.envs))
+    nodes, _ = runtime.start([device.name for device in got.cdi_devices], dict(got.envs))
     assert len(gpus(nodes)) == 2
     assert not got.devices

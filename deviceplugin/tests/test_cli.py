@@ -53,7 +53,9 @@ def test_the_doctor_names_what_is_wrong_and_the_remedy(machine: Node) -> None:
     assert done.returncode == 1
     for part in ("no kubelet at", "no nvidia5 below", "mlx5_0 port 1 is down", "->"):
         assert part in done.stdout
-    levels = {one["level"] for one in json.loads(flyer_node(machine, "doctor", "-o=json").stdout)}
+    levels = {
+        finding["level"] for finding in json.loads(flyer_node(machine, "doctor", "-o=json").stdout)
+    }
     assert levels >= {"ok", "error"}
 
 
@@ -65,7 +67,7 @@ def test_no_driver_at_all_is_a_node_without_gpus(
     data = json.loads(done.stdout)
     assert data["gpus"] == []
     assert len(data["hcas"]) == 1
-    assert {one["kind"] for one in data["findings"]} == {"Driver"}
+    assert {finding["kind"] for finding in data["findings"]} == {"Driver"}
 
 
 def test_the_commands_of_the_guide_are_understood(machine: Node) -> None:

@@ -34,4 +34,4 @@ def test_the_table_of_classes_is_the_transports_own() -> None:
         for one, marks in MARKS.items()
     }
     assert ours == theirs
-    assert set(ours) == {one.value for one in TrafficClass}
+    assert set(ours) == {traffic_class.value for traffic_class in TrafficClass}

@@ -193,7 +193,7 @@ async def test_the_closer_look_asks_what_needs_a_gpu_that_works(machine: Node) -
     async with hardware(machine) as (one, _, _):
         await one.facts()
         found = await one.probe([machine.uuid(index) for index in range(5)])
-    assert [(one.link_width, one.link_width_max) for one in found[:2]] == [(16, 16), (8, 16)]
+    assert [(gpu.link_width, gpu.link_width_max) for gpu in found[:2]] == [(16, 16), (8, 16)]
     assert found[2].refused.startswith("its utilisation (")
     assert not found[3].refused
     assert found[4].refused.startswith("to answer (")

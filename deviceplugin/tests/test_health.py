@@ -453,7 +453,7 @@ def test_a_gpu_returns_only_after_a_probe_at_each_end_of_its_probation(
         book.gpus_probed(NODE, [last], end)
         assert book.health[record].state is state
     assert said in book.health[record].message
-    assert [one.code for one in book.fault_events][-1] == "ProbeFailed"
+    assert [fault.code for fault in book.fault_events][-1] == "ProbeFailed"
 
 
 def test_an_agent_that_was_replaced_begins_the_probation_anew() -> None:
@@ -472,10 +472,10 @@ def test_a_pair_returns_when_both_ends_prove_all_links() -> None:
     record = Subject("pair", "pair-G0")
     for links, state in ((12, State.HEALTHY), (11, State.UNHEALTHY)):
         book = health_store()
-        [bridge] = [one.id for one in NODE.bridges if one.first == "G0"]
+        [bridge] = [item.id for item in NODE.bridges if item.first == "G0"]
         record = Subject("pair", bridge)
         book.xid(NODE, "G0", 74, 0, source="driver")
-        ends = [GpuStatus(one, answers=True, links_active=12) for one in ("G0", "G1")]
+        ends = [GpuStatus(gpu_id, answers=True, links_active=12) for gpu_id in ("G0", "G1")]
         book.gpu_statuses(NODE, ends, 100)
         assert book.gpus_to_probe(NODE, 100) == ("G0", "G1")
         for now in (100, book.health[record].until + 60):

@@ -50,7 +50,9 @@ def test_the_papers_node_is_described_without_a_finding(tmp_path: Path) -> None:
     assert not found.findings
     assert [found.numa_of_gpu(gpu.uuid) for gpu in found.gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
     indices = {gpu.uuid: gpu.index for gpu in found.gpus}
-    pairs = [(indices[one.first], indices[one.second], one.links) for one in found.bridges]
+    pairs = [
+        (indices[bridge.first], indices[bridge.second], bridge.links) for bridge in found.bridges
+    ]
     assert pairs == [(0, 1, 12), (2, 3, 12), (4, 5, 12), (6, 7, 12)]
     place = found.pci_by_address
     roots = [place[gpu.address].root_complex for gpu in found.gpus]
@@ -87,17 +89,17 @@ def test_every_variant_survives_json_and_gives_a_topology_file(
     assert not found.findings
     assert from_json(Inventory, json.loads(json.dumps(to_json(found)))) == found
     system = ET.fromstring(nccl_topology(found))
-    addresses = {one.get("busid") for one in system.iter("pci")}
+    addresses = {element.get("busid") for element in system.iter("pci")}
     assert {gpu.address for gpu in found.gpus} <= addresses
     assert {hca.address for hca in found.hcas} <= addresses
 
 
 def test_the_topology_file_has_numa_nodes_links_and_no_index_of_ours(tmp_path: Path) -> None:
     system = ET.fromstring(nccl_topology(inventory(paper_node(), tmp_path / "sys")))
-    cpus = {one.get("numaid"): one for one in system.findall("cpu")}
+    cpus = {element.get("numaid"): element for element in system.findall("cpu")}
     assert set(cpus) == {"0", "1"}
     assert cpus["1"].get("affinity") == "ffffffff,00000000"
-    assert [len(cpus[one].findall("pci")) for one in ("0", "1")] == [4, 5]
+    assert [len(cpus[numa_id].findall("pci")) for numa_id in ("0", "1")] == [4, 5]
     one = cpus["0"].findall("pci")[0]
     assert (one.get("link_speed"), one.get("link_width")) == ("16.0 GT/s PCIe", "16")
     assert not list(system.iter("gpu"))
@@ -106,9 +108,9 @@ def test_the_topology_file_has_numa_nodes_links_and_no_index_of_ours(tmp_path: P
 def test_a_switch_that_devices_share_is_in_the_topology_file(tmp_path: Path) -> None:
     node = replace(paper_node(), below_switch=True)
     system = ET.fromstring(nccl_topology(inventory(node, tmp_path / "sys")))
-    bridges = [one for one in system.iter("pci") if one.get("class") == "0x060400"]
+    bridges = [element for element in system.iter("pci") if element.get("class") == "0x060400"]
     assert bridges
-    assert any(len(one.findall("pci")) >= 2 for one in bridges)
+    assert any(len(bridge.findall("pci")) >= 2 for bridge in bridges)
 
 
 GPU0 = "bus/pci/devices/0000:01:00.0"

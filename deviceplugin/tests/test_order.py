@@ -100,8 +100,10 @@ async def test_any_order_of_the_first_calls_gets_the_same_answers() -> None:
 def without(view: NodeView, gone: set[str]) -> NodeView:
     """As after these GPUs fell off the bus."""
     inventory = view.inventory
-    gpus = tuple(one for one in inventory.gpus if one.uuid not in gone)
-    bridges = tuple(one for one in inventory.bridges if not {one.first, one.second} & gone)
+    gpus = tuple(item for item in inventory.gpus if item.uuid not in gone)
+    bridges = tuple(
+        bridge for bridge in inventory.bridges if not {bridge.first, bridge.second} & gone
+    )
     return replace(view, inventory=replace(inventory, gpus=gpus, bridges=bridges))
 
 

@@ -34,28 +34,30 @@ async def harness() -> AsyncIterator[PluginHarness]:
 async def test_every_resource_is_offered_with_numa_hints(harness: PluginHarness) -> None:
     await harness.ready()
     gpus = harness.kubelet.plugins[GPU].devices
-    assert [one.topology.nodes[0].ID for one in gpus.values()] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [gpu.topology.nodes[0].ID for gpu in gpus.values()] == [0, 0, 0, 0, 1, 1, 1, 1]
     for name in RESOURCES[1:]:
         devices = harness.kubelet.plugins[name].devices
         assert len(devices) == 64
-        assert {one.topology.nodes[0].ID for one in devices.values()} == {1}
-        assert all(len(one) <= 63 for one in devices)
+        assert {device.topology.nodes[0].ID for device in devices.values()} == {1}
+        assert all(len(device) <= 63 for device in devices)
 
 
 async def test_unknown_numa_nodes_give_no_hint() -> None:
     with tempfile.TemporaryDirectory() as folder:
         inventory = inventory_of(paper_node(), Path(folder) / "sys")
-    lost = replace(inventory, pci=tuple(replace(one, numa_node=None) for one in inventory.pci))
+    lost = replace(
+        inventory, pci=tuple(replace(device, numa_node=None) for device in inventory.pci)
+    )
     async with plugin_harness(NodeView(lost)) as harness:
         await harness.ready()
         devices = harness.kubelet.plugins[GPU].devices.values()
-        assert all(not one.HasField("topology") for one in devices)
+        assert all(not device.HasField("topology") for device in devices)
 
 
 async def test_no_devices_are_no_capacity() -> None:
     async with plugin_harness(NodeView(Inventory("empty"))) as harness:
         await harness.ready()
-        assert all(not one.devices for one in harness.kubelet.plugins.values())
+        assert all(not plugin.devices for plugin in harness.kubelet.plugins.values())
 
 
 async def test_a_container_gets_whole_pairs_nodes_and_environment(harness: PluginHarness) -> None:
@@ -64,7 +66,9 @@ async def test_a_container_gets_whole_pairs_nodes_and_environment(harness: Plugi
     pairs = [set(pair.split("+")) for pair in got.envs["FLYER_GPU_PAIRS"].split(",")]
     assert len(pairs) == 2
     assert set().union(*pairs) == set(got.envs["FLYER_GPUS"].split(","))
-    nodes = [(one.container_path, one.host_path, one.permissions) for one in got.devices]
+    nodes = [
+        (device.container_path, device.host_path, device.permissions) for device in got.devices
+    ]
     assert ("/dev/nvidiactl", "/dev/nvidiactl", "rw") in nodes
     assert sum(path.removeprefix("/dev/nvidia").isdecimal() for path, _, _ in nodes) == 4
     assert not got.cdi_devices
@@ -91,8 +95,8 @@ async def test_cdi_names_or_device_nodes_but_never_both(tmp_path: Path) -> None:
             assert not got.mounts, resource
             assert got.cdi_devices, resource
         got = await harness.kubelet.admit(GPU, "b", 2)
-        names = [one.name for one in got.cdi_devices]
-        assert names == [f"fireflyer.dev/gpu={one}" for one in got.envs["FLYER_GPUS"].split(",")]
+        names = [device.name for device in got.cdi_devices]
+        assert names == [f"fireflyer.dev/gpu={uuid}" for uuid in got.envs["FLYER_GPUS"].split(",")]
 
 
 async def test_without_specifications_a_grant_says_why(tmp_path: Path) -> None:
@@ -129,7 +133,7 @@ async def test_classes_have_their_own_fields_and_keys(layer: str, tmp_path: Path
         assert hfreduce.envs["FLYER_HFREDUCE_ROCE_TRAFFIC_CLASS"] == "136"
     assert hfreduce.envs["FLYER_HFREDUCE_DSCP"] == "34"
     assert grants["fireflyer.dev/rdma-storage"].envs["FLYER_STORAGE_DSCP"] == "18"
-    paths = {one.container_path for one in hfreduce.devices}
+    paths = {device.container_path for device in hfreduce.devices}
     assert paths == {"/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"}
 
 
@@ -302,10 +306,10 @@ async def test_repeated_and_concurrent_calls_all_get_the_same_answer(
     free = sorted(harness.kubelet.healthy(GPU))
     questions = [call(channel, "GetPreferredAllocation", preferred(free, [], 4)) for _ in range(48)]
     answers = await asyncio.gather(*questions)
-    assert len({tuple(one.container_responses[0].deviceIDs) for one in answers}) == 1
+    assert len({tuple(answer.container_responses[0].deviceIDs) for answer in answers}) == 1
     ids = list(answers[0].container_responses[0].deviceIDs)
     given = await asyncio.gather(*(call(channel, "Allocate", allocate(ids)) for _ in range(48)))
-    assert len({one.SerializeToString(deterministic=True) for one in given}) == 1
+    assert len({answer.SerializeToString(deterministic=True) for answer in given}) == 1
 
 
 async def test_too_many_streams_are_refused_and_the_kubelets_own_lives(

@@ -145,7 +145,9 @@ def apply_fault(health: DeviceHealth, fault: Fault, now: float, timings: Timings
             since=now if health.last_state is not State.SUSPECT else health.since,
             until=now + timings.suspect,
         )
-    recent = tuple(one for one in health.failures if one > now - RETURNS_WINDOW_SECONDS)
+    recent = tuple(
+        failed_at for failed_at in health.failures if failed_at > now - RETURNS_WINDOW_SECONDS
+    )
     already = health.last_state is State.UNHEALTHY
     failures = recent if already else (*recent, now)[-HISTORY_MAX:]
     base = max(timings.hold, fault.hold)

@@ -77,7 +77,7 @@ def assemble(
     """One inventory; a bridge in `known_bridges` is kept though its links may be down now."""
     findings = [*sysfs.findings, *driver.findings]
     gpus = _sound_gpus(driver.gpus, findings)
-    seen = {one.gpu.address for one in driver.gpus}
+    seen = {item.gpu.address for item in driver.gpus}
     in_tree = {device.address for device in sysfs.pci}
     findings += [
         Finding(FindingKind.DRIVER, device.address, "a GPU that the driver does not list")
@@ -85,12 +85,12 @@ def assemble(
         if is_gpu(device) and device.address not in seen
     ]
     findings += [
-        Finding(FindingKind.CONFLICT, one.gpu.address, f"{one.gpu.uuid} is not on the PCIe tree")
-        for one in gpus
-        if one.gpu.address not in in_tree
+        Finding(FindingKind.CONFLICT, item.gpu.address, f"{item.gpu.uuid} is not on the PCIe tree")
+        for item in gpus
+        if item.gpu.address not in in_tree
     ]
     bridges = _bridges(gpus, findings)
-    present = {one.gpu.uuid for one in gpus}
+    present = {item.gpu.uuid for item in gpus}
     bridged = {uuid for bridge in bridges for uuid in (bridge.first, bridge.second)}
     bridges += [
         bridge
@@ -103,7 +103,7 @@ def assemble(
         driver_version=driver.driver_version,
         numa_nodes=sysfs.numa_nodes,
         pci=sysfs.pci,
-        gpus=tuple(one.gpu for one in gpus),
+        gpus=tuple(item.gpu for item in gpus),
         bridges=tuple(bridges),
         hcas=sysfs.hcas,
         findings=tuple(dict.fromkeys(findings)),
@@ -113,36 +113,38 @@ def assemble(
 def _sound_gpus(reported: Iterable[DriverGpu], findings: list[Finding]) -> list[DriverGpu]:
     """Those with ids that a kubelet accepts, each id once, in NVML's order."""
     sound: dict[str, DriverGpu] = {}
-    for one in sorted(reported, key=lambda item: item.gpu.index):
-        uuid = one.gpu.uuid
+    for report in sorted(reported, key=lambda item: item.gpu.index):
+        uuid = report.gpu.uuid
         if not 0 < len(uuid) <= DEVICE_ID_MAX or not uuid.isprintable():
-            findings.append(Finding(FindingKind.MALFORMED, one.gpu.address, f"UUID {uuid[:80]!r}"))
+            findings.append(
+                Finding(FindingKind.MALFORMED, report.gpu.address, f"UUID {uuid[:80]!r}")
+            )
         elif uuid in sound:
             findings.append(Finding(FindingKind.CONFLICT, uuid, "two GPUs have this UUID"))
         else:
-            sound[uuid] = one
+            sound[uuid] = report
     return list(sound.values())
 
 
 def _bridges(gpus: Sequence[DriverGpu], findings: list[Finding]) -> list[Bridge]:
     """Pairs of GPUs whose links all lead to each other."""
-    by_address = {one.gpu.address: one for one in gpus}
+    by_address = {item.gpu.address: item for item in gpus}
     bridges = []
-    for one in gpus:
-        peers = {peer for peer in one.link_peers if peer in by_address}
+    for item in gpus:
+        peers = {peer for peer in item.link_peers if peer in by_address}
         if len(peers) != 1:
             if peers:
                 text = f"NVLink to {len(peers)} GPUs: not a bridged pair, taken as single"
-                findings.append(Finding(FindingKind.CONFLICT, one.gpu.uuid, text))
+                findings.append(Finding(FindingKind.CONFLICT, item.gpu.uuid, text))
             continue
         other = by_address[peers.pop()]
         back = {peer for peer in other.link_peers if peer in by_address}
-        if back != {one.gpu.address} or other is one:
+        if back != {item.gpu.address} or other is item:
             text = f"NVLink to {other.gpu.uuid}, which does not lead back"
-            findings.append(Finding(FindingKind.CONFLICT, one.gpu.uuid, text))
-        elif one.gpu.index < other.gpu.index:
+            findings.append(Finding(FindingKind.CONFLICT, item.gpu.uuid, text))
+        elif item.gpu.index < other.gpu.index:
             links = min(
-                one.link_peers.count(other.gpu.address), other.link_peers.count(one.gpu.address)
+                item.link_peers.count(other.gpu.address), other.link_peers.count(item.gpu.address)
             )
-            bridges.append(Bridge(one.gpu.uuid, other.gpu.uuid, links))
+            bridges.append(Bridge(item.gpu.uuid, other.gpu.uuid, links))
     return bridges

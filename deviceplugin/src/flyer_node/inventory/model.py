@@ -187,7 +187,7 @@ class Inventory:
     @cached_property
     def bridge_of(self) -> dict[str, Bridge]:
         """The bridge of every bridged GPU."""
-        return {uuid: one for one in self.bridges for uuid in (one.first, one.second)}
+        return {uuid: bridge for bridge in self.bridges for uuid in (bridge.first, bridge.second)}
 
     def numa_of_gpu(self, uuid: str) -> int | None:
         """The NUMA node of a GPU, if known."""

@@ -30,10 +30,14 @@ def nccl_topology(inventory: Inventory) -> str:
     wanted += [device for device in adapters if device is not None and device not in wanted]
     nodes = inventory.numa_nodes
     first = nodes[0].id if nodes else 0
-    for number in sorted({first if one.numa_node is None else one.numa_node for one in wanted}):
+    for number in sorted(
+        {first if device.numa_node is None else device.numa_node for device in wanted}
+    ):
         cpu = ET.SubElement(system, "cpu", numaid=str(number), affinity=_affinity(nodes, number))
         below = [
-            one for one in wanted if (first if one.numa_node is None else one.numa_node) == number
+            device
+            for device in wanted
+            if (first if device.numa_node is None else device.numa_node) == number
         ]
         _add(cpu, inventory, sorted(below, key=lambda one: one.address))
     ET.indent(system)
@@ -47,7 +51,7 @@ def _add(cpu: ET.Element, inventory: Inventory, devices: list[PciDevice]) -> Non
         parent = cpu
         for depth in range(len(device.upstream)):
             path = device.upstream[: depth + 1]
-            sharers = [one for one in devices if one.upstream[: depth + 1] == path]
+            sharers = [item for item in devices if item.upstream[: depth + 1] == path]
             bridge = inventory.pci_by_address.get(path[-1])
             if len(sharers) < 2 or bridge is None:
                 continue

@@ -76,7 +76,7 @@ def _read_device(tree: SysfsTree, address: str, real: str, class_code: int) -> P
         tree.found(FindingKind.CONFLICT, folder, f"leads to {real}, which is not this device")
         return None
     upstream = tuple(parts[root + 1 : -1])
-    if any(not _ADDRESS.fullmatch(one) for one in upstream) or address in upstream:
+    if any(not _ADDRESS.fullmatch(item) for item in upstream) or address in upstream:
         tree.found(FindingKind.LOOP, folder, f"odd place in the tree: {real}")
         return None
 

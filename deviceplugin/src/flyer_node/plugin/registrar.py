@@ -73,7 +73,9 @@ class Registrar:
     def registered(self) -> bool:
         """Whether all resources are registered at the kubelet that is there now."""
         kubelet = self._kubelet()
-        return kubelet is not None and all(one.kubelet == kubelet for one in self._registrations)
+        return kubelet is not None and all(
+            registration.kubelet == kubelet for registration in self._registrations
+        )
 
     async def run(self) -> None:
         """Until cancelled; then the sockets are removed, which tells the kubelet at once."""
@@ -88,7 +90,7 @@ class Registrar:
                         await self._wake.wait()
         finally:
             watch.close()
-            stops = (one.server.stop() for one in self._registrations)
+            stops = (registration.server.stop() for registration in self._registrations)
             await asyncio.gather(*stops, return_exceptions=True)
 
     async def _reconcile(self) -> float:
@@ -101,10 +103,17 @@ class Registrar:
             log.info("kubelet restarted", socket=str(self._kubelet_socket))
         self._seen = kubelet or self._seen
         await asyncio.gather(
-            *(self._reconcile_resource(one, kubelet) for one in self._registrations)
+            *(
+                self._reconcile_resource(registration, kubelet)
+                for registration in self._registrations
+            )
         )
         now = time.monotonic()
-        waits = [one.next_try - now for one in self._registrations if one.kubelet != kubelet]
+        waits = [
+            registration.next_try - now
+            for registration in self._registrations
+            if registration.kubelet != kubelet
+        ]
         return max(0.01, min(POLL_SECONDS, *waits)) if waits and kubelet else POLL_SECONDS
 
     async def _reconcile_resource(

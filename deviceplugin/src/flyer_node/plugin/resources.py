@@ -121,13 +121,14 @@ def _check_ids(resource: str, ids: Sequence[str], devices: dict[str, Device]) ->
         raise RequestError("INVALID_ARGUMENT", f"{resource}: no device ids; ask for at least one")
     if len(set(ids)) != len(ids):
         raise RequestError("INVALID_ARGUMENT", f"{resource}: a device id is named twice")
-    for one in ids:
-        device = devices.get(one)
+    for device_id in ids:
+        device = devices.get(device_id)
         if device is None:
-            text = f"{resource}: device {one[:80]!r} is not on this node"
+            text = f"{resource}: device {device_id[:80]!r} is not on this node"
             raise RequestError("NOT_FOUND", text)
         if not device.healthy:
-            text = f"{resource}: device {one} is out of service; see `kubectl describe nodehealth`"
+            text = f"{resource}: device {device_id} is out of service; see "
+            text += "`kubectl describe nodehealth`"
             raise RequestError("FAILED_PRECONDITION", text)
 
 
@@ -215,7 +216,9 @@ class RdmaResource:
         self, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Sequence[str]:
         """As many different ports as possible, those with the most free slots first."""
-        unknown = [one for one in (*available, *must_include) if one not in self._devices]
+        unknown = [
+            device_id for device_id in (*available, *must_include) if device_id not in self._devices
+        ]
         if unknown:
             text = f"{self.name}: device {unknown[0][:80]!r} is not on this node"
             raise RequestError("NOT_FOUND", text)
@@ -224,11 +227,11 @@ class RdmaResource:
             text = f"{self.name}: allocation_size {size} does not fit available and must_include"
             raise RequestError("INVALID_ARGUMENT", text)
         free: dict[tuple[str, int], list[str]] = defaultdict(list)
-        for one in sorted(set(available) - set(chosen), reverse=True):
-            free[self._port_of[one][:2]].append(one)
+        for device_id in sorted(set(available) - set(chosen), reverse=True):
+            free[self._port_of[device_id][:2]].append(device_id)
         used = dict.fromkeys(free, 0)
-        for one in chosen:
-            used[self._port_of[one][:2]] = used.get(self._port_of[one][:2], 0) + 1
+        for device_id in chosen:
+            used[self._port_of[device_id][:2]] = used.get(self._port_of[device_id][:2], 0) + 1
         while len(chosen) < size:
             port = min(
                 (port for port in free if free[port]),
@@ -242,7 +245,7 @@ class RdmaResource:
         """The verbs devices of the ports, the class's fields, and for NCCL its topology file."""
         _check_ids(self.name, ids, self._devices)
         view = self._view
-        ports = sorted({self._port_of[one] for one in ids})
+        ports = sorted({self._port_of[device_id] for device_id in ids})
         adapters = {name for name, _, _ in ports}
         nodes = (*rdma_nodes(view, adapters), *rdma_common(view))
         environment = traffic.environment(self._class, ports, prefix=self._prefix)

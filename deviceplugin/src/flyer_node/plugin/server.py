@@ -184,10 +184,14 @@ class ResourceServer:
     def _preferred(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
         response = pb.PreferredAllocationResponse()
         resource = self._device_lists.resource(self.name)
-        for one in _containers(self.name, request.container_requests):
-            _check_length(self.name, one.available_deviceIDs, one.must_include_deviceIDs)
+        for container in _containers(self.name, request.container_requests):
+            _check_length(
+                self.name, container.available_deviceIDs, container.must_include_deviceIDs
+            )
             chosen = resource.preferred(
-                one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size
+                container.available_deviceIDs,
+                container.must_include_deviceIDs,
+                container.allocation_size,
             )
             response.container_responses.add(deviceIDs=chosen)
         return response
@@ -195,9 +199,9 @@ class ResourceServer:
     def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
         response = pb.AllocateResponse()
         resource = self._device_lists.resource(self.name)
-        for one in _containers(self.name, request.container_requests):
-            _check_length(self.name, one.devices_ids)
-            response.container_responses.append(_answer(resource.allocate(one.devices_ids)))
+        for container in _containers(self.name, request.container_requests):
+            _check_length(self.name, container.devices_ids)
+            response.container_responses.append(_answer(resource.allocate(container.devices_ids)))
         return response
 
     def _pre_start(self, _: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
@@ -231,7 +235,7 @@ def _containers(resource: str, requests: Any) -> Any:
 
 
 def _check_length(resource: str, *lists: Any) -> None:
-    longest = max(len(one) for one in lists)
+    longest = max(len(device_list) for device_list in lists)
     if longest > IDS_MAX:
         text = f"{resource}: {longest} device ids in one request; at most {IDS_MAX} are read"
         raise RequestError("RESOURCE_EXHAUSTED", text)

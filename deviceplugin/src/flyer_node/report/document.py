@@ -58,13 +58,13 @@ def status_document(
         ][:DEVICES_MAX],
         "faults": [
             {
-                "time": _time(one.at),
-                "device": one.device[:63],
-                "code": one.code,
-                "message": one.message[:1024],
-                "count": one.count,
+                "time": _time(fault.at),
+                "device": fault.device[:63],
+                "code": fault.code,
+                "message": fault.message[:1024],
+                "count": fault.count,
             }
-            for one in sorted(fault_events, key=lambda one: -one.at)
+            for fault in sorted(fault_events, key=lambda one: -one.at)
         ][:FAULTS_MAX],
         "conditions": _conditions(inventory, state, reason, message, before, now),
     }
@@ -134,7 +134,7 @@ def _conditions(
             f"{count} findings; the first: {first.where}: {first.detail}" if first else "",
         ),
     )
-    old = {one["type"]: one for one in before.get("conditions", ())}
+    old = {condition["type"]: condition for condition in before.get("conditions", ())}
     return [
         {
             "type": kind,
