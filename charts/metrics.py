@@ -70,7 +70,7 @@ def _of(tree: ast.AST) -> Iterator[Metric]:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             continue
         kind = TYPES.get(node.func.id)
-        texts = [one.value for one in node.args[:2] if isinstance(one, ast.Constant)]
+        texts = [arg.value for arg in node.args[:2] if isinstance(arg, ast.Constant)]
         if kind is None or len(texts) < 2 or not all(isinstance(text, str) for text in texts):
             continue
         name, what = (str(text) for text in texts)
@@ -83,5 +83,7 @@ def _labels(call: ast.Call) -> tuple[str, ...]:
     named = [word.value for word in call.keywords if word.arg in {"labels", "labelnames"}]
     for value in [*call.args[2:3], *named]:
         if isinstance(value, ast.List | ast.Tuple):
-            return tuple(str(one.value) for one in value.elts if isinstance(one, ast.Constant))
+            return tuple(
+                str(element.value) for element in value.elts if isinstance(element, ast.Constant)
+            )
     return ()

@@ -31,10 +31,10 @@ class Rendered(list[Object]):
     """The objects of one rendering."""
 
     def of(self, *kinds: str) -> list[Object]:
-        return [one for one in self if one["kind"] in kinds]
+        return [item for item in self if item["kind"] in kinds]
 
     def named(self, kind: str, name: str) -> Object:
-        [found] = [one for one in self.of(kind) if one["metadata"]["name"] == name]
+        [found] = [item for item in self.of(kind) if item["metadata"]["name"] == name]
         return found
 
 
@@ -78,7 +78,7 @@ def _rendered(values: str) -> Rendered:
 def _rendered_once(values: str) -> Rendered:
     done = template(json.loads(values))
     assert done.returncode == 0, done.stderr
-    return Rendered(one for one in YAML(typ="safe").load_all(done.stdout) if one)
+    return Rendered(item for item in YAML(typ="safe").load_all(done.stdout) if item)
 
 
 @pytest.fixture
@@ -103,9 +103,9 @@ ALL = {
 
 def pods(objects: list[Object]) -> Iterator[tuple[str, Object]]:
     """Every pod template with the name of its owner."""
-    for one in objects:
-        if one["kind"] in {"Deployment", "DaemonSet", "StatefulSet", "Job"}:
-            yield f"{one['kind']}/{one['metadata']['name']}", one["spec"]["template"]
+    for item in objects:
+        if item["kind"] in {"Deployment", "DaemonSet", "StatefulSet", "Job"}:
+            yield f"{item['kind']}/{item['metadata']['name']}", item["spec"]["template"]
 
 
 def containers(pod: Object) -> list[Object]:

@@ -57,7 +57,9 @@ def opened(objects: Rendered) -> dict[tuple[str, int], list[object]]:
                     ):
                         continue
                     for rule in spec.get("ingress") or []:
-                        if port["containerPort"] in [one["port"] for one in rule["ports"]]:
+                        if port["containerPort"] in [
+                            port_spec["port"] for port_spec in rule["ports"]
+                        ]:
                             peers += rule.get("from") or [None]
                 found[COMPONENTS[name], port["containerPort"]] = peers
     return found
@@ -84,8 +86,8 @@ def test_who_may_connect_is_what_the_policies_say(everything: Rendered) -> None:
 def test_every_policy_that_the_page_names_is_installed(render: Render) -> None:
     page = PAGE.read_text()
     present = {
-        one["metadata"]["name"].partition(".")[0]
-        for one in render(watchNamespaces=["a"]).of(
+        policy["metadata"]["name"].partition(".")[0]
+        for policy in render(watchNamespaces=["a"]).of(
             "ValidatingAdmissionPolicy", "MutatingAdmissionPolicy"
         )
     }
@@ -95,7 +97,7 @@ def test_every_policy_that_the_page_names_is_installed(render: Render) -> None:
     assert len(named) >= 8
     # None is left out of the page.
     short = set(re.findall(r"`(-[a-z]+)`", section))
-    full = named | {f"flyerjob{one}" for one in short}
+    full = named | {f"flyerjob{suffix}" for suffix in short}
     assert present - full <= {"flyerjob-user", "flyerjob-fixed"}
 
 
@@ -143,11 +145,11 @@ def test_limits_of_the_page_are_those_of_the_code() -> None:
             f"{TEXT_BYTES_MAX >> 10} KiB a request",
             f"{issuer.REQUESTS_MAX} requests, {issuer.REQUESTS_PER_ADDRESS_MAX} of an address",
         ),
-        **{(one, 8080): (scrapes,) for one in ("mgmtd", "csi-controller", "csi-node")},
+        **{(component, 8080): (scrapes,) for component in ("mgmtd", "csi-controller", "csi-node")},
     }
     page = limits()
     for server, words in wanted.items():
-        assert [one for one in words if one not in page[server]] == [], (server, page[server])
+        assert [word for word in words if word not in page[server]] == [], (server, page[server])
     assert {server for server, words in page.items() if not words} == set()
 
 
@@ -167,23 +169,25 @@ def destinations(objects: Rendered) -> dict[str, list[str] | None]:
     for name, pod in pods(objects):
         labels = pod["metadata"]["labels"].items()
         [policy] = [
-            one["spec"]
-            for one in objects.of("NetworkPolicy")
-            if one["spec"]["podSelector"].get("matchLabels", {"": ""}).items() <= labels
+            item["spec"]
+            for item in objects.of("NetworkPolicy")
+            if item["spec"]["podSelector"].get("matchLabels", {"": ""}).items() <= labels
         ]
         limited = "Egress" in policy["policyTypes"]
         found[COMPONENTS[name]] = (
-            [one for rule in policy["egress"] for one in _words(rule, objects)] if limited else None
+            [item for rule in policy["egress"] for item in _words(rule, objects)]
+            if limited
+            else None
         )
     return found
 
 
 def _words(rule: dict[str, Any], objects: Rendered) -> list[str]:
-    ports = {one["port"] for one in rule.get("ports", [])}
+    ports = {port_spec["port"] for port_spec in rule.get("ports", [])}
     known = {"DNS": DNS, "API server": API_SERVER, "kubelets (10250)": KUBELETS}
     for word, numbers in known.items():
         if ports == numbers:
-            return [word + "".join(f" {one}" for one in rule.get("to", []))]
+            return [word + "".join(f" {target}" for target in rule.get("to", []))]
     [port] = ports or {0}
     words = []
     for peer in rule.get("to", [{}]):
@@ -191,7 +195,9 @@ def _words(rule: dict[str, Any], objects: Rendered) -> list[str]:
         there = [
             COMPONENTS[n] for n, p in pods(objects) if chosen <= p["metadata"]["labels"].items()
         ]
-        words += [f"{one} ({port})" for one in there] or [f"{peer or 'anything'} ({port})"]
+        words += [f"{component} ({port})" for component in there] or [
+            f"{peer or 'anything'} ({port})"
+        ]
     return words
 
 
@@ -217,7 +223,7 @@ def test_connections_between_our_pods_are_allowed_at_both_ends(everything: Rende
             for peer in peers[target, int(port)]
             if isinstance(peer, dict)
         ]
-        assert any(one <= of_pod[source].items() for one in selectors), (source, target)
+        assert any(selector <= of_pod[source].items() for selector in selectors), (source, target)
 
 
 def test_egress_may_be_open(render: Render) -> None:
@@ -250,11 +256,11 @@ def test_kubelets_and_api_servers_may_listen_at_other_ports(render: Render) -> N
         "networkPolicies.egress.apiServerPorts": [7443],
     }
     [policy] = [
-        one["spec"]
-        for one in render(**ports).of("NetworkPolicy")
-        if one["metadata"]["name"] == "flyer-operator"
+        item["spec"]
+        for item in render(**ports).of("NetworkPolicy")
+        if item["metadata"]["name"] == "flyer-operator"
     ]
-    named = {one["port"] for rule in policy["egress"] for one in rule["ports"]}
+    named = {port_spec["port"] for rule in policy["egress"] for port_spec in rule["ports"]}
     assert named - DNS == {11250, 7443}
 
 

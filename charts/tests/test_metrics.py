@@ -117,9 +117,9 @@ def test_alerts_link_to_the_pages_of_the_installation(render: Render) -> None:
     rendered = render(**{"monitoring.rules": True, "monitoring.runbookUrl": "https://wiki/books/"})
     [rule] = rendered.of("PrometheusRule")
     urls = [
-        one["annotations"]["runbook_url"]
+        item["annotations"]["runbook_url"]
         for group in rule["spec"]["groups"]
-        for one in group["rules"]
+        for item in group["rules"]
     ]
     assert urls == [f"https://wiki/books/{alert.name}.md" for alert in ALERTS]
 
@@ -128,8 +128,8 @@ def test_dashboards_are_what_grafana_imports(render: Render) -> None:
     found = render(**{"monitoring.dashboards": True}).of("ConfigMap")
     pages = [
         json.loads(text)
-        for one in found
-        for name, text in one["data"].items()
+        for match in found
+        for name, text in match["data"].items()
         if name.endswith(".json") and name != "cluster.json"
     ]
     assert len(pages) == len(dashboards.DASHBOARDS)

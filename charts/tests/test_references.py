@@ -22,33 +22,33 @@ def workloads(objects: Rendered) -> list[Object]:
 
 
 def test_names_are_unique(everything: Rendered) -> None:
-    keys = [(one["apiVersion"], one["kind"], one["metadata"]["name"]) for one in everything]
+    keys = [(item["apiVersion"], item["kind"], item["metadata"]["name"]) for item in everything]
     assert len(keys) == len(set(keys))
 
 
 def test_objects_lie_in_the_release_namespace_or_in_none(everything: Rendered) -> None:
-    for one in everything:
-        if one["metadata"]["name"] != "flyer-node-events":  # where nodes' events are
-            assert one["metadata"].get("namespace", NAMESPACE) == NAMESPACE
+    for item in everything:
+        if item["metadata"]["name"] != "flyer-node-events":  # where nodes' events are
+            assert item["metadata"].get("namespace", NAMESPACE) == NAMESPACE
 
 
 def test_every_object_says_whose_it_is(everything: Rendered) -> None:
-    for one in everything:
-        labels = one["metadata"]["labels"]
-        assert labels["app.kubernetes.io/name"] == "fire-flyer", one["metadata"]["name"]
+    for item in everything:
+        labels = item["metadata"]["labels"]
+        assert labels["app.kubernetes.io/name"] == "fire-flyer", item["metadata"]["name"]
         assert labels["app.kubernetes.io/component"]
         assert labels["app.kubernetes.io/instance"] == "fire-flyer"
 
 
 def test_a_workload_selects_its_own_pods_alone(everything: Rendered) -> None:
-    for one in workloads(everything):
-        selector = one["spec"]["selector"]["matchLabels"]
+    for item in workloads(everything):
+        selector = item["spec"]["selector"]["matchLabels"]
         chosen = [
             other["metadata"]["name"]
             for other in workloads(everything)
             if selector.items() <= other["spec"]["template"]["metadata"]["labels"].items()
         ]
-        assert chosen == [one["metadata"]["name"]]
+        assert chosen == [item["metadata"]["name"]]
         # What changes with a version must not be in a selector: it is immutable.
         assert not {"helm.sh/chart", "app.kubernetes.io/version"} & selector.keys()
 
@@ -56,11 +56,11 @@ def test_a_workload_selects_its_own_pods_alone(everything: Rendered) -> None:
 def test_services_monitors_and_budgets_select_pods_that_exist(everything: Rendered) -> None:
     labels = [pod["metadata"]["labels"] for _, pod in pods(everything)]
     ours = {"fireflyer.dev/leader": "true"}  # set by the operator on the pod that leads
-    for one in everything.of("Service", "PodDisruptionBudget", "PodMonitor"):
-        selector = one["spec"]["selector"]
+    for item in everything.of("Service", "PodDisruptionBudget", "PodMonitor"):
+        selector = item["spec"]["selector"]
         selector = selector.get("matchLabels", selector)
         wanted = {key: value for key, value in selector.items() if ours.get(key) != value}
-        assert [found for found in labels if wanted.items() <= found.items()], one["metadata"]
+        assert [found for found in labels if wanted.items() <= found.items()], item["metadata"]
 
 
 def test_service_monitors_find_a_port_of_the_same_pods(
@@ -75,9 +75,9 @@ def test_service_monitors_find_a_port_of_the_same_pods(
         wanted = monitor["spec"]["selector"]["matchLabels"]
         [endpoint] = monitor["spec"]["endpoints"]
         services = [
-            one for one in objects.of("Service")
-            if wanted.items() <= one["metadata"]["labels"].items()
-            and endpoint["port"] in [port["name"] for port in one["spec"]["ports"]]
+            item for item in objects.of("Service")
+            if wanted.items() <= item["metadata"]["labels"].items()
+            and endpoint["port"] in [port["name"] for port in item["spec"]["ports"]]
         ]  # fmt: skip
         [service] = services
         name = monitor["metadata"]["name"]
@@ -92,16 +92,16 @@ def test_service_monitors_find_a_port_of_the_same_pods(
 
 
 def test_ports_have_the_names_by_which_others_call_them(everything: Rendered) -> None:
-    for one in everything.of("Service"):
+    for item in everything.of("Service"):
         selector = {
             key: value
-            for key, value in one["spec"]["selector"].items()
+            for key, value in item["spec"]["selector"].items()
             if key != "fireflyer.dev/leader"
         }
         for _, pod in pods(everything):
             if selector.items() <= pod["metadata"]["labels"].items():
                 names = {port["name"] for part in containers(pod) for port in part.get("ports", [])}
-                assert {port["targetPort"] for port in one["spec"]["ports"]} <= names
+                assert {port["targetPort"] for port in item["spec"]["ports"]} <= names
     for _, pod in pods(everything):
         for container in containers(pod):
             names = {port["name"] for port in container.get("ports", [])}
@@ -113,27 +113,31 @@ def test_ports_have_the_names_by_which_others_call_them(everything: Rendered) ->
 def test_the_exporter_of_3fs_answers_its_probe(everything: Rendered) -> None:
     """Its server answers two paths: a probe of another one restarts the container for ever."""
     mgmtd = everything.named("StatefulSet", "threefs-mgmtd")["spec"]["template"]
-    (exporter,) = (one for one in containers(mgmtd) if one["name"] == "metrics")
+    (exporter,) = (container for container in containers(mgmtd) if container["name"] == "metrics")
     assert exporter["livenessProbe"]["httpGet"] == {"path": HEALTH_PATH, "port": "metrics"}
 
 
 def test_a_port_is_given_once_in_a_pod(everything: Rendered) -> None:
     for name, pod in pods(everything):
-        ports = [port["containerPort"] for one in containers(pod) for port in one.get("ports", [])]
+        ports = [
+            port["containerPort"]
+            for container in containers(pod)
+            for port in container.get("ports", [])
+        ]
         assert len(ports) == len(set(ports)), name
 
 
 def test_mounted_volumes_exist_and_volumes_are_mounted(everything: Rendered) -> None:
-    for one in workloads(everything):
-        pod = one["spec"]["template"]
+    for item in workloads(everything):
+        pod = item["spec"]["template"]
         claims = [
-            claim["metadata"]["name"] for claim in one["spec"].get("volumeClaimTemplates", [])
+            claim["metadata"]["name"] for claim in item["spec"].get("volumeClaimTemplates", [])
         ]
         volumes = {volume["name"] for volume in pod["spec"].get("volumes", [])} | set(claims)
         mounted = {
             mount["name"] for part in containers(pod) for mount in part.get("volumeMounts", [])
         }
-        assert mounted == volumes, one["metadata"]["name"]
+        assert mounted == volumes, item["metadata"]["name"]
 
 
 def referred(pod: Object) -> Iterator[tuple[str, str]]:
@@ -150,13 +154,13 @@ def referred(pod: Object) -> Iterator[tuple[str, str]]:
 
 
 def test_what_a_pod_refers_to_is_installed_with_it(everything: Rendered) -> None:
-    present = {(one["kind"], one["metadata"]["name"]) for one in everything}
+    present = {(item["kind"], item["metadata"]["name"]) for item in everything}
     for name, pod in pods(everything):
-        assert not [one for one in referred(pod) if one not in present], name
+        assert not [reference for reference in referred(pod) if reference not in present], name
 
 
 def test_bindings_join_roles_and_accounts_that_exist(everything: Rendered) -> None:
-    present = {(one["kind"], one["metadata"]["name"]) for one in everything}
+    present = {(item["kind"], item["metadata"]["name"]) for item in everything}
     for binding in everything.of("RoleBinding", "ClusterRoleBinding"):
         assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in present
         for subject in binding["subjects"]:
@@ -166,7 +170,7 @@ def test_bindings_join_roles_and_accounts_that_exist(everything: Rendered) -> No
 
 def test_names_of_rights_are_those_of_objects(everything: Rendered) -> None:
     kinds = {"secrets": "Secret", "mutatingwebhookconfigurations": "MutatingWebhookConfiguration"}
-    present = {(one["kind"], one["metadata"]["name"]) for one in everything}
+    present = {(item["kind"], item["metadata"]["name"]) for item in everything}
     for role in everything.of("Role", "ClusterRole"):
         for rule in role["rules"]:
             for resource in rule["resources"]:
@@ -196,7 +200,7 @@ def test_images_are_named_once(render: Render) -> None:
                 assert image == f"mirror.example:5000/fireflyer/storage@{digest}"
     operator = mirrored.named("Deployment", "flyer-operator")
     [container] = containers(operator["spec"]["template"])
-    variables = {one["name"]: one.get("value") for one in container["env"]}
+    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
     assert container["image"] == "mirror.example:5000/fireflyer/controller:7"
     assert variables["FLYER_SIDECAR_IMAGE"] == container["image"]
     assert variables["FLYER_COLLECTIVES_IMAGE"].startswith("mirror.example:5000/")
@@ -213,7 +217,9 @@ def test_with_digests_no_image_is_named_by_its_tag(render: Render) -> None:
     images = set()
     for _, pod in pods(render(**{"images.allowTags": False}, **digests)):
         for container in containers(pod):
-            variables = {one["name"]: one.get("value", "") for one in container.get("env", [])}
+            variables = {
+                variable["name"]: variable.get("value", "") for variable in container.get("env", [])
+            }
             images |= {container["image"]}
             images |= {value for name, value in variables.items() if name.endswith("_IMAGE")}
     assert len(images) == len(names)
@@ -226,7 +232,7 @@ def test_one_address_of_the_cluster_manager(everything: Rendered) -> None:
     assert address in file
     for name in ("threefs-meta", "threefs-storage"):
         container = containers(everything.named("StatefulSet", name)["spec"]["template"])[0]
-        variables = {one["name"]: one.get("value") for one in container["env"]}
+        variables = {variable["name"]: variable.get("value") for variable in container["env"]}
         assert variables["THREEFS_MGMTD"] == address
 
 
@@ -234,15 +240,15 @@ def test_folders_of_nodes_instead_of_claims(render: Render) -> None:
     values = {
         f"threefs.{kind}.volume.hostPath": "/srv/3fs" for kind in ("mgmtd", "meta", "storage")
     }
-    for one in render(**values).of("StatefulSet"):
-        assert "volumeClaimTemplates" not in one["spec"]
+    for item in render(**values).of("StatefulSet"):
+        assert "volumeClaimTemplates" not in item["spec"]
         paths = [
             volume["hostPath"]["path"]
-            for volume in one["spec"]["template"]["spec"]["volumes"]
+            for volume in item["spec"]["template"]["spec"]["volumes"]
             if "hostPath" in volume
         ]
         assert paths == ["/srv/3fs"]
-        mounts = one["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+        mounts = item["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
         assert [mount["subPathExpr"] for mount in mounts if mount["name"] == "data"] == [
             "$(POD_NAME)"
         ]

@@ -43,12 +43,12 @@ def test_every_supported_version_renders_and_lints(version: str) -> None:
 
 
 def test_an_older_version_is_refused_by_name_and_the_page_says_which_are_supported() -> None:
-    oldest = min(int(one.split(".")[1]) for one in SUPPORTED)
+    oldest = min(int(version.split(".")[1]) for version in SUPPORTED)
     done = template({}, "--kube-version", f"1.{oldest - 1}.9")
     assert done.returncode != 0
     assert f">=1.{oldest}.0" in done.stderr
     page = (CHART.parents[1] / "docs" / "guides" / "install.md").read_text()
-    newest = max(int(one.split(".")[1]) for one in SUPPORTED)
+    newest = max(int(version.split(".")[1]) for version in SUPPORTED)
     assert f"Kubernetes 1.{oldest} to 1.{newest}" in page
 
 
@@ -95,8 +95,8 @@ def test_definitions_outlive_the_release_unless_told_otherwise(render: Render) -
         definitions = objects.of("CustomResourceDefinition")
         assert definitions
         return {
-            one["metadata"].get("annotations", {}).get("helm.sh/resource-policy")
-            for one in definitions
+            definition["metadata"].get("annotations", {}).get("helm.sh/resource-policy")
+            for definition in definitions
         }
 
     assert policies(render()) == {"keep"}
@@ -104,7 +104,7 @@ def test_definitions_outlive_the_release_unless_told_otherwise(render: Render) -
 
 
 def test_definitions_are_those_of_the_models(render: Render) -> None:
-    rendered = {one["metadata"]["name"] for one in render().of("CustomResourceDefinition")}
+    rendered = {item["metadata"]["name"] for item in render().of("CustomResourceDefinition")}
     assert rendered == {path.stem for path in (CHART.parents[1] / "crds").glob("*.yaml")}
 
 
@@ -113,7 +113,7 @@ def test_no_key_is_made_without_a_cluster_that_may_have_one(render: Render) -> N
     secret = render().named("Secret", "threefs-key")
     assert not {"data", "stringData"} & set(secret)
     own = render(**{"threefs.existingKeySecret": "mine"})
-    assert [one for one in own.of("Secret") if one["metadata"]["name"] == "threefs-key"] == []
+    assert [item for item in own.of("Secret") if item["metadata"]["name"] == "threefs-key"] == []
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,9 @@ def test_inline_volumes_are_off_unless_they_are_switched_on(render: Render) -> N
         objects = render(**values)
         driver = objects.named("CSIDriver", "3fs.csi.fireflyer.dev")
         node = objects.named("DaemonSet", "threefs-csi-node")["spec"]["template"]["spec"]
-        variables = {one["name"]: one.get("value") for one in node["containers"][0]["env"]}
+        variables = {
+            variable["name"]: variable.get("value") for variable in node["containers"][0]["env"]
+        }
         return driver["spec"]["volumeLifecycleModes"], variables.get("THREEFS_INLINE_SIZE_MAX")
 
     assert modes_and_limit() == (["Persistent"], None)
@@ -267,7 +269,7 @@ def test_policies_that_change_objects_wait_for_the_version_that_has_them() -> No
         chosen = ("--set", f"images.registry={REGISTRY},images.allowTags=true")
         done = run_helm("template", "x", str(CHART), "--kube-version", version, *chosen)
         assert done.returncode == 0, done.stderr
-        return {one["kind"] for one in YAML(typ="safe").load_all(done.stdout) if one}
+        return {item["kind"] for item in YAML(typ="safe").load_all(done.stdout) if item}
 
     assert "MutatingAdmissionPolicy" in kinds("1.36.0")
     assert not {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"} & kinds("1.35.2")
@@ -280,7 +282,9 @@ def test_one_switch_gives_tls_to_every_service_and_client(render: Render) -> Non
         found = set()
         for workload in rendered.of("StatefulSet"):
             for container in workload["spec"]["template"]["spec"]["containers"]:
-                env = {one["name"]: one.get("value") for one in container.get("env", [])}
+                env = {
+                    variable["name"]: variable.get("value") for variable in container.get("env", [])
+                }
                 if "THREEFS_KEY_FILE" in env:
                     found.add(
                         (container["name"], env["THREEFS_TLS"], env["THREEFS_TLS_TRANSITION"])
@@ -296,7 +300,7 @@ def test_one_switch_gives_tls_to_every_service_and_client(render: Render) -> Non
         rendered = render(**{"threefs.tls.enabled": enabled, "threefs.tls.transition": transition})
         found = settings(rendered)
         assert len(found) == 3, found
-        assert {one[1:] for one in found} == {(str(enabled).lower(), str(transition).lower())}
+        assert {match[1:] for match in found} == {(str(enabled).lower(), str(transition).lower())}
         # Read by the CSI controller, the exporter and, with the key, nodes; tickets copy it.
         assert cluster_file(rendered)["tls"] is enabled
     assert cluster_file(render())["tls"] is False

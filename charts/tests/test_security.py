@@ -142,12 +142,12 @@ def test_the_daemons_of_a_volume_have_a_control_group_unless_a_value_says_no(
 ) -> None:
     for on in (True, False):
         [manager] = [
-            one
+            container
             for name, pod in pods(render(**{"csi.mountManager.daemonCgroups": on}))
-            for one in containers(pod)
-            if (name, one["name"]) in PRIVILEGED
+            for container in containers(pod)
+            if (name, container["name"]) in PRIVILEGED
         ]
-        setting = {one["name"]: one.get("value") for one in manager["env"]}
+        setting = {variable["name"]: variable.get("value") for variable in manager["env"]}
         assert setting["THREEFS_DAEMON_CGROUPS"] == ("true" if on else "false")
 
 
@@ -216,7 +216,7 @@ def ingress(objects: Rendered, name: str, port: int) -> list[Any]:
     return [
         rule.get("from")
         for rule in policy.get("ingress") or []
-        if port in [one["port"] for one in rule["ports"]]
+        if port in [port_spec["port"] for port_spec in rule["ports"]]
     ]
 
 
@@ -226,7 +226,7 @@ def test_every_pod_of_ours_has_a_network_policy(everything: Rendered) -> None:
     ]
     for name, pod in pods(everything):
         labels = pod["metadata"]["labels"]
-        assert [one for one in policies if one.items() <= labels.items()], name
+        assert [policy for policy in policies if policy.items() <= labels.items()], name
 
 
 def test_no_port_is_open_to_everybody_but_the_webhooks(everything: Rendered) -> None:
@@ -250,18 +250,20 @@ def test_the_gateway_is_reached_by_pods_of_jobs_alone(everything: Rendered) -> N
 
 def test_jobs_of_chosen_namespaces_hear_jobs_of_their_namespace_alone(render: Render) -> None:
     assert not [
-        one for one in render().of("NetworkPolicy") if one["metadata"]["name"] == "flyer-jobs"
+        policy
+        for policy in render().of("NetworkPolicy")
+        if policy["metadata"]["name"] == "flyer-jobs"
     ]
     found = [
-        one
-        for one in render(**{"networkPolicies.jobNamespaces": ["a", "b"]}).of("NetworkPolicy")
-        if one["metadata"]["name"] == "flyer-jobs"
+        policy
+        for policy in render(**{"networkPolicies.jobNamespaces": ["a", "b"]}).of("NetworkPolicy")
+        if policy["metadata"]["name"] == "flyer-jobs"
     ]
-    assert [one["metadata"]["namespace"] for one in found] == ["a", "b"]
-    for one in found:
-        [rule] = one["spec"]["ingress"]
+    assert [policy["metadata"]["namespace"] for policy in found] == ["a", "b"]
+    for policy in found:
+        [rule] = policy["spec"]["ingress"]
         [peer] = rule["from"]
-        assert peer == {"podSelector": one["spec"]["podSelector"]}  # no other namespace
+        assert peer == {"podSelector": policy["spec"]["podSelector"]}  # no other namespace
         assert "ports" not in rule
 
 
@@ -280,7 +282,7 @@ def test_the_webhook_is_closed_by_address_and_by_certificate(render: Render) -> 
     closed = render(**{"networkPolicies.webhookFrom": peers, "injection.clientCA": "api-server-ca"})
     assert ingress(closed, "flyer-webhook", 9443) == [peers]
     [container] = containers(closed.named("Deployment", "flyer-webhook")["spec"]["template"])
-    variables = {one["name"]: one.get("value") for one in container["env"]}
+    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
     assert variables["FLYER_CLIENT_CA_FILE"] == "/etc/flyer/client-ca/ca.crt"
 
 
@@ -288,9 +290,9 @@ def test_the_webhook_has_no_token_and_no_authoritys_key(everything: Rendered) ->
     pod = everything.named("Deployment", "flyer-webhook")["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is False
     bound = {
-        one["name"]
+        subject["name"]
         for b in everything.of("ClusterRoleBinding", "RoleBinding")
-        for one in b["subjects"]
+        for subject in b["subjects"]
     }
     assert pod["serviceAccountName"] not in bound
     [volume] = pod["volumes"]
@@ -301,12 +303,12 @@ def test_the_webhook_has_no_token_and_no_authoritys_key(everything: Rendered) ->
 def granted(objects: Rendered, account: str) -> set[tuple[str, str, str]]:
     """Resource, verb and namespace (empty: all) of every rule of an account."""
     roles = {
-        (one["kind"], one["metadata"]["name"]): one for one in objects.of("Role", "ClusterRole")
+        (item["kind"], item["metadata"]["name"]): item for item in objects.of("Role", "ClusterRole")
     }
     return {
         (resource, verb, binding["metadata"].get("namespace", ""))
         for binding in objects.of("RoleBinding", "ClusterRoleBinding")
-        if account in [one["name"] for one in binding["subjects"]]
+        if account in [subject["name"] for subject in binding["subjects"]]
         for rule in roles[binding["roleRef"]["kind"], binding["roleRef"]["name"]]["rules"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
@@ -318,21 +320,21 @@ def test_accounts_of_nodes_and_volumes_read_no_pods_and_write_few_events(
 ) -> None:
     volumes = granted(everything, "threefs-csi-controller")
     # The issuer reads the pod that a token names.
-    assert {one[1] for one in volumes if one[0] == "pods"} == {"get"}
-    assert {one[1] for one in volumes if one[0] == "nodes"} == {"get"}
+    assert {volume[1] for volume in volumes if volume[0] == "pods"} == {"get"}
+    assert {volume[1] for volume in volumes if volume[0] == "nodes"} == {"get"}
     agents = granted(everything, "flyer-node")
-    assert {one[2] for one in agents if one[0] == "events"} == {"default"}
+    assert {grant[2] for grant in agents if grant[0] == "events"} == {"default"}
 
 
 def test_the_operator_makes_pods_where_it_is_told_and_never_in_system_namespaces(
     render: Render,
 ) -> None:
-    policies = {one["metadata"]["name"]: one for one in render().of("ValidatingAdmissionPolicy")}
+    policies = {item["metadata"]["name"]: item for item in render().of("ValidatingAdmissionPolicy")}
     assert "operator-namespaces.fireflyer.dev" not in policies
     [system] = [
-        one["expression"]
-        for one in policies["operator-pods.fireflyer.dev"]["spec"]["variables"]
-        if one["name"] == "system"
+        item["expression"]
+        for item in policies["operator-pods.fireflyer.dev"]["spec"]["variables"]
+        if item["name"] == "system"
     ]
     assert system == "request.namespace in ['kube-system', 'fireflyer-system']"
     some = render(watchNamespaces=["a", "b"])
@@ -344,7 +346,9 @@ def test_the_operator_makes_pods_where_it_is_told_and_never_in_system_namespaces
 
 
 def test_the_operator_may_do_what_its_calls_ask_for(everything: Rendered) -> None:
-    (role,) = (one for one in everything.of("ClusterRole") if one["metadata"]["name"] == OPERATOR)
+    (role,) = (
+        item for item in everything.of("ClusterRole") if item["metadata"]["name"] == OPERATOR
+    )
     granted = {
         (group, resource, verb)
         for rule in role["rules"]
@@ -362,13 +366,15 @@ def test_the_operator_may_do_what_its_calls_ask_for(everything: Rendered) -> Non
         ("fireflyer.dev", "flyerjobs/status", "patch update"),
     ):
         assert {(group, resource, verb) for verb in verbs.split()} <= granted
-    assert not {one for one in granted if one[1] == "persistentvolumeclaims" and one[2] != "get"}
+    assert not {
+        grant for grant in granted if grant[1] == "persistentvolumeclaims" and grant[2] != "get"
+    }
 
 
 def test_dedicated_nodes_are_for_system_namespaces_and_ours(render: Render) -> None:
     found = render(**{"admissionPolicies.systemNamespaces": ["kube-system", "monitoring"]})
     binding = found.named("ClusterRoleBinding", "flyer-dedicated-nodes")
-    assert [one["name"] for one in binding["subjects"]] == [
+    assert [subject["name"] for subject in binding["subjects"]] == [
         f"system:serviceaccounts:{name}"
         for name in ("kube-system", "monitoring", "fireflyer-system")
     ]
@@ -380,12 +386,12 @@ def test_high_priorities_are_for_system_namespaces_and_ours(render: Render) -> N
     everywhere = found.named("ClusterRoleBinding", name)["subjects"]
     here = found.named("RoleBinding", name)
     accounts = "system:serviceaccounts:"
-    assert [one["name"] for one in everywhere] == [
+    assert [item["name"] for item in everywhere] == [
         f"{accounts}kube-system",
         f"{accounts}monitoring",
     ]
     assert here["metadata"]["namespace"] == "fireflyer-system"
-    assert [one["name"] for one in here["subjects"]] == [f"{accounts}fireflyer-system"]
+    assert [subject["name"] for subject in here["subjects"]] == [f"{accounts}fireflyer-system"]
 
 
 def test_the_operator_may_use_the_class_of_jobs_alone(everything: Rendered) -> None:
@@ -402,7 +408,7 @@ def test_the_operator_may_use_the_class_of_jobs_alone(everything: Rendered) -> N
 
 
 def test_the_policy_knows_the_priorities_of_our_services(everything: Rendered) -> None:
-    values = {one["metadata"]["name"]: one["value"] for one in everything.of("PriorityClass")}
+    values = {item["metadata"]["name"]: item["value"] for item in everything.of("PriorityClass")}
     assert all(name.startswith("flyer-") for name in values)
     assert values["flyer-storage"] == CRITICAL_PRIORITY
     assert values["flyer-control"] >= CRITICAL_PRIORITY
@@ -412,7 +418,7 @@ def test_the_policy_knows_the_priorities_of_our_services(everything: Rendered) -
 def test_where_users_are_not_stamped_nobody_names_one(version: str, own: bool) -> None:
     """Otherwise whoever adds his own name has two quotas: his and the namespace's."""
     done = template({}, "--kube-version", version)
-    objects = [one for one in YAML(typ="safe").load_all(done.stdout) if one]
+    objects = [item for item in YAML(typ="safe").load_all(done.stdout) if item]
     name = "flyerjob-identity.fireflyer.dev"
     kind = "ValidatingAdmissionPolicy"
     [policy] = [o for o in objects if (o["kind"], o["metadata"]["name"]) == (kind, name)]
@@ -459,7 +465,9 @@ def test_node_plugins_have_a_token_for_the_issuer_and_trust_its_certificate(
     trusted = objects.named("ConfigMap", "threefs-issuer-ca")["data"]
     made = objects.named("Secret", "threefs-issuer")["data"]
     assert trusted == {"ca.crt": base64.b64decode(made["ca.crt"]).decode()}
-    environment = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
+    environment = {
+        variable["name"]: variable.get("value") for variable in pod["containers"][0]["env"]
+    }
     host = environment["THREEFS_ISSUER"].rpartition(":")[0]
     certificate = x509.load_pem_x509_certificate(base64.b64decode(made["tls.crt"]))
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -471,15 +479,17 @@ def test_node_plugins_have_a_token_for_the_issuer_and_trust_its_certificate(
 
 def test_without_the_issuer_nothing_of_it_is_installed(render: Render) -> None:
     objects = render(**{"csi.issuer.enabled": False})
-    assert not [one for one in objects if one["metadata"]["name"] == "threefs-issuer"]
+    assert not [item for item in objects if item["metadata"]["name"] == "threefs-issuer"]
     assert "tokenRequests" not in objects.of("CSIDriver")[0]["spec"]
     granted_to = granted(objects, "threefs-csi-controller")
-    assert not [one for one in granted_to if one[0] in ("pods", "tokenreviews")]
+    assert not [grant for grant in granted_to if grant[0] in ("pods", "tokenreviews")]
 
 
 def test_a_certificate_of_the_administrators_is_used(render: Render) -> None:
     objects = render(**{"csi.issuer.existingSecret": "from-cert-manager"})
-    assert not [one for one in objects.of("Secret") if one["metadata"]["name"] == "threefs-issuer"]
+    assert not [
+        item for item in objects.of("Secret") if item["metadata"]["name"] == "threefs-issuer"
+    ]
     secrets = {secret for _, pod in pods(objects) for kind, secret in referred(pod)}
     assert "from-cert-manager" in secrets
     # Its authority alone is for the nodes.

@@ -94,10 +94,10 @@ def test_the_server_takes_every_object(
     everything: Rendered, control_plane: Cluster, namespace: str
 ) -> None:
     """Strict: a field that the server does not know is refused, not dropped."""
-    ours = [one for one in everything if one["kind"] not in OTHERS]
-    for one in ours:
-        if "namespace" in one["metadata"]:
-            one["metadata"]["namespace"] = namespace
+    ours = [item for item in everything if item["kind"] not in OTHERS]
+    for item in ours:
+        if "namespace" in item["metadata"]:
+            item["metadata"]["namespace"] = namespace
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": ours})
     taken = control_plane.kubectl(
         "create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text
@@ -116,22 +116,22 @@ def test_pod_security_restricted_admits_the_controllers(
         "the namespace's default account",
         lambda: control_plane.get("serviceaccounts", namespace=namespace),
     )
-    for one in everything.of("Deployment", "StatefulSet", "DaemonSet"):
+    for item in everything.of("Deployment", "StatefulSet", "DaemonSet"):
         pod: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": one["metadata"]["name"], "namespace": namespace},
+            "metadata": {"name": item["metadata"]["name"], "namespace": namespace},
             "spec": {
                 # The namespace has no account or class of ours: they are not what is tested.
-                **one["spec"]["template"]["spec"],
+                **item["spec"]["template"]["spec"],
                 "serviceAccountName": "default",
                 "priorityClassName": "",
             },
         }
-        if "volumeClaimTemplates" in one["spec"]:
+        if "volumeClaimTemplates" in item["spec"]:
             pod["spec"]["volumes"] = [*pod["spec"]["volumes"], {"name": "data", "emptyDir": {}}]
         command = ("create", "--dry-run=server", "-f", "-")
-        if one["kind"] == "DaemonSet":
+        if item["kind"] == "DaemonSet":
             with pytest.raises(KubectlError, match="violates PodSecurity"):
                 control_plane.kubectl(*command, stdin=json.dumps(pod))
         else:
@@ -174,9 +174,9 @@ def test_a_rollback_keeps_secrets_and_definitions(installation: Installation) ->
     )  # fmt: skip
     key = installation.get("secret", "threefs-key")["data"]["key"]
     definitions = {
-        one["metadata"]["name"]: one["metadata"]["uid"]
-        for one in cluster.get("customresourcedefinitions")
-        if one["spec"]["group"] == "fireflyer.dev"
+        definition["metadata"]["name"]: definition["metadata"]["uid"]
+        for definition in cluster.get("customresourcedefinitions")
+        if definition["spec"]["group"] == "fireflyer.dev"
     }
     assert len(definitions) == 4
     installation.upgrade(**{"operator.replicas": 3})
@@ -189,7 +189,9 @@ def test_a_rollback_keeps_secrets_and_definitions(installation: Installation) ->
     for name, uid in definitions.items():
         found = cluster.get("customresourcedefinition", name)
         assert found["metadata"]["uid"] == uid, "replaced: its objects would be gone"
-        conditions = {one["type"]: one["status"] for one in found["status"]["conditions"]}
+        conditions = {
+            condition["type"]: condition["status"] for condition in found["status"]["conditions"]
+        }
         assert conditions["Established"] == "True"
         assert cluster.get(name) == []
 
@@ -254,7 +256,9 @@ def test_users_do_not_share_the_servers_seats_with_the_controllers(
 ) -> None:
     """Also of requests that are refused afterwards: what counts is who asks for what."""
     cluster, namespace = installation.cluster, installation.namespace
-    schemas = {one["metadata"]["uid"]: one["metadata"]["name"] for one in cluster.get("flowschema")}
+    schemas = {
+        item["metadata"]["uid"]: item["metadata"]["name"] for item in cluster.get("flowschema")
+    }
     token = cluster.kubectl("create", "token", user, f"--namespace={namespace}").strip()
 
     def chosen() -> str | None:
@@ -337,9 +341,9 @@ def test_values_that_change_nothing_change_no_pod(installation: Installation) ->
 
     def generations() -> dict[str, int]:
         return {
-            f"{kind}/{one['metadata']['name']}": one["metadata"]["generation"]
+            f"{kind}/{item['metadata']['name']}": item["metadata"]["generation"]
             for kind in kinds
-            for one in installation.cluster.get(kind, namespace=installation.namespace)
+            for item in installation.cluster.get(kind, namespace=installation.namespace)
         }
 
     before = generations()

@@ -18,7 +18,7 @@ LABELS = {"global.imagePullSecrets": [{"name": "one"}, {"name": "two"}]}
 
 def container(render: Render, owner: str, name: str) -> Object:
     [pod] = [pod for found, pod in pods(render(**LABELS)) if found == owner]
-    [one] = [one for one in containers(pod) if one["name"] == name]
+    [one] = [item for item in containers(pod) if item["name"] == name]
     return one
 
 

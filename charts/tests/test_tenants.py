@@ -63,7 +63,7 @@ def test_the_rights_of_the_page_are_those_that_the_chart_adds(everything: Render
 
 def test_roles_of_the_page_exist_and_are_bound_to_no_tenant(render: Render) -> None:
     rendered = render()
-    roles = {one["metadata"]["name"]: one for one in rendered.of("ClusterRole")}
+    roles = {item["metadata"]["name"]: item for item in rendered.of("ClusterRole")}
     page = PAGE.read_text()
     named = set(
         re.findall(r"`(flyer-(?:priorities|queues|dedicated-nodes|priority-classes))`", page)
@@ -71,7 +71,7 @@ def test_roles_of_the_page_exist_and_are_bound_to_no_tenant(render: Render) -> N
     assert len(named) == 4
     for name in named:
         labels = roles[name]["metadata"]["labels"]
-        assert not [one for one in labels if "aggregate-to" in one], name
+        assert not [label for label in labels if "aggregate-to" in label], name
     bound = {
         (binding["roleRef"]["name"], subject["name"])
         for binding in rendered.of("ClusterRoleBinding", "RoleBinding")
@@ -280,13 +280,13 @@ async def test_the_answer_is_the_page_s(what: str, answer: str) -> None:
 
 def test_every_policy_about_tenants_is_on_the_page() -> None:
     policies = {
-        one["metadata"]["name"].partition(".")[0]
-        for one in admission_policies()
-        if one["kind"] == "ValidatingAdmissionPolicy"
+        policy["metadata"]["name"].partition(".")[0]
+        for policy in admission_policies()
+        if policy["kind"] == "ValidatingAdmissionPolicy"
     }
     named = {answer.partition(": ")[2].strip("`") for _, answer in table("attempts")} - {""}
     # Those are about the operator's own account and about node agents.
-    others = {one for one in policies if one.startswith(("operator-", "nodehealth-"))}
+    others = {policy for policy in policies if policy.startswith(("operator-", "nodehealth-"))}
     assert policies - others - named <= {
         "flyerjob-epoch",
         "flyerquota-status",

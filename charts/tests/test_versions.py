@@ -89,7 +89,7 @@ def _same_type(value: Any, filled: Any, field: str) -> bool:
 def rendered(version: str) -> list[Object]:
     done = template(VALUES, "--kube-version", version)
     assert done.returncode == 0, done.stderr
-    return [one for one in YAML(typ="safe").load_all(done.stdout) if one]
+    return [item for item in YAML(typ="safe").load_all(done.stdout) if item]
 
 
 def folder_of(examples: Path, version: str) -> Path:
@@ -98,21 +98,21 @@ def folder_of(examples: Path, version: str) -> Path:
 
 
 def unknown(objects: list[Object], folder: Path) -> Iterator[str]:
-    for one in objects:
-        if one["kind"] in ELSEWHERE:
+    for item in objects:
+        if item["kind"] in ELSEWHERE:
             continue
-        name = f"{one['kind']}/{one['metadata']['name']}"
-        filled = example(folder, one["apiVersion"], one["kind"])
+        name = f"{item['kind']}/{item['metadata']['name']}"
+        filled = example(folder, item["apiVersion"], item["kind"])
         if filled is None:
-            yield f"{name}: {one['apiVersion']} has no such kind"
+            yield f"{name}: {item['apiVersion']} has no such kind"
         else:
-            yield from differences(one, filled, name)
+            yield from differences(item, filled, name)
 
 
 @pytest.mark.parametrize("version", SUPPORTED)
 def test_every_field_is_one_of_that_version(version: str, examples: Path) -> None:
     objects = rendered(version)
-    assert len([one for one in objects if one["kind"] not in ELSEWHERE]) > 50
+    assert len([item for item in objects if item["kind"] not in ELSEWHERE]) > 50
     assert not list(unknown(objects, folder_of(examples, version)))
 
 
@@ -120,7 +120,7 @@ def test_what_a_version_does_not_know_is_found(examples: Path) -> None:
     oldest = folder_of(examples, SUPPORTED[0])
     made_for_the_last = rendered(KUBERNETES)
     found = list(unknown(made_for_the_last, oldest))
-    assert [one for one in found if "MutatingAdmissionPolicy" in one]
+    assert [match for match in found if "MutatingAdmissionPolicy" in match]
     objects = copy.deepcopy(rendered(SUPPORTED[0]))
     name, pod = next(pods(objects))
     pod["spec"]["containers"][0] |= {"imagePullpolicy": "Always", "command": "true"}
