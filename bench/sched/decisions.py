@@ -83,7 +83,9 @@ class Cluster:
             return [JobSubmitted(self._job(f"new{self._count}", 4))]
         if kind == "end of a job":
             job = next(
-                running for running in self.state.jobs.values() if running.status.phase is Phase.RUNNING
+                running
+                for running in self.state.jobs.values()
+                if running.status.phase is Phase.RUNNING
             )
             nodes = [node.name for node in job.status.occupied]
             attempt = job.status.history.attempt
