@@ -1,7 +1,7 @@
-"""Checkpoints: saved behind the training's back, durable as a whole or not there at all.
+"""Checkpoints: saved asynchronously, and committed atomically and durably.
 
-`CheckpointManager` over `threefs.Client` or a plain directory (`LocalFiles`). What the manifest
-of a checkpoint does not name does not exist; what it names is durable.
+`CheckpointManager` works over `threefs.Client` or a plain directory (`LocalFiles`). A checkpoint
+consists of the files that its manifest names; all of them are durable.
 """
 
 from threefs.checkpoint.digest import digest

@@ -1,4 +1,4 @@
-"""Checksums by name, so that whoever loads uses what whoever saved used."""
+"""Checksums by algorithm name: a checkpoint is verified with the algorithm that wrote it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _crc32c_table() -> list[int]:
 
 
 def _crc32c_slow(data: Any, initial: int = 0) -> int:
-    """For machines without the native module: right, at some megabytes a second."""
+    """Fallback without the native module: correct, at a few megabytes per second."""
     table, crc = _crc32c_table(), initial ^ 0xFFFFFFFF
     for byte in memoryview(data).cast("B"):
         crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -39,7 +39,7 @@ except ImportError:  # the package is built with it; a copy of its source is not
 else:
     _ALGORITHMS["crc32c"] = _crc32c_native
     ALGORITHM = "crc32c"
-"""What new checkpoints are written with: the fastest one here."""
+"""Algorithm for new checkpoints: the fastest one available."""
 
 
 def checksum(algorithm: str, data: Any, initial: int = 0) -> int:

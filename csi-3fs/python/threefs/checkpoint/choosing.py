@@ -1,8 +1,8 @@
-"""Which checkpoint all ranks of a job load: rank 0 verifies, chooses and publishes, they follow.
+"""Choice of the checkpoint that all ranks load: rank 0 verifies, chooses and publishes it.
 
-If every rank looked for itself, one that met damage would continue from an older step than the
-others. So rank 0 verifies every byte of a checkpoint, the other ranks' own state included, and
-writes its choice into a folder of this load. Another rank loads exactly that, or fails.
+If every rank chose for itself, a rank that found damage would load an older step than the others.
+Rank 0 therefore verifies every byte, including the state of the other ranks, and writes its choice
+to a folder of this load. The other ranks load exactly that checkpoint or fail.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ POLL_SECONDS_MIN, POLL_SECONDS_MAX = 0.005, 0.5
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What rank 0 chose."""
+    """The choice of rank 0."""
 
     path: str | None
-    """The checkpoint's folder; None where there is none that can be loaded."""
+    """The checkpoint's folder; None if no checkpoint can be loaded."""
     skipped: list[Skipped] = field(default_factory=list)
-    """Newer ones that are damaged."""
+    """Newer checkpoints that are damaged."""
     error: str = ""
-    """Why rank 0 could not choose."""
+    """Reason why rank 0 could not choose."""
 
     def encode(self) -> bytes:
         """One JSON object."""
@@ -52,14 +52,14 @@ class Choice:
 
 
 def publish_choice(files: Files, folder: str, load: str, choice: Choice) -> None:
-    """Tell the other ranks, once."""
+    """Publish the choice to the other ranks, once."""
     at = f"{folder}/{choice_folder(load)}"
     files.mkdir(at, parents=True, exist_ok=True)
     files.write_file(f"{at}/{CHOICE_NAME}", choice.encode())
 
 
 def await_choice(files: Files, folder: str, load: str, seconds_max: float) -> Choice:
-    """On other ranks: until rank 0 has published."""
+    """On other ranks: wait until rank 0 has published its choice."""
     deadline = time.monotonic() + seconds_max
     path = f"{folder}/{choice_folder(load)}/{CHOICE_NAME}"
     pause_seconds = POLL_SECONDS_MIN

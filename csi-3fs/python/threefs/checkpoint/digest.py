@@ -14,7 +14,7 @@ __all__ = ["digest"]
 def digest(state: dict[str, Any] | None = None, **parts: Any) -> str:
     """SHA-256 over names, dtypes, shapes and bytes of all tensors in name order, and the rest.
 
-    Takes what `CheckpointManager.save` takes: `digest(model=model, optimizer=optimizer)`.
+    Takes the arguments of `CheckpointManager.save`: `digest(model=model, optimizer=optimizer)`.
     """
     tree, leaves = flatten(state_of(state, parts))
     fingerprint = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""What can go wrong with checkpoints, as types."""
+"""Exceptions of checkpoints."""
 
 __all__ = [
     "CheckpointBusyError",
@@ -10,20 +10,20 @@ __all__ = [
 
 
 class CheckpointError(Exception):
-    """A checkpoint was not saved or not loaded; the text says which, why, and who is missing."""
+    """A save or a load failed; the message names checkpoint, reason and missing ranks."""
 
 
 class CheckpointBusyError(CheckpointError):
-    """The save before this one is still being written: nothing was begun."""
+    """The previous save is still being written: the new save was not started."""
 
 
 class CheckpointDamagedError(CheckpointError):
-    """What is stored is not what was saved: truncated, torn, altered or incomplete."""
+    """The stored data differs from the saved data: truncated, torn, altered or incomplete."""
 
 
 class CheckpointSupersededError(CheckpointError):
-    """A later attempt of the job has begun: nothing of this one is committed any more."""
+    """A later attempt of the job has started: this attempt commits nothing more."""
 
 
 class CheckpointNotFoundError(CheckpointError):
-    """There is no complete checkpoint (of that step)."""
+    """No complete checkpoint (of that step) exists."""

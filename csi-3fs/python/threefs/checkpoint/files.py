@@ -1,8 +1,8 @@
-"""Where checkpoints live: the few operations they need, and a plain directory that has them.
+"""Storage of checkpoints: the required operations, and an implementation over a plain directory.
 
-`threefs.Client` offers the same ones, so a manager works over either. Every implementation
-promises: when a write, a rename or a mkdir returns, it is durable, and a rename is atomic and
-never replaces a folder that holds anything.
+`threefs.Client` has the same operations, so a manager works over either. Every implementation
+guarantees: when a write, a rename or a mkdir returns, it is durable; a rename is atomic and never
+replaces a folder that is not empty.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ class _HasSize(Protocol):
 
 
 class Files(Protocol):
-    """What the checkpoint manager asks of a file system. Paths are absolute within it.
+    """File system interface of the checkpoint manager. Paths are absolute within the file system.
 
-    Errors are those of Python: FileNotFoundError, FileExistsError, OSError with an errno.
+    Raises Python's exceptions: FileNotFoundError, FileExistsError, OSError with an errno.
     """
 
     def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool | None = None) -> None:
-        """Make a folder."""
+        """Create a folder."""
 
     def listdir(self, path: str) -> list[str]:
-        """The names in a folder."""
+        """Return the names in a folder."""
 
     def stat(self, path: str) -> _HasSize:
-        """At least the size of a file."""
+        """Return an object with at least the size of a file."""
 
     def exists(self, path: str) -> bool:
-        """Whether the path leads to something."""
+        """Whether the path exists."""
 
     def rename(self, source: str, destination: str) -> None:
-        """Move at once. A folder with contents at the destination is an error."""
+        """Rename atomically. A destination folder that is not empty is an error."""
 
     def rmtree(self, path: str, *, missing_ok: bool = False) -> None:
-        """Remove a folder and all below."""
+        """Remove a folder and everything below it."""
 
     def read_file(self, path: str) -> bytes:
-        """All bytes of a file."""
+        """Return all bytes of a file."""
 
     def write_file(self, path: str, data: Any) -> None:
-        """Make these the contents of a file."""
+        """Replace the contents of a file."""
 
     def batch_write(self, writes: Sequence[tuple[str, int, Any]]) -> None:
-        """Write many (path, offset, bytes); create what is missing."""
+        """Write many (path, offset, bytes); create missing files."""
 
     def batch_read(self, reads: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Read many (path, offset, length); shorter where the file ends."""
+        """Read many (path, offset, length); a result is shorter at the end of a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalStat:
-    """What is known of a local path."""
+    """Attributes of a local path."""
 
     size: int
     is_dir: bool
@@ -76,7 +76,7 @@ class LocalFiles:
         self._root = Path(root).absolute()
 
     def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool | None = None) -> None:
-        """Make a folder; with `parents` those above too, and then it may exist already."""
+        """Create a folder; with `parents` also missing parents, and then it may already exist."""
         allowed = parents if exist_ok is None else exist_ok
         folder = self._local(path)
         missing = [folder, *(above for above in folder.parents if not above.exists())]
@@ -85,20 +85,20 @@ class LocalFiles:
             _sync(made.parent)
 
     def listdir(self, path: str) -> list[str]:
-        """The names in a folder, sorted."""
+        """Return the names in a folder, sorted."""
         return sorted(entry.name for entry in self._local(path).iterdir())
 
     def stat(self, path: str) -> LocalStat:
-        """Size and kind."""
+        """Return size and kind."""
         local = self._local(path)
         return LocalStat(local.stat().st_size, local.is_dir())
 
     def exists(self, path: str) -> bool:
-        """Whether the path leads to something."""
+        """Whether the path exists."""
         return self._local(path).exists()
 
     def rename(self, source: str, destination: str) -> None:
-        """Move at once; a file at the destination is replaced, a folder with contents is not."""
+        """Rename atomically; replaces a file, but not a folder that is not empty."""
         before, after = self._local(source), self._local(destination)
         before.rename(after)
         _sync(after.parent)
@@ -110,7 +110,7 @@ class LocalFiles:
         self._local(path).unlink()
 
     def rmtree(self, path: str, *, missing_ok: bool = False) -> None:
-        """Remove a folder and all below."""
+        """Remove a folder and everything below it."""
         try:
             shutil.rmtree(self._local(path))
         except FileNotFoundError:
@@ -118,11 +118,11 @@ class LocalFiles:
                 raise
 
     def read_file(self, path: str) -> bytes:
-        """All bytes of a file."""
+        """Return all bytes of a file."""
         return self._local(path).read_bytes()
 
     def write_file(self, path: str, data: Any) -> None:
-        """Make these the contents of a file, at once."""
+        """Replace the contents of a file atomically."""
         final = self._local(path)
         partial = final.with_name(f".{final.name}.{os.getpid()}.partial")
         with partial.open("wb") as file:

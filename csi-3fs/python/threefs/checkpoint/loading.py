@@ -1,4 +1,4 @@
-"""Reading a checkpoint back, every byte checked against the manifest."""
+"""Loading of a checkpoint; every byte is verified against the manifest."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ READ_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A checkpoint that was not used, and why."""
+    """A checkpoint that was not used, with the reason."""
 
     path: str
     reason: str
@@ -40,7 +40,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """Which newer checkpoints were damaged."""
+    """Newer checkpoints that were skipped as damaged."""
 
     skipped: list[Skipped] = field(default_factory=list)
 
@@ -53,14 +53,14 @@ class Loaded:
     path: str
     state: dict[str, Any]
     sharded: Any
-    """What this rank alone had saved."""
+    """State that this rank saved with `sharded`."""
     report: LoadReport
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether the bytes are bad, as opposed to not reachable now: only then an older one is right.
+    """Whether the data is damaged, as opposed to unavailable: only then an older one may be used.
 
-    If one rank fell back because a server was slow, ranks would go on from different steps.
+    If one rank fell back because a server was slow, ranks would continue from different steps.
     """
     if isinstance(error, CheckpointDamagedError | FileNotFoundError):
         return True
@@ -68,7 +68,7 @@ def is_damage(error: BaseException) -> bool:
 
 
 def read_manifest(files: Files, path: str) -> Manifest:
-    """The manifest of a checkpoint's folder."""
+    """Return the manifest of a checkpoint's folder."""
     try:
         return Manifest.decode(files.read_file(f"{path}/{MANIFEST_NAME}"))
     except FileNotFoundError as error:
@@ -78,7 +78,7 @@ def read_manifest(files: Files, path: str) -> Manifest:
 def read_checkpoint(
     files: Files, path: str, manifest: Manifest, rank: int, world_size: int
 ) -> tuple[Any, Any]:
-    """The replicated state, which any number of ranks may load, and the rank's own."""
+    """Read the replicated state, for any number of ranks, and the rank's sharded state."""
     for shard, size in manifest.shards.items():
         try:
             found = files.stat(f"{path}/{shard}").size
@@ -99,7 +99,7 @@ def read_checkpoint(
 
 
 def verify_others(files: Files, path: str, manifest: Manifest, rank: int) -> None:
-    """Check every byte of the other ranks' own state; `read_checkpoint` has checked the rest."""
+    """Verify the sharded state of the other ranks; `read_checkpoint` has verified the rest."""
     reader = _Reader(files, path, manifest.algorithm)
     for other in range(manifest.world_size):
         if other != rank:
@@ -137,7 +137,7 @@ class _Reader:
         return unflatten(tree, load)
 
     def verify(self, pieces: list[Piece]) -> None:
-        """Read and check pieces, a bounded number of bytes at a time, and keep none."""
+        """Read and verify pieces in bounded memory, and discard them."""
         for piece in pieces:
             crc = 0
             for at in range(0, piece.length, BATCH_BYTES):

@@ -1,4 +1,4 @@
-"""The checkpoint manager: what a training script holds."""
+"""Checkpoint manager: the interface for training scripts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 
 def _attempt_from_environment(world_size: int) -> str:
-    """A word that all ranks of one start share and that another start does not."""
+    """An id that is shared by all ranks of one start of the job and differs between starts."""
     chain, attempt = os.environ.get("FLYER_CHAIN"), os.environ.get("FLYER_ATTEMPT")
     if not chain or not attempt:
         chain = os.environ.get("TORCHELASTIC_RUN_ID")
@@ -79,7 +79,7 @@ def _attempt_from_environment(world_size: int) -> str:
 
 
 def _numbered_attempt() -> tuple[str, int] | None:
-    """Under `flyer`: the job's chain, and which of its attempts this is."""
+    """Under `flyer`: the job's chain, and the number of this attempt."""
     chain, attempt = os.environ.get("FLYER_CHAIN"), os.environ.get("FLYER_ATTEMPT", "")
     return (_word(chain), int(attempt)) if chain and attempt.isdecimal() else None
 
@@ -89,10 +89,10 @@ def _word(text: str) -> str:
 
 
 class CheckpointManager:
-    """Saves and loads the state of one job in one folder. Every rank has one; all call alike.
+    """Saves and loads the state of one job in one folder. All ranks make the same calls.
 
-    `attempt` tells one start of the job from another; under `flyer` and torchrun it is found in the
-    environment, where several starts share a folder without either, pass something unique.
+    `attempt` identifies one start of the job. Default: taken from the environment under `flyer` and
+    torchrun; if several starts share a folder without either, pass a unique value.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class CheckpointManager:
         self._saves = 0
         self._swept = False
         self._begun = False
-        # A process that ends meanwhile ends after its checkpoint, but not if that takes for ever:
-        # the other ranks may be waiting for this one's end.
+        # At exit, a process waits for its checkpoint, but for a limited time: the other ranks may
+        # be waiting for this process to exit.
         atexit.register(self._finish)
 
     def save(
@@ -143,14 +143,14 @@ class CheckpointManager:
         on_durable: Callable[[str], object] | None = None,
         **parts: Any,
     ) -> SaveHandle:
-        """Copy the state now and write it behind your back. Call it on every rank.
+        """Snapshot the state now and write it in the background. Call it on every rank.
 
-        `state` and `parts` are the same on all ranks, and each writes its share of their bytes; a
-        part that has a `state_dict` gives that. `sharded` is this rank's own. `on_durable` is
-        called with the folder, on rank 0 alone, from a background thread, and before `wait`
-        returns on any rank.
+        `state` and `parts` are the same on all ranks, and each rank writes its share of the bytes;
+        a part with a `state_dict` method is saved through it. `sharded` is the state of this
+        rank only. `on_durable` is called with the folder, on rank 0 only, from a background
+        thread, before `wait` returns on any rank.
 
-        One save is in flight at a time: this waits for the one before, at most
+        One save is in flight at a time: this call waits for the previous one, at most
         `busy_seconds_max`, then raises `CheckpointBusyError`.
         """
         if step < 0:
@@ -231,10 +231,10 @@ class CheckpointManager:
             _log.warning("leftovers of earlier attempts stay in %s: %s", self.path, error)
 
     def _end_earlier_attempts(self) -> None:
-        """Before the first load or save: an earlier attempt that lives on commits nothing more.
+        """Before the first load or save: prevent commits of earlier attempts that still run.
 
-        Where that cannot be said (a folder that is only read) it is said in a warning, and tried
-        again with the next load or save.
+        If that fails (for example in a read-only folder), a warning is logged and the next load or
+        save tries again.
         """
         if self._numbered is None or self._begun:
             return
@@ -270,20 +270,20 @@ class CheckpointManager:
             _log.warning("step %d was still being written at the end", self._handle.step)
 
     def _sweep(self) -> None:
-        """Remove what earlier attempts left unfinished. Ours is told by its name."""
+        """Remove unfinished checkpoints of earlier attempts, but not of this one."""
         for name in self._names():
             if is_leftover(name) and f".tmp-{self._attempt}-" not in name:
                 throw_away(self._files, self.path, f"{self.path}/{name}")
 
     def _clean(self, loads: int) -> None:
-        """After a commit: every rank has saved, so every rank has read the choices before."""
+        """After a commit: every rank has saved, so every rank has read the earlier choices."""
         self._prune()
         folders = {choice_folder(f"{self._attempt}-{number}") for number in range(1, loads + 1)}
         for name in folders.intersection(self._names()):
             throw_away(self._files, self.path, f"{self.path}/{name}")
 
     def _prune(self) -> None:
-        """Keep those committed last; of one step only the last one."""
+        """Keep the last commits; of each step only the last one."""
         kept: set[int] = set()
         for name in reversed(self._checkpoints()):
             if name.step in kept or len(kept) == self._keep:
@@ -292,7 +292,7 @@ class CheckpointManager:
                 kept.add(name.step)
 
     def latest(self) -> int | None:
-        """The step of the checkpoint committed last whose manifest is whole, or None."""
+        """The step of the last committed checkpoint with a valid manifest, or None."""
         for name in reversed(self._checkpoints()):
             try:
                 return read_manifest(self._files, self._path_of(name)).step
@@ -302,12 +302,12 @@ class CheckpointManager:
         return None
 
     def load(self, step: int | None = None) -> Loaded:
-        """The whole checkpoint that was committed last, or the last one of a step, on every rank.
+        """Load the last valid commit, or the last one of a step, on every rank.
 
-        Rank 0 checks every byte, chooses and publishes its choice; the other ranks wait for it, at
-        most `load_seconds_max`, and load that or fail. A damaged checkpoint is skipped for the one
-        committed before, said in a warning and in `.report`. Call it on every rank, the same number
-        of times.
+        Rank 0 verifies every byte, chooses and publishes its choice; the other ranks wait for it,
+        at most `load_seconds_max`, and load that checkpoint or fail. A damaged checkpoint is
+        skipped in favour of the previous commit, and reported in a warning and in `.report`.
+        Call it on every rank, the same number of times.
         """
         loaded, skipped = self._load(step)
         if loaded is not None:
@@ -360,7 +360,7 @@ class CheckpointManager:
             raise CheckpointError(f"rank 0 could not choose a checkpoint: {choice.error}")
         if choice.path is None:
             return None, choice.skipped
-        # Damage is an error here: another checkpoint than the other ranks' would be worse.
+        # Damage is an error here: loading another checkpoint than the other ranks would be worse.
         manifest = read_manifest(self._files, choice.path)
         return self._read(choice.path, manifest, choice.skipped), choice.skipped
 
@@ -369,9 +369,9 @@ class CheckpointManager:
         return Loaded(manifest.step, path, state, sharded, LoadReport(list(skipped)))
 
     def load_latest(self, **parts: Any) -> Loaded | None:
-        """Load the newest whole checkpoint into these objects; None if there is none yet.
+        """Load the newest valid checkpoint into these objects; None if no checkpoint exists.
 
-        If all that is there is damaged, that is an error: to begin anew would hide the loss.
+        If all checkpoints are damaged, an error is raised: a fresh start would hide the loss.
         """
         loaded, skipped = self._load(None)
         if loaded is None and not skipped:
@@ -393,7 +393,7 @@ class CheckpointManager:
             return []
 
     def _checkpoints(self) -> list[Name]:
-        """In the order of their commits."""
+        """Return the checkpoints in commit order."""
         names = [name for text in self._names() if (name := parse_name(text)) is not None]
         return sorted(names, key=lambda name: (self._commit_of(name), name))
 
@@ -402,7 +402,7 @@ class CheckpointManager:
             names = self._files.listdir(self._path_of(name))
         except FileNotFoundError:
             return 0  # thrown away meanwhile
-        # One that was emptied is looked at first, so that its damage is reported.
+        # A folder without files is examined first, so that its damage is reported.
         return parse_commit(names) if MANIFEST_NAME in names else EMPTIED
 
     def _next_commit(self) -> int:

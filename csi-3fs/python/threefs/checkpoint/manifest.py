@@ -1,8 +1,8 @@
-"""The pure part: who writes which bytes, and the manifest that says where they are.
+"""Manifest of a checkpoint: assignment of bytes to ranks, and the index. Pure.
 
-The bytes of all replicated leaves, in name order, are one stream. It is cut into as many ranges as
-there are ranks, each a whole number of pages but the last: every rank writes about the same, and a
-large tensor is written by several. A rank's own (sharded) leaves follow its range in its shard.
+The bytes of all replicated leaves, in name order, form one stream. It is split into one range per
+rank, each a whole number of pages except the last: all ranks write about the same amount, and
+several ranks write a large tensor. A rank's sharded leaves follow its range in its shard.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ PAGE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of one leaf's bytes in one shard."""
+    """A contiguous range of one leaf's bytes in one shard."""
 
     name: str
     global_offset: int
-    """Where in the leaf the run starts."""
+    """Offset in the leaf."""
     shard: str
     offset: int
-    """Where in the shard."""
+    """Offset in the shard."""
     length: int
     crc: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a leaf is."""
+    """Description of a leaf."""
 
     name: str
     kind: str
@@ -51,17 +51,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one rank wrote. It exists once its shard is durable."""
+    """Part of one rank. Written after its shard is durable."""
 
     save: str
-    """Which save of which attempt: parts of different ones never mix."""
+    """Identifies the save and the attempt: parts of different saves are never mixed."""
     rank: int
     world_size: int
     step: int
     shard: str
     shard_bytes: int
     layout: int
-    """A checksum of the replicated entries: ranks that disagree must not share a checkpoint."""
+    """Checksum of the replicated entries: ranks whose states differ must not share a checkpoint."""
     pieces: list[Piece]
     own_tree: Tree = None
     own_entries: list[Entry] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Part:
 
     @classmethod
     def decode(cls, data: bytes) -> Part | None:
-        """None while it is not complete."""
+        """None while the file is incomplete."""
         try:
             body = json.loads(data)
             return cls(
@@ -90,7 +90,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """All of one checkpoint. Two lines: the body, and the body's CRC-32."""
+    """Description of a complete checkpoint. Two lines: the body, and the CRC-32 of the body."""
 
     step: int
     save: str
@@ -100,19 +100,19 @@ class Manifest:
     entries: list[Entry]
     pieces: list[Piece]
     shards: dict[str, int]
-    """Names and bytes."""
+    """Names and bytes of the shards."""
     own: list[dict[str, Any]]
     """For each rank {tree, entries, pieces}."""
     version: int = VERSION
 
     def encode(self) -> bytes:
-        """With the line that proves it whole."""
+        """Encode the manifest with its checksum."""
         body = json.dumps(asdict(self)).encode()
         return body + b'\n{"crc32": %d}\n' % zlib.crc32(body)
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """`CheckpointDamagedError` unless it is whole and makes sense."""
+        """Decode; raises `CheckpointDamagedError` if the manifest is incomplete or inconsistent."""
         body, _, last = data.partition(b"\n")
         try:
             if json.loads(last)["crc32"] != zlib.crc32(body):
@@ -143,7 +143,7 @@ class Manifest:
         return own["tree"], entries, pieces
 
     def check(self, entries: list[Entry], pieces: list[Piece]) -> None:
-        """Every leaf is covered exactly once, by runs that lie inside known shards."""
+        """Check that every leaf is covered exactly once, by pieces inside known shards."""
         at = {entry.name: 0 for entry in entries}
         for piece in sorted(pieces, key=lambda piece: (piece.name, piece.global_offset)):
             if at.get(piece.name) != piece.global_offset or piece.length <= 0:
@@ -158,20 +158,20 @@ class Manifest:
 
 
 def entry_of(leaf: Leaf) -> Entry:
-    """What the manifest says of a leaf."""
+    """Describe a leaf for the manifest."""
     return Entry(leaf.name, leaf.kind, leaf.dtype, list(leaf.shape), leaf.length)
 
 
 def layout_of(entries: list[Entry]) -> int:
-    """The same on ranks whose replicated states have the same names, kinds and shapes.
+    """A checksum that is equal on ranks whose states have the same names, kinds and shapes.
 
-    Plain values (a rate, a counter) are rank 0's and not compared.
+    Plain values (a rate, a counter) are taken from rank 0 and not compared.
     """
     return zlib.crc32(json.dumps([asdict(entry) for entry in entries]).encode())
 
 
 def split(leaves: list[Leaf], rank: int, world_size: int, shard: str) -> list[Piece]:
-    """The runs of the replicated stream that a rank writes, in order, from its shard's start."""
+    """The pieces of the replicated stream that a rank writes, in order, from its shard's start."""
     total = sum(leaf.length for leaf in leaves)
     pages = -(-total // PAGE_BYTES)
     cuts = [min(pages * n // world_size * PAGE_BYTES, total) for n in range(world_size)] + [total]
@@ -186,7 +186,7 @@ def split(leaves: list[Leaf], rank: int, world_size: int, shard: str) -> list[Pi
 
 
 def assemble(parts: list[Part], tree: Tree, entries: list[Entry], algorithm: str) -> Manifest:
-    """The manifest of a checkpoint whose parts are all there and agree."""
+    """Build the manifest of a checkpoint whose parts are complete and consistent."""
     manifest = Manifest(
         step=parts[0].step,
         save=parts[0].save,

@@ -1,8 +1,8 @@
-"""One save: the snapshot in memory, then parts, manifest and commit in the background.
+"""One save: a snapshot in memory, then parts, manifest and commit in the background.
 
-Ranks meet only in files. Each writes its shard, then its part file, into one temporary folder;
-rank 0 waits for all parts, writes the manifest beside them and renames the folder into place. That
-rename is the commit: before it there is no checkpoint, after it everything named is durable.
+Ranks synchronize only through files. Each writes its shard, then its part file, to one temporary
+folder; rank 0 waits for all parts, writes the manifest next to them and renames the folder. The
+rename is the commit: only then the checkpoint exists, and all files that it names are durable.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class SaveHandle:
-    """A save in the making. Whole once every rank's part is durable and the manifest in place."""
+    """A save in progress. Complete once every rank's part is durable and the manifest committed."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -55,24 +55,24 @@ class SaveHandle:
         """The checkpoint's folder, once durable."""
         self.error: CheckpointError | None = None
         self.bytes_written = 0
-        """By this rank."""
+        """Bytes written by this rank."""
         self.snapshot_seconds = 0.0
-        """How long `save` kept the training waiting."""
+        """Time that `save` blocked the training, in seconds."""
         self.write_seconds = 0.0
         self._done = threading.Event()
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether the save has ended, successfully or not."""
         return self._done.is_set()
 
     @property
     def durable(self) -> bool:
-        """Whether the whole checkpoint, of all ranks, can be loaded from now on."""
+        """Whether the complete checkpoint, of all ranks, is durable and can be loaded."""
         return self.done and self.error is None
 
     def wait(self, timeout: float | None = None) -> str:
-        """Until it is durable; its folder. `CheckpointError` if it failed or the time is over."""
+        """Wait until durable; return the folder. Raises `CheckpointError` on failure or timeout."""
         if not self._done.wait(timeout):
             raise CheckpointError(f"step {self.step} is not durable after {timeout:g} s")
         if self.error is not None:
@@ -81,14 +81,14 @@ class SaveHandle:
 
 
 class Snapshot:
-    """A reused buffer in memory, and the pieces of the state that lie in it."""
+    """A reused memory buffer, and the pieces of the state that it holds."""
 
     def __init__(self) -> None:
         self._buffer = mmap.mmap(-1, mmap.PAGESIZE)
         self.length = 0
 
     def take(self, groups: list[tuple[dict[str, Leaf], list[Piece]]]) -> None:
-        """Copy every piece to its place in the shard."""
+        """Copy every piece to its position in the shard."""
         ends = [piece.offset + piece.length for _, pieces in groups for piece in pieces]
         self.length = max(ends, default=0)
         if len(self._buffer) < self.length:
@@ -98,23 +98,23 @@ class Snapshot:
                 leaves[piece.name].copy_into(self.view(piece), piece.global_offset)
 
     def view(self, piece: Piece) -> memoryview:
-        """The bytes of a piece."""
+        """Return the bytes of a piece."""
         return memoryview(self._buffer)[piece.offset : piece.offset + piece.length]
 
     def range(self, offset: int, length: int) -> memoryview:
-        """Some bytes of the shard."""
+        """Return a range of bytes of the shard."""
         return memoryview(self._buffer)[offset : offset + length]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveJob:
-    """What the background thread needs. It touches neither the training's state nor the manager."""
+    """Input of the background thread, which uses neither the training's state nor the manager."""
 
     files: Files
     folder: str
-    """Of all checkpoints."""
+    """Folder of all checkpoints."""
     temporary: str
-    """Of this save."""
+    """Id of this save."""
     save: str
     step: int
     rank: int
@@ -128,14 +128,14 @@ class SaveJob:
     own_pieces: list[Piece]
     commit_seconds_max: float
     on_durable: Callable[[str], object] | None
-    """Every rank has it, rank 0 calls it, and no rank's `wait` returns before that."""
+    """Called by rank 0 once every rank's part is durable, before `wait` returns on any rank."""
     next_commit: Callable[[], int]
-    """The place of a checkpoint that is committed now; asked by rank 0."""
+    """Returns the commit number of a checkpoint that is committed now; called by rank 0."""
     after_commit: Callable[[], None] | None
-    """Rank 0's clean-up; its failure is no failure of the save."""
+    """Clean-up by rank 0; its failure does not fail the save."""
 
     def run(self, handle: SaveHandle) -> None:
-        """To the end; the handle tells how it went."""
+        """Run the save to completion; the handle reports the result."""
         began = time.monotonic()
         try:
             self._write_shard()
@@ -161,7 +161,7 @@ class SaveJob:
                 _log.warning("clean-up after step %d: %s", self.step, error)
 
     def _announce(self, path: str) -> None:
-        """Tell the caller, then the other ranks, which may go on to give the nodes back."""
+        """Notify the caller, then the other ranks, which may then release their nodes."""
         if self.on_durable is None:
             return
         try:
@@ -171,7 +171,7 @@ class SaveJob:
         self.files.write_file(f"{path}/{ANNOUNCED_NAME}", b"announced\n")
 
     def _write_shard(self) -> None:
-        """The shard first: its part file says that it is durable."""
+        """Write the shard before its part file, which records that the shard is durable."""
         shard = shard_name(self.rank)
         self.files.mkdir(self.temporary, parents=True, exist_ok=True)
         batch: list[tuple[str, int, Any]] = []
@@ -230,7 +230,7 @@ class SaveJob:
         return self._rename_into_place()
 
     def _rename_into_place(self) -> str:
-        """Under the next free name: an older checkpoint of the same step stays until this is in."""
+        """Commit under the next free name: an older checkpoint of the step is kept until then."""
         names = [parse_name(name) for name in self.files.listdir(self.folder)]
         generation = 1 + max(
             (name.generation for name in names if name and name.step == self.step), default=0
@@ -272,7 +272,7 @@ class SaveJob:
             pause_seconds = min(pause_seconds * 1.5, POLL_SECONDS_MAX)
 
     def _await_commit(self) -> str:
-        """On other ranks: until rank 0 has renamed the folder, or thrown it away."""
+        """On other ranks: wait until rank 0 has renamed or removed the folder."""
         deadline = time.monotonic() + 2 * self.commit_seconds_max
         temporary_name = self.temporary.rpartition("/")[2]
         pause_seconds = POLL_SECONDS_MIN
@@ -303,9 +303,9 @@ class SaveJob:
 
 
 def throw_away(files: Files, folder: str, path: str) -> None:
-    """Remove a checkpoint or an unfinished one; its name goes first and at once.
+    """Remove a committed or unfinished checkpoint; its name is removed first, atomically.
 
-    So nobody ever sees half of it under its name, and whoever is about to commit it fails whole.
+    No reader sees a part of it under its name, and a concurrent commit of it fails.
     """
     trash = f"{folder}/{trash_name(uuid.uuid4().hex[:12])}"
     try:
