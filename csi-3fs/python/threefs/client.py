@@ -1,8 +1,8 @@
-"""The blocking client: files, folders and batches over one cluster.
+"""Blocking client: files, folders and batches on one cluster.
 
-Promises: when a write returns, its bytes are durable on all serving replicas; a read returns what
-the newest acknowledged write left there; every call ends within the client's timeout, and while a
-service dies and comes back a call waits for it until then.
+Guarantees: when a write returns, its bytes are durable on all serving replicas; a read returns the
+newest acknowledged write; every call ends within the client's timeout, and waits until then for a
+service that restarts.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ __all__ = [
 ]
 
 TIMEOUT_SECONDS = 30.0
-"""How long a call waits for services that do not answer; covers any restart of one of them."""
+"""Timeout of a call while services do not reply; covers any restart of one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What is known of one path."""
+    """Attributes of one path."""
 
     kind: Literal["file", "directory", "symlink", "special"]
     inode: int
@@ -66,7 +66,7 @@ class Stat:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One name in a directory, with what is known of it."""
+    """One entry of a directory, with its attributes."""
 
     name: str
     stat: Stat
@@ -74,7 +74,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Limits of a directory and what everything below it uses; a limit of None is none.
+    """Limits and usage of a directory tree; a limit of None means unlimited.
 
     A file counts with its length (holes too) or with what its writers have reserved, if that is
     more; every file, directory and symbolic link counts as one inode, the directory itself not.
@@ -88,7 +88,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class FileSystemSpace:
-    """What `df` shows for a path: of the tightest quota above it, else of the whole cluster."""
+    """Capacity of a path, as `df` shows it: of the tightest quota above it, else of the cluster."""
 
     bytes_total: int
     bytes_free: int
@@ -101,7 +101,7 @@ def connect(
 ) -> Client:
     """Connect to the cluster of a `cluster.json`, by default the one that THREEFS_CLUSTER names.
 
-    Nothing is sent before the first call, so a cluster that is still starting is no error.
+    Nothing is sent before the first call, so the cluster may still be starting.
     """
     path = cluster if cluster is not None else os.environ.get("THREEFS_CLUSTER")
     if not path:
@@ -123,9 +123,9 @@ class Client:
     ) -> None:
         """Connect to a cluster.
 
-        With `control_plane` it manages volumes: it reads and sets the attributes that begin with
-        ``user.threefs.``, which no other client sees, and refuses paths that lead through symbolic
-        links or upwards, because tenants can make those.
+        With `control_plane` it manages volumes: it reads and sets the attributes with the prefix
+        ``user.threefs.``, which other clients do not see, and refuses paths that contain symbolic
+        links or ``..``, because tenants can create those.
         """
         if timeout_seconds <= 0:
             raise InvalidArgument(f"timeout_seconds is {timeout_seconds}; it must be above 0")
@@ -151,7 +151,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End all connections. Closing twice is allowed; any other call afterwards is an error."""
+        """Close all connections. Idempotent; any later call is an error."""
         self._native.close()
 
     # Folders and names
@@ -174,11 +174,11 @@ class Client:
         return [Entry(name, _stat(raw)) for name, raw in self._native.scandir(path)]
 
     def stat(self, path: str, *, follow_symlinks: bool = True) -> Stat:
-        """What is known of a path."""
+        """Return the attributes of a path."""
         return _stat(self._native.stat(path, follow_symlinks))
 
     def exists(self, path: str) -> bool:
-        """True when the path leads to something."""
+        """True if the path exists."""
         try:
             self.stat(path)
         except (NotFound, NotADirectoryError):
@@ -186,7 +186,7 @@ class Client:
         return True
 
     def rename(self, source: str, destination: str) -> None:
-        """Rename at once and for every reader; a file at the destination is replaced."""
+        """Rename atomically for every reader; replaces a file at the destination."""
         self._native.rename(source, destination)
 
     def remove(self, path: str) -> None:
@@ -210,7 +210,7 @@ class Client:
         self._native.symlink(target, path)
 
     def readlink(self, path: str) -> str:
-        """Where a symbolic link points to."""
+        """Return the target of a symbolic link."""
         return self._native.readlink(path)
 
     # Volumes: directories with limits, attributes, removal of everything
@@ -228,16 +228,16 @@ class Client:
     def remove_tree(self, path: str, *, missing_ok: bool = False) -> None:
         """Remove a path with everything below it, as one change.
 
-        The name is gone when this returns; what was below it is given back in the background, a
-        bounded amount at a time, over restarts of the service. Quotas above are credited at once
-        for a directory that has a quota of its own, otherwise as the removal goes on.
+        The name is gone when this returns. The contents are freed in the background, in bounded
+        steps, across restarts of the service. Quotas above are credited immediately for a
+        directory with a separate quota, otherwise as the removal proceeds.
         """
         self.rmtree(path, missing_ok=missing_ok)
 
     def set_quota(
         self, path: str, bytes_max: int | None = None, inodes_max: int | None = None
     ) -> Quota:
-        """Set both limits of a directory; None lifts one.
+        """Set both limits of a directory; None removes a limit.
 
         Limits below what is in use are allowed: nothing new fits until something is removed. A
         directory gets its first quota while it is still small (a thousand inodes below it).
@@ -253,13 +253,13 @@ class Client:
         return None
 
     def statfs(self, path: str = "/") -> FileSystemSpace:
-        """What is free for new files at a path."""
+        """Return the free space for new files at a path."""
         return FileSystemSpace(*self._native.statfs(path))
 
     def setxattr(self, path: str, attribute: str, value: bytes) -> None:
-        """Set an extended attribute; names begin with ``user.``; bounded as on ext4.
+        """Set an extended attribute with the prefix ``user.``; limits as on ext4.
 
-        Names that begin with ``user.threefs.`` are the control plane's.
+        The prefix ``user.threefs.`` is reserved for the control plane.
         """
         self._native.setxattr(path, attribute, value)
 
@@ -290,7 +290,7 @@ class Client:
         return self._native.batch_read([(path, 0, None)])[0]
 
     def write_file(self, path: str, data: Buffer) -> None:
-        """Make `data` the contents of a file. What was there is replaced at once, or not at all."""
+        """Replace the contents of a file atomically with `data`."""
         if not self.exists(path):
             self.batch_write([(path, 0, data)])
             return
@@ -334,14 +334,14 @@ class Client:
     def batch_read(self, reads: Sequence[tuple[str, int, int | None]]) -> list[bytes]:
         """Read many (path, offset, length) at once; None as length is "to the end".
 
-        What lies beyond the end of a file is cut off, as with a file's `read`.
+        Results are cut off at the end of the file, as with a file's `read`.
         """
         return self._native.batch_read(reads)
 
     def batch_read_into(self, reads: Sequence[tuple[str, int, Buffer]]) -> list[int]:
         """Read many (path, offset, writable buffer) at once, without any copy in Python.
 
-        Returns how many bytes each buffer got: fewer than it holds only at the end of a file.
+        Returns the number of bytes read into each buffer: short only at the end of a file.
         """
         return self._native.batch_read_into(reads)
 
@@ -350,7 +350,7 @@ class Client:
     ) -> tuple[str, int]:
         """Take or renew the claim on a directory that only one node may use at a time.
 
-        Gives (holder, beat) as it is then; another's claim is taken only if it is exactly
+        Returns the current (holder, beat). Another holder's claim is taken only if it equals
         `stood_still`.
         """
         return self._native.claim(path, holder, stood_still)
@@ -360,7 +360,7 @@ class Client:
         return self._native.claim_of(path)
 
     def unclaim(self, path: str, holder: str) -> None:
-        """Give a claim back, if it is this holder's."""
+        """Release a claim if `holder` holds it."""
         self._native.unclaim(path, holder)
 
     # The cluster
@@ -370,18 +370,18 @@ class Client:
         return self._native.status()
 
     def rebalance(self, *, apply: bool = False, leaving: Sequence[int] | None = None) -> str:
-        """What has to move for all storage nodes to hold as much as the others, as JSON.
+        """Return the moves that balance the storage nodes, as JSON.
 
-        With `apply` it begins; it goes on without this client. `leaving` names the nodes that shall
-        hold nothing (None: those that were named last), so that they can be taken away.
+        With `apply` the moves start and continue without this client. `leaving` lists the nodes to
+        drain (None: the previous list), so that they can be removed.
         """
         return self._native.rebalance(apply, leaving)
 
     def promote(self, target: int, *, apply: bool = False) -> str:
-        """What it means for `target` to lead its chain, as JSON; with `apply` it does.
+        """Return the effect of promoting `target` to head of its chain, as JSON; `apply` does it.
 
-        For a chain whose replicas that served last are all lost. Every write that the chain
-        acknowledged after `target` had stopped serving is lost with it.
+        For a chain whose last serving replicas are all lost. Every write that the chain
+        acknowledged after `target` had stopped serving is lost.
         """
         return self._native.promote(target, apply)
 

@@ -1,4 +1,4 @@
-"""`cluster.json`: where a cluster listens and which key opens it. Written whole or not at all."""
+"""`cluster.json`: addresses and key file of a cluster. Replaced atomically."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class ClusterFile:
     pids: dict[str, int] = field(default_factory=dict)
     supervisor_pid: int | None = None
     tls: bool = False
-    """Whether connections to the services have TLS."""
+    """Whether connections to the services use TLS."""
 
     @classmethod
     def read(cls, path: Path) -> ClusterFile:
-        """Read and check a file; a folder stands for the `cluster.json` in it."""
+        """Read and validate a file; for a folder, the `cluster.json` in it."""
         if path.is_dir():
             path = path / CLUSTER_FILE
         try:
@@ -76,7 +76,7 @@ class ClusterFile:
         )
 
     def write(self, path: Path) -> None:
-        """Replace the file at once."""
+        """Replace the file atomically."""
         data = {
             "version": 1,
             "mgmtd": list(self.mgmtd),
@@ -91,7 +91,7 @@ class ClusterFile:
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write beside, make durable, rename: a reader sees the old file or the new one."""
+    """Write a temporary file, sync, rename: a reader sees the old file or the new one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "w") as file:

@@ -1,4 +1,4 @@
-"""Rights of this process, given up for good before anything comes from the network."""
+"""Privilege drop of this process, permanent, before it reads data from the network."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from threefs.system_calls import refuse_system_calls
 __all__ = ["DATA_BYTES_MAX", "confine"]
 
 DATA_BYTES_MAX = 1 << 30
-"""Private memory of a confined FUSE daemon, which works on 256 requests of a MiB at most."""
+"""Private memory of a confined FUSE daemon, which handles at most 256 requests of 1 MiB."""
 OOM_SCORE = 800
-"""Where memory is short the kernel ends a daemon, which is replaced, before its holder."""
+"""When memory is short, the kernel kills a daemon, which is replaced, before its holder."""
 PR_SET_NO_NEW_PRIVS = 38
 
 

@@ -1,7 +1,7 @@
 """The FUSE daemon of one mount, as `threefs fuse` starts it.
 
 The caller owns the mount: it opened /dev/fuse, mounted with that descriptor, and keeps it, so that
-another daemon can go on when this one dies (`threefs.mount` does all of that).
+another daemon can continue if this one exits (`threefs.mount` does all of that).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ CLAIM_SECONDS = 20.0
 longer."""
 
 VALID_SECONDS = 1.0
-"""How long the kernel trusts names and attributes; opening a file always asks."""
+"""How long the kernel caches names and attributes; opening a file always revalidates."""
 
 
 def default_state(descriptor: int) -> Path:
-    """Where the daemons of one mount leave what the next one needs, if nobody says otherwise.
+    """Default state file, through which a daemon passes its state to the next one of the mount.
 
-    Named after the kernel's number of the mount, which the descriptor tells.
+    The name contains the kernel's id of the mount, which is read from the descriptor.
     """
     folder = Path(os.environ.get("THREEFS_RUN", "/run/threefs"))
     try:
@@ -39,7 +39,7 @@ def default_state(descriptor: int) -> Path:
     except OSError as error:
         raise InvalidArgument(f"descriptor {descriptor} or folder `{folder}`: {error}") from error
     number = next((it.split()[1] for it in told.splitlines() if "fuse_connection" in it), None)
-    # Older kernels do not tell; the descriptor has one number in all daemons of a mount.
+    # Older kernels do not report it; the descriptor has the same number in all daemons of a mount.
     return folder / (f"fuse-{number}.state" if number else f"fuse-fd-{descriptor}.state")
 
 
@@ -57,7 +57,7 @@ def run_daemon(
     claim_for: str = "",
     claim_seconds: float = CLAIM_SECONDS,
 ) -> None:
-    """Serve until it is unmounted or told to end; one JSON line on stdout says when it serves."""
+    """Serve until unmounted or terminated; writes one JSON line to stdout when it serves."""
     config: dict[str, object] = {
         "mgmtd": list(cluster.mgmtd),
         "meta": cluster.meta,

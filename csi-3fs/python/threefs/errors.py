@@ -1,7 +1,7 @@
-"""What can go wrong, as types. Every message names what, where and the remedy.
+"""Exceptions of the client. Every message names the object, the place and the remedy.
 
-Each error that the operating system has a name for is that exception too, so code written for
-local files (``except FileNotFoundError``) keeps working.
+Errors that have an equivalent in Python are also instances of it, so code written for local files
+(``except FileNotFoundError``) keeps working.
 """
 
 # ruff: noqa: N818 -- `threefs.NotFound` reads as what happened; that it is an error is its place.
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class ThreeFSError(Exception):
-    """Anything that 3FS refuses or fails to do."""
+    """Base class of all errors of 3FS."""
 
     code = errno.EIO
 
@@ -49,37 +49,37 @@ class NotFound(ThreeFSError, FileNotFoundError):
 
 
 class Exists(ThreeFSError, FileExistsError):
-    """The path is taken."""
+    """The path already exists."""
 
     code = errno.EEXIST
 
 
 class NotADirectory(ThreeFSError, NotADirectoryError):
-    """A part of the path that should be a directory is something else."""
+    """A part of the path that should be a directory is not a directory."""
 
     code = errno.ENOTDIR
 
 
 class IsADirectory(ThreeFSError, IsADirectoryError):
-    """The path is a directory and the operation is for files."""
+    """The path is a directory and the operation requires a file."""
 
     code = errno.EISDIR
 
 
 class DirectoryNotEmpty(ThreeFSError, OSError):
-    """The directory still has entries."""
+    """The directory is not empty."""
 
     code = errno.ENOTEMPTY
 
 
 class PermissionDenied(ThreeFSError, PermissionError):
-    """The key or the mode does not allow it."""
+    """The key or the mode does not permit the operation."""
 
     code = errno.EACCES
 
 
 class NoSpace(ThreeFSError, OSError):
-    """A storage target is full. What was acknowledged before stays; free space and try again."""
+    """A storage target is full. Acknowledged data is kept; free space and try again."""
 
     code = errno.ENOSPC
 
@@ -91,7 +91,7 @@ class QuotaExceeded(NoSpace):
 
 
 class CrossQuota(ThreeFSError, OSError):
-    """A move or link between directories of different quotas that only a copy can do."""
+    """A move or link between directories of different quotas, which is possible only by copying."""
 
     code = errno.EXDEV
 
@@ -103,7 +103,7 @@ class NoAttribute(ThreeFSError, OSError):
 
 
 class Stale(ThreeFSError, OSError):
-    """An open file was removed or replaced, and what it held is gone. Open it again."""
+    """An open file was removed or replaced, and its contents are gone. Open it again."""
 
     code = errno.ESTALE
 
@@ -115,13 +115,13 @@ class Corrupt(ThreeFSError, OSError):
 
 
 class InvalidArgument(ThreeFSError, ValueError):
-    """An argument is wrong; nothing was done."""
+    """An argument is invalid; the operation had no effect."""
 
     code = errno.EINVAL
 
 
 class Unavailable(ThreeFSError, TimeoutError):
-    """The deadline passed. ``who`` did not answer; a write may or may not have happened."""
+    """The deadline passed. ``who`` did not reply; a write may or may not have been executed."""
 
     code = errno.ETIMEDOUT
 

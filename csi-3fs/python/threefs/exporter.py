@@ -1,8 +1,8 @@
-"""`python -m threefs.exporter`: what mgmtd knows of a 3FS, for Prometheus.
+"""`python -m threefs.exporter`: exports mgmtd's status of a 3FS cluster to Prometheus.
 
-It runs next to mgmtd and asks it when it is scraped, at most once a second; it keeps nothing. An
-mgmtd that does not answer is a scrape with `threefs_up` 0, never a scrape that fails: the alert is
-about the cluster.
+It runs next to mgmtd and queries it when it is scraped, at most once a second; it stores nothing.
+If mgmtd does not reply, the scrape succeeds with `threefs_up` 0, so that the alert is about the
+cluster.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["StatusCollector", "families", "main"]
 
 TARGET_STATES = ("serving", "syncing", "waiting", "lastsrv", "offline")
 TIMEOUT_SECONDS = 5.0
-"""Below Prometheus' usual ten: a scrape that ends tells more than one that is cut off."""
+"""Below Prometheus' default of 10 s: a complete scrape is more useful than an aborted one."""
 
 
 class StatusCollector(Collector):
-    """Asks for the status at each scrape; `ask` gives what `Client.status` does."""
+    """Queries the status at each scrape; `ask` returns the result of `Client.status`."""
 
     def __init__(self, ask: Callable[[], str]) -> None:
         self._ask = ask

@@ -1,10 +1,9 @@
 """Metrics endpoint: bounded connections, bounded time, one rendering for all scrapes of a second.
 
-Every pod of a cluster may be able to connect. A connection costs a thread, so their number is
-bounded in all and by source address; one that has not been answered within its time is closed, and
-where all places are taken the oldest connection gives way to the newest. A page is rendered at most
-once a second whatever the number of scrapes, so that a flood of them asks nothing more of what the
-collectors ask.
+Every pod of a cluster may be able to connect. A connection uses a thread, so the number of
+connections is limited in total and per source address. A connection that exceeds its time limit is
+closed, and if all slots are taken the newest connection evicts the oldest. A page is rendered at
+most once a second, so that a flood of scrapes adds no load to the collectors.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CONNECTIONS_MAX = 32
 CONNECTIONS_PER_SOURCE_MAX = 4
 """Two Prometheus servers behind one address scrape with two connections each at most."""
 CONNECTION_SECONDS = 5.0
-"""From accept to the last byte; Prometheus gives up after 10 by default."""
+"""From accept to the last byte, in seconds; Prometheus' default timeout is 10."""
 PAGE_SECONDS = 1.0
 
 
@@ -83,7 +82,7 @@ class MetricsServer(ThreadingHTTPServer):
             return len(self._open)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Refuse a source that has all its places; otherwise make room for the newest."""
+        """Refuse a source that has used all its slots; otherwise make room for the newest."""
         source = str(client_address[0])
         with self._open_lock:
             counts = Counter(source for _, source in self._open.values())

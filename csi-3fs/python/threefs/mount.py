@@ -1,7 +1,7 @@
-"""Mounts that outlive their daemon: the descriptor is kept here, the daemon is replaced.
+"""Mounts that survive their daemon: this process keeps the descriptor, the daemon is replaced.
 
 A `Mount` opens /dev/fuse, calls mount(2) and starts the daemon with the descriptor. When the daemon
-dies, `respawn` starts another one with the same descriptor: programs that have files open go on.
+exits, `respawn` starts another one with the same descriptor: programs keep their open files.
 Needs root (CAP_SYS_ADMIN), as mount(2) does.
 
 The process that holds a `Mount` must not have files of that mount open: a child has them too until
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["Mount", "unmount"]
 
 READY_SECONDS = 60.0
-"""How long a daemon may take to serve; it waits for the cluster's answer about its root."""
+"""Time that a daemon has to become ready, including the cluster's reply about its root."""
 
 READAHEAD_KB = 4096
-"""What the kernel reads ahead of a sequential reader."""
+"""Read-ahead of the kernel for a sequential reader."""
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOATIME = 1, 2, 4, 1024
 MNT_FORCE, MNT_DETACH = 1, 2

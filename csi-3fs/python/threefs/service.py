@@ -13,7 +13,7 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until SIGTERM; the exit status is 1 when the service could not begin or go on."""
+    """Serve until SIGTERM; the exit status is 1 if the service failed to start or to continue."""
     kind, config_path = arguments[0], Path(arguments[1])
     parent_pid = int(arguments[2]) if len(arguments) > 2 else 0
     try:

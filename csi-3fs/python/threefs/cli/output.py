@@ -1,4 +1,4 @@
-"""What all commands share: consoles, units, errors as exit statuses."""
+"""Shared parts of all commands: consoles, units, errors as exit statuses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 class Output(StrEnum):
-    """How a result is written."""
+    """Output format of a result."""
 
     TABLE = "table"
     JSON = "json"
@@ -49,7 +49,7 @@ def stdout_console() -> Console:
 
 
 def stderr_console() -> Console:
-    """The console for progress and remarks; silent colours and bars when it is no terminal."""
+    """The console for progress and notes; without colours and bars if it is not a terminal."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
@@ -62,7 +62,7 @@ def print_json(value: Any) -> None:
 
 
 def report_error(error: ThreeFSError | OSError) -> int:
-    """Say what happened; gives the exit status for it."""
+    """Print the error; return its exit status."""
     sys.stderr.write(f"threefs: error: {error}\n")
     return _status(error)
 
@@ -79,7 +79,7 @@ def _status(error: ThreeFSError | OSError) -> int:
 
 
 def describe_bytes(count: float) -> str:
-    """A size for people: 1023 B, 1.5 MiB."""
+    """Format a size for display: 1023 B, 1.5 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(count) < 1024 or unit == "TiB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Whose disk this is: so that an empty one never passes for the one that held the data.
+"""Disk identity: prevents an empty disk from being taken for the one that held the data.
 
 A storage node that was among the last to serve a chain may come back as its authority: what it
 holds is what the chain holds. That must not happen with another disk. mgmtd compares the id of each
@@ -28,7 +28,7 @@ __all__ = ["IDENTITY_FILE", "authority_of", "take_disk"]
 
 IDENTITY_FILE = "identity.json"
 DISK_TIMEOUT_SECONDS = 3600.0
-"""How long a replaced disk waits for the others before the process ends and is started anew."""
+"""How long a replaced disk waits for the other nodes before the process exits and is restarted."""
 ASK_SECONDS = 2.0
 SAY_AGAIN_SECONDS = 30.0
 COUNTED_OUT = ("OFFLINE", "WAITING")

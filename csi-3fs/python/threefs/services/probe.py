@@ -1,7 +1,7 @@
-"""What the kubelet's exec probes ask: does the service of this pod live, and does it serve?
+"""Exec probes of the kubelet: liveness and readiness of the service in this pod.
 
-Alive means that its own port answers; whether the rest of the cluster does is no reason to restart
-it. Ready means that clients can be sent to it.
+Live means that the local port answers; the state of the rest of the cluster is not a reason to
+restart the pod. Ready means that clients can be sent to it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a container's settings to the native services' configuration, checked. Pure."""
+"""Configuration of the native services, built from a container's settings and validated. Pure."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ STRIPE = 64
 """Chains that a file goes round; a table with fewer is gone round whole."""
 
 GC_DELAY_MS = 10_000
-"""How long a removed file's chunks stay: readers that have it open may still finish."""
+"""Retention of a removed file's chunks: readers that have it open can still finish."""
 
 DRAIN_MS = 2_000
-"""How long an ending storage node waits for mgmtd to send its clients elsewhere."""
+"""How long a terminating storage node waits for mgmtd to redirect its clients."""
 
 ADDRESS = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]{0,252}):([0-9]{1,5})|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
 
@@ -119,7 +119,7 @@ def tls_config(*, enabled: bool, transition: bool) -> dict[str, Any]:
 
 
 def node_id_of(pod_name: str) -> int:
-    """The ordinal at the end of a StatefulSet's pod name, plus 1: node ids begin at 1."""
+    """The ordinal at the end of a StatefulSet's pod name, plus 1: node ids start at 1."""
     match = re.fullmatch(r".*-([0-9]{1,5})", pod_name.partition(".")[0])
     if match is None:
         raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""What a one-machine cluster should be."""
+"""Options of a single-node cluster."""
 
 from dataclasses import dataclass
 from pathlib import Path

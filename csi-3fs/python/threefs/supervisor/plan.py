@@ -1,4 +1,4 @@
-"""Which services a one-machine cluster has, and how each is configured. Pure."""
+"""Plan of a single-node cluster: its services and their configurations. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Service", "service_names", "services"]
 STRIPE = 64
 """Chains that a file goes round: more than one machine has, so all of them."""
 DEAD_GRACE_MS = 1000
-"""From when nobody can read a removed file until its chunks go."""
+"""Time from when a removed file is unreadable until its chunks are deleted."""
 
 
 @dataclass(frozen=True, slots=True)

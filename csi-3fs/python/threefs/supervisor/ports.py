@@ -1,4 +1,4 @@
-"""Free ports, and who holds a taken one."""
+"""Free ports, and the processes that use occupied ones."""
 
 import random
 import socket
@@ -14,7 +14,7 @@ of a service while it restarts."""
 
 
 def choose_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """`count` different ports that nobody listens on now."""
+    """Return `count` different ports on which no process listens now."""
     candidates = list(range(FIRST_PORT, LAST_PORT))
     random.shuffle(candidates)
     chosen: list[int] = []

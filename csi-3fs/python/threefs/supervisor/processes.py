@@ -1,4 +1,4 @@
-"""Service processes: start, notice the end, start again after a pause, stop."""
+"""Service processes: start them, detect their exit, restart them after a pause, stop them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Child", "Processes"]
 
 STOP_SECONDS = 5.0
-"""How long a service may take to end after SIGTERM before it is killed."""
+"""Time that a service has to exit after SIGTERM before it is killed."""
 TAIL_BYTES = 2000
 
 
@@ -85,7 +85,7 @@ class Processes:
         living = [child.process for child in self.children if child.process is not None]
         for process in living:
             process.send_signal(signal.SIGTERM)
-            # A stopped process does not see it before it goes on.
+            # A stopped process receives SIGTERM only after it is continued.
             process.send_signal(signal.SIGCONT)
         deadline = time.monotonic() + stop_seconds
         for process in living:

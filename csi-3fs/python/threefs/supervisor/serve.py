@@ -1,4 +1,4 @@
-"""The supervisor's loop: start, tell when ready, restart what dies, stop on SIGTERM or Ctrl-C."""
+"""Supervisor loop: starts services, reports readiness, restarts them, stops on a signal."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Supervisor:
             )
 
     def _probe(self, cluster: ClusterFile) -> None:
-        """Ask the cluster until every chain is whole, in a thread of its own."""
+        """Poll the cluster in a separate thread until every chain is complete."""
         with Client(cluster, timeout_seconds=PROBE_SECONDS) as client:
             while not self._stopping:
                 try:
