@@ -1,4 +1,4 @@
-"""The attacker of the scenario *a hostile namespace*: its user, its pods, its manifests."""
+"""Attacker of the hostile namespace scenario: its user, pods and manifests."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Scene:
         return self.release.cluster
 
     def run(self, pod: str, *arguments: str) -> Any:
-        """The JSON that a program of `hostile` prints in a pod of the attacker."""
+        """Runs a program of `hostile` in an attacker's pod and returns its JSON output."""
         words = ("exec", pod, "--", "python3", "-c", ATTACK, *arguments)
         return json.loads(self.user.kubectl(*words, deadline_s=END_SECONDS))
 

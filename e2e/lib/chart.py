@@ -1,4 +1,4 @@
-"""The chart on a cluster of ours: installed with the images of the tests, upgraded, taken away."""
+"""The chart on a test cluster: installs it with the test images, upgrades and removes it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ VALUES: dict[str, Any] = {
     },
     "operator": {
         "extraEnv": [
-            # What a story reads of a job's progress is a second old at most.
+            # A scenario reads job progress that is at most one second old.
             {"name": "FLYER_PROGRESS_COMMIT_SECONDS", "value": "1"},
         ],
         "resources": {"requests": {"cpu": "300m", "memory": "192Mi"}},
@@ -122,7 +122,7 @@ class Release:
         return time.monotonic() - began
 
     def _prepare_disks(self) -> None:
-        """What an administrator does with local disks: a service goes where its chunks are."""
+        """As with local disks: pins each storage service to the node that holds its chunks."""
         for node in self.cluster.state.nodes:
             self.cluster.run_on(node, "mkdir", "-p", DISK)
         self.cluster.apply(
@@ -137,7 +137,7 @@ class Release:
         )
 
     def uninstall(self) -> None:
-        """Takes it away; definitions, the key and claims stay."""
+        """Uninstalls the release; definitions, the key and claims stay."""
         self.helm("uninstall", RELEASE, "--ignore-not-found", "--wait", "--timeout=180s")
 
     def helm(self, *arguments: str, stdin: str = "", deadline_s: float = INSTALL_SECONDS) -> str:
@@ -168,11 +168,11 @@ class Release:
         ]
 
     def table(self) -> str:
-        """The pods of the release, for people."""
+        """Text output of the release's pods."""
         return self.cluster.kubectl("get", "pods", f"--namespace={NAMESPACE}", "--output=wide")
 
     def diagnosis(self, lines: int = 15) -> str:
-        """What a person would look at first when something of ours does not come up.
+        """Diagnostics for a component of the release that does not start.
 
         `lines`: the last ones of each container's log.
         """

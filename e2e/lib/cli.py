@@ -1,4 +1,4 @@
-"""`flyer` as a person runs it, against a cluster of tests."""
+"""Runner of the `flyer` command line against a test cluster."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Flyer:
     """By way of kubectl, which finds `kubectl-flyer` on its PATH."""
 
     def __call__(self, verb: str, *words: str, status: int = 0) -> Any:
-        """One verb; an AssertionError with what it said unless it ends with this status."""
+        """Runs one verb; raises AssertionError with its output on another exit status."""
         done = self.run(verb, *words, "--output=json", status=status)
         return json.loads(done.stdout)
 
     def run(self, verb: str, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-        """One verb, for people."""
+        """Runs one verb with text output."""
         done = subprocess.run(
             self._command(verb, *words),
             env=self._environment(),
@@ -52,7 +52,7 @@ class Flyer:
 
     @contextmanager
     def running(self, verb: str, *words: str) -> Iterator[subprocess.Popen[str]]:
-        """One that goes on while the test does something else; `status_of` waits for its end."""
+        """Runs a verb in the background; `status_of` waits for its end."""
         process = subprocess.Popen(
             self._command(verb, *words),
             env=self._environment(),
@@ -79,6 +79,6 @@ class Flyer:
 
 
 def status_of(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """The exit status of one that was `running`, once it has ended, and all that it said."""
+    """Waits for a verb started by `running`; returns its exit status and output."""
     said, _ = process.communicate(timeout=SECONDS)
     return process.returncode, said

@@ -1,4 +1,4 @@
-"""The driver as it is deployed, on this machine: processes, a real 3FS, one or more "nodes"."""
+"""The deployed CSI driver as local processes, with a real 3FS and one or more "nodes"."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class NodeProcesses:
 
 
 class Deployed:
-    """3FS, the controller, and nodes; `stop` leaves nothing."""
+    """3FS, the controller and nodes; `stop` removes all of them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -118,13 +118,13 @@ class Deployed:
         return stubs.ControllerStub(grpc.insecure_channel(self.controller_endpoint))
 
     def log(self) -> str:
-        """What all of them said."""
+        """The logs of all processes."""
         return (self.folder / "log").read_text()[-20_000:]
 
     def stop(self) -> None:
         """End everything; what is still mounted is unmounted by the mount managers first."""
         for node in self.nodes:
-            # Whatever cannot be undone so is taken away below: processes must end in any case.
+            # Anything that remains is removed below: processes must end in any case.
             with contextlib.suppress(CsiError):
                 for mounted in reversed(node.mount_manager_client.state()[0]):
                     node.mount_manager_client.unmount(mounted.target)

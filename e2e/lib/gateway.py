@@ -1,4 +1,4 @@
-"""A test's own scheduler with the operator's gateway; sidecars, launchers and tokens are real."""
+"""Test scheduler with the operator's gateway; sidecars, launchers and tokens are real."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ job.release(step)
 
 
 class Control:
-    """The test's own scheduler, and the gateway."""
+    """The test scheduler and the gateway."""
 
     def __init__(self, cluster: Cluster, namespace: str, api: Api) -> None:
         self.cluster, self.namespace, self.api = cluster, namespace, api
@@ -81,7 +81,7 @@ class Control:
     def _tell(self, event: Any) -> None:
         self.events.append(event)
         self.told.set()
-        # There is no FlyerJob whose status stores it.
+        # No FlyerJob status stores it.
         asyncio.get_running_loop().call_soon(self.gateway.stored, [event])
 
     async def event(self, kind: type, job: str = "") -> Any:
@@ -168,7 +168,7 @@ class Control:
         return True
 
     async def watch(self, made: list[dict[str, Any]], until: type, job: str = "") -> Any:
-        """Plays the pods cache: tells addresses, and ends of pods, until an event is there."""
+        """Acts as the pod cache: reports pod addresses and exits until an event arrives."""
         waiting = asyncio.create_task(self.event(until, job))
         concluded: set[str] = set()
         while not waiting.done():
@@ -199,7 +199,7 @@ class Control:
         print(self.cluster.kubectl("events", "-n", self.namespace))
 
     def logs(self, pod: dict[str, Any], container: str = "trainer") -> str:
-        """What a container of this pod wrote."""
+        """The log of a container of this pod."""
         name = pod["metadata"]["name"]
         return self.cluster.kubectl("logs", name, "-c", container, "-n", self.namespace)
 

@@ -58,7 +58,7 @@ AGENT_VALUES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class FakeHardware:
-    """One node's hardware in the hands of a test."""
+    """Handle of one node's hardware for tests."""
 
     node: str
     folder: Path
@@ -72,9 +72,9 @@ class FakeHardware:
 
 
 def fake_hardware(cluster: Cluster, node: str) -> FakeHardware:
-    """Puts the paper's machine under a node of the cluster, in order; one that is there is mended.
+    """Gives a node the paper's hardware without faults; repairs existing hardware.
 
-    The folder is never made anew: the agent has it mounted.
+    The folder is never recreated: the agent has it mounted.
     """
     folder = cluster.state.folder / "nodes" / node / "var-lib" / "flyer-fake"
     machine = paper_node(seed=1 + cluster.state.nodes.index(node))

@@ -1,4 +1,4 @@
-"""FlyerJobs in tests: manifests, and what their objects say."""
+"""FlyerJobs in tests: manifests, statuses, pods and logs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def job(name: str, nodes: int, script: str, *arguments: str, **spec: Any) -> dic
 
 
 def status(cluster: Cluster, name: str, namespace: str) -> dict[str, Any]:
-    """What its object says."""
+    """The status of the job."""
     return dict(cluster.get("flyerjob", name, namespace).get("status") or {})
 
 
@@ -54,7 +54,7 @@ def step(cluster: Cluster, name: str, namespace: str) -> int:
 
 
 def wait_step(cluster: Cluster, name: str, namespace: str, least: int) -> int:
-    """Waits until the job has come so far; its step then."""
+    """Waits until the job has reached this step; returns its current step."""
 
     def probe() -> int | None:
         found = step(cluster, name, namespace)
@@ -66,7 +66,7 @@ def wait_step(cluster: Cluster, name: str, namespace: str, least: int) -> int:
 def wait_phase(
     cluster: Cluster, name: str, namespace: str, *phases: str, attempt: int = 1
 ) -> dict[str, Any]:
-    """Waits for one of these phases in this attempt or a later one; the status then."""
+    """Waits for one of these phases in this attempt or a later one; returns the status."""
 
     def probe() -> dict[str, Any] | None:
         found = status(cluster, name, namespace)
@@ -85,7 +85,7 @@ def pods_of(cluster: Cluster, name: str, namespace: str, **labels: int) -> list[
 
 
 def logs(cluster: Cluster, name: str, namespace: str, **labels: int) -> str:
-    """What these pods wrote."""
+    """The logs of these pods."""
     return "".join(
         cluster.kubectl("logs", pod["metadata"]["name"], f"--namespace={namespace}")
         for pod in pods_of(cluster, name, namespace, **labels)

@@ -1,9 +1,9 @@
-"""The chart's own operator behind a proxy that kills it with every write of a life.
+"""Fault injection: a proxy kills the chart's operator at every write of a job's lifecycle.
 
-Its pods are told another address of the API server: this machine's on the cluster's bridge, where
-the proxy has a certificate of the cluster's authority. They prove themselves with their own tokens,
-which the proxy passes on. kopf asks the API server by its DNS name, past the proxy: what the
-handlers write about quotas and topologies, when those change, is no part of a job's life.
+Its pods use another address of the API server: this machine's on the cluster's bridge, where the
+proxy has a certificate of the cluster's authority. They authenticate with their tokens, which the
+proxy forwards. kopf uses the API server's DNS name and bypasses the proxy: the handlers' writes to
+quotas and topologies are not part of a job's lifecycle.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ AGENT = "flyer-operator/"
 DEPLOYMENT = "flyer-operator"
 START_SECONDS = 120.0
 DEATH_SECONDS = 20.0
-# Most of such a life is waiting for the Lease of the dead: the chart's own default, not what the
-# other stories have.
+# Most of this time is spent waiting for the killed leader's Lease: the chart's default, not the
+# value of the other scenarios.
 LEASE_SECONDS = "3"
 
 
 class Killed:
-    """The deaths so far. What is `spared` kills nobody."""
+    """The kills so far. Writes that are `spared` kill no process."""
 
     def __init__(self, spared: Callable[[Key], bool]) -> None:
         def key_of(call: Call, body: bytes) -> Key | None:
@@ -57,24 +57,24 @@ class Killed:
         self.failure: Exception | None = None
 
     async def _kill(self, agent: str) -> None:
-        """SIGKILL for the process that calls itself so: its pod's name and a number."""
+        """Sends SIGKILL to the process with this identity: its pod's name and a number."""
         pod = agent.removeprefix(AGENT).rpartition("-")[0]
         try:
             await asyncio.to_thread(_kill_process_of, pod)
-        except (AssertionError, OSError) as error:  # for the test: nobody else hears it
+        except (AssertionError, OSError) as error:  # only the test reads it
             self.failure = error
 
     @property
     def kinds(self) -> Counter[str]:
-        """How many deaths for each kind of write."""
+        """The number of kills for each kind of write."""
         return Counter(" ".join(key[:2]) for key in self.reaper.deaths)
 
 
 def write_key(call: Call, body: bytes) -> Key | None:
-    """What a write of the operator does: the same for a successor that does it again.
+    """The identity of an operator's write: the same when a successor repeats it.
 
-    Epochs, times, versions and numbers for people are left out. The Lease is how leaders are made,
-    and counted by nobody.
+    Epochs, times, versions and displayed numbers are excluded. Writes to the Lease elect a leader
+    and are not counted.
     """
     if call.resource == "leases":
         return None
@@ -83,7 +83,7 @@ def write_key(call: Call, body: bytes) -> Key | None:
     match kind:
         case ("create", "events"):
             return (*kind, value["regarding"]["name"], value["reason"])
-        case ("patch", "events"):  # of a series, whose name ends with when it began
+        case ("patch", "events"):  # of an event series, whose name ends with its start time
             return (*kind, name.rpartition(".")[0])
         case ("create", "pods"):
             return (*kind, str(value["metadata"]["name"]))
@@ -97,7 +97,7 @@ def write_key(call: Call, body: bytes) -> Key | None:
 
 
 def _status_words(status: dict[str, Any]) -> tuple[str, ...]:
-    """What the scheduler goes on from."""
+    """The state from which the scheduler resumes."""
     history, checkpoint = status.get("history") or {}, status.get("checkpoint") or {}
     words = {
         "phase": status.get("phase"),
@@ -119,7 +119,7 @@ def _kill_process_of(pod: str) -> None:
 
 
 def _processes_of(pod: str) -> Iterator[int]:
-    """Nodes are namespaces: every process of theirs is one of this machine's too."""
+    """Nodes are namespaces: this machine sees all of their processes."""
     mark = f"FLYER_POD_NAME={pod}".encode()
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
@@ -130,7 +130,7 @@ def _processes_of(pod: str) -> Iterator[int]:
 
 @contextlib.asynccontextmanager
 async def behind_proxy(cluster: Cluster) -> AsyncIterator[Proxy]:
-    """The operator goes through the proxy. Afterwards its Deployment is as it was."""
+    """Routes the operator through the proxy and restores its Deployment afterwards."""
     pki = cluster.state.folder / "pki"
     host = str(cluster.state.gateway)
     ours = Authority(pki).issue("proxy", "proxy", hosts=[host])
@@ -159,7 +159,7 @@ async def behind_proxy(cluster: Cluster) -> AsyncIterator[Proxy]:
 
 
 def _restart_with(cluster: Cluster, env: list[dict[str, Any]], replicas: int) -> None:
-    """All replicas at once, with this environment: a rollout would be one by one."""
+    """Replaces all replicas at once with this environment: a rollout would be sequential."""
     space = f"--namespace={NAMESPACE}"
     path = "/spec/template/spec/containers/0/env"
     patch = [{"op": "replace", "path": path, "value": env}]

@@ -1,7 +1,7 @@
-"""Operators in this process, one after the other or several, over a real API server and a proxy.
+"""In-process operators, in sequence or in parallel, on a real API server behind a proxy.
 
-The proxy counts their calls, commits faults and cuts them off. Nodes are played (no kubelets), so
-that the life of two jobs takes seconds.
+The proxy counts their calls, injects faults and closes connections. Nodes are simulated (no
+kubelets), so that the lifecycle of two jobs takes seconds.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ class Operators:
         return name
 
     def kill(self, name: str) -> None:
-        """As SIGKILL: nothing is said, nothing is given back."""
+        """Stops it as SIGKILL does: without a message and without releasing the Lease."""
         self._proxy.faults.dead.add(name)
         self._running[name][0].cancel()
 
     def state(self) -> str:
-        """What became of the living one, for people."""
+        """The state of the running operator, as text."""
         name, (task, _) = list(self._running.items())[-1]
         ended = f"ended by {task.exception()!r}" if task.done() else "runs"
         return f"{name} {ended}; {len(self._running)} in all"
@@ -111,7 +111,7 @@ class Operators:
 
 
 class Stage:
-    """Two nodes of a class of its own, and what the jobs on them say."""
+    """Two nodes of a separate class, and the reports of their jobs."""
 
     def __init__(self, api: Api, proxy: Proxy, namespace: str) -> None:
         self.api, self.namespace, self.proxy = api, namespace, proxy
@@ -152,13 +152,13 @@ class Stage:
         """Waits for it."""
         try:
             async with asyncio.timeout(STEP_SECONDS):
-                while not holds():  # noqa: ASYNC110 - nobody tells
+                while not holds():  # noqa: ASYNC110 - no notification exists
                     await asyncio.sleep(0.01)
         except TimeoutError:
             raise AssertionError(f"not within {STEP_SECONDS:g} s: {what}") from None
 
     async def live(self, low: str, high: str) -> None:
-        """The second job takes the first one's nodes, ends, and the first goes on and ends."""
+        """The second job preempts the first one and ends; then the first one resumes and ends."""
 
         def phase(name: str, wanted: Phase) -> Callable[[], bool]:
             return lambda: self.status(name).phase is wanted
@@ -186,7 +186,7 @@ def _status_of(value: dict[str, Any]) -> FlyerJobStatus:
 
 @contextlib.asynccontextmanager
 async def staged(control_plane: Cluster, namespace: str) -> AsyncIterator[Stage]:
-    """A stage on this control plane; nothing of it is left there."""
+    """A stage on this control plane; removed completely afterwards."""
     control_plane.kubectl("apply", "--server-side", "-f", str(CRDS))
     control_plane.kubectl(
         "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all", deadline_s=70
@@ -194,7 +194,7 @@ async def staged(control_plane: Cluster, namespace: str) -> AsyncIterator[Stage]
     found = await find_access(control_plane.kubeconfig)
 
     async def headers() -> dict[str, str]:
-        # The admission policies let nobody else write statuses.
+        # The admission policies allow no other account to write statuses.
         as_operator = {"Impersonate-User": OPERATOR, "Impersonate-Group": "system:masters"}
         return {**await found.headers(), **as_operator}
 

@@ -1,4 +1,4 @@
-"""A tenant whose work must not notice what other tenants do: a running job and an open file."""
+"""Victim tenant, whose running job and open file other tenants must not affect."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Victim:
         return self.sh("cat /volume/lines").splitlines()
 
     def suspend(self) -> int:
-        """Suspend the job, which must save and lose nothing; the step where it stands."""
+        """Suspend the job, which must save its progress; return its step."""
         self._patch(suspend=True)
         found = wait_phase(self.cluster, NAME, self.namespace, "Suspended")
         assert found["eviction"]["lostSteps"] == 0, found
@@ -126,7 +126,7 @@ class Victim:
         return int(saved["step"])
 
     def resume(self) -> None:
-        """Resume it, and wait until it runs on from where it stood."""
+        """Resume the job and wait until it continues from its saved step."""
         stood = int(self.status()["checkpoint"]["step"])
         self._patch(suspend=False)
         wait_phase(self.cluster, NAME, self.namespace, "Running")

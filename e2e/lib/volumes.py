@@ -76,7 +76,7 @@ def pod_with(name: str, node: str, claim_name: str, *, read_only: bool = False) 
 
 
 def inline_pod(name: str, node: str, *, read_only: bool = False, **attributes: str) -> Any:
-    """A pod that does nothing, with a volume of its own at /volume."""
+    """A pod that does nothing, with an inline volume at /volume."""
     own = {"driver": DRIVER, "readOnly": read_only, "volumeAttributes": attributes}
     return _mounted(sleeper(name, node), {"csi": own})
 
@@ -96,7 +96,7 @@ def directories(cluster: Cluster, path: str = "/volumes") -> str:
 
 
 def wait_event(cluster: Cluster, namespace: str, what: str, words: str) -> None:
-    """Waits until an event of this object (`pod/NAME`) says these words."""
+    """Waits until an event of this object (`pod/NAME`) contains this text."""
 
     def said() -> bool:
         found = cluster.kubectl("events", f"--namespace={namespace}", f"--for={what}")
@@ -106,7 +106,7 @@ def wait_event(cluster: Cluster, namespace: str, what: str, words: str) -> None:
 
 
 def sh(cluster: Cluster, namespace: str, pod: str, command: str) -> str:
-    """What a command in a pod prints."""
+    """The output of a command in a pod."""
     words = ("--", "sh", "-c", command)
     return cluster.kubectl("exec", f"--namespace={namespace}", pod, *words)
 

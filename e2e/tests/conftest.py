@@ -1,4 +1,4 @@
-"""The cluster's hardware and the chart on it, installed once for all stories of a session."""
+"""Fixtures: the cluster's hardware and the chart, installed once for all scenarios."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def release(cluster: Cluster, machines: dict[str, FakeHardware]) -> chart.Releas
 
 @pytest.fixture(scope="module")
 def no_operator(cluster: Cluster) -> Iterator[None]:
-    """Nobody but the test tends jobs and their pods: the operator rests, where there is one."""
+    """Stops an installed operator, so that only the test manages jobs and their pods."""
     space = f"--namespace={chart.NAMESPACE}"
     found = cluster.kubectl("get", "deployment", "flyer-operator", space, "--ignore-not-found",
                             "--output=jsonpath={.spec.replicas}")  # fmt: skip

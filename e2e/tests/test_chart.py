@@ -1,4 +1,4 @@
-"""The chart on real kubelets: installed, upgraded under a running job, taken away.
+"""The chart on real kubelets: install, upgrade under a running job, uninstall.
 
 `build/e2e/chart.json` has the seconds that each took.
 """
@@ -69,13 +69,13 @@ def test_the_controllers_image_is_small() -> None:
 
 
 def test_nobody_lacks_a_right(release: chart.Release) -> None:
-    """What a component asks the API server for, it may: no refusal in anybody's log."""
+    """Components have all rights they use: no log contains a refused request."""
     for pod in pods(release.cluster, "app.kubernetes.io/name=fire-flyer"):
         log = release.cluster.kubectl(
             "logs", f"--namespace={chart.NAMESPACE}", pod["metadata"]["name"], "--all-containers"
         )
         refused = [line for line in log.splitlines() if "forbidden" in line.lower()]
-        # A namespace that is being deleted takes nothing from anybody, whatever their rights.
+        # A namespace that is being deleted refuses every creation, regardless of rights.
         refused = [line for line in refused if "because it is being terminated" not in line]
         assert not refused, pod["metadata"]["name"]
 
@@ -173,7 +173,7 @@ def test_an_upgrade_under_a_running_job_is_not_noticed(
     assert status()["history"]["attempt"] == 1
     assert status()["history"].get("restarts", 0) == 0
     assert step() > seen  # what a rank said last may come after its pod's end
-    # Meta, storage and the CSI driver were replaced under who wrote all the time.
+    # Meta, storage and the CSI driver were replaced while the pod kept writing.
     written = len(lines())
     wait_for("more lines", lambda: len(lines()) > written, JOB_SECONDS)
     sh(cluster, namespace, "writer", ENDS)
@@ -198,6 +198,6 @@ def test_uninstalled_it_leaves_definitions_the_key_and_the_jobs(release: chart.R
     assert names == ["secret/threefs-key"]
     assert "flyerjobs.fireflyer.dev" in cluster.kubectl("get", "crds", "--output=name")
 
-    # And it comes back to what it left.
+    # A reinstallation finds the previous data.
     record("chart", "install_again_seconds", release.install())
     test_every_component_is_ready(release)

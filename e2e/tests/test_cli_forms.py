@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
 SCRIPT = Path(counting.__file__).read_text()
 ENDLESS = "1000000"
 
-# Two attempts: the ranks of the first one say that they lost somebody, which costs a restart.
+# Two attempts: the ranks of the first one report a lost peer, which causes a restart.
 CHATTER = """
 import os, sys, time
 attempt = os.environ["FLYER_ATTEMPT"]

@@ -26,7 +26,7 @@ ENDLESS = "1000000"
 BAD, NO_SUCH_JOB, STOPPED, SUSPENDED, NEVER, LATE, NOBODY = 2, 102, 103, 104, 105, 106, 107
 INTERRUPTED = 130
 
-# Whatever it is asked, it goes on.
+# It ignores all requests.
 DEAF = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -113,7 +113,7 @@ def test_of_one_that_does_not_listen(
     flyer.run("stop", "deaf", "--now")
     wait_phase(cluster, "deaf", namespace, "Failed")
 
-    # Nobody at the API server's address.
+    # No server at the API server's address.
     text = Path(cluster.kubeconfig).read_text()
     nowhere = tmp_path / "nowhere"
     nowhere.write_text(re.sub(r"(https://[^:\s]+):\d+", r"\1:9", text))

@@ -1,4 +1,4 @@
-"""The control plane alone: what the parts' own tests build on."""
+"""The control plane alone, the base of the components' tests."""
 
 from __future__ import annotations
 

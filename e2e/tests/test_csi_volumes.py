@@ -138,7 +138,7 @@ def test_two_nodes_share_a_volume_that_outlives_daemons_mount_managers_and_drive
     assert not told.volume_condition.abnormal
     assert "replaced 1 times" in told.volume_condition.message
 
-    # A stopped one is told, and goes on.
+    # A stopped daemon is reported, and continues.
     held = first.mount_manager_client.state()[1][0]
     os.kill(held.pid, signal.SIGSTOP)
     try:
@@ -204,7 +204,7 @@ def test_undoing_never_waits_for_a_cluster_that_is_gone(deployed: Deployed) -> N
     volume = create(deployed, "doomed")
     here = mount(node, volume, "pod")
     sh(f"echo text > {here}/file")
-    # Everything of 3FS stops answering, and somebody waits for it in the kernel.
+    # All of 3FS stops answering while a process waits for it in the kernel.
     pids = [int(pid) for pid in sh(f"pgrep -f {deployed.folder}/3fs").stdout.split()]
     own = [pid for pid in pids if "threefs.service" in _command(pid)]
     assert len(own) >= 5

@@ -1,4 +1,4 @@
-"""What the pages show for a cluster, typed in one block after the other.
+"""The documentation's cluster commands, run block by block.
 
 Capital words stand for the reader's own: a job that runs, its node, a claim.
 """
@@ -39,7 +39,7 @@ OWN = re.compile(r"\b(JOB|NODE|NAMESPACE|CLAIM)\b")
 
 
 class Reader:
-    """Somebody with a folder, a shell and a cluster."""
+    """A reader with a folder, a shell and a cluster."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster = cluster
@@ -58,9 +58,9 @@ class Reader:
         }
 
     def types(self, block: Block, names: dict[str, str]) -> None:
-        """A block; an AssertionError with what it said unless all of it succeeds."""
+        """Runs a block; raises AssertionError with its output if a command fails."""
         text = OWN.sub(lambda found: names[found[1]], block.text)
-        # Who watches looks for a moment.
+        # Commands that watch are ended after a moment.
         text = re.sub(r"^(.* -w)$", r"timeout 5 \1 || test $? = 124", text, flags=re.MULTILINE)
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", text],
@@ -80,7 +80,7 @@ class Reader:
 def reader(
     release: chart.Release, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Reader, dict[str, str]]]:
-    """Who has the tutorial's files, a job that runs and a claim."""
+    """A reader with the tutorial's files, a running job and a claim."""
     cluster = release.cluster
     found = Reader(cluster, tmp_path_factory.mktemp("reader"))
     texts = {block.how: block for block in blocks("file", "manifest") if block.page == TUTORIAL}

@@ -58,7 +58,7 @@ def test_a_minute_without_api_server_is_not_noticed(cluster: Cluster, namespace:
     before = uids(cluster, "steady", namespace)
     server = cluster.process(API_SERVER)
     server.kill()
-    # Longer than nodes may be silent: all of them are called lost when it is back.
+    # Longer than the node grace period: all nodes count as lost when it is back.
     time.sleep(AWAY_SECONDS)
     server.start()
     wait_ready(cluster.state)
@@ -86,7 +86,7 @@ def test_leaders_forced_beside_each_other_are_not_noticed(cluster: Cluster, name
 
     for _ in range(3):
         epoch = transitions()
-        # Who leads believes so until it renews; the other replica leads at once.
+        # The old leader remains convinced until it renews; the other replica leads at once.
         nobody = '--patch={"spec": {"holderIdentity": ""}}'
         words = ("patch", "lease", "flyer-operator", f"--namespace={NAMESPACE}", "--type=merge")
         cluster.kubectl(*words, nobody)
@@ -153,7 +153,7 @@ def test_a_gpu_with_xid_79_keeps_new_gangs_from_its_node(
     try:
         machine.driver.fall_off_the_bus(3)
         wait_for("the node to be unhealthy", lambda: state() == "Unhealthy", END_SECONDS)
-        # Its own gang decides for itself whether it can go on; this one does.
+        # A gang decides itself whether it can continue; this one continues.
         seen = step(cluster, "goes-on", namespace)
         wait_step(cluster, "goes-on", namespace, seen + 20)
         assert attempts(cluster, "goes-on", namespace) == (1, 0)
@@ -174,8 +174,8 @@ def test_a_gpu_with_xid_79_keeps_new_gangs_from_its_node(
 
 @pytest.fixture
 def dead_kubelet(cluster: Cluster) -> Iterator[str]:
-    """An empty node whose kubelet has just died, which nobody knows; alive again at the end."""
-    # Pods of jobs before this one would live for ever on it.
+    """An empty node with a killed kubelet, not detected yet; restarted at the end."""
+    # Pods of earlier jobs would remain on it for ever.
     words = ("get", "pods", "--all-namespaces", "--selector=fireflyer.dev/job", "--output=name")
     left = partial(cluster.kubectl, *words, "--field-selector=spec.nodeName=node-b2")
     wait_for("node-b2 to be empty", lambda: not left().strip(), END_SECONDS)

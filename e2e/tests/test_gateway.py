@@ -97,7 +97,7 @@ async def test_a_failing_rank_is_told_with_its_traceback(control: Control) -> No
 
 
 async def test_pods_that_are_not_who_they_should_be_are_refused(control: Control) -> None:
-    """Its own token for the API server; a good token of a pod that is in no gang."""
+    """A token for the API server, and a valid token of a pod outside any gang."""
     paths = {
         "its-own": "/var/run/secrets/kubernetes.io/serviceaccount/token",
         "unknown-pod": "/token/token",
@@ -126,7 +126,7 @@ async def test_pods_that_are_not_who_they_should_be_are_refused(control: Control
         }
         # By an administrator: the operator's account makes pods of FlyerJobs alone.
         await asyncio.to_thread(control.cluster.apply, pod, namespace=control.namespace)
-    # The API server is asked about neither: both claim pods that no gang has.
+    # Neither is sent to the API server: both claim pods outside any gang.
     async with asyncio.timeout(SECONDS):
         while control.count("unknown_pod") != len(paths):
             await asyncio.sleep(0.2)

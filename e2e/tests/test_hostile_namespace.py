@@ -1,4 +1,4 @@
-"""A hostile namespace: a user with the role `edit`, and its pods, at every door of the suite.
+"""A hostile namespace: a user with the role `edit` and its pods attack every endpoint.
 
 Namespace `team-b` trains on nodes of the same cluster and writes to a volume from the node that it
 shares with the attacker's pods. After each test its job must have made steps without a restart, its
@@ -448,7 +448,7 @@ def test_strangers_at_every_port_keep_nobody_out(scene: Scene) -> None:
 
 
 def test_the_key_of_another_job_is_not_in_torchs_store(scene: Scene) -> None:
-    """torch's store authenticates nobody: it must hold nothing that lets a stranger join."""
+    """torch's store has no authentication: it must hold no secret that lets a client join."""
     cluster, theirs = scene.cluster, scene.victim.namespace
     sums = job("sums", 2, SUMS, nodeClass="a100", zone="B")
     mount_torch(sums)

@@ -1,4 +1,4 @@
-"""Pods that lie to the gateway, on real kubelets with real tokens: nobody but they notices."""
+"""Pods that send false messages to the gateway only affect their own jobs."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_a_rank_that_lies_speaks_for_its_own_pod_and_in_vain(control: Cont
         else:
             assert isinstance(event, GangStarted | ProgressReported | LogObserved), event
 
-    # Its own sidecar is heard again, and both jobs do what they are asked.
+    # Its own sidecar is connected again, and both jobs obey requests.
     control.events.clear()
     for name in ("theirs", "mine"):
         await control.event(ProgressReported, name)

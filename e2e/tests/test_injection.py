@@ -37,7 +37,7 @@ SECONDS = 180.0
 
 
 def pod(name: str, **labels: str) -> dict[str, Any]:
-    """A training pod of somebody else's operator."""
+    """A training pod of a third-party operator."""
     command = ["python3", "-c", "import hfreduce; print('hfreduce is', hfreduce.__file__)"]
     container = {"name": "pytorch", "image": TRAIN_IMAGE, "command": command}
     return {
@@ -49,7 +49,7 @@ def pod(name: str, **labels: str) -> dict[str, Any]:
 
 
 def sums_by_daemon(name: str) -> dict[str, Any]:
-    """A training pod of one rank, whose sidecar makes its sums."""
+    """A training pod of one rank, whose sidecar runs its allreduces."""
     script = (
         "import array, os, hfreduce, hfreduce.standalone\n"
         "os.environ.update(RANK='0', WORLD_SIZE='1')\n"
@@ -90,7 +90,7 @@ def configuration() -> dict[str, Any]:
 
 @pytest.fixture
 def webhook_name(control_plane: Cluster) -> Iterator[str]:
-    """A registration of the test's own, taken away after it."""
+    """A separate webhook registration, removed after the test."""
     name = f"test-{os.urandom(4).hex()}"
     yield name
     control_plane.kubectl("delete", "mutatingwebhookconfiguration", name, "--ignore-not-found")

@@ -1,8 +1,8 @@
 """The operator is killed with every call of two jobs' lives, on a real API server.
 
-A proxy between the two counts the operator's calls and cuts it off with the n-th: before the server
-heard of it, or after the server did it and before the operator heard. The next operator goes on
-from what is stored.
+A proxy between the two counts the operator's calls and cuts it off with the n-th: before the
+server receives it, or after the server performed it and before the operator has the answer. The
+next operator resumes from the stored state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEAST_CALLS = 15
 
 @pytest.mark.parametrize("performed", [True, False], ids=["answer-lost", "call-lost"])
 async def test_killed_with_every_call(stage: Stage, *, performed: bool) -> None:
-    """A read that was not performed is as the call before it, whose answer was lost."""
+    """A lost read is equivalent to a lost answer of the previous call."""
     operator, after = stage.operators.start(), 0
     while True:
         after += 1

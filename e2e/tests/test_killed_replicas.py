@@ -1,7 +1,7 @@
 """The chart's operator is killed with every write of two jobs' lives, on real kubelets.
 
 Each different write is the last of the process that made it: the API server does it, the answer is
-withheld, and the process gets SIGKILL. Its replica goes on, and its own container is started again.
+withheld, and the process gets SIGKILL. Its replica takes over, and its container is restarted.
 `test_killed_operator.py` does the same, and with every read, in one process and with played nodes.
 """
 
@@ -48,13 +48,13 @@ KINDS = {
     "patch flyerjobs/status",  # a new leader's mark
     "patch flyerjobs",  # a deleted job is let go
     "patch flyertopologies/status",
-    "patch pods",  # the Service leads to who leads
+    "patch pods",  # the Service selects the leader
 }
 GANGS = {"low": 2, "high": 1}  # attempts
 
 
 def spared(key: Key) -> bool:
-    """Whoever dies of a commit tells nobody of it: so that it can die of the event."""
+    """Commits that survive: a process killed at a commit could not be killed at its event."""
     told = {"phase Running", "phase Succeeded"}
     return key[:3] == ("update", "flyerjobs/status", "high") and not told.isdisjoint(key)
 
@@ -72,7 +72,7 @@ def gang(name: str, runs: Path) -> dict[str, Any]:
     (ranks,) = spec["containers"]
     ranks["volumeMounts"] = [{"name": "runs", "mountPath": RUNS}]
     if name == "low":
-        # Somebody's helper outlives the ranks: pods do not end by themselves, but are deleted.
+        # A helper process outlives the ranks: pods do not end by themselves, but are deleted.
         words = f"until [ -e {own}/final.json ]; do sleep 0.2; done"
         spec["containers"].append({**ranks, "name": "helper", "command": ["sh", "-c", words]})
     return made
@@ -121,7 +121,7 @@ class Life:
             raise AssertionError(f"{name} is not gone\n{self.story()}") from None
 
     def story(self) -> str:
-        """Who died of what."""
+        """The killed processes and their writes."""
         deaths = self.killed.reaper.deaths.items()
         return "\n".join(f"{agent}: {' '.join(key)}" for key, agent in deaths)
 
@@ -133,7 +133,7 @@ async def test_killed_with_every_write(
     runs = tmp_path / "runs"
     for folder in (runs, *(runs / name for name in GANGS)):
         folder.mkdir()
-        folder.chmod(0o777)  # whoever the image's user is
+        folder.chmod(0o777)  # for any user of the image
     (runs / "low" / "until").write_text(str(HELD_AT))
     access = await find_access(cluster.kubeconfig)
     async with behind_proxy(cluster) as proxy, Api(access, agent="test") as api:
@@ -153,12 +153,12 @@ async def test_killed_with_every_write(
 
     assert killed.failure is None
     assert set(killed.kinds) >= KINDS
-    # Every pod that was to be was made and bound once, and each time somebody died of it.
+    # Every expected pod was created and bound once, and each of these writes killed a process.
     assert len(made) == 2 * sum(GANGS.values()), made
     assert set(made.values()) == {1}, made
     assert killed.kinds["create pods"] == killed.kinds["create pods/binding"] == len(made)
     assert not topology["status"].get("holder")
-    # And every rank of every attempt began once, on a node that no other rank was on.
+    # Every rank of every attempt started once, on a node without another rank.
     for name, attempts in GANGS.items():
         ranks = {f"begun-{n}-{rank}" for n in range(1, attempts + 1) for rank in (0, 1)}
         assert {path.name for path in (runs / name).glob("begun-*")} == ranks
@@ -181,7 +181,7 @@ def all_back(release: chart.Release, deaths: int) -> bool:
 
 
 async def live(life: Life, runs: Path) -> None:
-    """The second job takes the first one's nodes, ends, and the first goes on and ends."""
+    """The second job preempts the first one and ends; then the first one resumes and ends."""
 
     async def submit(name: str) -> None:
         await life.api.create(FLYERJOBS, gang(name, runs), life.namespace)

@@ -31,7 +31,7 @@ def test_down_after_up_was_killed(tmp_path: Path, moment_s: float) -> None:
     command = [sys.executable, "-m", "testcluster", "up", f"--state={folder}"]
     up = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
     try:
-        time.sleep(moment_s + random.uniform(0, 0.5))  # any moment is as good as another
+        time.sleep(moment_s + random.uniform(0, 0.5))  # at a random time
         os.killpg(up.pid, signal.SIGKILL)
         up.wait(timeout=30)
     finally:
@@ -58,7 +58,7 @@ def test_what_a_cluster_left_of_its_network_is_seen(tmp_path: Path) -> None:
 
 
 def _machine() -> dict[str, list[str]]:
-    """What a cluster could leave behind on this machine."""
+    """Resources that a cluster could leave on this machine."""
 
     def lines(*command: str) -> list[str]:
         done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""The story that the suite is for: a training run over two zones survives everything, bit for bit.
+"""Main scenario: a training run over two zones survives all faults, bit for bit.
 
 Four pods with a pair of GPUs a piece, gradients by HFReduce over the pod network, data and
 checkpoints in a claim of 3FS. A job of a higher priority takes all nodes: it is the same training
@@ -40,7 +40,7 @@ SCRIPT = Path(training.__file__).read_text()
 
 @dataclass(frozen=True)
 class Volume:
-    """The claim, in the hands of a third party: a pod on a node that runs no job."""
+    """A pod with the claim, on a node without jobs."""
 
     cluster: Cluster
     namespace: str
@@ -50,16 +50,16 @@ class Volume:
         return sh(self.cluster, self.namespace, "look", command)
 
     def hold(self, name: str, step: int) -> None:
-        """The job goes on to this step and no further."""
+        """Lets the job continue up to this step."""
         folder = f"/volume/{name}"
         self.sh(f"mkdir -p {folder} && echo {step} > {folder}/.u && mv {folder}/.u {folder}/until")
 
     def let_go(self, name: str) -> None:
-        """The job goes on to its end."""
+        """Lets the job continue to its end."""
         self.sh(f"rm /volume/{name}/until")
 
     def final(self, name: str) -> Any:
-        """What the job left."""
+        """The results of the job."""
         return json.loads(self.sh(f"cat /volume/{name}/final.json"))
 
 
@@ -94,7 +94,7 @@ def test_a_run_over_two_zones_survives_everything(release: chart.Release, namesp
     assert running["zones"] == "A+B"
     assert len(running["assignment"]["crossZonePair"]) == 2
 
-    # Each time it goes on only when something has died, and so has to go on without it.
+    # Each time it continues only after a component was killed, and so without that component.
     gives_way(volume)
     daemon_dies(volume)
     kubelet_dies(volume)
@@ -114,7 +114,7 @@ def test_a_run_over_two_zones_survives_everything(release: chart.Release, namesp
     assert (patient["attempt"], patient["crossings"]) == (last, [1, 1])
     assert patient["digest"] == urgent["digest"]
 
-    # What the last attempts said can still be read; all ranks came to the same bits.
+    # The last attempts' logs can still be read; all ranks have the same bits.
     for attempt in range(max(1, last - 2), last + 1):
         said = logs(cluster, "patient", namespace, attempt=attempt)
         ranks = said.count(f"of {NODES} attempt {attempt} from step")
@@ -136,7 +136,7 @@ def evicted_in(cluster: Cluster, namespace: str, attempt: int) -> bool:
 
 
 def gives_way(volume: Volume) -> None:
-    """The urgent job takes the nodes and ends; the other one goes on where it saved for it."""
+    """The urgent job preempts the run and ends; the run resumes from its checkpoint."""
     cluster, namespace = volume.cluster, volume.namespace
     began = time.monotonic()
     first = status(cluster, "patient", namespace)["history"]["attempt"]
@@ -159,7 +159,7 @@ def gives_way(volume: Volume) -> None:
 
 
 def daemon_dies(volume: Volume) -> None:
-    """One pod's hfreduced: the status names it, and the gang goes on from its checkpoint."""
+    """Kills one pod's hfreduced: the status names it; the gang resumes from its checkpoint."""
     cluster, namespace = volume.cluster, volume.namespace
     before = status(cluster, "patient", namespace)
     attempt, node = before["history"]["attempt"], before["assignment"]["nodes"][2]["name"]
@@ -178,7 +178,7 @@ def daemon_dies(volume: Volume) -> None:
 
 
 def kubelet_dies(volume: Volume) -> None:
-    """Kubernetes calls its node lost, but what runs there is heard and goes on."""
+    """Kubernetes marks the node NotReady, but its pods stay connected and continue."""
     cluster, namespace = volume.cluster, volume.namespace
     before = status(cluster, "patient", namespace)
     attempt, node = before["history"]["attempt"], before["assignment"]["nodes"][-1]["name"]
@@ -202,14 +202,14 @@ def kubelet_dies(volume: Volume) -> None:
 
 
 def noticed_nothing(cluster: Cluster, namespace: str, attempt: int) -> None:
-    """The same attempt goes on, unless the machine has starved a kubelet meanwhile."""
+    """The same attempt continues, unless the machine has starved a kubelet meanwhile."""
     found = status(cluster, "patient", namespace)
     if found["history"]["attempt"] != attempt:
         assert found["eviction"]["reason"] == "NodeFailures", found["eviction"]
 
 
 def storage_dies(release: chart.Release, volume: Volume) -> None:
-    """Checkpoints go on to be durable without it, and it comes back by itself."""
+    """Checkpoints stay durable without the service, and it restarts by itself."""
     cluster, namespace = release.cluster, volume.namespace
     attempt = status(cluster, "patient", namespace)["history"]["attempt"]
     pod = release.pods("threefs-storage")[0]
@@ -233,7 +233,7 @@ def storage_dies(release: chart.Release, volume: Volume) -> None:
 
 
 def operator_dies(volume: Volume) -> None:
-    """The other replica leads and hears of the job's steps; the job notices nothing."""
+    """The other replica leads and receives the job's steps; the job is unaffected."""
     cluster, namespace = volume.cluster, volume.namespace
 
     def leader() -> str:

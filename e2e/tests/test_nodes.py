@@ -1,4 +1,4 @@
-"""The whole cluster: what every story takes for granted."""
+"""The whole cluster: the preconditions of every scenario."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How soon a job in pods knows that it is to go: `build/e2e/suspend.json`.
+"""Latency of a suspend request to a job in pods: `build/e2e/suspend.json`.
 
 FLYER_E2E_ROUNDS=25 suspends each of the jobs so often, which is what a 99th percentile needs.
 """
@@ -70,7 +70,7 @@ async def test_a_rank_knows_of_a_suspension_at_once(release: chart.Release, name
             await api.merge(FLYERJOBS, name, {"spec": {"suspend": wanted}}, namespace)
 
         for attempt in range(1, ROUNDS + 1):
-            # A pod that starts takes all processors of a small machine: nobody is asked beside it.
+            # A starting pod takes all processors of a small machine: suspend no job meanwhile.
             for name in JOBS:
                 await until(name, "step", partial(has_come_to, attempt))
             asked = {}

@@ -100,7 +100,7 @@ async def test_leaders_forced_beside_each_other_change_nothing(stage: Stage) -> 
     epochs: set[int] = set()
 
     async def force() -> None:
-        """Whoever leads believes so until it renews; meanwhile another one leads."""
+        """The old leader remains convinced until it renews; meanwhile another one leads."""
         while len(epochs) < FORCED:
             await asyncio.sleep(0.3)
             leases = await stage.api.list(LEASES, stage.namespace)

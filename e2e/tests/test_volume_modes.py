@@ -132,7 +132,7 @@ def test_a_volume_is_for_readers_where_it_is_said(release: chart.Release, namesp
         assert EROFS in sh("reader", f"sh -c '{command}' 2>&1 || true"), command
     assert EROFS in sh("nobody", TOUCH)
 
-    # What is there already, for readers of every node: a PersistentVolume that somebody writes.
+    # Existing data, for readers on every node: a PersistentVolume written by an administrator.
     volume = cluster.get("pvc", "data", namespace)["spec"]["volumeName"]
     handle = cluster.get("pv", volume)["spec"]["csi"]["volumeHandle"]
     shown = f"{namespace}-shown"

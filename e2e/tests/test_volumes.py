@@ -87,7 +87,7 @@ def test_three_nodes_share_a_claim_and_two_write_it(release: chart.Release, name
     cluster.wait_ready(*pods, namespace=namespace, deadline_s=SECONDS)
 
     def write(pod: str) -> None:
-        """Files of its own, and every second block of one file of both."""
+        """Separate files, and every second block of a shared file."""
         first = 0 if pod == "one" else 1
         own = f"for i in $(seq {FILES}); do echo {pod} $i > /volume/{pod}-$i; done"
         put = "dd of=/volume/both bs=512 count=1 conv=notrunc,sync status=none"
