@@ -166,7 +166,7 @@ def _metrics() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write every generated file, or say which one differs."""
+    """Write every generated file, or report the one that differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail on a difference")
     check = parser.parse_args(arguments).check

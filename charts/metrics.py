@@ -28,7 +28,7 @@ TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Who serves metrics: a title for people, and where its code is."""
+    """A component that serves metrics: its title and the location of its code."""
 
     title: str
     sources: tuple[str, ...]
@@ -56,7 +56,7 @@ class Metric:
 
 
 def metrics(component: Component) -> list[Metric]:
-    """What a component's code defines, in its order."""
+    """The metrics that a component's code defines, in source order."""
     found = []
     for source in component.sources:
         path = ROOT / source

@@ -70,7 +70,7 @@ def template(
 
 
 def _rendered(values: str) -> Rendered:
-    """Objects of the caller's own: a test may change them."""
+    """A copy of the objects, which a test may change."""
     return copy.deepcopy(_rendered_once(values))
 
 

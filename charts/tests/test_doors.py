@@ -1,4 +1,4 @@
-"""The table of doors in the threat model is what the chart opens: ports, peers, components."""
+"""The threat model's table of endpoints matches the chart: ports, peers, components."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Dashboards, alerts and pages speak of metrics that exist; every alert fires when it should."""
+"""Dashboards, alerts and pages name existing metrics; every alert fires when it should."""
 
 import json
 import re
@@ -86,7 +86,7 @@ def test_metrics_keep_prometheus_manners() -> None:
 
 def test_every_metric_is_shown_or_told_about() -> None:
     shown = " ".join(expression for _, expression in expressions())
-    # What one looks at when something is odd, not all day.
+    # Metrics for troubleshooting, which are not on a dashboard.
     rest = {
         "flyer_node_kubelet_restarts_total", "flyer_node_findings", "flyer_node_report_writes_total",
         "flyer_node_kernel_log_lost_total", "flyer_node_events_total", "flyer_node_gpu_probes_total",

@@ -1,4 +1,4 @@
-"""Least rights: of the components in the API, and of their containers on the node."""
+"""Least privilege of the components in the API and of their containers on the node."""
 
 import base64
 from typing import Any
@@ -211,7 +211,7 @@ def test_the_webhook_fails_open_and_leaves_our_own_namespace_alone(everything: R
 
 
 def ingress(objects: Rendered, name: str, port: int) -> list[Any]:
-    """The peers of every rule that opens this port; None: everybody."""
+    """The peers of every rule that opens this port; None: all peers."""
     policy = objects.named("NetworkPolicy", name)["spec"]
     return [
         rule.get("from")

@@ -1,4 +1,4 @@
-"""A real API server takes what the chart renders: installs, upgrades and gives it back.
+"""The rendered chart on a real API server: install, upgrade and uninstall.
 
 No nodes: what the server validates, defaults and refuses, and what Helm's three-way merge leaves.
 """
@@ -35,7 +35,7 @@ OTHERS = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
 
 
 class Installation:
-    """A release in a namespace of its own."""
+    """A release in a separate namespace."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster, self.namespace = cluster, namespace
@@ -336,7 +336,7 @@ def test_bodies_that_do_not_come_keep_no_reader_and_no_node_waiting(
 
 
 def test_values_that_change_nothing_change_no_pod(installation: Installation) -> None:
-    """An upgrade that says nothing new restarts nobody."""
+    """An upgrade without changes restarts no pod."""
     kinds = ("deployment", "daemonset", "statefulset")
 
     def generations() -> dict[str, int]:

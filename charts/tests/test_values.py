@@ -31,7 +31,7 @@ def test_every_value_is_described() -> None:
 
 
 def test_the_source_uses_known_words_only() -> None:
-    """A comma in an unquoted description would begin a new key, silently."""
+    """A comma in an unquoted description would silently start a new key."""
 
     def walk(part: Any, where: str) -> None:
         if not isinstance(part, dict):
