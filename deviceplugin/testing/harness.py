@@ -103,7 +103,7 @@ async def _ended(before: set[asyncio.Task[object]]) -> None:
     mine = {*before, asyncio.current_task()}
     try:
         async with asyncio.timeout(ENDING_SECONDS):
-            while asyncio.all_tasks() - mine:  # noqa: ASYNC110 - nobody tells
+            while asyncio.all_tasks() - mine:  # noqa: ASYNC110 - no notification exists
                 await asyncio.sleep(0.005)
     except TimeoutError:
         raise AssertionError(f"left behind: {asyncio.all_tasks() - mine}") from None

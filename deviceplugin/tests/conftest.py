@@ -110,7 +110,7 @@ class Node:
         self.task = None
 
     async def until(self, condition: Any, what: str = "") -> float:
-        """Waits; an agent that died says why."""
+        """Waits; an agent that died reports its reason."""
 
         def check() -> Any:
             if self.task is not None and self.task.done():
@@ -131,7 +131,7 @@ class Node:
         )
 
     async def gpus(self, count: int) -> float:
-        """Until so many GPUs are allocatable."""
+        """Waits until this number of GPUs is allocatable."""
         return await self.until(
             lambda: len(self.kubelet.healthy(GPU)) == count, f"{count} GPUs allocatable"
         )

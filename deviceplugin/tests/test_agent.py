@@ -178,7 +178,7 @@ async def test_a_driver_that_hangs_makes_unknown_gpus_and_nothing_else_waits(mac
         await machine.gpus(0)
         assert state(machine, "gpu", machine.uuid(0)) is State.UNKNOWN
         assert machine.value("flyer_node_hardware_worker_kills_total") >= 1
-        # The ports go on being watched, and health is served.
+        # The ports are still monitored, and health is served.
         set_port(machine.sysfs, "mlx5_0", up=False)
         await machine.until(lambda: not machine.kubelet.healthy(HFREDUCE))
         assert machine.agent is not None

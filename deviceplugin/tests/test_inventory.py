@@ -1,4 +1,4 @@
-"""The inventory from sysfs trees that tell the truth, and from those that lie."""
+"""The inventory from valid and from inconsistent sysfs trees."""
 
 from __future__ import annotations
 

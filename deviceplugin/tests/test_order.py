@@ -84,7 +84,7 @@ async def test_any_order_of_the_first_calls_gets_the_same_answers() -> None:
         for order in itertools.permutations(METHODS):
             server = ResourceServer(GPU, Path(short), device_lists, Metrics(RESOURCES))
             await server.start()
-            # Without a pool of its own, the channel would be the one to the server before.
+            # Without a separate pool, the channel to the previous server would be reused.
             options = [("grpc.use_local_subchannel_pool", 1)]
             async with grpc.aio.insecure_channel(f"unix:{server.socket}", options) as channel:
                 for method in order:

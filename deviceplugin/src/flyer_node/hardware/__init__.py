@@ -1,1 +1,1 @@
-"""Questions to the hardware, asked from a worker process that may hang and be killed."""
+"""Hardware queries, run in a worker process that may hang and be killed."""

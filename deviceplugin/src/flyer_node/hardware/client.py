@@ -204,7 +204,7 @@ class Hardware:
             return self._worker
 
     async def _read(self, worker: _Worker) -> None:
-        """Sorts what a worker says until it ends."""
+        """Dispatches the worker's messages until it ends."""
         assert worker.process.stdout is not None
         why = "the worker ended"
         try:

@@ -67,7 +67,7 @@ class GpuProbe:
 
 
 class EventKind(enum.StrEnum):
-    """What a driver event says."""
+    """The kind of a driver event."""
 
     XID = "xid"
     ECC = "ecc"

@@ -25,7 +25,7 @@ LINKS_MAX = 18
 
 
 class NvmlDriver:
-    """`GpuDriver` over NVML. Without the library there are no GPUs, which is no error."""
+    """`GpuDriver` over NVML. Without the library the node has no GPUs; this is not an error."""
 
     def __init__(self) -> None:
         self._nvml: Any = None

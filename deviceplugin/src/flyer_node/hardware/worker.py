@@ -110,7 +110,7 @@ class Worker:
         try:
             for event in self._driver.events(gpus, BEAT_SECONDS):
                 self._write({"beat": True} if event is None else {"event": to_json(event)})
-        except Exception as error:  # noqa: BLE001 - told, and the parent starts anew
+        except Exception as error:  # noqa: BLE001 - reported, and the parent restarts the worker
             self._write({"deaf": f"{type(error).__name__}: {error}"})
         else:
             self._write({"silent": True})

@@ -34,7 +34,7 @@ DEVICE_ID_MAX = 63
 
 @dataclass(frozen=True, slots=True)
 class SysfsFacts:
-    """What the kernel shows."""
+    """The part read from the kernel."""
 
     numa_nodes: tuple[NumaNode, ...] = ()
     pci: tuple[PciDevice, ...] = ()
@@ -52,7 +52,7 @@ class DriverGpu:
 
 @dataclass(frozen=True, slots=True)
 class DriverFacts:
-    """What the driver says."""
+    """The part read from the driver."""
 
     driver_version: str = ""
     gpus: tuple[DriverGpu, ...] = ()

@@ -35,7 +35,7 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 
 @dataclass(frozen=True, slots=True)
 class PortStatus:
-    """What one port does now."""
+    """The current state of one port."""
 
     hca: str
     port: int

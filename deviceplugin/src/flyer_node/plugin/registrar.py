@@ -78,7 +78,7 @@ class Registrar:
         )
 
     async def run(self) -> None:
-        """Until cancelled; then the sockets are removed, which tells the kubelet at once."""
+        """Runs until cancelled; then removes the sockets, which notifies the kubelet at once."""
         watch = FolderWatch(self._folder, self._wake.set)
         try:
             while True:
@@ -160,7 +160,7 @@ class Registrar:
         )
         started = time.monotonic()
         try:
-            # A channel of its own for each try: one that failed waits before it dials again.
+            # A separate channel for each try: a failed one backs off before it dials again.
             async with grpc.aio.insecure_channel(
                 f"unix:{self._kubelet_socket}", options=[("grpc.use_local_subchannel_pool", 1)]
             ) as channel:

@@ -145,7 +145,7 @@ class ResourceServer:
                 return answer(_valid(request))
             except RequestError as error:
                 code, text = error.code, str(error)
-            except Exception as error:  # noqa: BLE001 - a bug of ours must not look like a hang
+            except Exception as error:  # noqa: BLE001 - a bug in the agent must not look like a hang
                 code, text = "INTERNAL", f"{self.name} {method}: {type(error).__name__}: {error}"
             finally:
                 self._metrics.request(self.name, method, code, time.perf_counter() - started)
