@@ -33,7 +33,7 @@ def test_the_table_fits_a_hundred_columns():
 
 
 def rank(path, number, answer):
-    """A rank that says what it was told to say, and leaves when its line ends."""
+    """A rank that sends given answers and exits when its connection ends."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.connect(str(path))
         line.sendall(f"played {number}\n".encode())

@@ -1,4 +1,4 @@
-"""The demo keeps its promises, alone on the machine, and refuses a second one beside it."""
+"""The demo works alone on the machine and refuses to run next to a second one."""
 
 import json
 import signal

@@ -9,7 +9,7 @@ from testcluster.processes import wait_gone
 
 SECONDS = 60.0
 
-# The thread that was first ends; the other one goes on until its input ends.
+# The main thread exits; the other thread continues until its input ends.
 TWO_THREADS = """
 import ctypes, sys, threading
 threading.Thread(target=sys.stdin.read).start()

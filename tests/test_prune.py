@@ -21,7 +21,7 @@ NOW = time.time()
 
 
 def made(path: Path, days: float) -> Path:
-    """A build that was used so many days ago."""
+    """A build that was used this number of days ago."""
     path.mkdir(parents=True)
     program = path / "program"
     program.write_bytes(b"x" * 3000)

@@ -1,4 +1,4 @@
-"""What the README shows by hand does what it says."""
+"""The README's commands have the described effects."""
 
 import os
 import re

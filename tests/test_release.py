@@ -1,4 +1,4 @@
-"""What a release and the public forge's workflows rely on."""
+"""Preconditions of a release and of the public forge's workflows."""
 
 import re
 import shutil
