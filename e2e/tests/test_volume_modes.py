@@ -59,7 +59,7 @@ def test_a_claim_for_one_pod_has_one_on_all_nodes(release: chart.Release, namesp
     refusals = {
         late: "ReadWriteOncePod",
         beside: "ReadWriteOncePod access mode and is already in use by another pod",
-        elsewhere: f"is for one node at a time and node `{HERE}` uses it",
+        elsewhere: f"is restricted to one node at a time and node `{HERE}` uses it",
     }
     for pod, words in refusals.items():
         wait_event(cluster, namespace, f"pod/{pod}", words)

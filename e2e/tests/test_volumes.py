@@ -115,7 +115,7 @@ def test_a_claim_for_one_node_goes_to_another_when_it_is_left(
     cluster.wait_ready("first", namespace=namespace, deadline_s=SECONDS)
     volumes.sh(cluster, namespace, "first", "echo kept > /volume/file")
     cluster.apply(pod_with("second", READER, "own"), namespace=namespace)
-    refusal = f"is for one node at a time and node `{WRITER}` uses it"
+    refusal = f"is restricted to one node at a time and node `{WRITER}` uses it"
     wait_event(cluster, namespace, "pod/second", refusal)
     name = f"--namespace={namespace}"
     cluster.kubectl("delete", "pod", "first", name, deadline_s=SECONDS)
