@@ -54,8 +54,8 @@ def test_the_page_has_every_reason() -> None:
     rows = set(re.findall(r"^\| (\w+) \|", text, re.MULTILINE))
     assert set(RECORDED_REASONS) <= rows
     never = {
-        "InsufficientNodes", "NoMatchingNodeClass", "TopologyPlacementFailed", "QuotaExceeded",
-        "TemplateRefused",
+        "InsufficientNodes", "InsufficientSlots", "NoMatchingNodeClass", "NoMatchingZone",
+        "TopologyPlacementFailed", "QuotaExceeded", "TemplateRefused",
     }  # fmt: skip
     assert set(PENDING_REASONS) - rows == never
     assert [one for one in never if one not in text] == []
