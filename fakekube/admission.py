@@ -122,25 +122,29 @@ class _Policy:
         self.name: str = policy["metadata"]["name"]
         self._rules = spec["matchConstraints"]["resourceRules"]
         self._conditions = [
-            Expression(one["expression"]) for one in spec.get("matchConditions", ())
+            Expression(match_condition["expression"])
+            for match_condition in spec.get("matchConditions", ())
         ]
         self._variables = {
-            one["name"]: Expression(one["expression"]) for one in spec.get("variables", ())
+            variable["name"]: Expression(variable["expression"])
+            for variable in spec.get("variables", ())
         }
         self._param_kind = spec.get("paramKind", {}).get("kind", "")
         self._param = binding["spec"].get("paramRef", {}).get("name", "")
         self._validations = [
             _Validation(
-                Expression(one["expression"]),
-                Expression(one["messageExpression"]) if "messageExpression" in one else None,
-                one.get("message", f"failed expression: {one['expression']}"),
-                _CODES[one.get("reason", "Invalid")],
+                Expression(validation["expression"]),
+                Expression(validation["messageExpression"])
+                if "messageExpression" in validation
+                else None,
+                validation.get("message", f"failed expression: {validation['expression']}"),
+                _CODES[validation.get("reason", "Invalid")],
             )
-            for one in spec.get("validations", ())
+            for validation in spec.get("validations", ())
         ]
         self._mutations = [
-            Expression(_as_map(one["applyConfiguration"]["expression"]))
-            for one in spec.get("mutations", ())
+            Expression(_as_map(mutation["applyConfiguration"]["expression"]))
+            for mutation in spec.get("mutations", ())
         ]
 
     def matches(self, request: Request) -> bool:
@@ -190,7 +194,7 @@ class _Policy:
 
     def _applies(self, request: Request, variables: Object) -> bool:
         try:
-            return all(one(Values(variables)) for one in self._conditions)
+            return all(condition(Values(variables)) for condition in self._conditions)
         except Failure as failure:
             raise self._refusal(request, 403, f"a match condition failed: {failure}") from None
 
@@ -250,11 +254,13 @@ def _as_map(expression: str) -> str:
 @functools.cache
 def _policies() -> tuple[_Policy, ...]:
     found = admission_policies()
-    bindings = {one["spec"]["policyName"]: one for one in found if one["kind"].endswith("Binding")}
+    bindings = {
+        match["spec"]["policyName"]: match for match in found if match["kind"].endswith("Binding")
+    }
     return tuple(
-        _Policy(one, bindings[one["metadata"]["name"]])
-        for one in found
-        if not one["kind"].endswith("Binding")
+        _Policy(match, bindings[match["metadata"]["name"]])
+        for match in found
+        if not match["kind"].endswith("Binding")
     )
 
 
@@ -324,7 +330,7 @@ class Admission:
         subjects = {check["user"], *check["groups"]}
         resource, verb = check.get("resource", ""), check.get("verb", "")
         return MASTERS in subjects or any(
-            (one, resource, name, verb) in self.grants
-            for one in subjects
+            (subject, resource, name, verb) in self.grants
+            for subject in subjects
             for name in (check.get("name", ""), "*")
         )

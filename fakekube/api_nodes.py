@@ -51,7 +51,7 @@ class ApiNodes:
         while True:
             now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
             for name, conditions in list(self._nodes.items()):
-                told = [{**one, "lastHeartbeatTime": now} for one in conditions]
+                told = [{**condition, "lastHeartbeatTime": now} for condition in conditions]
                 with contextlib.suppress(ApiError):
                     status = {"conditions": told}
                     await self._api.merge(NODES, name, {"status": status}, subresource="status")

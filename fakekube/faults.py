@@ -172,7 +172,7 @@ class Faults:
 
     def writes(self, agent: str = "", since: int = 0) -> list[Call]:
         """The writes of an agent, from the n-th recorded call on."""
-        return [one for one in self.calls[since:] if one.writes and one.agent.startswith(agent)]
+        return [call for call in self.calls[since:] if call.writes and call.agent.startswith(agent)]
 
 
 __all__ = ["WRITES", "Call", "Death", "Fault", "Faults", "WatchFaults"]

@@ -79,7 +79,7 @@ def _token(namespace: str, pod: str, uid: str) -> str:
     claims = {"kubernetes.io": {"namespace": namespace, **bound}}
     parts = [json.dumps(one).encode() for one in ({"alg": "RS256"}, claims)]
     parts.append(secrets.token_bytes(24))
-    return ".".join(base64.urlsafe_b64encode(one).decode().rstrip("=") for one in parts)
+    return ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts)
 
 
 __all__ = ["Token", "Tokens"]

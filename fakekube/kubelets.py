@@ -198,9 +198,9 @@ class Kubelets:
         node["status"]["conditions"] = [condition]
         self.store.replace("nodes", name, node, subresource="status")
         taints = [
-            one
-            for one in node["spec"].get("taints", [])
-            if one["key"] != "node.kubernetes.io/unreachable"
+            taint
+            for taint in node["spec"].get("taints", [])
+            if taint["key"] != "node.kubernetes.io/unreachable"
         ]
         if not ready:
             taints.append({"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"})
@@ -368,7 +368,7 @@ def wanted_node(pod: Object) -> str:
     affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {})
     for term in required.get("nodeSelectorTerms", []):
-        for one in term.get("matchFields", []):
-            if one["key"] == "metadata.name" and one["operator"] == "In":
-                return str(one["values"][0])
+        for match_field in term.get("matchFields", []):
+            if match_field["key"] == "metadata.name" and match_field["operator"] == "In":
+                return str(match_field["values"][0])
     return ""

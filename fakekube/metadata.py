@@ -36,7 +36,7 @@ def type_error(metadata: Any) -> str:
         for key, one in (metadata.get(name) or {}).items():
             if not isinstance(one, str):
                 return f"metadata.{name}[{key}]: cannot unmarshal into str"
-    if not all(isinstance(one, str) for one in metadata.get("finalizers") or ()):
+    if not all(isinstance(finalizer, str) for finalizer in metadata.get("finalizers") or ()):
         return "metadata.finalizers: cannot unmarshal into str"
     for one in metadata.get("ownerReferences") or ():
         if not isinstance(one, dict):
@@ -79,12 +79,12 @@ def _owner_errors(owners: Any) -> Iterator[str]:
             "metadata.ownerReferences: Invalid value: only one reference can have Controller set "
             "to true"
         )
-    for one in owners:
-        version = one.get("apiVersion") or ""
+    for owner in owners:
+        version = owner.get("apiVersion") or ""
         if not re.fullmatch(r"([^/]+/)?[^/]+", version):
             yield "metadata.ownerReferences.apiVersion: Invalid value: version must not be empty"
         for name in ("kind", "name", "uid"):
-            if not one.get(name):
+            if not owner.get(name):
                 yield f'metadata.ownerReferences.{name}: Invalid value: "": must not be empty'
 
 

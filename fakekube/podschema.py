@@ -26,7 +26,9 @@ def decode_pod(value: Any, *, strict: bool) -> None:
     prefix = 'Pod in version "v1" cannot be handled as a Pod: '
     if why := next(type_errors(value), ""):
         raise ApiRefusal(400, "BadRequest", prefix + why)
-    unknown = ", ".join(f'unknown field "{one}"' for one in unknown_fields(value))
+    unknown = ", ".join(
+        f'unknown field "{unknown_field}"' for unknown_field in unknown_fields(value)
+    )
     if strict and unknown:
         raise ApiRefusal(400, "BadRequest", f"{prefix}strict decoding error: {unknown}")
 

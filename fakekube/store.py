@@ -91,7 +91,7 @@ class Store:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.version = 0
         self.clock = clock
-        self.tables = {(one.group, one.plural): Table(one) for one in KINDS}
+        self.tables = {(k_i_n_d_.group, k_i_n_d_.plural): Table(k_i_n_d_) for k_i_n_d_ in KINDS}
         self._applied: dict[tuple[str, str, str, str], Object] = {}
         self._checked = True
         for name in ("default", "kube-system", "fireflyer-system"):

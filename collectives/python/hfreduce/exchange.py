@@ -155,7 +155,7 @@ def _read_blob(store: Store, member: Member, phase: str, deadline: float) -> byt
         raise _error(member, phase, f"rank 0 published {count[:20]!r} parts; use one release")
     parts = [_part(member, phase, index) for index in range(1, int(count))]
     # They are there unless rank 0 is wrong about their number.
-    return b"".join([text, *(wait_for(store, member, phase, one, deadline) for one in parts)])
+    return b"".join([text, *(wait_for(store, member, phase, part, deadline) for part in parts)])
 
 
 def _parts_max(ranks: int) -> int:

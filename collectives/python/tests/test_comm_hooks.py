@@ -154,7 +154,7 @@ def test_a_hook_that_torch_ships_trains_as_over_gloo(name):
     for layout in LAYOUTS.values():
         ours = values(run(train, layout, name))
         if name in REFUSED:
-            assert all(REFUSED[name] in one for one in ours), ours
+            assert all(REFUSED[name] in our for our in ours), ours
             continue
         if isinstance(gloo[0], str) and "Gloo" not in gloo[0]:
             # What torch itself cannot do without a GPU fails alike.

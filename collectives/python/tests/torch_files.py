@@ -160,7 +160,7 @@ def main() -> None:
     wanted = os.environ.get("ONLY")
     for file in files:
         loaded = unittest.defaultTestLoader.loadTestsFromModule(load(folder, file))
-        suite.addTests(one for one in cases(loaded) if wanted is None or wanted in one.id())
+        suite.addTests(case for case in cases(loaded) if wanted is None or wanted in case.id())
     names = [test.id() for test in suite]
     result = unittest.TextTestRunner(sys.stderr, verbosity=2).run(suite)
     failed = {test.id(): text for test, text in [*result.failures, *result.errors]}

@@ -86,7 +86,9 @@ def refuse_system_calls() -> bool:
 
 def program(machine: str) -> bytes:
     """The filter in classic BPF (linux/filter.h)."""
-    return b"".join(INSTRUCTION.pack(*one) for one in _instructions(*ARCHITECTURES[machine]))
+    return b"".join(
+        INSTRUCTION.pack(*instruction) for instruction in _instructions(*ARCHITECTURES[machine])
+    )
 
 
 def _instructions(column: int, architecture: int) -> Iterator[tuple[int, int, int, int]]:

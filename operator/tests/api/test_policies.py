@@ -31,13 +31,13 @@ def test_every_validation_has_words_that_are_read() -> None:
     for policy in admission_policies():
         name = policy["metadata"]["name"].partition(".")[0]
         for validation in policy["spec"].get("validations", []):
-            found = [one.text for one in WORDS.values() if one.policy == name]
+            found = [w_o_r_d_.text for w_o_r_d_ in WORDS.values() if w_o_r_d_.policy == name]
             wanted = pattern(validation["messageExpression"])
             assert any(re.fullmatch(wanted, text) for text in found), (name, wanted)
 
 
 def test_all_words_are_of_a_policy_and_name_a_remedy() -> None:
-    known = {one["metadata"]["name"] for one in admission_policies()}
+    known = {admission_policy["metadata"]["name"] for admission_policy in admission_policies()}
     for words in WORDS.values():
         assert f"{words.policy}.{names.GROUP}" in known
         assert re.search(r"(: [a-z]|, [a-z]|; [a-z])", words.text), words

@@ -171,7 +171,7 @@ async def test_columns_and_short_names(kinds: Cluster, api: Api) -> None:
 
 def test_explain_reads_well(kinds: Cluster) -> None:
     told = kinds.kubectl("explain", "flyerjob.spec")
-    assert "What to run, on how many whole nodes, and how it may be interrupted." in told
+    assert "Desired state of the job: its command, its number of nodes" in told
     assert "<no description>" not in kinds.kubectl("explain", "flyerjob", "--recursive")
 
 

@@ -363,7 +363,7 @@ def test_what_happened_while_the_object_was_gone_is_committed(
     d.tell(JobRemoved(A))
     d.tell(NodeEmptied("n0", A, 1))  # nothing is stored of it
     commits = pick(d.tell(JobSubmitted(stored)), Commit)
-    assert [one.status for one in commits] == [d.status("a")]
+    assert [commit.status for commit in commits] == [d.status("a")]
     assert [one.name for one in d.status("a").occupied] == ["n1"]
 
 

@@ -254,7 +254,7 @@ def test_a_changed_priority_of_a_running_job_counts(
     desk: Callable, quotas: tuple[Quota, ...]
 ) -> None:
     d = desk(nodes(1))
-    d.tell(*(QuotaObserved(one) for one in quotas))
+    d.tell(*(QuotaObserved(quota) for quota in quotas))
     d.run("r", 1, priority="high")
     d.wait(100)
     d.submit("other", 1)
@@ -311,9 +311,9 @@ def test_a_job_that_was_preempted_often_is_spared_if_others_suffice(desk: Callab
     d = often_and_dear(desk)
     for index in range(3):
         interrupt(d, f"urgent{index}")
-        assert [one.reason for one in d.status("often").past_attempts] == ["Preempted"] * (
-            index + 1
-        )
+        assert [past_attempt.reason for past_attempt in d.status("often").past_attempts] == [
+            "Preempted"
+        ] * (index + 1)
     save(d)  # it would lose the least a fourth time, too
     d.submit("urgent", 1, priority="high")
     assert phases(d, "often", "dear") == [Phase.RUNNING, Phase.SUSPENDING]
@@ -362,7 +362,9 @@ def test_the_end_of_a_turn_is_no_preemption(desk: Callable) -> None:
         d.wait(3600)
     leave(d)
     d.tell(StopRequested("default/other", "me"))
-    assert [one.reason for one in d.status("often").past_attempts] == ["Preempted"] * 4
+    assert [past_attempt.reason for past_attempt in d.status("often").past_attempts] == [
+        "Preempted"
+    ] * 4
     d.tell(NodeObserved(Node("d001", "A")))
     d.run("dear", 1, priority="low", **UNLIMITED)
     save(d)

@@ -33,7 +33,7 @@ def churned(desk: Callable, jobs: int, seconds: int) -> tuple[int, int]:
         and action.job.startswith("default/waits")
     ]  # fmt: skip
     assert all(d.status(f"waits{index}").phase is Phase.QUEUED for index in range(jobs))
-    return len(commits), max(len(json.dumps(one.status.to_object())) for one in commits)
+    return len(commits), max(len(json.dumps(commit.status.to_object())) for commit in commits)
 
 
 def test_writes_do_not_grow_with_the_queue(desk: Callable) -> None:
@@ -70,12 +70,12 @@ def test_a_status_lists_some_reasons_and_counts_the_others(desk: Callable) -> No
     d.wait(40)
     pending = d.status("waits").pending
     told = explain(d.state, "default/waits", d.now)
-    assert [one.message for one in pending.reasons[:5]] == [
-        one.message for one in told.blockers[:5]
+    assert [reason.message for reason in pending.reasons[:5]] == [
+        blocker.message for blocker in told.blockers[:5]
     ]
     assert len(pending.reasons) + pending.more == len(told.blockers)
     assert (len(pending.reasons), len(pending.blocked_by)) == (8, 32)
-    assert sum(bool(one.node) for one in pending.reasons) == 3
+    assert sum(bool(reason.node) for reason in pending.reasons) == 3
     assert len(pending.unblock) <= 4
 
 
@@ -86,7 +86,9 @@ def test_changed_numbers_are_written_after_a_pause(desk: Callable) -> None:
     first = d.status("waits").pending
     assert (first.position, first.time) == (1, d.now)
     d.wait(1)
-    d.tell(NodeLost(next(one.name for one in d.nodes if one.name not in d.names("runs")), "Power"))
+    d.tell(
+        NodeLost(next(node.name for node in d.nodes if node.name not in d.names("runs")), "Power")
+    )
     assert d.status("waits").pending is first
     d.wait(30)
     assert d.status("waits").pending.time == d.now

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 
 
 def nodes(*names: str, leaf: dict[str, str] | None = None) -> list[Node]:
-    return [Node(one, one[0].upper(), (leaf or {}).get(one, "")) for one in names]
+    return [Node(name, name[0].upper(), (leaf or {}).get(name, "")) for name in names]
 
 
 def lay(count: int, free: list[Node], memory: Memory | None = None) -> tuple[str, ...] | None:

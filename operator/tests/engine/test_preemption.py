@@ -347,7 +347,9 @@ def test_the_token_moves_only_when_its_holder_has_left(desk: Callable, pick: Cal
     d.submit("b", 4, priority="high")
     d.tell(Released("default/a", 1))
     actions = d.tell(*(NodeEmptied(n, "default/a", 1) for n in ("a0", "a1", "b0", "b1")))
-    kinds = [type(one) for one in actions if isinstance(one, HoldToken | ReleaseToken | Start)]
+    kinds = [
+        type(action) for action in actions if isinstance(action, HoldToken | ReleaseToken | Start)
+    ]
     assert kinds == [ReleaseToken, HoldToken, Start]
 
 

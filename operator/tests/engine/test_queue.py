@@ -114,7 +114,7 @@ class History:
             if known.eligible and self.random.random() < 0.01:
                 found.append(NodeLost(name, "PowerLost"))
             elif known.lost and self.random.random() < 0.3:
-                found.append(NodeObserved(next(one for one in self.nodes if one.name == name)))
+                found.append(NodeObserved(next(node for node in self.nodes if node.name == name)))
         if self.quotas and self.random.random() < 0.1:
             quota = self.random.choice(self.quotas)
             found.append(self.random.choice((QuotaRemoved(quota.name), QuotaObserved(quota))))
@@ -184,11 +184,13 @@ def _decided(state: EngineState, actions: tuple[Action, ...]) -> tuple[object, .
         )
         for key, job in state.jobs.items()
     }
-    told = [one for one in actions if type(one).__name__ not in ("Commit", "Stop", "WakeAt")]
+    told = [
+        action for action in actions if type(action).__name__ not in ("Commit", "Stop", "WakeAt")
+    ]
     stops = [
-        (one.job, one.attempt, one.nodes, one.kill)
-        for one in actions
-        if type(one).__name__ == "Stop"
+        (action.job, action.attempt, action.nodes, action.kill)
+        for action in actions
+        if type(action).__name__ == "Stop"
     ]
     return statuses, told, stops
 
@@ -318,7 +320,9 @@ def test_every_job_of_a_long_queue_is_told_why_it_waits_and_where() -> None:
     state, _ = step(state, _queue_of(400), now + 1)
     state, _ = step(state, [Tick()], now + 2)  # those that arrived together are not told at once
     pendings = [state.jobs[f"default/w{index}"].status.pending for index in range(400)]
-    assert all(one is not None and one.reason != "PendingEvaluation" for one in pendings)
+    assert all(
+        pending is not None and pending.reason != "PendingEvaluation" for pending in pendings
+    )
     for _ in range(60):
         now += 30
         state, _ = step(state, [Tick()], now)

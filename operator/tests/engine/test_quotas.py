@@ -51,7 +51,7 @@ def test_out_of_quota_names_the_limit_its_use_and_who_uses_it(desk: Callable) ->
     told = explain(d.state, "default/second", d.now)
     assert told.verdict == "cannot"
     assert told.blockers[0].message == pending.message
-    assert [one.command for one in told.remedies] == ["flyer suspend default/first"]
+    assert [remedy.command for remedy in told.remedies] == ["flyer suspend default/first"]
     # Another user is not concerned.
     assert d.run("third", 2, user="ben").phase is Phase.RUNNING
 
@@ -209,8 +209,8 @@ def test_a_limit_ends_when_it_expires(desk: Callable) -> None:
 def test_a_class_without_room_leaves_the_others(desk: Callable) -> None:
     nodes = [*two_zones(2, node_class="a100"), *two_zones(2, node_class="h100")]
     nodes = [
-        type(one)(f"{one.node_class}-{one.name}", one.zone, one.leaf, one.node_class, 8)
-        for one in nodes
+        type(node)(f"{node.node_class}-{node.name}", node.zone, node.leaf, node.node_class, 8)
+        for node in nodes
     ]
     d = desk(nodes)
     d.tell(QuotaObserved(Quota("a", node_class="a100", nodes=1)))
@@ -299,10 +299,10 @@ def test_a_job_in_quarantine_leaves_the_engine_and_keeps_what_it_holds(desk: Cal
     d.wait(100)  # past its minRuntime
     d.submit("taker", 1, user="ben", priority="high")  # it waits for the node of `bad`
     assert d.names("taker") == (held,)
-    kept = replace(next(one for one in d.nodes if one.name == held), ready=False, reason="kept")
+    kept = replace(next(node for node in d.nodes if node.name == held), ready=False, reason="kept")
     actions = d.tell(JobQuarantined("default/bad"), NodeObserved(kept))
     assert "default/bad" not in d.state.jobs
-    assert all(getattr(one, "job", "") != "default/bad" for one in actions)
+    assert all(getattr(action, "job", "") != "default/bad" for action in actions)
     assert d.names("taker") == ()
     d.submit("hers", 1, user="anna")
     assert d.status("hers").pending.message == (

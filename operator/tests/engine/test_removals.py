@@ -63,7 +63,7 @@ def test_two_nodes_of_a_small_class_may_be_out(desk: Callable) -> None:
     assert _usable(d) == {"n2", "n3"}
     d.submit("job", 3)
     told = explain(d.state, "default/job", d.now)
-    assert f"node n0 is out: {WHY}" in [one.message for one in told.blockers]
+    assert f"node n0 is out: {WHY}" in [blocker.message for blocker in told.blockers]
 
 
 def test_evidence_and_people_spend_nothing(desk: Callable) -> None:

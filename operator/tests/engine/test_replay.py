@@ -92,7 +92,7 @@ def test_a_decision_that_differs_is_found() -> None:
     lines = log_of(busy_world())
     changed = next(i for i, line in enumerate(lines) if '"type":"Start"' in line)
     record = json.loads(lines[changed])
-    record["actions"] = [one for one in record["actions"] if one["type"] != "Start"]
+    record["actions"] = [action for action in record["actions"] if action["type"] != "Start"]
     lines[changed] = json.dumps(record)
     (difference,) = replay(lines)
     assert difference.line == changed + 1

@@ -56,7 +56,7 @@ def test_suspend_saves_and_resume_restores(desk: Callable, pick: Callable) -> No
 def test_a_drained_node_is_left_with_a_checkpoint(desk: Callable, pick: Callable) -> None:
     d = desk()
     d.run("a", 2)
-    gone, other = (next(one for one in d.nodes if one.name == name) for name in d.names("a"))
+    gone, other = (next(node for node in d.nodes if node.name == name) for name in d.names("a"))
     assert not d.tell(NodeObserved(replace(other, ready=False, reason="cordoned")))[:-1]
     assert d.status("a").phase is Phase.RUNNING
     d.tell(NodeObserved(other))
@@ -77,7 +77,7 @@ def test_a_drained_node_is_left_with_a_checkpoint(desk: Callable, pick: Callable
     )  # fmt: skip
     assert (status.history.restarts, status.history.avoid) == (0, ())
     # A gang that only starts has nothing to save.
-    other = next(one for one in d.nodes if one.name == d.names("a")[0])
+    other = next(node for node in d.nodes if node.name == d.names("a")[0])
     d.tell(NodeObserved(replace(other, ready=False, reason=why, drain=why)))
     assert d.status("a").suspension.expired
 

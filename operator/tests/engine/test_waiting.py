@@ -187,11 +187,11 @@ def test_explain_names_everybody_with_numbers(desk: Callable) -> None:
     told = explain(d.state, "default/a", d.now)
     assert (told.verdict, told.position) == ("cannot", 1)
     assert told.summary == "cannot start now: 3 of 3 nodes missing (0 free: 0 in A, 0 in B)"
-    by_job = {one.job: one for one in told.blockers if one.job}
+    by_job = {blocker.job: blocker for blocker in told.blockers if blocker.job}
     assert by_job["default/busy"].user == "anna"
     assert by_job["default/busy"].message == "default/busy of anna has 3 at priority normal"
     assert by_job["default/big"].since is not None
-    assert [one.node for one in told.blockers if one.node] == ["b2"]
+    assert [blocker.node for blocker in told.blockers if blocker.node] == ["b2"]
     # busy has just saved: its restart alone is lost. With b2 back, big would do, at its price.
     assert told.remedies[0].command == "flyer suspend default/busy"
     assert told.remedies[0].cost_node_seconds == 3 * 60

@@ -85,7 +85,7 @@ class Scene:
         """Step; the gangs that are to start."""
         self.now += 1.0
         self.state, actions = engine.step(self.state, events, self.now)
-        return [one for one in actions if isinstance(one, Start)]
+        return [action for action in actions if isinstance(action, Start)]
 
     def written(self, plural: str, value: dict[str, Any]) -> dict[str, Any] | None:
         """What is stored of it; None: it was refused, for a field."""
@@ -169,9 +169,9 @@ def finish(scene: Scene, *starts: Start) -> None:
             return
         start = waiting.pop()
         names = start.assignment.names
-        waiting += scene.tell(*(PodExited(start.job, start.attempt, one, Succeeded())
-                                for one in names))  # fmt: skip
-        waiting += scene.tell(*(NodeEmptied(one, start.job, start.attempt) for one in names))
+        waiting += scene.tell(*(PodExited(start.job, start.attempt, name, Succeeded())
+                                for name in names))  # fmt: skip
+        waiting += scene.tell(*(NodeEmptied(name, start.job, start.attempt) for name in names))
 
 
 def quota_case(scene: Scene, number: int) -> str:
@@ -226,7 +226,7 @@ def next_starts(scene: Scene, number: int) -> None:
     job = FlyerJob.model_validate(body)
     starts = scene.tell(JobSubmitted(job))
     for _ in range(STEPS_MAX):
-        if any(one.job == job.key for one in starts):
+        if any(start.job == job.key for start in starts):
             break
         finish(scene, *starts)
         scene.now += 10.0

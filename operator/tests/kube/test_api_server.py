@@ -70,10 +70,10 @@ async def test_lists_come_in_pages_and_a_compacted_page_is_gone(http, api):
     for index in range(5):
         api.store.create("flyerjobs", job(f"j{index}"), "default")
     page = await (await http.get(JOBS, params={"limit": 2})).json()
-    names = [one["metadata"]["name"] for one in page["items"]]
+    names = [item["metadata"]["name"] for item in page["items"]]
     token = page["metadata"]["continue"]
     rest = await (await http.get(JOBS, params={"limit": 9, "continue": token})).json()
-    names += [one["metadata"]["name"] for one in rest["items"]]
+    names += [item["metadata"]["name"] for item in rest["items"]]
     assert names == [f"j{index}" for index in range(5)]
     api.store.create("flyerjobs", job("later"), "default")
     api.store.compact()

@@ -183,7 +183,7 @@ async def test_a_404_for_a_kind_that_is_needed_empties_nothing(api_server, watch
     assert len(cache) == 1
     put(api_server, "b", 2)
     await until(lambda: len(cache) == 2)
-    assert not [one for one in changes if one[2] is None]
+    assert not [change for change in changes if change[2] is None]
 
 
 class Away:
@@ -213,7 +213,7 @@ async def test_a_server_that_is_away_is_asked_less_and_less_and_told_of_once(cap
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-    assert len([one for one in caplog.records if "interrupted" in one.getMessage()]) == 2
+    assert len([record for record in caplog.records if "interrupted" in record.getMessage()]) == 2
     pauses = [cache._pause_seconds(breaks) for breaks in (0, 1, 2, 3, 1000)]
     for pause, middle in zip(pauses, (0.01, 0.02, 0.04, 0.04, 0.04), strict=True):
         assert middle * 0.5 <= pause <= middle * 1.5

@@ -53,7 +53,7 @@ async def test_a_proxy_of_the_environment_is_not_used(api_server, connect, monke
             monkeypatch.setenv(variable, "http://127.0.0.1:9")  # discard: nobody listens
     api = connect(call_seconds=5.0)
     assert (await api.create(FLYERJOBS, job("a"), "default"))["metadata"]["uid"]
-    assert [one async for page in api.snapshot(FLYERJOBS) for one in page.items]
+    assert [item async for page in api.snapshot(FLYERJOBS) for item in page.items]
 
 
 async def test_a_late_turn_leaves_a_call_its_time(api_server, connect):
@@ -137,7 +137,7 @@ async def test_a_name_stays_in_the_path(api_server, connect):
     api = connect()
     with pytest.raises(NotFoundError):
         await api.get(CLAIMS, "a?b#c", "default")
-    assert [one.name for one in api_server.faults.calls] == ["a?b#c"]
+    assert [call.name for call in api_server.faults.calls] == ["a?b#c"]
 
 
 async def test_no_more_calls_at_once_than_allowed(api_server, connect):
@@ -169,5 +169,5 @@ async def test_lists_are_read_in_pages(api_server, connect):
     for index in range(7):
         api_server.store.create("flyerjobs", job(f"j{index}"), "default")
     found = await connect(page_objects=3).list(FLYERJOBS)
-    assert [one["metadata"]["name"] for one in found] == [f"j{index}" for index in range(7)]
+    assert [match["metadata"]["name"] for match in found] == [f"j{index}" for index in range(7)]
     assert sum(call.verb == "list" for call in api_server.faults.calls) == 3

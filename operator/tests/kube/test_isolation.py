@@ -24,7 +24,7 @@ def events(cluster, name, reason):
 def condition(cluster, name, kind):
     value = cluster.store.find("flyerjobs", name, "default")
     found = (value.get("status") or {}).get("conditions") or []
-    return next((one for one in found if one["type"] == kind), None)
+    return next((match for match in found if match["type"] == kind), None)
 
 
 def controller(kind="FlyerJob", name="victim", uid="u", api_version="fireflyer.dev/v1alpha1"):
@@ -157,8 +157,8 @@ async def test_a_pod_that_is_not_ours_is_ignored(cluster, until, owner, job):
     await until(lambda: cluster.phase("victim") is Phase.SUCCEEDED)
     pod = cluster.store.find("pods", "debug", "default")
     assert "deletionTimestamp" not in pod["metadata"]
-    calls = [one for one in cluster.server.faults.calls if one.resource == "pods"]
-    assert not [one for one in calls if one.verb == "delete" and one.name == "debug"]
+    calls = [call for call in cluster.server.faults.calls if call.resource == "pods"]
+    assert not [call for call in calls if call.verb == "delete" and call.name == "debug"]
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -178,7 +178,7 @@ async def test_a_pod_of_a_job_where_nobody_decided_is_ended(cluster, until, ende
     await until(lambda: cluster.store.find("pods", "copy", "default") is None)
     assert cluster.status("victim").history.attempt == 1
     states = operator.leader.term.state.nodes
-    assert all(one.node.ready for one in states.values())
+    assert all(state.node.ready for state in states.values())
     await up(cluster, until, "next")
 
 
@@ -186,7 +186,7 @@ async def test_a_404_for_the_jobs_ends_none_of_them(cluster, until):
     cluster.nodes("AA")
     operator = cluster.operator(LEASE)
     await up(cluster, until, "a", "b")
-    pods = {one["metadata"]["uid"] for one in cluster.pods()}
+    pods = {pod["metadata"]["uid"] for pod in cluster.pods()}
     faults = [
         Fault("refuse", verb=verb, resource="flyerjobs", code=404, reason="NotFound", times=2)
         for verb in ("watch", "list")
@@ -199,7 +199,7 @@ async def test_a_404_for_the_jobs_ends_none_of_them(cluster, until):
     cluster.finish("a")
     await until(lambda: cluster.phase("c") is Phase.RUNNING)
     assert cluster.phase("b") is Phase.RUNNING
-    assert {one["metadata"]["uid"] for one in cluster.pods("b")} < pods
+    assert {pod["metadata"]["uid"] for pod in cluster.pods("b")} < pods
     assert operator.cache.synced
 
 
@@ -222,8 +222,8 @@ async def test_a_404_at_the_start_makes_no_orphans(cluster, until):
     await asyncio.sleep(0)
     assert cluster.phase("a") is Phase.RUNNING
     assert len(cluster.pods("a")) == 1
-    calls = [one for one in cluster.server.faults.calls if one.resource == "pods"]
-    assert not [one for one in calls if one.verb == "delete"]
+    calls = [call for call in cluster.server.faults.calls if call.resource == "pods"]
+    assert not [call for call in calls if call.verb == "delete"]
 
 
 async def test_an_orphan_is_ended_only_when_its_job_is_gone(cluster, until):
@@ -238,12 +238,12 @@ async def test_an_orphan_is_ended_only_when_its_job_is_gone(cluster, until):
     )
     view = operator.cache.pods.get("default", "a-1-0")
     operator.cache.listener.pod_changed(view, view)
-    gets = [one for one in cluster.server.faults.calls if one.verb == "get" and one.name == "a"]
+    gets = [call for call in cluster.server.faults.calls if call.verb == "get" and call.name == "a"]
     await until(lambda: [
-        one for one in cluster.server.faults.calls if one.verb == "get" and one.name == "a"
+        call for call in cluster.server.faults.calls if call.verb == "get" and call.name == "a"
     ] > gets)  # fmt: skip
     await until(lambda: not term._gangs._orphans)
     # An event of the job that still lay in the inbox lets the engine, whose state was emptied, end
     # the ranks themselves; the pod is nobody's orphan all the same.
-    calls = [one for one in cluster.server.faults.calls if one.resource == "pods"]
-    assert not [one for one in calls if one.verb == "delete"]
+    calls = [call for call in cluster.server.faults.calls if call.resource == "pods"]
+    assert not [call for call in calls if call.verb == "delete"]

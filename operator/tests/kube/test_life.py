@@ -162,7 +162,7 @@ async def test_a_pod_that_vanishes_restarts_the_gang(cluster, until):
         "2"
     }
     # The others of the first attempt were killed from inside: what they wrote can be read.
-    ended = [one for one in cluster.pods("a", living=False) if one not in cluster.pods("a")]
+    ended = [pod for pod in cluster.pods("a", living=False) if pod not in cluster.pods("a")]
     assert [one["metadata"]["name"] for one in ended] == ["a-1-0"]
 
 
@@ -214,11 +214,11 @@ async def test_the_end_of_the_last_pod_ends_the_wait_for_them():
     )  # fmt: skip
     stop = Stop("lab/a", 1, ("a0", "a1"), kill=False, reason="")
     waiting = asyncio.create_task(gangs._linger(stop, 3600))
-    for one in pods:
+    for pod in pods:
         await asyncio.sleep(0)
         assert not waiting.done()
-        one.ended = True
-        gangs.pod_changed(one, one)
+        pod.ended = True
+        gangs.pod_changed(pod, pod)
     async with asyncio.timeout(30):
         await waiting
 

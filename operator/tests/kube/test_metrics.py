@@ -196,10 +196,10 @@ def test_every_reason_of_an_eviction_has_its_series():
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             if name == "Cause" and isinstance(node.args[0], ast.Constant):
                 found.add(node.args[0].value)
-            for one in node.keywords:
-                named = one.arg == "reason" and isinstance(one.value, ast.Constant)
+            for keyword in node.keywords:
+                named = keyword.arg == "reason" and isinstance(keyword.value, ast.Constant)
                 if named and name in ("restart", "begin_suspension"):
-                    found.add(one.value.value)
+                    found.add(keyword.value.value)
     assert found >= {"Preempted", "StartFailed", "HardwareFault", "ObjectVanished"}
     assert found - final <= set(EVICTION_REASONS)
 
@@ -218,9 +218,9 @@ async def test_calls_are_those_that_the_api_server_counted(cluster, until):
     def counted():
         return Counter(
             # For the client a dry run is a create with a parameter.
-            ("create" if one.verb == "dryrun" else one.verb, one.resource, str(one.status))
-            for one in cluster.server.faults.calls
-            if one.agent == operator.name
+            ("create" if call.verb == "dryrun" else call.verb, call.resource, str(call.status))
+            for call in cluster.server.faults.calls
+            if call.agent == operator.name
         )
 
     def told():
@@ -271,10 +271,10 @@ async def test_a_silent_watch_grows_old(cluster, until):
     await until(lambda: operator.serves)
     cluster.server.faults.watches.frozen = True
     caches = operator.cache.caches
-    await until(lambda: all(one.age_seconds > 0.5 for one in caches))
-    operator.metrics.set_watch_ages((one.resource.plural, one.age_seconds) for one in caches)
+    await until(lambda: all(cach.age_seconds > 0.5 for cach in caches))
+    operator.metrics.set_watch_ages((cach.resource.plural, cach.age_seconds) for cach in caches)
     ages = read.by("flyer_watch_age_seconds", "resource")
-    assert ages.keys() == {one.resource.plural for one in caches}
+    assert ages.keys() == {cach.resource.plural for cach in caches}
     assert all(0.5 < age <= one.age_seconds for age, one in zip(ages.values(), caches, strict=True))
 
 

@@ -442,7 +442,7 @@ async def test_a_label_that_was_taken_away_comes_back(cluster, until, monkeypatc
 
     def marked():
         pods = [cluster.store.get("pods", name, namespace) for name in ("leads", "led")]
-        return [LABEL_LEADER in (one["metadata"].get("labels") or {}) for one in pods]
+        return [LABEL_LEADER in (pod["metadata"].get("labels") or {}) for pod in pods]
 
     await until(lambda: marked() == [True, False])
     for name, value in (("leads", None), ("led", "true")):

@@ -49,7 +49,7 @@ def refuse(cluster, status):
 
 def told(cluster, name):
     events = cluster.store.all("events")
-    return [one["message"] for one in events if one["involvedObject"]["name"] == name]
+    return [event["message"] for event in events if event["involvedObject"]["name"] == name]
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ async def test_a_claims_name_reaches_no_object_of_others(cluster, until):
     cluster.submit("job", template={"spec": {"containers": [CONTAINER], "volumes": [volume]}})
     await until(lambda: any(" claim" in one for one in told(cluster, "job")), 20)
     assert not any("Secretly" in one for one in told(cluster, "job"))
-    gets = [one for one in cluster.server.faults.calls if one.verb == "get"]
-    assert not any(one.name == "theirs" for one in gets)
+    gets = [call for call in cluster.server.faults.calls if call.verb == "get"]
+    assert not any(get.name == "theirs" for get in gets)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,9 @@ async def test_another_mount_that_fails_is_left_to_the_kubelet(cluster, until):
     calls = cluster.server.faults.calls
     seen = len(calls)
     await until(
-        lambda: sum(one.verb == "list" and one.resource == "events" for one in calls[seen:]) > 20,
+        lambda: (
+            sum(call.verb == "list" and call.resource == "events" for call in calls[seen:]) > 20
+        ),
         20,
     )
     assert cluster.status("job").history.attempt == 1

@@ -25,7 +25,7 @@ def template(container=None, **spec):
 
 
 def dry_runs(cluster):
-    return [one for one in cluster.server.faults.calls if one.verb == "dryrun"]
+    return [call for call in cluster.server.faults.calls if call.verb == "dryrun"]
 
 
 async def refused(cluster, until, name="bad"):
@@ -195,7 +195,7 @@ async def test_many_templates_of_one_namespace_delay_no_other_namespace(cluster,
     cluster.store.create("namespaces", {"metadata": {"name": "other"}})
     cluster.submit("quiet", namespace="other")
     await until(lambda: cluster.status("quiet", "other").epoch, 20)
-    namespaces = [one.namespace for one in dry_runs(cluster)]
+    namespaces = [dry_run.namespace for dry_run in dry_runs(cluster)]
     assert namespaces.index("other") <= 2 * templates.CONCURRENCY_MAX
     await until(lambda: len(dry_runs(cluster)) >= 101, 20)
 

@@ -34,7 +34,7 @@ def api(api_server: ApiServer, connect: Any) -> Api:
 
 
 def calls(api_server: ApiServer) -> Counter[tuple[str, str]]:
-    return Counter((one.verb, one.resource) for one in api_server.faults.calls)
+    return Counter((call.verb, call.resource) for call in api_server.faults.calls)
 
 
 async def test_many_claims_and_volumes_cost_few_calls(api_server: ApiServer, api: Api) -> None:
@@ -47,7 +47,7 @@ async def test_many_claims_and_volumes_cost_few_calls(api_server: ApiServer, api
         api_server.store.create("persistentvolumeclaims", claim, "default")
     volumes = [volume(f"c{number}") for number in range(3 * CLAIMS_MAX)]
     spec = {"volumes": [*volumes, *volumes, *(ephemeral(f"e{number}") for number in range(50))]}
-    late = [one async for one in late_claims(api, spec, "default")]
+    late = [late_claim async for late_claim in late_claims(api, spec, "default")]
     assert len(late) == CLAIMS_MAX + 50
     assert late[1].startswith("spec.template.spec.volumes[1].persistentVolumeClaim.claimName: ")
     place = f"spec.template.spec.volumes[{6 * CLAIMS_MAX}].ephemeral.volumeClaimTemplate.spec."

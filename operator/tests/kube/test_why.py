@@ -85,10 +85,12 @@ async def test_a_tenant_reads_what_the_leader_decided(
         wanted = engine.explain(state, key, time.time())
         assert (told.verdict, told.position) == (wanted.verdict, wanted.position), name
         assert told.summary == redactor.redact(wanted.summary, key)
-        messages = [redactor.redact(one.message, key) for one in wanted.blockers]
-        assert [one.message for one in told.reasons] == messages
-        commands = [f"{one.command}  # {one.effect}" for one in wanted.remedies]
-        assert told.unblock == [one for one in commands if redactor.redact(one, key) == one]
+        messages = [redactor.redact(blocker.message, key) for blocker in wanted.blockers]
+        assert [reason.message for reason in told.reasons] == messages
+        commands = [f"{remedy.command}  # {remedy.effect}" for remedy in wanted.remedies]
+        assert told.unblock == [
+            command for command in commands if redactor.redact(command, key) == command
+        ]
         assert "secret" not in json.dumps(cluster.store.get("flyerjobs", name, OURS))
     found = {name: await tenant.why(name) for name in names}
     assert found["zone"].verdict == found["large"].verdict == "never"
@@ -112,7 +114,7 @@ async def test_a_node_that_is_out_comes_with_the_command_that_brings_it_back(
     await until(lambda: cluster.status("waits", OURS).pending)
     await until(lambda: cluster.status("waits", OURS).pending.unblock)
     told = await tenant.why("waits")
-    assert "node a0 is out: drained by anna: disk" in [one.message for one in told.reasons]
+    assert "node a0 is out: drained by anna: disk" in [reason.message for reason in told.reasons]
     release = """kubectl patch nodehealth a0 --type=merge -p '{"spec":{"drain":null}}'"""
     assert f"{release}  # makes a0 schedulable again: drained by anna: disk" in told.unblock
     assert "kubectl uncordon a1  # makes a1 schedulable again" in told.unblock

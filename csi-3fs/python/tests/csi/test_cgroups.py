@@ -249,7 +249,7 @@ def test_groups_of_volumes_that_are_gone_are_removed(tmp_path: Path) -> None:
         return [held("one")]
 
     made.sweep_groups(mounts)
-    left = {one.name for one in daemons.iterdir() if one.is_dir()}
+    left = {path.name for path in daemons.iterdir() if path.is_dir()}
     assert left == {ticket_folder(one) for one in ("one", "two", "four")}
 
 

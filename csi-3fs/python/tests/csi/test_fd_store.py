@@ -121,7 +121,7 @@ def test_a_mount_that_a_new_mount_manager_did_not_get_at_first_is_taken_later(
     try:
         assert list(fd_store.devices() or {}) == [place]
         assert read(f"{place}/hello")
-        assert [one["target"] for one in service.state()["mounts"]] == [place]
+        assert [mount["target"] for mount in service.state()["mounts"]] == [place]
     finally:
         service.unmount(place)
     assert fd_store.devices() == {}

@@ -40,7 +40,7 @@ def mounts(
     client.make_directory(base, 0o755)
     # Programs of other users come through here; pytest's own folders let in nobody.
     ours = Path(tempfile.gettempdir())
-    for one in (folder, *(one for one in folder.parents if ours in one.parents)):
+    for one in (folder, *(parent for parent in folder.parents if ours in parent.parents)):
         one.chmod(one.stat().st_mode | 0o011)
 
     def make(name: str = "root", **options: object) -> HeldMount:

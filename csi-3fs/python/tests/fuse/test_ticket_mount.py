@@ -94,7 +94,7 @@ def test_a_confined_daemon_serves_and_has_no_rights(
     """It runs as a user that owns its state and may read its ticket, and is replaced as one."""
     for one in (
         tmp_path,
-        *(one for one in tmp_path.parents if one.name.startswith(("pytest", "popen"))),
+        *(parent for parent in tmp_path.parents if parent.name.startswith(("pytest", "popen"))),
     ):
         one.chmod(one.stat().st_mode | 0o011)
     client.make_directory(f"{folder}/mine", 0o755)

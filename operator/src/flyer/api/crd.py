@@ -169,7 +169,7 @@ def crd(kind: Kind) -> dict[str, Any]:
     else:
         root["properties"]["spec"]["default"] = {}
     if kind.rules:
-        root["x-kubernetes-validations"] = [one.to_schema() for one in kind.rules]
+        root["x-kubernetes-validations"] = [rule.to_schema() for rule in kind.rules]
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -191,7 +191,7 @@ def crd(kind: Kind) -> dict[str, Any]:
                     "served": True,
                     "storage": True,
                     "subresources": {"status": {}},
-                    "additionalPrinterColumns": [_column(*one) for one in kind.columns],
+                    "additionalPrinterColumns": [_column(*column) for column in kind.columns],
                     "schema": {"openAPIV3Schema": root},
                 }
             ],

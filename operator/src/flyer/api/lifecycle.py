@@ -72,7 +72,7 @@ def illegal(before: FlyerJobStatus, after: FlyerJobStatus) -> str:
 
 
 def _cel(phases: tuple[Phase, ...]) -> str:
-    return "[" + ", ".join(f"'{one.value}'" for one in phases) + "]"
+    return "[" + ", ".join(f"'{phase.value}'" for phase in phases) + "]"
 
 
 _TABLE = "{" + ", ".join(f"'{phase.value}': {_cel(to)}" for phase, to in MOVES.items()) + "}"

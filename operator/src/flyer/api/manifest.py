@@ -137,7 +137,7 @@ def _build(file: str, document: Any) -> FlyerJob:
         return FlyerJob.model_validate(_plain(document), by_alias=True, by_name=False)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=True)
-        raise ManifestError(tuple(_problem(file, document, one) for one in details)) from None
+        raise ManifestError(tuple(_problem(file, document, detail) for detail in details)) from None
 
 
 def _plain(value: Any) -> Any:
@@ -242,7 +242,7 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def _closest_value(value: object, expected: str) -> str:
-    known = [one.strip().strip("'") for one in expected.replace(" or ", ", ").split(",")]
+    known = [word.strip().strip("'") for word in expected.replace(" or ", ", ").split(",")]
     close = difflib.get_close_matches(str(value), known, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]}? " if close and len(known) > 1 else ""
     return f"{hint}give {'one of ' if len(known) > 1 else ''}{', '.join(known)}"

@@ -57,7 +57,7 @@ class PodTemplate(StrictModel):
     @property
     def trainer(self) -> Container:
         """The container whose command every rank runs."""
-        named = [one for one in self.spec.containers if one.name == "trainer"]
+        named = [container for container in self.spec.containers if container.name == "trainer"]
         return (named or self.spec.containers)[0]
 
 

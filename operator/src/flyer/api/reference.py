@@ -61,11 +61,11 @@ def _kind(kind: Kind) -> str:
     for part in ("spec", "status"):
         lines += [f"### {kind.kind} {part}", "", root["properties"][part]["description"], ""]
         lines += ["| field | type | default | what |", "|---|---|---|---|"]
-        lines += [_row(*one) for one in _fields(root["properties"][part], part)]
+        lines += [_row(*field) for field in _fields(root["properties"][part], part)]
         lines.append("")
     found = list(_rules(root))
     if found:
-        lines += [f"### {kind.kind} rules", "", *(f"- {_message(one)}" for one in found), ""]
+        lines += [f"### {kind.kind} rules", "", *(f"- {_message(match)}" for match in found), ""]
     return "\n".join(lines)
 
 
@@ -154,8 +154,8 @@ def _policies() -> str:
         if "matchConstraints" not in policy["spec"]:
             continue  # a binding
         (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
-        resources = ", ".join(f"`{one}`" for one in rule["resources"])
-        operations = ", ".join(one.lower() for one in rule["operations"])
+        resources = ", ".join(f"`{resource}`" for resource in rule["resources"])
+        operations = ", ".join(operation.lower() for operation in rule["operations"])
         lines.append(f"| `{policy['metadata']['name']}` | {resources} | {operations} |")
     return "\n".join([*lines, ""])
 

@@ -36,12 +36,12 @@ def says(template: str, *values: str) -> str:
     which the API server refuses when a number is among them.
     """
     text = template.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}'.format([{', '.join(f'dyn({one})' for one in values)}])"
+    return f"'{text}'.format([{', '.join(f'dyn({value})' for value in values)}])"
 
 
 def rules(*found: Rule) -> dict[str, Any]:
     """What to give as json_schema_extra of a model or of a field."""
-    return {"x-kubernetes-validations": [one.to_schema() for one in found]}
+    return {"x-kubernetes-validations": [match.to_schema() for match in found]}
 
 
 def list_map(*keys: str) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def _first(text: str | None) -> str:
 
 def _bash(verbs: Verbs) -> str:
     cases = "\n".join(
-        f'        {name}) words="{" ".join(one for names, _, _ in options for one in names)}" ;;'
+        f'        {name}) words="{" ".join(name for names, _, _ in options for name in names)}" ;;'
         for name, (_, options) in verbs.items()
     )
     return f"""{_HEADER}_flyer() {{

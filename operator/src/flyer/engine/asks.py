@@ -45,9 +45,9 @@ def options(
     like_before: list[Option] = []
     if sum(memory.split) == job.spec.nodes:
         like_before = [
-            one
-            for one in placement.same_zone_layout_options(memory, known)
-            if crossing or not one.crosses
+            same_zone_layout_option
+            for same_zone_layout_option in placement.same_zone_layout_options(memory, known)
+            if crossing or not same_zone_layout_option.crosses
         ]
     if same_zone_layout:
         return [like_before]

@@ -61,9 +61,9 @@ def infrastructure(draft: Draft, job: JobState) -> Cause | None:
             counted=False,
         )
     killed = [
-        one
-        for one in ends
-        if one.outcome == "Killed" and (one is ends[0] or (one.signal or 0) in _FROM_OUTSIDE)
+        end
+        for end in ends
+        if end.outcome == "Killed" and (end is ends[0] or (end.signal or 0) in _FROM_OUTSIDE)
     ]
     if not killed:
         return None

@@ -176,7 +176,7 @@ def pending(market: Market, job: JobState, claims: Sequence[Claim], eta: float |
     """Why the job was not placed in this step, in one line."""
     count = _count(market, job, claims)
     found = list(islice(_reasons(market, job, claims, _NAMES_MAX), _NAMES_MAX))
-    message = "; ".join(one.message for one in found)
+    message = "; ".join(match.message for match in found)
     if count > _NAMES_MAX:
         message += f"; and {count - _NAMES_MAX} more reasons"
     jobs = [found[0].job] if found[0].job else []

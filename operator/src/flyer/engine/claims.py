@@ -95,7 +95,10 @@ def claim_for(
         zones = sorted({node.zone for node in nodes})
         pools: list[tuple[str, ...]] = [(zone,) for zone in zones]
         if market.draft.may_cross(job):
-            pools += [one.zones for one in placement.cross_zone_options(count, zones)]
+            pools += [
+                cross_zone_option.zones
+                for cross_zone_option in placement.cross_zone_options(count, zones)
+            ]
         for pool in pools:
             found = _first(market.times(job, nodes, pool), taken, count, market.draft.now)
             if found is None:
@@ -116,7 +119,7 @@ def _first(
     times: Sequence[Timed], taken: set[str], count: int, now: float
 ) -> tuple[float, int, frozenset[str]] | None:
     """So many nodes that are not taken: from when on, minus how many are free now, and which."""
-    first = list(islice((one for one in times if one[1] not in taken), count))
+    first = list(islice((time for time in times if time[1] not in taken), count))
     if len(first) < count:
         return None
     needed_at = first[-1][0]

@@ -36,7 +36,7 @@ def summarized(job: JobState, now: float, limits: Limits = DEFAULT_LIMITS) -> Fl
     status = status.replace(
         reason=reason, message=message, zones=zones, observed_generation=job.generation
     )
-    known = {one.type: one for one in status.conditions}
+    known = {condition.type: condition for condition in status.conditions}
     conditions = []
     priority = status.priority or job.spec.priority
     for kind, holds, why, text in _facts(status, limits.clamped(job.spec, priority)):

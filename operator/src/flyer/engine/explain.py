@@ -45,8 +45,16 @@ def _holding(job: JobState) -> Explanation:
         text = f"has its {job.spec.nodes} nodes ({phase.value.lower()})"
         return Explanation(job.key, phase, "can", text)
     found = [
-        Blocker(one.reason, one.message, one.job, one.user, one.node, one.since, one.until)
-        for one in pending.reasons
+        Blocker(
+            reason.reason,
+            reason.message,
+            reason.job,
+            reason.user,
+            reason.node,
+            reason.since,
+            reason.until,
+        )
+        for reason in pending.reasons
     ]
     return Explanation(
         job.key, phase, "can", f"has its nodes reserved and {pending.message}",

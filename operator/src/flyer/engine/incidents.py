@@ -37,7 +37,7 @@ class Incident:
 def record(draft: Draft, kind: Kind, job: JobState) -> None:
     """Remember an incident; what is older than every window is forgotten."""
     horizon = draft.now - max(_window(draft, "start"), _window(draft, "run"))
-    kept = [one for one in draft.incidents if one.time >= horizon]
+    kept = [incident for incident in draft.incidents if incident.time >= horizon]
     kept.append(Incident(draft.now, kind, job.key, job.user))
     draft.incidents = kept[-_INCIDENTS_MAX:]
 
@@ -45,7 +45,7 @@ def record(draft: Draft, kind: Kind, job: JobState) -> None:
 def outage(draft: Draft, kind: Kind) -> str:
     """What many jobs have in common now, in one clause; empty: nothing."""
     since = draft.now - _window(draft, kind)
-    recent = [one for one in draft.incidents if one.time >= since]
+    recent = [incident for incident in draft.incidents if incident.time >= since]
     hit = {one.job: one.user for one in recent if one.kind == kind}
     policy = draft.policy
     if kind == "start":

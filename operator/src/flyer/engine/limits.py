@@ -61,14 +61,16 @@ class Limits:
             limits.checkpoint_interval.seconds,
             tuple(
                 PriorityCaps(
-                    one.priority.value,
-                    one.checkpoint_grace_period.seconds if one.checkpoint_grace_period else None,
-                    one.max_checkpoint_grace_period.seconds
-                    if one.max_checkpoint_grace_period
+                    priority.priority.value,
+                    priority.checkpoint_grace_period.seconds
+                    if priority.checkpoint_grace_period
                     else None,
-                    one.min_runtime.seconds if one.min_runtime is not None else None,
+                    priority.max_checkpoint_grace_period.seconds
+                    if priority.max_checkpoint_grace_period
+                    else None,
+                    priority.min_runtime.seconds if priority.min_runtime is not None else None,
                 )
-                for one in limits.priorities
+                for priority in limits.priorities
             ),
         )
 

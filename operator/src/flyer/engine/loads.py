@@ -59,7 +59,7 @@ def _waits(job: JobState) -> bool:
 def _obstacles(draft: Draft, book: Ledger, job: JobState) -> Iterator[Quota]:
     wanted = job.spec.node_class
     classes = (
-        {wanted} if wanted is not None else {one.node.node_class for one in draft.nodes.values()}
+        {wanted} if wanted is not None else {node.node.node_class for node in draft.nodes.values()}
     )
     for node_class in sorted(classes):
         quota = book.obstacle(job, draft.priority(job), node_class)

@@ -95,7 +95,7 @@ def replay(lines: Iterable[str]) -> Iterator[Difference]:
             if "rebuild" in record:
                 state = _rebuild(record)
                 continue
-            events = [_decode(one, _EVENTS) for one in record["events"]]
+            events = [_decode(event, _EVENTS) for event in record["events"]]
             now, recorded = record["now"], record["actions"]
         except (ValueError, KeyError, TypeError, ValidationError) as error:
             raise ReplayError(number, f"cannot be read: {error}") from error
@@ -111,10 +111,10 @@ def _rebuild(record: dict[str, Any]) -> EngineState:
     if record["version"] != VERSION:
         raise ValueError(f"version {record['version']}, this engine reads {VERSION}")
     given = record["rebuild"]
-    nodes = [_decode(one, {"Node": Node}) for one in given["nodes"]]
-    jobs = [_decode(one, {"FlyerJob": FlyerJob}) for one in given["jobs"]]
+    nodes = [_decode(node, {"Node": Node}) for node in given["nodes"]]
+    jobs = [_decode(job, {"FlyerJob": FlyerJob}) for job in given["jobs"]]
     policy = _decode(given["policy"], {"Policy": Policy})
-    quotas = [_decode(one, {"Quota": Quota}) for one in given["quotas"]]
+    quotas = [_decode(quota, {"Quota": Quota}) for quota in given["quotas"]]
     zones = _decode(given["zones"], {"Zones": Zones})
     return rebuild(
         nodes, jobs, given["now"], given["epoch"], policy, quotas, zones, teams=given["teams"]
@@ -164,10 +164,12 @@ def _hints_of(name: str) -> dict[str, Any]:
     return typing.get_type_hints(_TYPES[name])
 
 
-_EVENTS: dict[str, type] = {one.__name__: one for one in typing.get_args(events_module.Event)}
+_EVENTS: dict[str, type] = {
+    get_arg.__name__: get_arg for get_arg in typing.get_args(events_module.Event)
+}
 _TYPES: dict[str, type] = {
     **_EVENTS,
-    **{one.__name__: one for one in typing.get_args(events_module.Outcome)},
+    **{get_arg.__name__: get_arg for get_arg in typing.get_args(events_module.Outcome)},
     "Limits": Limits,
     "Node": Node,
     "PriorityCaps": PriorityCaps,

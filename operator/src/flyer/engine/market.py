@@ -129,7 +129,9 @@ class Market:
         """How many nodes there are, ready or not, by class, zone and slots."""
         if self._inventory is None:
             known = self.draft.known_nodes()
-            self._inventory = Counter((one.node_class, one.zone, one.slots) for one in known)
+            self._inventory = Counter(
+                (entry.node_class, entry.zone, entry.slots) for entry in known
+            )
         return self._inventory
 
     def supply(self, job: JobState) -> Supply:
@@ -142,7 +144,9 @@ class Market:
         return self._supplies[key]
 
     def _count(self, nodes: Sequence[Node]) -> Supply:
-        owners = (self.reserved_by.get(one.name) or self.occupied_by.get(one.name) for one in nodes)
+        owners = (
+            self.reserved_by.get(node.name) or self.occupied_by.get(node.name) for node in nodes
+        )
         held = Counter(owner for owner in owners if owner is not None)
         free = self.open_of(nodes)
         return Supply(
@@ -268,7 +272,7 @@ class Market:
             for (node_class, _), count in places.items():
                 by_class.setdefault(node_class, []).append(count)
             sizes = [sorted(counts, reverse=True) for counts in by_class.values()]
-            self._most[wanted] = max((sum(one[: 1 + crosses]) for one in sizes), default=0)
+            self._most[wanted] = max((sum(size[: 1 + crosses]) for size in sizes), default=0)
         return self._most[wanted]
 
     def _asks(self, job: JobState) -> tuple[object, ...]:
@@ -409,7 +413,7 @@ class Market:
             }
         found = self._times[key]
         if zones not in found:
-            found[zones] = sorted(one for zone in zones for one in found[zone,])
+            found[zones] = sorted(match for zone in zones for match in found[zone,])
         return found[zones]
 
     def _timed(

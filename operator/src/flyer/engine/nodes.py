@@ -68,7 +68,7 @@ class Zones:
         """Whether the node may get gangs."""
         if self.names and node.zone not in self.names:
             return False
-        listed = [one for one in self.leaves if one.startswith(f"{node.zone}/")]
+        listed = [leave for leave in self.leaves if leave.startswith(f"{node.zone}/")]
         return not listed or f"{node.zone}/{node.leaf}" in listed
 
 

@@ -121,7 +121,7 @@ class Pendings:
         found, more = blockers.blockers(market, job, claims, most)
         if job.key in draft.quota_blockers:
             # The quota decides: that nodes are free or not is second.
-            nodes = [one for one in found if one.node]
+            nodes = [match for match in found if match.node]
             more = len(market.supply(job).out) - len(nodes)
             found = draft.quota_blockers[job.key] + nodes
             return Detail(pending, position, tuple(found), _quota_remedies(draft, job), more)
@@ -137,8 +137,10 @@ class Pendings:
 
 def _with(detail: Detail) -> Pending:
     """`status.pending` with as much of the detail as fits."""
-    nodes = [one for one in detail.blockers if one.node][:_NODES_MAX]
-    others = [one for one in detail.blockers if not one.node][: PENDING_REASONS_MAX - len(nodes)]
+    nodes = [blocker for blocker in detail.blockers if blocker.node][:_NODES_MAX]
+    others = [blocker for blocker in detail.blockers if not blocker.node][
+        : PENDING_REASONS_MAX - len(nodes)
+    ]
     listed = others + nodes
     return detail.pending.replace(
         position=detail.position,
@@ -151,9 +153,9 @@ def _with(detail: Detail) -> Pending:
         ),
         more=len(detail.blockers) + detail.more - len(listed),
         unblock=tuple(
-            Unblock(command=one.command, effect=one.effect, node=one.node)
-            for one in detail.remedies[:UNBLOCK_MAX]
-            if len(one.command) <= PENDING_CHARS_MAX
+            Unblock(command=remedy.command, effect=remedy.effect, node=remedy.node)
+            for remedy in detail.remedies[:UNBLOCK_MAX]
+            if len(remedy.command) <= PENDING_CHARS_MAX
         ),
     )  # fmt: skip
 
@@ -161,7 +163,7 @@ def _with(detail: Detail) -> Pending:
 def _quota_remedies(draft: Draft, job: JobState) -> tuple[Remedy, ...]:
     """A larger quota, or one of the user's own jobs less."""
     found = draft.quota_blockers.get(job.key, [])
-    jobs = [draft.jobs[one.job] for one in found[1:] if one.job in draft.jobs]
+    jobs = [draft.jobs[match.job] for match in found[1:] if match.job in draft.jobs]
     running = [one.key for one in jobs if one.holding]
     return tuple(
         Remedy(f"flyer suspend {key}", f"gives its nodes' quota back to {job.user}")

@@ -124,8 +124,11 @@ def _victims_for(
         pool = list(free) + [node for one in chosen for node in freed[one.job]]
         return placement.choose(option, by_zone(pool), memory) is not None
 
-    found = cheapest_set([one for one in candidates if one.gain or one.job in holders], enough)
-    return None if found is None else tuple(sorted(one.job for one in found))
+    found = cheapest_set(
+        [candidate for candidate in candidates if candidate.gain or candidate.job in holders],
+        enough,
+    )
+    return None if found is None else tuple(sorted(match.job for match in found))
 
 
 def _begun_at(victim: JobState) -> float:

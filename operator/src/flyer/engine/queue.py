@@ -210,9 +210,9 @@ class _Update:
         wanted = (subjects, priority)
         if wanted not in self._accounts:
             self._accounts[wanted] = tuple(
-                one.account(subjects)
-                for one in limits
-                if one.concerns(subjects) and one.priority in (quotas.ANY, priority.value)
+                limit.account(subjects)
+                for limit in limits
+                if limit.concerns(subjects) and limit.priority in (quotas.ANY, priority.value)
             )
         return self._accounts[wanted]
 
@@ -260,8 +260,8 @@ class Walk:
         self._last: _Cursor | None = None
         cursors = [_Cursor(class_key, members) for class_key, members in queue.classes.items()]
         cursors.append(_Cursor(None, queue.single))
-        cursors += [_Cursor(None, (one,)) for one in others]
-        self._heap = [(one.next, one) for one in cursors if one.members]
+        cursors += [_Cursor(None, (other,)) for other in others]
+        self._heap = [(cursor.next, cursor) for cursor in cursors if cursor.members]
         heapq.heapify(self._heap)
 
     def __iter__(self) -> Iterator[tuple[Contender, ClassKey | None]]:

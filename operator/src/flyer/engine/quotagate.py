@@ -119,7 +119,7 @@ class QuotaGate:
             return False
         subjects, priority = self.ledger.subjects(job), self.market.draft.priority(job)
         classes = self._classes(job) or (job.spec.node_class,)
-        return any(self.ledger.limits(subjects, priority, one) for one in classes)
+        return any(self.ledger.limits(subjects, priority, node_class) for node_class in classes)
 
     def fill(self, job: JobState) -> None:
         """The job has its share, with nodes or without: who comes later finds so much less."""

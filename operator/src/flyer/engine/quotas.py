@@ -140,14 +140,20 @@ class Ledger:
         """The limits that apply: those about the fewest jobs first, then the tightest."""
         key = (subjects, priority, node_class)
         if key not in self._limits:
-            found = [one for one in self.quotas if one.applies(subjects, priority, node_class)]
-            own = {(one.kind, one.priority, one.node_class) for one in found if one.subject != ANY}
+            found = [
+                quota for quota in self.quotas if quota.applies(subjects, priority, node_class)
+            ]
+            own = {
+                (match.kind, match.priority, match.node_class)
+                for match in found
+                if match.subject != ANY
+            }
             kept = [
-                one
-                for one in found
-                if one.total
-                or one.subject != ANY
-                or (one.kind, one.priority, one.node_class) not in own
+                match
+                for match in found
+                if match.total
+                or match.subject != ANY
+                or (match.kind, match.priority, match.node_class) not in own
             ]
             self._limits[key] = sorted(kept, key=lambda one: (one.width, one.nodes, one.name))
         return self._limits[key]
@@ -184,9 +190,10 @@ class Ledger:
         """The jobs that hold nodes in this account, or under the limit; the largest first."""
         account = quota.account(subjects) if subjects is not None else None
         found = [
-            one
-            for one in self.holdings.values()
-            if account in (None, quota.account(one.subjects)) and quota in self._limits_of(one)
+            holding
+            for holding in self.holdings.values()
+            if account in (None, quota.account(holding.subjects))
+            and quota in self._limits_of(holding)
         ]
         return sorted(found, key=lambda one: (-one.nodes, one.job))
 
@@ -214,10 +221,10 @@ class Ledger:
     def out_of_quota(self, job: JobState, quota: Quota) -> tuple[Pending, list[Blocker]]:
         """Why the job waits for room: the limit, what is used, and by whom."""
         subjects = self.subjects(job)
-        holders = [one for one in self.holders(quota, subjects) if one.job != job.key]
-        used = sum(one.nodes for one in holders)
+        holders = [holder for holder in self.holders(quota, subjects) if holder.job != job.key]
+        used = sum(holder.nodes for holder in holders)
         ahead = self._waiting.get(quota.account(subjects), job.key)
-        named = ", ".join(f"{one.job} ({one.nodes})" for one in holders[:_HOLDERS_MAX])
+        named = ", ".join(f"{holder.job} ({holder.nodes})" for holder in holders[:_HOLDERS_MAX])
         if len(holders) > _HOLDERS_MAX:
             named += f" and {len(holders) - _HOLDERS_MAX} more jobs"
         left = max(0, quota.nodes - used)
@@ -230,16 +237,19 @@ class Ledger:
         blockers += [
             Blocker(
                 WAITING_FOR_QUOTA,
-                f"{one.job} of {one.subjects.user} holds {one.nodes} of quota {quota.name}",
-                job=one.job, user=one.subjects.user,
+                f"{holder.job} of {holder.subjects.user} holds {holder.nodes} "
+                f"of quota {quota.name}",
+                job=holder.job, user=holder.subjects.user,
             )
-            for one in holders
+            for holder in holders
         ]  # fmt: skip
         if ahead != job.key:
             text = f"{ahead} is ahead in quota {quota.name}"
             message += f"; {text}"
             blockers.append(Blocker(WAITING_FOR_QUOTA, text, job=ahead, user=job.user))
-        blocked_by = tuple(dict.fromkeys(one.job for one in blockers if one.job))[:_BLOCKED_BY_MAX]
+        blocked_by = tuple(dict.fromkeys(blocker.job for blocker in blockers if blocker.job))[
+            :_BLOCKED_BY_MAX
+        ]
         return Pending(reason=WAITING_FOR_QUOTA, message=message, blocked_by=blocked_by), blockers
 
 
@@ -321,10 +331,10 @@ def priorities(draft: Draft, job: JobState, quotas: Iterable[Quota]) -> list[Pri
         return [job.spec.priority]
     subjects = subjects_of(job, draft.teams)
     named = {
-        Priority(one.priority)
-        for one in quotas
-        if one.priority != ANY and one.concerns(subjects)
-        and (job.spec.node_class is None or one.node_class in (ANY, job.spec.node_class))
+        Priority(quota.priority)
+        for quota in quotas
+        if quota.priority != ANY and quota.concerns(subjects)
+        and (job.spec.node_class is None or quota.node_class in (ANY, job.spec.node_class))
     } | {draft.policy.auto_priority}  # fmt: skip
     return sorted(named, key=lambda one: -one.level)
 

@@ -91,7 +91,7 @@ def _is_unproven(state: NodeState) -> bool:
 
 
 def _names(nodes: Iterable[NodeState]) -> tuple[str, ...]:
-    return tuple(sorted((one.node.name for one in nodes), key=natural_order))
+    return tuple(sorted((node.node.name for node in nodes), key=natural_order))
 
 
 __all__ = ["Removals", "judged", "removals"]

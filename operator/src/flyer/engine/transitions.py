@@ -347,7 +347,9 @@ def suspect_nodes(draft: Draft, key: str, nodes: Sequence[str]) -> None:
     for name in nodes:
         state = draft.nodes.get(name)
         if state is not None:
-            others = tuple(one for one in state.start_failures if one[0] != key)
+            others = tuple(
+                start_failure for start_failure in state.start_failures if start_failure[0] != key
+            )
             failures = (*others, (key, draft.jobs[key].user, draft.now))[-_START_FAILURES_MAX:]
             draft.nodes[name] = replace(state, start_failures=failures)
 
@@ -433,7 +435,7 @@ def _with_attempt(
     assignment = status.assignment
     if assignment is None or assignment.started_at is None:
         return status.past_attempts
-    names = ((one.name, one.zone) for one in assignment.nodes[:PAST_ATTEMPT_NODES_MAX])
+    names = ((node.name, node.zone) for node in assignment.nodes[:PAST_ATTEMPT_NODES_MAX])
     ended = PastAttempt(
         attempt=status.history.attempt,
         started_at=assignment.started_at,

@@ -23,7 +23,7 @@ class Candidate:
 
 def cheapest_cover(candidates: Sequence[Candidate], need: int) -> tuple[Candidate, ...] | None:
     """Of all sets that free `need` nodes, the one that loses least; then the smallest."""
-    useful = [one for one in candidates if one.gain > 0]
+    useful = [candidate for candidate in candidates if candidate.gain > 0]
     if sum(one.gain for one in useful) < need:
         return None
     if need <= 0:
@@ -51,10 +51,10 @@ def cheapest_set(
 ) -> tuple[Candidate, ...] | None:
     """A small set for which `enough` holds: cheapest first, then the dearest superfluous leave."""
     chosen: list[Candidate] = []
-    for one in sorted(candidates, key=lambda one: one.cost_node_ms):
+    for candidate in sorted(candidates, key=lambda one: one.cost_node_ms):
         if enough(chosen):
             break
-        chosen.append(one)
+        chosen.append(candidate)
     if not enough(chosen):
         return None
     for one in sorted(chosen, key=lambda one: -one.cost_node_ms):

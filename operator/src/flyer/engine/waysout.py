@@ -59,7 +59,7 @@ class WaysOut:
         found_at, remedies = self._known.get(self._wants(job), (None, ()))
         if found_at is None or not self._is_fresh(found_at):
             return None
-        return remedies if all(self._holds(one) for one in remedies) else None
+        return remedies if all(self._holds(remedy) for remedy in remedies) else None
 
     def _is_fresh(self, found_at: float) -> bool:
         if self._draft.subject:  # somebody asks: what was found in this pass counts
@@ -99,7 +99,7 @@ def _found(market: Market, job: JobState) -> tuple[Remedy, ...]:
         for node in nodes
         if not market.draft.nodes[node.name].eligible
     ]
-    unique = {one.command: one for one in found}
+    unique = {match.command: match for match in found}
     ordered = sorted(unique.values(), key=lambda one: (one.cost_node_seconds or 0.0, one.command))
     return (*ordered, *outs)
 

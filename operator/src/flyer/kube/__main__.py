@@ -150,7 +150,7 @@ class _Operator:
     def _pod_settings(self) -> PodSettings:
         settings, certificates = self._settings, self._certificates.current
         assert certificates is not None, "certificates are not ready"
-        secrets = tuple(one for one in settings.image_pull_secrets.split(",") if one)
+        secrets = tuple(word for word in settings.image_pull_secrets.split(",") if word)
         return PodSettings(
             controller_image=settings.sidecar_image,
             collectives_image=settings.collectives_image,

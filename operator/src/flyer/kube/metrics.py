@@ -227,15 +227,15 @@ class Metrics:
         self.queued_nodes.set(nodes.total())
         used = sum(len(job.status.occupied) for job in state.jobs.values())
         self.gang_nodes.set(used)
-        for one in removals(state):
+        for removal in removals(state):
             levels = {
-                "budget": one.budget,
-                "spent": len(one.out),
-                "held": len(one.held),
-                "defective": len(one.defective),
+                "budget": removal.budget,
+                "spent": len(removal.out),
+                "held": len(removal.held),
+                "defective": len(removal.defective),
             }
             for level, count in levels.items():
-                self.removals.labels(one.node_class, level).set(count)
+                self.removals.labels(removal.node_class, level).set(count)
         tally: Tally[tuple[str, str]] = Tally()
         for node in state.nodes.values():
             name = "lost" if node.lost else "ready" if node.eligible else "notReady"

@@ -182,11 +182,15 @@ def mark_of(job: Mapping[str, Any]) -> str:
 
 def controller_of(metadata: Mapping[str, Any]) -> Strings | None:
     """The controller reference of an object, if it names a FlyerJob."""
-    for one in metadata.get("ownerReferences") or ():
-        group = str(one.get("apiVersion", "")).rpartition("/")[0]
-        ours = one.get("controller") is True and one.get("kind") == KIND_JOB and group == GROUP
-        if ours and one.get("name") and one.get("uid"):
-            return {"name": str(one["name"]), "uid": str(one["uid"])}
+    for owner_reference in metadata.get("ownerReferences") or ():
+        group = str(owner_reference.get("apiVersion", "")).rpartition("/")[0]
+        ours = (
+            owner_reference.get("controller") is True
+            and owner_reference.get("kind") == KIND_JOB
+            and group == GROUP
+        )
+        if ours and owner_reference.get("name") and owner_reference.get("uid"):
+            return {"name": str(owner_reference["name"]), "uid": str(owner_reference["uid"])}
     return None
 
 
@@ -277,7 +281,9 @@ def shape_node(value: dict[str, Any]) -> NodeView:
     taints = spec.get("taints") or []
     allocatable = {str(key): str(one) for key, one in (status.get("allocatable") or {}).items()}
     conditions = status.get("conditions") or ()
-    ready: Strings = next((one for one in conditions if one["type"] == "Ready"), {})
+    ready: Strings = next(
+        (condition for condition in conditions if condition["type"] == "Ready"), {}
+    )
     lost = _lost(ready, taints)
     reason = lost or _unready(ready, spec, taints)
     capacity = status.get("capacity") or {}
@@ -317,7 +323,9 @@ def shape_node(value: dict[str, Any]) -> NodeView:
 
 def _address(status: dict[str, Any]) -> str:
     addresses = status.get("addresses") or ()
-    return next((one["address"] for one in addresses if one.get("type") == "InternalIP"), "")
+    return next(
+        (address["address"] for address in addresses if address.get("type") == "InternalIP"), ""
+    )
 
 
 def _port(status: dict[str, Any]) -> int:
@@ -329,7 +337,7 @@ def _lost(ready: Strings, taints: list[dict[str, Any]]) -> str:
     """The control plane sets Ready to Unknown when a kubelet is silent."""
     if ready.get("status") == "Unknown":
         return ready.get("reason") or "NodeStatusUnknown"
-    found = [one["key"] for one in taints if one.get("key") in _LOST_TAINTS]
+    found = [taint["key"] for taint in taints if taint.get("key") in _LOST_TAINTS]
     return found[0] if found else ""
 
 
@@ -338,9 +346,12 @@ def _unready(ready: Strings, spec: dict[str, Any], taints: list[dict[str, Any]])
         return f"not ready: {ready.get('reason', 'no Ready condition')}"
     if spec.get("unschedulable"):
         return CORDONED
-    for one in taints:
-        if one.get("key") not in _OUR_TAINTS and one.get("effect") in ("NoSchedule", "NoExecute"):
-            return f"tainted {one.get('key')}"
+    for taint in taints:
+        if taint.get("key") not in _OUR_TAINTS and taint.get("effect") in (
+            "NoSchedule",
+            "NoExecute",
+        ):
+            return f"tainted {taint.get('key')}"
     return ""
 
 

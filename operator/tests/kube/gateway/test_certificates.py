@@ -68,7 +68,7 @@ def test_over_twenty_years_no_pod_of_the_last_eleven_months_loses_trust() -> Non
         authorities.add(data["authority.crt"])
         assert leaf(data).not_valid_after_utc > now
         bundles.append((now, certificates_of(data).bundle))
-        bundles = [one for one in bundles if one[0] > now - timedelta(days=330)]
+        bundles = [bundle for bundle in bundles if bundle[0] > now - timedelta(days=330)]
         assert all(trusted(data, bundle) for _, bundle in bundles), now
         now += timedelta(days=20)
     assert len(authorities) >= 3

@@ -109,8 +109,10 @@ async def test_nobody_starts_before_all_are_there(harness: Any) -> None:
     harness.gateway.locate("uid-gpt-1-1", "10.0.0.2")
     orders = [(await one.hear("start"))["pod"] for one in (first, second)]
     port = harness.sidecars["gpt-1-0"].state.report.port
-    assert [one["node_rank"] for one in orders] == [0, 1]
-    assert {(one["master_addr"], one["master_port"]) for one in orders} == {("10.0.0.1", port)}
+    assert [order["node_rank"] for order in orders] == [0, 1]
+    assert {(order["master_addr"], order["master_port"]) for order in orders} == {
+        ("10.0.0.1", port)
+    }
     document = json.loads((harness.folder / "gpt-1-1" / "topology.json").read_text())
     assert [node["address"] for node in document["nodes"]] == ["10.0.0.1", "10.0.0.2"]
     assert not harness.events

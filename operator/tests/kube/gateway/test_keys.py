@@ -38,9 +38,9 @@ async def test_all_pods_of_an_attempt_get_one_key_and_others_another(harness: An
     harness.expect(harness.gang("other"))
     third = await keys_of(harness, "other-1-0", "other-1-1")
     found = [set(one) for one in (first, second, third)]
-    assert all(len(one) == 1 for one in found)
+    assert all(len(match) == 1 for match in found)
     assert len(set.union(*found)) == 3
-    assert all(len(bytes.fromhex(key or "")) == 32 for one in found for key in one)
+    assert all(len(bytes.fromhex(key or "")) == 32 for match in found for key in match)
 
 
 async def test_the_next_leader_gives_the_same_key(harness: Any) -> None:

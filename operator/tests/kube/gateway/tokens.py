@@ -12,4 +12,4 @@ def token_of(name: str, uid: str | None = None, secret: str = "signed") -> str:
         "kubernetes.io": {"namespace": "lab", "pod": {"name": name, "uid": uid or f"uid-{name}"}}
     }
     parts = [json.dumps({"alg": "RS256"}), json.dumps(claims), secret]
-    return ".".join(base64.urlsafe_b64encode(one.encode()).decode().rstrip("=") for one in parts)
+    return ".".join(base64.urlsafe_b64encode(part.encode()).decode().rstrip("=") for part in parts)

@@ -66,14 +66,17 @@ def test_a_labelled_pod_gets_tools_hfreduce_and_its_environment() -> None:
     assert answer["response"]["allowed"] is True
     assert answer["response"]["uid"] == "u1"
     spec = applied(pod(), answer)["spec"]
-    assert [one["name"] for one in spec["initContainers"]] == ["flyer-tools"]
+    assert [init_container["name"] for init_container in spec["initContainers"]] == ["flyer-tools"]
     (trainer,) = spec["containers"]
     assert "command" not in trainer
     env = {one["name"]: one for one in trainer["env"]}
     assert env["PYTHONPATH"]["value"] == "/flyer/lib"
     assert env["HFREDUCE_ADDRESS"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
     assert "FLYER_SOCKET" not in env
-    assert {one["mountPath"] for one in trainer["volumeMounts"]} == {"/flyer", "/dev/shm"}
+    assert {volume_mount["mountPath"] for volume_mount in trainer["volumeMounts"]} == {
+        "/flyer",
+        "/dev/shm",
+    }
     assert answer == inject_again(answer)
 
 
@@ -89,7 +92,10 @@ def test_with_the_daemon_a_pod_gets_its_sidecar_too() -> None:
     assert socket in daemon["command"]
     # Both see the socket's folder.
     for container in (trainer, daemon):
-        folders = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+        folders = {
+            volume_mount["mountPath"]: volume_mount["name"]
+            for volume_mount in container["volumeMounts"]
+        }
         assert folders["/run/flyer"] == "flyer-run"
     assert inject(changed, SETTINGS) == (changed, [])
     # A volume of theirs in its place would keep the socket from them.

@@ -159,7 +159,7 @@ def test_no_injection_no_traffic_classes_and_no_shared_memory() -> None:
     (pod, _) = build(FlyerJob.model_validate(body))
     trainer = pod["spec"]["containers"][0]
     assert trainer["resources"]["limits"] == {"fireflyer.dev/gpu": "8"}
-    assert all(one["mountPath"] != "/dev/shm" for one in trainer["volumeMounts"])
+    assert all(volume_mount["mountPath"] != "/dev/shm" for volume_mount in trainer["volumeMounts"])
 
 
 @pytest.mark.parametrize(
@@ -263,4 +263,4 @@ def test_what_we_add_passes_pod_security_restricted() -> None:
             assert context["allowPrivilegeEscalation"] is False
             assert context["capabilities"] == {"drop": ["ALL"]}
             assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert all({"emptyDir", "projected"} & one.keys() for one in spec["volumes"])
+        assert all({"emptyDir", "projected"} & volume.keys() for volume in spec["volumes"])

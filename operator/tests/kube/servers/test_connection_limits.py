@@ -21,7 +21,7 @@ SETTINGS = ConnectionLimitSettings(
 
 def fill(limits: ConnectionLimits, source: str, count: int) -> list[ConnectionSlot]:
     found = [limits.admit(source, 0.0).slot for _ in range(count)]
-    return [one for one in found if one is not None]
+    return [match for match in found if match is not None]
 
 
 def test_expected_sources_have_places_that_others_never_use() -> None:
@@ -66,7 +66,7 @@ def test_a_source_at_its_limit_replaces_its_own_and_takes_none_of_others() -> No
     assert answer.slot is not None
     answer.slot.busy = True
     assert limits.admit("mine", 0.0).slot is None
-    assert all(one in limits._held["other"] for one in others)
+    assert all(other in limits._held["other"] for other in others)
 
 
 def test_a_released_place_is_free_once() -> None:
@@ -95,8 +95,8 @@ def test_pods_of_one_tenant_open_few_connections_a_second_and_keep_no_others_out
     pods = [f"10.1.0.{i}" for i in range(50)]
     for tick in range(seconds * 20):
         now = tick / 20
-        for one in pods:
-            answer = limits.admit(one, now, expected=True)
+        for pod in pods:
+            answer = limits.admit(pod, now, expected=True)
             if answer.slot is not None:
                 opened += 1
                 limits.release(answer.slot)

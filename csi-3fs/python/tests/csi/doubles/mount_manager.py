@@ -65,7 +65,7 @@ class MemoryMountManager:
             if there is None:
                 return UnmountResult(None, clean=True)
             others = [one for one in self._mounts.values() if one.device == there.device]
-            first = next(one.target for one in others)
+            first = next(other.target for other in others)
             if first == target and len(others) > 1:
                 raise FailedPrecondition(f"`{there.volume}` is still mounted elsewhere")
             del self._mounts[target]

@@ -154,7 +154,9 @@ class Gang:
         """
         if self.started_at is None and not self.adopted:
             return []
-        heard = all(one.connected or self.exits.known(one.node_rank) for one in self.members)
+        heard = all(
+            member.connected or self.exits.known(member.node_rank) for member in self.members
+        )
         if heard == self._heard:
             return []
         self._heard = heard
@@ -262,7 +264,7 @@ class Gang:
 
     def absent(self) -> list[str]:
         """Names of pods that the start still waits for."""
-        return [one.identity.name for one in self.members if not self._is_ready(one)]
+        return [member.identity.name for member in self.members if not self._is_ready(member)]
 
     # -- the start -----------------------------------------------------------------------------
 
@@ -273,14 +275,14 @@ class Gang:
     def _pass_barrier(self) -> None:
         """Once every pod's launcher waits, and every address is known, all may start."""
         leader = self.members[0].report
-        if self._orders is not None or not all(self._is_ready(one) for one in self.members):
+        if self._orders is not None or not all(self._is_ready(member) for member in self.members):
             return
         if leader is None or leader.port is None:
             return
-        addresses = [one.ip for one in self.members]
+        addresses = [member.ip for member in self.members]
         output_seconds = self._settings.output_seconds
         # All members or none: a group in which some have another key does not form.
-        take_it = all(one.version >= KEY_VERSION for one in self.members)
+        take_it = all(member.version >= KEY_VERSION for member in self.members)
         self._orders = start_orders(
             self.job, self.start, addresses, leader.port, output_seconds,
             self._key if take_it else None,
@@ -288,7 +290,7 @@ class Gang:
         self.order_version += 1
 
     def _started(self, now: float) -> list[Event]:
-        running = all(one.launcher in _RUNNING for one in self.members)
+        running = all(member.launcher in _RUNNING for member in self.members)
         if self.started_at is not None or not running:
             return []
         self.started_at = now
@@ -367,8 +369,8 @@ class Gang:
         """SIGTERM for a job none of whose ranks ever opened its socket."""
         if self._deadline is None or self._terminate:
             return []
-        reports = [one.report for one in self.members if one.connected and one.report]
-        if len(reports) < len(self.members) or any(one.ranks_seen for one in reports):
+        reports = [member.report for member in self.members if member.connected and member.report]
+        if len(reports) < len(self.members) or any(report.ranks_seen for report in reports):
             return []
         self._terminate = True
         self.order_version += 1

@@ -254,7 +254,9 @@ class Gateway:
         missed also if it never came to us; one that starts may take its time.
         """
         found: dict[str, Heartbeat] = {}
-        running = [one for one in self._members.items() if not one[1][0].exits.known(one[1][1])]
+        running = [
+            member for member in self._members.items() if not member[1][0].exits.known(member[1][1])
+        ]
         nodes = Counter(gang for _, (gang, _) in running)
         for uid, (gang, node_rank) in running:
             stream = self._streams.get(uid)

@@ -80,10 +80,12 @@ def outcome_of(pod: Mapping[str, Any] | None) -> Outcome:
 def _terminated(pod: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any] | None:
     """How the container that the launcher runs in ended, if it ever ran."""
     containers = (pod.get("spec") or {}).get("containers") or []
-    names = [one["name"] for one in containers if one.get("command") == LAUNCH_COMMAND]
-    for one in status.get("containerStatuses") or []:
-        if not names or one.get("name") in names:
-            ended: dict[str, Any] | None = (one.get("state") or {}).get("terminated")
+    names = [
+        container["name"] for container in containers if container.get("command") == LAUNCH_COMMAND
+    ]
+    for container_status in status.get("containerStatuses") or []:
+        if not names or container_status.get("name") in names:
+            ended: dict[str, Any] | None = (container_status.get("state") or {}).get("terminated")
             if ended is not None:
                 return ended
     return None
@@ -115,10 +117,10 @@ def _out_of_memory(pod: Mapping[str, Any], status: Mapping[str, Any]) -> str:
 
 def _never_ran(status: Mapping[str, Any]) -> Outcome:
     """Evicted, refused by the kubelet, or an init container failed."""
-    for one in status.get("initContainerStatuses") or []:
-        ended = (one.get("state") or {}).get("terminated") or {}
+    for init_container_status in status.get("initContainerStatuses") or []:
+        ended = (init_container_status.get("state") or {}).get("terminated") or {}
         code = int(ended.get("exitCode") or 0)
-        name = one.get("name")
+        name = init_container_status.get("name")
         if code and name not in (TOOLS_CONTAINER, SIDECAR_CONTAINER, DAEMON_CONTAINER):
             text = f"init container {name}: exit status {code}"
             return Failed(code, _cut(text))

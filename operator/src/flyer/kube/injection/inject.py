@@ -48,7 +48,7 @@ def inject(pod: dict[str, Any], settings: PodSettings) -> tuple[dict[str, Any], 
     wanted = annotations.get(ANNOTATION_CONTAINER)
     trainer = _trainer(spec, wanted or annotations.get(ANNOTATION_DEFAULT_CONTAINER))
     if trainer is None:
-        names = ", ".join(str(one.get("name")) for one in spec["containers"])
+        names = ", ".join(str(container.get("name")) for container in spec["containers"])
         return pod, [
             f'{ANNOTATION_CONTAINER}: "{wanted}" is no container of this pod (there are: {names}): '
             "nothing was injected"
@@ -68,7 +68,7 @@ def _trainer(spec: dict[str, Any], name: str | None) -> dict[str, Any] | None:
     containers: list[dict[str, Any]] = spec["containers"]
     if name is None:
         return containers[0]
-    return next((one for one in containers if one.get("name") == name), None)
+    return next((container for container in containers if container.get("name") == name), None)
 
 
 def _warnings(trainer: dict[str, Any], *, with_daemon: bool) -> list[str]:
@@ -82,9 +82,9 @@ def _warnings(trainer: dict[str, Any], *, with_daemon: bool) -> list[str]:
     ours = {TOOLS_FOLDER: "the collectives"}
     if with_daemon:
         ours[RUN_FOLDER] = "hfreduced's socket"
-    for one in trainer.get("volumeMounts") or []:
-        folder = one.get("mountPath")
-        if folder in ours and not str(one.get("name", "")).startswith(VOLUME_PREFIX):
+    for volume_mount in trainer.get("volumeMounts") or []:
+        folder = volume_mount.get("mountPath")
+        if folder in ours and not str(volume_mount.get("name", "")).startswith(VOLUME_PREFIX):
             warnings.append(
                 f"container {trainer.get('name')} mounts its own volume at {folder}, where "
                 f"{ours[folder]} would be: mount it elsewhere"

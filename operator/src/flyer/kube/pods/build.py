@@ -194,7 +194,7 @@ def _fill_node(job: FlyerJob, trainer: dict[str, Any], node: PlacedNode) -> None
 def _place(spec: dict[str, Any], node: PlacedNode) -> None:
     """Dedicated node: the operator binds. Shared node: kube-scheduler, once the gate is removed."""
     tolerations = spec.get("tolerations") or []
-    if all(one.get("key") != names.DEDICATED_KEY for one in tolerations):
+    if all(toleration.get("key") != names.DEDICATED_KEY for toleration in tolerations):
         ours = {"key": names.DEDICATED_KEY, "operator": "Exists", "effect": "NoSchedule"}
         spec["tolerations"] = [*tolerations, ours]
     if node.dedicated:

@@ -130,7 +130,7 @@ def _holds(term: Mapping[str, Any], node: NodeFacts) -> bool:
     if not expressions and not fields:
         return False  # as for kube-scheduler
     own = {"metadata.name": node.name}
-    return all(_matches(one, node.labels) for one in expressions) and all(
+    return all(_matches(expression, node.labels) for expression in expressions) and all(
         _matches(one, own) for one in fields
     )
 

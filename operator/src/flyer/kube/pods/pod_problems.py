@@ -64,10 +64,12 @@ def pod_problem(pod: Mapping[str, Any]) -> PodProblem | None:
         if reason in _OF_THE_JOB | _AMBIGUOUS | _OF_A_CONTAINER | _OF_THE_NODE:
             return PodProblem(reason, f"container {name}: {message}", job_fault=False)
     if not ran:
-        for one in status.get("conditions") or ():
-            unschedulable = one.get("reason") == "Unschedulable" and one.get("status") == "False"
-            if one.get("type") == "PodScheduled" and unschedulable:
-                return PodProblem("Unschedulable", _cut(one.get("message")), job_fault=False)
+        for condition in status.get("conditions") or ():
+            unschedulable = (
+                condition.get("reason") == "Unschedulable" and condition.get("status") == "False"
+            )
+            if condition.get("type") == "PodScheduled" and unschedulable:
+                return PodProblem("Unschedulable", _cut(condition.get("message")), job_fault=False)
     return None
 
 

@@ -125,7 +125,7 @@ def _claims(spec: dict[str, Any]) -> Iterator[str]:
     """Dynamic resource allocation needs the scheduler that binds the pod to allocate the claim."""
     containers = [*spec.get("containers", []), *spec.get("initContainers", [])]
     if spec.get("resourceClaims") or any(
-        (one.get("resources") or {}).get("claims") for one in containers
+        (container.get("resources") or {}).get("claims") for container in containers
     ):
         yield (
             f"{PLACE}.resourceClaims: dynamic resource allocation is not supported for gangs: "

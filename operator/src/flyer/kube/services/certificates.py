@@ -141,10 +141,11 @@ class CertificateManager:
         except NotFoundError:
             return False
         hooks = found.get("webhooks") or []
-        if all(one.get("clientConfig", {}).get("caBundle") == encoded for one in hooks):
+        if all(hook.get("clientConfig", {}).get("caBundle") == encoded for hook in hooks):
             return bool(hooks)
         changed = [
-            {**one, "clientConfig": {**one["clientConfig"], "caBundle": encoded}} for one in hooks
+            {**hook, "clientConfig": {**hook["clientConfig"], "caBundle": encoded}}
+            for hook in hooks
         ]
         version = found["metadata"]["resourceVersion"]
         patch = {"metadata": {"resourceVersion": version}, "webhooks": changed}

@@ -269,7 +269,9 @@ class LeaderTerm:
             if self._submissions.is_eligible(view) and self._submissions.template_passed(view)
         }  # fmt: skip
         jobs = [_job_of(view) for view in live.values()]
-        quotas = [engine.Quota.of(one) for one in self._cache.quotas.values() if one is not None]
+        quotas = [
+            engine.Quota.of(quota) for quota in self._cache.quotas.values() if quota is not None
+        ]
         quarantined = [
             _job_of(views[key]).replace(status=status)
             for key, status in self._quarantine.possible_statuses(self._commits.stored)
@@ -340,7 +342,7 @@ class LeaderTerm:
         now = max(time.time(), self._state.now)
         started = time.monotonic()
         known = self._state.jobs.keys() | {
-            one.job.key for one in events if isinstance(one, JobSubmitted)
+            event.job.key for event in events if isinstance(event, JobSubmitted)
         }
         self._state, actions = await self._steps.step(self._state, events, now)
         self._event_queue.record_step(time.monotonic() - started)

@@ -186,7 +186,9 @@ class FailureDetector:
     def _due(self, *, few: bool) -> list[str]:
         """All nodes that may be lost, and the longest-waiting ones of the others."""
         found = [name for name, one in self._nodes.items() if self._is_due(name, one)]
-        urgent = [one for one in found if one in self.lost or (few and one in self._answered)]
+        urgent = [
+            match for match in found if match in self.lost or (few and match in self._answered)
+        ]
         background = set(found) - set(urgent)
         asked_at = {name: self._nodes[name].probed_at or 0.0 for name in background}
         return (

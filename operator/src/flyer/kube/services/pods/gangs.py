@@ -135,7 +135,7 @@ class Gangs:
         job = self._capped(job)
         self._gangs[start.job] = _Gang(start.attempt, settled=True)
         pods = [one for one in self._pods_of(start.job) if one.attempt == start.attempt]
-        self._expect(job, start, [(one.rank, _identity(one)) for one in pods])
+        self._expect(job, start, [(pod.rank, _identity(pod)) for pod in pods])
 
     def stop(self, stop: Stop) -> None:
         """Stop pods; `report_empty_nodes` reports when they are gone."""
@@ -427,7 +427,7 @@ def _identity(pod: PodView) -> PodIdentity:
 async def _all(work: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Results in order. A failure is raised once all calls have ended."""
     results = await asyncio.gather(*work, return_exceptions=True)
-    failures = [one for one in results if isinstance(one, BaseException)]
+    failures = [result for result in results if isinstance(result, BaseException)]
     for failure in sorted(failures, key=lambda one: not isinstance(one, LeadershipLostError)):
         raise failure
     return results

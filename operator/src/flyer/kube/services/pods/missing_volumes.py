@@ -83,7 +83,7 @@ def _mounted_objects(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             if volume.get(kind):
                 yield str(volume.get("name")), f"{_place(index)}.{field}"
         sources = (volume.get("projected") or {}).get("sources") or ()
-        if any(one.get(kind) for one in sources for kind in _FIELDS):
+        if any(source.get(kind) for source in sources for kind in _FIELDS):
             yield str(volume.get("name")), f"{_place(index)}.projected.sources"
 
 

@@ -188,8 +188,8 @@ class PodControl:
             return
         name, namespace = metadata["name"], metadata["namespace"]
         gates = spec.get("schedulingGates") or []
-        if any(one["name"] == GATE for one in gates):
-            remaining = [one for one in gates if one["name"] != GATE]
+        if any(gate["name"] == GATE for gate in gates):
+            remaining = [gate for gate in gates if gate["name"] != GATE]
             patch = {
                 "metadata": {"resourceVersion": metadata["resourceVersion"]},
                 "spec": {"schedulingGates": remaining or None},

@@ -82,8 +82,8 @@ class StartMonitor:
                 if places != absent:
                     absent = places
                     self._enqueue(StartPending(start.job, start.attempt, places))
-            problems = {one.node: one.problem for one in pods if one.problem is not None}
-            waiting = next((one for one in pods if one.phase == "Pending"), None)
+            problems = {pod.node: pod.problem for pod in pods if pod.problem is not None}
+            waiting = next((pod for pod in pods if pod.phase == "Pending"), None)
             if not problems and waiting and loop.time() - started_at >= STUCK_SECONDS:
                 if loop.time() >= look_at:
                     look_at = loop.time() + LOOK_SECONDS

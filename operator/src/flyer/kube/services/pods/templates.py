@@ -191,8 +191,8 @@ class TemplateChecker:
     ) -> Verdict:
         """Check the template on every node that the job may get, or on the named ones."""
         nodes = [
-            one for one in self._cache.nodes.values()
-            if (_may_serve(job, one) if names is None else one.node.name in names)
+            node for node in self._cache.nodes.values()
+            if (_may_serve(job, node) if names is None else node.node.name in names)
         ]  # fmt: skip
         try:
             pod = self._build(job, nodes[0] if nodes else None)
@@ -202,14 +202,16 @@ class TemplateChecker:
             log.exception("%s: a bug, please report it", job.key)
             why = f"spec.template: cannot be built into pods ({type(error).__name__}: {error})"
             return Verdict((why,))
-        facts = [NodeFacts(one.node.name, one.labels, one.allocatable) for one in nodes]
+        facts = [NodeFacts(node.node.name, node.labels, node.allocatable) for node in nodes]
         # On shared nodes the pod has an affinity to one node, which must not count here.
         affinity = job.spec.template.to_object()["spec"].get("affinity")
         if reasons := tuple(refusals_by_nodes({**pod["spec"], "affinity": affinity}, facts)):
             return Verdict(reasons, final=False)
         namespace = job.metadata.namespace
-        if any(one.dedicated for one in nodes):
-            late = [one async for one in late_claims(self._api, pod["spec"], namespace)]
+        if any(node.dedicated for node in nodes):
+            late = [
+                late_claim async for late_claim in late_claims(self._api, pod["spec"], namespace)
+            ]
             if late:
                 return Verdict(tuple(late), final=False)
         if mark in self._allowed:
