@@ -75,6 +75,7 @@ def test_workflows_run_targets_of_the_makefile(workflow: Path) -> None:
 def test_ci_on_the_forge_runs_every_stage() -> None:
     ci = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
     local = (ROOT / ".ci" / "run").read_text()
-    for target in ("check-static", "site", "release-check", "test-kubernetes"):
+    for target in ("check-static", "site", "release-check"):
         assert target in ci
         assert target in local
+    assert "test-kubernetes" in ci

@@ -43,9 +43,9 @@ def test_every_rust_test_belongs_to_one_stage() -> None:
         assert (f"--test {name} " in services) != (f"--test {name} " in simulators), name
 
 
-def test_ci_runs_the_test_command_and_kubernetes() -> None:
+def test_ci_runs_the_checks_and_the_test_command() -> None:
     ci = (ROOT / ".ci" / "run").read_text()
-    for target in ("check-static", "test", "test-kubernetes"):
+    for target in ("check-static", "test"):
         assert re.search(rf"\s{target}(\s|:|$)", ci), target
 
 
