@@ -130,7 +130,9 @@ fn a_peer_that_sends_more_than_its_window_unasked_is_refused() {
     pairs.offered(3, fitting, longest, true).unwrap();
     pairs.offered(4, 0, longest, true).unwrap();
     let refused = pairs.offered(3, fitting + 1, longest, true);
-    assert!(matches!(refused, Err(Violation::Protocol(why)) if why.contains("65536 unrequested bytes")));
+    assert!(
+        matches!(refused, Err(Violation::Protocol(why)) if why.contains("65536 unrequested bytes"))
+    );
 }
 
 #[test]
