@@ -11,11 +11,11 @@
 //! - every call returns by its deadline;
 //! - [`RpcError::executed`] reports whether a failed call can have been executed;
 //! - the server never cancels a handler: a call whose caller has disconnected still runs to
-//! completion;
+//!   completion;
 //! - a call with a [`NotAfter`] is not started after that has expired, even if its frame was
-//! delayed;
+//!   delayed;
 //! - requests over [`DIRECT_BYTES_MAX`] are accepted when the server has memory for them, in fair
-//! order with other connections, and calls of one class never wait for memory of another class.
+//!   order with other connections, and calls of one class never wait for memory of another class.
 //!
 //! Retries of calls that are not idempotent, and the semantics of services, are out of scope.
 
