@@ -50,4 +50,4 @@ def test_a_damaged_dump_is_refused(tmp_path: Path) -> None:
     (tmp_path / "dump").write_bytes(b"3FSDUMP1 and nothing else")
     done = threefs("mgmtd", "verify", "--file", str(tmp_path / "dump"))
     assert done.returncode != 0
-    assert "not a whole dump of kind `mgmtd`" in done.stderr
+    assert "is not a complete dump of kind `mgmtd`" in done.stderr

@@ -174,7 +174,7 @@ def test_a_store_with_a_damaged_log_is_set_aside_and_synced_anew(start_cluster: 
         cluster.kill("storage-2")
         log = cluster.folder / "logs" / "storage-2.log"
         cluster.wait_for(
-            lambda: "is kept as" in log.read_text(), REOPEN_SECONDS, "a store set aside"
+            lambda: "is quarantined as" in log.read_text(), REOPEN_SECONDS, "a store set aside"
         )
         cluster.wait_whole()
         stores = {path.name for path in folder.glob("target-*")}
