@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WAIT_SECONDS = 60.0
+STATE = "state/" + "long" * 30
+"""A path that is longer than the address of a UNIX socket may be."""
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -41,7 +43,7 @@ def mounted(cluster: Any, folder: str, tmp_path: Path) -> Callable[..., list[str
     """Arguments of `threefs mount` for a directory of the shared cluster."""
 
     def arguments(*options: str) -> list[str | Path]:
-        where = ["--cluster", cluster.file, "--root", folder, "--state", tmp_path / "state"]
+        where = ["--cluster", cluster.file, "--root", folder, "--state", tmp_path / STATE]
         return ["mount", *where, *options, tmp_path / "mnt"]
 
     return arguments
@@ -50,7 +52,7 @@ def mounted(cluster: Any, folder: str, tmp_path: Path) -> Callable[..., list[str
 def test_a_directory_is_mounted_in_the_background_and_unmounted(
     mounted: Callable[..., list[str | Path]], tmp_path: Path, client: Any, folder: str
 ) -> None:
-    target, state = tmp_path / "mnt", tmp_path / "state"
+    target, state = tmp_path / "mnt", tmp_path / STATE
     client.write_file(f"{folder}/hello", b"from the client\n")
     done = run(*mounted())
     assert (done.returncode, done.stdout) == (0, f"mounted 3fs:{folder} at {target}\n"), done.stderr
@@ -85,7 +87,7 @@ def test_in_the_foreground_it_is_unmounted_at_the_end(
     process.send_signal(signal.SIGINT)
     assert process.wait(WAIT_SECONDS) == 0
     assert not os.path.ismount(target)
-    assert list((tmp_path / "state").iterdir()) == []
+    assert list((tmp_path / STATE).iterdir()) == []
 
 
 def test_a_mount_that_fails_leaves_nothing(
@@ -96,7 +98,7 @@ def test_a_mount_that_fails_leaves_nothing(
     assert done.returncode == 1
     assert "does not serve" in done.stderr
     assert not os.path.ismount(tmp_path / "mnt")
-    assert list((tmp_path / "state").iterdir()) == []
+    assert list((tmp_path / STATE).iterdir()) == []
     assert time.monotonic() - started < WAIT_SECONDS
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from threefs.cluster import CLUSTER_FILE, ClusterFile
 from threefs.csi.mount_manager.launch import mount_manager_command
-from threefs.csi.mount_manager.protocol import Refused, receive, send
+from threefs.csi.mount_manager.protocol import Refused, receive, send, socket_address
 from threefs.errors import Exists, InvalidArgument, NotFound, ThreeFSError, Unavailable
 
 __all__ = ["mount_path", "umount_path"]
@@ -139,7 +139,8 @@ def _call(folder: Path, **request: object) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(CALL_SECONDS)
         try:
-            connection.connect(str(path))
+            with socket_address(path) as address:
+                connection.connect(address)
             send(connection, request)
             reply = receive(connection)
         except (OSError, Refused) as error:

@@ -18,10 +18,15 @@ socket's mode is 0600 and the peer's user is checked.
 from __future__ import annotations
 
 import array
+import contextlib
 import json
 import os
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 __all__ = [
     "KINDS",
@@ -32,11 +37,26 @@ __all__ = [
     "receive_descriptors",
     "send",
     "send_descriptors",
+    "socket_address",
 ]
 
 PROTOCOL = 1
 LINE_BYTES_MAX = 1 << 20
 """A reply lists every mount of a node; a request is far smaller."""
+
+
+@contextlib.contextmanager
+def socket_address(path: Path) -> Iterator[str]:
+    """An address of the socket `path` that fits the 108 bytes of unix(7), however long the path is.
+
+    Raises OSError where the folder cannot be opened.
+    """
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
 
 KINDS = ("invalid", "conflict", "busy", "failed", "again", "dirty")
 """invalid: the request is wrong. conflict: the target is used for something else. busy: the mount

@@ -33,6 +33,7 @@ from .protocol import (
     receive_descriptors,
     send,
     send_descriptors,
+    socket_address,
 )
 from .service import MountService
 from .unmount import WRITEBACK_TIMEOUT_SECONDS
@@ -66,7 +67,8 @@ class Server:
         # No client may connect before the mode is set.
         old_umask = os.umask(0o177)
         try:
-            listener.bind(str(temporary))
+            with socket_address(temporary) as address:
+                listener.bind(address)
         finally:
             os.umask(old_umask)
         listener.listen(CONNECTIONS_MAX)
@@ -185,7 +187,8 @@ def take_over(path: Path) -> list[ManagedMount] | None:
     connection.settimeout(HANDOVER_SECONDS)
     with connection:
         try:
-            connection.connect(str(path))
+            with socket_address(path) as address:
+                connection.connect(address)
         except (FileNotFoundError, ConnectionRefusedError):
             return None
         send(connection, {"op": "handover"})
