@@ -182,12 +182,12 @@ def test_a_claim_is_left_alone_when_nobody_says_how_its_mount_ended(
     driver.call(stage(volume))
     real = driver.mount_manager.unmount
 
-    def undone_without_a_word(target: str) -> Any:
+    def unmounted_without_a_result(target: str) -> Any:
         real(target)
         driver.mount_manager.unmount = real  # type: ignore[method-assign]
         raise Unreachable("the mount manager does not answer")
 
-    driver.mount_manager.unmount = undone_without_a_word  # type: ignore[method-assign]
+    driver.mount_manager.unmount = unmounted_without_a_result  # type: ignore[method-assign]
     driver.refused(unstage(volume))
     driver.call(unstage(volume))
     assert driver.files.claim_of(PATH) == ("node-a", 1)

@@ -10,6 +10,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from threefs.cli import mount
+from threefs.errors import ThreeFSError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,3 +108,13 @@ def test_what_was_not_mounted_is_not_unmounted(tmp_path: Path) -> None:
     done = run("umount", "--state", tmp_path, tmp_path / "mnt")
     assert done.returncode == 102
     assert "is not mounted by `threefs mount`" in done.stderr
+
+
+def test_a_manager_that_never_becomes_ready_is_killed_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = [sys.executable, "-c", "import signal; signal.pause()"]
+    monkeypatch.setattr(mount, "mount_manager_command", lambda _arguments: silent)
+    monkeypatch.setattr(mount, "START_SECONDS", 0.2)
+    with pytest.raises(ThreeFSError, match=r"did not start within 0\.2 s; see `.*manager\.log`"):
+        mount._start_manager(tmp_path, tmp_path / "mnt")

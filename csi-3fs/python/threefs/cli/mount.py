@@ -9,13 +9,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import hashlib
 import os
+import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,11 +25,12 @@ from typing import Any
 
 from threefs.cluster import CLUSTER_FILE, ClusterFile
 from threefs.csi.mount_manager.launch import mount_manager_command
-from threefs.csi.mount_manager.protocol import Refused, receive, send, socket_address
+from threefs.csi.mount_manager.protocol import Refused, exchange
 from threefs.errors import Exists, InvalidArgument, NotFound, ThreeFSError, Unavailable
 
 __all__ = ["mount_path", "umount_path"]
 
+START_SECONDS = 30.0
 CALL_SECONDS = 30.0
 STOP_SECONDS = 10.0
 DIGEST_CHARACTERS = 16
@@ -128,26 +130,26 @@ def _start_manager(folder: Path, target: Path) -> subprocess.Popen[str]:
             start_new_session=True,
         )
     assert manager.stdout is not None
-    if manager.stdout.readline() != "ready\n":
+    ready, _, _ = select.select([manager.stdout], [], [], START_SECONDS)
+    if not ready or manager.stdout.readline() != "ready\n":
         manager.kill()
-        raise ThreeFSError(f"the mount manager did not start; see `{folder / 'manager.log'}`")
+        manager.wait(STOP_SECONDS)
+        raise ThreeFSError(
+            f"the mount manager did not start within {START_SECONDS:g} s; "
+            f"see `{folder / 'manager.log'}`"
+        )
     return manager
 
 
 def _call(folder: Path, **request: object) -> dict[str, Any]:
     path = folder / "manager.sock"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(CALL_SECONDS)
-        try:
-            with socket_address(path) as address:
-                connection.connect(address)
-            send(connection, request)
-            reply = receive(connection)
-        except (OSError, Refused) as error:
-            raise Unavailable(
-                f"the mount manager at `{path}` does not answer ({error}); if its process is gone, "
-                f"unmount with `umount -l` and remove `{folder}`"
-            ) from error
+    try:
+        reply = exchange(path, CALL_SECONDS, **request)
+    except (OSError, Refused) as error:
+        raise Unavailable(
+            f"the mount manager at `{path}` does not answer ({error}); if its process is gone, "
+            f"unmount with `umount -l` and remove `{folder}`"
+        ) from error
     if reply.get("ok") is not True:
         raise ThreeFSError(str(reply.get("message")))
     return reply
@@ -161,7 +163,8 @@ def _is_busy(target: Path) -> bool:
 
 
 def _stop_manager(pid: int, process: subprocess.Popen[str] | None = None) -> None:
-    os.kill(pid, signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
     while time.monotonic() < deadline:
         if process is not None and process.poll() is not None:
@@ -171,7 +174,8 @@ def _stop_manager(pid: int, process: subprocess.Popen[str] | None = None) -> Non
         if process is None and _is_zombie(pid):
             return
         time.sleep(0.02)
-    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _is_zombie(pid: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +14,7 @@ from threefs.csi.errors import (
     InvalidArgument,
     Unreachable,
 )
-from threefs.csi.mount_manager.protocol import Refused, receive, send
+from threefs.csi.mount_manager.protocol import Refused, exchange
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +61,7 @@ class UnmountResult:
     data_lost: str = ""
     """Why written data may be lost; empty if none is."""
     unverified: bool = False
-    """True if the mount was synced, but it is unknown whether all requests were replyed."""
+    """True if the mount was synced, but it is unknown whether all requests were answered."""
 
     @property
     def result(self) -> str:
@@ -148,17 +147,13 @@ class MountManagerClient:
         return self._call(QUERY_SECONDS, op="hello")
 
     def _call(self, seconds: float, **request: object) -> dict[str, Any]:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(seconds)
-            try:
-                connection.connect(str(self._path))
-                send(connection, request)
-                reply = receive(connection)
-            except (OSError, Refused) as error:
-                raise Unreachable(
-                    f"the mount manager at `{self._path}` does not reply ({error}); check its pod "
-                    "on this node. Existing mounts are not affected"
-                ) from error
+        try:
+            reply = exchange(self._path, seconds, **request)
+        except (OSError, Refused) as error:
+            raise Unreachable(
+                f"the mount manager at `{self._path}` does not reply ({error}); check its pod "
+                "on this node. Existing mounts are not affected"
+            ) from error
         if reply.get("ok") is True:
             return reply
         message = str(reply.get("message"))

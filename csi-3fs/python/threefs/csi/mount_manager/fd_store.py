@@ -28,7 +28,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .protocol import Refused, receive, receive_descriptors, send, send_descriptors
+from .protocol import Refused, receive, receive_descriptors, send, send_descriptors, socket_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -170,7 +170,8 @@ class FdStoreClient:
         connection.settimeout(seconds)
         with connection:
             try:
-                connection.connect(str(self._path))
+                with socket_address(self._path) as address:
+                    connection.connect(address)
             except OSError as error:
                 _log(
                     f"no descriptor store at {self._path} ({error}): mounts end if the mount "
@@ -200,7 +201,8 @@ def main(arguments: list[str] | None = None) -> int:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     path.unlink(missing_ok=True)
     old_umask = os.umask(0o177)
-    listener.bind(str(path))
+    with socket_address(path) as address:
+        listener.bind(address)
     os.umask(old_umask)
     listener.listen(16)
     for number in (signal.SIGTERM, signal.SIGINT):

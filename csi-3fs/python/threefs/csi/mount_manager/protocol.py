@@ -33,6 +33,7 @@ __all__ = [
     "LINE_BYTES_MAX",
     "PROTOCOL",
     "Refused",
+    "exchange",
     "receive",
     "receive_descriptors",
     "send",
@@ -56,6 +57,19 @@ def socket_address(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
         os.close(folder)
+
+
+def exchange(path: Path, seconds: float, **request: object) -> dict[str, Any]:
+    """Send one request to the socket `path` and return its reply, each step within `seconds`.
+
+    Raises OSError where no process serves the socket in time, Refused for an invalid reply.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(seconds)
+        with socket_address(path) as address:
+            connection.connect(address)
+        send(connection, request)
+        return receive(connection)
 
 
 KINDS = ("invalid", "conflict", "busy", "failed", "again", "dirty")
