@@ -151,7 +151,7 @@ site-only:
 	@$(UV) sync --locked --quiet --inexact --no-install-workspace --only-group dev
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 release-check: install ## everything that a release publishes, in build/release; publishes nothing
-	$(PYTHON) scripts/release.py
+	$(PYTHON) -m scripts.release
 
 .PHONY: clean
 clean: ## remove all that was built

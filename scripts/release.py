@@ -1,4 +1,4 @@
-"""`python scripts/release.py [--output FOLDER]`: build and check what a release publishes.
+"""`python -m scripts.release [--output FOLDER]`: build and check what a release publishes.
 
 Nothing is published: RELEASE.md lists the commands that do so. The folder holds the wheels, the
 packaged chart, one software bill of materials (CycloneDX 1.5) each for Python and Rust, the list of
@@ -20,14 +20,11 @@ from typing import Any, Final
 
 from ruamel.yaml import YAML
 
+from charts import helm
+
+__all__ = ["ReleaseError", "images", "main", "release_version", "rust_components"]
+
 ROOT: Final = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from charts import helm  # noqa: E402 -- after the path
-from images.contents import IMAGES  # noqa: E402
-
-__all__ = ["ReleaseError", "main", "release_version", "rust_components"]
-
 UV: Final = ROOT / "build" / "tools" / "bin" / "uv"
 STEP_SECONDS: Final = 1800
 
@@ -48,8 +45,7 @@ def main() -> int:
         _wheels(output, version)
         _run(helm.find(), "package", str(ROOT / "charts" / "fire-flyer"), "-d", str(output))
         _bills_of_materials(output, version)
-        images = "".join(f"{image.reference}\n" for image in IMAGES)
-        (output / "images.txt").write_text(images)
+        (output / "images.txt").write_text("".join(f"{name}\n" for name in images(version)))
     except ReleaseError as error:
         print(f"release: {error}", file=sys.stderr)
         return 1
@@ -86,6 +82,12 @@ def release_version(root: Path) -> str:
     if not re.search(rf"^## (Unreleased|{re.escape(cargo)}\b)", changelog, re.MULTILINE):
         raise ReleaseError(f"CHANGELOG.md has no section for {cargo} and none that is unreleased")
     return str(cargo)
+
+
+def images(version: str) -> list[str]:
+    """Name and tag of every image that a Containerfile builds."""
+    files = sorted((ROOT / "images").glob("*.Containerfile"))
+    return [f"fireflyer/{file.stem}:{version}" for file in files]
 
 
 def rust_components(metadata: dict[str, Any]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from scripts.release import ReleaseError, release_version, rust_components
+from scripts.release import ReleaseError, images, release_version, rust_components
 from tests.stages import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -53,6 +53,13 @@ def test_the_bill_of_materials_has_what_is_not_ours() -> None:
     (component,) = rust_components({"packages": packages, "workspace_members": ["b"]})
     assert component["purl"] == "pkg:cargo/half@2.7.1"
     assert component["licenses"] == [{"expression": "MIT OR Apache-2.0"}]
+
+
+def test_the_published_images_are_those_of_the_chart() -> None:
+    values = YAML(typ="safe").load(ROOT / "charts" / "fire-flyer" / "values.yaml")
+    names = {name.rpartition("/")[2].partition(":")[0] for name in images("1.2.3")}
+    assert names == {"controller", "collectives", "node-agent", "storage"}
+    assert len(names & {re.sub("([A-Z])", r"-\1", key).lower() for key in values["images"]}) == 4
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
