@@ -98,7 +98,7 @@ impl Drop for Stop<'_> {
 
 /// Runs a scripted rank and a rank of the library in one group; returns the error of the latter's
 /// allreduce, after `act`.
-fn beside(act: impl FnOnce(&mut MessageSocket<UnixStream>)) -> CollectiveError {
+fn with_peer(act: impl FnOnce(&mut MessageSocket<UnixStream>)) -> CollectiveError {
     let folder = tempfile::tempdir().unwrap();
     let path: PathBuf = folder.path().join("socket");
     let daemon = Daemon::bind(
@@ -158,20 +158,20 @@ fn beside(act: impl FnOnce(&mut MessageSocket<UnixStream>)) -> CollectiveError {
 
 #[test]
 fn a_rank_whose_process_ends_is_named() {
-    let error = beside(|_| {});
+    let error = with_peer(|_| {});
     assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::PeerDied, Some(1)));
     assert!(error.to_string().contains("its process ended"), "{error}");
 }
 
 #[test]
 fn a_rank_that_leaves_is_not_taken_for_dead() {
-    let error = beside(|line| line.send(&Request::Leave { timeout_ms: 1000 }));
+    let error = with_peer(|line| line.send(&Request::Leave { timeout_ms: 1000 }));
     assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::PeerLeft, Some(1)));
 }
 
 #[test]
 fn a_call_that_cannot_be_ends_its_own_group() {
-    let error = beside(|line| {
+    let error = with_peer(|line| {
         line.send(&Request::Call(Box::new(call(fingerprint(4), u64::MAX - 8))));
         let told = await_message(line, Instant::now() + TIMEOUT);
         assert!(matches!(told, Ok(Response::Broken { .. })), "{told:?}");
@@ -182,7 +182,7 @@ fn a_call_that_cannot_be_ends_its_own_group() {
 
 #[test]
 fn memory_that_a_rank_has_taken_back_is_another_one_in_the_next_epoch() {
-    let error = beside(|line| {
+    let error = with_peer(|line| {
         let (members, completed) = (vec![Member::Rank(1)], 1);
         let ask = Reconfigure { members, completed, retired: true, timeout_ms: 60_000 };
         line.send(&Request::Reconfigure(ask));

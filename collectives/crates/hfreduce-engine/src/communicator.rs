@@ -28,7 +28,7 @@ use hfreduce_core::{Fingerprint, Kind};
 /// The largest tag of a caller; the upper half is reserved for collective operations.
 pub const TAG_MAX: u64 = COLLECTIVE_TAG - 1;
 const COLLECTIVE_TAG: u64 = 1 << 63;
-/// The longest timeout: a day. There is no infinite timeout.
+/// The longest timeout: a day. Infinite timeouts are not supported.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 
 struct Inner {

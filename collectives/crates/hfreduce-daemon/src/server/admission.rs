@@ -227,8 +227,8 @@ fn turn_away(line: MessageSocket<UnixStream>, error: CollectiveError) -> String 
 /// Rejects a connection before its first message.
 pub fn full(stream: UnixStream, detail: String) {
     if stream.set_nonblocking(true).is_ok() {
-        let nobody = Options::new(0, Vec::new());
-        let error = refused(&nobody, ErrorKind::Io, PHASE, detail);
+        let empty = Options::new(0, Vec::new());
+        let error = refused(&empty, ErrorKind::Io, PHASE, detail);
         turn_away(MessageSocket::with_limit(stream, MESSAGE_BYTES_MAX), error);
     }
 }

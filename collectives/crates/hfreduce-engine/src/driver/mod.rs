@@ -150,8 +150,8 @@ pub struct Driver {
     scratch: Scratch,
     /// Buffer in which a fragmented input is gathered if it uses no slot.
     pieces: Vec<u8>,
-    /// Number of operations along the trees started.
-    begun: u64,
+    /// Ordinal of the next operation along the trees.
+    next_ordinal: u64,
     /// The next chunk to assign to an operation, to contribute to, to activate as its owner, to
     /// deliver.
     next_chunk: u64,
@@ -243,7 +243,7 @@ impl Driver {
             arenas,
             scratch: Scratch::default(),
             pieces: Vec::new(),
-            begun: 0,
+            next_ordinal: 0,
             next_chunk: 0,
             next_stage: 0,
             next_activate: 0,

@@ -46,8 +46,8 @@ impl Driver {
         let first = self.next_chunk;
         self.next_chunk += u64::from(geometry.chunks());
         self.shared.recorder.cut(work.flight, geometry.chunks());
-        let ordinal = self.begun;
-        self.begun += 1;
+        let ordinal = self.next_ordinal;
+        self.next_ordinal += 1;
         let mut registered = Registered::default();
         let small = self.is_small(&fingerprint);
         if !small && self.active.len() < REGISTERED_MAX {

@@ -10,7 +10,7 @@
 //! aborted? then touching = 0, stop      touching = 0? it reads and writes nothing more
 //! read, write                           its process has ended? neither (its leader says so)
 //! touching = 0                          still 1 after a while: it stands still in the middle of it;
-//!                                       revoke: our memory gets pages of its own
+//!                                       revoke: our memory gets separate pages
 //! ```
 
 use std::time::{Duration, Instant};

@@ -295,7 +295,7 @@ impl Sim {
         self.drain(to);
     }
 
-    /// Runs until nothing can move and returns the steps taken; panics if there is no end.
+    /// Runs until nothing can move and returns the steps taken; panics if it does not converge.
     pub fn run(&mut self, mut death: Option<(usize, usize)>) -> usize {
         for step in 0..2_000_000 {
             if let Some((_, victim)) = death.filter(|(when, _)| *when == step) {
