@@ -46,7 +46,9 @@ impl Device {
             Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(Received::End),
             Err(error) => return Err(error.into()),
         };
-        let bytes = if length > REQUEST_BYTES_MAX / 16 {
+        // A request in the reader's buffer keeps all of it: memory in use stays below twice the
+        // requests' length.
+        let bytes = if length > REQUEST_BYTES_MAX / 2 {
             let mut bytes = std::mem::replace(&mut buffer.0, vec![0; REQUEST_BYTES_MAX]);
             bytes.truncate(length);
             Bytes::from(bytes)
