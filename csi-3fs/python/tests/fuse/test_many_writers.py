@@ -60,7 +60,7 @@ def test_requests_over_the_bound_wait_in_the_kernel(
         deadline = time.monotonic() + WATCHED_SECONDS
         while time.monotonic() < deadline:
             grown = resident_bytes(made.pid) - before
-            assert grown < in_work + 32 * MIB, f"{grown >> 20} MiB of requests are in memory"
+            assert grown < in_work + 16 * MIB, f"{grown >> 20} MiB of requests are in memory"
             time.sleep(0.02)
     finally:
         for pid in storage:
