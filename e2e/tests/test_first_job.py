@@ -38,7 +38,7 @@ def test_on_a_shared_node_kubernetes_own_scheduler_places_the_pod(
     cluster: Cluster, release: chart.Release, namespace: str
 ) -> None:
     """The operator decides on the node, and takes its gate away; it does not bind there."""
-    cluster.apply(job("shares", 1, SAY, node_class="shared"), namespace=namespace)
+    cluster.apply(job("shares", 1, SAY, nodeClass="shared"), namespace=namespace)
     done = wait_phase(cluster, "shares", namespace, "Succeeded", "Failed")
     assert done["phase"] == "Succeeded", (done, release.diagnosis())
     (pod,) = pods_of(cluster, "shares", namespace)

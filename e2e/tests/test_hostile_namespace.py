@@ -245,7 +245,7 @@ def test_a_daemonset_keeps_no_node_from_jobs(scene: Scene) -> None:
     nodes = {pod["spec"].get("nodeName", SHARED) for pod in pods["items"]}
     assert nodes <= {SHARED}, "what needs no toleration"
     scene.victim.runs_another_job("beside-daemonsets")
-    scene.victim.runs_another_job("beside-daemonsets-shared", node_class="shared")
+    scene.victim.runs_another_job("beside-daemonsets-shared", nodeClass="shared")
     scene.delete("daemonset")
 
 
@@ -281,7 +281,7 @@ def test_copied_owner_references_take_nothing(scene: Scene) -> None:
         ]
         user.create(pod)
     scene.victim.runs_another_job("beside-owners")
-    scene.victim.runs_another_job("beside-owners-shared", node_class="shared")
+    scene.victim.runs_another_job("beside-owners-shared", nodeClass="shared")
     scene.delete("flyerjob", "own")
     user.kubectl("delete", "pod", "--selector=app!=reader", "--wait=false")
 
