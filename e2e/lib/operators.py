@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flyer.api import FlyerJobStatus, Phase
-from flyer.engine import Policy
+from flyer.engine import SchedulerSettings
 from flyer.kube.apiserver import Access, Api, Cache, Election, LeaseSettings, find_access
 from flyer.kube.apiserver.resources import FLYERJOBS, FLYERTOPOLOGIES, NODES
 from flyer.kube.gateway import outcome_of
@@ -39,8 +39,8 @@ __all__ = ["Operators", "Stage", "staged"]
 CRDS = Path(__file__).parents[2] / "crds"
 OPERATOR = "system:serviceaccount:fireflyer-system:flyer-operator"
 SETTINGS = PodSettings(controller_image="c", collectives_image="l", gateway_ca="ca")
-POLICY = replace(
-    Policy(),
+SCHEDULER_SETTINGS = replace(
+    SchedulerSettings(),
     failure_window_seconds=0.3,
     same_zone_layout_seconds=0.2,
     backoff_seconds=0.05,
@@ -77,7 +77,13 @@ class Operators:
                 probe=probe_node,
             )
             return LeaderTerm(
-                api, cache, dependencies, POLICY, metrics, epoch=epoch, raise_epoch=raise_epoch
+                api,
+                cache,
+                dependencies,
+                SCHEDULER_SETTINGS,
+                metrics,
+                epoch=epoch,
+                raise_epoch=raise_epoch,
             )
 
         leader = Leader(api, Election(api, name, self._lease), cache, make_term, metrics)

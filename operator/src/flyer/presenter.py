@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flyer.api import FlyerJob, FlyerJobStatus, Phase, format_timestamp
-from flyer.engine import quota_usage
+from flyer.engine import quota_holdings
 from flyer.engine.explanation import waiting_summary
 from flyer.engine.quotas import ANY
 from flyer.views import (
@@ -164,7 +164,7 @@ def queue_views(jobs: Mapping[str, FlyerJob]) -> list[QueueView]:
 def quota_views(state: EngineState, now: float) -> list[QuotaView]:
     """Every quota that applies, and per subject what is used of it."""
     found = []
-    for quota, holdings in quota_usage(state, now):
+    for quota, holdings in quota_holdings(state, now):
         kind, total = quota.kind, quota.total
         names = {ANY if total else holding.subjects.of(kind) for holding in holdings} or {
             quota.subject

@@ -1,4 +1,4 @@
-"""A desk from which a test drives the engine by hand, one step after the other."""
+"""A new_harness from which a test drives the engine by hand, one step after the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flyer.engine import (
     JobSubmitted,
     Node,
     NodeEmptied,
-    Policy,
+    SchedulerSettings,
     Tick,
     rebuild,
     step,
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
 T0 = 1_800_000_000.0
 
 
-class Desk:
+class EngineHarness:
     """The engine, its time, and everything it said."""
 
-    def __init__(self, nodes: list[Node], policy: Policy) -> None:
-        self.policy = policy
+    def __init__(self, nodes: list[Node], settings: SchedulerSettings) -> None:
+        self.settings = settings
         self.nodes = nodes
         self.now = T0
-        self.state = rebuild(nodes, (), T0, 1, policy)
+        self.state = rebuild(nodes, (), T0, 1, settings)
         self.jobs: dict[str, FlyerJob] = {}
         self.steps: list[tuple[float, tuple[Event, ...], tuple[Action, ...]]] = []
 
-    def tell(self, *events: Event) -> tuple[Action, ...]:
+    def step(self, *events: Event) -> tuple[Action, ...]:
         self.state, actions = step(self.state, events or (Tick(),), self.now)
         self.steps.append((self.now, events or (Tick(),), actions))
         return actions
 
     def wait(self, seconds: float) -> tuple[Action, ...]:
         self.now += seconds
-        return self.tell()
+        return self.step()
 
     def submit(self, name: str, nodes: int = 1, **spec: Any) -> tuple[Action, ...]:
         job = sample_job(name, nodes, **spec)
         self.jobs[job.key] = job
-        return self.tell(JobSubmitted(job))
+        return self.step(JobSubmitted(job))
 
     def run(self, name: str, nodes: int = 1, **spec: Any) -> FlyerJobStatus:
         """Submit a job and bring it up."""
@@ -58,13 +58,13 @@ class Desk:
         return self.up(name)
 
     def up(self, name: str) -> FlyerJobStatus:
-        self.tell(GangStarted(f"default/{name}", self.status(name).history.attempt))
+        self.step(GangStarted(f"default/{name}", self.status(name).history.attempt))
         return self.status(name)
 
     def empty(self, name: str) -> tuple[Action, ...]:
         """The driver saw every node empty that the job was told to leave."""
         stops = self.state.jobs[f"default/{name}"].sent.stops
-        return self.tell(
+        return self.step(
             *(
                 NodeEmptied(one.name, f"default/{name}", one.attempt)
                 for one in self.status(name).occupied
@@ -87,17 +87,17 @@ class Desk:
                 if isinstance(action, Commit):
                     said[action.job] = FlyerJobStatus.model_validate(action.status.to_object())
         stored = [job.replace(status=said.get(key)) for key, job in self.jobs.items()]
-        self.state = rebuild(self.nodes, stored, self.now, self.state.epoch + 1, self.policy)
+        self.state = rebuild(self.nodes, stored, self.now, self.state.epoch + 1, self.settings)
 
 
 @pytest.fixture
-def desk() -> Callable[..., Desk]:
-    """`desk(nodes=None, **policy)`: two zones of three nodes, and preemption without delay."""
+def new_harness() -> Callable[..., EngineHarness]:
+    """Make a harness: by default two zones of three nodes, and preemption without delay."""
 
-    def make(nodes: list[Node] | None = None, **policy: Any) -> Desk:
-        return Desk(
+    def make(nodes: list[Node] | None = None, **settings: Any) -> EngineHarness:
+        return EngineHarness(
             two_zones() if nodes is None else nodes,
-            Policy(**{"preemption_delay_seconds": 0.0, **policy}),
+            SchedulerSettings(**{"preemption_delay_seconds": 0.0, **settings}),
         )
 
     return make

@@ -49,31 +49,31 @@ def broken(node: str, fault: str = "Unhealthy (Xid79)") -> NodeObserved:
 
 @pytest.mark.parametrize("fault_first", [True, False])
 def test_a_hardware_fault_near_a_failed_rank_is_the_cause(
-    desk: Callable, *, fault_first: bool
+    new_harness: Callable, *, fault_first: bool
 ) -> None:
-    d = desk(one_zone(4))
-    d.run("a", 2, maxRestarts=0)
-    d.tell(CheckpointReported(A, 1, 100, "/c"))
+    harness = new_harness(one_zone(4))
+    harness.run("a", 2, maxRestarts=0)
+    harness.step(CheckpointReported(A, 1, 100, "/c"))
     events: list[Event] = [broken("n0"), PodExited(A, 1, "n0", Failed(1, "CUDA error"))]
     for event in events if fault_first else reversed(events):
-        d.tell(event)
-        d.wait(2)
-    d.empty("a")
-    status = d.status("a")
+        harness.step(event)
+        harness.wait(2)
+    harness.empty("a")
+    status = harness.status("a")
     assert status.eviction.reason == "HardwareFault"
     assert "n0 (Unhealthy (Xid79))" in status.eviction.message
     assert status.history.restarts_without_progress == 0
     assert status.assignment.names == ("n2", "n1")  # the node is replaced at its place
 
 
-def test_a_hardware_fault_that_is_just_over_still_explains_a_failure(desk: Callable) -> None:
-    d = desk(one_zone(2))
-    d.run("a", 1)
-    d.tell(broken("n0"))
-    d.tell(NodeObserved(Node("n0", "A")))
-    d.wait(60)
-    d.tell(PodExited(A, 1, "n0", Failed(1, "CUDA error")))
-    assert d.status("a").eviction.reason == "HardwareFault"
+def test_a_hardware_fault_that_is_just_over_still_explains_a_failure(new_harness: Callable) -> None:
+    harness = new_harness(one_zone(2))
+    harness.run("a", 1)
+    harness.step(broken("n0"))
+    harness.step(NodeObserved(Node("n0", "A")))
+    harness.wait(60)
+    harness.step(PodExited(A, 1, "n0", Failed(1, "CUDA error")))
+    assert harness.status("a").eviction.reason == "HardwareFault"
 
 
 @pytest.mark.parametrize(
@@ -83,175 +83,182 @@ def test_a_hardware_fault_that_is_just_over_still_explains_a_failure(desk: Calla
         Node("n3", "A", ready=False, reason="Unhealthy (Xid79)", fault="Unhealthy (Xid79)"),
     ],
 )
-def test_a_drain_or_another_jobs_node_excuses_nothing(desk: Callable, node: Node) -> None:
-    d = desk(one_zone(4))
-    d.run("a", 1)
-    d.tell(NodeObserved(node))
-    d.tell(PodExited(A, 1, "n0", Failed(1, "ValueError")))
-    assert d.status("a").phase is Phase.FAILED
+def test_a_drain_or_another_jobs_node_excuses_nothing(new_harness: Callable, node: Node) -> None:
+    harness = new_harness(one_zone(4))
+    harness.run("a", 1)
+    harness.step(NodeObserved(node))
+    harness.step(PodExited(A, 1, "n0", Failed(1, "ValueError")))
+    assert harness.status("a").phase is Phase.FAILED
 
 
-def test_an_old_hardware_fault_excuses_nothing(desk: Callable) -> None:
-    d = desk(one_zone(2))
-    d.run("a", 1, progressDeadline=None)
-    d.tell(broken("n0"))
-    d.tell(NodeObserved(Node("n0", "A")))
-    d.wait(3600)
-    d.tell(PodExited(A, 1, "n0", Failed(1, "ValueError")))
-    assert d.status("a").phase is Phase.FAILED
+def test_an_old_hardware_fault_excuses_nothing(new_harness: Callable) -> None:
+    harness = new_harness(one_zone(2))
+    harness.run("a", 1, progressDeadline=None)
+    harness.step(broken("n0"))
+    harness.step(NodeObserved(Node("n0", "A")))
+    harness.wait(3600)
+    harness.step(PodExited(A, 1, "n0", Failed(1, "ValueError")))
+    assert harness.status("a").phase is Phase.FAILED
 
 
 # -- the first cause ------------------------------------------------------------------------------
 
 
-def test_an_abort_after_another_ranks_failure_is_a_consequence(desk: Callable) -> None:
-    d = desk(one_zone(4))
-    d.run("a", 2)
-    d.tell(
+def test_an_abort_after_another_ranks_failure_is_a_consequence(new_harness: Callable) -> None:
+    harness = new_harness(one_zone(4))
+    harness.run("a", 2)
+    harness.step(
         PodExited(A, 1, "n0", Failed(1, "ValueError: boom")),
         PodExited(A, 1, "n1", Killed(6, "SIGABRT")),
     )
-    status = d.status("a")
+    status = harness.status("a")
     assert (status.phase, status.reason) == (Phase.FAILED, "RankFailed")
     assert "ValueError: boom" in status.message
 
 
 @pytest.mark.parametrize(("signal", "reason"), [(11, "SIGSEGV"), (9, "OOMKilled")])
-def test_a_crash_that_repeats_is_the_jobs_own(desk: Callable, signal: int, reason: str) -> None:
-    d = desk(one_zone(8))
-    d.run("a", 1)
+def test_a_crash_that_repeats_is_the_jobs_own(
+    new_harness: Callable, signal: int, reason: str
+) -> None:
+    harness = new_harness(one_zone(8))
+    harness.run("a", 1)
     for attempt in (1, 2, 3):
-        assert d.status("a").phase is Phase.RUNNING
-        d.tell(PodExited(A, attempt, d.names("a")[0], Killed(signal, reason)))
-        d.empty("a")
-        d.wait(60)
-        if d.status("a").phase is Phase.STARTING:
-            d.up("a")
-    status = d.status("a")
+        assert harness.status("a").phase is Phase.RUNNING
+        harness.step(PodExited(A, attempt, harness.names("a")[0], Killed(signal, reason)))
+        harness.empty("a")
+        harness.wait(60)
+        if harness.status("a").phase is Phase.STARTING:
+            harness.up("a")
+    status = harness.status("a")
     assert (status.phase, status.reason) == (Phase.FAILED, "RankFailed")
     assert "3 attempts in a row" in status.message
 
 
-def test_crashes_with_newer_checkpoints_between_them_are_no_row(desk: Callable) -> None:
-    d = desk(one_zone(8))
-    d.run("a", 1)
+def test_crashes_with_newer_checkpoints_between_them_are_no_row(new_harness: Callable) -> None:
+    harness = new_harness(one_zone(8))
+    harness.run("a", 1)
     for attempt in range(1, 7):
-        d.tell(CheckpointReported(A, attempt, 10 * attempt, "/c"))
-        d.tell(PodExited(A, attempt, d.names("a")[0], Killed(11)))
-        d.empty("a")
-        d.wait(60)
-        d.up("a")
-    assert d.status("a").phase is Phase.RUNNING
+        harness.step(CheckpointReported(A, attempt, 10 * attempt, "/c"))
+        harness.step(PodExited(A, attempt, harness.names("a")[0], Killed(11)))
+        harness.empty("a")
+        harness.wait(60)
+        harness.up("a")
+    assert harness.status("a").phase is Phase.RUNNING
 
 
 # -- starts ---------------------------------------------------------------------------------------
 
 
-def test_a_node_on_which_pods_do_not_start_is_avoided(desk: Callable) -> None:
-    d = desk(one_zone(3))
-    d.submit("a", 1)
-    (bad,) = d.names("a")
-    d.wait(600)
-    d.empty("a")
-    d.wait(60)
-    assert d.status("a").phase is Phase.STARTING
-    assert d.names("a") != (bad,)
+def test_a_node_on_which_pods_do_not_start_is_avoided(new_harness: Callable) -> None:
+    harness = new_harness(one_zone(3))
+    harness.submit("a", 1)
+    (bad,) = harness.names("a")
+    harness.wait(600)
+    harness.empty("a")
+    harness.wait(60)
+    assert harness.status("a").phase is Phase.STARTING
+    assert harness.names("a") != (bad,)
 
 
-def test_the_node_that_a_start_waits_for_is_the_culprit(desk: Callable) -> None:
-    d = desk(one_zone(5))
-    d.submit("a", 2)
-    d.tell(StartPending(A, 1, ("n1",)))
-    d.wait(600)
-    d.empty("a")
-    d.wait(60)
-    assert d.names("a") == ("n0", "n2")
-    assert "on n1" in d.status("a").eviction.message
+def test_the_node_that_a_start_waits_for_is_the_culprit(new_harness: Callable) -> None:
+    harness = new_harness(one_zone(5))
+    harness.submit("a", 2)
+    harness.step(StartPending(A, 1, ("n1",)))
+    harness.wait(600)
+    harness.empty("a")
+    harness.wait(60)
+    assert harness.names("a") == ("n0", "n2")
+    assert "on n1" in harness.status("a").eviction.message
 
 
-def test_a_culprit_is_avoided_although_its_zone_fits_tighter(desk: Callable) -> None:
-    d = desk([Node("bad", "A"), Node("b0", "B"), Node("b1", "B"), Node("b2", "B")])
-    d.submit("a", 1)
-    assert d.names("a") == ("bad",)
-    d.tell(StartFailed(A, 1, "FailedCreatePodSandBox", ("bad",)))
-    d.empty("a")
-    d.wait(60)
-    assert d.names("a") == ("b0",)
-    assert d.status("a").history.restarts_without_progress == 0
+def test_a_culprit_is_avoided_although_its_zone_fits_tighter(new_harness: Callable) -> None:
+    harness = new_harness([Node("bad", "A"), Node("b0", "B"), Node("b1", "B"), Node("b2", "B")])
+    harness.submit("a", 1)
+    assert harness.names("a") == ("bad",)
+    harness.step(StartFailed(A, 1, "FailedCreatePodSandBox", ("bad",)))
+    harness.empty("a")
+    harness.wait(60)
+    assert harness.names("a") == ("b0",)
+    assert harness.status("a").history.restarts_without_progress == 0
 
 
-def test_lower_jobs_give_way_before_a_culprit_is_tried_again(desk: Callable) -> None:
-    d = desk([Node("good", "A"), Node("then-bad", "A")])
-    d.run("low", 1, priority="low")
-    d.submit("a", 1, priority="high")
-    assert (d.names("low"), d.names("a")) == (("good",), ("then-bad",))
-    d.tell(StartFailed(A, 1, "no sandbox", ("then-bad",)))
-    d.empty("a")
-    d.wait(60)
-    assert d.names("a") == ("good",)
-    assert d.status("low").phase is Phase.SUSPENDING
+def test_lower_jobs_give_way_before_a_culprit_is_tried_again(new_harness: Callable) -> None:
+    harness = new_harness([Node("good", "A"), Node("then-bad", "A")])
+    harness.run("low", 1, priority="low")
+    harness.submit("a", 1, priority="high")
+    assert (harness.names("low"), harness.names("a")) == (("good",), ("then-bad",))
+    harness.step(StartFailed(A, 1, "no sandbox", ("then-bad",)))
+    harness.empty("a")
+    harness.wait(60)
+    assert harness.names("a") == ("good",)
+    assert harness.status("low").phase is Phase.SUSPENDING
 
 
-def test_a_node_that_failed_two_jobs_is_avoided_by_a_third(desk: Callable) -> None:
-    d = desk(one_zone(3))
+def test_a_node_that_failed_two_jobs_is_avoided_by_a_third(new_harness: Callable) -> None:
+    harness = new_harness(one_zone(3))
     for name in ("a", "b"):
-        d.submit(name, 1)
-        d.tell(StartFailed(f"default/{name}", 1, "no sandbox", ("n0",)))
-        d.empty(name)
-    d.wait(1)
-    d.submit("c", 1)
-    assert d.names("c") != ("n0",)
+        harness.submit(name, 1)
+        harness.step(StartFailed(f"default/{name}", 1, "no sandbox", ("n0",)))
+        harness.empty(name)
+    harness.wait(1)
+    harness.submit("c", 1)
+    assert harness.names("c") != ("n0",)
 
 
-def test_one_users_failing_starts_make_no_other_avoid_the_node(desk: Callable) -> None:
+def test_one_users_failing_starts_make_no_other_avoid_the_node(new_harness: Callable) -> None:
     """Else a user whose registry does not answer has others interrupt jobs beside idle nodes."""
-    d = desk(one_zone(2))
-    d.run("low", 1, user="anna", priority="low", progressDeadline=None)
-    taken, free = d.names("low")[0], {"n0": "n1", "n1": "n0"}[d.names("low")[0]]
-    d.wait(3600)
+    harness = new_harness(one_zone(2))
+    harness.run("low", 1, user="anna", priority="low", progressDeadline=None)
+    taken, free = harness.names("low")[0], {"n0": "n1", "n1": "n0"}[harness.names("low")[0]]
+    harness.wait(3600)
     for name in ("b", "c", "d"):
-        d.submit(name, 1, user="ben", priority="low")
-        d.tell(StartFailed(f"default/{name}", 1, "connection refused", (free,)))
-        d.empty(name)
-    d.submit("high", 1, user="anna", priority="high")
-    assert d.names("high") == (free,)
-    assert d.status("low").phase is Phase.RUNNING
-    assert d.names("low") == (taken,)
-    d.tell(StartFailed("default/high", 1, "no sandbox", (free,)))
-    d.empty("high")
-    d.submit("higher", 1, user="clara", priority="extreme-high")  # two users now
-    assert d.names("higher") == (taken,)
+        harness.submit(name, 1, user="ben", priority="low")
+        harness.step(StartFailed(f"default/{name}", 1, "connection refused", (free,)))
+        harness.empty(name)
+    harness.submit("high", 1, user="anna", priority="high")
+    assert harness.names("high") == (free,)
+    assert harness.status("low").phase is Phase.RUNNING
+    assert harness.names("low") == (taken,)
+    harness.step(StartFailed("default/high", 1, "no sandbox", (free,)))
+    harness.empty("high")
+    harness.submit("higher", 1, user="clara", priority="extreme-high")  # two users now
+    assert harness.names("higher") == (taken,)
 
 
 def test_a_start_that_is_the_jobs_own_fault_counts_and_pauses_longer(
-    desk: Callable, pick: Callable
+    new_harness: Callable, pick: Callable
 ) -> None:
-    d = desk(one_zone(3))
-    d.submit("a", 2, maxRestarts=2)
+    harness = new_harness(one_zone(3))
+    harness.submit("a", 2, maxRestarts=2)
     pauses = []
     for attempt in (1, 2):
-        actions = d.tell(StartFailed(A, attempt, "ImagePullBackOff", ("n0", "n1"), job_fault=True))
+        actions = harness.step(
+            StartFailed(A, attempt, "ImagePullBackOff", ("n0", "n1"), job_fault=True)
+        )
         assert pick(actions, Stop)  # its nodes are given back
-        assert d.status("a").history.avoid == ()
-        pauses.append(d.status("a").history.not_before - d.now)
-        d.empty("a")
-        d.wait(pauses[-1])
-        assert d.status("a").phase is Phase.STARTING
-    d.tell(StartFailed(A, 3, "ImagePullBackOff", (), job_fault=True))
+        assert harness.status("a").history.avoid == ()
+        pauses.append(harness.status("a").history.not_before - harness.now)
+        harness.empty("a")
+        harness.wait(pauses[-1])
+        assert harness.status("a").phase is Phase.STARTING
+    harness.step(StartFailed(A, 3, "ImagePullBackOff", (), job_fault=True))
     assert pauses == [60, 120]
-    assert (d.status("a").phase, d.status("a").reason) == (Phase.FAILED, "MaxRestartsExceeded")
+    assert (harness.status("a").phase, harness.status("a").reason) == (
+        Phase.FAILED,
+        "MaxRestartsExceeded",
+    )
 
 
 # -- many at once ---------------------------------------------------------------------------------
 
 
-def drive(d: Any, keys: list[str], seconds: float, *, comes_up: bool) -> None:
+def drive(harness: Any, keys: list[str], seconds: float, *, comes_up: bool) -> None:
     """Nodes empty at once and pods start, or not, for so long."""
-    until = d.now + seconds
-    while d.now < until:
-        d.wait(60)
+    until = harness.now + seconds
+    while harness.now < until:
+        harness.wait(60)
         for _ in range(2):
-            jobs = [d.state.jobs[key] for key in keys]
+            jobs = [harness.state.jobs[key] for key in keys]
             events: list[Event] = [
                 NodeEmptied(one.name, job.key, one.attempt)
                 for job in jobs
@@ -265,150 +272,154 @@ def drive(d: Any, keys: list[str], seconds: float, *, comes_up: bool) -> None:
                     if job.status.phase is Phase.STARTING
                 ]
             if events:
-                d.tell(*events)
+                harness.step(*events)
 
 
-def test_jobs_that_nobody_hears_are_left_alone(desk: Callable) -> None:
-    d = desk(one_zone(10))
+def test_jobs_that_nobody_hears_are_left_alone(new_harness: Callable) -> None:
+    harness = new_harness(one_zone(10))
     keys = [f"default/j{index}" for index in range(10)]
     for key in keys:
-        d.run(key.partition("/")[2], 1)
-    d.tell(*(StreamLost(key, 1) for key in keys))
-    drive(d, keys, 24 * 3600, comes_up=False)
-    assert {d.state.jobs[key].status.history.restarts for key in keys} == {0}
-    d.tell(*(StreamRestored(key, 1) for key in keys))
-    d.wait(29 * 60)
-    assert {d.state.jobs[key].status.history.restarts for key in keys} == {0}
-    d.wait(60)  # the watchdog counts again
-    assert {d.state.jobs[key].status.history.restarts for key in keys} == {1}
+        harness.run(key.partition("/")[2], 1)
+    harness.step(*(StreamLost(key, 1) for key in keys))
+    drive(harness, keys, 24 * 3600, comes_up=False)
+    assert {harness.state.jobs[key].status.history.restarts for key in keys} == {0}
+    harness.step(*(StreamRestored(key, 1) for key in keys))
+    harness.wait(29 * 60)
+    assert {harness.state.jobs[key].status.history.restarts for key in keys} == {0}
+    harness.wait(60)  # the watchdog counts again
+    assert {harness.state.jobs[key].status.history.restarts for key in keys} == {1}
 
 
-def test_one_job_without_a_stream_does_not_keep_its_nodes_for_ever(desk: Callable) -> None:
-    d = desk(one_zone(4))
+def test_one_job_without_a_stream_does_not_keep_its_nodes_for_ever(new_harness: Callable) -> None:
+    harness = new_harness(one_zone(4))
     for name in ("a", "b", "c"):
-        d.run(name, 1, **({} if name == "a" else {"progressDeadline": None}))
-    d.tell(StreamLost(A, 1))
-    d.wait(59 * 60)
-    assert d.status("a").history.restarts == 0
-    d.wait(60)
-    assert d.status("a").eviction.reason == "ProgressDeadlineExceeded"
-    assert d.status("a").history.restarts_without_progress == 0
+        harness.run(name, 1, **({} if name == "a" else {"progressDeadline": None}))
+    harness.step(StreamLost(A, 1))
+    harness.wait(59 * 60)
+    assert harness.status("a").history.restarts == 0
+    harness.wait(60)
+    assert harness.status("a").eviction.reason == "ProgressDeadlineExceeded"
+    assert harness.status("a").history.restarts_without_progress == 0
 
 
-def test_an_outage_of_the_report_path_fails_no_job(desk: Callable) -> None:
+def test_an_outage_of_the_report_path_fails_no_job(new_harness: Callable) -> None:
     """Nothing is heard: neither progress nor that pods have started, and nobody reports that."""
-    d = desk(one_zone(10))
+    harness = new_harness(one_zone(10))
     keys = [f"default/j{index}" for index in range(10)]
     for index, key in enumerate(keys):
-        d.run(key.partition("/")[2], 1, user=f"u{index % 3}")
-        d.tell(CheckpointReported(key, 1, 100, "/c"))
-    drive(d, keys, 12 * 3600, comes_up=False)
-    statuses = [d.state.jobs[key].status for key in keys]
+        harness.run(key.partition("/")[2], 1, user=f"u{index % 3}")
+        harness.step(CheckpointReported(key, 1, 100, "/c"))
+    drive(harness, keys, 12 * 3600, comes_up=False)
+    statuses = [harness.state.jobs[key].status for key in keys]
     assert all(status.phase is not Phase.FAILED for status in statuses)
     assert max(status.history.restarts_without_progress for status in statuses) <= 1
     assert "the cluster is blamed" in statuses[0].eviction.message
-    drive(d, keys, 1200, comes_up=True)
-    assert {d.state.jobs[key].status.phase for key in keys} == {Phase.RUNNING}
+    drive(harness, keys, 1200, comes_up=True)
+    assert {harness.state.jobs[key].status.phase for key in keys} == {Phase.RUNNING}
 
 
-def test_one_users_failing_jobs_open_no_breaker(desk: Callable) -> None:
-    d = desk(one_zone(8))
-    d.run("other", 1, user="anna", progressDeadline=None)
+def test_one_users_failing_jobs_open_no_breaker(new_harness: Callable) -> None:
+    harness = new_harness(one_zone(8))
+    harness.run("other", 1, user="anna", progressDeadline=None)
     keys = [f"default/j{index}" for index in range(4)]
     for key in keys:
-        d.submit(key.partition("/")[2], 1, user="mallory", maxRestarts=2)
-    drive(d, keys, 3 * 3600, comes_up=False)
-    assert {d.state.jobs[key].status.reason for key in keys} == {"MaxRestartsExceeded"}
+        harness.submit(key.partition("/")[2], 1, user="mallory", maxRestarts=2)
+    drive(harness, keys, 3 * 3600, comes_up=False)
+    assert {harness.state.jobs[key].status.reason for key in keys} == {"MaxRestartsExceeded"}
 
 
 # -- objects that go and come ---------------------------------------------------------------------
 
 
-def known(d: Any, name: str, **changes: Any) -> FlyerJob:
+def known(harness: Any, name: str, **changes: Any) -> FlyerJob:
     """The object as it is stored, with its uid."""
-    job = d.jobs[f"default/{name}"]
-    return job.replace(status=d.state.jobs[job.key].status, **changes)
+    job = harness.jobs[f"default/{name}"]
+    return job.replace(status=harness.state.jobs[job.key].status, **changes)
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
-def test_a_job_that_is_back_is_no_ghost(desk: Callable, pick: Callable, *, forgotten: bool) -> None:
-    d = desk(one_zone(2))
-    d.run("a", 2)
-    d.tell(CheckpointReported(A, 1, 7, "/c"))
-    stored = known(d, "a")
-    assert pick(d.tell(JobRemoved(A)), Stop)
+def test_a_job_that_is_back_is_no_ghost(
+    new_harness: Callable, pick: Callable, *, forgotten: bool
+) -> None:
+    harness = new_harness(one_zone(2))
+    harness.run("a", 2)
+    harness.step(CheckpointReported(A, 1, 7, "/c"))
+    stored = known(harness, "a")
+    assert pick(harness.step(JobRemoved(A)), Stop)
     if forgotten:
-        d.empty("a")
-        assert A not in d.state.jobs
-    d.tell(JobSubmitted(stored))
-    d.empty("a")
-    d.wait(60)
-    status = d.status("a")
+        harness.empty("a")
+        assert A not in harness.state.jobs
+    harness.step(JobSubmitted(stored))
+    harness.empty("a")
+    harness.wait(60)
+    status = harness.status("a")
     assert (status.phase, status.history.attempt) == (Phase.STARTING, 2)
     assert status.eviction.reason == "ObjectVanished"
     assert status.history.restarts_without_progress == 0
-    (start,) = [one for step in d.steps for one in pick(step[2], Start) if one.attempt == 2]
+    (start,) = [one for step in harness.steps for one in pick(step[2], Start) if one.attempt == 2]
     assert start.restore_from.step == 7
 
 
 def test_what_happened_while_the_object_was_gone_is_committed(
-    desk: Callable, pick: Callable
+    new_harness: Callable, pick: Callable
 ) -> None:
-    d = desk(one_zone(2))
-    d.run("a", 2, maxRestarts=0)
-    d.tell(PodExited(A, 1, "n0", Failed(1, "boom")))
-    d.wait(5)
-    stored = known(d, "a")
+    harness = new_harness(one_zone(2))
+    harness.run("a", 2, maxRestarts=0)
+    harness.step(PodExited(A, 1, "n0", Failed(1, "boom")))
+    harness.wait(5)
+    stored = known(harness, "a")
     assert len(stored.status.occupied) == 2
-    d.tell(JobRemoved(A))
-    d.tell(NodeEmptied("n0", A, 1))  # nothing is stored of it
-    commits = pick(d.tell(JobSubmitted(stored)), Commit)
-    assert [commit.status for commit in commits] == [d.status("a")]
-    assert [one.name for one in d.status("a").occupied] == ["n1"]
+    harness.step(JobRemoved(A))
+    harness.step(NodeEmptied("n0", A, 1))  # nothing is stored of it
+    commits = pick(harness.step(JobSubmitted(stored)), Commit)
+    assert [commit.status for commit in commits] == [harness.status("a")]
+    assert [one.name for one in harness.status("a").occupied] == ["n1"]
 
 
-def test_a_job_that_goes_and_comes_in_one_step_runs_on(desk: Callable, pick: Callable) -> None:
-    d = desk(one_zone(2))
-    d.run("a", 2)
-    stored = known(d, "a")
-    assert not pick(d.tell(JobRemoved(A), JobSubmitted(stored)), Stop)
-    assert d.status("a").phase is Phase.RUNNING
-    assert d.status("a").history.attempt == 1
+def test_a_job_that_goes_and_comes_in_one_step_runs_on(
+    new_harness: Callable, pick: Callable
+) -> None:
+    harness = new_harness(one_zone(2))
+    harness.run("a", 2)
+    stored = known(harness, "a")
+    assert not pick(harness.step(JobRemoved(A), JobSubmitted(stored)), Stop)
+    assert harness.status("a").phase is Phase.RUNNING
+    assert harness.status("a").history.attempt == 1
 
 
-def test_a_new_object_of_the_name_waits_for_the_old_ones_pods(desk: Callable) -> None:
-    d = desk(one_zone(2))
-    d.run("a", 2)
+def test_a_new_object_of_the_name_waits_for_the_old_ones_pods(new_harness: Callable) -> None:
+    harness = new_harness(one_zone(2))
+    harness.run("a", 2)
     other = sample_job("a", 1)
     other = other.replace(metadata=other.metadata.replace(uid="another"))
-    d.tell(JobRemoved(A))
-    d.tell(JobSubmitted(other))
-    assert d.state.jobs[A].removed
+    harness.step(JobRemoved(A))
+    harness.step(JobSubmitted(other))
+    assert harness.state.jobs[A].removed
 
 
-def test_a_deleted_node_is_forgotten(desk: Callable) -> None:
-    d = desk(one_zone(2))
-    d.run("a", 1)
-    d.tell(NodeRemoved("n1"))
-    assert set(d.state.nodes) == {"n0"}
-    d.submit("two", 2)
-    assert d.status("two").pending.verdict == "Never"
-    d.tell(NodeRemoved("n0"))
-    assert d.status("a").eviction.reason == "NodeFailures"
-    assert set(d.state.nodes) == {"n0"}  # until nothing of the job is there
-    d.tell(NodeEmptied("n0", A, 1))
-    assert set(d.state.nodes) == set()
-    d.tell(NodeObserved(Node("n0", "A")))
-    d.wait(60)
-    assert d.status("a").phase is Phase.STARTING
+def test_a_deleted_node_is_forgotten(new_harness: Callable) -> None:
+    harness = new_harness(one_zone(2))
+    harness.run("a", 1)
+    harness.step(NodeRemoved("n1"))
+    assert set(harness.state.nodes) == {"n0"}
+    harness.submit("two", 2)
+    assert harness.status("two").pending.verdict == "Never"
+    harness.step(NodeRemoved("n0"))
+    assert harness.status("a").eviction.reason == "NodeFailures"
+    assert set(harness.state.nodes) == {"n0"}  # until nothing of the job is there
+    harness.step(NodeEmptied("n0", A, 1))
+    assert set(harness.state.nodes) == set()
+    harness.step(NodeObserved(Node("n0", "A")))
+    harness.wait(60)
+    assert harness.status("a").phase is Phase.STARTING
 
 
-def test_a_node_without_its_labels_keeps_its_gang(desk: Callable) -> None:
-    d = desk(one_zone(1))
-    d.run("a", 1)
-    d.tell(NodeRemoved("n0", lost=False))
-    assert d.status("a").phase is Phase.RUNNING
-    d.submit("b", 1)
-    assert d.status("b").pending.verdict == "Never"
-    d.tell(replace(PodExited(A, 1, "n0", Failed(1))), NodeEmptied("n0", A, 1))
-    assert set(d.state.nodes) == set()
+def test_a_node_without_its_labels_keeps_its_gang(new_harness: Callable) -> None:
+    harness = new_harness(one_zone(1))
+    harness.run("a", 1)
+    harness.step(NodeRemoved("n0", lost=False))
+    assert harness.status("a").phase is Phase.RUNNING
+    harness.submit("b", 1)
+    assert harness.status("b").pending.verdict == "Never"
+    harness.step(replace(PodExited(A, 1, "n0", Failed(1))), NodeEmptied("n0", A, 1))
+    assert set(harness.state.nodes) == set()

@@ -29,8 +29,8 @@ from flyer.engine import (
     Succeeded,
     SuspendRequested,
     engine,
+    reconcile,
     schedule,
-    settle,
 )
 from flyer.sim import sample_job, two_zones
 
@@ -40,46 +40,46 @@ if TYPE_CHECKING:
 A = "default/a"
 
 
-def test_a_lost_node_is_replaced_at_its_place(desk: Callable, pick: Callable) -> None:
-    d = desk()
-    d.run("a", 4)
-    d.tell(CheckpointReported(A, 1, 30, "/ckpt/30"))
-    actions = d.tell(NodeLost("a1", "PowerLost", "no heartbeat"))
+def test_a_lost_node_is_replaced_at_its_place(new_harness: Callable, pick: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 4)
+    harness.step(CheckpointReported(A, 1, 30, "/ckpt/30"))
+    actions = harness.step(NodeLost("a1", "PowerLost", "no heartbeat"))
     (stop,) = pick(actions, Stop)
     assert stop.nodes == ("a0", "a1", "b0", "b1")
-    assert d.names("a") == ("a0", "a2", "b0", "b1")
-    assert d.status("a").phase is Phase.DRAINING  # its own survivors have to leave first
-    actions = d.tell(*(NodeEmptied(name, A, 1) for name in ("a0", "b0", "b1")))
+    assert harness.names("a") == ("a0", "a2", "b0", "b1")
+    assert harness.status("a").phase is Phase.DRAINING  # its own survivors have to leave first
+    actions = harness.step(*(NodeEmptied(name, A, 1) for name in ("a0", "b0", "b1")))
     (start,) = pick(actions, Start)
     assert start.restore_from.step == 30
     assert start.assignment.same_zone_layout is True
     assert [node.first_rank for node in start.assignment.nodes] == [0, 1, 2, 3]
-    status = d.status("a")
+    status = harness.status("a")
     assert (status.history.restarts, status.eviction and status.eviction.reason) == (
         1,
         "NodeFailures",
     )
 
 
-def test_the_first_traceback_is_kept_whole_and_no_other(desk: Callable) -> None:
-    d = desk()
-    d.run("a", 2)
-    for rank, node in enumerate(d.names("a")):
+def test_the_first_traceback_is_kept_whole_and_no_other(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 2)
+    for rank, node in enumerate(harness.names("a")):
         words = "Traceback\n" + "x" * 5000 + f"\nValueError: {rank}"
         outcome = Failed(1, f"rank {rank}: ValueError: {rank}", rank, words)
-        d.tell(PodExited(A, 1, node, outcome))
-    first, second = d.status("a").exits
+        harness.step(PodExited(A, 1, node, outcome))
+    first, second = harness.status("a").exits
     assert (first.rank, len(first.traceback or "")) == (0, 4096)
     assert first.traceback.endswith("x\nValueError: 0")
     assert (second.rank, second.traceback) == (1, None)
 
 
-def test_the_words_of_thousands_of_exits_fit_into_an_object(desk: Callable) -> None:
-    d = desk(two_zones(600, slots=8))
-    status = d.run("a", 1200)
-    last = d.names("a")[-1]
-    d.tell(*(PodExited(A, 1, name, Failed(1, "x" * 1024)) for name in d.names("a")))
-    status = d.status("a")
+def test_the_words_of_thousands_of_exits_fit_into_an_object(new_harness: Callable) -> None:
+    harness = new_harness(two_zones(600, slots=8))
+    status = harness.run("a", 1200)
+    last = harness.names("a")[-1]
+    harness.step(*(PodExited(A, 1, name, Failed(1, "x" * 1024)) for name in harness.names("a")))
+    status = harness.status("a")
     assert len(status.exits) == 1200
     assert len(status.exits[0].reason) == 1024
     assert (status.exits[-1].node, status.exits[-1].reason) == (last, "")
@@ -87,297 +87,317 @@ def test_the_words_of_thousands_of_exits_fit_into_an_object(desk: Callable) -> N
     assert len(json.dumps(status.to_object())) < 600_000
 
 
-def test_a_lost_node_is_out_until_it_is_observed_ready(desk: Callable) -> None:
-    d = desk()
-    d.tell(NodeLost("a1", "PowerLost"))
-    d.submit("a", 3, nodeClass="default", zone="A")
-    assert d.status("a").phase is Phase.QUEUED
-    assert "a1 is out" in d.status("a").pending.message
-    d.tell(NodeObserved(d.nodes[1]))
-    assert d.status("a").phase is Phase.STARTING
+def test_a_lost_node_is_out_until_it_is_observed_ready(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.step(NodeLost("a1", "PowerLost"))
+    harness.submit("a", 3, nodeClass="default", zone="A")
+    assert harness.status("a").phase is Phase.QUEUED
+    assert "a1 is out" in harness.status("a").pending.message
+    harness.step(NodeObserved(harness.nodes[1]))
+    assert harness.status("a").phase is Phase.STARTING
 
 
-def test_a_killed_pod_is_the_infrastructures_fault(desk: Callable) -> None:
-    d = desk()
-    d.run("a", 2)
-    d.tell(PodExited(A, 1, "a0", Killed(9)))
-    assert d.status("a").eviction.reason == "PodKilled"
-    assert d.names("a")[0] != "a0"  # a spare in its place
-    assert d.names("a")[1] == "a1"
+def test_a_killed_pod_is_the_infrastructures_fault(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 2)
+    harness.step(PodExited(A, 1, "a0", Killed(9)))
+    assert harness.status("a").eviction.reason == "PodKilled"
+    assert harness.names("a")[0] != "a0"  # a spare in its place
+    assert harness.names("a")[1] == "a1"
 
 
-def test_a_failed_rank_ends_the_job(desk: Callable, pick: Callable) -> None:
-    d = desk()
-    d.run("a", 2)
-    d.tell(PodExited(A, 1, "a1", Failed(3, "ValueError: boom")))
-    assert d.status("a").phase is Phase.RUNNING  # there may be a reason for it elsewhere
-    (stop,) = pick(d.wait(5), Stop)
-    status = d.status("a")
+def test_a_failed_rank_ends_the_job(new_harness: Callable, pick: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 2)
+    harness.step(PodExited(A, 1, "a1", Failed(3, "ValueError: boom")))
+    assert harness.status("a").phase is Phase.RUNNING  # there may be a reason for it elsewhere
+    (stop,) = pick(harness.wait(5), Stop)
+    status = harness.status("a")
     assert (status.phase, status.reason) == (Phase.FAILED, "RankFailed")
     assert status.message == "a rank on node a1 exited with status 3: ValueError: boom"
     assert not stop.kill  # its peers may write their last lines
-    assert pick(d.empty("a"), Finish)
+    assert pick(harness.empty("a"), Finish)
 
 
-def test_all_ranks_out_need_no_window(desk: Callable) -> None:
-    d = desk()
-    d.run("a", 2)
-    d.tell(PodExited(A, 1, "a0", Failed(1)), PodExited(A, 1, "a1", Failed(1)))
-    assert d.status("a").phase is Phase.FAILED
+def test_all_ranks_out_need_no_window(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 2)
+    harness.step(PodExited(A, 1, "a0", Failed(1)), PodExited(A, 1, "a1", Failed(1)))
+    assert harness.status("a").phase is Phase.FAILED
 
 
 @pytest.mark.parametrize(
     "evidence", [NodeLost("a0", "PowerLost"), PodExited(A, 1, "a0", Killed(9))]
 )
-def test_peers_that_fail_because_of_a_loss_are_not_blamed(desk: Callable, evidence: object) -> None:
-    d = desk()
-    d.run("a", 2)
-    d.tell(PodExited(A, 1, "a1", Failed(1, "peer lost")))
-    d.wait(2)
-    d.tell(evidence)
-    assert d.status("a").eviction is not None
-    assert d.status("a").phase is not Phase.FAILED
+def test_peers_that_fail_because_of_a_loss_are_not_blamed(
+    new_harness: Callable, evidence: object
+) -> None:
+    harness = new_harness()
+    harness.run("a", 2)
+    harness.step(PodExited(A, 1, "a1", Failed(1, "peer lost")))
+    harness.wait(2)
+    harness.step(evidence)
+    assert harness.status("a").eviction is not None
+    assert harness.status("a").phase is not Phase.FAILED
 
 
-def test_success_takes_every_node(desk: Callable, pick: Callable) -> None:
-    d = desk()
-    d.run("a", 2)
-    d.tell(PodExited(A, 1, "a0", Succeeded()))
-    assert d.status("a").phase is Phase.RUNNING
-    d.tell(PodExited(A, 1, "a1", Succeeded()))
-    assert d.status("a").phase is Phase.SUCCEEDED
-    assert pick(d.empty("a"), Finish)
+def test_success_takes_every_node(new_harness: Callable, pick: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 2)
+    harness.step(PodExited(A, 1, "a0", Succeeded()))
+    assert harness.status("a").phase is Phase.RUNNING
+    harness.step(PodExited(A, 1, "a1", Succeeded()))
+    assert harness.status("a").phase is Phase.SUCCEEDED
+    assert pick(harness.empty("a"), Finish)
 
 
-def test_a_node_lost_after_its_success_costs_nothing(desk: Callable) -> None:
-    d = desk()
-    d.run("a", 2)
-    d.tell(PodExited(A, 1, "a0", Succeeded()), NodeLost("a0", "PowerLost"))
-    d.tell(PodExited(A, 1, "a1", Succeeded()))
-    assert d.status("a").phase is Phase.SUCCEEDED
+def test_a_node_lost_after_its_success_costs_nothing(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 2)
+    harness.step(PodExited(A, 1, "a0", Succeeded()), NodeLost("a0", "PowerLost"))
+    harness.step(PodExited(A, 1, "a1", Succeeded()))
+    assert harness.status("a").phase is Phase.SUCCEEDED
 
 
-def test_a_node_empty_without_an_exit_lost_its_pod(desk: Callable) -> None:
-    d = desk()
-    d.run("a", 2)
-    d.tell(NodeEmptied("a0", A, 1))
-    assert d.status("a").eviction.reason == "PodKilled"
+def test_a_node_empty_without_an_exit_lost_its_pod(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 2)
+    harness.step(NodeEmptied("a0", A, 1))
+    assert harness.status("a").eviction.reason == "PodKilled"
 
 
-def test_exit_and_emptiness_may_come_in_either_order(desk: Callable) -> None:
-    d = desk()
-    d.run("a", 1)
-    (name,) = d.names("a")
-    d.tell(NodeEmptied(name, A, 1), PodExited(A, 1, name, Succeeded()))
-    assert d.status("a").phase is Phase.SUCCEEDED
+def test_exit_and_emptiness_may_come_in_either_order(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 1)
+    (name,) = harness.names("a")
+    harness.step(NodeEmptied(name, A, 1), PodExited(A, 1, name, Succeeded()))
+    assert harness.status("a").phase is Phase.SUCCEEDED
 
 
-def test_the_watchdog_hears_progress_and_log_lines(desk: Callable) -> None:
-    d = desk()
-    d.run("a", 2, progressDeadline="30s")
-    d.wait(29)
-    d.tell(LogObserved(A, 1))
-    d.wait(29)
-    d.tell(ProgressReported(A, 1, 1))
-    d.wait(29)
-    assert d.status("a").history.attempt == 1
-    d.wait(1)
-    assert d.status("a").eviction.reason == "ProgressDeadlineExceeded"
-    assert d.status("a").eviction.suspend_code == 0  # killed, not asked: it would not answer
+def test_the_watchdog_hears_progress_and_log_lines(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 2, progressDeadline="30s")
+    harness.wait(29)
+    harness.step(LogObserved(A, 1))
+    harness.wait(29)
+    harness.step(ProgressReported(A, 1, 1))
+    harness.wait(29)
+    assert harness.status("a").history.attempt == 1
+    harness.wait(1)
+    assert harness.status("a").eviction.reason == "ProgressDeadlineExceeded"
+    assert harness.status("a").eviction.suspend_code == 0  # killed, not asked: it would not answer
 
 
-def test_pods_that_do_not_come_up_are_rolled_back(desk: Callable, pick: Callable) -> None:
-    d = desk(start_deadline_seconds=20.0)
-    d.submit("a", 2)
-    assert pick(d.wait(20), Stop)
-    assert d.status("a").eviction.reason == "PodsReadyTimeout"
+def test_pods_that_do_not_come_up_are_rolled_back(new_harness: Callable, pick: Callable) -> None:
+    harness = new_harness(start_deadline_seconds=20.0)
+    harness.submit("a", 2)
+    assert pick(harness.wait(20), Stop)
+    assert harness.status("a").eviction.reason == "PodsReadyTimeout"
 
 
-def test_restarts_without_a_newer_checkpoint_are_counted(desk: Callable) -> None:
-    d = desk()
-    d.run("a", 1, maxRestarts=2)
+def test_restarts_without_a_newer_checkpoint_are_counted(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 1, maxRestarts=2)
 
     def kill() -> None:
-        d.tell(PodExited(A, d.status("a").history.attempt, d.names("a")[0], Killed(9)))
-        d.empty("a")
-        d.wait(60)
-        if d.status("a").phase is Phase.STARTING:
-            d.up("a")
+        harness.step(
+            PodExited(A, harness.status("a").history.attempt, harness.names("a")[0], Killed(9))
+        )
+        harness.empty("a")
+        harness.wait(60)
+        if harness.status("a").phase is Phase.STARTING:
+            harness.up("a")
 
     kill()
     kill()
-    assert d.status("a").phase is Phase.RUNNING
-    d.tell(CheckpointReported(A, d.status("a").history.attempt, 10, "/ckpt/10"))
+    assert harness.status("a").phase is Phase.RUNNING
+    harness.step(CheckpointReported(A, harness.status("a").history.attempt, 10, "/ckpt/10"))
     kill()
     kill()
-    assert d.status("a").phase is Phase.RUNNING
+    assert harness.status("a").phase is Phase.RUNNING
     kill()
-    status = d.status("a")
+    status = harness.status("a")
     assert (status.phase, status.reason) == (Phase.FAILED, "MaxRestartsExceeded")
     assert "step 10" in status.message
     assert status.history.restarts == 4
 
 
-def test_repeated_failures_pause_longer_and_longer(desk: Callable) -> None:
-    d = desk(backoff_seconds=4.0)
-    d.run("a", 1)
+def test_repeated_failures_pause_longer_and_longer(new_harness: Callable) -> None:
+    harness = new_harness(backoff_seconds=4.0)
+    harness.run("a", 1)
     for pause in (0, 4, 8):
-        d.tell(PodExited(A, d.status("a").history.attempt, d.names("a")[0], Killed(9)))
-        d.empty("a")
+        harness.step(
+            PodExited(A, harness.status("a").history.attempt, harness.names("a")[0], Killed(9))
+        )
+        harness.empty("a")
         if pause:
-            assert d.status("a").pending.reason == "RestartBackoff"
-            d.wait(pause - 0.5)
-            assert d.status("a").phase is Phase.QUEUED
-            d.wait(0.5)
-        assert d.status("a").phase is Phase.STARTING
-        d.up("a")
+            assert harness.status("a").pending.reason == "RestartBackoff"
+            harness.wait(pause - 0.5)
+            assert harness.status("a").phase is Phase.QUEUED
+            harness.wait(0.5)
+        assert harness.status("a").phase is Phase.STARTING
+        harness.up("a")
 
 
-def test_pods_that_may_not_be_made_are_waited_for(desk: Callable, pick: Callable) -> None:
-    d = desk()
-    d.submit("a", 2, maxRestarts=0)
+def test_pods_that_may_not_be_made_are_waited_for(new_harness: Callable, pick: Callable) -> None:
+    harness = new_harness()
+    harness.submit("a", 2, maxRestarts=0)
     for attempt, pause_seconds in enumerate((60, 120, 240, 480, 600, 600), 1):
-        assert d.status("a").phase is Phase.STARTING
-        d.tell(StartRefused(A, attempt - 1, "late"), StartRefused(A, attempt, "quota is full"))
-        d.empty("a")
-        status = d.status("a")
+        assert harness.status("a").phase is Phase.STARTING
+        harness.step(
+            StartRefused(A, attempt - 1, "late"), StartRefused(A, attempt, "quota is full")
+        )
+        harness.empty("a")
+        status = harness.status("a")
         assert (status.phase, status.pending.reason) == (Phase.QUEUED, "PodsRefused")
-        assert status.pending.eta == d.now + pause_seconds
+        assert status.pending.eta == harness.now + pause_seconds
         assert "quota is full" in status.pending.message
         assert (f"{attempt} times" in status.pending.message) == (attempt > 1)
-        d.restart()  # all of it is in the status
-        assert not pick(d.wait(pause_seconds - 1), Start)
-        (start,) = pick(d.wait(1), Start)
+        harness.restart()  # all of it is in the status
+        assert not pick(harness.wait(pause_seconds - 1), Start)
+        (start,) = pick(harness.wait(1), Start)
         assert start.attempt == attempt + 1
-    assert d.status("a").history.restarts == 0
-    d.up("a")
-    assert d.status("a").history.refusals == 0
-    d.tell(StartRefused(A, attempt + 1, "it runs"))
-    assert d.status("a").phase is Phase.RUNNING
+    assert harness.status("a").history.restarts == 0
+    harness.up("a")
+    assert harness.status("a").history.refusals == 0
+    harness.step(StartRefused(A, attempt + 1, "it runs"))
+    assert harness.status("a").phase is Phase.RUNNING
 
 
 @pytest.mark.parametrize("asked", ["another spec", "suspended and resumed", "a word in passing"])
-def test_what_is_asked_anew_is_tried_at_once(desk: Callable, pick: Callable, asked: str) -> None:
-    d = desk()
+def test_what_is_asked_anew_is_tried_at_once(
+    new_harness: Callable, pick: Callable, asked: str
+) -> None:
+    harness = new_harness()
     job = sample_job("a", 2)
 
     def submit(generation: int, **spec: Any) -> tuple[Action, ...]:
         metadata = job.metadata.replace(generation=generation)
-        return d.tell(JobSubmitted(job.replace(metadata=metadata, spec=job.spec.replace(**spec))))
+        return harness.step(
+            JobSubmitted(job.replace(metadata=metadata, spec=job.spec.replace(**spec)))
+        )
 
     submit(1)
     for attempt in (1, 2):
-        d.tell(StartRefused(A, attempt, "quota is full"))
-        d.empty("a")
-        assert d.status("a").history.refusals == attempt
+        harness.step(StartRefused(A, attempt, "quota is full"))
+        harness.empty("a")
+        assert harness.status("a").history.refusals == attempt
         if attempt == 1:
-            d.wait(60)
+            harness.wait(60)
     if asked == "another spec":
         actions = submit(2, ranks_per_node=1)
     elif asked == "suspended and resumed":
         submit(2, suspend=True)
-        assert d.status("a").phase is Phase.SUSPENDED
+        assert harness.status("a").phase is Phase.SUSPENDED
         actions = submit(3)
     else:
         actions = submit(1)
     if asked == "a word in passing":
         assert not pick(actions, Start)
-        assert d.status("a").history.refusals == 2
+        assert harness.status("a").history.refusals == 2
         return
     (start,) = pick(actions, Start)
-    assert d.status("a").history.refusals == 0
-    d.tell(StartRefused(A, start.attempt, "quota is full"))
-    d.empty("a")
-    assert d.status("a").pending.eta == d.now + 60
+    assert harness.status("a").history.refusals == 0
+    harness.step(StartRefused(A, start.attempt, "quota is full"))
+    harness.empty("a")
+    assert harness.status("a").pending.eta == harness.now + 60
 
 
-def test_who_was_refused_its_pods_interrupts_nobody_for_a_while(desk: Callable) -> None:
-    d = desk(refused_backoff_seconds=30.0, refused_seconds=200.0)
-    d.run("a", 6)
-    d.wait(100)
-    d.submit("b", 6, priority="high")
-    assert d.status("a").phase is Phase.SUSPENDING
-    d.wait(30)  # its grace is over, and it is stopped
-    d.empty("a")
-    assert d.status("b").phase is Phase.STARTING
-    d.tell(StartRefused("default/b", 1, "quota is full"))
-    d.empty("b")
-    d.up("a")
-    d.wait(229)
-    assert d.status("a").phase is Phase.RUNNING
-    d.wait(1)
-    assert d.status("a").phase is Phase.SUSPENDING
+def test_who_was_refused_its_pods_interrupts_nobody_for_a_while(new_harness: Callable) -> None:
+    harness = new_harness(refused_backoff_seconds=30.0, refusal_cooldown_seconds=200.0)
+    harness.run("a", 6)
+    harness.wait(100)
+    harness.submit("b", 6, priority="high")
+    assert harness.status("a").phase is Phase.SUSPENDING
+    harness.wait(30)  # its grace is over, and it is stopped
+    harness.empty("a")
+    assert harness.status("b").phase is Phase.STARTING
+    harness.step(StartRefused("default/b", 1, "quota is full"))
+    harness.empty("b")
+    harness.up("a")
+    harness.wait(229)
+    assert harness.status("a").phase is Phase.RUNNING
+    harness.wait(1)
+    assert harness.status("a").phase is Phase.SUSPENDING
 
 
 def test_who_is_refused_again_and_again_interrupts_ever_more_rarely(
-    desk: Callable, pick: Callable
+    new_harness: Callable, pick: Callable
 ) -> None:
-    d = desk()
-    d.run("runs", 6, priority="low", progressDeadline=None)
-    d.wait(60)
+    harness = new_harness()
+    harness.run("runs", 6, priority="low", progressDeadline=None)
+    harness.wait(60)
     interrupted_at: list[float] = []
-    d.submit("refused", 6, priority="high")
+    harness.submit("refused", 6, priority="high")
     for _ in range(24 * 60):
-        if d.status("runs").phase is Phase.SUSPENDING:
-            interrupted_at.append(d.now)
-            d.tell(Released("default/runs", d.status("runs").history.attempt))
-            d.empty("runs")
-        if d.status("refused").phase is Phase.STARTING:
-            d.tell(StartRefused("default/refused", d.status("refused").history.attempt, "quota"))
-            d.empty("refused")
-        if d.status("runs").phase is Phase.STARTING:
-            d.up("runs")
-        d.wait(60)
+        if harness.status("runs").phase is Phase.SUSPENDING:
+            interrupted_at.append(harness.now)
+            harness.step(Released("default/runs", harness.status("runs").history.attempt))
+            harness.empty("runs")
+        if harness.status("refused").phase is Phase.STARTING:
+            harness.step(
+                StartRefused("default/refused", harness.status("refused").history.attempt, "quota")
+            )
+            harness.empty("refused")
+        if harness.status("runs").phase is Phase.STARTING:
+            harness.up("runs")
+        harness.wait(60)
     pauses = [after - before for before, after in pairwise(interrupted_at)]
     assert len(interrupted_at) <= 8
     assert pauses[-1] > 2 * 3600
 
 
 def test_a_bug_names_the_job_that_brings_it_to_light(
-    desk: Callable, monkeypatch: pytest.MonkeyPatch
+    new_harness: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    d = desk()
-    d.run("a", 1)
-    d.run("b", 1)
-    before, bad = d.state, CheckpointReported(A, 1, 7, "x" * 5000)
+    harness = new_harness()
+    harness.run("a", 1)
+    harness.run("b", 1)
+    before, bad = harness.state, CheckpointReported(A, 1, 7, "x" * 5000)
     with pytest.raises(JobFault, match="CheckpointReported") as caught:
-        d.tell(CheckpointReported("default/b", 1, 7, "/b"), bad)
+        harness.step(CheckpointReported("default/b", 1, 7, "/b"), bad)
     assert (caught.value.job, caught.value.event) == (A, bad)
-    assert d.state is before
-    for where, name in ((settle, "transitions"), (engine, "summarized"), (schedule, "blockers")):
+    assert harness.state is before
+    for where, name in (
+        (reconcile, "transitions"),
+        (engine, "with_conditions"),
+        (schedule, "blockers"),
+    ):
         with monkeypatch.context() as broken:
             broken.setattr(where, name, None)
             with pytest.raises(JobFault) as caught:
-                d.tell(SuspendRequested(A), JobSubmitted(sample_job("c", 9)))
+                harness.step(SuspendRequested(A), JobSubmitted(sample_job("c", 9)))
             assert (caught.value.job, caught.value.event) == (
                 A if where is not schedule else "default/c",
                 None,
             )
 
 
-def test_steps_are_not_lost_twice(desk: Callable) -> None:
-    d = desk()
-    d.run("a", 1)
-    d.tell(CheckpointReported(A, 1, 10, "/ckpt/10"), ProgressReported(A, 1, 14))
+def test_steps_are_not_lost_twice(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 1)
+    harness.step(CheckpointReported(A, 1, 10, "/ckpt/10"), ProgressReported(A, 1, 14))
     for attempt, lost in ((1, 4), (2, 0)):
-        d.tell(PodExited(A, attempt, d.names("a")[0], Killed(9)))
-        assert d.status("a").eviction.lost_steps == lost
-        d.empty("a")
-        d.wait(60)
-        d.up("a")
+        harness.step(PodExited(A, attempt, harness.names("a")[0], Killed(9)))
+        assert harness.status("a").eviction.lost_steps == lost
+        harness.empty("a")
+        harness.wait(60)
+        harness.up("a")
 
 
-def test_a_new_leader_starts_no_pod_again_that_has_ended(desk: Callable, pick: Callable) -> None:
+def test_a_new_leader_starts_no_pod_again_that_has_ended(
+    new_harness: Callable, pick: Callable
+) -> None:
     """The node of the pod that has ended counts as empty: another job may be given it."""
-    d = desk()
-    d.submit("a", 2)
-    first, _ = d.names("a")
-    d.restart()
-    said = d.tell(
+    harness = new_harness()
+    harness.submit("a", 2)
+    first, _ = harness.names("a")
+    harness.restart()
+    said = harness.step(
         PodExited("default/a", 1, first, Failed(1, "boom")), NodeEmptied(first, "default/a", 1)
     )
     assert pick(said, Start) == []
-    said = d.wait(d.policy.failure_window_seconds)
+    said = harness.wait(harness.settings.failure_window_seconds)
     assert [(stop.job, stop.attempt) for stop in pick(said, Stop)] == [("default/a", 1)]
-    d.empty("a")
-    assert d.status("a").phase is Phase.FAILED
+    harness.empty("a")
+    assert harness.status("a").phase is Phase.FAILED

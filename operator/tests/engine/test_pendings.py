@@ -13,63 +13,63 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def churned(desk: Callable, jobs: int, seconds: int) -> tuple[int, int]:
+def churned(new_harness: Callable, jobs: int, seconds: int) -> tuple[int, int]:
     """Writes of a queue in which every step changes every job's reasons, and its largest status."""
-    d = desk(two_zones(20))
+    harness = new_harness(two_zones(20))
     for index in range(40):
-        d.submit(f"runs{index}")
+        harness.submit(f"runs{index}")
     for index in range(jobs):  # no two alike, so that none is just behind another
-        d.submit(f"waits{index}", 2, activeDeadline=f"{index + 1}m")
-    before = len(d.steps)
+        harness.submit(f"waits{index}", 2, activeDeadline=f"{index + 1}m")
+    before = len(harness.steps)
     for second in range(seconds):
-        d.now += 1
-        node = d.nodes[second // 2 % len(d.nodes)]
-        d.tell(NodeObserved(node) if second % 2 else NodeLost(node.name, "PowerLost"))
+        harness.now += 1
+        node = harness.nodes[second // 2 % len(harness.nodes)]
+        harness.step(NodeObserved(node) if second % 2 else NodeLost(node.name, "PowerLost"))
     commits = [
         action
-        for _, _, actions in d.steps[before:]
+        for _, _, actions in harness.steps[before:]
         for action in actions
         if isinstance(action, Commit) and action.status.phase is Phase.QUEUED
         and action.job.startswith("default/waits")
     ]  # fmt: skip
-    assert all(d.status(f"waits{index}").phase is Phase.QUEUED for index in range(jobs))
+    assert all(harness.status(f"waits{index}").phase is Phase.QUEUED for index in range(jobs))
     return len(commits), max(len(json.dumps(commit.status.to_object())) for commit in commits)
 
 
-def test_writes_do_not_grow_with_the_queue(desk: Callable) -> None:
-    few, _ = churned(desk, 20, 120)
-    many, size = churned(desk, 200, 120)
+def test_writes_do_not_grow_with_the_queue(new_harness: Callable) -> None:
+    few, _ = churned(new_harness, 20, 120)
+    many, size = churned(new_harness, 200, 120)
     # Every 30 s at the front; the 100th place every 100 s.
     assert few <= 20 * (120 // 30 + 1)
     assert many <= few + 200 + 50
     assert size < 16_000
 
 
-def test_a_burst_of_changed_reasons_is_spread(desk: Callable) -> None:
-    d = desk(pending_writes_burst=10, pending_writes_per_second=2.0)
+def test_a_burst_of_changed_reasons_is_spread(new_harness: Callable) -> None:
+    harness = new_harness(pending_writes_burst=10, pending_writes_per_second=2.0)
     for index in range(60):
-        d.submit(f"a{index}", 9, activeDeadline=f"{index + 1}m")
-    assert d.status("a59").pending.verdict == "Never"  # the first verdict is never put off
+        harness.submit(f"a{index}", 9, activeDeadline=f"{index + 1}m")
+    assert harness.status("a59").pending.verdict == "Never"  # the first verdict is never put off
     more = two_zones(9)
-    d.now += 1000
-    written = [one for one in d.tell(*(NodeObserved(node) for node in more))
+    harness.now += 1000
+    written = [one for one in harness.step(*(NodeObserved(node) for node in more))
                if isinstance(one, Commit) and one.status.phase is Phase.QUEUED]  # fmt: skip
     assert len(written) <= 10
     for _ in range(200):
-        d.wait(1.0)
-    assert all(d.status(f"a{index}").pending.verdict == "Pending" for index in range(60)
-               if d.status(f"a{index}").phase is Phase.QUEUED)  # fmt: skip
+        harness.wait(1.0)
+    assert all(harness.status(f"a{index}").pending.verdict == "Pending" for index in range(60)
+               if harness.status(f"a{index}").phase is Phase.QUEUED)  # fmt: skip
 
 
-def test_a_status_lists_some_reasons_and_counts_the_others(desk: Callable) -> None:
-    d = desk(two_zones(40))
+def test_a_status_lists_some_reasons_and_counts_the_others(new_harness: Callable) -> None:
+    harness = new_harness(two_zones(40))
     for index in range(60):
-        d.submit(f"runs{index}")
-    d.submit("waits", 80)
-    d.tell(*(NodeLost(f"b{index}", "PowerLost") for index in range(30, 40)))
-    d.wait(40)
-    pending = d.status("waits").pending
-    told = explain(d.state, "default/waits", d.now)
+        harness.submit(f"runs{index}")
+    harness.submit("waits", 80)
+    harness.step(*(NodeLost(f"b{index}", "PowerLost") for index in range(30, 40)))
+    harness.wait(40)
+    pending = harness.status("waits").pending
+    told = explain(harness.state, "default/waits", harness.now)
     assert [reason.message for reason in pending.reasons[:5]] == [
         blocker.message for blocker in told.blockers[:5]
     ]
@@ -79,17 +79,20 @@ def test_a_status_lists_some_reasons_and_counts_the_others(desk: Callable) -> No
     assert len(pending.unblock) <= 4
 
 
-def test_changed_numbers_are_written_after_a_pause(desk: Callable) -> None:
-    d = desk()
-    d.submit("runs", 4)
-    d.submit("waits", 6)
-    first = d.status("waits").pending
-    assert (first.position, first.time) == (1, d.now)
-    d.wait(1)
-    d.tell(
-        NodeLost(next(node.name for node in d.nodes if node.name not in d.names("runs")), "Power")
+def test_changed_numbers_are_written_after_a_pause(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.submit("runs", 4)
+    harness.submit("waits", 6)
+    first = harness.status("waits").pending
+    assert (first.position, first.time) == (1, harness.now)
+    harness.wait(1)
+    harness.step(
+        NodeLost(
+            next(node.name for node in harness.nodes if node.name not in harness.names("runs")),
+            "Power",
+        )
     )
-    assert d.status("waits").pending is first
-    d.wait(30)
-    assert d.status("waits").pending.time == d.now
-    assert "is out: Power" in d.status("waits").pending.message
+    assert harness.status("waits").pending is first
+    harness.wait(30)
+    assert harness.status("waits").pending.time == harness.now
+    assert "is out: Power" in harness.status("waits").pending.message

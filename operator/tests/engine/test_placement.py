@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from flyer.engine import Node
 from flyer.engine.placement import (
-    Memory,
+    PlacementHistory,
     best,
     by_zone,
     choose,
@@ -23,11 +23,13 @@ def nodes(*names: str, leaf: dict[str, str] | None = None) -> list[Node]:
     return [Node(name, name[0].upper(), (leaf or {}).get(name, "")) for name in names]
 
 
-def lay(count: int, free: list[Node], memory: Memory | None = None) -> tuple[str, ...] | None:
+def lay(
+    count: int, free: list[Node], memory: PlacementHistory | None = None
+) -> tuple[str, ...] | None:
     """As the scheduler asks: one zone if it fits, else two."""
     zones = {node.zone for node in free}
     for kind in (single_zone_options(count, zones), cross_zone_options(count, zones)):
-        found = best(kind, by_zone(free), memory or Memory())
+        found = best(kind, by_zone(free), memory or PlacementHistory())
         if found is not None:
             return tuple(node.name for node in found[1])
     return None
@@ -68,7 +70,7 @@ def test_three_zones_are_never_spanned() -> None:
 
 
 def test_the_nodes_of_before_stay_at_their_places() -> None:
-    memory = Memory((("a0", "A"), ("a1", "A"), ("b0", "B"), ("b1", "B")))
+    memory = PlacementHistory((("a0", "A"), ("a1", "A"), ("b0", "B"), ("b1", "B")))
     free = nodes("a0", "a2", "b0", "b1", "b2")
     option = same_zone_layout_options(memory, {"A", "B"})[0]
     laid = choose(option, by_zone(free), memory)
@@ -77,7 +79,7 @@ def test_the_nodes_of_before_stay_at_their_places() -> None:
 
 
 def test_a_node_that_failed_the_job_is_avoided_unless_it_is_the_last() -> None:
-    memory = Memory((("a0", "A"), ("a1", "A")), frozenset({"a1"}))
+    memory = PlacementHistory((("a0", "A"), ("a1", "A")), frozenset({"a1"}))
     option = same_zone_layout_options(memory, {"A"})[0]
     with_spare = choose(option, by_zone(nodes("a0", "a1", "a2")), memory)
     without = choose(option, by_zone(nodes("a0", "a1")), memory)
@@ -88,7 +90,7 @@ def test_a_node_that_failed_the_job_is_avoided_unless_it_is_the_last() -> None:
 
 
 def test_the_same_zone_layout_may_be_found_in_other_zones() -> None:
-    memory = Memory((("a0", "A"), ("a1", "A")))
+    memory = PlacementHistory((("a0", "A"), ("a1", "A")))
     options = same_zone_layout_options(memory, {"A", "B"})
     found = best(options, by_zone(nodes("a0", "b0", "b1")), memory)
     assert found is not None

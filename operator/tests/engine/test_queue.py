@@ -40,11 +40,11 @@ from flyer.engine import (
     schedule,
     step,
 )
-from flyer.engine.draft import Draft
+from flyer.engine.draft import CycleState
 from flyer.engine.events import QuotaObserved, QuotaRemoved
 from flyer.engine.queue import Walk, updated
 from flyer.engine.quotas import Quota
-from flyer.engine.search import Reasons, Search
+from flyer.engine.search import PendingReasonCache, UnschedulableNeeds
 from flyer.sim.samples import sample_job
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from flyer.api import Pending
     from flyer.engine import Action, Event, JobState
-    from flyer.engine.claims import Claim
+    from flyer.engine.reservations import Reservation
 
 _PRIORITIES = ("low", "normal", "high", "very-high")
 
@@ -164,7 +164,7 @@ class History:
 
 def _forgetful(state: EngineState) -> EngineState:
     """The state without what only saves work."""
-    return replace(state, queue=None, stale=(), active=None, ways_out={}, rest={}, terms={})
+    return replace(state, queue=None, stale=(), active=None, remedies={}, rest={}, terms={})
 
 
 _entry = queue._Update._entry
@@ -212,7 +212,9 @@ def test_what_is_kept_and_left_out_changes_no_decision(
             quick, actions = step(quick, events, history.now)
         with monkeypatch.context() as long:
             long.setattr(schedule, "_HEAD_JOBS", 10_000)
-            long.setattr(Search, "is_hopeless", lambda _search, _job, _needs: False)
+            long.setattr(
+                UnschedulableNeeds, "is_unschedulable", lambda _search, _job, _needs: False
+            )
             long.setattr(queue._Update, "_entry", _auto_jobs_alone)
             slow, expected = step(_forgetful(slow), events, history.now)
         assert _decided(quick, actions) == _decided(slow, expected), (seed, history.now)
@@ -228,8 +230,8 @@ def test_the_queue_is_the_one_that_is_made_anew(seed: int) -> None:
     for _ in range(40):
         history.now += history.random.choice((0.6, 5.0, 70.0))
         state, _ = step(state, events, history.now)
-        kept = updated(Draft(state, history.now))
-        anew = updated(Draft(replace(state, queue=None, stale=()), history.now))
+        kept = updated(CycleState(state, history.now))
+        anew = updated(CycleState(replace(state, queue=None, stale=()), history.now))
         same = replace(anew, explained_to=kept.explained_to, explained_at=kept.explained_at)
         assert kept == same, (seed, history.now)
         events = history.events(state)
@@ -239,20 +241,20 @@ def test_the_queue_is_the_one_that_is_made_anew(seed: int) -> None:
 def test_a_reason_that_jobs_share_is_the_one_of_each(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = Reasons.of
+    shared = PendingReasonCache.of
 
     def of(
-        reasons: Reasons,
+        reasons: PendingReasonCache,
         job: JobState,
-        claims: Sequence[Claim],
-        own: Sequence[Claim],
+        reservations: Sequence[Reservation],
+        own: Sequence[Reservation],
         eta: float | None,
     ) -> Pending:
-        found = shared(reasons, job, claims, own, eta)
-        assert found == blockers.pending(reasons._market, job, claims, eta), job.key
+        found = shared(reasons, job, reservations, own, eta)
+        assert found == blockers.pending(reasons._availability, job, reservations, eta), job.key
         return found
 
-    monkeypatch.setattr(Reasons, "of", of)
+    monkeypatch.setattr(PendingReasonCache, "of", of)
     history = History(seed)
     state = history.first()
     events = list(history.submissions(40))
@@ -374,9 +376,9 @@ def test_jobs_that_can_never_run_do_not_hold_up_the_others_of_their_user(
 def _looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The user of each job that plans look at."""
     looks: list[str] = []
-    look_at = schedule._Plan._look_at
+    look_at = schedule._SchedulingPass._try_job
     monkeypatch.setattr(
-        schedule._Plan, "_look_at",
+        schedule._SchedulingPass, "_try_job",
         lambda plan, job, key: (looks.append(job.user), look_at(plan, job, key))[1],
     )  # fmt: skip
     return looks
@@ -469,9 +471,9 @@ def test_auto_jobs_behind_too_many_of_their_user_cost_a_plan_no_look(
     asked: list[str] = []
     priorities = quotas.priorities
 
-    def counted(draft: Draft, job: JobState, limits: Sequence[Quota]) -> list[Priority]:
+    def counted(cycle: CycleState, job: JobState, limits: Sequence[Quota]) -> list[Priority]:
         asked.append(job.key)
-        return priorities(draft, job, limits)
+        return priorities(cycle, job, limits)
 
     monkeypatch.setattr(quotas, "priorities", counted)
     step(state, [JobSubmitted(sample_job("good", 1, user="good"))], now + 1)
@@ -482,9 +484,9 @@ def test_a_job_that_cannot_be_queued_is_named(monkeypatch: pytest.MonkeyPatch) -
     """The driver leaves it alone then, and the others are scheduled."""
     needs_of = queue.needs_of
 
-    def fails(draft: Draft, job: JobState) -> tuple[object, ...]:
+    def fails(cycle: CycleState, job: JobState) -> tuple[object, ...]:
         assert job.key != "default/w1", "a bug"
-        return needs_of(draft, job)
+        return needs_of(cycle, job)
 
     monkeypatch.setattr(queue, "needs_of", fails)
     state, now = _full_cluster()
@@ -509,6 +511,6 @@ def test_a_class_that_is_left_out_still_fills_its_users_quota(
     state, _ = step(state, events, now + 10)
     for second in range(3):
         state, _ = step(state, [Tick()], now + 11 + second)
-    # a and b have the first claim on its ten nodes, and c waits for room: the small one is last.
+    # a and b have the first reservations, on its ten nodes, and c waits for room: small is last.
     assert state.jobs["default/small"].status.phase is Phase.QUEUED
     assert state.jobs["default/first"].status.phase is Phase.STARTING

@@ -18,7 +18,7 @@ from flyer.engine import (
     QuotaRemoved,
     TeamObserved,
     explain,
-    quota_loads,
+    quota_holdings,
     quota_usage,
     rebuild,
 )
@@ -37,186 +37,186 @@ def _two_classes(**counts: int) -> list[Node]:
     ]
 
 
-def test_out_of_quota_names_the_limit_its_use_and_who_uses_it(desk: Callable) -> None:
-    d = desk()
-    d.tell(QuotaObserved(Quota("anna", "anna", nodes=3)))
-    d.run("first", 2, user="anna")
-    d.submit("second", 2, user="anna")
-    pending = d.status("second").pending
+def test_out_of_quota_names_the_limit_its_use_and_who_uses_it(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.step(QuotaObserved(Quota("anna", "anna", nodes=3)))
+    harness.run("first", 2, user="anna")
+    harness.submit("second", 2, user="anna")
+    pending = harness.status("second").pending
     assert (pending.verdict, pending.reason) == ("Pending", "WaitingForQuota")
     assert pending.message == (
         "quota anna has 1 of 3 nodes left for anna, wants 2: 2 used by default/first (2)"
     )
     assert pending.blocked_by == ("default/first",)
-    told = explain(d.state, "default/second", d.now)
+    told = explain(harness.state, "default/second", harness.now)
     assert told.verdict == "cannot"
     assert told.blockers[0].message == pending.message
     assert [remedy.command for remedy in told.remedies] == ["flyer suspend default/first"]
     # Another user is not concerned.
-    assert d.run("third", 2, user="ben").phase is Phase.RUNNING
+    assert harness.run("third", 2, user="ben").phase is Phase.RUNNING
 
 
-def test_more_than_the_limit_can_never_run(desk: Callable) -> None:
-    d = desk()
-    d.tell(QuotaObserved(Quota("small", nodes=2, priority="high")))
-    d.submit("big", 3, priority="high")
-    pending = d.status("big").pending
+def test_more_than_the_limit_can_never_run(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.step(QuotaObserved(Quota("small", nodes=2, priority="high")))
+    harness.submit("big", 3, priority="high")
+    pending = harness.status("big").pending
     assert (pending.verdict, pending.reason) == ("Never", "QuotaExceeded")
     assert pending.message == (
         "wants 3 nodes, quota small gives default 2 at priority high in all node classes: set "
         "spec.nodes to 2 or less, choose another priority or node class, or ask for a "
         "larger FlyerQuota small"
     )
-    assert explain(d.state, "default/big", d.now).verdict == "never"
-    d.tell(QuotaRemoved("small"))
-    assert d.status("big").phase is Phase.STARTING
+    assert explain(harness.state, "default/big", harness.now).verdict == "never"
+    harness.step(QuotaRemoved("small"))
+    assert harness.status("big").phase is Phase.STARTING
 
 
-def test_a_limit_of_ones_own_stands_in_for_everybodys(desk: Callable) -> None:
-    d = desk()
-    d.tell(
+def test_a_limit_of_ones_own_stands_in_for_everybodys(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.step(
         QuotaObserved(Quota("all", nodes=1)),
         QuotaObserved(Quota("anna", subject="anna", nodes=4)),
     )
-    assert d.run("hers", 4, user="anna").phase is Phase.RUNNING
-    d.submit("his", 2, user="ben")
-    assert d.status("his").pending.reason == "QuotaExceeded"
+    assert harness.run("hers", 4, user="anna").phase is Phase.RUNNING
+    harness.submit("his", 2, user="ben")
+    assert harness.status("his").pending.reason == "QuotaExceeded"
 
 
-def test_nodes_count_until_they_are_empty(desk: Callable) -> None:
-    d = desk()
-    d.tell(QuotaObserved(Quota("all", nodes=2)))
-    d.run("first", 2)
-    d.submit("second", 2)
-    d.tell(JobRemoved("default/first"))
-    assert d.status("second").phase is Phase.QUEUED
-    d.empty("first")
-    assert d.status("second").phase is Phase.STARTING
+def test_nodes_count_until_they_are_empty(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.step(QuotaObserved(Quota("all", nodes=2)))
+    harness.run("first", 2)
+    harness.submit("second", 2)
+    harness.step(JobRemoved("default/first"))
+    assert harness.status("second").phase is Phase.QUEUED
+    harness.empty("first")
+    assert harness.status("second").phase is Phase.STARTING
 
 
-def test_a_limit_is_filled_in_the_order_of_the_queue(desk: Callable) -> None:
-    d = desk()
-    d.tell(QuotaObserved(Quota("all", nodes=4)))
-    d.run("first", 2)
-    d.now += 1
-    d.submit("second", 3)
-    d.now += 1
-    d.submit("third", 1)  # would fit; it is behind
-    assert d.status("third").pending.reason == "WaitingForQuota"
-    assert "default/second is ahead in quota all" in d.status("third").pending.message
-    assert "default/second" in d.status("third").pending.blocked_by
+def test_a_limit_is_filled_in_the_order_of_the_queue(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.step(QuotaObserved(Quota("all", nodes=4)))
+    harness.run("first", 2)
+    harness.now += 1
+    harness.submit("second", 3)
+    harness.now += 1
+    harness.submit("third", 1)  # would fit; it is behind
+    assert harness.status("third").pending.reason == "WaitingForQuota"
+    assert "default/second is ahead in quota all" in harness.status("third").pending.message
+    assert "default/second" in harness.status("third").pending.blocked_by
 
 
-def test_a_job_without_nodes_keeps_its_share(desk: Callable) -> None:
-    d = desk(two_zones(2))
-    d.tell(QuotaObserved(Quota("anna", subject="anna", nodes=3)))
-    d.run("others", 2, user="ben")
-    d.submit("waits", 3, user="anna")
-    d.now += 1
-    d.submit("later", 1, user="anna")
-    assert d.status("waits").pending.reason == "WaitingForNodes"
-    assert d.status("later").pending.reason == "WaitingForQuota"
+def test_a_job_without_nodes_keeps_its_share(new_harness: Callable) -> None:
+    harness = new_harness(two_zones(2))
+    harness.step(QuotaObserved(Quota("anna", subject="anna", nodes=3)))
+    harness.run("others", 2, user="ben")
+    harness.submit("waits", 3, user="anna")
+    harness.now += 1
+    harness.submit("later", 1, user="anna")
+    assert harness.status("waits").pending.reason == "WaitingForNodes"
+    assert harness.status("later").pending.reason == "WaitingForQuota"
 
 
-def test_auto_is_the_highest_level_with_room(desk: Callable) -> None:
-    d = desk()
-    d.tell(
+def test_auto_is_the_highest_level_with_room(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.step(
         QuotaObserved(Quota("high", priority="high", nodes=2)),
         QuotaObserved(Quota("above", priority="above-normal", nodes=1)),
     )
-    assert d.run("one", 2, priority="auto").priority is Priority.HIGH
-    assert d.run("two", 1, priority="auto").priority is Priority.ABOVE_NORMAL
-    assert d.run("three", 1, priority="auto").priority is Priority.NORMAL
-    d.tell(JobRemoved("default/one"))
-    d.empty("one")
+    assert harness.run("one", 2, priority="auto").priority is Priority.HIGH
+    assert harness.run("two", 1, priority="auto").priority is Priority.ABOVE_NORMAL
+    assert harness.run("three", 1, priority="auto").priority is Priority.NORMAL
+    harness.step(JobRemoved("default/one"))
+    harness.empty("one")
     # What runs keeps the level that it was given.
-    assert d.status("three").priority is Priority.NORMAL
-    assert d.run("four", 1, priority="auto").priority is Priority.HIGH
+    assert harness.status("three").priority is Priority.NORMAL
+    assert harness.run("four", 1, priority="auto").priority is Priority.HIGH
 
 
-def test_auto_without_room_anywhere_waits(desk: Callable) -> None:
-    d = desk()
-    d.tell(QuotaObserved(Quota("all", nodes=1)))
-    d.run("one", 1, priority="auto")
-    d.submit("two", 1, priority="auto")
-    assert d.status("two").pending.reason == "WaitingForQuota"
+def test_auto_without_room_anywhere_waits(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.step(QuotaObserved(Quota("all", nodes=1)))
+    harness.run("one", 1, priority="auto")
+    harness.submit("two", 1, priority="auto")
+    assert harness.status("two").pending.reason == "WaitingForQuota"
 
 
-def test_auto_goes_before_lower_jobs_and_preempts_them(desk: Callable) -> None:
-    d = desk()
-    d.tell(QuotaObserved(Quota("high", priority="high", nodes=6)))
-    d.run("low", 6, priority="low")
-    d.now += 60
-    d.submit("auto", 6, priority="auto")
-    assert d.status("low").phase is Phase.SUSPENDING
-    assert d.status("auto").priority is Priority.HIGH
+def test_auto_goes_before_lower_jobs_and_preempts_them(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.step(QuotaObserved(Quota("high", priority="high", nodes=6)))
+    harness.run("low", 6, priority="low")
+    harness.now += 60
+    harness.submit("auto", 6, priority="auto")
+    assert harness.status("low").phase is Phase.SUSPENDING
+    assert harness.status("auto").priority is Priority.HIGH
 
 
 def test_auto_does_not_wait_at_a_level_that_has_room_in_too_small_a_class_alone(
-    desk: Callable,
+    new_harness: Callable,
 ) -> None:
-    d = desk(_two_classes(a100=6, v100=2))
-    d.tell(QuotaObserved(Quota("high", priority="high", node_class="a100", nodes=2)))
-    found = d.run("one", 3, priority="auto")
+    harness = new_harness(_two_classes(a100=6, v100=2))
+    harness.step(QuotaObserved(Quota("high", priority="high", node_class="a100", nodes=2)))
+    found = harness.run("one", 3, priority="auto")
     assert (found.priority, found.assignment.node_class) == (Priority.NORMAL, "a100")
 
 
 def test_a_job_waits_for_no_nodes_of_a_class_in_which_its_limit_has_no_room(
-    desk: Callable,
+    new_harness: Callable,
 ) -> None:
-    d = desk(_two_classes(a100=3, v100=3))
-    d.tell(QuotaObserved(Quota("high", priority="high", node_class="a100", nodes=2)))
-    d.run("first", 3, priority="high", nodeClass="v100")
-    d.submit("large", 3, priority="high")
-    assert d.status("large").pending.blocked_by == ("default/first",)
+    harness = new_harness(_two_classes(a100=3, v100=3))
+    harness.step(QuotaObserved(Quota("high", priority="high", node_class="a100", nodes=2)))
+    harness.run("first", 3, priority="high", nodeClass="v100")
+    harness.submit("large", 3, priority="high")
+    assert harness.status("large").pending.blocked_by == ("default/first",)
     # The two nodes are not kept for it.
-    assert d.run("second", 1, priority="normal", nodeClass="a100").phase is Phase.RUNNING
-    assert d.run("third", 2, priority="normal", nodeClass="a100").phase is Phase.RUNNING
+    assert harness.run("second", 1, priority="normal", nodeClass="a100").phase is Phase.RUNNING
+    assert harness.run("third", 2, priority="normal", nodeClass="a100").phase is Phase.RUNNING
 
 
-def test_a_priority_is_taken_over_when_its_limit_has_room(desk: Callable) -> None:
-    d = desk()
-    d.tell(QuotaObserved(Quota("high", priority="high", nodes=2)))
-    d.run("one", 2, priority="high")
-    d.run("two", 1)
+def test_a_priority_is_taken_over_when_its_limit_has_room(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.step(QuotaObserved(Quota("high", priority="high", nodes=2)))
+    harness.run("one", 2, priority="high")
+    harness.run("two", 1)
     raised = sample_job("two", 1, priority="high")
-    d.tell(JobSubmitted(raised))
-    assert d.status("two").priority is Priority.NORMAL
-    d.tell(JobRemoved("default/one"))
-    d.empty("one")
-    assert d.status("two").priority is Priority.HIGH
+    harness.step(JobSubmitted(raised))
+    assert harness.status("two").priority is Priority.NORMAL
+    harness.step(JobRemoved("default/one"))
+    harness.empty("one")
+    assert harness.status("two").priority is Priority.HIGH
 
 
-def test_a_limit_that_shrinks_takes_nodes_from_nobody(desk: Callable) -> None:
-    d = desk()
-    d.run("one", 3)
-    d.tell(QuotaObserved(Quota("all", nodes=2)))
-    assert d.status("one").phase is Phase.RUNNING
-    d.submit("two", 1)
-    assert "quota all has 0 of 2 nodes left" in d.status("two").pending.message
+def test_a_limit_that_shrinks_takes_nodes_from_nobody(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.run("one", 3)
+    harness.step(QuotaObserved(Quota("all", nodes=2)))
+    assert harness.status("one").phase is Phase.RUNNING
+    harness.submit("two", 1)
+    assert "quota all has 0 of 2 nodes left" in harness.status("two").pending.message
 
 
-def test_a_limit_ends_when_it_expires(desk: Callable) -> None:
-    d = desk()
-    d.tell(QuotaObserved(Quota("all", nodes=0, expires_at=d.now + 10)))
-    actions = d.submit("one", 1)
-    assert d.status("one").pending.reason == "QuotaExceeded"
-    assert actions[-1].time == d.now + 10
-    d.wait(10)
-    assert d.status("one").phase is Phase.STARTING
+def test_a_limit_ends_when_it_expires(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.step(QuotaObserved(Quota("all", nodes=0, expires_at=harness.now + 10)))
+    actions = harness.submit("one", 1)
+    assert harness.status("one").pending.reason == "QuotaExceeded"
+    assert actions[-1].time == harness.now + 10
+    harness.wait(10)
+    assert harness.status("one").phase is Phase.STARTING
 
 
-def test_a_class_without_room_leaves_the_others(desk: Callable) -> None:
+def test_a_class_without_room_leaves_the_others(new_harness: Callable) -> None:
     nodes = [*two_zones(2, node_class="a100"), *two_zones(2, node_class="h100")]
     nodes = [
         type(node)(f"{node.node_class}-{node.name}", node.zone, node.leaf, node.node_class, 8)
         for node in nodes
     ]
-    d = desk(nodes)
-    d.tell(QuotaObserved(Quota("a", node_class="a100", nodes=1)))
-    assert d.run("one", 2).assignment.node_class == "h100"
-    d.submit("two", 2, nodeClass="a100")
-    assert d.status("two").pending.reason == "QuotaExceeded"
+    harness = new_harness(nodes)
+    harness.step(QuotaObserved(Quota("a", node_class="a100", nodes=1)))
+    assert harness.run("one", 2).assignment.node_class == "h100"
+    harness.submit("two", 2, nodeClass="a100")
+    assert harness.status("two").pending.reason == "QuotaExceeded"
 
 
 def test_a_quota_reads_its_object() -> None:
@@ -230,85 +230,92 @@ def test_a_quota_reads_its_object() -> None:
 
 
 @pytest.mark.parametrize("mode", ["Graceful", "Now"])
-def test_stop_is_a_field_of_the_object(desk: Callable, mode: str) -> None:
-    d = desk()
-    d.run("one", 2)
-    d.tell(JobSubmitted(sample_job("one", 2, stop=mode)))
-    status = d.status("one")
+def test_stop_is_a_field_of_the_object(new_harness: Callable, mode: str) -> None:
+    harness = new_harness()
+    harness.run("one", 2)
+    harness.step(JobSubmitted(sample_job("one", 2, stop=mode)))
+    status = harness.status("one")
     assert status.phase is Phase.SUSPENDING
     assert status.suspension.reason == "Stopped"
     assert status.suspension.expired is (mode == "Now")
-    d.submit("two", 1, stop=mode)
-    assert d.status("two").reason == "Stopped"
+    harness.submit("two", 1, stop=mode)
+    assert harness.status("two").reason == "Stopped"
 
 
-def test_requeue_names_the_attempt_once(desk: Callable) -> None:
-    d = desk()
-    d.run("one", 2)
+def test_requeue_names_the_attempt_once(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.run("one", 2)
     asked = sample_job("one", 2)
     notes = {"fireflyer.dev/requeue": "1", "fireflyer.dev/changed-by": "anna"}
     asked = asked.replace(metadata=asked.metadata.replace(annotations=notes))
-    d.tell(JobSubmitted(asked))
-    assert d.status("one").suspension.message == "requeued by anna"
-    d.wait(60)
-    d.empty("one")
-    assert d.status("one").history.attempt == 2
-    d.up("one")
-    d.tell(JobSubmitted(asked))
-    assert d.status("one").phase is Phase.RUNNING
+    harness.step(JobSubmitted(asked))
+    assert harness.status("one").suspension.message == "requeued by anna"
+    harness.wait(60)
+    harness.empty("one")
+    assert harness.status("one").history.attempt == 2
+    harness.up("one")
+    harness.step(JobSubmitted(asked))
+    assert harness.status("one").phase is Phase.RUNNING
 
 
-def test_the_epoch_is_the_leaders_that_wrote(desk: Callable) -> None:
-    d = desk()
-    assert d.run("one", 1).epoch == 1
-    d.restart()
-    d.tell()
-    assert d.status("one").epoch == 1  # nothing changed: nothing is written
-    d.tell(JobRemoved("default/one"))
-    assert d.status("one").epoch == 2
+def test_the_epoch_is_the_leaders_that_wrote(new_harness: Callable) -> None:
+    harness = new_harness()
+    assert harness.run("one", 1).epoch == 1
+    harness.restart()
+    harness.step()
+    assert harness.status("one").epoch == 1  # nothing changed: nothing is written
+    harness.step(JobRemoved("default/one"))
+    assert harness.status("one").epoch == 2
 
 
-def test_what_a_job_apart_holds_counts_as_if_the_engine_knew_it(desk: Callable) -> None:
-    d = desk()
-    d.tell(QuotaObserved(Quota("anna", "anna", nodes=3)))
-    d.run("apart", 2, user="anna")
-    stored = d.jobs["default/apart"].replace(status=d.status("apart"))
+def test_what_a_job_apart_holds_counts_as_if_the_engine_knew_it(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.step(QuotaObserved(Quota("anna", "anna", nodes=3)))
+    harness.run("apart", 2, user="anna")
+    stored = harness.jobs["default/apart"].replace(status=harness.status("apart"))
     before = stored.replace(status=stored.status.replace(phase=Phase.QUEUED, assignment=None))
     for statuses in ((stored,), (stored, before), (before, stored)):
-        d.state = rebuild(
-            d.nodes, (), d.now, 2, d.policy, d.state.quotas.values(), apart=statuses
+        harness.state = rebuild(
+            harness.nodes, (), harness.now, 2, harness.settings, harness.state.quotas.values(),
+            quarantined=statuses,
         )  # fmt: skip
-        d.submit("second", 2, user="anna")
-        pending = d.status("second").pending
+        harness.submit("second", 2, user="anna")
+        pending = harness.status("second").pending
         assert pending.message == (
             "quota anna has 1 of 3 nodes left for anna, wants 2: 2 used by default/apart (2)"
         )
-        told = explain(d.state, "default/second", d.now)
+        told = explain(harness.state, "default/second", harness.now)
         assert (told.verdict, told.remedies) == ("cannot", ())
-        assert quota_usage(d.state, d.now)[0][1][0].nodes == 2
-    d.state = rebuild(d.nodes, (), d.now, 3, d.policy, d.state.quotas.values())
-    assert d.run("second", 2, user="anna").phase is Phase.RUNNING
+        assert quota_holdings(harness.state, harness.now)[0][1][0].nodes == 2
+    harness.state = rebuild(
+        harness.nodes, (), harness.now, 3, harness.settings, harness.state.quotas.values()
+    )
+    assert harness.run("second", 2, user="anna").phase is Phase.RUNNING
 
 
-def test_a_job_in_quarantine_leaves_the_engine_and_keeps_what_it_holds(desk: Callable) -> None:
-    d = desk(two_zones(1))
-    d.tell(QuotaObserved(Quota("anna", "anna", nodes=1)))
-    d.run("bad", 1, user="anna", priority="low")
-    d.run("other", 1, user="ben", priority="extreme-high")
-    (held,) = d.names("bad")
-    d.wait(100)  # past its minRuntime
-    d.submit("taker", 1, user="ben", priority="high")  # it waits for the node of `bad`
-    assert d.names("taker") == (held,)
-    kept = replace(next(node for node in d.nodes if node.name == held), ready=False, reason="kept")
-    actions = d.tell(JobQuarantined("default/bad"), NodeObserved(kept))
-    assert "default/bad" not in d.state.jobs
+def test_a_job_in_quarantine_leaves_the_engine_and_keeps_what_it_holds(
+    new_harness: Callable,
+) -> None:
+    harness = new_harness(two_zones(1))
+    harness.step(QuotaObserved(Quota("anna", "anna", nodes=1)))
+    harness.run("bad", 1, user="anna", priority="low")
+    harness.run("other", 1, user="ben", priority="extreme-high")
+    (held,) = harness.names("bad")
+    harness.wait(100)  # past its minRuntime
+    harness.submit("taker", 1, user="ben", priority="high")  # it waits for the node of `bad`
+    assert harness.names("taker") == (held,)
+    kept = replace(
+        next(node for node in harness.nodes if node.name == held), ready=False, reason="kept"
+    )
+    actions = harness.step(JobQuarantined("default/bad"), NodeObserved(kept))
+    assert "default/bad" not in harness.state.jobs
     assert all(getattr(action, "job", "") != "default/bad" for action in actions)
-    assert d.names("taker") == ()
-    d.submit("hers", 1, user="anna")
-    assert d.status("hers").pending.message == (
+    assert harness.names("taker") == ()
+    harness.submit("hers", 1, user="anna")
+    assert harness.status("hers").pending.message == (
         "quota anna has 0 of 1 nodes left for anna, wants 1: 1 used by default/bad (1)"
     )
-    d.tell(JobQuarantined("default/unknown"))
+    harness.step(JobQuarantined("default/unknown"))
 
 
 def test_service_accounts_of_a_namespace_share_its_quota() -> None:
@@ -332,91 +339,91 @@ spec: {nodes: 1, template: {spec: {containers: [{name: t, image: i, command: [c]
     assert job.replace(metadata=anna).user == "anna"
 
 
-def _submit(d: Any, key: str, nodes: int, *, user: str = "", **spec: Any) -> None:
+def _submit(harness: Any, key: str, nodes: int, *, user: str = "", **spec: Any) -> None:
     """A job of any namespace."""
     namespace, _, name = key.partition("/")
     job = sample_job(name, nodes, user=user, **spec)
-    d.tell(JobSubmitted(job.replace(metadata=job.metadata.replace(namespace=namespace))))
+    harness.step(JobSubmitted(job.replace(metadata=job.metadata.replace(namespace=namespace))))
 
 
-def _held(d: Any) -> int:
+def _held(harness: Any) -> int:
     return sum(
         len(job.status.assignment.nodes)
-        for job in d.state.jobs.values()
+        for job in harness.state.jobs.values()
         if job.holding and job.status.assignment
     )
 
 
-def test_many_identities_of_one_namespace_share_its_limit(desk: Callable) -> None:
-    d = desk()
-    d.tell(QuotaObserved(Quota("each", nodes=2, kind=QuotaSubject.NAMESPACE)))
+def test_many_identities_of_one_namespace_share_its_limit(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.step(QuotaObserved(Quota("each", nodes=2, kind=QuotaSubject.NAMESPACE)))
     for index in range(6):
         account = f"system:serviceaccount:lab:bot-{index}"
-        _submit(d, f"lab/job-{index}", 1, user=account if index % 2 else f"person-{index}")
-    assert _held(d) == 2
-    pending = d.state.jobs["lab/job-5"].status.pending
+        _submit(harness, f"lab/job-{index}", 1, user=account if index % 2 else f"person-{index}")
+    assert _held(harness) == 2
+    pending = harness.state.jobs["lab/job-5"].status.pending
     assert "quota each has 0 of 2 nodes left for namespace lab, wants 1" in pending.message
     # Another namespace has a limit of its own.
-    _submit(d, "other/job", 2)
-    assert d.state.jobs["other/job"].status.phase is Phase.STARTING
+    _submit(harness, "other/job", 2)
+    assert harness.state.jobs["other/job"].status.phase is Phase.STARTING
 
 
-def test_a_total_holds_over_all_users(desk: Callable) -> None:
-    d = desk()
-    d.tell(
+def test_a_total_holds_over_all_users(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.step(
         QuotaObserved(Quota("all", nodes=3, total=True)),
         QuotaObserved(Quota("anna", "anna", nodes=6)),
     )
     for user in ("anna", "ben", "cleo", "dan"):
-        _submit(d, f"default/{user}", 1, user=user)
-    assert _held(d) == 3
-    pending = d.state.jobs["default/dan"].status.pending
+        _submit(harness, f"default/{user}", 1, user=user)
+    assert _held(harness) == 3
+    pending = harness.state.jobs["default/dan"].status.pending
     assert pending.reason == "WaitingForQuota"
     assert "quota all has 0 of 3 nodes left for all users" in pending.message
     # A limit by name, larger than the total, does not replace it.
-    _submit(d, "default/big", 4, user="anna")
-    assert d.state.jobs["default/big"].status.pending.verdict == "Never"
+    _submit(harness, "default/big", 4, user="anna")
+    assert harness.state.jobs["default/big"].status.pending.verdict == "Never"
 
 
-def test_a_full_limit_of_ones_own_blocks_no_other_user_of_the_total(desk: Callable) -> None:
-    d = desk()
-    d.tell(
+def test_a_full_limit_of_ones_own_blocks_no_other_user_of_the_total(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.step(
         QuotaObserved(Quota("anna", "anna", nodes=1)),
         QuotaObserved(Quota("all", nodes=3, total=True)),
     )
-    _submit(d, "default/one", 1, user="anna")
-    d.now += 1
-    _submit(d, "default/two", 1, user="anna")
-    d.now += 1
-    _submit(d, "default/bens", 2, user="ben")
-    assert d.state.jobs["default/two"].status.pending.reason == "WaitingForQuota"
-    assert d.state.jobs["default/bens"].status.phase is Phase.STARTING
+    _submit(harness, "default/one", 1, user="anna")
+    harness.now += 1
+    _submit(harness, "default/two", 1, user="anna")
+    harness.now += 1
+    _submit(harness, "default/bens", 2, user="ben")
+    assert harness.state.jobs["default/two"].status.pending.reason == "WaitingForQuota"
+    assert harness.state.jobs["default/bens"].status.phase is Phase.STARTING
 
 
-def test_a_team_is_what_its_namespaces_have_in_common(desk: Callable) -> None:
-    d = desk()
-    d.tell(
+def test_a_team_is_what_its_namespaces_have_in_common(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.step(
         TeamObserved("vision-a", "vision"),
         TeamObserved("vision-b", "vision"),
         QuotaObserved(Quota("teams", nodes=2, kind=QuotaSubject.TEAM)),
     )
-    _submit(d, "vision-a/one", 2)
-    _submit(d, "vision-b/two", 1)
-    _submit(d, "free/three", 3)  # a namespace without a team has no such limit
-    assert d.state.jobs["vision-b/two"].status.pending.reason == "WaitingForQuota"
-    assert d.state.jobs["free/three"].status.phase is Phase.STARTING
-    d.tell(TeamObserved("vision-b", ""))
-    assert d.state.jobs["vision-b/two"].status.phase is Phase.STARTING
+    _submit(harness, "vision-a/one", 2)
+    _submit(harness, "vision-b/two", 1)
+    _submit(harness, "free/three", 3)  # a namespace without a team has no such limit
+    assert harness.state.jobs["vision-b/two"].status.pending.reason == "WaitingForQuota"
+    assert harness.state.jobs["free/three"].status.phase is Phase.STARTING
+    harness.step(TeamObserved("vision-b", ""))
+    assert harness.state.jobs["vision-b/two"].status.phase is Phase.STARTING
 
 
-def test_a_queue_has_a_limit_whoever_uses_it(desk: Callable) -> None:
-    d = desk()
-    d.tell(QuotaObserved(Quota("nightly", "nightly", nodes=2, kind=QuotaSubject.QUEUE)))
-    _submit(d, "a/one", 2, user="anna", queue="nightly")
-    _submit(d, "b/two", 1, user="ben", queue="nightly")
-    _submit(d, "b/three", 1, user="ben")
-    assert d.state.jobs["b/two"].status.pending.reason == "WaitingForQuota"
-    assert d.state.jobs["b/three"].status.phase is Phase.STARTING
+def test_a_queue_has_a_limit_whoever_uses_it(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.step(QuotaObserved(Quota("nightly", "nightly", nodes=2, kind=QuotaSubject.QUEUE)))
+    _submit(harness, "a/one", 2, user="anna", queue="nightly")
+    _submit(harness, "b/two", 1, user="ben", queue="nightly")
+    _submit(harness, "b/three", 1, user="ben")
+    assert harness.state.jobs["b/two"].status.pending.reason == "WaitingForQuota"
+    assert harness.state.jobs["b/three"].status.phase is Phase.STARTING
 
 
 def _spec(**spec: Any) -> Quota:
@@ -443,25 +450,27 @@ def test_a_subject_that_means_nothing_is_refused(spec: dict[str, str], why: str)
         _spec(**spec)
 
 
-def test_loads_name_the_subjects(desk: Callable) -> None:
-    d = desk()
-    d.tell(
+def test_loads_name_the_subjects(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.step(
         QuotaObserved(Quota("each", nodes=4, kind=QuotaSubject.NAMESPACE)),
         QuotaObserved(Quota("all", nodes=3, total=True)),
     )
-    _submit(d, "a/one", 2, user="anna")
-    _submit(d, "b/two", 1, user="ben")
-    _submit(d, "b/three", 1, user="cleo")
-    loads = quota_loads(d.state, d.now)
+    _submit(harness, "a/one", 2, user="anna")
+    _submit(harness, "b/two", 1, user="ben")
+    _submit(harness, "b/three", 1, user="cleo")
+    loads = quota_usage(harness.state, harness.now)
     assert loads["each"].held == {"a": [2], "b": [1]}
     assert loads["all"].held == {"anna": [2], "ben": [1]}
     assert (loads["each"].waiting, loads["all"].waiting) == (0, 1)
 
 
-def test_a_rebuilt_state_knows_the_teams(desk: Callable) -> None:
-    d = desk()
+def test_a_rebuilt_state_knows_the_teams(new_harness: Callable) -> None:
+    harness = new_harness()
     quota = Quota("teams", nodes=1, kind=QuotaSubject.TEAM)
-    d.state = rebuild(d.nodes, (), d.now, 2, d.policy, [quota], teams={"a": "x", "b": "x"})
-    _submit(d, "a/one", 1)
-    _submit(d, "b/two", 1)
-    assert _held(d) == 1
+    harness.state = rebuild(
+        harness.nodes, (), harness.now, 2, harness.settings, [quota], teams={"a": "x", "b": "x"}
+    )
+    _submit(harness, "a/one", 1)
+    _submit(harness, "b/two", 1)
+    assert _held(harness) == 1

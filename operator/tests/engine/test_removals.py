@@ -15,7 +15,7 @@ from flyer.engine import (
     ZonesObserved,
     explain,
     rebuild,
-    removals,
+    removal_budgets,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,71 +30,73 @@ def _nodes(count: int, node_class: str = "a100") -> list[Node]:
     return [Node(f"n{index}", "A", node_class=node_class, slots=8) for index in range(count)]
 
 
-def _unproven(d: Any, *names: str) -> None:
-    known = {node.name: node for node in d.nodes}
-    d.tell(*(NodeObserved(replace(known[name], unproven=WHY)) for name in names))
+def _unproven(harness: Any, *names: str) -> None:
+    known = {node.name: node for node in harness.nodes}
+    harness.step(*(NodeObserved(replace(known[name], unproven=WHY)) for name in names))
 
 
-def _usable(d: Any) -> set[str]:
-    return {name for name, state in d.state.nodes.items() if state.eligible}
+def _usable(harness: Any) -> set[str]:
+    return {name for name, state in harness.state.nodes.items() if state.eligible}
 
 
-def test_a_driver_that_hangs_everywhere_takes_out_the_budget_alone(desk: Callable) -> None:
-    d = desk(_nodes(30))
-    _unproven(d, *(f"n{index}" for index in range(30)))
-    assert len(_usable(d)) == 27
-    (one,) = removals(d.state)
+def test_a_driver_that_hangs_everywhere_takes_out_the_budget_alone(new_harness: Callable) -> None:
+    harness = new_harness(_nodes(30))
+    _unproven(harness, *(f"n{index}" for index in range(30)))
+    assert len(_usable(harness)) == 27
+    (one,) = removal_budgets(harness.state)
     assert (one.budget, one.out, len(one.held)) == (3, ("n0", "n1", "n2"), 27)
     assert not one.mass_failure
-    d.submit("job", 27)
-    assert d.status("job").phase is Phase.STARTING
+    harness.submit("job", 27)
+    assert harness.status("job").phase is Phase.STARTING
 
 
-def test_two_nodes_of_a_small_class_may_be_out(desk: Callable) -> None:
-    d = desk(_nodes(4))
-    _unproven(d, "n3")
-    d.now += 1
-    _unproven(d, "n1")
-    d.now += 1
-    _unproven(d, "n0")
+def test_two_nodes_of_a_small_class_may_be_out(new_harness: Callable) -> None:
+    harness = new_harness(_nodes(4))
+    _unproven(harness, "n3")
+    harness.now += 1
+    _unproven(harness, "n1")
+    harness.now += 1
+    _unproven(harness, "n0")
     # The first two are out; a later one with a smaller name replaces neither.
-    assert _usable(d) == {"n0", "n2"}
-    d.tell(NodeObserved(d.nodes[3]))
-    assert _usable(d) == {"n2", "n3"}
-    d.submit("job", 3)
-    told = explain(d.state, "default/job", d.now)
+    assert _usable(harness) == {"n0", "n2"}
+    harness.step(NodeObserved(harness.nodes[3]))
+    assert _usable(harness) == {"n2", "n3"}
+    harness.submit("job", 3)
+    told = explain(harness.state, "default/job", harness.now)
     assert f"node n0 is out: {WHY}" in [blocker.message for blocker in told.blockers]
 
 
-def test_evidence_and_people_spend_nothing(desk: Callable) -> None:
-    d = desk(_nodes(10))
-    drained = [replace(d.nodes[index], ready=False, reason="drained by ops") for index in (0, 1, 2)]
-    broken = [replace(d.nodes[index], ready=False, fault="Xid79") for index in (3, 4)]
-    d.tell(*(NodeObserved(node) for node in (*drained, *broken)), NodeLost("n5", "PowerLost"))
-    _unproven(d, "n6", "n7", "n8")
-    assert _usable(d) == {"n8", "n9"}
-    (one,) = removals(d.state)
+def test_evidence_and_people_spend_nothing(new_harness: Callable) -> None:
+    harness = new_harness(_nodes(10))
+    drained = [
+        replace(harness.nodes[index], ready=False, reason="drained by ops") for index in (0, 1, 2)
+    ]
+    broken = [replace(harness.nodes[index], ready=False, fault="Xid79") for index in (3, 4)]
+    harness.step(*(NodeObserved(node) for node in (*drained, *broken)), NodeLost("n5", "PowerLost"))
+    _unproven(harness, "n6", "n7", "n8")
+    assert _usable(harness) == {"n8", "n9"}
+    (one,) = removal_budgets(harness.state)
     assert one.defective == ("n3", "n4", "n5")
     assert one.mass_failure
     assert one.out == ("n6", "n7")
 
 
-def test_each_class_has_its_own_budget_and_the_topology_sets_it(desk: Callable) -> None:
+def test_each_class_has_its_own_budget_and_the_topology_sets_it(new_harness: Callable) -> None:
     nodes = [*_nodes(10), Node("v0", "A", node_class="v100"), Node("v1", "A", node_class="v100")]
-    d = desk(nodes)
-    _unproven(d, *(node.name for node in nodes))
-    assert len(_usable(d)) == 8
+    harness = new_harness(nodes)
+    _unproven(harness, *(node.name for node in nodes))
+    assert len(_usable(harness)) == 8
     spec = {"removalBudget": {"nodes": 0, "percent": 50}}
     topology = FlyerTopology.model_validate({"metadata": {"name": "cluster"}, "spec": spec})
-    d.tell(ZonesObserved(Zones.of(topology)))
-    assert len(_usable(d)) == 6
+    harness.step(ZonesObserved(Zones.of(topology)))
+    assert len(_usable(harness)) == 6
 
 
-def test_a_gang_stays_on_a_node_that_is_out(desk: Callable) -> None:
-    d = desk(_nodes(4))
-    d.run("job", 4)
-    _unproven(d, "n0", "n1", "n2", "n3")
-    assert d.status("job").phase is Phase.RUNNING
+def test_a_gang_stays_on_a_node_that_is_out(new_harness: Callable) -> None:
+    harness = new_harness(_nodes(4))
+    harness.run("job", 4)
+    _unproven(harness, "n0", "n1", "n2", "n3")
+    assert harness.status("job").phase is Phase.RUNNING
 
 
 @pytest.mark.parametrize(
@@ -135,14 +137,14 @@ def test_suspicion_never_exceeds_the_budget(signs: list[tuple[int, str]], budget
             "drained": replace(node, ready=False, reason="drained"),
         }.get(sign, node)
         event = NodeLost(node.name, "PowerLost") if sign == "lost" else NodeObserved(seen)
-        out_before = {one for of in removals(state) for one in of.out}
+        out_before = {one for of in removal_budgets(state) for one in of.out}
         state, _ = step(state, [event], float(now))
-        for found in removals(state):
+        for found in removal_budgets(state):
             assert found.budget == max(budget, 0)
             assert len(found.out) <= found.budget
             # A node is held only where the budget is spent.
             assert not found.held or len(found.out) == found.budget
-        out = {one for of in removals(state) for one in of.out}
+        out = {one for of in removal_budgets(state) for one in of.out}
         # No node that is still suspected comes back because of another one.
         assert out_before - {node.name} <= out
     for index, sign in latest.items():

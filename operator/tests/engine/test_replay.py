@@ -16,9 +16,9 @@ from flyer.engine import (
     Killed,
     NodeLost,
     PodExited,
-    Policy,
     Released,
     ReplayError,
+    SchedulerSettings,
     Signal,
     Start,
     Stop,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def busy_world(seed: int = 3) -> Simulation:
-    simulation = Simulation(two_zones(), policy=Policy(), seed=seed)
+    simulation = Simulation(two_zones(), settings=SchedulerSettings(), seed=seed)
     simulation.submit(sample_job("a", 4), Script(steps=60))
     simulation.run(15)
     simulation.submit(sample_job("b", 3, priority="high"), Script(steps=20))
@@ -52,7 +52,7 @@ def busy_world(seed: int = 3) -> Simulation:
 
 
 def log_of(simulation: Simulation) -> list[str]:
-    lines = [rebuild_line(two_zones(), [], 1_800_000_000.0, 1, Policy())]
+    lines = [rebuild_line(two_zones(), [], 1_800_000_000.0, 1, SchedulerSettings())]
     return lines + [step_line(events, now, actions) for now, events, actions in simulation.history]
 
 
@@ -105,7 +105,7 @@ def test_a_decision_that_differs_is_found() -> None:
     [
         (["{"], "line 1: cannot be read"),
         (['{"now":1,"events":[],"actions":[]}'], "line 1: comes before a rebuild"),
-        (['{"version":9,"rebuild":{}}'], "version 9, this engine reads 5"),
+        (['{"version":9,"rebuild":{}}'], "version 9, this engine reads 6"),
     ],
 )
 def test_a_log_that_cannot_be_read_says_where(lines: list[str], why: str) -> None:
@@ -113,45 +113,47 @@ def test_a_log_that_cannot_be_read_says_where(lines: list[str], why: str) -> Non
         list(replay(lines))
 
 
-def test_a_restart_tells_again_what_is_not_done(desk: Callable, pick: Callable) -> None:
-    d = desk()
-    d.run("a", 4)
-    d.wait(10)
-    d.submit("b", 3, priority="high")
-    d.restart()
-    actions = d.tell()
+def test_a_restart_tells_again_what_is_not_done(new_harness: Callable, pick: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 4)
+    harness.wait(10)
+    harness.submit("b", 3, priority="high")
+    harness.restart()
+    actions = harness.step()
     assert [one.job for one in pick(actions, Signal)] == ["default/a"]
-    d.tell(Released("default/a", 1))
-    d.restart()
-    actions = d.tell()
+    harness.step(Released("default/a", 1))
+    harness.restart()
+    actions = harness.step()
     assert [one.job for one in pick(actions, Stop)] == ["default/a"]
-    d.empty("a")
-    assert d.status("b").phase is Phase.STARTING
-    d.restart()
-    assert [one.job for one in pick(d.tell(), Start)] == ["default/b"]
+    harness.empty("a")
+    assert harness.status("b").phase is Phase.STARTING
+    harness.restart()
+    assert [one.job for one in pick(harness.step(), Start)] == ["default/b"]
 
 
-def test_a_running_job_goes_on_through_a_restart(desk: Callable) -> None:
-    d = desk()
-    before = d.run("a", 4)
-    d.restart()
-    d.tell()
-    assert d.status("a") == before
+def test_a_running_job_goes_on_through_a_restart(new_harness: Callable) -> None:
+    harness = new_harness()
+    before = harness.run("a", 4)
+    harness.restart()
+    harness.step()
+    assert harness.status("a") == before
 
 
-def test_pods_that_died_with_the_driver_are_restarted(desk: Callable, pick: Callable) -> None:
-    d = desk()
-    d.run("a", 4)
-    d.tell(CheckpointReported("default/a", 1, 8, "/ckpt/8"))
-    d.restart()
-    d.tell(*(PodExited("default/a", 1, n, Killed(0)) for n in d.names("a")))
-    actions = d.empty("a")
+def test_pods_that_died_with_the_driver_are_restarted(
+    new_harness: Callable, pick: Callable
+) -> None:
+    harness = new_harness()
+    harness.run("a", 4)
+    harness.step(CheckpointReported("default/a", 1, 8, "/ckpt/8"))
+    harness.restart()
+    harness.step(*(PodExited("default/a", 1, n, Killed(0)) for n in harness.names("a")))
+    actions = harness.empty("a")
     (start,) = pick(actions, Start)
     assert (start.attempt, start.restore_from.step) == (2, 8)
     assert start.assignment.names == ("a0", "a1", "b0", "b1")  # nothing is held against them
 
 
-def test_every_moment_of_a_story_survives_a_restart(desk: Callable) -> None:
+def test_every_moment_of_a_story_survives_a_restart(new_harness: Callable) -> None:
     """Restart after each step: the committed statuses are those of an engine that stayed."""
     story = [
         (10.0, SuspendRequested("default/a", "anna")),
@@ -162,16 +164,16 @@ def test_every_moment_of_a_story_survives_a_restart(desk: Callable) -> None:
     ]
 
     def tell(restarts: bool) -> dict:
-        d = desk()
-        d.run("a", 4)
-        d.submit("b", 2, priority="low")
+        harness = new_harness()
+        harness.run("a", 4)
+        harness.submit("b", 2, priority="low")
         for seconds, event in story:
-            d.now += seconds
-            d.tell(event)
+            harness.now += seconds
+            harness.step(event)
             if restarts:
-                d.restart()
-                d.tell()
-        return {key: _plain(job.status) for key, job in d.state.jobs.items()}
+                harness.restart()
+                harness.step()
+        return {key: _plain(job.status) for key, job in harness.state.jobs.items()}
 
     assert tell(restarts=True) == tell(restarts=False)
 
@@ -183,15 +185,15 @@ def _plain(status: object) -> object:
     return status.replace(assignment=cleared, epoch=0)  # type: ignore[attr-defined]
 
 
-def test_a_clock_that_goes_back_stands_still(desk: Callable) -> None:
-    d = desk()
-    d.run("a", 1)
-    d.now -= 1000
-    d.tell()
-    assert d.state.now == d.now + 1000
+def test_a_clock_that_goes_back_stands_still(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 1)
+    harness.now -= 1000
+    harness.step()
+    assert harness.state.now == harness.now + 1000
 
 
 def test_policies_are_part_of_the_log() -> None:
-    policy = replace(Policy(), failure_window_seconds=1.5)
-    line = json.loads(rebuild_line(two_zones(), [], 0.0, 1, policy))
-    assert line["rebuild"]["policy"]["failure_window_seconds"] == 1.5
+    settings = replace(SchedulerSettings(), failure_window_seconds=1.5)
+    line = json.loads(rebuild_line(two_zones(), [], 0.0, 1, settings))
+    assert line["rebuild"]["settings"]["failure_window_seconds"] == 1.5

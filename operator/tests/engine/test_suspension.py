@@ -35,75 +35,79 @@ if TYPE_CHECKING:
 A = "default/a"
 
 
-def test_suspend_saves_and_resume_restores(desk: Callable, pick: Callable) -> None:
-    d = desk()
-    d.run("a", 2)
-    d.tell(ProgressReported(A, 1, 41))
-    actions = d.tell(SuspendRequested(A, "anna", "maintenance"))
+def test_suspend_saves_and_resume_restores(new_harness: Callable, pick: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 2)
+    harness.step(ProgressReported(A, 1, 41))
+    actions = harness.step(SuspendRequested(A, "anna", "maintenance"))
     assert pick(actions, Signal)[0].reason == "Suspended"
-    d.tell(SuspendReceived(A, 1))
-    d.tell(CheckpointReported(A, 1, 42, "/ckpt/42"), Released(A, 1))
-    d.empty("a")
-    status = d.status("a")
+    harness.step(SuspendReceived(A, 1))
+    harness.step(CheckpointReported(A, 1, 42, "/ckpt/42"), Released(A, 1))
+    harness.empty("a")
+    status = harness.status("a")
     assert status.phase is Phase.SUSPENDED
     assert status.message == "suspended by anna: maintenance"
-    assert not pick(d.wait(3600), Start)
-    (start,) = pick(d.tell(ResumeRequested(A)), Start)
+    assert not pick(harness.wait(3600), Start)
+    (start,) = pick(harness.step(ResumeRequested(A)), Start)
     assert (start.attempt, start.restore_from.step) == (2, 42)
-    assert d.status("a").suspend_code is SuspendCode.NONE
+    assert harness.status("a").suspend_code is SuspendCode.NONE
 
 
-def test_a_drained_node_is_left_with_a_checkpoint(desk: Callable, pick: Callable) -> None:
-    d = desk()
-    d.run("a", 2)
-    gone, other = (next(node for node in d.nodes if node.name == name) for name in d.names("a"))
-    assert not d.tell(NodeObserved(replace(other, ready=False, reason="cordoned")))[:-1]
-    assert d.status("a").phase is Phase.RUNNING
-    d.tell(NodeObserved(other))
-    d.tell(ProgressReported(A, 1, 41))
+def test_a_drained_node_is_left_with_a_checkpoint(new_harness: Callable, pick: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 2)
+    gone, other = (
+        next(node for node in harness.nodes if node.name == name) for name in harness.names("a")
+    )
+    assert not harness.step(NodeObserved(replace(other, ready=False, reason="cordoned")))[:-1]
+    assert harness.status("a").phase is Phase.RUNNING
+    harness.step(NodeObserved(other))
+    harness.step(ProgressReported(A, 1, 41))
     why = "drained by anna: a new disk"
     drained = replace(gone, ready=False, reason=why, drain=why)
-    (signal,) = pick(d.tell(NodeObserved(drained)), Signal)
+    (signal,) = pick(harness.step(NodeObserved(drained)), Signal)
     assert signal.reason == "NodeDrained"
-    d.restart()  # a new leader goes on with it
-    d.tell(NodeObserved(drained))
-    d.tell(CheckpointReported(A, 1, 42, "/ckpt/42"), Released(A, 1))
-    d.empty("a")
-    status = d.status("a")
+    harness.restart()  # a new leader goes on with it
+    harness.step(NodeObserved(drained))
+    harness.step(CheckpointReported(A, 1, 42, "/ckpt/42"), Released(A, 1))
+    harness.empty("a")
+    status = harness.status("a")
     assert status.phase is Phase.STARTING
-    assert gone.name not in d.names("a")
+    assert gone.name not in harness.names("a")
     assert (status.eviction.reason, status.eviction.message) == (
         "NodeDrained", f"node {gone.name} is {why}",
     )  # fmt: skip
     assert (status.history.restarts, status.history.avoid) == (0, ())
     # A gang that only starts has nothing to save.
-    other = next(node for node in d.nodes if node.name == d.names("a")[0])
-    d.tell(NodeObserved(replace(other, ready=False, reason=why, drain=why)))
-    assert d.status("a").suspension.expired
+    other = next(node for node in harness.nodes if node.name == harness.names("a")[0])
+    harness.step(NodeObserved(replace(other, ready=False, reason=why, drain=why)))
+    assert harness.status("a").suspension.expired
 
 
-def test_a_gang_that_fits_nowhere_else_waits_until_the_drain_is_over(desk: Callable) -> None:
-    d = desk()
-    d.run("a", 6)
-    node = replace(d.nodes[0], ready=False, reason="drained by anna: x", drain="drained by anna: x")
-    d.tell(NodeObserved(node))
-    d.tell(Released(A, 1))
-    d.empty("a")
-    assert d.status("a").phase is Phase.QUEUED
-    assert "is out: drained by anna: x" in d.status("a").pending.message
-    d.tell(NodeObserved(d.nodes[0]))
-    assert d.status("a").phase is Phase.STARTING
+def test_a_gang_that_fits_nowhere_else_waits_until_the_drain_is_over(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 6)
+    node = replace(
+        harness.nodes[0], ready=False, reason="drained by anna: x", drain="drained by anna: x"
+    )
+    harness.step(NodeObserved(node))
+    harness.step(Released(A, 1))
+    harness.empty("a")
+    assert harness.status("a").phase is Phase.QUEUED
+    assert "is out: drained by anna: x" in harness.status("a").pending.message
+    harness.step(NodeObserved(harness.nodes[0]))
+    assert harness.status("a").phase is Phase.STARTING
 
 
-def test_suspend_codes_only_grow(desk: Callable) -> None:
-    d = desk()
-    d.run("a", 2)
-    d.tell(SuspendReceived(A, 1))  # nobody asked yet
-    assert d.status("a").suspend_code is SuspendCode.NONE
-    d.tell(SuspendRequested(A))
-    d.tell(Released(A, 1))
-    d.tell(SuspendReceived(A, 1))
-    assert d.status("a").suspend_code is SuspendCode.MAY_SUSPEND
+def test_suspend_codes_only_grow(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 2)
+    harness.step(SuspendReceived(A, 1))  # nobody asked yet
+    assert harness.status("a").suspend_code is SuspendCode.NONE
+    harness.step(SuspendRequested(A))
+    harness.step(Released(A, 1))
+    harness.step(SuspendReceived(A, 1))
+    assert harness.status("a").suspend_code is SuspendCode.MAY_SUSPEND
 
 
 @pytest.mark.parametrize(
@@ -116,152 +120,157 @@ def test_suspend_codes_only_grow(desk: Callable) -> None:
     ],
 )
 def test_how_a_pod_may_leave_while_suspending(
-    desk: Callable, heard: bool, outcome: object, phase: Phase
+    new_harness: Callable, heard: bool, outcome: object, phase: Phase
 ) -> None:
-    d = desk()
-    d.run("a", 2)
-    d.tell(SuspendRequested(A))
+    harness = new_harness()
+    harness.run("a", 2)
+    harness.step(SuspendRequested(A))
     if heard:
-        d.tell(SuspendReceived(A, 1))
-    d.tell(*(PodExited(A, 1, name, outcome) for name in ("a0", "a1")))
-    d.empty("a")
-    assert d.status("a").phase is phase
+        harness.step(SuspendReceived(A, 1))
+    harness.step(*(PodExited(A, 1, name, outcome) for name in ("a0", "a1")))
+    harness.empty("a")
+    assert harness.status("a").phase is phase
 
 
-def test_a_job_that_is_starting_has_nothing_to_save(desk: Callable, pick: Callable) -> None:
-    d = desk()
-    d.submit("a", 2)
-    actions = d.tell(SuspendRequested(A))
+def test_a_job_that_is_starting_has_nothing_to_save(new_harness: Callable, pick: Callable) -> None:
+    harness = new_harness()
+    harness.submit("a", 2)
+    actions = harness.step(SuspendRequested(A))
     assert pick(actions, Stop)[0].kill
     assert not pick(actions, Signal)
-    d.empty("a")
-    assert d.status("a").phase is Phase.SUSPENDED
+    harness.empty("a")
+    assert harness.status("a").phase is Phase.SUSPENDED
 
 
-def test_a_job_submitted_suspended_waits_for_nobody(desk: Callable, pick: Callable) -> None:
-    d = desk()
-    assert not pick(d.submit("a", 2, suspend=True), Start)
-    assert d.status("a").phase is Phase.SUSPENDED
-    assert pick(d.tell(ResumeRequested(A)), Start)
+def test_a_job_submitted_suspended_waits_for_nobody(new_harness: Callable, pick: Callable) -> None:
+    harness = new_harness()
+    assert not pick(harness.submit("a", 2, suspend=True), Start)
+    assert harness.status("a").phase is Phase.SUSPENDED
+    assert pick(harness.step(ResumeRequested(A)), Start)
 
 
-def test_resumed_while_it_still_saves_it_queues_again(desk: Callable, pick: Callable) -> None:
-    d = desk()
-    d.run("a", 2)
-    d.tell(SuspendRequested(A))
-    d.tell(ResumeRequested(A))
-    assert d.status("a").phase is Phase.SUSPENDING  # a signal cannot be taken back
-    d.tell(CheckpointReported(A, 1, 7, "/ckpt/7"), Released(A, 1))
-    assert pick(d.empty("a"), Start)
+def test_resumed_while_it_still_saves_it_queues_again(
+    new_harness: Callable, pick: Callable
+) -> None:
+    harness = new_harness()
+    harness.run("a", 2)
+    harness.step(SuspendRequested(A))
+    harness.step(ResumeRequested(A))
+    assert harness.status("a").phase is Phase.SUSPENDING  # a signal cannot be taken back
+    harness.step(CheckpointReported(A, 1, 7, "/ckpt/7"), Released(A, 1))
+    assert pick(harness.empty("a"), Start)
 
 
 @pytest.mark.parametrize("kill", [False, True])
-def test_stop_is_final(desk: Callable, pick: Callable, kill: bool) -> None:
-    d = desk()
-    d.run("a", 2)
-    actions = d.tell(StopRequested(A, "anna", "enough", kill=kill))
+def test_stop_is_final(new_harness: Callable, pick: Callable, kill: bool) -> None:
+    harness = new_harness()
+    harness.run("a", 2)
+    actions = harness.step(StopRequested(A, "anna", "enough", kill=kill))
     assert bool(pick(actions, Stop)) == kill
     assert bool(pick(actions, Signal)) != kill
     if not kill:
-        d.tell(Released(A, 1))
-    actions = d.empty("a")
-    assert (d.status("a").phase, d.status("a").reason) == (Phase.FAILED, "Stopped")
-    assert d.status("a").message == "stopped by anna: enough"
+        harness.step(Released(A, 1))
+    actions = harness.empty("a")
+    assert (harness.status("a").phase, harness.status("a").reason) == (Phase.FAILED, "Stopped")
+    assert harness.status("a").message == "stopped by anna: enough"
     assert pick(actions, Finish)
-    assert not pick(d.tell(ResumeRequested(A)), Start)
+    assert not pick(harness.step(ResumeRequested(A)), Start)
 
 
-def test_stop_ends_a_waiting_job_at_once(desk: Callable, pick: Callable) -> None:
-    d = desk()
-    d.run("b", 6)
-    d.submit("a", 2)
-    assert pick(d.tell(StopRequested(A)), Finish)
+def test_stop_ends_a_waiting_job_at_once(new_harness: Callable, pick: Callable) -> None:
+    harness = new_harness()
+    harness.run("b", 6)
+    harness.submit("a", 2)
+    assert pick(harness.step(StopRequested(A)), Finish)
 
 
-def test_stop_overrules_a_preemption(desk: Callable) -> None:
-    d = desk()
-    d.run("a", 6)
-    d.wait(10)
-    d.submit("b", 6, priority="high")
-    d.tell(StopRequested(A))
-    d.tell(Released(A, 1))
-    d.empty("a")
-    assert (d.status("a").phase, d.status("a").reason) == (Phase.FAILED, "Stopped")
+def test_stop_overrules_a_preemption(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 6)
+    harness.wait(10)
+    harness.submit("b", 6, priority="high")
+    harness.step(StopRequested(A))
+    harness.step(Released(A, 1))
+    harness.empty("a")
+    assert (harness.status("a").phase, harness.status("a").reason) == (Phase.FAILED, "Stopped")
 
 
-def test_a_removed_job_is_forgotten_when_its_nodes_are_empty(desk: Callable) -> None:
-    d = desk()
-    d.run("a", 2)
-    d.tell(JobRemoved(A))
-    assert A in d.state.jobs
-    d.empty("a")
-    assert A not in d.state.jobs
+def test_a_removed_job_is_forgotten_when_its_nodes_are_empty(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 2)
+    harness.step(JobRemoved(A))
+    assert A in harness.state.jobs
+    harness.empty("a")
+    assert A not in harness.state.jobs
 
 
 @pytest.mark.parametrize("ask", [SuspendRequested, StopRequested])
-def test_who_asked_may_have_any_name(desk: Callable, ask: Any) -> None:
+def test_who_asked_may_have_any_name(new_harness: Callable, ask: Any) -> None:
     """Kubernetes bounds no user's name, and a service account's has up to 339 characters."""
-    d = desk()
-    d.run("a", 1)
-    d.tell(ask(A, "x" * 400 + "\ud800", "y" * 40_000))
-    assert d.status("a").suspension.by == "x" * 252 + "…"
-    d.tell(StopRequested(A, "z" * 400, kill=True))
-    assert d.status("a").suspension.by == "z" * 252 + "…"
-    FlyerJobStatus.model_validate(d.status("a").to_object())
+    harness = new_harness()
+    harness.run("a", 1)
+    harness.step(ask(A, "x" * 400 + "\ud800", "y" * 40_000))
+    assert harness.status("a").suspension.by == "x" * 252 + "…"
+    harness.step(StopRequested(A, "z" * 400, kill=True))
+    assert harness.status("a").suspension.by == "z" * 252 + "…"
+    FlyerJobStatus.model_validate(harness.status("a").to_object())
 
 
-def test_a_job_may_yield_unasked(desk: Callable, pick: Callable) -> None:
-    d = desk()
-    d.run("a", 2)
-    assert pick(d.tell(Released(A, 1)), Stop)
-    d.empty("a")
-    assert d.status("a").history.attempt == 2
+def test_a_job_may_yield_unasked(new_harness: Callable, pick: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 2)
+    assert pick(harness.step(Released(A, 1)), Stop)
+    harness.empty("a")
+    assert harness.status("a").history.attempt == 2
 
 
-def test_late_words_of_an_earlier_attempt_change_nothing(desk: Callable) -> None:
-    d = desk()
-    d.run("a", 2)
-    d.tell(Released(A, 1))
-    d.empty("a")
-    d.up("a")
-    before = d.status("a")
-    d.tell(
+def test_late_words_of_an_earlier_attempt_change_nothing(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 2)
+    harness.step(Released(A, 1))
+    harness.empty("a")
+    harness.up("a")
+    before = harness.status("a")
+    harness.step(
         Released(A, 1), SuspendReceived(A, 1), GangStarted(A, 1), UserStateSet(A, 1, 7),
         CheckpointReported(A, 1, 999, "/ckpt/999"), PodExited(A, 1, "a0", Failed(1)),
     )  # fmt: skip
-    assert d.status("a") == before
+    assert harness.status("a") == before
 
 
-def test_the_user_state_outlives_attempts(desk: Callable, pick: Callable) -> None:
-    d = desk()
-    d.run("a", 2)
-    d.tell(UserStateSet(A, 1, 2**32 - 1), UserStateSet(A, 1, 2**32))
-    d.tell(Released(A, 1))
-    (start,) = pick(d.empty("a"), Start)
+def test_the_user_state_outlives_attempts(new_harness: Callable, pick: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 2)
+    harness.step(UserStateSet(A, 1, 2**32 - 1), UserStateSet(A, 1, 2**32))
+    harness.step(Released(A, 1))
+    (start,) = pick(harness.empty("a"), Start)
     assert start.user_state == 2**32 - 1
 
 
-def test_max_runtime_saves_and_ends(desk: Callable, pick: Callable) -> None:
-    d = desk()
-    d.run("a", 2, activeDeadline="1m")
-    (signal,) = pick(d.wait(60), Signal)
+def test_max_runtime_saves_and_ends(new_harness: Callable, pick: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 2, activeDeadline="1m")
+    (signal,) = pick(harness.wait(60), Signal)
     assert signal.reason == "DeadlineExceeded"
-    d.tell(Released(A, 1))
-    d.empty("a")
-    assert (d.status("a").phase, d.status("a").reason) == (Phase.FAILED, "DeadlineExceeded")
+    harness.step(Released(A, 1))
+    harness.empty("a")
+    assert (harness.status("a").phase, harness.status("a").reason) == (
+        Phase.FAILED,
+        "DeadlineExceeded",
+    )
 
 
-def test_a_step_that_came_too_soon_is_shown_in_its_time(desk: Callable) -> None:
-    d = desk(progress_commit_seconds=10.0)
-    d.run("a", 2)
-    d.now += 10
-    d.tell(ProgressReported(A, 1, 1))
-    d.now += 1
-    d.tell(ProgressReported(A, 1, 7))
-    assert d.status("a").progress.step == 1
-    d.wait(10)  # and the job says nothing meanwhile
-    assert d.status("a").progress.step == 7
-    d.restart()
-    d.tell(ProgressReported(A, 1, 9))  # what its sidecar tells a new leader, once
-    d.wait(10)
-    assert d.status("a").progress.step == 9
+def test_a_step_that_came_too_soon_is_shown_in_its_time(new_harness: Callable) -> None:
+    harness = new_harness(progress_commit_seconds=10.0)
+    harness.run("a", 2)
+    harness.now += 10
+    harness.step(ProgressReported(A, 1, 1))
+    harness.now += 1
+    harness.step(ProgressReported(A, 1, 7))
+    assert harness.status("a").progress.step == 1
+    harness.wait(10)  # and the job says nothing meanwhile
+    assert harness.status("a").progress.step == 7
+    harness.restart()
+    harness.step(ProgressReported(A, 1, 9))  # what its sidecar tells a new leader, once
+    harness.wait(10)
+    assert harness.status("a").progress.step == 9

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 from flyer.api import FlyerJobStatus, Phase
-from flyer.engine import Policy
+from flyer.engine import SchedulerSettings
 from flyer.kube.apiserver import Access, Api, Election, LeaseSettings, Limits, WatchSettings
 from flyer.kube.apiserver.token_reviews import TokenReviews
 from flyer.kube.gateway import (
@@ -35,7 +35,7 @@ from fakekube.network import PodNetwork
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-POLICY = Policy(
+SCHEDULER_SETTINGS = SchedulerSettings(
     failure_window_seconds=0.3, start_deadline_seconds=110.0, stop_retry_seconds=1.0,
     same_zone_layout_seconds=0.2, backoff_seconds=0.05, backoff_seconds_max=0.2,
     refused_backoff_seconds=0.1, progress_commit_seconds=0.2,
@@ -67,14 +67,19 @@ class Operator:
     """One process of the operator."""
 
     def __init__(
-        self, cluster: Cluster, name: str, *, policy: Policy, lease: LeaseSettings
+        self,
+        cluster: Cluster,
+        name: str,
+        *,
+        scheduler_settings: SchedulerSettings,
+        lease: LeaseSettings,
     ) -> None:
         self.name = name
         self.metrics = Metrics()
         self._gateway_metrics = GatewayMetrics(self.metrics.registry)
         self.gateway: Gateway | None = None  # of the present or the latest term
         self._cluster = cluster
-        self._policy = policy
+        self._scheduler_settings = scheduler_settings
         self.api = Api(
             Access(cluster.server.url), agent=name, limits=LIMITS, observe=self.metrics.called
         )
@@ -115,7 +120,7 @@ class Operator:
             probe=lambda address, _port: self._cluster.kubelets.answers(address),
         )
         return LeaderTerm(
-            api, self.cache, dependencies, self._policy, self.metrics,
+            api, self.cache, dependencies, self._scheduler_settings, self.metrics,
             epoch=epoch, raise_epoch=raise_epoch,
         )  # fmt: skip
 
@@ -168,11 +173,16 @@ class Cluster:
             )
             self.kubelets.add_node(f"{zone.lower()}{number}", zone, **details)
 
-    def operator(self, lease: LeaseSettings = LEASE, **policy: Any) -> Operator:
-        """Another process; `policy` changes the engine's settings."""
+    def operator(self, lease: LeaseSettings = LEASE, **scheduler_settings: Any) -> Operator:
+        """Another process; `scheduler_settings` changes the engine's settings."""
         self._count += 1
         name = f"operator-{self._count}"
-        operator = Operator(self, name, policy=replace(POLICY, **policy), lease=lease)
+        operator = Operator(
+            self,
+            name,
+            scheduler_settings=replace(SCHEDULER_SETTINGS, **scheduler_settings),
+            lease=lease,
+        )
         self.operators.append(operator)
         return operator
 

@@ -33,10 +33,10 @@ from flyer.engine import (
     JobSubmitted,
     NodeEmptied,
     PodExited,
-    Policy,
     Quota,
     QuotaObserved,
     QuotaRemoved,
+    SchedulerSettings,
     Start,
     Succeeded,
     Zones,
@@ -79,7 +79,7 @@ class Scene:
         self._admission = Admission(self.store)
         nodes = [engine.Node(f"a{index}", "A", slots=8) for index in range(4)]
         self.now = 1000.0
-        self.state = engine.rebuild(nodes, (), self.now, 1, Policy())
+        self.state = engine.rebuild(nodes, (), self.now, 1, SchedulerSettings())
 
     def tell(self, *events: Any) -> list[Start]:
         """Step; the gangs that are to start."""

@@ -234,7 +234,7 @@ async def test_an_orphan_is_ended_only_when_its_job_is_gone(cluster, until):
     operator.cache.jobs._held.clear()
     term = operator.leader.term
     term._state = term._state.__class__(
-        term._state.epoch, term._state.policy, term._state.now, term._state.nodes, {}
+        term._state.epoch, term._state.settings, term._state.now, term._state.nodes, {}
     )
     view = operator.cache.pods.get("default", "a-1-0")
     operator.cache.listener.pod_changed(view, view)

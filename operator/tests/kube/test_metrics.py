@@ -189,16 +189,16 @@ def test_every_reason_of_an_eviction_has_its_series():
     """Reasons are written where a gang loses its nodes: in the engine alone."""
     final = {"Stopped", "DeadlineExceeded"}  # the job is over: no eviction
     found = set()
-    for path in Path(engine.__file__).parent.glob("*.py"):
+    for path in Path(engine.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if name == "Cause" and isinstance(node.args[0], ast.Constant):
+            if name == "FailureCause" and isinstance(node.args[0], ast.Constant):
                 found.add(node.args[0].value)
             for keyword in node.keywords:
                 named = keyword.arg == "reason" and isinstance(keyword.value, ast.Constant)
-                if named and name in ("restart", "begin_suspension"):
+                if named and name in ("restart", "request_suspension"):
                     found.add(keyword.value.value)
     assert found >= {"Preempted", "StartFailed", "HardwareFault", "ObjectVanished"}
     assert found - final <= set(EVICTION_REASONS)

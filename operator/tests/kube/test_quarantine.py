@@ -74,14 +74,14 @@ async def test_a_job_that_cannot_be_judged_is_left_alone_and_tried_again(
     operator = cluster.operator(LEASE)
     await up(cluster, until, "a", "b")
     term = operator.leader.term
-    whole = engine.transitions.begin_suspension
+    whole = engine.transitions.request_suspension
 
     def fails(draft, key, **asked):
         if key == "default/a":
             raise ZeroDivisionError(key)
         whole(draft, key, **asked)
 
-    monkeypatch.setattr(engine.transitions, "begin_suspension", fails)
+    monkeypatch.setattr(engine.transitions, "request_suspension", fails)
     cluster.edit("a", suspend=True)
     await until(lambda: told(cluster, "a", "Quarantined"))
     cluster.submit("c", 2)  # one node is free, and that of `a` is kept
@@ -91,7 +91,7 @@ async def test_a_job_that_cannot_be_judged_is_left_alone_and_tried_again(
     await until(lambda: cluster.phase("c") is Phase.RUNNING)
     assert cluster.phase("a") is Phase.RUNNING
     assert len(cluster.pods("a")) == 1
-    monkeypatch.setattr(engine.transitions, "begin_suspension", whole)
+    monkeypatch.setattr(engine.transitions, "request_suspension", whole)
     await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
     await until(lambda: cluster.phase("d") is Phase.RUNNING)
     assert operator.leader.term is term
@@ -326,14 +326,14 @@ async def test_jobs_in_quarantine_cost_no_rebuild_before_they_are_tried_again(
     cluster, until, monkeypatch
 ):
     monkeypatch.setattr("flyer.kube.services.jobs.quarantine.PAUSE_SECONDS", 100.0)
-    whole = schedule._Plan._look_at
+    whole = schedule._SchedulingPass._try_job
 
     def fails(plan, job, class_key):
         if job.key.startswith("default/bad"):
             raise ZeroDivisionError(job.key)
         return whole(plan, job, class_key)
 
-    monkeypatch.setattr(schedule._Plan, "_look_at", fails)
+    monkeypatch.setattr(schedule._SchedulingPass, "_try_job", fails)
     cluster.nodes("A")
     operator = cluster.operator(LEASE)
     await until(lambda: operator.leader.term is not None)

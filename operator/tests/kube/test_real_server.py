@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from flyer.api import FlyerJobStatus, Phase
-from flyer.engine import Policy
+from flyer.engine import SchedulerSettings
 from flyer.kube.apiserver import Access, Api, Cache, Election, LeaseSettings, find_access
 from flyer.kube.apiserver.resources import FLYERJOBS, FLYERTOPOLOGIES, NODES
 from flyer.kube.gateway import outcome_of
@@ -30,7 +30,9 @@ from fakekube.fakes import FakeGateway
 CRDS = Path(__file__).parents[3] / "crds"
 OPERATOR = "system:serviceaccount:fireflyer-system:flyer-operator"
 SETTINGS = PodSettings(controller_image="c", collectives_image="l", gateway_ca="ca")
-POLICY = replace(Policy(), failure_window_seconds=0.5, same_zone_layout_seconds=0.5)
+SCHEDULER_SETTINGS = replace(
+    SchedulerSettings(), failure_window_seconds=0.5, same_zone_layout_seconds=0.5
+)
 
 
 class Scene:
@@ -66,7 +68,7 @@ class Scene:
             api,
             self.cache,
             dependencies,
-            POLICY,
+            SCHEDULER_SETTINGS,
             self.metrics,
             epoch=epoch,
             raise_epoch=raise_epoch,

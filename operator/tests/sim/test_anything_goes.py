@@ -7,7 +7,7 @@ import random
 
 import hypothesis.strategies as st
 from flyer.api import FlyerJob, Phase, Priority
-from flyer.engine import Node, Policy, Quota
+from flyer.engine import Node, Quota, SchedulerSettings
 from flyer.sim import Behavior, Script, Simulation
 from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import (
@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 ENDED = (Phase.SUCCEEDED, Phase.FAILED)
-POLICY = Policy(
+SETTINGS = SchedulerSettings(
     failure_window_seconds=2.0,
     start_deadline_seconds=20.0,
     stop_retry_seconds=2.0,
@@ -80,7 +80,7 @@ class AnythingGoes(RuleBasedStateMachine):
             for zone in "AB"
             for index in range(per_zone)
         ]
-        self.simulation = Simulation(nodes, policy=POLICY, seed=seed)
+        self.simulation = Simulation(nodes, settings=SETTINGS, seed=seed)
         self.per_zone = per_zone
         self.count = 0
 

@@ -24,7 +24,7 @@ from flyer.engine import (
     transitions,
 )
 from flyer.sim import Violation, sample_job
-from flyer.sim.histories import POLICY, History
+from flyer.sim.histories import SETTINGS, History
 from flyer.sim.necessity import preempted_in_vain
 
 CHUNK = 500
@@ -76,7 +76,7 @@ def test_a_ghost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_queue_in_which_everybody_blocks_everybody_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(schedule._Plan, "_needs", lambda *_args: ((), None, ""))
+    monkeypatch.setattr(schedule._SchedulingPass, "_needs", lambda *_args: ((), None, ""))
     finds("waits .* although .* are free")
 
 
@@ -84,13 +84,14 @@ def test_a_job_that_waits_in_vain_while_faults_go_on_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(History, "_settle_down", lambda _history: 0)
-    monkeypatch.setattr(schedule._Plan, "_needs", lambda *_args: ((), None, ""))
+    monkeypatch.setattr(schedule._SchedulingPass, "_needs", lambda *_args: ((), None, ""))
     finds("for [0-9.]+ s .* waits .* although .* are free", 2_000)
 
 
 def test_a_node_that_is_given_out_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "flyer.engine.market.Market._is_open", lambda market, name: market._may_be_had(name)
+        "flyer.engine.market.NodeAvailability._is_open",
+        lambda availability, name: availability._may_be_had(name),
     )
     finds("is reserved for")
 
@@ -108,15 +109,15 @@ def test_a_victim_that_is_taken_at_once_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_preemption_although_nodes_are_free_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = replace(POLICY, preemption_delay_seconds=0.0)
-    state = rebuild([Node("a0", "A"), Node("a1", "A")], (), 1_800_000_000.0, 1, policy)
+    settings = replace(SETTINGS, preemption_delay_seconds=0.0)
+    state = rebuild([Node("a0", "A"), Node("a1", "A")], (), 1_800_000_000.0, 1, settings)
     state, _ = step(state, [JobSubmitted(sample_job("low", priority="low"))], 1_800_000_001.0)
     state, _ = step(state, [GangStarted("default/low", 1)], 1_800_000_002.0)
     high = JobSubmitted(sample_job("high", priority="high"))
     after, _ = step(state, [high], 1_800_000_060.0)
     assert preempted_in_vain(state, after) == ""
     monkeypatch.setattr(allocation, "_fit_free", lambda *_args: None)
-    monkeypatch.setattr(preemption, "claimed", lambda *_args: True)
+    monkeypatch.setattr(preemption, "is_reserved_for_others", lambda *_args: True)
     after, _ = step(state, [high], 1_800_000_060.0)
     assert preempted_in_vain(state, after).endswith("for which ['a1'] were free")
 
@@ -144,7 +145,7 @@ def test_more_never_delays_the_head_of_the_queue(more: str) -> None:
         wider = replace(quota, nodes=quota.nodes + 1) if more == "quota" else quota
         started = []
         for cluster, limit in ((nodes, quota), (larger, wider)):
-            state = rebuild(cluster, (), 1_800_000_000.0, 1, POLICY, [limit])
+            state = rebuild(cluster, (), 1_800_000_000.0, 1, SETTINGS, [limit])
             state, _ = step(state, [JobSubmitted(job) for job in jobs], 1_800_000_001.0)
             head = min(jobs, key=lambda job: (-job.spec.priority.level, job.key)).key
             started.append(state.jobs[head].status.phase is Phase.STARTING)

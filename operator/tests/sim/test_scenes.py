@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from flyer.api import Phase, SuspendCode
-from flyer.engine import Policy, Start, transitions
-from flyer.engine.settle import settle
+from flyer.engine import SchedulerSettings, Start, transitions
+from flyer.engine.reconcile import reconcile
 from flyer.sim import Behavior, Script, Simulation, Violation, sample_job, two_zones
 
 if TYPE_CHECKING:
-    from flyer.engine.draft import Draft
+    from flyer.engine.draft import CycleState
 
 
 def starts(simulation: Simulation, key: str) -> list[Start]:
@@ -25,7 +25,7 @@ def starts(simulation: Simulation, key: str) -> list[Start]:
 
 def test_preempted_then_a_node_dies_and_no_bit_changes() -> None:
     """The story of the demo: every attempt has the same split over zones."""
-    simulation = Simulation(two_zones(), policy=Policy(), seed=1)
+    simulation = Simulation(two_zones(), settings=SchedulerSettings(), seed=1)
     simulation.submit(sample_job("a", 4), Script(steps=60))
     simulation.run(15)
     simulation.submit(sample_job("b", 3, priority="high"), Script(steps=20))
@@ -42,7 +42,7 @@ def test_preempted_then_a_node_dies_and_no_bit_changes() -> None:
 
 
 def test_twenty_kills_lose_less_than_a_checkpoint_interval_each() -> None:
-    simulation = Simulation(two_zones(), policy=Policy(backoff_seconds=0.1), seed=7)
+    simulation = Simulation(two_zones(), settings=SchedulerSettings(backoff_seconds=0.1), seed=7)
     simulation.submit(sample_job("a", 4), Script(steps=400, checkpoint_steps=10))
     names = sorted(simulation.cluster.machines)
     for kill in range(20):
@@ -64,7 +64,7 @@ def test_twenty_kills_lose_less_than_a_checkpoint_interval_each() -> None:
 
 @pytest.mark.parametrize("behavior", list(Behavior))
 def test_every_manner_of_leaving_makes_room(behavior: Behavior) -> None:
-    simulation = Simulation(two_zones(), policy=Policy(), seed=5)
+    simulation = Simulation(two_zones(), settings=SchedulerSettings(), seed=5)
     simulation.submit(sample_job("a", 6), Script(steps=100, behavior=behavior))
     simulation.run(15)
     simulation.submit(sample_job("b", 6, priority="high"), Script(steps=10))
@@ -82,19 +82,21 @@ def preempt_in(simulation: Simulation) -> None:
 
 
 def test_a_start_before_the_nodes_are_empty_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hasty(draft: Draft, _market: object) -> None:
-        for key, job in sorted(draft.jobs.items()):
+    def hasty(cycle: CycleState, _availability: object) -> None:
+        for key, job in sorted(cycle.jobs.items()):
             if job.status.phase in (Phase.RESERVED, Phase.DRAINING):
-                transitions.start(draft, key)
+                transitions.start(cycle, key)
 
-    monkeypatch.setattr("flyer.engine.schedule._launch", hasty)
+    monkeypatch.setattr("flyer.engine.schedule._start_ready_jobs", hasty)
     with pytest.raises(Violation, match=r"where .* still are"):
-        preempt_in(Simulation(two_zones(), policy=Policy(), seed=1))
+        preempt_in(Simulation(two_zones(), settings=SchedulerSettings(), seed=1))
 
 
 def test_a_second_job_across_zones_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flyer.engine.market.Market.token_holders", lambda _self, _job: ([], []))
-    simulation = Simulation(two_zones(6), policy=Policy(), seed=1)
+    monkeypatch.setattr(
+        "flyer.engine.market.NodeAvailability.token_holders", lambda _self, _job: ([], [])
+    )
+    simulation = Simulation(two_zones(6), settings=SchedulerSettings(), seed=1)
     simulation.submit(sample_job("a", 7), Script())
     simulation.submit(sample_job("b", 5), Script())
     with pytest.raises(Violation, match="takes the token"):
@@ -102,18 +104,18 @@ def test_a_second_job_across_zones_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_suspend_code_that_shrinks_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(draft: Draft) -> None:
-        settle(draft)
-        for key, job in draft.jobs.items():
+    def forgetful(cycle: CycleState) -> None:
+        reconcile(cycle)
+        for key, job in cycle.jobs.items():
             if job.status.suspend_code is SuspendCode.MAY_SUSPEND:
-                draft.update(key, suspend_code=SuspendCode.SENT)
+                cycle.update(key, suspend_code=SuspendCode.SENT)
 
-    monkeypatch.setattr("flyer.engine.engine.settle", forgetful)
+    monkeypatch.setattr("flyer.engine.engine.reconcile", forgetful)
     with pytest.raises(Violation, match="suspendCode"):
-        preempt_in(Simulation(two_zones(), policy=Policy(), seed=1))
+        preempt_in(Simulation(two_zones(), settings=SchedulerSettings(), seed=1))
 
 
 def test_a_status_that_is_not_committed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flyer.engine.engine._commits", lambda *_args, **_keys: [])
     with pytest.raises(Violation, match="not stored"):
-        preempt_in(Simulation(two_zones(), policy=Policy(), seed=1))
+        preempt_in(Simulation(two_zones(), settings=SchedulerSettings(), seed=1))

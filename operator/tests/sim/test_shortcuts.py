@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from flyer.engine import WakeAt, blockers, effects, queue, search, settle, waysout
-from flyer.engine.draft import ACTIVE, RESERVING, Draft
+from flyer.engine import WakeAt, blockers, effects, queue, reconcile, search, waysout
+from flyer.engine.draft import ACTIVE, RESERVING, CycleState
 from flyer.engine.log import step_line
-from flyer.engine.market import Market
+from flyer.engine.market import NodeAvailability
 from flyer.engine.nodes import natural_order
 from flyer.sim import histories
 from flyer.sim.histories import History
@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 
     from flyer.engine.queue import Entry
 
-POLICY = histories.POLICY
-SUPPLY, PREEMPTIBLE_AT, STEP = Market.supply, Market.preemptible_at, histories.step
+SETTINGS = histories.SETTINGS
+SUPPLY, PREEMPTIBLE_AT, STEP = (
+    NodeAvailability.supply,
+    NodeAvailability.preemptible_at,
+    histories.step,
+)
 
 
 def played(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> dict[int, str]:
@@ -40,8 +44,8 @@ def played(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> dict[int, s
     so that a missed wake-up shows.
     """
     never = 1e9
-    policy = replace(POLICY, plan_again_seconds=never, pending_renew_seconds=never)
-    monkeypatch.setattr(histories, "POLICY", policy)
+    settings = replace(SETTINGS, reschedule_seconds=never, pending_renew_seconds=never)
+    monkeypatch.setattr(histories, "SETTINGS", settings)
     # A text that is put off because too many ways out are searched for is no decision either.
     monkeypatch.setattr(waysout, "_SEARCHES_MAX", 1_000)
     found = {}
@@ -61,59 +65,61 @@ def played(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> dict[int, s
 
 
 def without_shortcuts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def supply(market, job):
-        market._supplies.clear()
-        return SUPPLY(market, job)
+    def supply(availability, job):
+        availability._supplies.clear()
+        return SUPPLY(availability, job)
 
-    def preemptible_at(market, job, victim):
-        market._protections.clear()
-        return PREEMPTIBLE_AT(market, job, victim)
+    def preemptible_at(availability, job, victim):
+        availability._protections.clear()
+        return PREEMPTIBLE_AT(availability, job, victim)
 
-    def freed_by(market, victim, names):
+    def freed_by(availability, victim, names):
         active = victim.status.phase in ACTIVE
         return [
-            market.draft.nodes[name].node
+            availability.cycle.nodes[name].node
             for name in sorted(names, key=natural_order)
-            if market.reserved_by.get(name) == victim.key
-            and (active or market._may_be_had(name))
-            and market.draft.nodes[name].eligible
+            if availability.reserved_by.get(name) == victim.key
+            and (active or availability._may_be_had(name))
+            and availability.cycle.nodes[name].eligible
         ]
 
-    def times(market, job, nodes, zones, real=Market.times):
-        market._times.clear()
-        return real(market, job, nodes, zones)
+    def times(availability, job, nodes, zones, real=NodeAvailability.available_times):
+        availability._times.clear()
+        return real(availability, job, nodes, zones)
 
-    def victims(market, job, real=Market.victims):
-        market._victims.clear()
-        return real(market, job)
+    def victims(availability, job, real=NodeAvailability.victims):
+        availability._victims.clear()
+        return real(availability, job)
 
-    def reserving(market):
-        jobs = market.draft.jobs
+    def reserving(availability):
+        jobs = availability.cycle.jobs
         return sorted(key for key, job in jobs.items() if job.status.phase in RESERVING)
 
-    def updated(draft, real=queue.updated):
-        draft.queue = None
-        return real(draft)
+    def updated(cycle, real=queue.updated):
+        cycle.queue = None
+        return real(cycle)
 
-    def reasons_of(reasons, job, claims, _own, eta):
-        return blockers.pending(reasons._market, job, claims, eta)
+    def reasons_of(reasons, job, reservations, _own, eta):
+        return blockers.pending(reasons._availability, job, reservations, eta)
 
     monkeypatch.setattr(queue, "updated", updated)
-    monkeypatch.setattr(search.Reasons, "of", reasons_of)
-    monkeypatch.setattr(Draft, "is_at_rest", lambda *_args: False)
-    monkeypatch.setattr(Draft, "is_plan_due", lambda *_args: True)
-    monkeypatch.setattr(Draft, "active_jobs", lambda draft: draft.jobs)
-    monkeypatch.setattr(search.Search, "is_hopeless", lambda *_args: False)
-    monkeypatch.setattr(settle, "_is_idle", lambda _job: False)
+    monkeypatch.setattr(search.PendingReasonCache, "of", reasons_of)
+    monkeypatch.setattr(CycleState, "may_skip", lambda *_args: False)
+    monkeypatch.setattr(CycleState, "is_schedule_due", lambda *_args: True)
+    monkeypatch.setattr(CycleState, "active_jobs", lambda cycle: cycle.jobs)
+    monkeypatch.setattr(search.UnschedulableNeeds, "is_unschedulable", lambda *_args: False)
+    monkeypatch.setattr(reconcile, "_is_idle", lambda _job: False)
     monkeypatch.setattr(effects, "_is_idle", lambda _job: False)
-    monkeypatch.setattr(Market, "supply", supply)
-    monkeypatch.setattr(Market, "preemptible_at", preemptible_at)
-    monkeypatch.setattr(Market, "freed_by", freed_by)
-    monkeypatch.setattr(Market, "times", times)
-    monkeypatch.setattr(Market, "victims", victims)
-    monkeypatch.setattr(Market, "reserving", reserving)
+    monkeypatch.setattr(NodeAvailability, "supply", supply)
+    monkeypatch.setattr(NodeAvailability, "preemptible_at", preemptible_at)
+    monkeypatch.setattr(NodeAvailability, "freed_by", freed_by)
+    monkeypatch.setattr(NodeAvailability, "available_times", times)
+    monkeypatch.setattr(NodeAvailability, "victims", victims)
+    monkeypatch.setattr(NodeAvailability, "reserving_jobs", reserving)
     monkeypatch.setattr(
-        Draft, "terms", lambda draft, job: draft.zones.limits.terms(job.spec, draft.priority(job))
+        CycleState,
+        "terms",
+        lambda cycle, job: cycle.zones.limits.terms(job.spec, cycle.priority(job)),
     )
 
 
@@ -142,9 +148,9 @@ def test_a_plan_that_is_kept_too_long_is_found(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: {})
     seeds = range(25)
     right = played(monkeypatch, seeds)
-    kept = Draft.is_plan_due
+    kept = CycleState.is_schedule_due
     monkeypatch.setattr(
-        Draft, "is_plan_due", lambda draft, state: kept(draft, state) and draft.changed
+        CycleState, "is_schedule_due", lambda cycle, state: kept(cycle, state) and cycle.changed
     )
     with contextlib.suppress(Violation):  # some job may never start
         assert played(monkeypatch, seeds) != right
@@ -170,5 +176,7 @@ def test_a_shortcut_that_skips_too_much_is_found(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: {})
     seeds = range(25)
     right = played(monkeypatch, seeds)
-    monkeypatch.setattr(search.Search, "is_hopeless", lambda one, *_args: one._least)
+    monkeypatch.setattr(
+        search.UnschedulableNeeds, "is_unschedulable", lambda one, *_args: one._least
+    )
     assert played(monkeypatch, seeds) != right

@@ -25,7 +25,7 @@ from flyer.engine.actions import (
     Stop,
     WakeAt,
 )
-from flyer.engine.engine import explain, quota_usage, rebuild, step
+from flyer.engine.engine import explain, quota_holdings, rebuild, step
 from flyer.engine.errors import EngineError, JobFault, ReplayError, UnknownJob
 from flyer.engine.events import (
     CheckpointReported,
@@ -64,11 +64,11 @@ from flyer.engine.events import (
     ZonesObserved,
 )
 from flyer.engine.explanation import Blocker, Explanation, Remedy
-from flyer.engine.loads import QuotaLoad, quota_loads
+from flyer.engine.loads import QuotaUsage, quota_usage
 from flyer.engine.nodes import Node, Zones
-from flyer.engine.policy import Policy
 from flyer.engine.quotas import Quota, Subjects
-from flyer.engine.removals import Removals, removals
+from flyer.engine.removals import RemovalBudget, removal_budgets
+from flyer.engine.settings import SchedulerSettings
 from flyer.engine.state import EngineState, JobState, NodeState
 from flyer.engine.topology import topology_document
 
@@ -100,19 +100,19 @@ __all__ = [
     "NodeState",
     "Outcome",
     "PodExited",
-    "Policy",
     "ProgressReported",
     "Quota",
-    "QuotaLoad",
     "QuotaObserved",
     "QuotaRemoved",
+    "QuotaUsage",
     "ReleaseToken",
     "Released",
     "Remedy",
-    "Removals",
+    "RemovalBudget",
     "ReplayError",
     "RequeueRequested",
     "ResumeRequested",
+    "SchedulerSettings",
     "Signal",
     "Start",
     "StartFailed",
@@ -134,10 +134,10 @@ __all__ = [
     "Zones",
     "ZonesObserved",
     "explain",
-    "quota_loads",
+    "quota_holdings",
     "quota_usage",
     "rebuild",
-    "removals",
+    "removal_budgets",
     "step",
     "topology_document",
 ]

@@ -56,8 +56,8 @@ class Stop:
     """End the pods of this attempt on these nodes, and tell NodeEmptied for each.
 
     `kill`: at once. Without it: SIGTERM first, and SIGKILL after the driver's own short pause.
-    Told again every `Policy.stop_retry_seconds` until the nodes are empty. A node without pods of
-    this attempt needs nothing done but the NodeEmptied.
+    Repeated every `SchedulerSettings.stop_retry_seconds` until the nodes are empty. For a node
+    without pods of this attempt the driver reports NodeEmptied at once.
     """
 
     job: str

@@ -6,138 +6,154 @@ from typing import TYPE_CHECKING
 
 from flyer.api.waiting import PODS_REFUSED
 from flyer.engine import placement, transitions
-from flyer.engine.asks import options, waits_for_zone_layout
-from flyer.engine.claims import claimed, is_ahead_of_turn
+from flyer.engine.asks import placement_options, zone_layout_deadline
 from flyer.engine.draft import ACTIVE
 from flyer.engine.placement import by_zone
 from flyer.engine.preemption import preempt, preemption_plan
+from flyer.engine.reservations import is_ahead_of_its_turn, is_reserved_for_others
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flyer.engine.claims import Claim
-    from flyer.engine.draft import Draft
-    from flyer.engine.market import Market
+    from flyer.engine.draft import CycleState
+    from flyer.engine.market import NodeAvailability
     from flyer.engine.nodes import Node
-    from flyer.engine.placement import Option
-    from flyer.engine.quotagate import QuotaGate
+    from flyer.engine.placement import PlacementOption
+    from flyer.engine.quotagate import QuotaAdmission
+    from flyer.engine.reservations import Reservation
     from flyer.engine.state import JobState
 
 
-def allocate(market: Market, job: JobState, claims: Sequence[Claim], gate: QuotaGate) -> bool:
+def allocate(
+    availability: NodeAvailability,
+    job: JobState,
+    reservations: Sequence[Reservation],
+    admission: QuotaAdmission,
+) -> bool:
     """Reserve nodes for the job, if need be by preempting; False if it cannot have any now.
 
     Nodes that failed it, or others, are taken only if there is no way without them.
     """
-    draft = market.draft
-    classes = [nodes for nodes in market.classes(job) if gate.admits(job, nodes[0].node_class)]
-    patience = waits_for_zone_layout(draft, job)
+    cycle = availability.cycle
+    classes = [
+        nodes for nodes in availability.classes(job) if admission.admits(job, nodes[0].node_class)
+    ]
+    patience = zone_layout_deadline(cycle, job)
     if patience is not None:
-        draft.wake(patience)
-    avoid = market.memory(job).avoid
+        cycle.wake(patience)
+    avoid = availability.placement_history(job).avoid
     trusted = [[node for node in nodes if node.name not in avoid] for nodes in classes]
     ways = [[nodes for nodes in trusted if nodes], classes] if avoid else [classes]
     for nodes in ways:
-        if _place_on(market, job, nodes, claims, same_zone_layout=patience is not None):
+        if _place_on(availability, job, nodes, reservations, same_zone_layout=patience is not None):
             return True
-        if job.key in draft.delayed:
+        if job.key in cycle.delayed_preemptions:
             return False
     return False
 
 
 def _place_on(
-    market: Market,
+    availability: NodeAvailability,
     job: JobState,
     classes: Sequence[Sequence[Node]],
-    claims: Sequence[Claim],
+    reservations: Sequence[Reservation],
     *,
     same_zone_layout: bool,
 ) -> bool:
-    draft = market.draft
+    cycle = availability.cycle
     ways = [
         (nodes, kind)
         for nodes in classes
-        for kind in options(
-            draft, job, {node.zone for node in nodes}, same_zone_layout=same_zone_layout
+        for kind in placement_options(
+            cycle, job, {node.zone for node in nodes}, same_zone_layout=same_zone_layout
         )
     ]
     for nodes, kind in ways:
-        found = _fit_free(market, job, nodes, kind, claims)
+        found = _fit_free(availability, job, nodes, kind, reservations)
         if found is not None:
-            early = is_ahead_of_turn(market, job, found, claims)
-            transitions.reserve(draft, job.key, found, backfill=early)
-            market.reserved(job.key)
+            early = is_ahead_of_its_turn(availability, job, found, reservations)
+            transitions.reserve(cycle, job.key, found, backfill=early)
+            availability.reserved(job.key)
             return True
-    if was_refused(draft, job):
+    if was_refused(cycle, job):
         return False
-    if same_zone_layout and _fits_otherwise(market, job, classes, claims):
+    if same_zone_layout and _fits_otherwise(availability, job, classes, reservations):
         return False  # it will have free nodes at the latest when it stops waiting for the split
     for nodes, kind in ways:
-        plan = preemption_plan(market, job, nodes, kind, claims)
+        plan = preemption_plan(availability, job, nodes, kind, reservations)
         if plan is not None:
-            if _too_early(draft, job, plan[1]):
-                draft.delayed.add(job.key)
+            if _too_early(cycle, job, plan[1]):
+                cycle.delayed_preemptions.add(job.key)
                 return False
-            early = is_ahead_of_turn(market, job, plan[0], claims)
-            preempt(market, job, *plan, backfill=early)
-            market.refresh()
+            early = is_ahead_of_its_turn(availability, job, plan[0], reservations)
+            preempt(availability, job, *plan, backfill=early)
+            availability.refresh()
             return True
     return False
 
 
-def was_refused(draft: Draft, job: JobState) -> bool:
+def was_refused(cycle: CycleState, job: JobState) -> bool:
     """Whether its pods could not be made a while ago: nobody is to lose work for it now."""
     left = job.status.eviction
     if left is None or left.reason != PODS_REFUSED:
         return False
-    history, policy = job.status.history, draft.policy
+    history, settings = job.status.history, cycle.settings
     pause_seconds = min(
-        policy.refused_seconds * 2.0 ** min(max(history.refusals - 1, 0), 30),
-        policy.refused_seconds_max,
+        settings.refusal_cooldown_seconds * 2.0 ** min(max(history.refusals - 1, 0), 30),
+        settings.refusal_cooldown_seconds_max,
     )
     until = (left.time if history.not_before is None else history.not_before) + pause_seconds
-    draft.wake(until)
-    return until > draft.now
+    cycle.wake(until)
+    return until > cycle.now
 
 
 def _fits_otherwise(
-    market: Market, job: JobState, classes: Sequence[Sequence[Node]], claims: Sequence[Claim]
+    availability: NodeAvailability,
+    job: JobState,
+    classes: Sequence[Sequence[Node]],
+    reservations: Sequence[Reservation],
 ) -> bool:
     """Whether free nodes would do with another split over zones than the checkpoint's."""
     return any(
-        _fit_free(market, job, nodes, kind, claims) is not None
+        _fit_free(availability, job, nodes, kind, reservations) is not None
         for nodes in classes
-        for kind in options(
-            market.draft, job, {node.zone for node in nodes}, same_zone_layout=False
+        for kind in placement_options(
+            availability.cycle, job, {node.zone for node in nodes}, same_zone_layout=False
         )
     )
 
 
-def _too_early(draft: Draft, job: JobState, victims: Sequence[str]) -> bool:
+def _too_early(cycle: CycleState, job: JobState, victims: Sequence[str]) -> bool:
     """Whether running jobs would be interrupted for a job that has only just begun to wait."""
-    if not any(draft.jobs[key].status.phase in ACTIVE for key in victims):
+    if not any(cycle.jobs[key].status.phase in ACTIVE for key in victims):
         return False
     queued_at = job.status.history.queued_at
-    since = queued_at if queued_at is not None else draft.now
-    return not draft.passed(since + draft.policy.preemption_delay_seconds)
+    since = queued_at if queued_at is not None else cycle.now
+    return not cycle.passed(since + cycle.settings.preemption_delay_seconds)
 
 
 def _fit_free(
-    market: Market,
+    availability: NodeAvailability,
     job: JobState,
     nodes: Sequence[Node],
-    kind: Sequence[Option],
-    claims: Sequence[Claim],
+    kind: Sequence[PlacementOption],
+    reservations: Sequence[Reservation],
 ) -> tuple[Node, ...] | None:
     """Nodes that are nobody's: empty or its own ones if they do, else also those being left."""
-    keeping, leaving = market.token_holders(job)
-    unclaimed = market.open_of(nodes)
-    if claims:
-        unclaimed = [node for node in unclaimed if not claimed(market, job, node, claims)]
-    empty = [node for node in unclaimed if market.occupied_by.get(node.name) in (None, job.key)]
-    for candidates, token_free in ((empty, not leaving), (unclaimed, True)):
+    keeping, leaving = availability.token_holders(job)
+    open_nodes = availability.open_of(nodes)
+    if reservations:
+        open_nodes = [
+            node
+            for node in open_nodes
+            if not is_reserved_for_others(availability, job, node, reservations)
+        ]
+    empty = [
+        node for node in open_nodes if availability.occupied_by.get(node.name) in (None, job.key)
+    ]
+    for candidates, token_free in ((empty, not leaving), (open_nodes, True)):
         usable = [one for one in kind if not one.crosses or (token_free and not keeping)]
-        found = placement.best(usable, by_zone(candidates), market.memory(job))
+        found = placement.best(usable, by_zone(candidates), availability.placement_history(job))
         if found is not None:
             return found[1]
     return None

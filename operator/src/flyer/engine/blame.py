@@ -18,7 +18,7 @@ from flyer.engine.draft import ACTIVE
 
 if TYPE_CHECKING:
     from flyer.api import Exit
-    from flyer.engine.draft import Draft
+    from flyer.engine.draft import CycleState
     from flyer.engine.incidents import Kind
     from flyer.engine.state import JobState
 
@@ -27,7 +27,7 @@ _FROM_OUTSIDE = frozenset({0, signal.SIGHUP, signal.SIGINT, signal.SIGKILL, sign
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class FailureCause:
     """Why an attempt has to be restarted."""
 
     reason: str
@@ -38,23 +38,25 @@ class Cause:
     signal: int | None = None  # that ended it, if the same one again is the job's own fault
 
 
-def infrastructure(draft: Draft, job: JobState) -> Cause | None:
+def infrastructure(cycle: CycleState, job: JobState) -> FailureCause | None:
     """What took the attempt's pods or nodes away, if something did."""
     assignment = job.status.assignment
     assert assignment is not None, f"{job.key}: active without nodes"
     done = {one.node for one in job.status.exits if one.outcome == "Succeeded"}
-    lost = tuple(name for name in assignment.names if draft.is_lost(name) and name not in done)
-    faults = {name: fault for name in assignment.names if (fault := _fault(draft, name))}
+    lost = tuple(name for name in assignment.names if cycle.is_lost(name) and name not in done)
+    faults = {name: fault for name in assignment.names if (fault := _fault(cycle, name))}
     if lost:
-        causes = ", ".join(f"{name} ({_loss(draft, name)})" for name in lost)
+        causes = ", ".join(f"{name} ({_loss(cycle, name)})" for name in lost)
         hardware = not faults.keys().isdisjoint(lost)
-        return Cause("NodeFailures", f"lost node {causes}", lost, kind="run", counted=not hardware)
+        return FailureCause(
+            "NodeFailures", f"lost node {causes}", lost, kind="run", counted=not hardware
+        )
     ends = [one for one in job.status.exits if one.outcome != "Succeeded"]
     if not ends:
         return None
     if faults:
         named = ", ".join(f"{name} ({fault})" for name, fault in faults.items())
-        return Cause(
+        return FailureCause(
             "HardwareFault",
             f"hardware fault of node {named}: {_end(ends[0])}",
             tuple(faults),
@@ -68,7 +70,7 @@ def infrastructure(draft: Draft, job: JobState) -> Cause | None:
     if not killed:
         return None
     by_signal = killed[0].signal or 0
-    return Cause(
+    return FailureCause(
         "PodKilled",
         _end(killed[0]),
         # Without a signal nobody killed it there: whoever ran it went away.
@@ -78,15 +80,15 @@ def infrastructure(draft: Draft, job: JobState) -> Cause | None:
     )
 
 
-def start_overdue(draft: Draft, job: JobState) -> Cause | None:
+def start_overdue(cycle: CycleState, job: JobState) -> FailureCause | None:
     """The start deadline passed: on which nodes, as far as is known."""
     assignment = job.status.assignment
     assert assignment is not None, f"{job.key}: active without nodes"
     if assignment.running_at is not None:
         return None
-    begun = assignment.started_at if assignment.started_at is not None else draft.now
-    limit = draft.policy.start_deadline_seconds
-    if not draft.passed(begun + limit):
+    begun = assignment.started_at if assignment.started_at is not None else cycle.now
+    limit = cycle.settings.start_deadline_seconds
+    if not cycle.passed(begun + limit):
         return None
     names = assignment.names
     absent = tuple(name for name in names if name in job.seen.absent)
@@ -94,14 +96,14 @@ def start_overdue(draft: Draft, job: JobState) -> Cause | None:
     culprits = names if len(names) == 1 else absent if len(absent) < len(names) else ()
     where = f" on {', '.join(culprits[:_NAMES_MAX])}" if culprits else ""
     message = f"the pods were not up within {limit:g} s{where}"
-    return Cause("PodsReadyTimeout", message, culprits, kind="start")
+    return FailureCause("PodsReadyTimeout", message, culprits, kind="start")
 
 
 # Names in one sentence; a gang has thousands.
 _NAMES_MAX = 8
 
 
-def progress_deadline_exceeded(draft: Draft, job: JobState) -> Cause | None:
+def progress_deadline_exceeded(cycle: CycleState, job: JobState) -> FailureCause | None:
     """Neither progress nor output within the progress deadline while the job had a stream."""
     assignment, deadline = job.status.assignment, job.spec.progress_deadline
     assert assignment is not None, f"{job.key}: active without nodes"
@@ -110,18 +112,18 @@ def progress_deadline_exceeded(draft: Draft, job: JobState) -> Cause | None:
     alive_at = max(job.seen.activity_at, assignment.running_at)
     lost_at = job.seen.stream_lost_at
     if lost_at is None:
-        if not draft.passed(alive_at + deadline.seconds):
+        if not cycle.passed(alive_at + deadline.seconds):
             return None
-        return Cause(
+        return FailureCause(
             "ProgressDeadlineExceeded",
             f"neither progress nor a log line for {deadline}",
             kind="run",
         )
     # Nobody hears it. If that is so for many, the report path is broken, and silence is no sign.
     # Otherwise its own sidecars are: another progress deadline for them to come back.
-    if many_unheard(draft) or not draft.passed(max(alive_at, lost_at) + 2 * deadline.seconds):
+    if many_unheard(cycle) or not cycle.passed(max(alive_at, lost_at) + 2 * deadline.seconds):
         return None
-    return Cause(
+    return FailureCause(
         "ProgressDeadlineExceeded",
         f"its sidecars have had no stream for more than {deadline}, those of other jobs have",
         kind="run",
@@ -129,35 +131,35 @@ def progress_deadline_exceeded(draft: Draft, job: JobState) -> Cause | None:
     )
 
 
-def many_unheard(draft: Draft) -> bool:
+def many_unheard(cycle: CycleState) -> bool:
     """Whether most running jobs have no stream: the report path is broken, not the jobs."""
-    running = [job for job in draft.active_jobs().values() if job.status.phase is Phase.RUNNING]
+    running = [job for job in cycle.active_jobs().values() if job.status.phase is Phase.RUNNING]
     unheard = sum(job.seen.stream_lost_at is not None for job in running)
-    return unheard >= draft.policy.outage_jobs_min and 2 * unheard >= len(running)
+    return unheard >= cycle.settings.outage_jobs_min and 2 * unheard >= len(running)
 
 
-def judged(draft: Draft, cause: Cause) -> tuple[bool, str]:
+def assess(cycle: CycleState, cause: FailureCause) -> tuple[bool, str]:
     """Whether the restart counts against the job, and the message to store."""
-    outage = incidents.outage(draft, cause.kind) if cause.kind is not None else ""
+    outage = incidents.outage(cycle, cause.kind) if cause.kind is not None else ""
     if outage:
         return False, f"{cause.message}; {outage}"
     return cause.counted, cause.message
 
 
-def observe(draft: Draft) -> None:
-    """Record what is to be judged in this step, before any of it is: many may fail at once."""
-    for key, job in sorted(draft.active_jobs().items()):
-        if job.status.phase not in ACTIVE or draft.is_at_rest(job):
+def record_failures(cycle: CycleState) -> None:
+    """Record all failures of this step before any is assessed: many jobs may fail at once."""
+    for key, job in sorted(cycle.active_jobs().items()):
+        if job.status.phase not in ACTIVE or cycle.may_skip(job):
             continue
-        draft.about = key
+        cycle.current_job = key
         cause = (
-            infrastructure(draft, job)
-            or start_overdue(draft, job)
-            or progress_deadline_exceeded(draft, job)
+            infrastructure(cycle, job)
+            or start_overdue(cycle, job)
+            or progress_deadline_exceeded(cycle, job)
         )
         if cause is not None and cause.kind is not None:
-            incidents.record(draft, cause.kind, job)
-    draft.about = ""
+            incidents.record(cycle, cause.kind, job)
+    cycle.current_job = ""
 
 
 def _is_its_own(one: Exit) -> bool:
@@ -174,26 +176,26 @@ def _end(one: Exit) -> str:
     return f"a rank on node {one.node} exited with status {one.exit_status}{detail}"
 
 
-def _loss(draft: Draft, name: str) -> str:
-    state = draft.nodes.get(name)
+def _loss(cycle: CycleState, name: str) -> str:
+    state = cycle.nodes.get(name)
     return (state.node.reason or state.lost) if state else "not known any more"
 
 
-def _fault(draft: Draft, name: str) -> str:
+def _fault(cycle: CycleState, name: str) -> str:
     """The hardware fault that the node has, or had shortly before."""
-    state = draft.nodes.get(name)
+    state = cycle.nodes.get(name)
     if state is None or not state.fault:
         return ""
-    recent = draft.now - state.fault_at <= draft.policy.hardware_fault_seconds
+    recent = cycle.now - state.fault_at <= cycle.settings.hardware_fault_seconds
     return state.fault if state.node.fault or recent else ""
 
 
 __all__ = [
-    "Cause",
+    "FailureCause",
+    "assess",
     "infrastructure",
-    "judged",
     "many_unheard",
-    "observe",
     "progress_deadline_exceeded",
+    "record_failures",
     "start_overdue",
 ]

@@ -19,14 +19,14 @@ from flyer.api.waiting import (
     WAITING_FOR_ZONE,
     WAITING_FOR_ZONE_LAYOUT,
 )
-from flyer.engine.asks import memory_of, waits_for_zone_layout
+from flyer.engine.asks import placement_history, zone_layout_deadline
 from flyer.engine.explanation import Blocker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from flyer.engine.claims import Claim
-    from flyer.engine.market import Market
+    from flyer.engine.market import NodeAvailability
+    from flyer.engine.reservations import Reservation
     from flyer.engine.state import JobState
 
 # Names in one sentence; the rest is counted.
@@ -35,17 +35,19 @@ _NAMES_MAX = 5
 BLOCKED_BY_MAX = 32
 
 
-def never(market: Market, job: JobState) -> Pending | None:
+def never(availability: NodeAvailability, job: JobState) -> Pending | None:
     """Why this cluster, with every known node healthy and free, could not run the job."""
-    draft, spec = market.draft, job.spec
+    cycle, spec = availability.cycle, job.spec
     wanted = spec.nodes
-    classes = sorted({node_class for node_class, _, _ in market.inventory})
+    classes = sorted({node_class for node_class, _, _ in availability.inventory})
     if spec.node_class is not None and spec.node_class not in classes:
         have = ", ".join(classes) if classes else "no nodes at all"
         return _never(
             "NoMatchingNodeClass", f"no node has node class {spec.node_class}; there are {have}"
         )
-    of_class = [one for one in market.inventory.items() if spec.node_class in (None, one[0][0])]
+    of_class = [
+        one for one in availability.inventory.items() if spec.node_class in (None, one[0][0])
+    ]
     zones = sorted({zone for (_, zone, _), _ in of_class})
     if spec.zone is not None and spec.zone not in zones:
         have = ", ".join(zones) if zones else "no zone"
@@ -78,7 +80,7 @@ def never(market: Market, job: JobState) -> Pending | None:
     if spec.cross_zone is CrossZone.NEVER and wanted > best_zone:
         text = f"wants {wanted} nodes in one zone, the largest has {best_zone}"
         return _never("TopologyPlacementFailed", f"{text}: set spec.crossZone to LastResort")
-    if not draft.may_cross(job) and wanted > best_zone:
+    if not cycle.may_cross(job) and wanted > best_zone:
         text = f"wants {wanted} nodes in one zone, the largest has {best_zone}"
         hint = "the FlyerTopology lets no gang cross zones (spec.crossZoneJobs is 0)"
         return _never("TopologyPlacementFailed", f"{text}: {hint}")
@@ -97,10 +99,10 @@ def _scope(job: JobState) -> str:
 
 
 def draining(
-    market: Market, job: JobState, occupied: Sequence[str], leaving: Sequence[str]
+    availability: NodeAvailability, job: JobState, occupied: Sequence[str], leaving: Sequence[str]
 ) -> Pending:
     """The job has its nodes; somebody has still to leave them."""
-    holders = Counter(market.occupied_by[name] for name in occupied)
+    holders = Counter(availability.occupied_by[name] for name in occupied)
     parts = [
         f"{count} node{'s' if count > 1 else ''} of "
         f"{'its own attempt before' if holder == job.key else holder}"
@@ -108,7 +110,7 @@ def draining(
     ]
     if leaving:
         parts.append(f"the cross-zone token of {', '.join(leaving)}")
-    jobs = market.draft.jobs
+    jobs = availability.cycle.jobs
     blocked_by = sorted({*holders, *leaving} - {job.key})
     deadlines = [
         suspension.deadline
@@ -172,16 +174,21 @@ def behind_own(job: JobState, count: int) -> Pending:
     )
 
 
-def pending(market: Market, job: JobState, claims: Sequence[Claim], eta: float | None) -> Pending:
+def pending(
+    availability: NodeAvailability,
+    job: JobState,
+    reservations: Sequence[Reservation],
+    eta: float | None,
+) -> Pending:
     """Why the job was not placed in this step, in one line."""
-    count = _count(market, job, claims)
-    found = list(islice(_reasons(market, job, claims, _NAMES_MAX), _NAMES_MAX))
+    count = _count(availability, job, reservations)
+    found = list(islice(_reasons(availability, job, reservations, _NAMES_MAX), _NAMES_MAX))
     message = "; ".join(match.message for match in found)
     if count > _NAMES_MAX:
         message += f"; and {count - _NAMES_MAX} more reasons"
     jobs = [found[0].job] if found[0].job else []
-    jobs += [key for key, _ in _holders(market, job)]
-    jobs += [claim.job for claim, _ in _ahead(market, job, claims)]
+    jobs += [key for key, _ in _holders(availability, job)]
+    jobs += [reservation.job for reservation, _ in _ahead(availability, job, reservations)]
     return Pending(
         reason=found[0].reason, message=message, eta=eta,
         blocked_by=tuple(dict.fromkeys(jobs))[:BLOCKED_BY_MAX],
@@ -189,78 +196,92 @@ def pending(market: Market, job: JobState, claims: Sequence[Claim], eta: float |
 
 
 def blockers(
-    market: Market, job: JobState, claims: Sequence[Claim], most: int | None = None
+    availability: NodeAvailability,
+    job: JobState,
+    reservations: Sequence[Reservation],
+    most: int | None = None,
 ) -> tuple[list[Blocker], int]:
     """Every reason, the deciding one first; with `most` so many of each kind, and how many more."""
-    found = list(_reasons(market, job, claims, most))
-    return found, _count(market, job, claims) - len(found)
+    found = list(_reasons(availability, job, reservations, most))
+    return found, _count(availability, job, reservations) - len(found)
 
 
-def _count(market: Market, job: JobState, claims: Sequence[Claim]) -> int:
-    jobs = len(_holders(market, job)) + len(_ahead(market, job, claims))
-    return 1 + jobs + len(market.supply(job).out)
+def _count(
+    availability: NodeAvailability, job: JobState, reservations: Sequence[Reservation]
+) -> int:
+    jobs = len(_holders(availability, job)) + len(_ahead(availability, job, reservations))
+    return 1 + jobs + len(availability.supply(job).out)
 
 
 def _reasons(
-    market: Market, job: JobState, claims: Sequence[Claim], most: int | None = None
+    availability: NodeAvailability,
+    job: JobState,
+    reservations: Sequence[Reservation],
+    most: int | None = None,
 ) -> Iterator[Blocker]:
-    draft, supply = market.draft, market.supply(job)
+    cycle, supply = availability.cycle, availability.supply(job)
     free = sum(supply.free.values())
     short = job.spec.nodes - free
     if short > 0:
         text = f"{short} of {job.spec.nodes} nodes missing ({free} free: {supply.sizes})"
         yield Blocker(WAITING_FOR_NODES, text)
     else:
-        yield _topology(market, job, supply.sizes)
-    for key, count in _holders(market, job)[:most]:
-        yield _holder(market, job, draft.jobs[key], count)
-    for claim, nodes in _ahead(market, job, claims)[:most]:
-        text = f"{claim.job} is ahead and waits for {nodes} of the nodes"
-        user = draft.jobs[claim.job].user
-        yield Blocker(WAITING_FOR_TURN, text, job=claim.job, user=user)
+        yield _topology(availability, job, supply.sizes)
+    for key, count in _holders(availability, job)[:most]:
+        yield _holder(availability, job, cycle.jobs[key], count)
+    for reservation, nodes in _ahead(availability, job, reservations)[:most]:
+        text = f"{reservation.job} is ahead and waits for {nodes} of the nodes"
+        user = cycle.jobs[reservation.job].user
+        yield Blocker(WAITING_FOR_TURN, text, job=reservation.job, user=user)
     for name in supply.out[:most]:
-        state = draft.nodes[name]
+        state = cycle.nodes[name]
         why = state.node.reason or state.lost or state.out or "not ready"
         yield Blocker("NodeNotReady", f"node {name} is out: {why}", node=name)
 
 
-def _topology(market: Market, job: JobState, sizes: str) -> Blocker:
+def _topology(availability: NodeAvailability, job: JobState, sizes: str) -> Blocker:
     """Enough nodes are free, but not in a way that the gang may be laid out."""
-    keeping, leaving = market.token_holders(job)
-    patience = waits_for_zone_layout(market.draft, job)
+    keeping, leaving = availability.token_holders(job)
+    patience = zone_layout_deadline(availability.cycle, job)
     if patience is not None:
-        split = "+".join(str(count) for count in memory_of(job).split)
+        split = "+".join(str(count) for count in placement_history(job).split)
         text = f"waits for nodes with its checkpoint's split over zones, {split} ({sizes} free)"
         return Blocker(WAITING_FOR_ZONE_LAYOUT, text, until=patience)
     holders = keeping + leaving
-    if holders and market.draft.may_cross(job):
-        owner = market.draft.jobs[holders[0]]
+    if holders and availability.cycle.may_cross(job):
+        owner = availability.cycle.jobs[holders[0]]
         text = f"no zone has {job.spec.nodes} free nodes ({sizes}), and {owner.key} crosses zones"
         return Blocker(WAITING_FOR_CROSS_ZONE_TOKEN, text, job=owner.key, user=owner.user)
     text = f"no zone has {job.spec.nodes} free nodes for it ({sizes})"
     return Blocker(WAITING_FOR_ZONE, text)
 
 
-def _holders(market: Market, job: JobState) -> list[tuple[str, int]]:
+def _holders(availability: NodeAvailability, job: JobState) -> list[tuple[str, int]]:
     """The other jobs that have nodes which this one could use, and how many."""
-    return [one for one in market.supply(job).held if one[0] != job.key]
+    return [one for one in availability.supply(job).held if one[0] != job.key]
 
 
-def _ahead(market: Market, job: JobState, claims: Sequence[Claim]) -> list[tuple[Claim, int]]:
-    """The claims of other jobs on nodes which this one could use, and on how many."""
-    usable = market.supply(job).usable
-    counted = [(claim, len(claim.nodes & usable)) for claim in claims if claim.job != job.key]
+def _ahead(
+    availability: NodeAvailability, job: JobState, reservations: Sequence[Reservation]
+) -> list[tuple[Reservation, int]]:
+    """The reservations of other jobs on nodes which this one could use, and on how many."""
+    usable = availability.supply(job).usable
+    counted = [
+        (reservation, len(reservation.nodes & usable))
+        for reservation in reservations
+        if reservation.job != job.key
+    ]
     return [one for one in counted if one[1]]
 
 
-def _holder(market: Market, job: JobState, other: JobState, count: int) -> Blocker:
-    draft = market.draft
+def _holder(availability: NodeAvailability, job: JobState, other: JobState, count: int) -> Blocker:
+    cycle = availability.cycle
     assignment = other.status.assignment
     until: float | None = None
     text = f"{other.key} of {other.user} has {count}"
-    at = market.preemptible_at(job, other)
-    lower = draft.level(other) < draft.level(job)
-    if draft.now < at < math.inf:
+    at = availability.preemptible_at(job, other)
+    lower = cycle.level(other) < cycle.level(job)
+    if cycle.now < at < math.inf:
         until = at
     if lower and until is not None:
         text += " and is in its minimum runtime"

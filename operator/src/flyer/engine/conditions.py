@@ -28,7 +28,7 @@ Fact = tuple[str, bool, str, str]  # type, whether, reason, message
 _LATER = frozenset({"Progressing", "CheckpointDurable", "Complete", "Failed"})
 
 
-def summarized(job: JobState, now: float, limits: Limits = DEFAULT_LIMITS) -> FlyerJobStatus:
+def with_conditions(job: JobState, now: float, limits: Limits = DEFAULT_LIMITS) -> FlyerJobStatus:
     """The status with its summaries brought up to date."""
     status = job.status
     reason, message = _summary(status)
@@ -133,4 +133,4 @@ def _progressing(status: FlyerJobStatus) -> Fact:
     return "Progressing", False, status.reason or "NotRunning", ""
 
 
-__all__ = ["summarized"]
+__all__ = ["with_conditions"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flyer.api import CrossZone, Phase, Priority, quantize
 from flyer.engine.nodes import natural_order
-from flyer.engine.removals import judged
+from flyer.engine.removals import apply_removal_budget
 from flyer.engine.state import HOLDING, EngineState
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flyer.api import Pending
     from flyer.engine.explanation import Blocker, Detail
     from flyer.engine.incidents import Incident
-    from flyer.engine.limits import Terms
+    from flyer.engine.limits import PreemptionTerms
     from flyer.engine.nodes import Node
     from flyer.engine.quotas import Quota
     from flyer.engine.state import JobState, NodeState, TermsOfSpec
@@ -29,99 +29,99 @@ WAITING = frozenset({Phase.RESERVED, Phase.DRAINING})
 ACTIVE = frozenset({Phase.STARTING, Phase.RUNNING})
 
 
-class Draft:
+class CycleState:
     """Owned by one call of `step`; nothing of it survives but the state it freezes into."""
 
     def __init__(self, state: EngineState, now: float) -> None:
         self.epoch = state.epoch
-        self.policy = state.policy
+        self.settings = state.settings
         self.now = max(state.now, quantize(now))
         self.nodes: dict[str, NodeState] = dict(state.nodes)
         self.jobs: dict[str, JobState] = dict(state.jobs)
         self.quotas: dict[str, Quota] = dict(state.quotas)
         self.zones = state.zones
-        self.held_apart = state.held_apart
+        self.quarantined = state.quarantined
         self.teams: dict[str, str] = dict(state.teams)
         self.incidents: list[Incident] = list(state.incidents)
         # The jobs as they were before this step: what nobody has acted upon yet can be undone.
-        self.before: Mapping[str, JobState] = state.jobs
+        self.previous_jobs: Mapping[str, JobState] = state.jobs
         self._nodes_before = state.nodes
         # What `auto` came to in this step, and what waits for a quota and why.
-        self.auto: dict[str, Priority] = {}
+        self.auto_priorities: dict[str, Priority] = {}
         self.quota_blockers: dict[str, list[Blocker]] = {}
         # Jobs that have a preemption plan and have not waited for `preemption_delay_seconds` yet.
-        self.delayed: set[str] = set()
+        self.delayed_preemptions: set[str] = set()
         # The job whose explanation was asked for, and what was found out about it.
-        self.subject = ""
-        self.detail: Detail | None = None
+        self.explained_job = ""
+        self.explained_detail: Detail | None = None
         self.pending_writes = state.pending_writes
-        self.ways_out = state.ways_out
+        self.remedies = state.remedies
         # Ordered, so that nothing depends on hashes.
         self._active = dict.fromkeys(state.jobs if state.active is None else state.active)
         # The queue of the last plan, and the jobs that changed since.
         self.queue = state.queue
-        self.stale = dict.fromkeys(state.stale)
+        self.queue_changes = dict.fromkeys(state.queue_changes)
         # Whether anything has changed that decides who gets nodes.
         self.changed = False
-        self.planned_at, self.plan_due_at = state.planned_at, state.plan_due_at
+        self.scheduled_at, self.schedule_due_at = state.scheduled_at, state.schedule_due_at
         # What jobs say that wait behind this one.
-        self.behind: dict[str, Pending] = {}
+        self.behind_pending: dict[str, Pending] = {}
         self._wake: float | None = None
-        self._rest: Mapping[str, float] = state.rest
-        self._rests = False
+        self._skip_until: Mapping[str, float] = state.skip_until
+        self._skips_allowed = False
         # When something is due for each job that was looked at.
         self._due: dict[str, float] = {}
         self._lost: frozenset[str] | None = None
         self._terms: dict[tuple[int, Priority], TermsOfSpec] = {}
         self._terms_before = state.terms
         # The job that is looked at now, and the event of it: where a bug shows, they are named.
-        self.about = ""
-        self.event: object | None = None
+        self.current_job = ""
+        self.current_event: object | None = None
 
     def freeze(self) -> EngineState:
         """The state after the step."""
         return EngineState(
-            self.epoch, self.policy, self.now, self.nodes, self.jobs, self.quotas, self.zones,
-            self.held_apart, self.teams, tuple(self.incidents), self.pending_writes,
-            self.planned_at, self.plan_due_at,
-            tuple(key for key, job in self.active_jobs().items() if not job.only_waits),
-            self.queue, tuple(self.stale), self.ways_out, self._resting(), self._terms,
+            self.epoch, self.settings, self.now, self.nodes, self.jobs, self.quotas, self.zones,
+            self.quarantined, self.teams, tuple(self.incidents), self.pending_writes,
+            self.scheduled_at, self.schedule_due_at,
+            tuple(key for key, job in self.active_jobs().items() if not job.is_only_queued),
+            self.queue, tuple(self.queue_changes), self.remedies, self._skippable(), self._terms,
         )  # fmt: skip
 
     def put(self, job: JobState) -> JobState:
         """Replace a job by a changed copy."""
         known = self.jobs.get(job.key)
-        self.changed = self.changed or known is None or _plans_otherwise(known, job)
-        return self.keep(job)
+        self.changed = self.changed or known is None or _affects_scheduling(known, job)
+        return self.put_bookkeeping(job)
 
     def update(self, key: str, **changes: Any) -> JobState:
         """Change fields of a job's status."""
         job = self.jobs[key]
         job = replace(job, status=job.status.replace(**changes))
         if changes.keys() <= {"progress", "pending"}:
-            return self.keep(job)
+            return self.put_bookkeeping(job)
         return self.put(job)
 
-    def keep(self, job: JobState) -> JobState:
+    def put_bookkeeping(self, job: JobState) -> JobState:
         """Replace a job by a copy that differs in nothing that decides who gets nodes."""
         self.jobs[job.key] = job
-        self._active[job.key] = self.stale[job.key] = None
+        self._active[job.key] = self.queue_changes[job.key] = None
         return job
 
-    def forget(self, key: str) -> None:
+    def remove_job(self, key: str) -> None:
         """The job is not one of the engine's any more."""
         del self.jobs[key]
-        self.stale[key] = None
+        self.queue_changes[key] = None
         self.changed = True
 
     def active_jobs(self) -> dict[str, JobState]:
         """The jobs that do more than wait, and those that changed in this step."""
         return {key: self.jobs[key] for key in self._active if key in self.jobs}
 
-    def is_at_rest(self, job: JobState) -> bool:
+    def may_skip(self, job: JobState) -> bool:
         """Whether nothing has changed for the job since it was looked at, and nothing is due."""
-        due_at = self._rest.get(job.key)
-        if due_at is None or not self._rests or job is not self.before.get(job.key):
+        due_at = self._skip_until.get(job.key)
+        if due_at is None or not self._skips_allowed or job is not self.previous_jobs.get(job.key):
             return False
         if due_at <= self.now:
             return False
@@ -130,7 +130,7 @@ class Draft:
             self.wake(due_at)
         return True
 
-    def _resting(self) -> dict[str, float]:
+    def _skippable(self) -> dict[str, float]:
         """Until when nothing is to be done for jobs whose pods run or are gone, unless they change.
 
         Only those that this step looked at and left as they were.
@@ -138,10 +138,12 @@ class Draft:
         return {
             key: self._due.get(key, math.inf)
             for key, job in self.active_jobs().items()
-            if job is self.before.get(key) and job.may_rest and self._due.get(key) != -math.inf
+            if job is self.previous_jobs.get(key)
+            and job.is_skippable
+            and self._due.get(key) != -math.inf
         }
 
-    def is_plan_due(self, state: EngineState) -> bool:
+    def is_schedule_due(self, state: EngineState) -> bool:
         """Whether giving out nodes could end otherwise than when it was last done.
 
         All that it looks at is unchanged, and no time has come that it waits for. `state` is the
@@ -149,32 +151,33 @@ class Draft:
         """
         return (
             self.changed
-            or self.now >= min(self.plan_due_at, self.planned_at + self.policy.plan_again_seconds)
+            or self.now
+            >= min(self.schedule_due_at, self.scheduled_at + self.settings.reschedule_seconds)
             or self.zones != state.zones
             or self.quotas != state.quotas
             or self.teams != state.teams
             or self.nodes != state.nodes
         )
 
-    def planned(self) -> None:
+    def mark_scheduled(self) -> None:
         """Nodes were given out: until when that holds if nothing changes."""
-        self.planned_at = self.now
-        self.plan_due_at = self._wake if self._wake is not None else math.inf
+        self.scheduled_at = self.now
+        self.schedule_due_at = self._wake if self._wake is not None else math.inf
 
     def wake(self, time: float) -> None:
         """Something is due at `time`."""
         if self.now < time < math.inf:
             if self._wake is None or time < self._wake:
                 self._wake = time
-            if self.about:
-                self._due[self.about] = min(time, self._due.get(self.about, math.inf))
+            if self.current_job:
+                self._due[self.current_job] = min(time, self._due.get(self.current_job, math.inf))
 
     def passed(self, time: float) -> bool:
         """Whether this time has come; if not, the engine steps again then."""
         time = quantize(time)
         self.wake(time)
-        if time <= self.now and self.about:
-            self._due[self.about] = -math.inf  # what follows may depend on others
+        if time <= self.now and self.current_job:
+            self._due[self.current_job] = -math.inf  # what follows may depend on others
         return time <= self.now
 
     @property
@@ -192,9 +195,9 @@ class Draft:
             return job.status.priority
         if job.spec.priority is not Priority.AUTO:
             return job.spec.priority
-        return self.auto.get(job.key, self.policy.auto_priority)
+        return self.auto_priorities.get(job.key, self.settings.auto_priority)
 
-    def terms(self, job: JobState) -> Terms:
+    def terms(self, job: JobState) -> PreemptionTerms:
         """How the job may be preempted: what it asks for, within the administrator's caps."""
         priority, limits, spec = self.priority(job), self.zones.limits, job.spec
         wanted = id(spec), priority
@@ -207,7 +210,7 @@ class Draft:
             self._terms[wanted] = known
         return known[2]
 
-    def place(self, job: JobState) -> tuple[int, float, float, str]:
+    def queue_position(self, job: JobState) -> tuple[int, float, float, str]:
         """Its place in the queue: priority, then the history's submit time, or its latest turn.
 
         A job that was interrupted keeps its place, but for one that has used its time slice.
@@ -231,11 +234,11 @@ class Draft:
         active = self.active_jobs().items()
         return {node.name: key for key, job in active for node in job.status.occupied}
 
-    def judge_nodes(self) -> None:
+    def apply_removal_budget(self) -> None:
         """Events were taken in: none of what follows in the step changes whether a node is lost."""
-        self.nodes = judged(self.nodes, self.zones, self.now)
+        self.nodes = apply_removal_budget(self.nodes, self.zones, self.now)
         self._lost = frozenset(name for name, state in self.nodes.items() if state.lost)
-        self._rests = self.nodes == self._nodes_before
+        self._skips_allowed = self.nodes == self._nodes_before
 
     def is_lost(self, name: str) -> bool:
         """Whether the node's loss was reported. A node that is not known is not lost for that."""
@@ -244,20 +247,20 @@ class Draft:
         state = self.nodes.get(name)
         return state is not None and bool(state.lost)
 
-    def stuck_since(self, job: JobState, name: str) -> float | None:
+    def overdue_since(self, job: JobState, name: str) -> float | None:
         """When the deadline passed at which this node should have been empty of this job."""
         stop = job.sent.stops.get(name)
         if stop is None:
             return None
-        overdue = quantize(stop[1] + self.policy.stop_deadline_seconds)
+        overdue = quantize(stop[1] + self.settings.stop_deadline_seconds)
         self.wake(overdue)
         return overdue if overdue <= self.now else None
 
-    def gone_from(self, job: JobState, name: str) -> bool:
+    def has_left(self, job: JobState, name: str) -> bool:
         """Whether nobody waits for this job to leave this node: it is lost, or stuck."""
-        return self.is_lost(name) or self.stuck_since(job, name) is not None
+        return self.is_lost(name) or self.overdue_since(job, name) is not None
 
-    def crossing(self, job: JobState) -> bool:
+    def crosses_zones(self, job: JobState) -> bool:
         """Whether processes of one attempt of the job may talk across zones now."""
         zones: dict[int, str] = {}
         for node in job.status.occupied:
@@ -268,7 +271,7 @@ class Draft:
                 return True
         return False
 
-    def wants_token(self, job: JobState) -> bool:
+    def needs_token(self, job: JobState) -> bool:
         """Whether the job holds or waits for the token."""
         assignment = job.status.assignment
         return (
@@ -296,7 +299,7 @@ class Draft:
                 yield node
 
 
-def _plans_otherwise(known: JobState, job: JobState) -> bool:
+def _affects_scheduling(known: JobState, job: JobState) -> bool:
     """Whether the copies differ in what decides who gets nodes: not in what was seen and told."""
     return not (
         known.status is job.status
@@ -307,4 +310,4 @@ def _plans_otherwise(known: JobState, job: JobState) -> bool:
     )
 
 
-__all__ = ["ACTIVE", "RESERVING", "WAITING", "Draft"]
+__all__ = ["ACTIVE", "RESERVING", "WAITING", "CycleState"]

@@ -15,26 +15,26 @@ from flyer.engine.draft import ACTIVE
 
 if TYPE_CHECKING:
     from flyer.engine.actions import Action
-    from flyer.engine.draft import Draft
+    from flyer.engine.draft import CycleState
     from flyer.engine.state import JobState
 
 
-def effects(draft: Draft) -> list[Action]:
+def effects(cycle: CycleState) -> list[Action]:
     """Everything to be done now, in the order in which it is to be done."""
     released: list[Action] = []
     stopped: list[Action] = []
     signalled: list[Action] = []
     started: list[Action] = []
     finished: list[Action] = []
-    active = draft.active_jobs().items()
-    for key in sorted(key for key, job in active if not (_is_idle(job) or draft.is_at_rest(job))):
-        draft.about = key
-        released += _release_token(draft, draft.jobs[key])
-        stopped += _stops(draft, draft.jobs[key])
-        signalled += _signal(draft, draft.jobs[key])
-        started += _start(draft, draft.jobs[key])
-        finished += _finish(draft, draft.jobs[key])
-    draft.about = ""
+    active = cycle.active_jobs().items()
+    for key in sorted(key for key, job in active if not (_is_idle(job) or cycle.may_skip(job))):
+        cycle.current_job = key
+        released += _release_token(cycle, cycle.jobs[key])
+        stopped += _stops(cycle, cycle.jobs[key])
+        signalled += _signal(cycle, cycle.jobs[key])
+        started += _start(cycle, cycle.jobs[key])
+        finished += _finish(cycle, cycle.jobs[key])
+    cycle.current_job = ""
     return released + stopped + signalled + started + finished
 
 
@@ -45,38 +45,38 @@ def _is_idle(job: JobState) -> bool:
     return waits and sent.token is False and not status.occupied and not sent.stops
 
 
-def _release_token(draft: Draft, job: JobState) -> list[Action]:
-    crosses = draft.crossing(job)
+def _release_token(cycle: CycleState, job: JobState) -> list[Action]:
+    crosses = cycle.crosses_zones(job)
     held = job.sent.token
     if crosses or held is False:
         return []
-    draft.put(replace(job, sent=replace(job.sent, token=False)))
+    cycle.put(replace(job, sent=replace(job.sent, token=False)))
     # After a rebuild nobody knows whether the release was told: whoever had nodes tells it again.
     had_nodes = job.status.history.attempt > 0 and job.spec.nodes > 1
     return [ReleaseToken(job.key)] if held or had_nodes else []
 
 
-def _stops(draft: Draft, job: JobState) -> list[Action]:
+def _stops(cycle: CycleState, job: JobState) -> list[Action]:
     nodes = _to_empty(job)
     stops = dict(job.sent.stops)
     due: dict[int, list[str]] = {}
     for name, attempt in nodes:
         known = stops.get(name)
         if known is None or known[0] != attempt:
-            stops[name] = (attempt, draft.now, draft.now)
-        elif draft.is_lost(name):
+            stops[name] = (attempt, cycle.now, cycle.now)
+        elif cycle.is_lost(name):
             continue  # told once; again when the node is back
-        elif draft.now >= quantize(known[2] + draft.policy.stop_retry_seconds):
-            stops[name] = (attempt, known[1], draft.now)
+        elif cycle.now >= quantize(known[2] + cycle.settings.stop_retry_seconds):
+            stops[name] = (attempt, known[1], cycle.now)
         else:
-            draft.wake(quantize(known[2] + draft.policy.stop_retry_seconds))
+            cycle.wake(quantize(known[2] + cycle.settings.stop_retry_seconds))
             continue
         due.setdefault(attempt, []).append(name)
-        draft.wake(quantize(draft.now + draft.policy.stop_retry_seconds))
+        cycle.wake(quantize(cycle.now + cycle.settings.stop_retry_seconds))
     wanted = {name for name, _ in nodes}
     stops = {name: stop for name, stop in stops.items() if name in wanted}
     if stops != job.sent.stops:
-        draft.put(replace(job, sent=replace(job.sent, stops=stops)))
+        cycle.put(replace(job, sent=replace(job.sent, stops=stops)))
     reason = job.status.reason or job.status.phase.value
     # A job that ended may write its last lines; what failed or overstayed has had its time.
     gentle = job.ended
@@ -85,7 +85,7 @@ def _stops(draft: Draft, job: JobState) -> list[Action]:
             job.key,
             attempt,
             tuple(names),
-            kill=not gentle or any(stops[name][1] < draft.now for name in names),
+            kill=not gentle or any(stops[name][1] < cycle.now for name in names),
             reason=reason,
         )
         for attempt, names in sorted(due.items())
@@ -107,7 +107,7 @@ def _to_empty(job: JobState) -> list[tuple[str, int]]:
     return occupied
 
 
-def _signal(draft: Draft, job: JobState) -> list[Action]:
+def _signal(cycle: CycleState, job: JobState) -> list[Action]:
     status = job.status
     suspension = status.suspension
     if status.phase is not Phase.SUSPENDING or suspension is None or suspension.expired:
@@ -115,22 +115,22 @@ def _signal(draft: Draft, job: JobState) -> list[Action]:
     mark = (status.history.attempt, suspension.deadline)
     if status.suspend_code is SuspendCode.MAY_SUSPEND or job.sent.signal == mark:
         return []
-    draft.put(replace(job, sent=replace(job.sent, signal=mark)))
+    cycle.put(replace(job, sent=replace(job.sent, signal=mark)))
     return [Signal(job.key, mark[0], suspension.deadline, suspension.reason, suspension.by)]
 
 
-def _start(draft: Draft, job: JobState) -> list[Action]:
+def _start(cycle: CycleState, job: JobState) -> list[Action]:
     status = job.status
     told: list[Action] = []
     runs = status.phase in ACTIVE or status.phase is Phase.SUSPENDING
-    if runs and draft.crossing(job) and not job.sent.token:
+    if runs and cycle.crosses_zones(job) and not job.sent.token:
         told.append(HoldToken(job.key))
-        job = draft.put(replace(job, sent=replace(job.sent, token=True)))
+        job = cycle.put(replace(job, sent=replace(job.sent, token=True)))
     if status.phase is Phase.STARTING and job.sent.start != status.history.attempt:
         assert status.assignment is not None, f"{job.key}: starts without nodes"
-        draft.put(replace(job, sent=replace(job.sent, start=status.history.attempt)))
+        cycle.put(replace(job, sent=replace(job.sent, start=status.history.attempt)))
         # It may be that nothing happens before the deadline: nobody else would look then.
-        draft.wake(quantize(draft.now + draft.policy.start_deadline_seconds))
+        cycle.wake(quantize(cycle.now + cycle.settings.start_deadline_seconds))
         # A new leader sends it again. Not to nodes that a pod of the attempt has left already: they
         # count as empty, and an attempt with an exit before its start is over anyway.
         if not status.exits:
@@ -146,11 +146,11 @@ def _start(draft: Draft, job: JobState) -> list[Action]:
     return told
 
 
-def _finish(draft: Draft, job: JobState) -> list[Action]:
-    left = [node.name for node in job.status.occupied if not draft.is_lost(node.name)]
+def _finish(cycle: CycleState, job: JobState) -> list[Action]:
+    left = [node.name for node in job.status.occupied if not cycle.is_lost(node.name)]
     if not job.ended or left or job.sent.finish:
         return []
-    draft.put(replace(job, sent=replace(job.sent, finish=True)))
+    cycle.put(replace(job, sent=replace(job.sent, finish=True)))
     return [Finish(job.key)]
 
 

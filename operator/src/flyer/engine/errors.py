@@ -20,14 +20,14 @@ class UnknownJob(EngineError):  # noqa: N818 - a fact that callers name
 class JobFault(EngineError):  # noqa: N818 - a fact that callers name
     """A bug that one job brings to light: nothing was decided, and without it all others can be.
 
-    `event` is what could not be taken in; None: the job itself cannot be judged.
+    `event` is what could not be taken in; None: the job itself cannot be apply_removal_budget.
     """
 
     def __init__(self, job: str, event: object | None) -> None:
         self.job = job
         self.event = event
         what = type(event).__name__ if event is not None else "its state"
-        super().__init__(f"job {job}: {what} cannot be judged")
+        super().__init__(f"job {job}: {what} cannot be apply_removal_budget")
 
 
 class ReplayError(EngineError):

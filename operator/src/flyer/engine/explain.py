@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flyer.api import Phase
-from flyer.engine.draft import Draft
+from flyer.engine.draft import CycleState
 from flyer.engine.errors import UnknownJob
 from flyer.engine.explanation import Blocker, Explanation, Remedy, waiting_summary
-from flyer.engine.schedule import schedule_and_launch
-from flyer.engine.settle import settle
+from flyer.engine.reconcile import reconcile
+from flyer.engine.schedule import schedule_and_start
 from flyer.engine.state import HOLDING
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ def explain(state: EngineState, job: str, now: float) -> Explanation:
     """Every reason why the job has no nodes, and the cheapest ways out. Raises UnknownJob."""
     if job not in state.jobs:
         raise UnknownJob(job, len(state.jobs))
-    draft = Draft(state, now)
-    draft.subject = job
-    draft.judge_nodes()
-    settle(draft)
-    schedule_and_launch(draft)
-    subject = draft.jobs[job]
+    cycle = CycleState(state, now)
+    cycle.explained_job = job
+    cycle.apply_removal_budget()
+    reconcile(cycle)
+    schedule_and_start(cycle)
+    subject = cycle.jobs[job]
     if subject.ended:
         summary = f"{subject.status.phase}: {subject.status.message}"
         return Explanation(job, subject.status.phase, "ended", summary)
@@ -36,7 +36,7 @@ def explain(state: EngineState, job: str, now: float) -> Explanation:
         )  # fmt: skip
     if subject.status.phase in HOLDING:
         return _holding(subject)
-    return _waiting(draft, subject)
+    return _waiting(cycle, subject)
 
 
 def _holding(job: JobState) -> Explanation:
@@ -62,8 +62,8 @@ def _holding(job: JobState) -> Explanation:
     )  # fmt: skip
 
 
-def _waiting(draft: Draft, job: JobState) -> Explanation:
-    detail, eviction = draft.detail, job.status.eviction
+def _waiting(cycle: CycleState, job: JobState) -> Explanation:
+    detail, eviction = cycle.explained_detail, job.status.eviction
     assert detail is not None, f"{job.key}: waits, and was not looked at"
     preempted = eviction is not None and eviction.reason == "Preempted"
     pending = detail.pending

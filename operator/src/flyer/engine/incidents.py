@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from flyer.engine.draft import ACTIVE
 
 if TYPE_CHECKING:
-    from flyer.engine.draft import Draft
+    from flyer.engine.draft import CycleState
     from flyer.engine.state import JobState
 
 # "run": an attempt that ran was lost; "start": one did not come up; "up": one did.
@@ -34,45 +34,45 @@ class Incident:
     user: str
 
 
-def record(draft: Draft, kind: Kind, job: JobState) -> None:
+def record(cycle: CycleState, kind: Kind, job: JobState) -> None:
     """Remember an incident; what is older than every window is forgotten."""
-    horizon = draft.now - max(_window(draft, "start"), _window(draft, "run"))
-    kept = [incident for incident in draft.incidents if incident.time >= horizon]
-    kept.append(Incident(draft.now, kind, job.key, job.user))
-    draft.incidents = kept[-_INCIDENTS_MAX:]
+    horizon = cycle.now - max(_window(cycle, "start"), _window(cycle, "run"))
+    kept = [incident for incident in cycle.incidents if incident.time >= horizon]
+    kept.append(Incident(cycle.now, kind, job.key, job.user))
+    cycle.incidents = kept[-_INCIDENTS_MAX:]
 
 
-def outage(draft: Draft, kind: Kind) -> str:
+def outage(cycle: CycleState, kind: Kind) -> str:
     """What many jobs have in common now, in one clause; empty: nothing."""
-    since = draft.now - _window(draft, kind)
-    recent = [incident for incident in draft.incidents if incident.time >= since]
+    since = cycle.now - _window(cycle, kind)
+    recent = [incident for incident in cycle.incidents if incident.time >= since]
     hit = {one.job: one.user for one in recent if one.kind == kind}
-    policy = draft.policy
+    settings = cycle.settings
     if kind == "start":
         well = {one.job for one in recent if one.kind == "up"} - hit.keys()
     else:
-        active = draft.active_jobs()
+        active = cycle.active_jobs()
         well = {key for key, job in active.items() if job.status.phase in ACTIVE} - hit.keys()
-    many = len(hit) >= policy.outage_jobs_min and len(hit) > len(well)
+    many = len(hit) >= settings.outage_jobs_min and len(hit) > len(well)
     if not many:
         return ""
     users = set(hit.values())
     if len(users) == 1 and any(
-        job.user not in users and not job.ended for job in draft.jobs.values()
+        job.user not in users and not job.ended for job in cycle.jobs.values()
     ):
         return ""
     what = "did not start" if kind == "start" else "were interrupted"
-    seconds = draft.now - since
+    seconds = cycle.now - since
     return (
         f"{len(hit)} jobs {what} within {seconds:g} s and {len(well)} did well: the cluster is "
         "blamed, the restart is not counted"
     )
 
 
-def _window(draft: Draft, kind: Kind) -> float:
-    policy = draft.policy
+def _window(cycle: CycleState, kind: Kind) -> float:
+    settings = cycle.settings
     # Jobs whose start began at different times expire at different times.
-    return policy.outage_seconds + (policy.start_deadline_seconds if kind == "start" else 0.0)
+    return settings.outage_seconds + (settings.start_deadline_seconds if kind == "start" else 0.0)
 
 
 __all__ = ["Incident", "Kind", "outage", "record"]

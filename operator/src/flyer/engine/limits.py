@@ -32,7 +32,7 @@ class PriorityCaps:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class PreemptionTerms:
     """How one job may be preempted, in seconds, after the caps."""
 
     checkpoint_grace_period: float
@@ -74,7 +74,7 @@ class Limits:
             ),
         )
 
-    def terms(self, spec: FlyerJobSpec, priority: Priority) -> Terms:
+    def terms(self, spec: FlyerJobSpec, priority: Priority) -> PreemptionTerms:
         """What counts of what the job asks for, at the priority that it has."""
         asked, own = spec.preemption, self._own(priority)
         grace = _least(
@@ -88,7 +88,7 @@ class Limits:
             own.max_checkpoint_grace_seconds,
         )
         saves = spec.checkpoint.interval.seconds if spec.checkpoint else _INTERVAL_SECONDS
-        return Terms(
+        return PreemptionTerms(
             grace,
             max(grace, longest),
             _least(asked.min_runtime.seconds, self.min_runtime_seconds, own.min_runtime_seconds),
@@ -126,4 +126,4 @@ def _least(asked: float, cap: float, own: float | None) -> float:
     return min(asked, cap) if own is None else min(asked, cap, own)
 
 
-__all__ = ["DEFAULT_LIMITS", "Limits", "PriorityCaps", "Terms"]
+__all__ = ["DEFAULT_LIMITS", "Limits", "PreemptionTerms", "PriorityCaps"]

@@ -7,40 +7,40 @@ from typing import TYPE_CHECKING
 
 from flyer.api import Phase
 from flyer.api.waiting import WAITING_FOR_QUOTA
-from flyer.engine.draft import Draft
-from flyer.engine.quotas import ledger
+from flyer.engine.draft import CycleState
+from flyer.engine.quotas import quota_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from flyer.engine.quotas import Ledger, Quota
+    from flyer.engine.quotas import Quota, QuotaSnapshot
     from flyer.engine.state import EngineState, JobState
 
 
 @dataclass(slots=True)
-class QuotaLoad:
+class QuotaUsage:
     """One limit now."""
 
     held: dict[str, list[int]] = field(default_factory=dict)  # by subject: the nodes of each job
     waiting: int = 0  # jobs that wait for room in it
 
 
-def quota_loads(state: EngineState, now: float) -> dict[str, QuotaLoad]:
+def quota_usage(state: EngineState, now: float) -> dict[str, QuotaUsage]:
     """By limit, for every limit that applies now."""
-    draft = Draft(state, now)
-    book = ledger(draft)
-    found = {quota.name: QuotaLoad() for quota in book.quotas}
-    for held in book.holdings.values():
-        for quota in book.limits(held.subjects, held.priority, held.node_class):
+    cycle = CycleState(state, now)
+    snapshot = quota_snapshot(cycle)
+    found = {quota.name: QuotaUsage() for quota in snapshot.quotas}
+    for held in snapshot.holdings.values():
+        for quota in snapshot.limits(held.subjects, held.priority, held.node_class):
             name = held.subjects.of(quota.kind)
             found[quota.name].held.setdefault(name, []).append(held.nodes)
     waiting: dict[str, set[str]] = {name: set() for name in found}
-    jobs = [job for job in draft.jobs.values() if _waits(job)] if found else []
+    jobs = [job for job in cycle.jobs.values() if _waits(job)] if found else []
     # The second time for those who find room, and wait behind others of their user.
     for _ in range(2):
         for job in jobs:
-            for quota in _obstacles(draft, book, job):
-                book.wait_in(quota, job)
+            for quota in _obstacles(cycle, snapshot, job):
+                snapshot.wait_in(quota, job)
                 waiting[quota.name].add(job.key)
     for name, keys in waiting.items():
         found[name].waiting = len(keys)
@@ -56,15 +56,15 @@ def _waits(job: JobState) -> bool:
     )
 
 
-def _obstacles(draft: Draft, book: Ledger, job: JobState) -> Iterator[Quota]:
+def _obstacles(cycle: CycleState, snapshot: QuotaSnapshot, job: JobState) -> Iterator[Quota]:
     wanted = job.spec.node_class
     classes = (
-        {wanted} if wanted is not None else {node.node.node_class for node in draft.nodes.values()}
+        {wanted} if wanted is not None else {node.node.node_class for node in cycle.nodes.values()}
     )
     for node_class in sorted(classes):
-        quota = book.obstacle(job, draft.priority(job), node_class)
+        quota = snapshot.obstacle(job, cycle.priority(job), node_class)
         if quota is not None:
             yield quota
 
 
-__all__ = ["QuotaLoad", "quota_loads"]
+__all__ = ["QuotaUsage", "quota_usage"]

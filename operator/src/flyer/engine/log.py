@@ -25,8 +25,8 @@ from flyer.engine.engine import rebuild, step
 from flyer.engine.errors import ReplayError
 from flyer.engine.limits import Limits, PriorityCaps
 from flyer.engine.nodes import Node, Zones
-from flyer.engine.policy import Policy
 from flyer.engine.quotas import Quota
+from flyer.engine.settings import SchedulerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from flyer.engine.events import Event
     from flyer.engine.state import EngineState
 
-VERSION = 5
+VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def rebuild_line(
     jobs: Sequence[FlyerJob],
     now: float,
     epoch: int,
-    policy: Policy,
+    settings: SchedulerSettings,
     quotas: Sequence[Quota] = (),
     zones: Zones = Zones(),  # noqa: B008 - frozen
     teams: Mapping[str, str] = MappingProxyType({}),
@@ -65,7 +65,7 @@ def rebuild_line(
             "jobs": [_encode(job) for job in jobs],
             "now": now,
             "epoch": epoch,
-            "policy": _encode(policy),
+            "settings": _encode(settings),
             "quotas": [_encode(quota) for quota in quotas],
             "zones": _encode(zones),
             "teams": dict(teams),
@@ -113,11 +113,11 @@ def _rebuild(record: dict[str, Any]) -> EngineState:
     given = record["rebuild"]
     nodes = [_decode(node, {"Node": Node}) for node in given["nodes"]]
     jobs = [_decode(job, {"FlyerJob": FlyerJob}) for job in given["jobs"]]
-    policy = _decode(given["policy"], {"Policy": Policy})
+    settings = _decode(given["settings"], {"SchedulerSettings": SchedulerSettings})
     quotas = [_decode(quota, {"Quota": Quota}) for quota in given["quotas"]]
     zones = _decode(given["zones"], {"Zones": Zones})
     return rebuild(
-        nodes, jobs, given["now"], given["epoch"], policy, quotas, zones, teams=given["teams"]
+        nodes, jobs, given["now"], given["epoch"], settings, quotas, zones, teams=given["teams"]
     )
 
 
@@ -173,7 +173,7 @@ _TYPES: dict[str, type] = {
     "Limits": Limits,
     "Node": Node,
     "PriorityCaps": PriorityCaps,
-    "Policy": Policy,
+    "SchedulerSettings": SchedulerSettings,
     "Quota": Quota,
     "Zones": Zones,
 }

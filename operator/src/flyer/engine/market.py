@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from flyer.api import quantize
-from flyer.engine.asks import memory_of, struggles, wants_of
+from flyer.engine.asks import is_crash_looping, node_requirements, placement_history
 from flyer.engine.draft import ACTIVE, RESERVING
 from flyer.engine.nodes import natural_order
 from flyer.engine.placement import by_zone
@@ -16,13 +16,13 @@ from flyer.engine.placement import by_zone
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from flyer.engine.draft import Draft
+    from flyer.engine.draft import CycleState
     from flyer.engine.nodes import Node
-    from flyer.engine.placement import Memory
+    from flyer.engine.placement import PlacementHistory
     from flyer.engine.state import JobState
 
 # When a node could be had, and its name.
-Timed = tuple[float, str]
+AvailableAt = tuple[float, str]
 # No sum of the costs of other victims reaches this: 10,000 nodes for a century are less.
 _BEYOND_BUDGET_NODE_MS = 10**18
 # A node is suspect when the starts of so many jobs failed because of it.
@@ -47,10 +47,10 @@ class Supply:
 
 
 @dataclass(slots=True)
-class Market:
+class NodeAvailability:
     """The ledger of one moment: `reserved` and `refresh` bring it up to date."""
 
-    draft: Draft
+    cycle: CycleState
     reserved_by: dict[str, str] = field(init=False)
     occupied_by: dict[str, str] = field(init=False)
 
@@ -68,20 +68,20 @@ class Market:
     _backfilled: bool = field(init=False)
     _victims: dict[tuple[object, ...], tuple[tuple[str, ...], float]] = field(init=False)
     _most: dict[tuple[object, ...], int] = field(init=False)
-    _times: dict[tuple[object, ...], dict[tuple[str, ...], list[Timed]]] = field(init=False)
+    _times: dict[tuple[object, ...], dict[tuple[str, ...], list[AvailableAt]]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._classes = {}
         self._inventory = None
         self._positions = None
         self._suspects = self._suspected()
-        self._eligible = {name for name, state in self.draft.nodes.items() if state.eligible}
+        self._eligible = {name for name, state in self.cycle.nodes.items() if state.eligible}
         self.refresh()
 
     def refresh(self) -> None:
         """Read the jobs again."""
-        self.reserved_by = self.draft.reserved_by()
-        self.occupied_by = self.draft.occupied_by()
+        self.reserved_by = self.cycle.reserved_by()
+        self.occupied_by = self.cycle.occupied_by()
         held = self.reserved_by.keys() | self.occupied_by.keys()
         self._open = self._eligible - held
         self._open |= {name for name in self._eligible & held if self._is_open(name)}
@@ -90,7 +90,7 @@ class Market:
         self._costs = {}
         self._backfilled = any(
             job.status.assignment is not None and job.status.assignment.backfill
-            for job in self.draft.active_jobs().values()
+            for job in self.cycle.active_jobs().values()
         )
         self._count_again()
 
@@ -104,7 +104,7 @@ class Market:
 
     def reserved(self, key: str) -> None:
         """The job was given nodes that were nobody's; nothing else has changed."""
-        assignment = self.draft.jobs[key].status.assignment
+        assignment = self.cycle.jobs[key].status.assignment
         assert assignment is not None, f"{key}: reserved without nodes"
         names = assignment.names
         self.reserved_by |= dict.fromkeys(names, key)
@@ -116,10 +116,10 @@ class Market:
 
     def classes(self, job: JobState) -> list[list[Node]]:
         """The usable nodes, ready or not, by node class: a gang never mixes them."""
-        key = wants_of(job)
+        key = node_requirements(job)
         if key not in self._classes:
             found: dict[str, list[Node]] = {}
-            for node in self.draft.usable_nodes(job):
+            for node in self.cycle.usable_nodes(job):
                 found.setdefault(node.node_class, []).append(node)
             self._classes[key] = [found[name] for name in sorted(found)]
         return self._classes[key]
@@ -128,7 +128,7 @@ class Market:
     def inventory(self) -> Counter[tuple[str, str, int]]:
         """How many nodes there are, ready or not, by class, zone and slots."""
         if self._inventory is None:
-            known = self.draft.known_nodes()
+            known = self.cycle.known_nodes()
             self._inventory = Counter(
                 (entry.node_class, entry.zone, entry.slots) for entry in known
             )
@@ -136,7 +136,7 @@ class Market:
 
     def supply(self, job: JobState) -> Supply:
         """The usable nodes of `classes`, counted."""
-        key = wants_of(job)
+        key = node_requirements(job)
         if key not in self._supplies:
             self._supplies[key] = self._count(
                 [node for nodes in self.classes(job) for node in nodes]
@@ -177,7 +177,7 @@ class Market:
         if name not in self._eligible:
             return False
         holder = self.occupied_by.get(name)
-        return holder is None or not self.draft.gone_from(self.draft.jobs[holder], name)
+        return holder is None or not self.cycle.has_left(self.cycle.jobs[holder], name)
 
     def freed_by(self, victim: JobState, nodes: Collection[str]) -> list[Node]:
         """Those of the nodes that could be had if the victim gave its reservation back."""
@@ -190,9 +190,9 @@ class Market:
         assert assignment is not None, f"{victim.key}: a victim without nodes"
         active = victim.status.phase in ACTIVE
         freed = [
-            self.draft.nodes[name].node
+            self.cycle.nodes[name].node
             for name in assignment.names
-            if name in self.draft.nodes
+            if name in self.cycle.nodes
             and self.reserved_by.get(name) == victim.key
             and (active or self._may_be_had(name))
             and name in self._eligible
@@ -203,11 +203,11 @@ class Market:
     def _position(self, node: Node) -> int:
         """The place of the node in natural order."""
         if self._positions is None:
-            names = sorted(self.draft.nodes, key=natural_order)
+            names = sorted(self.cycle.nodes, key=natural_order)
             self._positions = {name: index for index, name in enumerate(names)}
         return self._positions[node.name]
 
-    def reserving(self) -> list[str]:
+    def reserving_jobs(self) -> list[str]:
         """The jobs that have nodes reserved, sorted by key."""
         return sorted(set(self.reserved_by.values()))
 
@@ -228,45 +228,45 @@ class Market:
         keeping, leaving = [], []
         having = (
             key
-            for key, job in self.draft.active_jobs().items()
+            for key, job in self.cycle.active_jobs().items()
             if job.status.occupied or job.status.phase in RESERVING
         )
         for key in sorted(having):
-            other = self.draft.jobs[key]
-            if self.draft.wants_token(other):
+            other = self.cycle.jobs[key]
+            if self.cycle.needs_token(other):
                 keeping.append(key)
-            elif self.draft.crossing(other):
+            elif self.cycle.crosses_zones(other):
                 leaving.append(key)
         return keeping, leaving
 
     def victims(self, job: JobState) -> tuple[tuple[str, ...], float]:
         """The jobs that give way to this one now, sorted, and when another one does."""
-        wanted = self._asks(job)
+        wanted = self._preemptor_key(job)
         if wanted not in self._victims:
             found, next_at = [], math.inf
-            for key in self.reserving():
-                at = self.preemptible_at(job, self.draft.jobs[key])
-                if at <= self.draft.now:
+            for key in self.reserving_jobs():
+                at = self.preemptible_at(job, self.cycle.jobs[key])
+                if at <= self.cycle.now:
                     found.append(key)
                 else:
                     next_at = min(next_at, at)
             self._victims[wanted] = tuple(found), next_at
         return self._victims[wanted]
 
-    def most(self, job: JobState) -> int:
+    def largest_gang(self, job: JobState) -> int:
         """No more nodes than that could a gang with the job's wishes have now.
 
         It lies in one zone, or in two if it may cross, on nodes of one class.
         """
         keys, next_at = self.victims(job)
-        self.draft.wake(next_at)
-        crosses = self.draft.may_cross(job)
-        wanted = (*wants_of(job), crosses, *self._asks(job))
+        self.cycle.wake(next_at)
+        crosses = self.cycle.may_cross(job)
+        wanted = (*node_requirements(job), crosses, *self._preemptor_key(job))
         if wanted not in self._most:
             supply = self.supply(job)
             places = Counter(supply.places)
             for key in keys:
-                freed = self.freed_by(self.draft.jobs[key], supply.usable)
+                freed = self.freed_by(self.cycle.jobs[key], supply.usable)
                 places.update((node.node_class, node.zone) for node in freed)
             by_class: dict[str, list[int]] = {}
             for (node_class, _), count in places.items():
@@ -275,11 +275,11 @@ class Market:
             self._most[wanted] = max((sum(size[: 1 + crosses]) for size in sizes), default=0)
         return self._most[wanted]
 
-    def _asks(self, job: JobState) -> tuple[object, ...]:
+    def _preemptor_key(self, job: JobState) -> tuple[object, ...]:
         """What decides who gives way to a waiting job, and when."""
         # Who started ahead of its turn gives way to whoever is ahead of it.
         own = job.key if self._backfilled else ""
-        return self.draft.level(job), struggles(self.draft, job), own
+        return self.cycle.level(job), is_crash_looping(self.cycle, job), own
 
     def preemptible_at(self, job: JobState, victim: JobState) -> float:
         """From when on the job may have the victim's nodes; infinite: never, as things are.
@@ -288,19 +288,19 @@ class Market:
         one gives way when its time slice is over, or after its minimum runtime where it started
         ahead of its turn.
         """
-        draft = self.draft
+        cycle = self.cycle
         assignment, phase = victim.status.assignment, victim.status.phase
         if victim.key == job.key or phase not in RESERVING or assignment is None:
             return math.inf
-        above = draft.level(job) - draft.level(victim)
+        above = cycle.level(job) - cycle.level(victim)
         if victim.key not in self._protections:
             self._protections[victim.key] = self._protection(victim)
         protected_until, turn_over_at = self._protections[victim.key]
         if above > 0:
             return protected_until
-        if above < 0 or struggles(draft, job):
+        if above < 0 or is_crash_looping(cycle, job):
             return math.inf
-        if assignment.backfill and draft.place(job) < draft.place(victim):
+        if assignment.backfill and cycle.queue_position(job) < cycle.queue_position(victim):
             return protected_until
         if phase not in ACTIVE:
             return math.inf
@@ -311,31 +311,33 @@ class Market:
         assignment, phase = victim.status.assignment, victim.status.phase
         assert assignment is not None, f"{victim.key}: a victim without nodes"
         if phase not in ACTIVE:
-            return self.draft.now, math.inf
-        protected_until = self.draft.now
+            return self.cycle.now, math.inf
+        protected_until = self.cycle.now
         if assignment.running_at is not None:
-            minimum = self.draft.terms(victim).min_runtime
+            minimum = self.cycle.terms(victim).min_runtime
             protected_until = quantize(assignment.running_at + minimum)
-        return protected_until, self._slice_ends_at(victim)
+        return protected_until, self._time_slice_ends_at(victim)
 
-    def _slice_ends_at(self, victim: JobState) -> float:
+    def _time_slice_ends_at(self, victim: JobState) -> float:
         """When the job has used its time slice. Who saves nothing loses most, and has longer."""
-        policy, status = self.draft.policy, victim.status
+        settings, status = self.cycle.settings, victim.status
         assert status.assignment is not None, f"{victim.key}: active without nodes"
         running_at = status.assignment.running_at
-        if policy.time_slice_seconds <= 0 or running_at is None:
+        if settings.time_slice_seconds <= 0 or running_at is None:
             return math.inf
         saved = status.checkpoint is not None and status.checkpoint.time >= running_at
-        slices = 1 if saved else policy.unsaved_slices
-        left = slices * policy.time_slice_seconds - status.history.slice_used
+        slices = 1 if saved else settings.unsaved_slices
+        left = slices * settings.time_slice_seconds - status.history.slice_used
         return quantize(running_at + max(0.0, left))
 
-    def is_turn_over(self, job: JobState, victim: JobState) -> bool:
+    def is_time_slice_over(self, job: JobState, victim: JobState) -> bool:
         """Whether the victim gives way to an equal because its time slice is over."""
         assignment = victim.status.assignment
-        equal = self.draft.level(job) == self.draft.level(victim)
+        equal = self.cycle.level(job) == self.cycle.level(victim)
         given = assignment is not None and assignment.backfill
-        return equal and not (given and self.draft.place(job) < self.draft.place(victim))
+        return equal and not (
+            given and self.cycle.queue_position(job) < self.cycle.queue_position(victim)
+        )
 
     def lost_node_ms(self, victim: JobState) -> int:
         """The work that preempting loses: nodes times (time since it was saved + a restart)."""
@@ -343,14 +345,14 @@ class Market:
         assert assignment is not None, f"{victim.key}: a victim without nodes"
         if victim.status.phase not in ACTIVE:
             return 0  # nothing of it has begun
-        draft = self.draft
-        begun = assignment.running_at if assignment.running_at is not None else draft.now
+        cycle = self.cycle
+        begun = assignment.running_at if assignment.running_at is not None else cycle.now
         saved = max(begun, checkpoint.time) if checkpoint else begun
-        unsaved = max(0.0, draft.now - saved)
-        if unsaved > draft.policy.unsaved_intervals * draft.terms(victim).interval:
+        unsaved = max(0.0, cycle.now - saved)
+        if unsaved > cycle.settings.unsaved_intervals * cycle.terms(victim).interval:
             unsaved = 0.0  # it does not save: its work is not protected
         started_at = assignment.started_at if assignment.started_at is not None else begun
-        restart = draft.policy.restart_cost_seconds + max(0.0, begun - started_at)
+        restart = cycle.settings.restart_cost_seconds + max(0.0, begun - started_at)
         return len(assignment.nodes) * round((unsaved + restart) * 1000)
 
     def cost_node_ms(self, victim: JobState) -> int:
@@ -361,22 +363,22 @@ class Market:
         if victim.key not in self._costs:
             assignment = victim.status.assignment
             assert assignment is not None, f"{victim.key}: a victim without nodes"
-            displaced = round(self.draft.policy.displaced_seconds * 1000)
+            displaced = round(self.cycle.settings.displaced_seconds * 1000)
             cost = self.lost_node_ms(victim) + len(assignment.nodes) * displaced
-            if victim.status.phase in ACTIVE and self._has_given_way_enough(victim):
+            if victim.status.phase in ACTIVE and self._has_used_preemption_budget(victim):
                 cost += _BEYOND_BUDGET_NODE_MS
             self._costs[victim.key] = cost
         return self._costs[victim.key]
 
-    def _has_given_way_enough(self, victim: JobState) -> bool:
-        policy = self.draft.policy
-        since = self.draft.now - policy.preemptions_seconds
+    def _has_used_preemption_budget(self, victim: JobState) -> bool:
+        settings = self.cycle.settings
+        since = self.cycle.now - settings.preemptions_seconds
         preempted = sum(at > since for at in victim.status.history.preempted_at)
-        return preempted >= policy.preemptions_max
+        return preempted >= settings.preemptions_max
 
-    def memory(self, job: JobState) -> Memory:
+    def placement_history(self, job: JobState) -> PlacementHistory:
         """What placement remembers of the job, and nodes on which others failed to start."""
-        memory = memory_of(job)
+        memory = placement_history(job)
         return replace(memory, avoid=memory.avoid | self._suspects) if self._suspects else memory
 
     def _suspected(self) -> frozenset[str]:
@@ -384,31 +386,33 @@ class Market:
 
         What fails may be the job's own doing: one user's jobs must not make others avoid nodes.
         """
-        since = self.draft.now - self.draft.policy.suspect_seconds
+        since = self.cycle.now - self.cycle.settings.suspect_seconds
         found: dict[str, list[str]] = {}
-        for name, state in self.draft.nodes.items():
+        for name, state in self.cycle.nodes.items():
             users = [user for _, user, time in state.start_failures if time >= since]
             if len(users) >= _SUSPECT_JOBS:
                 found[name] = users
         if not found:
             return frozenset()
-        known = {job.user for job in self.draft.jobs.values() if not job.ended}
+        known = {job.user for job in self.cycle.jobs.values() if not job.ended}
         return frozenset(
             name
             for name, users in found.items()
             if len(set(users)) >= _SUSPECT_JOBS or len(known | set(users)) == 1
         )
 
-    def times(self, job: JobState, nodes: Sequence[Node], zones: tuple[str, ...]) -> list[Timed]:
+    def available_times(
+        self, job: JobState, nodes: Sequence[Node], zones: tuple[str, ...]
+    ) -> list[AvailableAt]:
         """When the job could have those of the nodes that may get work, the first ones first.
 
         `nodes` is one of `classes`; of it, those in these zones.
         """
-        key = (*wants_of(job), nodes[0].node_class, *self._asks(job))
+        key = (*node_requirements(job), nodes[0].node_class, *self._preemptor_key(job))
         if key not in self._times:
             given_back_at: dict[str, float] = {}
             self._times[key] = {
-                (zone,): sorted(self._timed(job, members, given_back_at))
+                (zone,): sorted(self._available_at(job, members, given_back_at))
                 for zone, members in by_zone(nodes).items()
             }
         found = self._times[key]
@@ -416,9 +420,9 @@ class Market:
             found[zones] = sorted(match for zone in zones for match in found[zone,])
         return found[zones]
 
-    def _timed(
+    def _available_at(
         self, job: JobState, nodes: Sequence[Node], given_back_at: dict[str, float]
-    ) -> Iterator[Timed]:
+    ) -> Iterator[AvailableAt]:
         """When the job could have the nodes if nothing fails; infinite: it is not known.
 
         `given_back_at` keeps the answer for each owner.
@@ -432,12 +436,12 @@ class Market:
                 yield self._left_at(name), name
                 continue
             if owner not in given_back_at:
-                given_back_at[owner] = self._given_back_at(job, self.draft.jobs[owner])
+                given_back_at[owner] = self._given_back_at(job, self.cycle.jobs[owner])
             yield given_back_at[owner], name
 
     def _given_back_at(self, job: JobState, other: JobState) -> float:
-        now = self.draft.now
-        assignment, terms = other.status.assignment, self.draft.terms(other)
+        now = self.cycle.now
+        assignment, terms = other.status.assignment, self.cycle.terms(other)
         begun = assignment.running_at if assignment and assignment.running_at else now
         ends = math.inf
         if other.spec.active_deadline:
@@ -445,14 +449,14 @@ class Market:
         return min(ends, max(now, self.preemptible_at(job, other)) + terms.checkpoint_grace_period)
 
     def _left_at(self, name: str) -> float:
-        now, holder = self.draft.now, self.occupied_by.get(name)
+        now, holder = self.cycle.now, self.occupied_by.get(name)
         if holder is None:
             return now
-        job = self.draft.jobs[holder]
-        if self.draft.gone_from(job, name):
+        job = self.cycle.jobs[holder]
+        if self.cycle.has_left(job, name):
             return math.inf
         suspension = job.status.suspension
         return max(now, suspension.deadline) if suspension else now
 
 
-__all__ = ["Market", "Supply", "Timed"]
+__all__ = ["AvailableAt", "NodeAvailability", "Supply"]

@@ -14,15 +14,15 @@ from flyer.api.status import PENDING_CHARS_MAX, PENDING_REASONS_MAX, UNBLOCK_MAX
 from flyer.api.waiting import PENDING_EVALUATION, PODS_REFUSED, RESTART_BACKOFF, WAITING_FOR_TURN
 from flyer.engine import blockers
 from flyer.engine.explanation import Blocker, Detail, Remedy
-from flyer.engine.waysout import WaysOut
+from flyer.engine.waysout import RemedySearch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flyer.api import Pending
-    from flyer.engine.claims import Claim
-    from flyer.engine.draft import Draft
-    from flyer.engine.market import Market
+    from flyer.engine.draft import CycleState
+    from flyer.engine.market import NodeAvailability
+    from flyer.engine.reservations import Reservation
     from flyer.engine.state import JobState
 
 # Nodes that are out do not hide the jobs in the way, nor these them.
@@ -32,66 +32,70 @@ _ETA_SECONDS = 60.0
 _ETA_SHARE = 0.1
 
 
-class Pendings:
+class PendingWriter:
     """Of one pass over the queue: `set` is called in its order."""
 
-    def __init__(self, market: Market) -> None:
-        self._market = market
-        self._draft = market.draft
+    def __init__(self, availability: NodeAvailability) -> None:
+        self._availability = availability
+        self._cycle = availability.cycle
         self._tokens = self._refilled()
-        self._ways_out = WaysOut(market)
+        self._remedies = RemedySearch(availability)
 
     def set(
-        self, job: JobState, pending: Pending, position: int, claims: Sequence[Claim] = ()
+        self,
+        job: JobState,
+        pending: Pending,
+        position: int,
+        reservations: Sequence[Reservation] = (),
     ) -> None:
         """The job was not placed, for this reason; store it if it is due."""
-        draft = self._draft
-        if job.key == draft.subject:
-            draft.detail = self._detail(job, pending, position, claims)
-        if job.key in draft.delayed:
+        cycle = self._cycle
+        if job.key == cycle.explained_job:
+            cycle.explained_detail = self._detail(job, pending, position, reservations)
+        if job.key in cycle.delayed_preemptions:
             return  # it is planned again in a moment: that saves a write
         known = job.status.pending
         first = known is None or known.reason == PENDING_EVALUATION
         if known is not None and not first and not self._is_due(known, pending, position):
             return
-        if self._tokens >= 1 and (self._is_plain(job, pending) or self._ways_out.at_hand(job)):
+        if self._tokens >= 1 and (self._is_plain(job, pending) or self._remedies.is_available(job)):
             self._tokens -= 1
             most = PENDING_REASONS_MAX
-            pending = _with(self._detail(job, pending, position, claims, most))
+            pending = _with(self._detail(job, pending, position, reservations, most))
         elif not first:
             return  # nodes are given out again soon, whatever happens
         if known is None or known.replace(time=None) != pending:
-            draft.update(job.key, pending=pending.replace(time=draft.now))
+            cycle.update(job.key, pending=pending.replace(time=cycle.now))
 
     def close(self) -> None:
         """The pass is over."""
-        self._draft.pending_writes = (self._tokens, self._draft.now)
-        self._ways_out.close()
+        self._cycle.pending_writes = (self._tokens, self._cycle.now)
+        self._remedies.close()
 
     def _is_plain(self, job: JobState, pending: Pending) -> bool:
         """Whether nodes that are given back would not help."""
-        if job.key in self._draft.quota_blockers:
+        if job.key in self._cycle.quota_blockers:
             return True
         behind_own = pending.reason == WAITING_FOR_TURN and not pending.blocked_by
         paused = pending.reason in (PODS_REFUSED, RESTART_BACKOFF)
         return behind_own or paused or pending.verdict == "Never"
 
     def _refilled(self) -> float:
-        draft, policy = self._draft, self._draft.policy
-        if draft.pending_writes is None:
-            return policy.pending_writes_burst
-        tokens, at = draft.pending_writes
-        tokens += max(0.0, draft.now - at) * policy.pending_writes_per_second
-        return min(tokens, policy.pending_writes_burst)
+        cycle, settings = self._cycle, self._cycle.settings
+        if cycle.pending_writes is None:
+            return settings.pending_writes_burst
+        tokens, at = cycle.pending_writes
+        tokens += max(0.0, cycle.now - at) * settings.pending_writes_per_second
+        return min(tokens, settings.pending_writes_burst)
 
     def _is_due(self, known: Pending, pending: Pending, position: int) -> bool:
         if known.reason != pending.reason or known.verdict != pending.verdict:
             return True
-        policy = self._draft.policy
-        age = self._draft.now - known.time if known.time is not None else float("inf")
-        if age < max(policy.pending_renew_seconds, position):
+        settings = self._cycle.settings
+        age = self._cycle.now - known.time if known.time is not None else float("inf")
+        if age < max(settings.pending_renew_seconds, position):
             return False
-        if known.unblock and age >= policy.unblock_renew_seconds:
+        if known.unblock and age >= settings.unblock_renew_seconds:
             return True
         return (
             known.position != position
@@ -103,36 +107,36 @@ class Pendings:
     def _moved(self, known: float | None, eta: float | None) -> bool:
         if known is None or eta is None:
             return known is not eta
-        return abs(eta - known) > max(_ETA_SECONDS, _ETA_SHARE * (eta - self._draft.now))
+        return abs(eta - known) > max(_ETA_SECONDS, _ETA_SHARE * (eta - self._cycle.now))
 
     def _detail(
         self,
         job: JobState,
         pending: Pending,
         position: int,
-        claims: Sequence[Claim],
+        reservations: Sequence[Reservation],
         most: int | None = None,
     ) -> Detail:
         """With all blockers, or with so many of each kind."""
-        market, draft = self._market, self._draft
+        availability, cycle = self._availability, self._cycle
         first = Blocker(pending.reason, pending.message, until=pending.eta)
-        if self._is_plain(job, pending) and job.key not in draft.quota_blockers:
+        if self._is_plain(job, pending) and job.key not in cycle.quota_blockers:
             return Detail(pending, position, (first,), ())
-        found, more = blockers.blockers(market, job, claims, most)
-        if job.key in draft.quota_blockers:
+        found, more = blockers.blockers(availability, job, reservations, most)
+        if job.key in cycle.quota_blockers:
             # The quota decides: that nodes are free or not is second.
             nodes = [match for match in found if match.node]
-            more = len(market.supply(job).out) - len(nodes)
-            found = draft.quota_blockers[job.key] + nodes
-            return Detail(pending, position, tuple(found), _quota_remedies(draft, job), more)
+            more = len(availability.supply(job).out) - len(nodes)
+            found = cycle.quota_blockers[job.key] + nodes
+            return Detail(pending, position, tuple(found), _quota_remedies(cycle, job), more)
         if pending.reason == WAITING_FOR_TURN:
-            ahead = draft.jobs[pending.blocked_by[0]]
+            ahead = cycle.jobs[pending.blocked_by[0]]
             found[0] = Blocker(pending.reason, pending.message, job=ahead.key, user=ahead.user)
-        return Detail(pending, position, tuple(found), self._ways_out.of(job), more)
+        return Detail(pending, position, tuple(found), self._remedies.of(job), more)
 
     def placed(self) -> None:
         """A job got nodes: the others' ways out are others now."""
-        self._ways_out.clear()
+        self._remedies.clear()
 
 
 def _with(detail: Detail) -> Pending:
@@ -160,10 +164,10 @@ def _with(detail: Detail) -> Pending:
     )  # fmt: skip
 
 
-def _quota_remedies(draft: Draft, job: JobState) -> tuple[Remedy, ...]:
+def _quota_remedies(cycle: CycleState, job: JobState) -> tuple[Remedy, ...]:
     """A larger quota, or one of the user's own jobs less."""
-    found = draft.quota_blockers.get(job.key, [])
-    jobs = [draft.jobs[match.job] for match in found[1:] if match.job in draft.jobs]
+    found = cycle.quota_blockers.get(job.key, [])
+    jobs = [cycle.jobs[match.job] for match in found[1:] if match.job in cycle.jobs]
     running = [one.key for one in jobs if one.holding]
     return tuple(
         Remedy(f"flyer suspend {key}", f"gives its nodes' quota back to {job.user}")
@@ -171,4 +175,4 @@ def _quota_remedies(draft: Draft, job: JobState) -> tuple[Remedy, ...]:
     )
 
 
-__all__ = ["Pendings"]
+__all__ = ["PendingWriter"]

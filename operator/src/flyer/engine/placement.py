@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class PlacementOption:
     """One way to lay a gang over zones.
 
     `counts` says how many nodes each zone gives, in rank order; None leaves the split to `choose`.
@@ -35,7 +35,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class PlacementHistory:
     """Where the job ran before: node and zone in rank order; and the nodes that failed it."""
 
     previous: tuple[tuple[str, str], ...] = ()
@@ -53,40 +53,44 @@ class Memory:
         return tuple(dict.fromkeys(zone for _, zone in self.previous))
 
 
-def single_zone_options(nodes: int, zones: Collection[str]) -> list[Option]:
+def single_zone_options(nodes: int, zones: Collection[str]) -> list[PlacementOption]:
     """One option a zone."""
-    return [Option((zone,), nodes, (nodes,)) for zone in sorted(zones)]
+    return [PlacementOption((zone,), nodes, (nodes,)) for zone in sorted(zones)]
 
 
-def cross_zone_options(nodes: int, zones: Collection[str]) -> list[Option]:
+def cross_zone_options(nodes: int, zones: Collection[str]) -> list[PlacementOption]:
     """One option a pair of zones, the split left open."""
     ordered = sorted(zones)
     if nodes < 2:
         return []
     return [
-        Option((first, second), nodes)
+        PlacementOption((first, second), nodes)
         for index, first in enumerate(ordered)
         for second in ordered[index + 1 :]
     ]
 
 
-def same_zone_layout_options(memory: Memory, zones: Collection[str]) -> list[Option]:
+def same_zone_layout_options(
+    memory: PlacementHistory, zones: Collection[str]
+) -> list[PlacementOption]:
     """Options with as many nodes per zone, in the same order: the zones of before first."""
     counts = memory.split
     if not counts or len(counts) > 2:
         return []
     orders = sorted(permutations(sorted(zones), len(counts)), key=lambda one: one != memory.zones)
-    return [Option(order, sum(counts), counts) for order in orders]
+    return [PlacementOption(order, sum(counts), counts) for order in orders]
 
 
 def best(
-    options: Sequence[Option], available: Mapping[str, Sequence[Node]], memory: Memory
-) -> tuple[Option, tuple[Node, ...]] | None:
+    options: Sequence[PlacementOption],
+    available: Mapping[str, Sequence[Node]],
+    memory: PlacementHistory,
+) -> tuple[PlacementOption, tuple[Node, ...]] | None:
     """The option with the fewest avoided nodes, then the one that fits tightest.
 
     Tightest: fewest nodes left in its zones, then fewest leaves.
     """
-    found: list[tuple[tuple[int, int, int, int], Option, tuple[Node, ...]]] = []
+    found: list[tuple[tuple[int, int, int, int], PlacementOption, tuple[Node, ...]]] = []
     for index, option in enumerate(options):
         chosen = choose(option, available, memory)
         if chosen is None:
@@ -111,7 +115,7 @@ def by_zone(nodes: Sequence[Node]) -> dict[str, list[Node]]:
 
 
 def choose(
-    option: Option, available: Mapping[str, Sequence[Node]], memory: Memory
+    option: PlacementOption, available: Mapping[str, Sequence[Node]], memory: PlacementHistory
 ) -> tuple[Node, ...] | None:
     """The nodes in rank order, or None when the option does not fit."""
     free = [len(available.get(zone, ())) for zone in option.zones]
@@ -183,8 +187,8 @@ def _fewest_leaves(nodes: Sequence[Node], count: int, near: Collection[str]) -> 
 
 
 __all__ = [
-    "Memory",
-    "Option",
+    "PlacementHistory",
+    "PlacementOption",
     "best",
     "by_zone",
     "choose",

@@ -6,28 +6,28 @@ from typing import TYPE_CHECKING
 
 from flyer.api import Phase
 from flyer.engine import placement, transitions
-from flyer.engine.asks import struggles
-from flyer.engine.claims import claimed
+from flyer.engine.asks import is_crash_looping
 from flyer.engine.draft import WAITING
 from flyer.engine.placement import by_zone
+from flyer.engine.reservations import is_reserved_for_others
 from flyer.engine.victims import Candidate, cheapest_cover, cheapest_set
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flyer.engine.claims import Claim
-    from flyer.engine.market import Market
+    from flyer.engine.market import NodeAvailability
     from flyer.engine.nodes import Node
-    from flyer.engine.placement import Option
+    from flyer.engine.placement import PlacementOption
+    from flyer.engine.reservations import Reservation
     from flyer.engine.state import JobState
 
 
 def preemption_plan(
-    market: Market,
+    availability: NodeAvailability,
     job: JobState,
     nodes: Sequence[Node],
-    kind: Sequence[Option],
-    claims: Sequence[Claim],
+    kind: Sequence[PlacementOption],
+    reservations: Sequence[Reservation],
     *,
     anyone: bool = False,
 ) -> tuple[tuple[Node, ...], tuple[str, ...]] | None:
@@ -35,29 +35,32 @@ def preemption_plan(
 
     `anyone`: also jobs that may not be preempted, for the question what a person could do.
     """
-    victims = _victims(market, job, anyone=anyone)
+    victims = _victims(availability, job, anyone=anyone)
     if not victims:
         return None  # what is free was looked at before
-    holders = set(market.token_holders(job)[0])
+    holders = set(availability.token_holders(job)[0])
     free = [
-        node for node in nodes if market.is_open(node) and not claimed(market, job, node, claims)
+        node
+        for node in nodes
+        if availability.is_open(node)
+        and not is_reserved_for_others(availability, job, node, reservations)
     ]
-    kept = _kept_for_others(market, claims)
+    kept = _kept_for_others(availability, reservations)
     wanted = {node.name for node in nodes if node.name not in kept}
-    freed = {key: market.freed_by(victim, wanted) for key, victim in victims.items()}
+    freed = {key: availability.freed_by(victim, wanted) for key, victim in victims.items()}
     plans: list[tuple[tuple[int, int, int, int], tuple[Node, ...], tuple[str, ...]]] = []
     for index, option in enumerate(kind):
         needed_holders = holders if option.crosses else set()
         if not needed_holders <= victims.keys():
             continue
-        chosen = _victims_for(market, job, option, free, freed, needed_holders)
+        chosen = _victims_for(availability, job, option, free, freed, needed_holders)
         if chosen is None:
             continue
         pool = free + [node for key in chosen for node in freed[key]]
-        laid = placement.choose(option, by_zone(pool), market.memory(job))
+        laid = placement.choose(option, by_zone(pool), availability.placement_history(job))
         if laid is None:
             continue
-        cost = sum(market.cost_node_ms(victims[key]) for key in chosen)
+        cost = sum(availability.cost_node_ms(victims[key]) for key in chosen)
         left = len([node for node in pool if node.zone in option.zones]) - option.nodes
         plans.append(((cost, len(chosen), left, index), laid, chosen))
     if not plans:
@@ -66,39 +69,47 @@ def preemption_plan(
     return laid, chosen
 
 
-def _kept_for_others(market: Market, claims: Sequence[Claim]) -> set[str]:
-    """Nodes that nobody behind the claimant takes from a third one.
+def _kept_for_others(
+    availability: NodeAvailability, reservations: Sequence[Reservation]
+) -> set[str]:
+    """Reserved nodes that no job behind the owner of the reservation takes from a third job.
 
-    To a claimant that struggles no equal gives way: it keeps the others from no turn of theirs.
+    A reservation of a crash-looping job does not count: no job of its priority gives way to it.
     """
-    draft = market.draft
-    held = [claim for claim in claims if not struggles(draft, draft.jobs[claim.job])]
-    return {name for claim in held for name in claim.nodes}
+    cycle = availability.cycle
+    held = [
+        reservation
+        for reservation in reservations
+        if not is_crash_looping(cycle, cycle.jobs[reservation.job])
+    ]
+    return {name for reservation in held for name in reservation.nodes}
 
 
-def _victims(market: Market, job: JobState, *, anyone: bool) -> dict[str, JobState]:
-    jobs = market.draft.jobs
+def _victims(availability: NodeAvailability, job: JobState, *, anyone: bool) -> dict[str, JobState]:
+    jobs = availability.cycle.jobs
     if anyone:
-        running = [key for key in market.reserving() if jobs[key].status.phase is Phase.RUNNING]
+        running = [
+            key for key in availability.reserving_jobs() if jobs[key].status.phase is Phase.RUNNING
+        ]
         return {key: jobs[key] for key in running if key != job.key}
-    keys, next_at = market.victims(job)
-    market.draft.wake(next_at)
+    keys, next_at = availability.victims(job)
+    availability.cycle.wake(next_at)
     return {key: jobs[key] for key in keys}
 
 
 def _victims_for(
-    market: Market,
+    availability: NodeAvailability,
     job: JobState,
-    option: Option,
+    option: PlacementOption,
     free: Sequence[Node],
     freed: dict[str, list[Node]],
     holders: set[str],
 ) -> tuple[str, ...] | None:
-    draft = market.draft
+    cycle = availability.cycle
     candidates = [
         Candidate(
             key,
-            market.cost_node_ms(draft.jobs[key]),
+            availability.cost_node_ms(cycle.jobs[key]),
             sum(node.zone in option.zones for node in nodes),
         )
         for key, nodes in freed.items()
@@ -107,8 +118,8 @@ def _victims_for(
     candidates.sort(
         key=lambda one: (
             one.cost_node_ms,
-            draft.level(draft.jobs[one.job]),
-            -_begun_at(draft.jobs[one.job]),
+            cycle.level(cycle.jobs[one.job]),
+            -_begun_at(cycle.jobs[one.job]),
             one.job,
         )
     )
@@ -116,7 +127,7 @@ def _victims_for(
         here = sum(node.zone in option.zones for node in free)
         cover = cheapest_cover(candidates, option.nodes - here)
         return None if cover is None else tuple(sorted(one.job for one in cover))
-    memory = market.memory(job)
+    memory = availability.placement_history(job)
 
     def enough(chosen: Sequence[Candidate]) -> bool:
         if not holders <= {one.job for one in chosen}:
@@ -137,7 +148,7 @@ def _begun_at(victim: JobState) -> float:
 
 
 def preempt(
-    market: Market,
+    availability: NodeAvailability,
     job: JobState,
     nodes: tuple[Node, ...],
     victims: tuple[str, ...],
@@ -149,22 +160,22 @@ def preempt(
     A victim that has only reserved nodes loses the reservation, and no work. Whoever leaves those
     nodes goes on leaving them.
     """
-    draft = market.draft
+    cycle = availability.cycle
     for key in victims:
-        victim = draft.jobs[key]
-        over = market.is_turn_over(job, victim)
+        victim = cycle.jobs[key]
+        over = availability.is_time_slice_over(job, victim)
         if victim.status.phase in WAITING:
-            transitions.drop_reservation(draft, key)
+            transitions.drop_reservation(cycle, key)
             continue
         why = f"preempted by {job.key} of {job.user} (priority {job.spec.priority})"
         if over:
             why = f"its time slice is over: {job.key} of {job.user} has its turn"
-        transitions.begin_suspension(draft, key, reason="Preempted", by=job.key, message=why)
+        transitions.request_suspension(cycle, key, reason="Preempted", by=job.key, message=why)
         if over:
-            transitions.end_turn(draft, key)
+            transitions.end_time_slice(cycle, key)
         elif victim.user != job.user:  # else it could buy its own jobs protection from others
-            transitions.count_preemption(draft, key)
-    transitions.reserve(draft, job.key, nodes, backfill=backfill)
+            transitions.count_preemption(cycle, key)
+    transitions.reserve(cycle, job.key, nodes, backfill=backfill)
 
 
 __all__ = ["preempt", "preemption_plan"]

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from flyer.api import Phase, Priority
 from flyer.api.waiting import PENDING_EVALUATION, PODS_REFUSED
 from flyer.engine import quotas
-from flyer.engine.asks import struggles, waits_for_zone_layout
+from flyer.engine.asks import is_crash_looping, zone_layout_deadline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from flyer.engine.draft import Draft
+    from flyer.engine.draft import CycleState
     from flyer.engine.limits import Limits
     from flyer.engine.quotas import Quota
     from flyer.engine.state import JobState
@@ -66,34 +66,34 @@ class Queue:
     explained_at: float | None = None
 
 
-def updated(draft: Draft) -> Queue:
+def updated(cycle: CycleState) -> Queue:
     """The queue as the jobs of this step make it."""
-    known, limits = draft.queue, quotas.valid(draft)
+    known, limits = cycle.queue, quotas.valid(cycle)
     # Without limits nobody's team counts.
-    basis = Basis(draft.zones.limits, limits, draft.teams if limits else {})
+    basis = Basis(cycle.zones.limits, limits, cycle.teams if limits else {})
     if known is None or known.basis != basis:
         turn = (None, None) if known is None else (known.explained_to, known.explained_at)
         known = Queue(basis, explained_to=turn[0], explained_at=turn[1])
-        stale: Iterable[str] = draft.jobs
+        stale: Iterable[str] = cycle.jobs
     else:
         due = [
             key
             for _, key in known.single
-            if (joins_at := known.entries[key].joins_at) is not None and joins_at <= draft.now
+            if (joins_at := known.entries[key].joins_at) is not None and joins_at <= cycle.now
         ]
-        stale = {**draft.stale, **dict.fromkeys(due)}
+        stale = {**cycle.queue_changes, **dict.fromkeys(due)}
         if not stale:
             return known
-    draft.queue = _Update(draft, known).of(stale)
-    draft.stale.clear()
-    return draft.queue
+    cycle.queue = _Update(cycle, known).of(stale)
+    cycle.queue_changes.clear()
+    return cycle.queue
 
 
 class _Update:
     """Copies what changes: a queue that was read before keeps its value."""
 
-    def __init__(self, draft: Draft, known: Queue) -> None:
-        self._draft = draft
+    def __init__(self, cycle: CycleState, known: Queue) -> None:
+        self._cycle = cycle
         self._known = known
         self._entries = dict(known.entries)
         self._classes = dict(known.classes)
@@ -107,15 +107,15 @@ class _Update:
         many = not self._known.entries
         changed = False
         for key in keys:
-            self._draft.about = key
-            job = self._draft.jobs.get(key)
+            self._cycle.current_job = key
+            job = self._cycle.jobs.get(key)
             waits = job is not None and job.status.phase is Phase.QUEUED and not job.removed
             entry = self._entry(job) if job is not None and waits else None
             changed = self._replace(key, entry, sort=not many) or changed
             self._unexplained.discard(key)
             if entry is not None and job is not None and _is_unexplained(job):
                 self._unexplained.add(key)
-        self._draft.about = ""
+        self._cycle.current_job = ""
         if many:
             for contenders in (self._order, self._single, *self._lists.values()):
                 contenders.sort()
@@ -158,11 +158,11 @@ class _Update:
         return self._lists[class_key]
 
     def _entry(self, job: JobState) -> Entry:
-        draft, history, left = self._draft, job.status.history, job.status.eviction
+        cycle, history, left = self._cycle, job.status.history, job.status.eviction
         levels = self._levels_of(job)
         if levels:  # it is looked at on its highest level first
-            draft.auto[job.key] = levels[0]
-        contender = (draft.place(job), job.key)
+            cycle.auto_priorities[job.key] = levels[0]
+        contender = (cycle.queue_position(job), job.key)
         alone = (
             history.submitted_at is None  # its place moves with the time
             or history.not_before is not None
@@ -171,13 +171,13 @@ class _Update:
         )
         if alone:
             return Entry(contender, None)
-        joins_at = waits_for_zone_layout(draft, job)
+        joins_at = zone_layout_deadline(cycle, job)
         if joins_at is not None:
             return Entry(contender, None, joins_at)
         spec = job.spec
         remembers = bool(history.previous or history.avoid)
         class_key = (
-            *needs_of(draft, job), spec.nodes, spec.node_class, spec.zone, remembers,
+            *needs_of(cycle, job), spec.nodes, spec.node_class, spec.zone, remembers,
             self._accounts_of(job), self._lower_levels_of(job, levels),
         )  # fmt: skip
         return Entry(contender, class_key)
@@ -187,17 +187,17 @@ class _Update:
         limits = self._known.basis.quotas
         if not limits or job.spec.priority is not Priority.AUTO:
             return []
-        return quotas.priorities(self._draft, job, limits)
+        return quotas.priorities(self._cycle, job, limits)
 
     def _lower_levels_of(self, job: JobState, levels: list[Priority]) -> tuple[object, ...]:
         """What counts of the job at the levels that it comes to where there is no room above."""
         if not levels:
             return ()
-        draft, found = self._draft, []
+        cycle, found = self._cycle, []
         for level in levels:
-            draft.auto[job.key] = level
-            found.append((level, draft.terms(job), self._accounts_of(job)))
-        draft.auto[job.key] = levels[0]
+            cycle.auto_priorities[job.key] = level
+            found.append((level, cycle.terms(job), self._accounts_of(job)))
+        cycle.auto_priorities[job.key] = levels[0]
         return tuple(found)
 
     def _accounts_of(self, job: JobState) -> tuple[tuple[str, str], ...]:
@@ -206,7 +206,7 @@ class _Update:
         if not limits:
             return ()
         subjects = quotas.subjects_of(job, self._known.basis.teams)
-        priority = self._draft.priority(job)
+        priority = self._cycle.priority(job)
         wanted = (subjects, priority)
         if wanted not in self._accounts:
             self._accounts[wanted] = tuple(
@@ -217,12 +217,12 @@ class _Update:
         return self._accounts[wanted]
 
 
-def needs_of(draft: Draft, job: JobState) -> tuple[object, ...]:
+def needs_of(cycle: CycleState, job: JobState) -> tuple[object, ...]:
     """What decides which nodes a job may have, but for how many and for what it remembers."""
     spec = job.spec
     return (
-        draft.level(job), spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone,
-        spec.active_deadline, draft.terms(job), struggles(draft, job),
+        cycle.level(job), spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone,
+        spec.active_deadline, cycle.terms(job), is_crash_looping(cycle, job),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from flyer.api import FlyerQuota, FlyerQuotaSpec
-    from flyer.engine.draft import Draft
+    from flyer.engine.draft import CycleState
     from flyer.engine.state import JobState
 
 ANY = "*"
@@ -123,7 +123,7 @@ class Holding:
 
 
 @dataclass(slots=True)
-class Ledger:
+class QuotaSnapshot:
     """Who holds what, and which limits are full, in one moment of one step."""
 
     quotas: tuple[Quota, ...]
@@ -253,16 +253,16 @@ class Ledger:
         return Pending(reason=WAITING_FOR_QUOTA, message=message, blocked_by=blocked_by), blockers
 
 
-def ledger(draft: Draft) -> Ledger:
+def quota_snapshot(cycle: CycleState) -> QuotaSnapshot:
     """What is held now. Limits that have expired do not apply; those that will wake the engine."""
-    found = Ledger(valid(draft), teams=draft.teams)
+    found = QuotaSnapshot(valid(cycle), teams=cycle.teams)
     if not found.quotas:
         return found  # nobody is limited: nothing is counted
-    for job in draft.active_jobs().values():
-        holding = held_by(draft, job)
+    for job in cycle.active_jobs().values():
+        holding = held_by(cycle, job)
         if holding is not None:
             found.hold(holding)
-    for holding in draft.held_apart:
+    for holding in cycle.quarantined:
         found.hold(holding)
     return found
 
@@ -273,42 +273,42 @@ def subjects_of(job: JobState, teams: Mapping[str, str]) -> Subjects:
     return Subjects(job.user, namespace, teams.get(namespace, ""), job.queue)
 
 
-def valid(draft: Draft) -> tuple[Quota, ...]:
+def valid(cycle: CycleState) -> tuple[Quota, ...]:
     """The limits that apply now."""
     found = []
-    for quota in draft.quotas.values():
+    for quota in cycle.quotas.values():
         if quota.expires_at is not None:
-            if quota.expires_at <= draft.now:
+            if quota.expires_at <= cycle.now:
                 continue
-            draft.wake(quota.expires_at)
+            cycle.wake(quota.expires_at)
         found.append(quota)
     return tuple(sorted(found, key=lambda one: one.name))
 
 
-def held_by(draft: Draft, job: JobState) -> Holding | None:
+def held_by(cycle: CycleState, job: JobState) -> Holding | None:
     """What the job holds: given back only when its nodes are empty."""
     status = job.status
-    nodes = sum(not draft.gone_from(job, one.name) for one in status.occupied)
+    nodes = sum(not cycle.has_left(job, one.name) for one in status.occupied)
     if status.phase in HOLDING and status.assignment is not None:
         nodes = max(nodes, len(status.assignment.nodes))
     if nodes == 0:
         return None
-    subjects = subjects_of(job, draft.teams)
-    return Holding(job.key, subjects, held_priority(draft, job), _class_of(draft, job), nodes)
+    subjects = subjects_of(job, cycle.teams)
+    return Holding(job.key, subjects, held_priority(cycle, job), _class_of(cycle, job), nodes)
 
 
-def held_priority(draft: Draft, job: JobState) -> Priority:
+def held_priority(cycle: CycleState, job: JobState) -> Priority:
     """The priority at which a job got its nodes."""
     if job.status.priority is not None:
         return job.status.priority
-    return _plain(draft, job.spec.priority)
+    return _plain(cycle, job.spec.priority)
 
 
-def _plain(draft: Draft, priority: Priority) -> Priority:
-    return draft.policy.auto_priority if priority is Priority.AUTO else priority
+def _plain(cycle: CycleState, priority: Priority) -> Priority:
+    return cycle.settings.auto_priority if priority is Priority.AUTO else priority
 
 
-def _class_of(draft: Draft, job: JobState) -> str | None:
+def _class_of(cycle: CycleState, job: JobState) -> str | None:
     status = job.status
     if status.assignment is not None and status.assignment.node_class:
         return status.assignment.node_class
@@ -316,39 +316,39 @@ def _class_of(draft: Draft, job: JobState) -> str | None:
         return job.spec.node_class
     names = status.assignment.names if status.assignment is not None else ()
     for name in (*names, *(one.name for one in status.occupied)):
-        if name in draft.nodes:
-            return draft.nodes[name].node.node_class
+        if name in cycle.nodes:
+            return cycle.nodes[name].node.node_class
     return None
 
 
-def priorities(draft: Draft, job: JobState, quotas: Iterable[Quota]) -> list[Priority]:
+def priorities(cycle: CycleState, job: JobState, quotas: Iterable[Quota]) -> list[Priority]:
     """The levels at which the job may run, the one it prefers first.
 
-    `auto` takes every level that a limit about it names, and the policy's own; any other
+    `auto` takes every level that a limit about it names, and the settings's own; any other
     priority is one level.
     """
     if job.spec.priority is not Priority.AUTO:
         return [job.spec.priority]
-    subjects = subjects_of(job, draft.teams)
+    subjects = subjects_of(job, cycle.teams)
     named = {
         Priority(quota.priority)
         for quota in quotas
         if quota.priority != ANY and quota.concerns(subjects)
         and (job.spec.node_class is None or quota.node_class in (ANY, job.spec.node_class))
-    } | {draft.policy.auto_priority}  # fmt: skip
+    } | {cycle.settings.auto_priority}  # fmt: skip
     return sorted(named, key=lambda one: -one.level)
 
 
-def exceeded(draft: Draft, job: JobState, classes: Sequence[str]) -> Pending | None:
+def exceeded(cycle: CycleState, job: JobState, classes: Sequence[str]) -> Pending | None:
     """Why no limit would let the job run even if nobody held anything."""
-    book = Ledger(valid(draft), teams=draft.teams)
-    if not book.quotas:
+    snapshot = QuotaSnapshot(valid(cycle), teams=cycle.teams)
+    if not snapshot.quotas:
         return None
-    subjects = book.subjects(job)
+    subjects = snapshot.subjects(job)
     tightest: list[tuple[Quota, Priority]] = []
-    for priority in priorities(draft, job, book.quotas):
+    for priority in priorities(cycle, job, snapshot.quotas):
         for node_class in classes or (job.spec.node_class,):
-            limits = book.limits(subjects, priority, node_class)
+            limits = snapshot.limits(subjects, priority, node_class)
             least = min(limits, key=lambda one: (one.nodes, one.name), default=None)
             if least is None or least.nodes >= job.spec.nodes:
                 return None
@@ -368,22 +368,22 @@ def exceeded(draft: Draft, job: JobState, classes: Sequence[str]) -> Pending | N
     )
 
 
-def usage(book: Ledger) -> list[tuple[Quota, list[Holding]]]:
+def usage(snapshot: QuotaSnapshot) -> list[tuple[Quota, list[Holding]]]:
     """Every limit that applies now, and who holds nodes under it."""
-    return [(quota, book.holders(quota)) for quota in book.quotas]
+    return [(quota, snapshot.holders(quota)) for quota in snapshot.quotas]
 
 
 __all__ = [
     "ANY",
     "Holding",
-    "Ledger",
     "Quota",
+    "QuotaSnapshot",
     "Subjects",
     "exceeded",
     "held_by",
     "held_priority",
-    "ledger",
     "priorities",
+    "quota_snapshot",
     "subjects_of",
     "usage",
     "valid",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Removals:
+class RemovalBudget:
     """One node class now."""
 
     node_class: str
@@ -38,7 +38,9 @@ class Removals:
         return len(self.defective) > self.budget
 
 
-def judged(nodes: Mapping[str, NodeState], zones: Zones, now: float) -> dict[str, NodeState]:
+def apply_removal_budget(
+    nodes: Mapping[str, NodeState], zones: Zones, now: float
+) -> dict[str, NodeState]:
     """The nodes with `out` set for those that the budget takes out: the first to be unproven.
 
     A node that is out stays out until it is observed well or evidence replaces the suspicion, so
@@ -66,14 +68,14 @@ def judged(nodes: Mapping[str, NodeState], zones: Zones, now: float) -> dict[str
     return found
 
 
-def removals(state: EngineState) -> list[Removals]:
+def removal_budgets(state: EngineState) -> list[RemovalBudget]:
     """Budget, spent and held nodes of each node class."""
     classes: dict[str, list[NodeState]] = {}
     for node in state.nodes.values():
         if not node.removed:
             classes.setdefault(node.node.node_class, []).append(node)
     return [
-        Removals(
+        RemovalBudget(
             name,
             state.zones.removal_budget(len(nodes)),
             _names(one for one in nodes if one.out),
@@ -94,4 +96,4 @@ def _names(nodes: Iterable[NodeState]) -> tuple[str, ...]:
     return tuple(sorted((node.node.name for node in nodes), key=natural_order))
 
 
-__all__ = ["Removals", "judged", "removals"]
+__all__ = ["RemovalBudget", "apply_removal_budget", "removal_budgets"]

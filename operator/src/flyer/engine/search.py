@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 from flyer.engine import blockers
 from flyer.engine.allocation import was_refused
-from flyer.engine.asks import waits_for_zone_layout, wants_of
+from flyer.engine.asks import node_requirements, zone_layout_deadline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flyer.api import Pending
-    from flyer.engine.claims import Claim
-    from flyer.engine.market import Market
+    from flyer.engine.market import NodeAvailability
+    from flyer.engine.reservations import Reservation
     from flyer.engine.state import JobState
 
 
-class Search:
+class UnschedulableNeeds:
     """Needs for which no nodes were found since nodes were last given out.
 
     What a job remembers of its nodes (the last part of its needs) decides which nodes it gets, but
@@ -26,25 +26,27 @@ class Search:
     job that waits for the split of its checkpoint, or may not preempt.
     """
 
-    def __init__(self, market: Market) -> None:
-        self._market = market
-        self._draft = market.draft
+    def __init__(self, availability: NodeAvailability) -> None:
+        self._availability = availability
+        self._cycle = availability.cycle
         self._least: dict[tuple[object, ...], int] = {}
 
-    def is_hopeless(self, job: JobState, needs: tuple[object, ...]) -> bool:
+    def is_unschedulable(self, job: JobState, needs: tuple[object, ...]) -> bool:
         """Whether no nodes would be found for the job: too few can be had, or as for another."""
-        if waits_for_zone_layout(self._draft, job) is not None:
+        if zone_layout_deadline(self._cycle, job) is not None:
             return False
         least = self._least.get(needs[:-1])
         if least is not None and least <= job.spec.nodes:
             return True
-        return self._market.most(job) < job.spec.nodes
+        return self._availability.largest_gang(job) < job.spec.nodes
 
     def failed(self, job: JobState, needs: tuple[object, ...]) -> None:
         """No nodes were found for the job."""
-        draft = self._draft
-        partial = job.key in draft.delayed or waits_for_zone_layout(draft, job) is not None
-        if not partial and not was_refused(draft, job):
+        cycle = self._cycle
+        partial = (
+            job.key in cycle.delayed_preemptions or zone_layout_deadline(cycle, job) is not None
+        )
+        if not partial and not was_refused(cycle, job):
             least = self._least.get(needs[:-1], job.spec.nodes)
             self._least[needs[:-1]] = min(least, job.spec.nodes)
 
@@ -53,7 +55,7 @@ class Search:
         self._least.clear()
 
 
-class Reasons:
+class PendingReasonCache:
     """Why jobs were not placed: in the same words for those that want the same nodes.
 
     How long a job may run, how it may be preempted and which nodes it remembers are not in these
@@ -61,25 +63,25 @@ class Reasons:
     occupies nodes, or waits for some of its own.
     """
 
-    def __init__(self, market: Market) -> None:
-        self._market = market
+    def __init__(self, availability: NodeAvailability) -> None:
+        self._availability = availability
         self._known: dict[tuple[object, ...], Pending] = {}
 
     def of(
         self,
         job: JobState,
-        claims: Sequence[Claim],
-        own: Sequence[Claim],
+        reservations: Sequence[Reservation],
+        own: Sequence[Reservation],
         eta: float | None,
     ) -> Pending:
-        """Why the job was not placed. `own`: its claims."""
-        market = self._market
-        if own or job.status.occupied or waits_for_zone_layout(market.draft, job) is not None:
-            return blockers.pending(market, job, claims, eta)
-        spec, level = job.spec, market.draft.level(job)
-        key = (level, *wants_of(job), spec.cross_zone, spec.nodes, len(claims))
+        """Why the job was not placed. `own`: its reservations."""
+        availability = self._availability
+        if own or job.status.occupied or zone_layout_deadline(availability.cycle, job) is not None:
+            return blockers.pending(availability, job, reservations, eta)
+        spec, level = job.spec, availability.cycle.level(job)
+        key = (level, *node_requirements(job), spec.cross_zone, spec.nodes, len(reservations))
         if key not in self._known:
-            self._known[key] = blockers.pending(market, job, claims, eta)
+            self._known[key] = blockers.pending(availability, job, reservations, eta)
         return self._known[key]
 
     def clear(self) -> None:
@@ -87,4 +89,4 @@ class Reasons:
         self._known.clear()
 
 
-__all__ = ["Reasons", "Search"]
+__all__ = ["PendingReasonCache", "UnschedulableNeeds"]

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
     from flyer.engine.explanation import Remedy
     from flyer.engine.incidents import Incident
-    from flyer.engine.limits import Limits, Terms
-    from flyer.engine.policy import Policy
+    from flyer.engine.limits import Limits, PreemptionTerms
     from flyer.engine.queue import Queue
     from flyer.engine.quotas import Holding, Quota
+    from flyer.engine.settings import SchedulerSettings
 
 if TYPE_CHECKING:
-    TermsOfSpec = tuple[Limits, FlyerJobSpec, Terms]
-    WaysOutFound = Mapping[tuple[object, ...], tuple[float, tuple[Remedy, ...]]]
+    TermsOfSpec = tuple[Limits, FlyerJobSpec, PreemptionTerms]
+    KnownRemedies = Mapping[tuple[object, ...], tuple[float, tuple[Remedy, ...]]]
 
 # Phases in which `assignment` reserves nodes.
 HOLDING = frozenset(
@@ -107,7 +107,7 @@ class JobState:
         return self.status.phase in HOLDING and self.status.assignment is not None
 
     @property
-    def only_waits(self) -> bool:
+    def is_only_queued(self) -> bool:
         """Whether a step has nothing to do for the job but to give it nodes."""
         status, sent = self.status, self.sent
         return (
@@ -119,7 +119,7 @@ class JobState:
         )
 
     @property
-    def may_rest(self) -> bool:
+    def is_skippable(self) -> bool:
         """Whether the time alone decides when something has to be done, if nothing changes."""
         status = self.status
         if self.ended:
@@ -138,14 +138,14 @@ class EngineState:
     """Everything. A value: `step` returns a new one."""
 
     epoch: int
-    policy: Policy
+    settings: SchedulerSettings
     now: float
     nodes: Mapping[str, NodeState]
     jobs: Mapping[str, JobState]
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     zones: Zones = field(default_factory=Zones)
     # What jobs hold that are not among `jobs`: quotas count it.
-    held_apart: tuple[Holding, ...] = ()
+    quarantined: tuple[Holding, ...] = ()
     # The team of each namespace that has one: quotas of teams count by it.
     teams: Mapping[str, str] = field(default_factory=dict)
     # Restarts and starts of the recent past: whether many jobs fail at once (`incidents`).
@@ -153,18 +153,18 @@ class EngineState:
     # Writes of `status.pending` that are allowed now, and when they were counted; None: a burst.
     pending_writes: tuple[float, float] | None = None
     # When nodes were last given out, and when that has to be looked at again if nothing changes.
-    planned_at: float = -math.inf
-    plan_due_at: float = -math.inf
+    scheduled_at: float = -math.inf
+    schedule_due_at: float = -math.inf
     # The jobs for which a step may have something to do, though nothing happens to them: all but a
     # queue that only waits for its turn. None: not known, so all of them.
     active: tuple[str, ...] | None = None
     # The waiting jobs as the last plan found them, and the jobs that changed since. None: all did.
     queue: Queue | None = None
-    stale: tuple[str, ...] = ()
+    queue_changes: tuple[str, ...] = ()
     # Ways out that were found lately, by what is wanted, and when they were found.
-    ways_out: WaysOutFound = field(default_factory=dict)
+    remedies: KnownRemedies = field(default_factory=dict)
     # When something has to be done for jobs that neither change nor wait.
-    rest: Mapping[str, float] = field(default_factory=dict)
+    skip_until: Mapping[str, float] = field(default_factory=dict)
     # How jobs may be preempted, as the last step worked it out: by the id of the spec.
     terms: Mapping[tuple[int, Priority], TermsOfSpec] = field(default_factory=dict)
 

@@ -1,6 +1,6 @@
 """The moves of one job from phase to phase. Each is one function, and says what it keeps.
 
-A job leaves its nodes by `begin_suspension` → `end_suspension` (it was asked), by `restart` (the
+A job leaves its nodes by `request_suspension` → `end_suspension` (it was asked), by `restart` (the
 infrastructure failed it) or by `end` (it is over). Whichever it was, `occupied` keeps naming the
 nodes until a driver saw them empty.
 """
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flyer.api import FlyerJob
-    from flyer.engine.draft import Draft
+    from flyer.engine.draft import CycleState
     from flyer.engine.nodes import Node
-    from flyer.engine.policy import Policy
+    from flyer.engine.settings import SchedulerSettings
 
-# Reasons for which a suspension ends the job instead of queueing it again.
+# PendingReasonCache for which a suspension ends the job instead of queueing it again.
 FINAL_REASONS = frozenset({"Stopped", "DeadlineExceeded"})
 # Jobs remembered whose start failed on a node: two make it suspect.
 _START_FAILURES_MAX = 8
@@ -86,34 +86,34 @@ def new_job(job: FlyerJob, now: float, *, rebuilt: bool = False) -> JobState:
     )
 
 
-def resubmit(draft: Draft, key: str, occupied: Sequence[OccupiedNode]) -> None:
+def resubmit(cycle: CycleState, key: str, occupied: Sequence[OccupiedNode]) -> None:
     """The object was gone and is back: its nodes were not kept for it, and its pods were ended.
 
     `occupied`: where some of them may still be.
     """
-    job = draft.update(key, occupied=tuple(occupied))
+    job = cycle.update(key, occupied=tuple(occupied))
     why = "the job's object was gone for a moment, and its pods were ended"
     if job.status.phase in (Phase.STARTING, Phase.RUNNING):
-        restart(draft, key, reason="ObjectVanished", message=why, counted=False)
+        restart(cycle, key, reason="ObjectVanished", message=why, counted=False)
     elif job.status.phase is Phase.SUSPENDING:
-        end_suspension(draft, key)
+        end_suspension(cycle, key)
     elif job.status.phase in (Phase.RESERVED, Phase.DRAINING):
-        drop_reservation(draft, key)
+        drop_reservation(cycle, key)
 
 
-def reserve(draft: Draft, key: str, nodes: Sequence[Node], *, backfill: bool = False) -> None:
+def reserve(cycle: CycleState, key: str, nodes: Sequence[Node], *, backfill: bool = False) -> None:
     """Give the job its nodes, in rank order; the attempt begins.
 
     `backfill`: a job ahead of it waits for some of them, and may have them back.
     """
-    job = draft.jobs[key]
-    priority = draft.priority(job)
+    job = cycle.jobs[key]
+    priority = cycle.priority(job)
     history = job.status.history
     zones = [node.zone for node in nodes]
     crossings = [index for index in range(1, len(zones)) if zones[index - 1] != zones[index]]
     assert len(crossings) <= 1, f"{key}: ranks are not contiguous by zone: {zones}"
     assignment = Assignment(
-        epoch=draft.epoch,
+        epoch=cycle.epoch,
         nodes=tuple(
             AssignedNode(name=node.name, zone=node.zone, first_rank=index * job.spec.ranks_per_node)
             for index, node in enumerate(nodes)
@@ -121,13 +121,13 @@ def reserve(draft: Draft, key: str, nodes: Sequence[Node], *, backfill: bool = F
         cross_zone_pair=tuple(nodes[index].name for at in crossings for index in (at - 1, at)),
         node_class=nodes[0].node_class,
         backfill=backfill,
-        reserved_at=draft.now,
+        reserved_at=cycle.now,
     )
     if history.previous:
         before = [node.zone for node in history.previous]
         split = tuple(before.count(zone) for zone in dict.fromkeys(before))
         assignment = assignment.replace(same_zone_layout=split == assignment.split)
-    draft.update(
+    cycle.update(
         key,
         phase=Phase.RESERVED,
         suspend_code=SuspendCode.NONE,
@@ -139,10 +139,10 @@ def reserve(draft: Draft, key: str, nodes: Sequence[Node], *, backfill: bool = F
     )
 
 
-def drop_reservation(draft: Draft, key: str) -> None:
+def drop_reservation(cycle: CycleState, key: str) -> None:
     """Give back nodes on which nothing was started."""
-    job = draft.jobs[key]
-    draft.update(
+    job = cycle.jobs[key]
+    cycle.update(
         key,
         phase=Phase.SUSPENDED if job.suspend else Phase.QUEUED,
         assignment=None,
@@ -156,21 +156,21 @@ def _still_held(job: JobState) -> Priority | None:
     return job.status.priority if job.status.occupied else None
 
 
-def start(draft: Draft, key: str) -> None:
+def start(cycle: CycleState, key: str) -> None:
     """The nodes are empty, healthy and the job's: from here on it occupies them."""
-    job = draft.jobs[key]
+    job = cycle.jobs[key]
     assignment, attempt = job.status.assignment, job.status.history.attempt
     assert assignment is not None, f"{key}: starts without nodes"
     assert not {node.name for node in job.status.occupied} & set(assignment.names), key
     # Steps after the checkpoint are taken again: they are not lost a second time.
     saved = job.status.checkpoint
-    progress = Progress(step=saved.step, time=draft.now) if saved else None
-    draft.update(
+    progress = Progress(step=saved.step, time=cycle.now) if saved else None
+    cycle.update(
         key,
         phase=Phase.STARTING,
         progress=progress,
         assignment=assignment.replace(
-            started_at=draft.now, restored_step=saved.step if saved else None
+            started_at=cycle.now, restored_step=saved.step if saved else None
         ),
         occupied=job.status.occupied
         + tuple(
@@ -181,97 +181,97 @@ def start(draft: Draft, key: str) -> None:
     )
     seen = replace(
         job.seen,
-        activity_at=draft.now,
+        activity_at=cycle.now,
         step=progress.step if progress else None,
         stream_lost_at=None,
         absent=(),
     )
-    draft.put(replace(draft.jobs[key], seen=seen))
+    cycle.put(replace(cycle.jobs[key], seen=seen))
 
 
-def remember_nodes(draft: Draft, key: str) -> None:
+def record_nodes(cycle: CycleState, key: str) -> None:
     """Results from here on belong to these nodes: a resume wants the same split over zones."""
-    job = draft.jobs[key]
+    job = cycle.jobs[key]
     assert job.status.assignment is not None, f"{key}: has no nodes to remember"
     nodes = tuple(PreviousNode(name=n.name, zone=n.zone) for n in job.status.assignment.nodes)
     if nodes != job.status.history.previous:
-        draft.update(key, history=job.status.history.replace(previous=nodes))
+        cycle.update(key, history=job.status.history.replace(previous=nodes))
 
 
-def begin_suspension(
-    draft: Draft, key: str, *, reason: str, by: str, message: str, kill: bool = False
+def request_suspension(
+    cycle: CycleState, key: str, *, reason: str, by: str, message: str, kill: bool = False
 ) -> None:
     """Ask the job to save and leave. A job that is only starting has nothing to save."""
-    job = flush_progress(draft, key)
-    terms = draft.terms(job)
+    job = flush_progress(cycle, key)
+    terms = cycle.terms(job)
     kill = kill or job.status.phase is Phase.STARTING
     grace = 0.0 if kill else terms.checkpoint_grace_period
     limit = 0.0 if kill else terms.max_checkpoint_grace_period
-    draft.update(
+    cycle.update(
         key,
         phase=Phase.SUSPENDING,
         suspend_code=SuspendCode.SENT,
         suspension=Suspension(
             reason=reason,
-            by=clipped(by, BY_CHARS_MAX),
-            message=clipped(message),
-            since=draft.now,
-            deadline=quantize(draft.now + grace),
-            limit=quantize(draft.now + limit),
+            by=truncated(by, BY_CHARS_MAX),
+            message=truncated(message),
+            since=cycle.now,
+            deadline=quantize(cycle.now + grace),
+            limit=quantize(cycle.now + limit),
             expired=kill,
         ),
     )
 
 
-def stop(draft: Draft, key: str, *, by: str, reason: str, kill: bool) -> None:
+def stop(cycle: CycleState, key: str, *, by: str, reason: str, kill: bool) -> None:
     """End the job for good, once it has saved or at once. Asked again, it changes nothing."""
-    job = draft.jobs[key]
+    job = cycle.jobs[key]
     if job.ended:
         return
-    message = clipped(f"stopped by {by}" + (f": {reason}" if reason else ""))
+    message = truncated(f"stopped by {by}" + (f": {reason}" if reason else ""))
     told = job.status.suspension
     if job.status.phase is Phase.SUSPENDING and told is not None:
         if told.reason == "Stopped" and (told.expired or not kill):
             return
-        asked = told.replace(reason="Stopped", by=clipped(by, BY_CHARS_MAX), message=message)
+        asked = told.replace(reason="Stopped", by=truncated(by, BY_CHARS_MAX), message=message)
         if kill:
-            asked = asked.replace(deadline=draft.now, expired=True)
-        draft.update(key, suspension=asked)
+            asked = asked.replace(deadline=cycle.now, expired=True)
+        cycle.update(key, suspension=asked)
     elif job.status.phase in (Phase.STARTING, Phase.RUNNING):
-        begin_suspension(draft, key, reason="Stopped", by=by, message=message, kill=kill)
+        request_suspension(cycle, key, reason="Stopped", by=by, message=message, kill=kill)
     else:
-        end(draft, key, Phase.FAILED, "Stopped", message)
+        end(cycle, key, Phase.FAILED, "Stopped", message)
 
 
-def extend_grace(draft: Draft, key: str) -> None:
+def extend_grace(cycle: CycleState, key: str) -> None:
     """Progress was reported by a job that knows of the deadline: it moves, up to the limit."""
-    job = draft.jobs[key]
+    job = cycle.jobs[key]
     suspension = job.status.suspension
     knows = job.status.suspend_code is SuspendCode.RECEIVED
     if suspension is None or suspension.expired or not knows:
         return
-    grace = draft.terms(job).checkpoint_grace_period
-    deadline = quantize(min(suspension.limit, draft.now + grace))
+    grace = cycle.terms(job).checkpoint_grace_period
+    deadline = quantize(min(suspension.limit, cycle.now + grace))
     # In steps of a quarter of the grace: each one is a commit and a signal.
     if deadline - suspension.deadline >= grace / 4 or (
         deadline == suspension.limit > suspension.deadline
     ):
-        draft.update(key, suspension=suspension.replace(deadline=deadline))
+        cycle.update(key, suspension=suspension.replace(deadline=deadline))
 
 
-def end_suspension(draft: Draft, key: str) -> None:
+def end_suspension(cycle: CycleState, key: str) -> None:
     """The job has left its nodes: it waits again, or is over."""
-    job = flush_progress(draft, key)
+    job = flush_progress(cycle, key)
     suspension = job.status.suspension
     assert suspension is not None, f"{key}: suspending without a suspension"
     if suspension.reason in FINAL_REASONS:
-        end(draft, key, Phase.FAILED, suspension.reason, suspension.message)
+        end(cycle, key, Phase.FAILED, suspension.reason, suspension.message)
         return
-    _requeue(draft, key, suspension.reason, suspension.by, suspension.message)
+    _requeue(cycle, key, suspension.reason, suspension.by, suspension.message)
 
 
 def restart(
-    draft: Draft,
+    cycle: CycleState,
     key: str,
     *,
     reason: str,
@@ -287,8 +287,8 @@ def restart(
     or when the same signal ended so many attempts in a row that it is the job's own doing. `slow`:
     the attempt held its nodes without running, so that the first restart pauses already.
     """
-    job = flush_progress(draft, key)
-    history, checkpoint, policy = job.status.history, job.status.checkpoint, draft.policy
+    job = flush_progress(cycle, key)
+    history, checkpoint, settings = job.status.history, job.status.checkpoint, cycle.settings
     step = checkpoint.step if checkpoint else None
     fruitful = step is not None and (history.restored_step is None or step > history.restored_step)
     fruitless = 0 if fruitful else history.restarts_without_progress
@@ -301,21 +301,21 @@ def restart(
     saved = f"than {'none' if step is None else f'step {step}'}"
     if counted and fruitless > job.spec.max_restarts:
         end(
-            draft, key, Phase.FAILED, "MaxRestartsExceeded",
+            cycle, key, Phase.FAILED, "MaxRestartsExceeded",
             f"{message}; {job.spec.max_restarts} restarts in a row brought no newer durable "
             f"checkpoint {saved}",
         )  # fmt: skip
         return
-    if counted and signals >= policy.same_signal_max:
+    if counted and signals >= settings.same_signal_max:
         end(
-            draft, key, Phase.FAILED, "RankFailed",
+            cycle, key, Phase.FAILED, "RankFailed",
             f"{message}; {signals} attempts in a row ended so without a newer durable checkpoint "
             f"{saved}: the job's own code or memory use is the cause",
         )  # fmt: skip
         return
-    pause = _pause_seconds(policy, fruitless if counted else unblamed, slow=slow)
+    pause = _pause_seconds(settings, fruitless if counted else unblamed, slow=slow)
     remembered = [name for name in history.avoid if name not in avoid] + list(avoid)
-    draft.update(
+    cycle.update(
         key,
         history=history.replace(
             restarts=history.restarts + 1,
@@ -325,80 +325,80 @@ def restart(
             same_signal=signals,
             refusals=0,
             restored_step=step,
-            not_before=quantize(draft.now + pause) if pause else None,
-            avoid=tuple(remembered[-policy.avoid_max :]),
+            not_before=quantize(cycle.now + pause) if pause else None,
+            avoid=tuple(remembered[-settings.avoid_max :]),
         ),
     )
-    _requeue(draft, key, reason, "", message)
+    _requeue(cycle, key, reason, "", message)
 
 
-def _pause_seconds(policy: Policy, times: int, *, slow: bool) -> float:
+def _pause_seconds(settings: SchedulerSettings, times: int, *, slow: bool) -> float:
     """Before the next attempt: doubling with each restart in a row."""
     if slow:
-        longest = policy.refused_backoff_seconds_max
-        return min(policy.refused_backoff_seconds * 2.0 ** min(times - 1, 30), longest)
+        longest = settings.refused_backoff_seconds_max
+        return min(settings.refused_backoff_seconds * 2.0 ** min(times - 1, 30), longest)
     if times < 2:
         return 0.0
-    return min(policy.backoff_seconds * 2.0 ** min(times - 2, 30), policy.backoff_seconds_max)
+    return min(settings.backoff_seconds * 2.0 ** min(times - 2, 30), settings.backoff_seconds_max)
 
 
-def suspect_nodes(draft: Draft, key: str, nodes: Sequence[str]) -> None:
+def suspect_nodes(cycle: CycleState, key: str, nodes: Sequence[str]) -> None:
     """A start failed because of these nodes: other jobs that it happens to avoid them, too."""
     for name in nodes:
-        state = draft.nodes.get(name)
+        state = cycle.nodes.get(name)
         if state is not None:
             others = tuple(
                 start_failure for start_failure in state.start_failures if start_failure[0] != key
             )
-            failures = (*others, (key, draft.jobs[key].user, draft.now))[-_START_FAILURES_MAX:]
-            draft.nodes[name] = replace(state, start_failures=failures)
+            failures = (*others, (key, cycle.jobs[key].user, cycle.now))[-_START_FAILURES_MAX:]
+            cycle.nodes[name] = replace(state, start_failures=failures)
 
 
-def refuse_start(draft: Draft, key: str, why: str) -> None:
+def refuse_start(cycle: CycleState, key: str, why: str) -> None:
     """Its pods may not be made now: it waits, ever longer, and no restart is counted."""
-    policy, history = draft.policy, draft.jobs[key].status.history
+    settings, history = cycle.settings, cycle.jobs[key].status.history
     pause_seconds = min(
-        policy.refused_backoff_seconds * 2.0 ** min(history.refusals, 30),
-        policy.refused_backoff_seconds_max,
+        settings.refused_backoff_seconds * 2.0 ** min(history.refusals, 30),
+        settings.refused_backoff_seconds_max,
     )
-    not_before = quantize(draft.now + pause_seconds)
-    draft.update(key, history=history.replace(refusals=history.refusals + 1, not_before=not_before))
-    _requeue(draft, key, PODS_REFUSED, "", why)
+    not_before = quantize(cycle.now + pause_seconds)
+    cycle.update(key, history=history.replace(refusals=history.refusals + 1, not_before=not_before))
+    _requeue(cycle, key, PODS_REFUSED, "", why)
 
 
-def forget_refusals(draft: Draft, key: str) -> None:
+def reset_refusals(cycle: CycleState, key: str) -> None:
     """Its pods were made, or what is asked for is another thing: the next refusal is a first."""
-    history = draft.jobs[key].status.history
+    history = cycle.jobs[key].status.history
     if history.refusals:
-        draft.update(key, history=history.replace(refusals=0, not_before=None))
+        cycle.update(key, history=history.replace(refusals=0, not_before=None))
 
 
-def end(draft: Draft, key: str, phase: Phase, reason: str, message: str) -> None:
+def end(cycle: CycleState, key: str, phase: Phase, reason: str, message: str) -> None:
     """The job is over. Its assignment stays as the record of where it ran."""
-    flush_progress(draft, key)
-    draft.update(
-        key, phase=phase, reason=reason, message=clipped(message), suspension=None, pending=None
+    flush_progress(cycle, key)
+    cycle.update(
+        key, phase=phase, reason=reason, message=truncated(message), suspension=None, pending=None
     )
 
 
-def clipped(words: str, chars_max: int = _MESSAGE_CHARS_MAX) -> str:
+def truncated(words: str, chars_max: int = _MESSAGE_CHARS_MAX) -> str:
     """What fits into a status; words from outside may be of any length."""
     words = readable(words)
     return words if len(words) <= chars_max else f"{words[: chars_max - 1]}…"
 
 
-def flush_progress(draft: Draft, key: str) -> JobState:
+def flush_progress(cycle: CycleState, key: str) -> JobState:
     """Write the latest step that was seen into the status."""
-    job = draft.jobs[key]
+    job = cycle.jobs[key]
     step, known = job.seen.step, job.status.progress
     if step is None or (known is not None and known.step == step):
         return job
-    job = draft.update(key, progress=Progress(step=step, time=job.seen.activity_at))
-    return draft.put(replace(job, seen=replace(job.seen, progress_committed_at=draft.now)))
+    job = cycle.update(key, progress=Progress(step=step, time=job.seen.activity_at))
+    return cycle.put(replace(job, seen=replace(job.seen, progress_committed_at=cycle.now)))
 
 
-def _requeue(draft: Draft, key: str, reason: str, by: str, message: str) -> None:
-    job = draft.jobs[key]
+def _requeue(cycle: CycleState, key: str, reason: str, by: str, message: str) -> None:
+    job = cycle.jobs[key]
     status = job.status
     lost = None
     if status.suspend_code is SuspendCode.MAY_SUSPEND:
@@ -407,24 +407,24 @@ def _requeue(draft: Draft, key: str, reason: str, by: str, message: str) -> None
     elif status.progress is not None:
         saved = status.checkpoint.step if status.checkpoint else 0
         lost = max(0, status.progress.step - saved)
-    draft.update(
+    cycle.update(
         key,
         phase=Phase.SUSPENDED if job.suspend else Phase.QUEUED,
         assignment=None,
         priority=_still_held(job),
         suspension=None,
         pending=None,
-        past_attempts=_with_attempt(status, draft.now, reason, lost),
+        past_attempts=_with_attempt(status, cycle.now, reason, lost),
         eviction=Eviction(
             reason=reason,
-            by=clipped(by, BY_CHARS_MAX),
-            message=clipped(message),
-            time=draft.now,
+            by=truncated(by, BY_CHARS_MAX),
+            message=truncated(message),
+            time=cycle.now,
             attempt=status.history.attempt,
             suspend_code=status.suspend_code,
             lost_steps=lost,
         ),
-        history=status.history.replace(queued_at=draft.now, slice_used=_slice_used(draft, job)),
+        history=status.history.replace(queued_at=cycle.now, slice_used=_slice_used(cycle, job)),
     )
 
 
@@ -450,26 +450,26 @@ def _with_attempt(
     return (*status.past_attempts, ended)[-PAST_ATTEMPTS_MAX:]
 
 
-def end_turn(draft: Draft, key: str) -> None:
+def end_time_slice(cycle: CycleState, key: str) -> None:
     """The job's time slice is over: it queues behind those of its priority that wait now."""
-    history = draft.jobs[key].status.history
-    draft.update(key, history=history.replace(turn_at=draft.now, slice_used=0.0))
+    history = cycle.jobs[key].status.history
+    cycle.update(key, history=history.replace(turn_at=cycle.now, slice_used=0.0))
 
 
-def count_preemption(draft: Draft, key: str) -> None:
+def count_preemption(cycle: CycleState, key: str) -> None:
     """The job gives way although it has not had its time slice: its budget counts that.
 
     Not read from the history of attempts, which also holds turns that are over, and which a few
     restarts fill.
     """
-    history = draft.jobs[key].status.history
-    since = draft.now - draft.policy.preemptions_seconds
+    history = cycle.jobs[key].status.history
+    since = cycle.now - cycle.settings.preemptions_seconds
     recent = [at for at in history.preempted_at if at > since]
-    kept = tuple([*recent, draft.now][-PREEMPTIONS_MAX:])
-    draft.update(key, history=history.replace(preempted_at=kept))
+    kept = tuple([*recent, cycle.now][-PREEMPTIONS_MAX:])
+    cycle.update(key, history=history.replace(preempted_at=kept))
 
 
-def _slice_used(draft: Draft, job: JobState) -> float:
+def _slice_used(cycle: CycleState, job: JobState) -> float:
     """The seconds of its time slice that the job has used, with the attempt that ends now."""
     history, assignment = job.status.history, job.status.assignment
     running_at = assignment.running_at if assignment is not None else None
@@ -477,24 +477,24 @@ def _slice_used(draft: Draft, job: JobState) -> float:
         return history.slice_used
     if history.turn_at is not None and history.turn_at >= running_at:
         return 0.0  # it gave way because the slice was over
-    return quantize(history.slice_used + max(0.0, draft.now - running_at))
+    return quantize(history.slice_used + max(0.0, cycle.now - running_at))
 
 
 __all__ = [
     "FINAL_REASONS",
-    "begin_suspension",
     "count_preemption",
     "drop_reservation",
     "end",
     "end_suspension",
-    "end_turn",
+    "end_time_slice",
     "extend_grace",
     "flush_progress",
-    "forget_refusals",
     "new_job",
+    "record_nodes",
     "refuse_start",
-    "remember_nodes",
+    "request_suspension",
     "reserve",
+    "reset_refusals",
     "restart",
     "resubmit",
     "start",

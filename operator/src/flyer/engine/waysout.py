@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flyer.api import Phase
-from flyer.engine.asks import options, wants_of
+from flyer.engine.asks import node_requirements, placement_options
 from flyer.engine.explanation import Remedy
 from flyer.engine.preemption import preemption_plan
 
 if TYPE_CHECKING:
-    from flyer.engine.market import Market
+    from flyer.engine.market import NodeAvailability
     from flyer.engine.state import JobState
 
 # One pass over the queue searches for so many new ones, and one more where nodes changed hands.
@@ -22,17 +22,17 @@ _SEARCHES_MAX = 1
 _KEPT_SECONDS = 30.0
 
 
-class WaysOut:
+class RemedySearch:
     """Of one pass over the queue, and what is left of earlier ones."""
 
-    def __init__(self, market: Market) -> None:
-        self._market = market
-        self._draft = market.draft
+    def __init__(self, availability: NodeAvailability) -> None:
+        self._availability = availability
+        self._cycle = availability.cycle
         self._left = _SEARCHES_MAX
         # By what is wanted: when they were found, and what they are.
-        self._known = dict(self._draft.ways_out)
+        self._known = dict(self._cycle.remedies)
 
-    def at_hand(self, job: JobState) -> bool:
+    def is_available(self, job: JobState) -> bool:
         """Whether they are known, or may be searched for in this pass."""
         return self._left > 0 or self._kept(job) is not None
 
@@ -41,8 +41,8 @@ class WaysOut:
         known = self._kept(job)
         if known is None:
             self._left -= 1
-            known = _found(self._market, job)
-            self._known[self._wants(job)] = (self._draft.now, known)
+            known = _found(self._availability, job)
+            self._known[self._wants(job)] = (self._cycle.now, known)
         return known
 
     def clear(self) -> None:
@@ -53,7 +53,7 @@ class WaysOut:
     def close(self) -> None:
         """The pass is over."""
         kept = {wants: one for wants, one in self._known.items() if self._is_fresh(one[0])}
-        self._draft.ways_out = kept
+        self._cycle.remedies = kept
 
     def _kept(self, job: JobState) -> tuple[Remedy, ...] | None:
         found_at, remedies = self._known.get(self._wants(job), (None, ()))
@@ -62,46 +62,55 @@ class WaysOut:
         return remedies if all(self._holds(remedy) for remedy in remedies) else None
 
     def _is_fresh(self, found_at: float) -> bool:
-        if self._draft.subject:  # somebody asks: what was found in this pass counts
-            return found_at == self._draft.now
-        return self._draft.now - found_at < _KEPT_SECONDS
+        if self._cycle.explained_job:  # somebody asks: what was found in this pass counts
+            return found_at == self._cycle.now
+        return self._cycle.now - found_at < _KEPT_SECONDS
 
     def _holds(self, remedy: Remedy) -> bool:
         """Whether those whom it would suspend run, and the node that is to come back is out."""
-        draft = self._draft
+        cycle = self._cycle
         if remedy.node:
-            state = draft.nodes.get(remedy.node)
+            state = cycle.nodes.get(remedy.node)
             return state is not None and not state.eligible
-        jobs = (draft.jobs.get(key) for key in remedy.jobs)
+        jobs = (cycle.jobs.get(key) for key in remedy.jobs)
         return all(job is not None and job.status.phase is Phase.RUNNING for job in jobs)
 
     def _wants(self, job: JobState) -> tuple[object, ...]:
-        spec, level = job.spec, self._draft.level(job)
-        return spec.nodes, *wants_of(job), spec.cross_zone, level, tuple(job.status.history.avoid)
+        spec, level = job.spec, self._cycle.level(job)
+        return (
+            spec.nodes,
+            *node_requirements(job),
+            spec.cross_zone,
+            level,
+            tuple(job.status.history.avoid),
+        )
 
 
-def _found(market: Market, job: JobState) -> tuple[Remedy, ...]:
+def _found(availability: NodeAvailability, job: JobState) -> tuple[Remedy, ...]:
     """What a person could do, the cheapest first."""
     found: list[Remedy] = []
-    for nodes in market.classes(job):
+    for nodes in availability.classes(job):
         zones = {node.zone for node in nodes}
-        for kind in options(market.draft, job, zones, same_zone_layout=False):
-            plan = preemption_plan(market, job, nodes, kind, (), anyone=True)
+        for kind in placement_options(availability.cycle, job, zones, same_zone_layout=False):
+            plan = preemption_plan(availability, job, nodes, kind, (), anyone=True)
             if plan is None or not plan[1]:
                 continue
             victims = plan[1]
-            cost = sum(market.lost_node_ms(market.draft.jobs[key]) for key in victims) / 1000
+            cost = (
+                sum(availability.lost_node_ms(availability.cycle.jobs[key]) for key in victims)
+                / 1000
+            )
             text = "; ".join(f"flyer suspend {key}" for key in victims)
             found.append(Remedy(text, "frees the nodes once it has saved", cost, jobs=victims))
     outs = [
         Remedy("", f"brings back {node.name}", node=node.name)
-        for nodes in market.classes(job)
+        for nodes in availability.classes(job)
         for node in nodes
-        if not market.draft.nodes[node.name].eligible
+        if not availability.cycle.nodes[node.name].eligible
     ]
     unique = {match.command: match for match in found}
     ordered = sorted(unique.values(), key=lambda one: (one.cost_node_seconds or 0.0, one.command))
     return (*ordered, *outs)
 
 
-__all__ = ["WaysOut"]
+__all__ = ["RemedySearch"]

@@ -15,7 +15,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from flyer.engine import Policy
+from flyer.engine import SchedulerSettings
 from flyer.kube.apiserver import AccessError, Api, Election, LeaseSettings, Limits, find_access
 from flyer.kube.apiserver.token_reviews import TokenReviews
 from flyer.kube.gateway import Gateway, GatewayMetrics, GatewaySettings, outcome_of
@@ -110,8 +110,8 @@ class _Operator:
         self._leader = Leader(
             api, Election(api, holder, lease), self._cache, self._term, metrics, mark, self._handle
         )
-        self._policy = replace(
-            Policy(),
+        self._scheduler_settings = replace(
+            SchedulerSettings(),
             failure_window_seconds=settings.failure_window_seconds,
             start_deadline_seconds=settings.start_deadline_seconds,
             stop_deadline_seconds=settings.stop_deadline_seconds,
@@ -194,7 +194,7 @@ class _Operator:
             probe=probe_node,
         )
         return LeaderTerm(
-            api, self._cache, dependencies, self._policy, self._metrics,
+            api, self._cache, dependencies, self._scheduler_settings, self._metrics,
             epoch=epoch, raise_epoch=raise_epoch, instance=self._settings.instance,
         )  # fmt: skip
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from flyer.api import FlyerJobStatus, Phase
 from flyer.api.waiting import PENDING_EVALUATION, PENDING_REASONS, PODS_REFUSED
-from flyer.engine.removals import removals
+from flyer.engine.removals import removal_budgets
 from flyer.engine.state import HOLDING
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class Metrics:
         self.queued_nodes.set(nodes.total())
         used = sum(len(job.status.occupied) for job in state.jobs.values())
         self.gang_nodes.set(used)
-        for removal in removals(state):
+        for removal in removal_budgets(state):
             levels = {
                 "budget": removal.budget,
                 "spent": len(removal.out),

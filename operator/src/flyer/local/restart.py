@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from flyer import engine
 from flyer.api import FlyerJobStatus
-from flyer.engine import Killed, NodeEmptied, PodExited, Policy
+from flyer.engine import Killed, NodeEmptied, PodExited, SchedulerSettings
 from flyer.engine.log import rebuild_line
 from flyer.job_events import DRIVER_RESTARTED
 
@@ -39,8 +39,8 @@ def rebuilt(cluster: LocalCluster, store: Store, known: Mapping[str, FlyerJob]) 
         if job.status and job.status.assignment
     ]
     settings = cluster.settings
-    policy = replace(
-        Policy(),
+    scheduler_settings = replace(
+        SchedulerSettings(),
         failure_window_seconds=settings.failure_window_seconds,
         start_deadline_seconds=settings.start_deadline_seconds,
         same_zone_layout_seconds=settings.same_zone_layout_seconds,
@@ -49,9 +49,9 @@ def rebuilt(cluster: LocalCluster, store: Store, known: Mapping[str, FlyerJob]) 
     nodes, jobs = cluster.engine_nodes(), list(known.values())
     now, epoch = time.time(), max(epochs, default=0) + 1
     quotas = cluster.engine_quotas()
-    line = rebuild_line(nodes, jobs, now, epoch, policy, quotas)
+    line = rebuild_line(nodes, jobs, now, epoch, scheduler_settings, quotas)
     store.note(store.decisions, line)
-    return engine.rebuild(nodes, jobs, now, epoch, policy, quotas)
+    return engine.rebuild(nodes, jobs, now, epoch, scheduler_settings, quotas)
 
 
 def vanished_pods(jobs: Mapping[str, FlyerJob], event_log: EventLog) -> list[Event]:

@@ -28,12 +28,12 @@ from flyer.engine import (
     NodeObserved,
     NodeRemoved,
     PodExited,
-    Policy,
     ProgressReported,
     Quota,
     QuotaObserved,
     QuotaRemoved,
     Released,
+    SchedulerSettings,
     Start,
     StartFailed,
     StartPending,
@@ -57,9 +57,9 @@ if TYPE_CHECKING:
 
     from flyer.engine import Action
 
-__all__ = ["POLICY", "History"]
+__all__ = ["SETTINGS", "History"]
 
-POLICY = Policy(
+SETTINGS = SchedulerSettings(
     failure_window_seconds=2.0,
     start_deadline_seconds=20.0,
     stop_retry_seconds=2.0,
@@ -67,8 +67,8 @@ POLICY = Policy(
     same_zone_layout_seconds=5.0,
     refused_backoff_seconds=3.0,
     refused_backoff_seconds_max=6.0,
-    refused_seconds=6.0,
-    refused_seconds_max=6.0,
+    refusal_cooldown_seconds=6.0,
+    refusal_cooldown_seconds_max=6.0,
     backoff_seconds_max=4.0,
     time_slice_seconds=60.0,
     unsaved_slices=2,
@@ -119,7 +119,7 @@ class History:
         self.epoch = 1
         self.teams: dict[str, str] = {}
         self._idle_since: dict[str, float] = {}
-        self.state: EngineState = rebuild(self.nodes.values(), (), self.now, 1, POLICY)
+        self.state: EngineState = rebuild(self.nodes.values(), (), self.now, 1, SETTINGS)
 
     def run(self) -> int:
         """Play it to its end; the number of engine steps."""
@@ -401,7 +401,7 @@ class History:
         # What an object says, through its text and back, is tested with `Simulation`.
         jobs = [job for job in self.store.values() if not _over(job)]
         self.state = rebuild(
-            nodes, jobs, self.now, self.epoch, POLICY, self.quotas.values(), teams=self.teams
+            nodes, jobs, self.now, self.epoch, SETTINGS, self.quotas.values(), teams=self.teams
         )
         self._inbox = [
             event

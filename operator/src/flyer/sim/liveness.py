@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from flyer.api import Phase
 from flyer.api.waiting import PODS_REFUSED
-from flyer.engine.draft import Draft
+from flyer.engine.draft import CycleState
 from flyer.engine.quotas import subjects_of, valid
 from flyer.engine.schedule import schedule
 
@@ -24,54 +24,59 @@ __all__ = ["idle_although_wanted"]
 def idle_although_wanted(state: EngineState, now: float) -> dict[str, str]:
     """The jobs that wait without a reason, and the nodes that each of them could have."""
     found: dict[str, str] = {}
-    draft = Draft(state, now)
-    taken = {*draft.reserved_by(), *draft.occupied_by()}
-    claims = schedule(Draft(state, now))
+    cycle = CycleState(state, now)
+    taken = {*cycle.reserved_by(), *cycle.occupied_by()}
+    reservations = schedule(CycleState(state, now))
     for key in sorted(state.jobs):
         job = state.jobs[key]
-        if not _waits_for_nodes(draft, job):
+        if not _waits_for_nodes(cycle, job):
             continue
         places: dict[tuple[str, str], list[str]] = {}
-        gone_at = _gone_at(draft, job)
-        promised = {name for claim in claims if claim.needed_at < gone_at for name in claim.nodes}
-        for node in draft.usable_nodes(job):
+        gone_at = _gone_at(cycle, job)
+        promised = {
+            name
+            for reservation in reservations
+            if reservation.needed_at < gone_at
+            for name in reservation.nodes
+        }
+        for node in cycle.usable_nodes(job):
             if state.nodes[node.name].eligible and node.name not in taken | promised:
                 places.setdefault((node.node_class, node.zone), []).append(node.name)
         for (node_class, _), names in places.items():
-            if len(names) >= job.spec.nodes and _has_quota(draft, job, node_class):
+            if len(names) >= job.spec.nodes and _has_quota(cycle, job, node_class):
                 found[key] = f"{key} waits ({job.status.pending}) although {names} are free"
     return found
 
 
-def _gone_at(draft: Draft, job: JobState) -> float:
+def _gone_at(cycle: CycleState, job: JobState) -> float:
     """When the job, started now, has left if it is asked as early as possible."""
-    preemption, policy = job.spec.preemption, draft.policy
+    preemption, settings = job.spec.preemption, cycle.settings
     runs = preemption.min_runtime.seconds + preemption.max_checkpoint_grace_period.seconds
-    return draft.now + policy.start_deadline_seconds + runs
+    return cycle.now + settings.start_deadline_seconds + runs
 
 
-def _has_quota(draft: Draft, job: JobState, node_class: str) -> bool:
+def _has_quota(cycle: CycleState, job: JobState, node_class: str) -> bool:
     """Whether every limit that may apply has room for the job and all that wait in it."""
-    mine = subjects_of(job, draft.teams)
-    for quota in valid(draft):
+    mine = subjects_of(job, cycle.teams)
+    for quota in valid(cycle):
         if not quota.concerns(mine) or quota.node_class not in ("*", node_class):
             continue
         wanted = sum(
             other.spec.nodes
-            for other in draft.jobs.values()
+            for other in cycle.jobs.values()
             if not other.ended
-            and quota.account(subjects_of(other, draft.teams)) == quota.account(mine)
+            and quota.account(subjects_of(other, cycle.teams)) == quota.account(mine)
         )
         if wanted > quota.nodes:
             return False
     return True
 
 
-def _waits_for_nodes(draft: Draft, job: JobState) -> bool:
+def _waits_for_nodes(cycle: CycleState, job: JobState) -> bool:
     status = job.status
     if status.phase is not Phase.QUEUED or job.removed or job.suspend:
         return False
     not_before, eviction = status.history.not_before, status.eviction
-    if not_before is not None and not_before > draft.now:
+    if not_before is not None and not_before > cycle.now:
         return False
     return eviction is None or eviction.reason != PODS_REFUSED

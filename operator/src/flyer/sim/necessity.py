@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flyer.api import Phase
-from flyer.engine.draft import ACTIVE, RESERVING, Draft
-from flyer.engine.market import Market
+from flyer.engine.draft import ACTIVE, RESERVING, CycleState
+from flyer.engine.market import NodeAvailability
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -24,7 +24,7 @@ def preempted_in_vain(before: EngineState, after: EngineState) -> str:
 
     1. The job that it gave way to has nodes in the same step, at least one of them the victim's, or
        the cross-zone token that the victim held.
-    2. That job has waited for the policy's delay.
+    2. That job has waited for the settings's delay.
     3. The first job of the queue preempts only where no zone has enough free nodes. Those that a
        later job has freed by preempting in the same step are not counted.
     """
@@ -67,31 +67,31 @@ def _unused(after: EngineState, victim: JobState, by: str) -> str:
 def _too_early(after: EngineState, starter: JobState) -> str:
     queued_at = starter.status.history.queued_at
     waited = after.now - (queued_at if queued_at is not None else after.now)
-    if waited < after.policy.preemption_delay_seconds - 0.001:
+    if waited < after.settings.preemption_delay_seconds - 0.001:
         return f"{starter.key} preempts after {waited} s"
     return ""
 
 
 def _unneeded(before: EngineState, after: EngineState, by: str, taken: AbstractSet[str]) -> str:
-    starter, draft = after.jobs[by], Draft(after, after.now)
-    place = draft.place(starter)
+    starter, cycle = after.jobs[by], CycleState(after, after.now)
+    place = cycle.queue_position(starter)
     ahead = [
         key
         for key, job in after.jobs.items()
-        if key != by and not job.ended and draft.place(job) < place
+        if key != by and not job.ended and cycle.queue_position(job) < place
         and (_waited(job) or _waited(before.jobs.get(key, job)))
     ]  # fmt: skip
     if ahead:
         return ""  # nodes may be kept for them
-    market = Market(draft)
-    avoid = market.memory(starter).avoid
+    availability = NodeAvailability(cycle)
+    avoid = availability.placement_history(starter).avoid
     own = starter.status.assignment
     assert own is not None, by
     free: dict[tuple[str, str], list[str]] = {}
-    for nodes in market.classes(starter):
+    for nodes in availability.classes(starter):
         for node in nodes:
             mine = node.name in own.names and node.name not in taken
-            was_free = market.is_open(node) and node.name not in taken
+            was_free = availability.is_open(node) and node.name not in taken
             if (mine or was_free) and node.name not in avoid:
                 free.setdefault((node.node_class, node.zone), []).append(node.name)
     for (node_class, _), names in free.items():

@@ -26,13 +26,13 @@ from flyer.engine import (
     NodeLost,
     NodeObserved,
     PodExited,
-    Policy,
     ProgressReported,
     Quota,
     QuotaObserved,
     QuotaRemoved,
     Released,
     ResumeRequested,
+    SchedulerSettings,
     Signal,
     Start,
     Stop,
@@ -63,10 +63,15 @@ class Simulation:
     """One simulation."""
 
     def __init__(
-        self, nodes: Iterable[Node], *, policy: Policy, seed: int, latency_seconds: float = 0.1
+        self,
+        nodes: Iterable[Node],
+        *,
+        settings: SchedulerSettings,
+        seed: int,
+        latency_seconds: float = 0.1,
     ) -> None:
         self.now = EPOCH_SECONDS
-        self.policy = policy
+        self.settings = settings
         self.cluster = Cluster({node.name: Machine(node) for node in nodes})
         self.store: dict[str, FlyerJob] = {}  # what survives a crash
         self.quotas: dict[str, Quota] = {}  # likewise
@@ -81,7 +86,7 @@ class Simulation:
         self._sequence = 0
         self._inbox: list[Event] = []
         self._generation = 0  # of the driver: what was sent to an earlier one is lost
-        self.state: EngineState = rebuild((), (), self.now, 0, policy)
+        self.state: EngineState = rebuild((), (), self.now, 0, settings)
         self.crash()
 
     # What people and fate do.
@@ -170,7 +175,7 @@ class Simulation:
         jobs = [FlyerJob.model_validate(job.to_object()) for job in self.store.values()]
         nodes = [observed_node(machine) for machine in self.cluster.machines.values()]
         self.state = rebuild(
-            nodes, jobs, self.now, self.leader_epoch, self.policy, self.quotas.values()
+            nodes, jobs, self.now, self.leader_epoch, self.settings, self.quotas.values()
         )
         self._inbox.extend(observe(self.store.values(), self.cluster))
         self._inbox.append(Tick())

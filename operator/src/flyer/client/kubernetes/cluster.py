@@ -24,7 +24,7 @@ from flyer.api import (
 )
 from flyer.client.kubernetes.views import job_of
 from flyer.engine import NodeState, Quota, Zones
-from flyer.engine.removals import judged
+from flyer.engine.removals import apply_removal_budget
 from flyer.kube.apiserver.errors import ApiError, NotFoundError
 from flyer.kube.apiserver.resources import (
     FLYERJOBS,
@@ -73,7 +73,9 @@ class Objects:
         found = engine.rebuild(
             nodes, live, now, epoch, quotas=self.quotas, zones=self.zones, teams=self.teams
         )
-        states = judged({item.node.name: item for item in self.nodes}, found.zones, now)
+        states = apply_removal_budget(
+            {item.node.name: item for item in self.nodes}, found.zones, now
+        )
         return replace(found, nodes=states)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flyer.api import FlyerQuotaStatus, QuotaUse, ZoneCount
 from flyer.api.names import TOPOLOGY_NAME
-from flyer.engine import quota_loads
+from flyer.engine import quota_usage
 from flyer.kube.apiserver.election import LeadershipLostError
 from flyer.kube.apiserver.errors import ApiError, InvalidError, NotFoundError
 from flyer.kube.apiserver.resources import FLYERQUOTAS, FLYERTOPOLOGIES
@@ -23,7 +23,7 @@ from flyer.kube.apiserver.resources import FLYERQUOTAS, FLYERTOPOLOGIES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from flyer.engine import EngineState, Node, QuotaLoad, Zones
+    from flyer.engine import EngineState, Node, QuotaUsage, Zones
     from flyer.kube.apiserver import Api, Cache
     from flyer.kube.apiserver.resources import Resource
     from flyer.kube.services.cluster_cache import ClusterCache
@@ -110,12 +110,12 @@ class QuotaStatusReporter:
         if not quotas:
             return
         if len(state.jobs) > _JOBS_INLINE_MAX:
-            loads = await asyncio.to_thread(quota_loads, state, state.now)
+            usage = await asyncio.to_thread(quota_usage, state, state.now)
         else:
-            loads = quota_loads(state, state.now)
+            usage = quota_usage(state, state.now)
         for quota in quotas:
             name, before = quota.metadata.name, quota.status or FlyerQuotaStatus()
-            after = _status(loads.get(name), before, state.epoch)
+            after = _status(usage.get(name), before, state.epoch)
             # A first status is written even if all counts are zero.
             if before.epoch == 0 or after != before.replace(epoch=state.epoch):
                 changes = {
@@ -145,9 +145,9 @@ class QuotaStatusReporter:
         return answer
 
 
-def _status(load: QuotaLoad | None, before: FlyerQuotaStatus, epoch: int) -> FlyerQuotaStatus:
-    """The quota's new status; without a load it does not apply (any more)."""
-    held = load.held if load is not None else {}
+def _status(usage: QuotaUsage | None, before: FlyerQuotaStatus, epoch: int) -> FlyerQuotaStatus:
+    """The quota's new status; without a usage it does not apply (any more)."""
+    held = usage.held if usage is not None else {}
     subjects = sorted(
         (QuotaUse(name=name, nodes=sum(jobs), jobs=len(jobs)) for name, jobs in held.items()),
         key=lambda subject: (-subject.nodes, subject.name),
@@ -155,6 +155,6 @@ def _status(load: QuotaLoad | None, before: FlyerQuotaStatus, epoch: int) -> Fly
     return before.replace(
         epoch=epoch,
         used_nodes=sum(subject.nodes for subject in subjects),
-        waiting_jobs=load.waiting if load is not None else 0,
+        waiting_jobs=usage.waiting if usage is not None else 0,
         subjects=tuple(subjects[:_SUBJECTS_MAX]),
     )

@@ -59,7 +59,7 @@ from flyer.kube.services.pods.templates import TemplateChecker
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
-    from flyer.engine import Action, EngineState, Event, JobState, Policy, Zones
+    from flyer.engine import Action, EngineState, Event, JobState, SchedulerSettings, Zones
     from flyer.kube.apiserver import Api
     from flyer.kube.metrics import Metrics
     from flyer.kube.services.cluster_cache import ClusterCache
@@ -85,7 +85,7 @@ class LeaderTerm:
         api: Api,
         cache: ClusterCache,
         dependencies: Dependencies,
-        policy: Policy,
+        settings: SchedulerSettings,
         metrics: Metrics,
         *,
         epoch: int,
@@ -98,7 +98,7 @@ class LeaderTerm:
         self.served = False  # whether it has ever served
         self._api = api
         self._cache = cache
-        self._policy = policy
+        self._scheduler_settings = settings
         self._metrics = metrics
         self._event_queue = EventQueue(
             lambda key: leaving(self._state_of(key), time.time()),
@@ -135,7 +135,7 @@ class LeaderTerm:
             enqueue=self._event_queue.add, state_of=self._state_of, uid_of=self._uid_of,
             spawn=self._spawn, templates=self._templates,
         )  # fmt: skip
-        self._state: EngineState = engine.rebuild((), (), time.time(), epoch, policy)
+        self._state: EngineState = engine.rebuild((), (), time.time(), epoch, settings)
         self._nodes = Nodes(cache, self._event_queue.add)
         self._quarantine_controller = QuarantineController(
             cache, self._quarantine, self._nodes, self._commits, self._submissions, metrics,
@@ -278,8 +278,8 @@ class LeaderTerm:
             if key in views
         ]
         self._state = engine.rebuild(
-            nodes, jobs, time.time(), self.epoch, self._policy, quotas, self._zones(), quarantined,
-            self._cache.teams(),
+            nodes, jobs, time.time(), self.epoch, self._scheduler_settings, quotas,
+            self._zones(), quarantined, self._cache.teams(),
         )  # fmt: skip
         self._event_queue.reset([])
         self._explanations.clear()

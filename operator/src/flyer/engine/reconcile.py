@@ -1,7 +1,8 @@
 """What follows for each job from the facts and from the time, before nodes are given out.
 
-A ladder per phase: the first rule that applies moves the job, and its next phase is judged again
-until nothing moves. Rules look at levels, not at events, so a rebuilt state settles the same way.
+A ladder per phase: the first rule that applies moves the job, and the rules of its next phase
+are applied until nothing moves. Rules look at levels, not at events, so a rebuilt state reconciles
+to the same phases.
 """
 
 from __future__ import annotations
@@ -15,38 +16,38 @@ from flyer.engine.draft import WAITING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flyer.engine.blame import Cause
-    from flyer.engine.draft import Draft
+    from flyer.engine.blame import FailureCause
+    from flyer.engine.draft import CycleState
     from flyer.engine.state import JobState
 
 # A job passes through each phase at most once in a step.
 _MOVES_MAX = 8
 
 
-def settle(draft: Draft) -> None:
+def reconcile(cycle: CycleState) -> None:
     """Bring every job to rest."""
-    active = draft.active_jobs().values()
-    occupied_by = draft.occupied_by() if any(job.status.phase in WAITING for job in active) else {}
-    blame.observe(draft)
-    for key in _to_settle(draft):
-        draft.about = key
+    active = cycle.active_jobs().values()
+    occupied_by = cycle.occupied_by() if any(job.status.phase in WAITING for job in active) else {}
+    blame.record_failures(cycle)
+    for key in _to_reconcile(cycle):
+        cycle.current_job = key
         for _ in range(_MOVES_MAX):
-            job = draft.jobs[key]
+            job = cycle.jobs[key]
             rule = _RULES.get(job.status.phase)
             if rule is None:
                 break
-            rule(draft, job)
-            if draft.jobs[key].status.phase is job.status.phase:
+            rule(cycle, job)
+            if cycle.jobs[key].status.phase is job.status.phase:
                 break
         else:
             raise AssertionError(f"{key} does not come to rest")
-    draft.about = ""
-    _confirm_reservations(draft, occupied_by)
+    cycle.current_job = ""
+    _confirm_reservations(cycle, occupied_by)
 
 
-def _to_settle(draft: Draft) -> list[str]:
-    active = draft.active_jobs().items()
-    return sorted(key for key, job in active if not (_is_idle(job) or draft.is_at_rest(job)))
+def _to_reconcile(cycle: CycleState) -> list[str]:
+    active = cycle.active_jobs().items()
+    return sorted(key for key, job in active if not (_is_idle(job) or cycle.may_skip(job)))
 
 
 def _is_idle(job: JobState) -> bool:
@@ -59,56 +60,56 @@ def _is_idle(job: JobState) -> bool:
     )
 
 
-def _stopped(draft: Draft, job: JobState) -> bool:
+def _stopped(cycle: CycleState, job: JobState) -> bool:
     """Do what spec.stop says, if it says so."""
     if job.spec.stop is None:
         return False
     kill = job.spec.stop is StopMode.NOW
-    transitions.stop(draft, job.key, by=job.suspend_by, reason=job.suspend_reason, kill=kill)
+    transitions.stop(cycle, job.key, by=job.suspend_by, reason=job.suspend_reason, kill=kill)
     return True
 
 
-def _queued(draft: Draft, job: JobState) -> None:
-    if _stopped(draft, job):
+def _queued(cycle: CycleState, job: JobState) -> None:
+    if _stopped(cycle, job):
         return
     if job.suspend:
-        draft.update(job.key, phase=Phase.SUSPENDED, pending=None)
+        cycle.update(job.key, phase=Phase.SUSPENDED, pending=None)
     elif job.generation != job.status.observed_generation:
-        transitions.forget_refusals(draft, job.key)
+        transitions.reset_refusals(cycle, job.key)
 
 
-def _suspended(draft: Draft, job: JobState) -> None:
-    if _stopped(draft, job):
+def _suspended(cycle: CycleState, job: JobState) -> None:
+    if _stopped(cycle, job):
         return
     if not job.suspend:
-        history = job.status.history.replace(queued_at=draft.now, not_before=None, refusals=0)
-        draft.update(job.key, phase=Phase.QUEUED, history=history)
+        history = job.status.history.replace(queued_at=cycle.now, not_before=None, refusals=0)
+        cycle.update(job.key, phase=Phase.QUEUED, history=history)
 
 
-def _waiting(draft: Draft, job: JobState) -> None:
+def _waiting(cycle: CycleState, job: JobState) -> None:
     assignment = job.status.assignment
     assert assignment is not None, f"{job.key}: reserved without nodes"
-    if _stopped(draft, job):
+    if _stopped(cycle, job):
         return
-    unfit = [name for name in assignment.names if not _fit(draft, name)]
+    unfit = [name for name in assignment.names if not _fit(cycle, name)]
     if job.suspend or unfit:
-        transitions.drop_reservation(draft, job.key)
+        transitions.drop_reservation(cycle, job.key)
 
 
-def _fit(draft: Draft, name: str) -> bool:
-    state = draft.nodes.get(name)
+def _fit(cycle: CycleState, name: str) -> bool:
+    state = cycle.nodes.get(name)
     return state is not None and state.eligible
 
 
-def _active(draft: Draft, job: JobState) -> None:
+def _active(cycle: CycleState, job: JobState) -> None:
     """Starting or running: what the pods did, then what was asked, then what is overdue."""
     for rule in (_infrastructure, _ended, _asked, _drained, _overdue):
-        if rule(draft, job):
+        if rule(cycle, job):
             return
-    _show_progress(draft, job)
+    _show_progress(cycle, job)
 
 
-def _show_progress(draft: Draft, job: JobState) -> None:
+def _show_progress(cycle: CycleState, job: JobState) -> None:
     """A step that came too soon after the one before is shown once its time has come.
 
     A job may pause after it, and a new leader hears of it only once.
@@ -116,29 +117,29 @@ def _show_progress(draft: Draft, job: JobState) -> None:
     known, seen = job.status.progress, job.seen
     if seen.step is None or (known is not None and known.step == seen.step):
         return
-    if draft.passed(seen.progress_committed_at + draft.policy.progress_commit_seconds):
-        transitions.flush_progress(draft, job.key)
+    if cycle.passed(seen.progress_committed_at + cycle.settings.progress_commit_seconds):
+        transitions.flush_progress(cycle, job.key)
 
 
-def _infrastructure(draft: Draft, job: JobState) -> bool:
-    cause = blame.infrastructure(draft, job)
+def _infrastructure(cycle: CycleState, job: JobState) -> bool:
+    cause = blame.infrastructure(cycle, job)
     if cause is None:
         return False
-    _restart(draft, job, cause)
+    _restart(cycle, job, cause)
     return True
 
 
-def _restart(draft: Draft, job: JobState, cause: Cause) -> None:
-    counted, message = blame.judged(draft, cause)
+def _restart(cycle: CycleState, job: JobState, cause: FailureCause) -> None:
+    counted, message = blame.assess(cycle, cause)
     if cause.reason == "PodsReadyTimeout":
-        transitions.suspect_nodes(draft, job.key, cause.avoid)
+        transitions.suspect_nodes(cycle, job.key, cause.avoid)
     transitions.restart(
-        draft, job.key, reason=cause.reason, message=message, avoid=cause.avoid,
+        cycle, job.key, reason=cause.reason, message=message, avoid=cause.avoid,
         counted=counted, slow=cause.kind == "start", by_signal=cause.signal,
     )  # fmt: skip
 
 
-def _ended(draft: Draft, job: JobState) -> bool:
+def _ended(cycle: CycleState, job: JobState) -> bool:
     assignment, exits = job.status.assignment, job.status.exits
     assert assignment is not None, f"{job.key}: active without nodes"
     all_out = len(exits) == len(assignment.nodes)
@@ -146,23 +147,23 @@ def _ended(draft: Draft, job: JobState) -> bool:
     if not failed:
         if all_out:
             message = f"all ranks of {len(exits)} nodes exited with status 0"
-            transitions.end(draft, job.key, Phase.SUCCEEDED, "Complete", message)
+            transitions.end(cycle, job.key, Phase.SUCCEEDED, "Complete", message)
         return all_out
-    verdict_at = quantize(failed[0].time + draft.policy.failure_window_seconds)
-    if not all_out and draft.now < verdict_at:
-        draft.wake(verdict_at)
-        return True  # nothing else is judged while evidence may still come
+    verdict_at = quantize(failed[0].time + cycle.settings.failure_window_seconds)
+    if not all_out and cycle.now < verdict_at:
+        cycle.wake(verdict_at)
+        return True  # no other rule applies while evidence may still arrive
     first = failed[0]
     detail = f": {first.reason}" if first.reason else ""
     transitions.end(
-        draft, job.key, Phase.FAILED, "RankFailed",
+        cycle, job.key, Phase.FAILED, "RankFailed",
         f"a rank on node {first.node} exited with status {first.exit_status}{detail}",
     )  # fmt: skip
     return True
 
 
-def _asked(draft: Draft, job: JobState) -> bool:
-    if _stopped(draft, job):
+def _asked(cycle: CycleState, job: JobState) -> bool:
+    if _stopped(cycle, job):
         return True
     requeue = job.requeue == job.status.history.attempt
     if not job.suspend and not requeue:
@@ -171,48 +172,50 @@ def _asked(draft: Draft, job: JobState) -> bool:
     message = f"{reason.lower()} by {job.suspend_by}"
     if job.suspend_reason:
         message += f": {job.suspend_reason}"
-    transitions.begin_suspension(draft, job.key, reason=reason, by=job.suspend_by, message=message)
+    transitions.request_suspension(
+        cycle, job.key, reason=reason, by=job.suspend_by, message=message
+    )
     return True
 
 
-def _drained(draft: Draft, job: JobState) -> bool:
+def _drained(cycle: CycleState, job: JobState) -> bool:
     """A person wants one of its nodes empty: the gang saves, leaves and is placed elsewhere."""
     assignment = job.status.assignment
     assert assignment is not None, f"{job.key}: active without nodes"
     for name in assignment.names:
-        state = draft.nodes.get(name)
+        state = cycle.nodes.get(name)
         if state is not None and state.node.drain:
-            transitions.begin_suspension(
-                draft, job.key, reason="NodeDrained", by="NodeHealth",
+            transitions.request_suspension(
+                cycle, job.key, reason="NodeDrained", by="NodeHealth",
                 message=f"node {name} is {state.node.drain}",
             )  # fmt: skip
             return True
     return False
 
 
-def _overdue(draft: Draft, job: JobState) -> bool:
+def _overdue(cycle: CycleState, job: JobState) -> bool:
     assignment, spec = job.status.assignment, job.spec
     assert assignment is not None, f"{job.key}: active without nodes"
-    unheard = blame.start_overdue(draft, job)
+    unheard = blame.start_overdue(cycle, job)
     if unheard is not None:
-        _restart(draft, job, unheard)
+        _restart(cycle, job, unheard)
         return True
     if assignment.running_at is None:
         return False
-    if spec.active_deadline and draft.passed(assignment.running_at + spec.active_deadline.seconds):
-        transitions.begin_suspension(
-            draft, job.key, reason="DeadlineExceeded", by="activeDeadline",
+    if spec.active_deadline and cycle.passed(assignment.running_at + spec.active_deadline.seconds):
+        transitions.request_suspension(
+            cycle, job.key, reason="DeadlineExceeded", by="activeDeadline",
             message=f"ran for its activeDeadline of {spec.active_deadline}",
         )  # fmt: skip
         return True
-    silent = blame.progress_deadline_exceeded(draft, job)
+    silent = blame.progress_deadline_exceeded(cycle, job)
     if silent is not None:
-        _restart(draft, job, silent)
+        _restart(cycle, job, silent)
         return True
     return False
 
 
-def _suspending(draft: Draft, job: JobState) -> None:
+def _suspending(cycle: CycleState, job: JobState) -> None:
     suspension, assignment = job.status.suspension, job.status.assignment
     assert suspension is not None, f"{job.key}: suspending without a suspension"
     assert assignment is not None, f"{job.key}: suspending without nodes"
@@ -222,21 +225,21 @@ def _suspending(draft: Draft, job: JobState) -> None:
     # It ended before it knew. Had it known, an exit with status 0 would mean that it saved.
     if finished and job.status.suspend_code <= SuspendCode.SENT and not suspension.expired:
         message = f"all ranks of {len(job.status.exits)} nodes exited with status 0"
-        transitions.end(draft, job.key, Phase.SUCCEEDED, "Complete", message)
+        transitions.end(cycle, job.key, Phase.SUCCEEDED, "Complete", message)
         return
-    if all(draft.gone_from(job, one.name) for one in job.status.occupied):
-        transitions.end_suspension(draft, job.key)
+    if all(cycle.has_left(job, one.name) for one in job.status.occupied):
+        transitions.end_suspension(cycle, job.key)
         return
-    if _stopped(draft, job):
-        job = draft.jobs[job.key]
+    if _stopped(cycle, job):
+        job = cycle.jobs[job.key]
         suspension = job.status.suspension
         assert suspension is not None, f"{job.key}: suspending without a suspension"
     released = job.status.suspend_code is SuspendCode.MAY_SUSPEND
-    if not released and not suspension.expired and draft.passed(suspension.deadline):
-        draft.update(job.key, suspension=suspension.replace(expired=True))
+    if not released and not suspension.expired and cycle.passed(suspension.deadline):
+        cycle.update(job.key, suspension=suspension.replace(expired=True))
 
 
-_RULES: dict[Phase, Callable[[Draft, JobState], None]] = {
+_RULES: dict[Phase, Callable[[CycleState, JobState], None]] = {
     Phase.QUEUED: _queued,
     Phase.SUSPENDED: _suspended,
     Phase.RESERVED: _waiting,
@@ -247,21 +250,21 @@ _RULES: dict[Phase, Callable[[Draft, JobState], None]] = {
 }
 
 
-def _confirm_reservations(draft: Draft, occupied_by: dict[str, str]) -> None:
+def _confirm_reservations(cycle: CycleState, occupied_by: dict[str, str]) -> None:
     """Whoever waits for a node waits for somebody who is leaving it, and who does leave."""
-    active = draft.active_jobs().items()
+    active = cycle.active_jobs().items()
     for key in sorted(key for key, job in active if job.status.phase in WAITING):
-        job = draft.jobs[key]
+        job = cycle.jobs[key]
         if job.status.assignment is None:
             continue
         for name in job.status.assignment.names:
-            holder = draft.jobs.get(occupied_by.get(name, ""))
+            holder = cycle.jobs.get(occupied_by.get(name, ""))
             if holder is None or name not in {one.name for one in holder.status.occupied}:
                 continue
             staying = holder.status.phase in (Phase.STARTING, Phase.RUNNING)
-            if staying or draft.gone_from(holder, name):
-                transitions.drop_reservation(draft, key)
+            if staying or cycle.has_left(holder, name):
+                transitions.drop_reservation(cycle, key)
                 break
 
 
-__all__ = ["settle"]
+__all__ = ["reconcile"]

@@ -1,12 +1,12 @@
-"""Nodes that blocked jobs wait for: backfill.
+"""Backfill reservations: the nodes that blocked jobs wait for, and from when they need them.
 
-Other jobs may use claimed nodes if they release them in time: because their `activeDeadline` ends
-earlier, or because they can be preempted earlier. Every job behind the claimant can be: a lower
-priority by its level, an equal one because it is marked as backfill. A claim without a known time
-(a job of a higher priority without `activeDeadline` is ahead) keeps no node empty, and
-a claim with a known time keeps nodes empty only in the last minutes, when no job could leave in
-time.
-No job that is started on claimed nodes moves the time of the claim.
+Other jobs may use reserved nodes if they release them in time: because their `activeDeadline` ends
+earlier, or because they can be preempted earlier. Every job behind the owner of a reservation can
+be preempted: a job of a lower priority by its level, a job of the same priority because it is
+marked as backfill. A reservation without a known time (a job of a higher priority without
+`activeDeadline` is ahead) keeps no node empty. A reservation with a known time keeps nodes empty
+only in the last minutes, when no job could release them in time. A job that is started on reserved
+nodes never moves the time of the reservation.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from flyer.engine import placement
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from flyer.engine.market import Market, Timed
+    from flyer.engine.market import AvailableAt, NodeAvailability
     from flyer.engine.nodes import Node
     from flyer.engine.state import JobState
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Reservation:
     """Nodes that a blocked job waits for."""
 
     job: str
@@ -37,70 +37,82 @@ class Claim:
     needed_at: float  # infinite: nobody knows
 
 
-def claimed(market: Market, job: JobState, node: Node, claims: Sequence[Claim]) -> bool:
-    """Whether a job ahead waits for this node, and would wait longer for it."""
-    if not any(node.name in claim.nodes for claim in claims):
-        return False
-    if not market.is_empty(node):
-        return True
-    soonest = min(_ends_at(market, job), _gives_way_at(market, job))
-    return any(soonest > claim.needed_at for claim in claims if node.name in claim.nodes)
-
-
-def is_ahead_of_turn(
-    market: Market, job: JobState, nodes: Sequence[Node], claims: Sequence[Claim]
+def is_reserved_for_others(
+    availability: NodeAvailability, job: JobState, node: Node, reservations: Sequence[Reservation]
 ) -> bool:
-    """Whether a job ahead waits for some of these nodes, and may have to ask for them."""
-    ends_at = _ends_at(market, job)
-    names = {node.name for node in nodes}
+    """Whether a job ahead waits for this node, and would wait longer for it."""
+    if not any(node.name in reservation.nodes for reservation in reservations):
+        return False
+    if not availability.is_empty(node):
+        return True
+    soonest = min(_ends_at(availability, job), _gives_way_at(availability, job))
     return any(
-        # Of a time that nobody knows, nobody can say that the job has ended by then.
-        claim.nodes & names and (math.isinf(claim.needed_at) or ends_at > claim.needed_at)
-        for claim in claims
+        soonest > reservation.needed_at
+        for reservation in reservations
+        if node.name in reservation.nodes
     )
 
 
-def _ends_at(market: Market, job: JobState) -> float:
+def is_ahead_of_its_turn(
+    availability: NodeAvailability,
+    job: JobState,
+    nodes: Sequence[Node],
+    reservations: Sequence[Reservation],
+) -> bool:
+    """Whether a job ahead waits for some of these nodes, and may have to ask for them."""
+    ends_at = _ends_at(availability, job)
+    names = {node.name for node in nodes}
+    return any(
+        # Of a time that nobody knows, nobody can say that the job has ended by then.
+        reservation.nodes & names
+        and (math.isinf(reservation.needed_at) or ends_at > reservation.needed_at)
+        for reservation in reservations
+    )
+
+
+def _ends_at(availability: NodeAvailability, job: JobState) -> float:
     """When the job, started now, has ended by itself."""
-    draft, runtime = market.draft, job.spec.active_deadline
+    cycle, runtime = availability.cycle, job.spec.active_deadline
     if runtime is None:
         return math.inf
-    started_at = draft.now + draft.policy.start_deadline_seconds
-    return started_at + runtime.seconds + draft.terms(job).max_checkpoint_grace_period
+    started_at = cycle.now + cycle.settings.start_deadline_seconds
+    return started_at + runtime.seconds + cycle.terms(job).max_checkpoint_grace_period
 
 
-def _gives_way_at(market: Market, job: JobState) -> float:
+def _gives_way_at(availability: NodeAvailability, job: JobState) -> float:
     """When the job, started now, has left if a job ahead of it asks for its nodes."""
-    draft, terms = market.draft, market.draft.terms(job)
-    started_at = draft.now + draft.policy.start_deadline_seconds
+    cycle, terms = availability.cycle, availability.cycle.terms(job)
+    started_at = cycle.now + cycle.settings.start_deadline_seconds
     return started_at + terms.min_runtime + terms.max_checkpoint_grace_period
 
 
-def claim_for(
-    market: Market,
+def reservation_for(
+    availability: NodeAvailability,
     job: JobState,
-    claims: Sequence[Claim],
+    reservations: Sequence[Reservation],
     admits: Callable[[str], bool] = lambda _: True,
-) -> Claim | None:
+) -> Reservation | None:
     """The nodes that the blocked job will have first, and when; None if others wait for them.
 
     `admits` says of which classes of nodes the job may have some.
     """
-    taken = {name for claim in claims for name in claim.nodes}
+    taken = {name for reservation in reservations for name in reservation.nodes}
     best: tuple[float, int, tuple[str, ...], frozenset[str]] | None = None
     count = job.spec.nodes
-    for nodes in market.classes(job):
+    for nodes in availability.classes(job):
         if not admits(nodes[0].node_class):
             continue
         zones = sorted({node.zone for node in nodes})
         pools: list[tuple[str, ...]] = [(zone,) for zone in zones]
-        if market.draft.may_cross(job):
+        if availability.cycle.may_cross(job):
             pools += [
                 cross_zone_option.zones
                 for cross_zone_option in placement.cross_zone_options(count, zones)
             ]
         for pool in pools:
-            found = _first(market.times(job, nodes, pool), taken, count, market.draft.now)
+            found = _first(
+                availability.available_times(job, nodes, pool), taken, count, availability.cycle.now
+            )
             if found is None:
                 continue
             rank = (found[0], found[1], pool, found[2])
@@ -112,11 +124,11 @@ def claim_for(
     if best is None:
         return None
     needed_at = best[0] if math.isinf(best[0]) else quantize(best[0])
-    return Claim(job.key, best[3], needed_at)
+    return Reservation(job.key, best[3], needed_at)
 
 
 def _first(
-    times: Sequence[Timed], taken: set[str], count: int, now: float
+    times: Sequence[AvailableAt], taken: set[str], count: int, now: float
 ) -> tuple[float, int, frozenset[str]] | None:
     """So many nodes that are not taken: from when on, minus how many are free now, and which."""
     first = list(islice((time for time in times if time[1] not in taken), count))
@@ -132,8 +144,8 @@ def _first(
     return needed_at, -free_now, frozenset(name for _, name in first)
 
 
-def _at(timed: Timed) -> float:
+def _at(timed: AvailableAt) -> float:
     return timed[0]
 
 
-__all__ = ["Claim", "claim_for", "claimed", "is_ahead_of_turn"]
+__all__ = ["Reservation", "is_ahead_of_its_turn", "is_reserved_for_others", "reservation_for"]

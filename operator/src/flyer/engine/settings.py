@@ -8,7 +8,7 @@ from flyer.api import Priority
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class SchedulerSettings:
     """Times in seconds. The defaults suit a cluster; one machine uses shorter ones."""
 
     # A rank that fails takes its peers down with errors of their own, and a lost node does so too:
@@ -53,7 +53,7 @@ class Policy:
     time_slice_seconds: float = 14_400.0
     unsaved_slices: int = 6
     # A job with so many restarts in a row without a newer checkpoint preempts no equal.
-    struggling_restarts: int = 3
+    crash_loop_restarts: int = 3
     # Pause before the second, third … restart in a row without a newer checkpoint: doubling.
     backoff_seconds: float = 1.0
     backoff_seconds_max: float = 60.0
@@ -63,12 +63,12 @@ class Policy:
     refused_backoff_seconds_max: float = 600.0
     # From then on it interrupts nobody for so long, doubling each time: they may be refused again,
     # and those that it interrupts lose work for nothing.
-    refused_seconds: float = 600.0
-    refused_seconds_max: float = 86_400.0
+    refusal_cooldown_seconds: float = 600.0
+    refusal_cooldown_seconds_max: float = 86_400.0
     # Progress is written into the job's status at most so often.
     progress_commit_seconds: float = 5.0
     # Nodes are given out again after so long although nothing has changed that decides it.
-    plan_again_seconds: float = 30.0
+    reschedule_seconds: float = 30.0
     # Why jobs wait is written again at most so often over all jobs, after a burst.
     pending_writes_per_second: float = 10.0
     pending_writes_burst: int = 100
@@ -85,4 +85,4 @@ class Policy:
     avoid_max: int = 8
 
 
-__all__ = ["Policy"]
+__all__ = ["SchedulerSettings"]
