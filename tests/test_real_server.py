@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PLACES = (
     "operator/tests/api/test_policies.py",
     "operator/tests/api/test_rules.py",
-    "operator/tests/kube/test_real_server.py",
+    "operator/tests/kube/scenarios/test_real_server.py",
     "charts/tests/test_server.py",
     "tests/test_docs.py",
 )
@@ -57,7 +57,7 @@ def test_make_runs_what_has_the_mark_and_lets_nothing_be_skipped() -> None:
 
 
 def test_where_one_was_promised_and_is_not_built_they_fail(tmp_path: Path) -> None:
-    one = "operator/tests/kube/test_real_server.py"
+    one = "operator/tests/kube/scenarios/test_real_server.py"
     nowhere = {"FLYER_E2E_CACHE": str(tmp_path), "FLYER_E2E_REQUIRED": ""}
     skipped = run_pytest("-q", one, **nowhere)
     assert (skipped.returncode, "2 skipped" in skipped.stdout) == (0, True), skipped.stdout

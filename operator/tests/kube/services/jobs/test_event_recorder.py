@@ -16,7 +16,7 @@ from flyer.kube.services.jobs.event_recorder import EventRecorder
 LEASE = LeaseSettings(
     namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1
 )
-PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "scheduling.md"
+PAGE = Path(__file__).parents[5] / "docs" / "concepts" / "scheduling.md"
 
 
 def test_a_burst_of_waiting_jobs_is_told_in_part_and_all_else_whole() -> None:

@@ -15,7 +15,7 @@ from .test_process import free_port, kubeconfig, reached
 
 __all__ = ["kubeconfig"]
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 FLOOD_SECONDS = 12
 SILENT = 160
 

@@ -27,7 +27,7 @@ from flyer.kube.services.nodes.probes import probe_node
 from fakekube.api_nodes import ApiNodes
 from fakekube.fakes import FakeGateway
 
-CRDS = Path(__file__).parents[3] / "crds"
+CRDS = Path(__file__).parents[4] / "crds"
 OPERATOR = "system:serviceaccount:fireflyer-system:flyer-operator"
 SETTINGS = PodSettings(controller_image="c", collectives_image="l", gateway_ca="ca")
 SCHEDULER_SETTINGS = replace(
