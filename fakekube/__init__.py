@@ -4,12 +4,12 @@
 counts calls and commits faults. `Kubelets(api.store)` are the nodes.
 """
 
-from fakekube.exits import Exit
-from fakekube.faults import Call, Death, Fault, Faults
-from fakekube.kinds import KINDS, Kind
-from fakekube.kubelets import Kubelets, node_object
-from fakekube.server import ApiServer
-from fakekube.store import Store
+from fakekube.apiserver.faults import Call, Death, Fault, Faults
+from fakekube.apiserver.kinds import KINDS, Kind
+from fakekube.apiserver.server import ApiServer
+from fakekube.apiserver.store import Store
+from fakekube.nodes.exits import Exit
+from fakekube.nodes.kubelets import Kubelets, node_object
 
 __all__ = [
     "KINDS", "ApiServer", "Call", "Death", "Exit", "Fault", "Faults", "Kind", "Kubelets", "Store",

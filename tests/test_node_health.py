@@ -22,7 +22,7 @@ from flyer_node.report.reporter import Reporter
 from deviceplugin.testing.harness import inventory_of
 from deviceplugin.testing.sysfs import paper_node
 from fakekube import ApiServer
-from fakekube.admission import AGENT, User
+from fakekube.apiserver.admission import AGENT, User
 
 if TYPE_CHECKING:
     from flyer_node.inventory import Inventory

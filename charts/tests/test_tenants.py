@@ -18,7 +18,7 @@ from flyer.kube.apiserver.errors import ApiError
 
 from charts.tests.conftest import CHART, Render, Rendered
 from fakekube import ApiServer
-from fakekube.admission import OPERATOR, acting
+from fakekube.apiserver.admission import OPERATOR, acting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from flyer.kube.apiserver import Access
 
 from e2e.lib.chart import NAMESPACE
-from fakekube.proxy import Proxy
-from fakekube.reaper import Reaper
+from fakekube.real_server.proxy import Proxy
+from fakekube.real_server.reaper import Reaper
 from testcluster.handle import wait_for
 from testcluster.pki import Authority
 from testcluster.processes import wait_gone
@@ -30,8 +30,8 @@ from testcluster.processes import wait_gone
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from fakekube.faults import Call
-    from fakekube.reaper import Key
+    from fakekube.apiserver.faults import Call
+    from fakekube.real_server.reaper import Key
     from testcluster.handle import Cluster
 
 __all__ = ["Killed", "behind_proxy", "write_key"]

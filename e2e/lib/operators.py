@@ -24,10 +24,10 @@ from flyer.kube.pods import PodSettings, build_pods
 from flyer.kube.services import ClusterCache, Dependencies, Leader, LeaderTerm
 from flyer.kube.services.nodes.probes import probe_node
 
-from fakekube.api_nodes import ApiNodes
-from fakekube.fakes import FakeGateway
 from fakekube.leaks import nothing_left
-from fakekube.proxy import Proxy
+from fakekube.real_server.api_nodes import ApiNodes
+from fakekube.real_server.fake_gateway import FakeGateway
+from fakekube.real_server.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from e2e.lib import chart
-    from fakekube.reaper import Key
+    from fakekube.real_server.reaper import Key
 
 # Some fifty deaths, a Lease each; and the first test of a session installs the chart.
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1200)]

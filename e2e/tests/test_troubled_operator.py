@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from flyer.kube.apiserver.resources import LEASES
 
-from fakekube.faults import Fault, WatchFaults
+from fakekube.apiserver.faults import Fault, WatchFaults
 
 if TYPE_CHECKING:
     from e2e.lib.operators import Stage

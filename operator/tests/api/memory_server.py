@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from flyer.kube.apiserver import Access
 
+from fakekube.apiserver.kinds import KINDS
 from fakekube.errors import ApiRefusal
-from fakekube.kinds import KINDS
 
 if TYPE_CHECKING:
     from fakekube import ApiServer

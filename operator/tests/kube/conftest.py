@@ -27,10 +27,10 @@ from flyer.kube.pods import PodSettings, build_pods
 from flyer.kube.services import ClusterCache, Dependencies, Leader, LeaderTerm
 
 from fakekube import ApiServer, Kubelets
-from fakekube.admission import OPERATOR, User
-from fakekube.containers import Containers
+from fakekube.apiserver.admission import OPERATOR, User
 from fakekube.leaks import nothing_left
-from fakekube.network import PodNetwork
+from fakekube.nodes.containers import Containers
+from fakekube.nodes.network import PodNetwork
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

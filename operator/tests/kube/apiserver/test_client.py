@@ -15,7 +15,7 @@ from flyer.kube.apiserver.errors import (
 from flyer.kube.apiserver.resources import CLAIMS, FLYERJOBS, NODES, PODS
 
 from fakekube import Fault
-from fakekube.samples import job_object as job
+from fakekube.generators.samples import job_object as job
 
 
 @pytest.mark.parametrize(

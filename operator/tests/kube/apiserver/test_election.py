@@ -10,7 +10,7 @@ from flyer.kube.apiserver import Election, LeadershipLostError, LeaseSettings
 from flyer.kube.apiserver.resources import FLYERJOBS, LEASES
 
 from fakekube import Fault
-from fakekube.samples import job_object
+from fakekube.generators.samples import job_object
 
 SETTINGS = LeaseSettings(
     namespace="fireflyer-system", duration_seconds=1, renew_seconds=0.6, retry_seconds=0.05

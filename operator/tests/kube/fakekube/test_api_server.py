@@ -7,11 +7,11 @@ import aiohttp
 import pytest
 
 from fakekube import ApiServer, Call, Exit, Fault, Faults, Kubelets
-from fakekube.admission import OPERATOR, acting
+from fakekube.apiserver.admission import OPERATOR, acting
+from fakekube.apiserver.patches import apply, json_patch, merge, strategic
 from fakekube.errors import ApiRefusal
-from fakekube.patches import apply, json_patch, merge, strategic
-from fakekube.samples import job_object as job
-from fakekube.samples import owned_by
+from fakekube.generators.samples import job_object as job
+from fakekube.generators.samples import owned_by
 
 JOBS = "/apis/fireflyer.dev/v1alpha1/namespaces/default/flyerjobs"
 MERGE = {"Content-Type": "application/merge-patch+json"}

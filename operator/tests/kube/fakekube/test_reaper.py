@@ -8,8 +8,8 @@ from flyer.kube.apiserver.errors import ConflictError, UnreachableError
 from flyer.kube.apiserver.resources import LEASES, PODS
 
 from fakekube import ApiServer
-from fakekube.proxy import Proxy
-from fakekube.reaper import Reaper
+from fakekube.real_server.proxy import Proxy
+from fakekube.real_server.reaper import Reaper
 
 LEASE = {
     "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "a"}, "spec": {},

@@ -10,7 +10,7 @@ from flyer.kube.pods import PlacedNode, PodSettings, PodsRefusedError, build_pod
 from flyer.kube.pods.fits import NodeFacts, refusals_by_nodes
 from pydantic import ValidationError
 
-from fakekube.anything import WHOLE, any_template
+from fakekube.generators.pod_templates import WHOLE, any_template
 
 SETTINGS = PodSettings(controller_image="c", collectives_image="l", gateway_ca="x")
 SEED = int(os.environ.get("FLYER_SEED", "0")) or random.SystemRandom().randrange(2**32)

@@ -48,12 +48,12 @@ from flyer.kube.views import shape_job, shape_node, shape_pods
 from pydantic import ValidationError
 
 from fakekube import Store
-from fakekube.admission import Admission, Request, User
-from fakekube.arbitrary import any_metadata, any_object, any_typed
+from fakekube.apiserver.admission import Admission, Request, User
+from fakekube.apiserver.paths import ObjectPath
 from fakekube.errors import ApiRefusal
-from fakekube.paths import ObjectPath
-from fakekube.podschema import decode_pod
-from fakekube.samples import job_object
+from fakekube.generators.objects import any_metadata, any_object, any_typed
+from fakekube.generators.samples import job_object
+from fakekube.validation.podschema import decode_pod
 
 SEED = int(os.environ.get("FLYER_SEED", "0")) or random.SystemRandom().randrange(2**32)
 SETTINGS = PodSettings(controller_image="c", collectives_image="l", gateway_ca="ca")

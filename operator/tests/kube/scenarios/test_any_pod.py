@@ -9,8 +9,8 @@ from flyer.api import Phase
 from flyer.kube.apiserver import LeaseSettings
 from flyer.kube.services.pods import start_monitor, templates
 
-from fakekube.anything import any_json, any_template
 from fakekube.errors import ApiRefusal
+from fakekube.generators.pod_templates import any_json, any_template
 
 LEASE = LeaseSettings(
     namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1

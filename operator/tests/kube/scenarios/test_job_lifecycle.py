@@ -10,7 +10,7 @@ from flyer.kube.services.nodes import not_ready_grace
 from flyer.kube.services.pods.gangs import Gangs
 
 from fakekube import Exit, Fault
-from fakekube.containers import Behaviour
+from fakekube.nodes.containers import Behaviour
 
 
 async def test_a_gang_starts_runs_and_succeeds(cluster, until):

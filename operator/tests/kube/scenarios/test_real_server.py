@@ -24,8 +24,8 @@ from flyer.kube.pods import PodSettings, build_pods
 from flyer.kube.services import ClusterCache, Dependencies, Leader, LeaderTerm
 from flyer.kube.services.nodes.probes import probe_node
 
-from fakekube.api_nodes import ApiNodes
-from fakekube.fakes import FakeGateway
+from fakekube.real_server.api_nodes import ApiNodes
+from fakekube.real_server.fake_gateway import FakeGateway
 
 CRDS = Path(__file__).parents[4] / "crds"
 OPERATOR = "system:serviceaccount:fireflyer-system:flyer-operator"

@@ -10,7 +10,7 @@ from flyer.kube.services.jobs import event_queue
 from flyer.kube.services.jobs.quota_status import QuotaStatusReporter
 from flyer.kube.services.pods import pod_control
 
-from fakekube.containers import Behaviour
+from fakekube.nodes.containers import Behaviour
 
 
 @pytest.fixture

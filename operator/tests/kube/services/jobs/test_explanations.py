@@ -26,7 +26,7 @@ from flyer.kube.services.jobs import explanations as module
 from flyer.kube.services.jobs.commits import BACKGROUND_WRITES_MAX, QUARANTINED
 from flyer.kube.services.jobs.explanations import Explanations, only_explains
 
-from fakekube.faults import Fault
+from fakekube.apiserver.faults import Fault
 
 WAITS = FlyerJobStatus(
     phase=Phase.QUEUED,

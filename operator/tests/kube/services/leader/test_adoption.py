@@ -9,7 +9,7 @@ from flyer.engine.limits import DEFAULT_LIMITS
 from flyer.kube.apiserver import LeaseSettings
 from flyer.kube.services.jobs import quota_status
 
-from fakekube.containers import Behaviour
+from fakekube.nodes.containers import Behaviour
 
 LEASE = LeaseSettings(
     namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1

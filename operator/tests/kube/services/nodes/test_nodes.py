@@ -3,7 +3,7 @@
 import pytest
 from flyer.api import API_VERSION, NodeHealth, Phase
 
-from fakekube.exits import Exit
+from fakekube.nodes.exits import Exit
 
 XID = {
     "state": "Unhealthy", "reason": "Xid79", "message": "GPU 3 has fallen off the bus",

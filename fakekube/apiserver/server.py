@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from aiohttp import web
 
-from fakekube import eventsapi, paths
-from fakekube.admission import ADMINISTRATOR, Admission, Gate, Request, User
-from fakekube.discovery import discover
+from fakekube.apiserver import eventsapi, paths
+from fakekube.apiserver.admission import ADMINISTRATOR, Admission, Gate, Request, User
+from fakekube.apiserver.discovery import discover
+from fakekube.apiserver.faults import Call, Faults
+from fakekube.apiserver.identities import Tokens
+from fakekube.apiserver.selectors import selector
+from fakekube.apiserver.store import Store
+from fakekube.apiserver.watches import Watch
 from fakekube.errors import ApiRefusal, expired
-from fakekube.faults import Call, Faults
-from fakekube.identities import Tokens
-from fakekube.podschema import decode_pod
-from fakekube.selectors import selector
-from fakekube.store import Store
-from fakekube.watches import Watch
+from fakekube.validation.podschema import decode_pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fakekube.faults import Fault
-    from fakekube.paths import ObjectPath
+    from fakekube.apiserver.faults import Fault
+    from fakekube.apiserver.paths import ObjectPath
 
 __all__ = ["ApiServer"]
 

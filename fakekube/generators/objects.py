@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flyer.api import crd, names
 
-from fakekube.anything import TEXTS, any_json, any_template
+from fakekube.generators.pod_templates import TEXTS, any_json, any_template
 
 if TYPE_CHECKING:
     from random import Random

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from fakekube.apiserver.store import Change
 from fakekube.errors import ApiRefusal
-from fakekube.store import Change
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fakekube.faults import Faults
-    from fakekube.store import Store, Table
+    from fakekube.apiserver.faults import Faults
+    from fakekube.apiserver.store import Store, Table
 
 
 class Watch:

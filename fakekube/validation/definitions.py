@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from flyer.api import GROUP, crd
 
-from fakekube.cel import Expression, Failure, Values, escaped
 from fakekube.errors import ApiRefusal, invalid
-from fakekube.structural import apply_defaults, correlated, prune, schema_errors
+from fakekube.validation.cel import Expression, Failure, Values, escaped
+from fakekube.validation.structural import apply_defaults, correlated, prune, schema_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

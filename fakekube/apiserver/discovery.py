@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from fakekube.kinds import Kind
-    from fakekube.store import Store
+    from fakekube.apiserver.kinds import Kind
+    from fakekube.apiserver.store import Store
 
 _VERBS: Final = ["create", "delete", "get", "list", "patch", "update", "watch"]
 

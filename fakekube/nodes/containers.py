@@ -41,7 +41,7 @@ from flyer.kube.pods.settings import TOKEN_AUDIENCE
 from flyer.sidecar.settings import SidecarSettings
 from flyer.sidecar.sidecar import JOB_SOCKET, Sidecar
 
-from fakekube.exits import KILLED, TERMINATED, Exit
+from fakekube.nodes.exits import KILLED, TERMINATED, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
     from flyer.job.protocol import Reply, Request
 
-    from fakekube.identities import Tokens
-    from fakekube.network import PodNetwork
-    from fakekube.store import Object
+    from fakekube.apiserver.identities import Tokens
+    from fakekube.apiserver.store import Object
+    from fakekube.nodes.network import PodNetwork
 
 __all__ = ["Behaviour", "Containers"]
 

@@ -17,7 +17,7 @@ from flyer.engine import (
     SuspendReceived,
 )
 
-from fakekube.exits import Exit
+from fakekube.nodes.exits import Exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

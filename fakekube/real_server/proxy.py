@@ -15,9 +15,9 @@ import aiohttp
 from aiohttp import web
 from flyer.kube.apiserver.responses import iter_lines
 
-from fakekube import paths
+from fakekube.apiserver import paths
+from fakekube.apiserver.faults import Call, Faults
 from fakekube.errors import ApiRefusal
-from fakekube.faults import Call, Faults
 
 if TYPE_CHECKING:
     import ssl
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from flyer.kube.apiserver import Access
 
-    from fakekube.faults import Fault
-    from fakekube.reaper import Key, Reaper
+    from fakekube.apiserver.faults import Fault
+    from fakekube.real_server.reaper import Key, Reaper
 
 __all__ = ["Proxy"]
 

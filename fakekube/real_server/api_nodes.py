@@ -12,8 +12,8 @@ from flyer.kube.apiserver.errors import ApiError
 from flyer.kube.apiserver.resources import NODES, PODS
 from flyer.kube.pods.names import LABEL_ATTEMPT, LABEL_JOB
 
-from fakekube.exits import Exit
-from fakekube.kubelets import node_object, wanted_node
+from fakekube.nodes.exits import Exit
+from fakekube.nodes.kubelets import node_object, wanted_node
 
 if TYPE_CHECKING:
     from flyer.kube.apiserver import Api

@@ -15,12 +15,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fakekube import patches
-from fakekube.definitions import definition_of
+from fakekube.apiserver import patches
+from fakekube.apiserver.kinds import KINDS, Kind
 from fakekube.errors import ApiRefusal, conflict, expired, invalid, not_found
-from fakekube.kinds import KINDS, Kind
-from fakekube.metadata import metadata_errors, type_error
-from fakekube.structural import as_decoded
+from fakekube.validation.definitions import definition_of
+from fakekube.validation.metadata import metadata_errors, type_error
+from fakekube.validation.structural import as_decoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

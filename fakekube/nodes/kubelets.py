@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from fakekube.errors import ApiRefusal
-from fakekube.exits import KILLED, TERMINATED, Exit
+from fakekube.nodes.exits import KILLED, TERMINATED, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fakekube.containers import Containers
-    from fakekube.store import Change, Object, Store
+    from fakekube.apiserver.store import Change, Object, Store
+    from fakekube.nodes.containers import Containers
 
 __all__ = ["Kubelets", "node_object", "wanted_node"]
 

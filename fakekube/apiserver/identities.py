@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fakekube.store import Store
+    from fakekube.apiserver.store import Store
 
 
 @dataclass(frozen=True, slots=True)

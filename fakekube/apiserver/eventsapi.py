@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fakekube.errors import ApiRefusal, invalid
 
 if TYPE_CHECKING:
-    from fakekube.paths import ObjectPath
+    from fakekube.apiserver.paths import ObjectPath
 
 __all__ = ["changed", "created", "is_event", "refused"]
 

@@ -20,15 +20,15 @@ from flyer.api.policies import (
     admission_policies,
 )
 
-from fakekube import patches
-from fakekube.cel import Expression, Failure, Values
+from fakekube.apiserver import patches
 from fakekube.errors import ApiRefusal
+from fakekube.validation.cel import Expression, Failure, Values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from fakekube.paths import ObjectPath
-    from fakekube.store import Object, Store
+    from fakekube.apiserver.paths import ObjectPath
+    from fakekube.apiserver.store import Object, Store
 
 __all__ = ["ADMINISTRATOR", "AGENT", "OPERATOR", "Admission", "Request", "User", "acting"]
 

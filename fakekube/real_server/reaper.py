@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from fakekube.faults import Call
+    from fakekube.apiserver.faults import Call
 
 __all__ = ["Key", "Reaper"]
 

@@ -1,0 +1,1 @@
+"""The API server in memory: requests, admission, storage, watches and fault injection."""

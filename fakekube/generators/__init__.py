@@ -1,0 +1,1 @@
+"""Objects for tests: valid samples, and random ones for property tests."""

@@ -1,0 +1,1 @@
+"""Nodes of the in-memory cluster: kubelets, containers and the pod network."""

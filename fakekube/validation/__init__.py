@@ -1,0 +1,1 @@
+"""Validation of objects as kube-apiserver does it: schemas, CEL rules, metadata and pods."""
