@@ -133,7 +133,8 @@ images-check: install ## build every Containerfile without Docker and start what
 
 # What of `make e2e` guards every change: the tests of a real API server, and a quarter of an hour of
 # scenarios on real kubelets. Programs and images are built once and kept in ~/.cache/fire-flyer.
-KUBERNETES_SCENARIOS := $(addprefix e2e/tests/,test_first_job.py test_suspend.py test_volumes.py test_device_plugin.py)
+KUBERNETES_SCENARIOS := $(addprefix e2e/tests/,scheduling/test_first_job.py scheduling/test_suspend.py \
+	storage/test_volumes.py hardware/test_device_plugin.py)
 E2E := FLYER_E2E_ENGINE=processes FLYER_E2E_REQUIRED=1 $(PYTHON) -m pytest -v --no-header
 
 .PHONY: test-servers test-kubernetes

@@ -17,7 +17,7 @@ guides and operations, blocks in no language, `text` or `mermaid` are pictures a
 | `options FILE` | holds commands whose options that program defines |
 | `diff` | shows a change |
 | `dry` | is told to a real API server, which then does nothing |
-| `cluster` | is run on an installed cluster by `e2e/tests/test_docs.py` |
+| `cluster` | is run on an installed cluster by `e2e/tests/administration/test_docs.py` |
 | `end` | likewise, after all others |
 | `elsewhere FILE …` | is run as it is, or command by command, by these tests |
 | `skip WHY` | cannot run in a test, and why |

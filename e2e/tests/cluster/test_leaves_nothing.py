@@ -17,7 +17,7 @@ from testcluster.down import down
 from testcluster.processes import pids_of_cluster
 from testcluster.state import State
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.alone

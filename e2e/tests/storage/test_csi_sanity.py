@@ -14,7 +14,7 @@ from testcluster import binaries, csi_sanity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-REPORT = Path(__file__).parents[2] / "build" / "e2e" / "csi-sanity.xml"
+REPORT = Path(__file__).parents[3] / "build" / "e2e" / "csi-sanity.xml"
 
 
 @pytest.fixture
