@@ -3,7 +3,7 @@
 Namespace `team-b` trains on nodes of the same cluster and writes to a volume from the node that it
 shares with the attacker's pods. After each test its job must have made steps without a restart, its
 lines must all be stored, the operator's Lease must have its holder, and no container of the suite
-may have been restarted. `docs/concepts/security.md` describes the doors.
+may have been restarted. `docs/concepts/security.md` describes the endpoints.
 
 The test cluster's network does not enforce NetworkPolicies: every pod reaches every port.
 """

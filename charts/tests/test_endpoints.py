@@ -23,7 +23,7 @@ COMPONENTS = {
 
 def table() -> dict[tuple[str, int], str]:
     """Component and port → who may connect, of every row."""
-    text = PAGE.read_text().split("<!-- doors -->")[1].split("\n\n")[0]
+    text = PAGE.read_text().split("<!-- endpoints -->")[1].split("\n\n")[0]
     found = {}
     for row in text.strip().splitlines()[2:]:
         server, port, peers = (cell.strip() for cell in row.strip("|").split("|")[:3])
@@ -33,7 +33,7 @@ def table() -> dict[tuple[str, int], str]:
 
 def limits() -> dict[tuple[str, int], str]:
     """Component and port → what bounds it, of every row."""
-    text = PAGE.read_text().split("<!-- doors -->")[1].split("\n\n")[0]
+    text = PAGE.read_text().split("<!-- endpoints -->")[1].split("\n\n")[0]
     rows = [
         [cell.strip() for cell in row.strip("|").split("|")]
         for row in text.strip().splitlines()[2:]
@@ -73,9 +73,9 @@ def test_who_may_connect_is_what_the_policies_say(everything: Rendered) -> None:
     peers = opened(everything)
     for server, words in table().items():
         found = peers[server]
-        if words.startswith("anybody"):
+        if words.startswith("any client"):
             assert found == [None], server
-        elif words.startswith(("nobody", "as above")):
+        elif words.startswith(("no client", "as above")):
             assert found == [], server
         else:
             assert found, server
