@@ -16,8 +16,9 @@ from flyer_node.inventory import Gpu, Inventory
 from flyer_node.inventory.assemble import DriverFacts, DriverGpu, assemble, read_sysfs
 from flyer_node.metrics import Metrics
 from flyer_node.plugin.device_lists import DeviceLists
+from flyer_node.plugin.node_view import NodeView
 from flyer_node.plugin.registrar import Registrar
-from flyer_node.plugin.resources import RESOURCES, NodeView
+from flyer_node.plugin.resources import RESOURCES
 
 from deviceplugin.testing.kubelet import FakeKubelet
 from deviceplugin.testing.sysfs import FakeNode, paper_node, write_sysfs

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from flyer_node.plugin.cdi_folder import CdiFolder, nvidia_cdi_gpus
 from flyer_node.plugin.cdi_spec import FILES, documents, nvidia_devices
-from flyer_node.plugin.resources import GPU, NodeView, resources_of
+from flyer_node.plugin.node_view import NodeView
+from flyer_node.plugin.resources import GPU, resources_of
 
 from deviceplugin.testing.harness import inventory_of
 from deviceplugin.testing.sysfs import paper_node

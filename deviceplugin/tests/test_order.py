@@ -13,7 +13,8 @@ import grpc
 import pytest
 from flyer_node.metrics import Metrics
 from flyer_node.plugin.device_lists import DeviceLists
-from flyer_node.plugin.resources import GPU, RESOURCES, NodeView
+from flyer_node.plugin.node_view import NodeView
+from flyer_node.plugin.resources import GPU, RESOURCES
 from flyer_node.plugin.server import METHODS, ResourceServer
 from flyer_node.proto import deviceplugin_pb2 as pb
 

@@ -13,8 +13,9 @@ import pytest
 from flyer_node.inventory import Inventory
 from flyer_node.metrics import Metrics
 from flyer_node.plugin.device_lists import DeviceLists
+from flyer_node.plugin.node_view import NodeView
 from flyer_node.plugin.registrar import Registrar
-from flyer_node.plugin.resources import GPU, RESOURCES, NodeView
+from flyer_node.plugin.resources import GPU, RESOURCES
 from flyer_node.proto import deviceplugin_pb2 as pb
 
 from deviceplugin.testing.harness import PluginHarness, inventory_of, plugin_harness

@@ -12,14 +12,16 @@ import contextlib
 import os
 import threading
 import traceback
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hfreduce import _native
 
 if TYPE_CHECKING:
-    from hfreduce.work import CollectiveWork
+    from collections.abc import Sequence
 
-__all__ = ["Completer"]
+    from torch.futures import Future
+
+__all__ = ["Completable", "Completer"]
 
 IDLE_MAX: Final = 2
 """Threads that are kept while there is nothing to complete: one completes, one takes over."""
@@ -27,6 +29,15 @@ IDLE_SECONDS: Final = 10.0
 """After this time without a completion and without anything to wait for, they end."""
 STOP_SECONDS: Final = 1.0
 """How long `stop` waits for threads that run no callback."""
+
+
+class Completable(Protocol):
+    """A work whose future a completer completes."""
+
+    operations: Sequence[_native.Work]
+
+    def ended(self) -> Future[Any] | None:
+        """Runs what remains to be done after the operations; returns the future to complete."""
 
 
 class Completer:
@@ -42,7 +53,7 @@ class Completer:
         self._is_stopped = False
         self._ending: list[threading.Thread] = []
 
-    def watch(self, work: CollectiveWork) -> None:
+    def watch(self, work: Completable) -> None:
         """Completes `work` once its operations have ended; the caller need not wait for it."""
         if self._process != os.getpid():
             # A forked child has no thread that would end anything: waiting says so.
@@ -98,10 +109,10 @@ class Completer:
                     return
                 self._idle += 1
 
-    def _next(self, ended: _native.Completions) -> CollectiveWork | None:
+    def _next(self, ended: _native.Completions) -> Completable | None:
         """The next work whose operations have ended; None if this thread is not needed."""
         while True:
-            work: CollectiveWork | None = ended.next(IDLE_SECONDS)
+            work: Completable | None = ended.next(IDLE_SECONDS)
             with self._changed:
                 if work is not None:
                     self._watched -= 1
@@ -122,7 +133,7 @@ class Completer:
                 threading.Event().wait(0.001)
 
     @staticmethod
-    def _complete(work: CollectiveWork) -> None:
+    def _complete(work: Completable) -> None:
         try:
             started = work.ended()
             if started is not None:

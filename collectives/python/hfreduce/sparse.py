@@ -7,19 +7,26 @@ the longest rank's, which is what one allgather can take.
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from hfreduce import _native, tensors
 
-if TYPE_CHECKING:
-    from hfreduce.backend import HFReduceBackend
-
-__all__ = ["allreduce"]
+__all__ = ["Gathering", "allreduce"]
 
 
-def allreduce(backend: HFReduceBackend, tensor: torch.Tensor, opts: Any) -> None:
+class Gathering(Protocol):
+    """The part of the backend that a sparse allreduce uses."""
+
+    def size(self) -> int:
+        """Number of ranks."""
+
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Any:
+        """Gathers the tensors of all ranks in `output`; returns the operation's work."""
+
+
+def allreduce(backend: Gathering, tensor: torch.Tensor, opts: Any) -> None:
     """In place; returns when done. Raises `ValueError` on all ranks if their shapes differ."""
     if tensors.operation_code(opts.reduceOp) != _native.SUM:
         raise ValueError(

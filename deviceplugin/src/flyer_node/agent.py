@@ -33,8 +33,9 @@ from flyer_node.inventory.nccl import nccl_topology
 from flyer_node.metrics import Metrics
 from flyer_node.plugin.cdi_folder import CdiFolder, nvidia_cdi_gpus
 from flyer_node.plugin.device_lists import DeviceLists
+from flyer_node.plugin.node_view import NodeView
 from flyer_node.plugin.registrar import Registrar
-from flyer_node.plugin.resources import RESOURCES, NodeView
+from flyer_node.plugin.resources import RESOURCES
 from flyer_node.report.client import NodeHealthClient
 from flyer_node.report.document import status_document
 from flyer_node.report.events import EventRecorder

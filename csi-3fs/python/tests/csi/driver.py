@@ -17,12 +17,12 @@ from threefs.csi.proto import csi_pb2_grpc as stubs
 from threefs.csi.server import make_server
 from threefs.csi.services.controllerserver import ControllerServer
 from threefs.csi.services.identityserver import IdentityServer
+from threefs.csi.services.inline_volumes import InlineVolumes
 from threefs.csi.services.nodeserver import NodeServer
 from threefs.csi.settings import DRIVER
 from threefs.csi.tickets.key_issuer import KeyIssuer
 from threefs.csi.tickets.ticket_store import TicketStore
 from threefs.csi.volumes.clusters import Clusters
-from threefs.csi.volumes.inline import InlineVolumes
 from threefs.csi.volumes.node_claims import NodeClaims
 
 from .doubles.directories import MemoryDirectories, MemoryTicket

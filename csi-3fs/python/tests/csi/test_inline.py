@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import threefs
 from threefs.csi.proto import csi_pb2 as csi
-from threefs.csi.volumes.inline import InlineVolumes
+from threefs.csi.services.inline_volumes import InlineVolumes
 
 from .driver import (
     GIBIBYTE,

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from threefs.cli.backup import backup_commands
-from threefs.cli.output import EXIT_INTERRUPTED, Output, bytes_of, report_error
+from threefs.cli.output import Output, bytes_of
 from threefs.errors import ThreeFSError
+from threefs.exit_status import EXIT_INTERRUPTED, report_error
 
 __all__ = ["app", "main"]
 

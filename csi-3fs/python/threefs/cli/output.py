@@ -1,4 +1,4 @@
-"""Shared parts of all commands: consoles, units, errors as exit statuses."""
+"""Shared parts of all commands: consoles and units."""
 
 from __future__ import annotations
 
@@ -7,29 +7,19 @@ import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from threefs.errors import InvalidArgument, NotFound, ThreeFSError, Unavailable
+from threefs.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
-    "EXIT_FAILED",
-    "EXIT_INTERRUPTED",
     "Output",
     "bytes_of",
     "describe_bytes",
     "print_json",
-    "report_error",
     "stderr_console",
     "stdout_console",
 ]
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_NOT_FOUND = 102
-EXIT_TIMEOUT = 106
-EXIT_UNREACHABLE = 107
-EXIT_INTERRUPTED = 130
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -59,23 +49,6 @@ def print_json(value: Any) -> None:
     """One JSON document on stdout."""
     json.dump(value, sys.stdout, indent=2)
     sys.stdout.write("\n")
-
-
-def report_error(error: ThreeFSError | OSError) -> int:
-    """Print the error; return its exit status."""
-    sys.stderr.write(f"threefs: error: {error}\n")
-    return _status(error)
-
-
-def _status(error: ThreeFSError | OSError) -> int:
-    if isinstance(error, InvalidArgument):
-        return EXIT_USAGE
-    if isinstance(error, NotFound | FileNotFoundError):
-        return EXIT_NOT_FOUND
-    if isinstance(error, Unavailable):
-        unreached = error.who is not None and error.who.startswith("mgmtd")
-        return EXIT_UNREACHABLE if unreached else EXIT_TIMEOUT
-    return EXIT_FAILED
 
 
 def describe_bytes(count: float) -> str:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from threefs.cli.output import EXIT_FAILED, Output, describe_bytes, print_json, stdout_console
+from threefs.cli.output import Output, describe_bytes, print_json, stdout_console
 from threefs.client import connect
+from threefs.exit_status import EXIT_FAILED
 
 if TYPE_CHECKING:
     from pathlib import Path

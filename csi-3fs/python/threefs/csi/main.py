@@ -7,12 +7,12 @@ import os
 import sys
 from pathlib import Path
 
-from threefs.cli.output import report_error
 from threefs.csi.errors import CsiError, InvalidArgument
 from threefs.csi.mount_manager.launch import mount_manager_command
 from threefs.csi.settings import DRIVER, ISSUER, ControllerSettings, NodeSettings
 from threefs.csi.volumes.parameters import quantity_bytes
 from threefs.errors import ThreeFSError
+from threefs.exit_status import report_error
 
 __all__ = ["main"]
 

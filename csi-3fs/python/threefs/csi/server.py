@@ -23,6 +23,7 @@ from threefs.csi.mount_manager_client import MountManagerClient
 from threefs.csi.proto import csi_pb2_grpc
 from threefs.csi.services.controllerserver import ControllerServer
 from threefs.csi.services.identityserver import IdentityServer
+from threefs.csi.services.inline_volumes import InlineVolumes
 from threefs.csi.services.nodeserver import NodeServer
 from threefs.csi.tickets.issuer_client import IssuerClient
 from threefs.csi.tickets.issuer_server import TlsFiles, serve_issuer
@@ -31,7 +32,6 @@ from threefs.csi.tickets.kubernetes import ApiServer
 from threefs.csi.tickets.review import Policy
 from threefs.csi.tickets.ticket_store import TicketStore
 from threefs.csi.volumes.clusters import Clusters
-from threefs.csi.volumes.inline import InlineVolumes
 
 if TYPE_CHECKING:
     from threefs.csi.settings import ControllerSettings, NodeSettings

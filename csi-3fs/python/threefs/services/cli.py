@@ -24,8 +24,9 @@ from typing import Annotated
 
 import typer
 
-from threefs.cli.output import bytes_of, report_error
+from threefs.cli.output import bytes_of
 from threefs.errors import InvalidArgument, ThreeFSError
+from threefs.exit_status import report_error
 from threefs.services.settings import (
     META_PORT,
     MGMTD_PORT,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from flyer_node.plugin.resources import NodeView
+    from flyer_node.plugin.node_view import NodeView
 
 __all__ = ["CdiFolder", "nvidia_cdi_gpus"]
 

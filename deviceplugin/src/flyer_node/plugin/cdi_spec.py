@@ -16,7 +16,7 @@ from flyer_node.plugin.devices import gpu_common, gpu_nodes, rdma_common, rdma_n
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from flyer_node.plugin.resources import NodeView
+    from flyer_node.plugin.node_view import NodeView
 
 __all__ = [
     "FILES",

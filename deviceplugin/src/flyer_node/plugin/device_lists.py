@@ -11,7 +11,8 @@ from flyer_node.plugin.resources import resources_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from flyer_node.plugin.resources import Device, NodeView, Resource
+    from flyer_node.plugin.node_view import NodeView
+    from flyer_node.plugin.resources import Device, Resource
 
 __all__ = ["DeviceLists"]
 

@@ -9,7 +9,7 @@ from flyer_node.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from flyer_node.plugin.resources import NodeView
+    from flyer_node.plugin.node_view import NodeView
 
 __all__ = ["gpu_common", "gpu_nodes", "rdma_common", "rdma_nodes"]
 

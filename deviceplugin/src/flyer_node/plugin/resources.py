@@ -18,16 +18,16 @@ from flyer_node.plugin.devices import gpu_common, gpu_nodes, rdma_common, rdma_n
 from flyer_node.plugin.traffic import TrafficClass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from flyer_node.inventory import Inventory, LinkLayer
+    from flyer_node.inventory import LinkLayer
+    from flyer_node.plugin.node_view import NodeView
 
 __all__ = [
     "RESOURCES",
     "Allocation",
     "Device",
     "GpuResource",
-    "NodeView",
     "RdmaResource",
     "Resource",
     "resources_of",
@@ -67,29 +67,6 @@ class Allocation:
     mounts: tuple[tuple[str, str], ...] = ()
     """Read-only, likewise."""
     cdi_devices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class NodeView:
-    """Inventory and health as the resources see them."""
-
-    inventory: Inventory
-    bad_gpus: frozenset[str] = frozenset()
-    bad_pairs: frozenset[str] = frozenset()
-    bad_ports: frozenset[str] = frozenset()
-    device_mode: str = "nodes"
-    """`nodes`: character devices; `cdi`: names for the runtime's CDI. Never both."""
-    cdi_error: str = ""
-    """Why the specifications of mode `cdi` could not be written."""
-    nvidia_cdi: frozenset[str] = frozenset()
-    """GPUs that NVIDIA's own CDI specification names: with it come the driver's libraries."""
-    device_root: str = "/dev"
-    slots: int = 64
-    """Containers that may share one port, a traffic class each counts for itself."""
-    topology_file: str = ""
-    """NCCL's topology file on the host; empty if it could not be written."""
-    exists: Callable[[str], bool] = field(default=lambda _: True, compare=False)
-    """Whether a device node is there."""
 
 
 class Resource(Protocol):

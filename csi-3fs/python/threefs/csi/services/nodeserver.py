@@ -27,10 +27,10 @@ from threefs.csi.errors import (
 from threefs.csi.logs import logger
 from threefs.csi.proto import csi_pb2 as csi
 from threefs.csi.proto import csi_pb2_grpc
+from threefs.csi.services.inline_volumes import is_inline
 from threefs.csi.services.requests import access_of, check_path
 from threefs.csi.services.volume_locks import VolumeLocks
 from threefs.csi.services.volume_stats import condition_of, usage_of
-from threefs.csi.volumes.inline import is_inline
 from threefs.csi.volumes.node_claims import NodeClaims
 from threefs.csi.volumes.volume_id import ID_BYTES_MAX, VolumeId
 from threefs.csi.volumes.volumes import DATA
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
     from threefs.csi.metrics import Metrics
     from threefs.csi.mount_manager_client import MountManager, MountPoint
+    from threefs.csi.services.inline_volumes import InlineVolumes
     from threefs.csi.services.requests import Access
     from threefs.csi.tickets.ticket_store import TicketStore
-    from threefs.csi.volumes.inline import InlineVolumes
 
 __all__ = ["NodeServer"]
 
