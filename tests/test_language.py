@@ -12,20 +12,20 @@ from tests.test_tidy import ROOT, tracked
 
 OWN = r"(?:its|their|his|our|one's)"
 LIMITS = {
-    r"\b(?:nobody|somebody|everybody|whoever|whomever|whom)\b": 694,
-    r"\b(?:tell|tells|told|telling)\b": 848,
-    r"\b(?:begin|begins|begun|began|beginning)\b": 474,
+    r"\b(?:nobody|somebody|everybody|whoever|whomever|whom)\b": 691,
+    r"\b(?:tell|tells|told|telling)\b": 841,
+    r"\b(?:begin|begins|begun|began|beginning)\b": 467,
     rf"\b(?:of {OWN} own|of ours)\b": 173,
     r"\b(?:go|goes|going|went|gone) on\b": 81,
     r"(?<!as )\bso (?:many|long|much)\b(?! as)": 82,
-    r"(?:^|[.(:;] ?)Who (?!am)": 65,
+    r"(?:^|[.(:;] ?)Who (?!am)": 64,
     r"\b(?:is|are|was) no\b": 150,
     r"\bbeside\b": 102,
     r"\b(?:a|last|its|no) words?\b": 29,
     r"\bstrangers?\b": 72,
     r"\b(?:farewell|takes? leave|last words)\b": 9,
     r"\b(?:he|him|his)\b": 16,
-    r"\bfor one in\b": 233,
+    r"\bfor one in\b": 229,
     r'^(?://!|""") ?(?:What|Who|Which|Where|How|From)\b': 139,
 }
 """Pattern (case is ignored) -> hits that remain."""

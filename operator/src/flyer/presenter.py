@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from flyer.api import FlyerJob, FlyerJobStatus, Phase, format_timestamp
 from flyer.engine import quota_holdings
-from flyer.engine.explanation import waiting_summary
-from flyer.engine.quotas import ANY
+from flyer.engine.state.explanation import waiting_summary
+from flyer.engine.state.quotas import ANY
 from flyer.views import (
     CheckpointView,
     FailureView,

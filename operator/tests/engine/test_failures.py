@@ -28,10 +28,8 @@ from flyer.engine import (
     Stop,
     Succeeded,
     SuspendRequested,
-    engine,
-    reconcile,
-    schedule,
 )
+from flyer.engine.cycle import commits, reconcile, schedule
 from flyer.sim import sample_job, two_zones
 
 if TYPE_CHECKING:
@@ -360,8 +358,8 @@ def test_a_bug_names_the_job_that_brings_it_to_light(
     assert harness.state is before
     for where, name in (
         (reconcile, "transitions"),
-        (engine, "with_conditions"),
-        (schedule, "blockers"),
+        (commits, "with_conditions"),
+        (schedule, "pending_reasons"),
     ):
         with monkeypatch.context() as broken:
             broken.setattr(where, name, None)

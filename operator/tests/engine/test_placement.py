@@ -7,7 +7,7 @@ from itertools import pairwise
 import hypothesis.strategies as st
 import pytest
 from flyer.engine import Node
-from flyer.engine.placement import (
+from flyer.engine.placement.node_selection import (
     PlacementHistory,
     best,
     by_zone,

@@ -32,19 +32,19 @@ from flyer.engine import (
     SuspendReceived,
     SuspendRequested,
     Tick,
-    blockers,
     explain,
-    queue,
-    quotas,
     rebuild,
-    schedule,
     step,
 )
-from flyer.engine.draft import CycleState
+from flyer.engine.cycle import queue_update, schedule
+from flyer.engine.cycle.queue_walk import Walk
+from flyer.engine.cycle.unschedulable import UnschedulableNeeds
 from flyer.engine.events import QuotaObserved, QuotaRemoved
-from flyer.engine.queue import Walk, updated
-from flyer.engine.quotas import Quota
-from flyer.engine.search import PendingReasonCache, UnschedulableNeeds
+from flyer.engine.explain import pending_reasons
+from flyer.engine.explain.pending_reasons import PendingReasonCache
+from flyer.engine.quota import eligibility
+from flyer.engine.state.cycle_state import CycleState
+from flyer.engine.state.quotas import Quota
 from flyer.sim.samples import sample_job
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 
     from flyer.api import Pending
     from flyer.engine import Action, Event, JobState
-    from flyer.engine.reservations import Reservation
+    from flyer.engine.placement.reservations import Reservation
+    from flyer.engine.state.queue import Entry
 
 _PRIORITIES = ("low", "normal", "high", "very-high")
 
@@ -164,13 +165,15 @@ class History:
 
 def _forgetful(state: EngineState) -> EngineState:
     """The state without what only saves work."""
-    return replace(state, queue=None, stale=(), active=None, remedies={}, rest={}, terms={})
+    return replace(
+        state, queue=None, queue_changes=(), active=None, remedies={}, skip_until={}, terms={}
+    )
 
 
-_entry = queue._Update._entry
+_entry = queue_update._Update._entry
 
 
-def _auto_jobs_alone(update: queue._Update, job: JobState) -> queue.Entry:
+def _auto_jobs_alone(update: queue_update._Update, job: JobState) -> Entry:
     """Each goes through its levels by itself."""
     entry = _entry(update, job)
     return replace(entry, class_key=None) if job.spec.priority is Priority.AUTO else entry
@@ -215,7 +218,7 @@ def test_what_is_kept_and_left_out_changes_no_decision(
             long.setattr(
                 UnschedulableNeeds, "is_unschedulable", lambda _search, _job, _needs: False
             )
-            long.setattr(queue._Update, "_entry", _auto_jobs_alone)
+            long.setattr(queue_update._Update, "_entry", _auto_jobs_alone)
             slow, expected = step(_forgetful(slow), events, history.now)
         assert _decided(quick, actions) == _decided(slow, expected), (seed, history.now)
         events = history.events(quick)
@@ -230,8 +233,10 @@ def test_the_queue_is_the_one_that_is_made_anew(seed: int) -> None:
     for _ in range(40):
         history.now += history.random.choice((0.6, 5.0, 70.0))
         state, _ = step(state, events, history.now)
-        kept = updated(CycleState(state, history.now))
-        anew = updated(CycleState(replace(state, queue=None, stale=()), history.now))
+        kept = queue_update.updated_queue(CycleState(state, history.now))
+        anew = queue_update.updated_queue(
+            CycleState(replace(state, queue=None, queue_changes=()), history.now)
+        )
         same = replace(anew, explained_to=kept.explained_to, explained_at=kept.explained_at)
         assert kept == same, (seed, history.now)
         events = history.events(state)
@@ -251,7 +256,9 @@ def test_a_reason_that_jobs_share_is_the_one_of_each(
         eta: float | None,
     ) -> Pending:
         found = shared(reasons, job, reservations, own, eta)
-        assert found == blockers.pending(reasons._availability, job, reservations, eta), job.key
+        assert found == pending_reasons.not_placed(reasons._availability, job, reservations, eta), (
+            job.key
+        )
         return found
 
     monkeypatch.setattr(PendingReasonCache, "of", of)
@@ -469,26 +476,26 @@ def test_auto_jobs_behind_too_many_of_their_user_cost_a_plan_no_look(
         now += 1
         state, _ = step(state, [JobSubmitted(sample_job(name, 1, user=name))], now)
     asked: list[str] = []
-    priorities = quotas.priorities
+    priorities = eligibility.allowed_priorities
 
     def counted(cycle: CycleState, job: JobState, limits: Sequence[Quota]) -> list[Priority]:
         asked.append(job.key)
         return priorities(cycle, job, limits)
 
-    monkeypatch.setattr(quotas, "priorities", counted)
+    monkeypatch.setattr(eligibility, "allowed_priorities", counted)
     step(state, [JobSubmitted(sample_job("good", 1, user="good"))], now + 1)
     assert 0 < len(set(asked)) < 400  # 256 looks, and 20 reasons a second
 
 
 def test_a_job_that_cannot_be_queued_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver leaves it alone then, and the others are scheduled."""
-    needs_of = queue.needs_of
+    needs_of = queue_update.needs_of
 
     def fails(cycle: CycleState, job: JobState) -> tuple[object, ...]:
         assert job.key != "default/w1", "a bug"
         return needs_of(cycle, job)
 
-    monkeypatch.setattr(queue, "needs_of", fails)
+    monkeypatch.setattr(queue_update, "needs_of", fails)
     state, now = _full_cluster()
     with pytest.raises(JobFault) as caught:
         step(state, _queue_of(3), now + 1)

@@ -25,7 +25,7 @@ from flyer.engine import (
     StopRequested,
     SuspendRequested,
 )
-from flyer.engine.log import rebuild_line, replay, step_line
+from flyer.engine.decision_log import rebuild_line, replay, step_line
 from flyer.sim import Behavior, Script, Simulation, sample_job, two_zones
 
 if TYPE_CHECKING:

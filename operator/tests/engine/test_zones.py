@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flyer.api import Phase
 from flyer.engine import Zones, ZonesObserved, rebuild, step
-from flyer.engine.log import rebuild_line, replay, step_line
+from flyer.engine.decision_log import rebuild_line, replay, step_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from flyer.engine.log import replay
+from flyer.engine.decision_log import replay
 
 
 def test_after_kill_9_no_process_survives_and_the_next_run_continues_the_history(bench):

@@ -16,13 +16,12 @@ from flyer.engine import (
     JobSubmitted,
     Node,
     Quota,
-    allocation,
-    preemption,
     rebuild,
-    schedule,
     step,
-    transitions,
 )
+from flyer.engine.cycle import allocate, schedule
+from flyer.engine.preemption import plan
+from flyer.engine.state import restarts
 from flyer.sim import Violation, sample_job
 from flyer.sim.histories import SETTINGS, History
 from flyer.sim.necessity import preempted_in_vain
@@ -69,7 +68,7 @@ def finds(what: str, seeds: int = 150) -> None:
 
 
 def test_a_ghost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transitions, "resubmit", lambda *_args: None)
+    monkeypatch.setattr(restarts, "resubmit", lambda *_args: None)
     finds("is reserved for|has no pods", 131)
 
 
@@ -90,7 +89,7 @@ def test_a_job_that_waits_in_vain_while_faults_go_on_is_found(
 
 def test_a_node_that_is_given_out_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "flyer.engine.market.NodeAvailability._is_open",
+        "flyer.engine.placement.availability.NodeAvailability._is_open",
         lambda availability, name: availability._may_be_had(name),
     )
     finds("is reserved for")
@@ -98,13 +97,13 @@ def test_a_node_that_is_given_out_twice_is_found(monkeypatch: pytest.MonkeyPatch
 
 def test_a_victim_that_is_not_needed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        preemption, "cheapest_cover", lambda candidates, need: tuple(candidates) if need else ()
+        plan, "cheapest_cover", lambda candidates, need: tuple(candidates) if need else ()
     )
     finds("gave way to .*, which has other nodes", 600)
 
 
 def test_a_victim_that_is_taken_at_once_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocation, "_too_early", lambda *_args: False)
+    monkeypatch.setattr(allocate, "_too_early", lambda *_args: False)
     finds("preempts after 0")
 
 
@@ -116,8 +115,8 @@ def test_a_preemption_although_nodes_are_free_is_found(monkeypatch: pytest.Monke
     high = JobSubmitted(sample_job("high", priority="high"))
     after, _ = step(state, [high], 1_800_000_060.0)
     assert preempted_in_vain(state, after) == ""
-    monkeypatch.setattr(allocation, "_fit_free", lambda *_args: None)
-    monkeypatch.setattr(preemption, "is_reserved_for_others", lambda *_args: True)
+    monkeypatch.setattr(allocate, "_fit_free", lambda *_args: None)
+    monkeypatch.setattr(plan, "is_reserved_for_others", lambda *_args: True)
     after, _ = step(state, [high], 1_800_000_060.0)
     assert preempted_in_vain(state, after).endswith("for which ['a1'] were free")
 

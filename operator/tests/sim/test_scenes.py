@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from flyer.api import Phase, SuspendCode
-from flyer.engine import SchedulerSettings, Start, transitions
-from flyer.engine.reconcile import reconcile
+from flyer.engine import SchedulerSettings, Start
+from flyer.engine.cycle.reconcile import reconcile
+from flyer.engine.state import transitions
 from flyer.sim import Behavior, Script, Simulation, Violation, sample_job, two_zones
 
 if TYPE_CHECKING:
-    from flyer.engine.draft import CycleState
+    from flyer.engine.state.cycle_state import CycleState
 
 
 def starts(simulation: Simulation, key: str) -> list[Start]:
@@ -87,14 +88,15 @@ def test_a_start_before_the_nodes_are_empty_is_caught(monkeypatch: pytest.Monkey
             if job.status.phase in (Phase.RESERVED, Phase.DRAINING):
                 transitions.start(cycle, key)
 
-    monkeypatch.setattr("flyer.engine.schedule._start_ready_jobs", hasty)
+    monkeypatch.setattr("flyer.engine.cycle.schedule._start_ready_jobs", hasty)
     with pytest.raises(Violation, match=r"where .* still are"):
         preempt_in(Simulation(two_zones(), settings=SchedulerSettings(), seed=1))
 
 
 def test_a_second_job_across_zones_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "flyer.engine.market.NodeAvailability.token_holders", lambda _self, _job: ([], [])
+        "flyer.engine.placement.availability.NodeAvailability.token_holders",
+        lambda _self, _job: ([], []),
     )
     simulation = Simulation(two_zones(6), settings=SchedulerSettings(), seed=1)
     simulation.submit(sample_job("a", 7), Script())
@@ -116,6 +118,6 @@ def test_a_suspend_code_that_shrinks_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_status_that_is_not_committed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flyer.engine.engine._commits", lambda *_args, **_keys: [])
+    monkeypatch.setattr("flyer.engine.engine.collect_commits", lambda *_args, **_keys: [])
     with pytest.raises(Violation, match="not stored"):
         preempt_in(Simulation(two_zones(), settings=SchedulerSettings(), seed=1))

@@ -14,11 +14,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from flyer.engine import WakeAt, blockers, effects, queue, reconcile, search, waysout
-from flyer.engine.draft import ACTIVE, RESERVING, CycleState
-from flyer.engine.log import step_line
-from flyer.engine.market import NodeAvailability
-from flyer.engine.nodes import natural_order
+from flyer.engine import WakeAt
+from flyer.engine.cycle import actions_due, queue_update, reconcile, schedule, unschedulable
+from flyer.engine.decision_log import step_line
+from flyer.engine.explain import pending_reasons, remedies
+from flyer.engine.placement.availability import NodeAvailability
+from flyer.engine.state.cycle_state import CycleState
+from flyer.engine.state.jobs import ACTIVE, RESERVING
+from flyer.engine.state.nodes import natural_order
 from flyer.sim import histories
 from flyer.sim.histories import History
 from flyer.sim.invariants import Violation
@@ -26,7 +29,7 @@ from flyer.sim.invariants import Violation
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from flyer.engine.queue import Entry
+    from flyer.engine.state.queue import Entry
 
 SETTINGS = histories.SETTINGS
 SUPPLY, PREEMPTIBLE_AT, STEP = (
@@ -47,7 +50,7 @@ def played(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> dict[int, s
     settings = replace(SETTINGS, reschedule_seconds=never, pending_renew_seconds=never)
     monkeypatch.setattr(histories, "SETTINGS", settings)
     # A text that is put off because too many ways out are searched for is no decision either.
-    monkeypatch.setattr(waysout, "_SEARCHES_MAX", 1_000)
+    monkeypatch.setattr(remedies, "_SEARCHES_MAX", 1_000)
     found = {}
     for seed in seeds:
         digest = hashlib.sha256()
@@ -95,21 +98,21 @@ def without_shortcuts(monkeypatch: pytest.MonkeyPatch) -> None:
         jobs = availability.cycle.jobs
         return sorted(key for key, job in jobs.items() if job.status.phase in RESERVING)
 
-    def updated(cycle, real=queue.updated):
+    def updated(cycle, real=queue_update.updated_queue):
         cycle.queue = None
         return real(cycle)
 
     def reasons_of(reasons, job, reservations, _own, eta):
-        return blockers.pending(reasons._availability, job, reservations, eta)
+        return pending_reasons.not_placed(reasons._availability, job, reservations, eta)
 
-    monkeypatch.setattr(queue, "updated", updated)
-    monkeypatch.setattr(search.PendingReasonCache, "of", reasons_of)
+    monkeypatch.setattr(schedule, "updated_queue", updated)
+    monkeypatch.setattr(pending_reasons.PendingReasonCache, "of", reasons_of)
     monkeypatch.setattr(CycleState, "may_skip", lambda *_args: False)
     monkeypatch.setattr(CycleState, "is_schedule_due", lambda *_args: True)
     monkeypatch.setattr(CycleState, "active_jobs", lambda cycle: cycle.jobs)
-    monkeypatch.setattr(search.UnschedulableNeeds, "is_unschedulable", lambda *_args: False)
+    monkeypatch.setattr(unschedulable.UnschedulableNeeds, "is_unschedulable", lambda *_args: False)
     monkeypatch.setattr(reconcile, "_is_idle", lambda _job: False)
-    monkeypatch.setattr(effects, "_is_idle", lambda _job: False)
+    monkeypatch.setattr(actions_due, "_is_idle", lambda _job: False)
     monkeypatch.setattr(NodeAvailability, "supply", supply)
     monkeypatch.setattr(NodeAvailability, "preemptible_at", preemptible_at)
     monkeypatch.setattr(NodeAvailability, "freed_by", freed_by)
@@ -162,9 +165,9 @@ def test_a_place_that_is_kept_after_a_change_is_found(monkeypatch: pytest.Monkey
     seeds = range(25)
     right = played(monkeypatch, seeds)
     known: dict[str, Entry] = {}
-    real = queue._Update._entry
+    real = queue_update._Update._entry
     monkeypatch.setattr(
-        queue._Update, "_entry",
+        queue_update._Update, "_entry",
         lambda update, job: known.setdefault(job.key, real(update, job)),
     )  # fmt: skip
     with contextlib.suppress(Violation):
@@ -177,6 +180,6 @@ def test_a_shortcut_that_skips_too_much_is_found(monkeypatch: pytest.MonkeyPatch
     seeds = range(25)
     right = played(monkeypatch, seeds)
     monkeypatch.setattr(
-        search.UnschedulableNeeds, "is_unschedulable", lambda one, *_args: one._least
+        unschedulable.UnschedulableNeeds, "is_unschedulable", lambda one, *_args: one._least
     )
     assert played(monkeypatch, seeds) != right

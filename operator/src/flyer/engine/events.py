@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from flyer.api import FlyerJob
-from flyer.engine.nodes import Node, Zones
-from flyer.engine.quotas import Quota
+from flyer.engine.state.nodes import Node, Zones
+from flyer.engine.state.quotas import Quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +315,7 @@ class PodExited:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed; nothing else happened."""
+    """Time passed; nothing else events."""
 
 
 Event = (

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from flyer.api import FlyerJobStatus, Phase
 from flyer.api.waiting import PENDING_EVALUATION, PENDING_REASONS, PODS_REFUSED
-from flyer.engine.removals import removal_budgets
-from flyer.engine.state import HOLDING
+from flyer.engine.state.jobs import HOLDING
+from flyer.engine.state.removal_budget import removal_budgets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -33,7 +33,7 @@ from flyer.engine import (
     Tick,
     WakeAt,
 )
-from flyer.engine.log import step_line
+from flyer.engine.decision_log import step_line
 from flyer.errors import ExitStatus, FlyerError
 from flyer.job_events import EVENT_DROPPED, NODE_LOST, NODE_READY, RANK_FAILED, job_events
 from flyer.local.attempts import Attempts

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from flyer import engine
 from flyer.api import FlyerJobStatus
 from flyer.engine import Killed, NodeEmptied, PodExited, SchedulerSettings
-from flyer.engine.log import rebuild_line
+from flyer.engine.decision_log import rebuild_line
 from flyer.job_events import DRIVER_RESTARTED
 
 if TYPE_CHECKING:

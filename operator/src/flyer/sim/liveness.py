@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from flyer.api import Phase
 from flyer.api.waiting import PODS_REFUSED
-from flyer.engine.draft import CycleState
-from flyer.engine.quotas import subjects_of, valid
-from flyer.engine.schedule import schedule
+from flyer.engine.cycle.schedule import schedule
+from flyer.engine.quota.snapshot import active_quotas, subjects_of
+from flyer.engine.state.cycle_state import CycleState
 
 if TYPE_CHECKING:
     from flyer.engine import EngineState, JobState
@@ -58,7 +58,7 @@ def _gone_at(cycle: CycleState, job: JobState) -> float:
 def _has_quota(cycle: CycleState, job: JobState, node_class: str) -> bool:
     """Whether every limit that may apply has room for the job and all that wait in it."""
     mine = subjects_of(job, cycle.teams)
-    for quota in valid(cycle):
+    for quota in active_quotas(cycle):
         if not quota.concerns(mine) or quota.node_class not in ("*", node_class):
             continue
         wanted = sum(

@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flyer.api import Phase
-from flyer.engine.draft import ACTIVE, RESERVING, CycleState
-from flyer.engine.market import NodeAvailability
+from flyer.engine.ordering import queue_position
+from flyer.engine.placement.availability import NodeAvailability
+from flyer.engine.state.cycle_state import CycleState
+from flyer.engine.state.jobs import ACTIVE, RESERVING
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -74,11 +76,11 @@ def _too_early(after: EngineState, starter: JobState) -> str:
 
 def _unneeded(before: EngineState, after: EngineState, by: str, taken: AbstractSet[str]) -> str:
     starter, cycle = after.jobs[by], CycleState(after, after.now)
-    place = cycle.queue_position(starter)
+    place = queue_position(cycle, starter)
     ahead = [
         key
         for key, job in after.jobs.items()
-        if key != by and not job.ended and cycle.queue_position(job) < place
+        if key != by and not job.ended and queue_position(cycle, job) < place
         and (_waited(job) or _waited(before.jobs.get(key, job)))
     ]  # fmt: skip
     if ahead:

@@ -24,7 +24,7 @@ from flyer.api import (
 )
 from flyer.client.kubernetes.views import job_of
 from flyer.engine import NodeState, Quota, Zones
-from flyer.engine.removals import apply_removal_budget
+from flyer.engine.state.removal_budget import apply_removal_budget
 from flyer.kube.apiserver.errors import ApiError, NotFoundError
 from flyer.kube.apiserver.resources import (
     FLYERJOBS,

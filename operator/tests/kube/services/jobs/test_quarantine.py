@@ -1,7 +1,6 @@
 """A job that cannot be judged, or whose status is not taken, stops nobody but itself."""
 
 import pytest
-from flyer import engine
 from flyer.api import API_VERSION, FlyerJobStatus, Phase
 from flyer.engine import (
     CheckpointReported,
@@ -12,8 +11,9 @@ from flyer.engine import (
     StreamLost,
     StreamRestored,
     UserStateSet,
-    schedule,
 )
+from flyer.engine.cycle import schedule
+from flyer.engine.state import transitions
 from flyer.kube.apiserver import LeaseSettings
 from flyer.kube.services.jobs.quarantine import RETRIES_PER_REBUILD_MAX, Quarantine
 from flyer.kube.services.jobs.quarantine_controller import QuarantineController
@@ -74,14 +74,14 @@ async def test_a_job_that_cannot_be_judged_is_left_alone_and_tried_again(
     operator = cluster.operator(LEASE)
     await up(cluster, until, "a", "b")
     term = operator.leader.term
-    whole = engine.transitions.request_suspension
+    whole = transitions.request_suspension
 
     def fails(draft, key, **asked):
         if key == "default/a":
             raise ZeroDivisionError(key)
         whole(draft, key, **asked)
 
-    monkeypatch.setattr(engine.transitions, "request_suspension", fails)
+    monkeypatch.setattr(transitions, "request_suspension", fails)
     cluster.edit("a", suspend=True)
     await until(lambda: told(cluster, "a", "Quarantined"))
     cluster.submit("c", 2)  # one node is free, and that of `a` is kept
@@ -91,7 +91,7 @@ async def test_a_job_that_cannot_be_judged_is_left_alone_and_tried_again(
     await until(lambda: cluster.phase("c") is Phase.RUNNING)
     assert cluster.phase("a") is Phase.RUNNING
     assert len(cluster.pods("a")) == 1
-    monkeypatch.setattr(engine.transitions, "request_suspension", whole)
+    monkeypatch.setattr(transitions, "request_suspension", whole)
     await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
     await until(lambda: cluster.phase("d") is Phase.RUNNING)
     assert operator.leader.term is term

@@ -5,7 +5,7 @@ import copy
 
 import pytest
 from flyer.api import Phase
-from flyer.engine.limits import DEFAULT_LIMITS
+from flyer.engine.state.preemption_limits import DEFAULT_LIMITS
 from flyer.kube.apiserver import LeaseSettings
 from flyer.kube.services.jobs import quota_status
 

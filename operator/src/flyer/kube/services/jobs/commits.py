@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from flyer.api import Condition, FlyerJobStatus, JobHistory, Pending, Phase, quantize
 from flyer.api.names import API_VERSION, KIND_JOB
 from flyer.api.waiting import TEMPLATE_REFUSED
-from flyer.engine.draft import RESERVING
+from flyer.engine.state.jobs import RESERVING
 from flyer.kube.apiserver import Limiter
 from flyer.kube.apiserver.election import LeadershipLostError
 from flyer.kube.apiserver.errors import (

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer.api import Phase
-from flyer.engine.draft import RESERVING
+from flyer.engine.state.jobs import RESERVING
 from flyer.kube.apiserver.election import LeadershipLostError
 from flyer.kube.apiserver.errors import ApiError
 from flyer.kube.services.errors import StaleStateError, TermOverError

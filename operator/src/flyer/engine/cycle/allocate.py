@@ -1,0 +1,152 @@
+"""Nodes for one job: free ones if they do, else those of others that give way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flyer.engine.ordering import in_refusal_cooldown
+from flyer.engine.placement import node_selection
+from flyer.engine.placement.node_selection import PlacementOption, by_zone
+from flyer.engine.placement.requirements import placement_options, zone_layout_deadline
+from flyer.engine.placement.reservations import (
+    Reservation,
+    is_ahead_of_its_turn,
+    is_reserved_for_others,
+)
+from flyer.engine.preemption.evict import preempt
+from flyer.engine.preemption.plan import preemption_plan
+from flyer.engine.state import transitions
+from flyer.engine.state.jobs import ACTIVE, JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flyer.engine.placement.availability import NodeAvailability
+    from flyer.engine.quota.admission import QuotaAdmission
+    from flyer.engine.state.cycle_state import CycleState
+    from flyer.engine.state.nodes import Node
+
+
+def allocate(
+    availability: NodeAvailability,
+    job: JobState,
+    reservations: Sequence[Reservation],
+    admission: QuotaAdmission,
+) -> bool:
+    """Reserve nodes for the job, if need be by preempting; False if it cannot have any now.
+
+    Nodes that failed it, or others, are taken only if there is no way without them.
+    """
+    cycle = availability.cycle
+    classes = [
+        nodes for nodes in availability.classes(job) if admission.admits(job, nodes[0].node_class)
+    ]
+    patience = zone_layout_deadline(cycle, job)
+    if patience is not None:
+        cycle.wake(patience)
+    avoid = availability.placement_history(job).avoid
+    trusted = [[node for node in nodes if node.name not in avoid] for nodes in classes]
+    ways = [[nodes for nodes in trusted if nodes], classes] if avoid else [classes]
+    for nodes in ways:
+        if _place_on(availability, job, nodes, reservations, same_zone_layout=patience is not None):
+            return True
+        if job.key in cycle.delayed_preemptions:
+            return False
+    return False
+
+
+def _place_on(
+    availability: NodeAvailability,
+    job: JobState,
+    classes: Sequence[Sequence[Node]],
+    reservations: Sequence[Reservation],
+    *,
+    same_zone_layout: bool,
+) -> bool:
+    cycle = availability.cycle
+    ways = [
+        (nodes, kind)
+        for nodes in classes
+        for kind in placement_options(
+            cycle, job, {node.zone for node in nodes}, same_zone_layout=same_zone_layout
+        )
+    ]
+    for nodes, kind in ways:
+        found = _fit_free(availability, job, nodes, kind, reservations)
+        if found is not None:
+            early = is_ahead_of_its_turn(availability, job, found, reservations)
+            transitions.reserve(cycle, job.key, found, backfill=early)
+            availability.reserved(job.key)
+            return True
+    if in_refusal_cooldown(cycle, job):
+        return False
+    if same_zone_layout and _fits_otherwise(availability, job, classes, reservations):
+        return False  # it will have free nodes at the latest when it stops waiting for the split
+    for nodes, kind in ways:
+        plan = preemption_plan(availability, job, nodes, kind, reservations)
+        if plan is not None:
+            if _too_early(cycle, job, plan[1]):
+                cycle.delayed_preemptions.add(job.key)
+                return False
+            early = is_ahead_of_its_turn(availability, job, plan[0], reservations)
+            preempt(availability, job, *plan, backfill=early)
+            availability.refresh()
+            return True
+    return False
+
+
+def _fits_otherwise(
+    availability: NodeAvailability,
+    job: JobState,
+    classes: Sequence[Sequence[Node]],
+    reservations: Sequence[Reservation],
+) -> bool:
+    """Whether free nodes would do with another split over zones than the checkpoint's."""
+    return any(
+        _fit_free(availability, job, nodes, kind, reservations) is not None
+        for nodes in classes
+        for kind in placement_options(
+            availability.cycle, job, {node.zone for node in nodes}, same_zone_layout=False
+        )
+    )
+
+
+def _too_early(cycle: CycleState, job: JobState, victims: Sequence[str]) -> bool:
+    """Whether running jobs would be interrupted for a job that has only just begun to wait."""
+    if not any(cycle.jobs[key].status.phase in ACTIVE for key in victims):
+        return False
+    queued_at = job.status.history.queued_at
+    since = queued_at if queued_at is not None else cycle.now
+    return not cycle.passed(since + cycle.settings.preemption_delay_seconds)
+
+
+def _fit_free(
+    availability: NodeAvailability,
+    job: JobState,
+    nodes: Sequence[Node],
+    kind: Sequence[PlacementOption],
+    reservations: Sequence[Reservation],
+) -> tuple[Node, ...] | None:
+    """Nodes that are nobody's: empty or its own ones if they do, else also those being left."""
+    keeping, leaving = availability.token_holders(job)
+    open_nodes = availability.open_of(nodes)
+    if reservations:
+        open_nodes = [
+            node
+            for node in open_nodes
+            if not is_reserved_for_others(availability, job, node, reservations)
+        ]
+    empty = [
+        node for node in open_nodes if availability.occupied_by.get(node.name) in (None, job.key)
+    ]
+    for candidates, token_free in ((empty, not leaving), (open_nodes, True)):
+        usable = [one for one in kind if not one.crosses or (token_free and not keeping)]
+        found = node_selection.best(
+            usable, by_zone(candidates), availability.placement_history(job)
+        )
+        if found is not None:
+            return found[1]
+    return None
+
+
+__all__ = ["allocate", "in_refusal_cooldown"]

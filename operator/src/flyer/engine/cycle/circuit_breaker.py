@@ -1,0 +1,65 @@
+"""Circuit breaker for failures that hit many jobs at once.
+
+When the start path or the report path of the cluster breaks (the gateway's port is closed, a
+registry is down, a switch restarts), every job fails in the same way within minutes. Such failures
+say nothing about any one job: while the breaker is open they do not count against `maxRestarts`.
+A breaker needs jobs of several users, unless there is only one user: nobody opens it for his own
+failing jobs alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flyer.engine.state.engine_state import Incident, IncidentKind
+from flyer.engine.state.jobs import ACTIVE, JobState
+
+if TYPE_CHECKING:
+    from flyer.engine.state.cycle_state import CycleState
+
+# The latest incidents suffice: a window with more of them is an outage anyway.
+_INCIDENTS_MAX = 4096
+
+
+def record_incident(cycle: CycleState, kind: IncidentKind, job: JobState) -> None:
+    """Remember an incident; what is older than every window is forgotten."""
+    horizon = cycle.now - max(_window(cycle, "start"), _window(cycle, "run"))
+    kept = [incident for incident in cycle.incidents if incident.time >= horizon]
+    kept.append(Incident(cycle.now, kind, job.key, job.user))
+    cycle.incidents = kept[-_INCIDENTS_MAX:]
+
+
+def outage(cycle: CycleState, kind: IncidentKind) -> str:
+    """What many jobs have in common now, in one clause; empty: nothing."""
+    since = cycle.now - _window(cycle, kind)
+    recent = [incident for incident in cycle.incidents if incident.time >= since]
+    hit = {one.job: one.user for one in recent if one.kind == kind}
+    settings = cycle.settings
+    if kind == "start":
+        well = {one.job for one in recent if one.kind == "up"} - hit.keys()
+    else:
+        active = cycle.active_jobs()
+        well = {key for key, job in active.items() if job.status.phase in ACTIVE} - hit.keys()
+    many = len(hit) >= settings.outage_jobs_min and len(hit) > len(well)
+    if not many:
+        return ""
+    users = set(hit.values())
+    if len(users) == 1 and any(
+        job.user not in users and not job.ended for job in cycle.jobs.values()
+    ):
+        return ""
+    what = "did not start" if kind == "start" else "were interrupted"
+    seconds = cycle.now - since
+    return (
+        f"{len(hit)} jobs {what} within {seconds:g} s and {len(well)} did well: the cluster is "
+        "blamed, the restart is not counted"
+    )
+
+
+def _window(cycle: CycleState, kind: IncidentKind) -> float:
+    settings = cycle.settings
+    # Jobs whose start began at different times expire at different times.
+    return settings.outage_seconds + (settings.start_deadline_seconds if kind == "start" else 0.0)
+
+
+__all__ = ["outage", "record_incident"]

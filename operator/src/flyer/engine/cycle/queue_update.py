@@ -1,0 +1,193 @@
+"""The queue: jobs that wait for nodes, in order and by equivalence class, kept between plans.
+
+Jobs of one class want the same nodes and count in the same quotas, so that where the first of them
+finds none the others find none either: a plan looks at classes, not at jobs (Borg, EuroSys 2015,
+section 3.4). What the queue holds follows from the jobs alone; it is brought up to date with those
+that changed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flyer.api import Phase, Priority
+from flyer.api.waiting import PENDING_EVALUATION, PODS_REFUSED
+from flyer.engine.ordering import queue_position
+from flyer.engine.placement.requirements import needs_of, zone_layout_deadline
+from flyer.engine.quota import eligibility
+from flyer.engine.quota.snapshot import active_quotas, subjects_of
+from flyer.engine.state.queue import Basis, ClassKey, Contender, Entry, Queue
+from flyer.engine.state.quotas import ANY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from flyer.engine.state.cycle_state import CycleState
+    from flyer.engine.state.jobs import JobState
+
+
+def updated_queue(cycle: CycleState) -> Queue:
+    """The queue as the jobs of this step make it."""
+    known, limits = cycle.queue, active_quotas(cycle)
+    # Without limits nobody's team counts.
+    basis = Basis(cycle.zones.limits, limits, cycle.teams if limits else {})
+    if known is None or known.basis != basis:
+        turn = (None, None) if known is None else (known.explained_to, known.explained_at)
+        known = Queue(basis, explained_to=turn[0], explained_at=turn[1])
+        stale: Iterable[str] = cycle.jobs
+    else:
+        due = [
+            key
+            for _, key in known.single
+            if (joins_at := known.entries[key].joins_at) is not None and joins_at <= cycle.now
+        ]
+        stale = {**cycle.queue_changes, **dict.fromkeys(due)}
+        if not stale:
+            return known
+    cycle.queue = _Update(cycle, known).of(stale)
+    cycle.queue_changes.clear()
+    return cycle.queue
+
+
+class _Update:
+    """Copies what changes: a queue that was read before keeps its value."""
+
+    def __init__(self, cycle: CycleState, known: Queue) -> None:
+        self._cycle = cycle
+        self._known = known
+        self._entries = dict(known.entries)
+        self._classes = dict(known.classes)
+        self._lists: dict[ClassKey, list[Contender]] = {}
+        self._order = list(known.order)
+        self._single = list(known.single)
+        self._unexplained = set(known.unexplained)
+        self._accounts: dict[tuple[object, ...], tuple[tuple[str, str], ...]] = {}
+
+    def of(self, keys: Iterable[str]) -> Queue:
+        many = not self._known.entries
+        changed = False
+        for key in keys:
+            self._cycle.current_job = key
+            job = self._cycle.jobs.get(key)
+            waits = job is not None and job.status.phase is Phase.QUEUED and not job.removed
+            entry = self._entry(job) if job is not None and waits else None
+            changed = self._replace(key, entry, sort=not many) or changed
+            self._unexplained.discard(key)
+            if entry is not None and job is not None and _is_unexplained(job):
+                self._unexplained.add(key)
+        self._cycle.current_job = ""
+        if many:
+            for contenders in (self._order, self._single, *self._lists.values()):
+                contenders.sort()
+        unexplained = frozenset(self._unexplained)
+        if not changed:
+            if unexplained == self._known.unexplained:
+                return self._known
+            return replace(self._known, unexplained=unexplained)
+        for class_key, members in self._lists.items():
+            self._classes[class_key] = members
+            if not members:
+                del self._classes[class_key]
+        return replace(
+            self._known, entries=self._entries, order=self._order, classes=self._classes,
+            single=self._single, unexplained=unexplained,
+        )  # fmt: skip
+
+    def _replace(self, key: str, entry: Entry | None, *, sort: bool) -> bool:
+        before = self._entries.get(key)
+        if before == entry:
+            return False
+        if before is not None:
+            del self._entries[key]
+            _take_out(self._order, before.contender)
+            _take_out(self._members(before.class_key), before.contender)
+        if entry is not None:
+            self._entries[key] = entry
+            for contenders in (self._order, self._members(entry.class_key)):
+                if sort:
+                    insort(contenders, entry.contender)
+                else:
+                    contenders.append(entry.contender)
+        return True
+
+    def _members(self, class_key: ClassKey | None) -> list[Contender]:
+        if class_key is None:
+            return self._single
+        if class_key not in self._lists:
+            self._lists[class_key] = list(self._classes.get(class_key, ()))
+        return self._lists[class_key]
+
+    def _entry(self, job: JobState) -> Entry:
+        cycle, history, left = self._cycle, job.status.history, job.status.eviction
+        levels = self._levels_of(job)
+        if levels:  # it is looked at on its highest level first
+            cycle.auto_priorities[job.key] = levels[0]
+        contender = (queue_position(cycle, job), job.key)
+        alone = (
+            history.submitted_at is None  # its place moves with the time
+            or history.not_before is not None
+            or bool(job.status.occupied)
+            or (left is not None and left.reason == PODS_REFUSED)
+        )
+        if alone:
+            return Entry(contender, None)
+        joins_at = zone_layout_deadline(cycle, job)
+        if joins_at is not None:
+            return Entry(contender, None, joins_at)
+        spec = job.spec
+        remembers = bool(history.previous or history.avoid)
+        class_key = (
+            *needs_of(cycle, job), spec.nodes, spec.node_class, spec.zone, remembers,
+            self._accounts_of(job), self._lower_levels_of(job, levels),
+        )  # fmt: skip
+        return Entry(contender, class_key)
+
+    def _levels_of(self, job: JobState) -> list[Priority]:
+        """Those of an `auto` job while limits apply, the highest first; else none."""
+        limits = self._known.basis.quotas
+        if not limits or job.spec.priority is not Priority.AUTO:
+            return []
+        return eligibility.allowed_priorities(self._cycle, job, limits)
+
+    def _lower_levels_of(self, job: JobState, levels: list[Priority]) -> tuple[object, ...]:
+        """What counts of the job at the levels that it comes to where there is no room above."""
+        if not levels:
+            return ()
+        cycle, found = self._cycle, []
+        for level in levels:
+            cycle.auto_priorities[job.key] = level
+            found.append((level, cycle.terms(job), self._accounts_of(job)))
+        cycle.auto_priorities[job.key] = levels[0]
+        return tuple(found)
+
+    def _accounts_of(self, job: JobState) -> tuple[tuple[str, str], ...]:
+        """Where nodes of the job may count, whatever class of nodes they are."""
+        limits = self._known.basis.quotas
+        if not limits:
+            return ()
+        subjects = subjects_of(job, self._known.basis.teams)
+        priority = self._cycle.priority(job)
+        wanted = (subjects, priority)
+        if wanted not in self._accounts:
+            self._accounts[wanted] = tuple(
+                limit.account(subjects)
+                for limit in limits
+                if limit.concerns(subjects) and limit.priority in (ANY, priority.value)
+            )
+        return self._accounts[wanted]
+
+
+def _take_out(contenders: list[Contender], one: Contender) -> None:
+    at = bisect_left(contenders, one)
+    assert contenders[at] == one, f"{one[1]}: not in the queue at its place"
+    del contenders[at]
+
+
+def _is_unexplained(job: JobState) -> bool:
+    pending = job.status.pending
+    return pending is None or pending.reason == PENDING_EVALUATION
+
+
+__all__ = ["updated_queue"]

@@ -1,0 +1,73 @@
+"""Walk through the queue in its order, which can skip the rest of a class."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from flyer.engine.state.queue import ClassKey, Contender, Queue
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """How far a walk has come among contenders that are in order."""
+
+    class_key: ClassKey | None
+    members: Sequence[Contender]
+    at: int = 0
+    level: int | None = None  # in place of the members' own
+
+    @property
+    def next(self) -> Contender:
+        place, key = self.members[self.at]
+        return (place if self.level is None else (-self.level, *place[1:])), key
+
+
+class Walk:
+    """One way through the queue, the first in place first. Whole classes can be left out."""
+
+    def __init__(self, queue: Queue, others: Iterable[Contender]) -> None:
+        self._heap: list[tuple[Contender, _Cursor]] = []
+        self._last: _Cursor | None = None
+        cursors = [_Cursor(class_key, members) for class_key, members in queue.classes.items()]
+        cursors.append(_Cursor(None, queue.single))
+        cursors += [_Cursor(None, (other,)) for other in others]
+        self._heap = [(cursor.next, cursor) for cursor in cursors if cursor.members]
+        heapq.heapify(self._heap)
+
+    def __iter__(self) -> Iterator[tuple[Contender, ClassKey | None]]:
+        while True:
+            if self._last is not None:
+                self._push(self._last)
+                self._last = None
+            if not self._heap:
+                return
+            contender, cursor = heapq.heappop(self._heap)
+            cursor.at += 1
+            self._last = cursor
+            yield contender, cursor.class_key
+
+    def put(self, contender: Contender) -> None:
+        """Somebody who is not in the queue at this place."""
+        self._push(_Cursor(None, (contender,)))
+
+    def lower(self, level: int) -> None:
+        """The last one and the rest of its class take their places at this level."""
+        assert self._last is not None, "no class"
+        self._last.at -= 1
+        self._last.level = level
+
+    def skip(self) -> None:
+        """Leave out the rest of the class of the last one."""
+        self._last = None
+
+    def _push(self, cursor: _Cursor) -> None:
+        if cursor.at < len(cursor.members):
+            heapq.heappush(self._heap, (cursor.next, cursor))
+
+
+__all__ = ["Walk"]

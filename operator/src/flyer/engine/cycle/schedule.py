@@ -1,0 +1,343 @@
+"""Giving out nodes: by priority, then in the order in which jobs were submitted.
+
+For each waiting job in turn: can it ever run; does it fit on nodes that are nobody's; could it with
+nodes of cheaper jobs; if not, which nodes does it wait for. Jobs behind a blocked one go ahead only
+on nodes that it does not wait for, or if they are certain to be back in time.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flyer.api import Phase
+from flyer.engine.cycle.allocate import allocate
+from flyer.engine.cycle.queue_update import updated_queue
+from flyer.engine.cycle.queue_walk import Walk
+from flyer.engine.cycle.unschedulable import UnschedulableNeeds
+from flyer.engine.explain import pending_reasons
+from flyer.engine.explain.pending_reasons import PendingReasonCache
+from flyer.engine.explain.pending_writer import PendingWriter
+from flyer.engine.ordering import in_refusal_cooldown, queue_position
+from flyer.engine.placement.availability import NodeAvailability
+from flyer.engine.placement.requirements import needs_of
+from flyer.engine.placement.reservations import Reservation, reservation_for
+from flyer.engine.quota.admission import QuotaAdmission
+from flyer.engine.state import transitions
+from flyer.engine.state.jobs import WAITING, JobState
+
+if TYPE_CHECKING:
+    from flyer.api import FlyerJobSpec, Pending
+    from flyer.engine.state.cycle_state import CycleState
+    from flyer.engine.state.queue import ClassKey, Contender
+
+# Blocked jobs that have a backfill reservation. The others wait without one until they are among
+# the first of the queue.
+_RESERVATIONS_MAX = 16
+# So many jobs at the head of the queue are looked at one by one. Behind them the rest of a class is
+# left out as soon as nothing is to be had for it, and its reasons are written in turn.
+_HEAD_JOBS = 32
+# Of one user's jobs that could run and get no nodes: those behind wait until these have started.
+# Of those that may not run now, or ever, as many are looked at on top.
+_USER_JOBS_MAX = 256
+_EXPLAINED_PER_SECOND = 20
+_EXPLAINED_MAX = 256
+
+
+def schedule(cycle: CycleState) -> list[Reservation]:
+    """Give nodes to every waiting job that may have them; return the reservations of the others."""
+    return _planned(cycle).reservations
+
+
+def schedule_and_start(cycle: CycleState) -> None:
+    """Give nodes out, and start each job whose nodes are all empty."""
+    _start_ready_jobs(cycle, _planned(cycle).availability)
+
+
+def _planned(cycle: CycleState) -> _SchedulingPass:
+    plan = _SchedulingPass(cycle)
+    plan.run()
+    cycle.current_job = ""
+    return plan
+
+
+class _SchedulingPass:
+    """One pass over the queue."""
+
+    def __init__(self, cycle: CycleState) -> None:
+        self._cycle = cycle
+        self.availability = NodeAvailability(cycle)
+        self._admission = QuotaAdmission(self.availability)
+        self._queue = updated_queue(cycle)
+        self._walk = Walk(self._queue, self._leaving())
+        self.reservations: list[Reservation] = []
+        self._blocked: dict[tuple[object, ...], JobState] = {}  # the least that was not to be had
+        # Whom the rest of a class waits behind, at each level.
+        self._ahead: dict[tuple[ClassKey, int], JobState] = {}
+        self._search = UnschedulableNeeds(self.availability)
+        self._reasons = PendingReasonCache(self.availability)
+        self._verdicts: dict[tuple[object, ...], Pending | None] = {}
+        self._pending_writer = PendingWriter(self.availability)
+        self._waiting = 0  # looked at, and not placed
+        # Jobs that could run and got no nodes, by user; and those behind too many of their user.
+        self._looks: Counter[str] = Counter()
+        self._ineligible_looks: Counter[str] = Counter()
+        self._behind_own: set[str] = set()
+        self._placed: list[Contender] = []
+        self._skipping = False
+
+    def _leaving(self) -> list[Contender]:
+        """Preempted jobs that have still to leave their nodes: they keep their place."""
+        return [
+            (queue_position(self._cycle, job), job.key)
+            for job in self._cycle.active_jobs().values()
+            if job.status.suspension is not None
+            and job.status.suspension.reason == "Preempted"
+            and not job.suspend
+        ]
+
+    def run(self) -> None:
+        cycle = self._cycle
+        told = set()
+        for (place, key), class_key in self._walk:
+            job = cycle.jobs[key]
+            cycle.current_job = key
+            if job.status.phase is Phase.SUSPENDING:
+                self.reservations += self._reserve_for_backfill(job)
+                continue
+            if key not in told:  # else it is an `auto` job at its next level
+                if self._looks[job.user] >= _USER_JOBS_MAX:
+                    self._behind_own.add(key)
+                    self._skipping = True
+                    continue
+                if _is_never(job) and self._ineligible_looks[job.user] >= _USER_JOBS_MAX:
+                    self._skipping = True  # its verdict is renewed in turn, with the other reasons
+                    continue
+                self._looks[job.user] += 1
+                told.add(key)
+                self._admission.enter(job, -place[0])
+            ends = self._try_job(job, class_key)
+            if ends and class_key is not None and self._waiting >= _HEAD_JOBS:
+                self._walk.skip()
+                self._skipping = True
+        self._explain(told)
+        self._pending_writer.close()
+
+    def _try_job(self, job: JobState, class_key: ClassKey | None) -> bool:
+        """Place the job, or tell why not; whether the same holds for the rest of its class."""
+        barred = self._ineligibility(job)
+        if barred is not None:
+            if self._ineligible_looks[job.user] < _USER_JOBS_MAX:
+                self._ineligible_looks[job.user] += 1
+                self._looks[job.user] -= 1  # nobody waits for it
+            self._tell(job, barred)
+            return True
+        if self._admission.lower(job):  # `auto`: no room at this level, perhaps at the next
+            if class_key is None:
+                self._walk.put((queue_position(self._cycle, job), job.key))
+            else:  # whoever wants the same finds no more room
+                self._walk.lower(self._cycle.level(job))
+            return False
+        out = self._admission.refusal(job)
+        if out is not None:
+            self._tell(job, out)
+            return True
+        needs = self._needs(job)
+        ahead = self._blocked.get(needs)
+        if ahead is not None and ahead.spec.nodes <= job.spec.nodes:
+            if class_key is not None:
+                self._ahead.setdefault((class_key, self._cycle.level(job)), ahead)
+            self._admission.fill(job)
+            self._tell(job, _behind(self._cycle, job, ahead))
+            return not self._admission.charges(job)
+        if not self._search.is_unschedulable(job, needs) and allocate(
+            self.availability, job, self.reservations, self._admission
+        ):
+            self._blocked.clear()
+            self._search.clear()
+            self._reasons.clear()
+            self._pending_writer.placed()
+            self._placed.append((queue_position(self._cycle, job), job.key))
+            self._looks[job.user] -= 1
+            self._admission.fill(job)
+            return False
+        return self._handle_unplaced(job, needs, class_key)
+
+    def _handle_unplaced(
+        self, job: JobState, needs: tuple[object, ...], class_key: ClassKey | None
+    ) -> bool:
+        """Reserve nodes for a job that got none; return whether the rest of its class gets none."""
+        self._search.failed(job, needs)
+        own: list[Reservation] = []
+        if not in_refusal_cooldown(
+            self._cycle, job
+        ):  # nobody waits for a job that may not have its pods
+            self._blocked[needs] = job
+            own = self._reserve_for_backfill(job)
+            self.reservations += own
+        self._admission.fill(job)  # from now on its share is taken, for itself too
+        eta = own[0].needed_at if own and math.isfinite(own[0].needed_at) else None
+        self._tell(job, self._reasons.of(job, self.reservations, own, eta))
+        if needs[-1]:  # the others remember other nodes: they are no followers of this one
+            ends = not own and self._search.is_unschedulable(job, needs)
+        else:
+            ends = True
+            if class_key is not None:
+                self._ahead.setdefault((class_key, self._cycle.level(job)), job)
+        return ends and not self._admission.charges(job)
+
+    def _ineligibility(self, job: JobState) -> Pending | None:
+        """Why the job cannot be placed whatever others have: not yet, or never."""
+        paused = _pause(self._cycle, job)
+        if paused is not None:
+            return paused
+        shape = _shape(job.spec)
+        if shape not in self._verdicts:
+            self._verdicts[shape] = pending_reasons.infeasible(self.availability, job)
+        return self._verdicts[shape] or self._admission.never(job)
+
+    def _needs(self, job: JobState) -> tuple[object, ...]:
+        """Of two jobs with equal needs, the one with more nodes is blocked if the other one is."""
+        history = job.status.history
+        alone = (
+            job.key if history.previous or history.avoid else ""
+        )  # it remembers nodes of its own
+        admitted = None  # without limits any
+        if self._admission.limited:
+            admitted = tuple(
+                nodes[0].node_class
+                for nodes in self.availability.classes(job)
+                if self._admission.admits(job, nodes[0].node_class)
+            )
+        return needs_of(self._cycle, job), admitted, alone
+
+    def _reserve_for_backfill(self, job: JobState) -> list[Reservation]:
+        if len(self.reservations) >= _RESERVATIONS_MAX:
+            return []
+        if job.status.phase is Phase.SUSPENDING:  # counted in its limits where its nodes are
+            reservation = reservation_for(self.availability, job, self.reservations)
+        else:
+            reservation = reservation_for(
+                self.availability,
+                job,
+                self.reservations,
+                lambda found: self._admission.admits(job, found),
+            )
+        return [] if reservation is None else [reservation]
+
+    def _tell(self, job: JobState, pending: Pending) -> None:
+        self._waiting += 1
+        position = self._waiting
+        if self._skipping:
+            position = self._position((queue_position(self._cycle, job), job.key))
+        self._pending_writer.set(job, pending, position, self.reservations)
+
+    def _position(self, contender: Contender) -> int:
+        """Its place among those without nodes, from 1."""
+        ahead = bisect_left(self._queue.order, contender) - bisect_left(self._placed, contender)
+        return ahead + 1
+
+    def _explain(self, told: set[str]) -> None:
+        """Write why some wait who were left out: those that are new, and the others in turn."""
+        cycle, entries = self._cycle, self._queue.entries
+        new = sorted(self._queue.unexplained, key=lambda key: entries[key].contender)
+        asked = [cycle.explained_job] if cycle.explained_job in entries else []
+        for key in dict.fromkeys([*asked, *new, *self._in_turn()]):
+            if key not in told:
+                cycle.current_job = key
+                job, entry = cycle.jobs[key], entries[key]
+                self._admission.enter(job)
+                while self._admission.lower(job):
+                    pass
+                why = self._why(job, entry.class_key)
+                self._pending_writer.set(
+                    job, why, self._position(entry.contender), self.reservations
+                )
+
+    def _in_turn(self) -> list[str]:
+        """The next ones of the queue, so many for each second."""
+        queue, now = self._queue, self._cycle.now
+        count = _EXPLAINED_MAX
+        if queue.explained_at is not None:
+            count = min(count, int((now - queue.explained_at) * _EXPLAINED_PER_SECOND))
+        if count == 0:
+            return []
+        to = queue.explained_to
+        start = 0 if to is None else bisect_right(queue.order, to)
+        taken = queue.order[start : start + count]
+        to = taken[-1] if start + count < len(queue.order) else None
+        self._cycle.queue = replace(queue, explained_to=to, explained_at=now)
+        return [key for _, key in taken]
+
+    def _why(self, job: JobState, class_key: ClassKey | None) -> Pending:
+        barred = self._ineligibility(job)
+        if barred is not None:
+            return barred
+        if job.key in self._behind_own:
+            return pending_reasons.behind_own_jobs(job, _USER_JOBS_MAX)
+        out = self._admission.refusal(job)
+        if out is not None:
+            return out
+        level = self._cycle.level(job)
+        if class_key is not None and (class_key, level) in self._ahead:
+            return _behind(self._cycle, job, self._ahead[class_key, level])
+        return self._reasons.of(job, self.reservations, (), None)
+
+
+def _is_never(job: JobState) -> bool:
+    """Whether no state of the cluster would let the job run, when it was last checked."""
+    pending = job.status.pending
+    return pending is not None and pending.verdict == "Never"
+
+
+def _shape(spec: FlyerJobSpec) -> tuple[object, ...]:
+    """All that decides whether a job can ever run."""
+    return spec.nodes, spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone
+
+
+def _start_ready_jobs(cycle: CycleState, availability: NodeAvailability) -> None:
+    """Start whoever has all nodes empty, and the token if it crosses zones."""
+    waiting = [job for job in cycle.active_jobs().values() if job.status.phase in WAITING]
+    for key in [job.key for job in sorted(waiting, key=lambda job: queue_position(cycle, job))]:
+        job = cycle.jobs[key]
+        cycle.current_job = key
+        assignment = job.status.assignment
+        assert assignment is not None, f"{key}: reserved without nodes"
+        occupied = [name for name in assignment.names if name in availability.occupied_by]
+        leaving = availability.token_holders(job)[1] if len(assignment.zones) > 1 else []
+        if not occupied and not leaving:
+            transitions.start(cycle, key)
+            availability.occupied_by |= dict.fromkeys(assignment.names, key)
+            continue
+        pending, known = (
+            pending_reasons.draining(availability, job, occupied, leaving),
+            job.status.pending,
+        )
+        phase = Phase.DRAINING if occupied else Phase.RESERVED
+        same = known is not None and known.replace(time=None) == pending
+        if not same or phase is not job.status.phase:
+            cycle.update(key, phase=phase, pending=pending.replace(time=cycle.now))
+    cycle.current_job = ""
+
+
+def _pause(cycle: CycleState, job: JobState) -> Pending | None:
+    until = job.status.history.not_before
+    if until is None or until <= cycle.now:
+        return None
+    cycle.wake(until)
+    return pending_reasons.in_backoff(job, until)
+
+
+def _behind(cycle: CycleState, job: JobState, ahead: JobState) -> Pending:
+    if ahead.key in cycle.delayed_preemptions:
+        cycle.delayed_preemptions.add(job.key)
+    known = cycle.behind_pending.get(ahead.key)
+    if known is None:
+        known = cycle.behind_pending[ahead.key] = pending_reasons.behind_job(ahead)
+    return known
+
+
+__all__ = ["schedule", "schedule_and_start"]

@@ -1,0 +1,1 @@
+"""Explanations: `pending_reasons` of waiting jobs, `pending_writer` stores them, `remedies`."""

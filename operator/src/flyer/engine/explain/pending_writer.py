@@ -1,0 +1,178 @@
+"""Why jobs wait, as one pass over the queue finds it, and how often that is written.
+
+The text of a waiting job changes with every job that starts or ends. A changed reason is written at
+once. Changed numbers and places are written after a pause that grows with the place in the queue,
+and a token bucket bounds all of it: writes do not grow with the queue.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flyer.api import PendingReason, Unblock
+from flyer.api.status import PENDING_CHARS_MAX, PENDING_REASONS_MAX, UNBLOCK_MAX
+from flyer.api.waiting import PENDING_EVALUATION, PODS_REFUSED, RESTART_BACKOFF, WAITING_FOR_TURN
+from flyer.engine.explain import pending_reasons
+from flyer.engine.explain.remedies import RemedySearch
+from flyer.engine.state.explanation import Blocker, Detail, Remedy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flyer.api import Pending
+    from flyer.engine.placement.availability import NodeAvailability
+    from flyer.engine.placement.reservations import Reservation
+    from flyer.engine.state.cycle_state import CycleState
+    from flyer.engine.state.jobs import JobState
+
+# Nodes that are out do not hide the jobs in the way, nor these them.
+_NODES_MAX = 3
+# An estimate that moves by less, or by less than this share of what is left, is not news.
+_ETA_SECONDS = 60.0
+_ETA_SHARE = 0.1
+
+
+class PendingWriter:
+    """Of one pass over the queue: `set` is called in its order."""
+
+    def __init__(self, availability: NodeAvailability) -> None:
+        self._availability = availability
+        self._cycle = availability.cycle
+        self._tokens = self._refilled()
+        self._remedies = RemedySearch(availability)
+
+    def set(
+        self,
+        job: JobState,
+        pending: Pending,
+        position: int,
+        reservations: Sequence[Reservation] = (),
+    ) -> None:
+        """The job was not placed, for this reason; store it if it is due."""
+        cycle = self._cycle
+        if job.key == cycle.explained_job:
+            cycle.explained_detail = self._detail(job, pending, position, reservations)
+        if job.key in cycle.delayed_preemptions:
+            return  # it is planned again in a moment: that saves a write
+        known = job.status.pending
+        first = known is None or known.reason == PENDING_EVALUATION
+        if known is not None and not first and not self._is_due(known, pending, position):
+            return
+        if self._tokens >= 1 and (self._is_plain(job, pending) or self._remedies.is_available(job)):
+            self._tokens -= 1
+            most = PENDING_REASONS_MAX
+            pending = _with(self._detail(job, pending, position, reservations, most))
+        elif not first:
+            return  # nodes are given out again soon, whatever happens
+        if known is None or known.replace(time=None) != pending:
+            cycle.update(job.key, pending=pending.replace(time=cycle.now))
+
+    def close(self) -> None:
+        """The pass is over."""
+        self._cycle.pending_writes = (self._tokens, self._cycle.now)
+        self._remedies.close()
+
+    def _is_plain(self, job: JobState, pending: Pending) -> bool:
+        """Whether nodes that are given back would not help."""
+        if job.key in self._cycle.quota_blockers:
+            return True
+        behind_own = pending.reason == WAITING_FOR_TURN and not pending.blocked_by
+        paused = pending.reason in (PODS_REFUSED, RESTART_BACKOFF)
+        return behind_own or paused or pending.verdict == "Never"
+
+    def _refilled(self) -> float:
+        cycle, settings = self._cycle, self._cycle.settings
+        if cycle.pending_writes is None:
+            return settings.pending_writes_burst
+        tokens, at = cycle.pending_writes
+        tokens += max(0.0, cycle.now - at) * settings.pending_writes_per_second
+        return min(tokens, settings.pending_writes_burst)
+
+    def _is_due(self, known: Pending, pending: Pending, position: int) -> bool:
+        if known.reason != pending.reason or known.verdict != pending.verdict:
+            return True
+        settings = self._cycle.settings
+        age = self._cycle.now - known.time if known.time is not None else float("inf")
+        if age < max(settings.pending_renew_seconds, position):
+            return False
+        if known.unblock and age >= settings.unblock_renew_seconds:
+            return True
+        return (
+            known.position != position
+            or known.message != pending.message
+            or known.blocked_by != pending.blocked_by
+            or self._moved(known.eta, pending.eta)
+        )
+
+    def _moved(self, known: float | None, eta: float | None) -> bool:
+        if known is None or eta is None:
+            return known is not eta
+        return abs(eta - known) > max(_ETA_SECONDS, _ETA_SHARE * (eta - self._cycle.now))
+
+    def _detail(
+        self,
+        job: JobState,
+        pending: Pending,
+        position: int,
+        reservations: Sequence[Reservation],
+        most: int | None = None,
+    ) -> Detail:
+        """With all blockers, or with so many of each kind."""
+        availability, cycle = self._availability, self._cycle
+        first = Blocker(pending.reason, pending.message, until=pending.eta)
+        if self._is_plain(job, pending) and job.key not in cycle.quota_blockers:
+            return Detail(pending, position, (first,), ())
+        found, more = pending_reasons.blockers(availability, job, reservations, most)
+        if job.key in cycle.quota_blockers:
+            # The quota decides: that nodes are free or not is second.
+            nodes = [match for match in found if match.node]
+            more = len(availability.supply(job).out) - len(nodes)
+            found = cycle.quota_blockers[job.key] + nodes
+            return Detail(pending, position, tuple(found), _quota_remedies(cycle, job), more)
+        if pending.reason == WAITING_FOR_TURN:
+            ahead = cycle.jobs[pending.blocked_by[0]]
+            found[0] = Blocker(pending.reason, pending.message, job=ahead.key, user=ahead.user)
+        return Detail(pending, position, tuple(found), self._remedies.of(job), more)
+
+    def placed(self) -> None:
+        """A job got nodes: the others' ways out are others now."""
+        self._remedies.clear()
+
+
+def _with(detail: Detail) -> Pending:
+    """`status.pending` with as much of the detail as fits."""
+    nodes = [blocker for blocker in detail.blockers if blocker.node][:_NODES_MAX]
+    others = [blocker for blocker in detail.blockers if not blocker.node][
+        : PENDING_REASONS_MAX - len(nodes)
+    ]
+    listed = others + nodes
+    return detail.pending.replace(
+        position=detail.position,
+        reasons=tuple(
+            PendingReason(
+                reason=one.reason, message=one.message[:PENDING_CHARS_MAX], job=one.job,
+                user=one.user, node=one.node, since=one.since, until=one.until,
+            )
+            for one in listed
+        ),
+        more=len(detail.blockers) + detail.more - len(listed),
+        unblock=tuple(
+            Unblock(command=remedy.command, effect=remedy.effect, node=remedy.node)
+            for remedy in detail.remedies[:UNBLOCK_MAX]
+            if len(remedy.command) <= PENDING_CHARS_MAX
+        ),
+    )  # fmt: skip
+
+
+def _quota_remedies(cycle: CycleState, job: JobState) -> tuple[Remedy, ...]:
+    """A larger quota, or one of the user's own jobs less."""
+    found = cycle.quota_blockers.get(job.key, [])
+    jobs = [cycle.jobs[match.job] for match in found[1:] if match.job in cycle.jobs]
+    running = [one.key for one in jobs if one.holding]
+    return tuple(
+        Remedy(f"flyer suspend {key}", f"gives its nodes' quota back to {job.user}")
+        for key in dict.fromkeys(running)
+    )
+
+
+__all__ = ["PendingWriter"]

@@ -1,0 +1,117 @@
+"""What a person could do so that a waiting job gets nodes: `unblock` in its status.
+
+The answer is the same for all jobs that want the same. It takes longest of all that is written into
+a status, so it is kept for a while, and a pass over the queue looks for few new ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flyer.api import Phase
+from flyer.engine import ordering
+from flyer.engine.placement.requirements import node_requirements, placement_options
+from flyer.engine.preemption.plan import preemption_plan
+from flyer.engine.state.explanation import Remedy
+
+if TYPE_CHECKING:
+    from flyer.engine.placement.availability import NodeAvailability
+    from flyer.engine.state.jobs import JobState
+
+# One pass over the queue searches for so many new ones, and one more where nodes changed hands.
+_SEARCHES_MAX = 1
+_KEPT_SECONDS = 30.0
+
+
+class RemedySearch:
+    """Of one pass over the queue, and what is left of earlier ones."""
+
+    def __init__(self, availability: NodeAvailability) -> None:
+        self._availability = availability
+        self._cycle = availability.cycle
+        self._left = _SEARCHES_MAX
+        # By what is wanted: when they were found, and what they are.
+        self._known = dict(self._cycle.remedies)
+
+    def is_available(self, job: JobState) -> bool:
+        """Whether they are known, or may be searched for in this pass."""
+        return self._left > 0 or self._kept(job) is not None
+
+    def of(self, job: JobState) -> tuple[Remedy, ...]:
+        """The cheapest first."""
+        known = self._kept(job)
+        if known is None:
+            self._left -= 1
+            known = _found(self._availability, job)
+            self._known[self._wants(job)] = (self._cycle.now, known)
+        return known
+
+    def clear(self) -> None:
+        """Nodes have changed hands."""
+        self._known.clear()
+        self._left = _SEARCHES_MAX
+
+    def close(self) -> None:
+        """The pass is over."""
+        kept = {wants: one for wants, one in self._known.items() if self._is_fresh(one[0])}
+        self._cycle.remedies = kept
+
+    def _kept(self, job: JobState) -> tuple[Remedy, ...] | None:
+        found_at, remedies = self._known.get(self._wants(job), (None, ()))
+        if found_at is None or not self._is_fresh(found_at):
+            return None
+        return remedies if all(self._holds(remedy) for remedy in remedies) else None
+
+    def _is_fresh(self, found_at: float) -> bool:
+        if self._cycle.explained_job:  # somebody asks: what was found in this pass counts
+            return found_at == self._cycle.now
+        return self._cycle.now - found_at < _KEPT_SECONDS
+
+    def _holds(self, remedy: Remedy) -> bool:
+        """Whether those whom it would suspend run, and the node that is to come back is out."""
+        cycle = self._cycle
+        if remedy.node:
+            state = cycle.nodes.get(remedy.node)
+            return state is not None and not state.eligible
+        jobs = (cycle.jobs.get(key) for key in remedy.jobs)
+        return all(job is not None and job.status.phase is Phase.RUNNING for job in jobs)
+
+    def _wants(self, job: JobState) -> tuple[object, ...]:
+        spec, level = job.spec, self._cycle.level(job)
+        return (
+            spec.nodes,
+            *node_requirements(job),
+            spec.cross_zone,
+            level,
+            tuple(job.status.history.avoid),
+        )
+
+
+def _found(availability: NodeAvailability, job: JobState) -> tuple[Remedy, ...]:
+    """What a person could do, the cheapest first."""
+    found: list[Remedy] = []
+    cycle = availability.cycle
+    for nodes in availability.classes(job):
+        zones = {node.zone for node in nodes}
+        for kind in placement_options(cycle, job, zones, same_zone_layout=False):
+            plan = preemption_plan(availability, job, nodes, kind, (), anyone=True)
+            if plan is None or not plan[1]:
+                continue
+            victims = plan[1]
+            lost_node_ms = sum(ordering.lost_node_ms(cycle, cycle.jobs[key]) for key in victims)
+            text = "; ".join(f"flyer suspend {key}" for key in victims)
+            found.append(
+                Remedy(text, "frees the nodes once it has saved", lost_node_ms / 1000, jobs=victims)
+            )
+    outs = [
+        Remedy("", f"brings back {node.name}", node=node.name)
+        for nodes in availability.classes(job)
+        for node in nodes
+        if not availability.cycle.nodes[node.name].eligible
+    ]
+    unique = {match.command: match for match in found}
+    ordered = sorted(unique.values(), key=lambda one: (one.cost_node_seconds or 0.0, one.command))
+    return (*ordered, *outs)
+
+
+__all__ = ["RemedySearch"]

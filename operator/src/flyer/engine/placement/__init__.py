@@ -1,0 +1,1 @@
+"""Placement of one job: node availability, the choice of nodes, and backfill reservations."""

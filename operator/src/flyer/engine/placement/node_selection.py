@@ -1,0 +1,198 @@
+"""Which nodes, in which order of ranks: pure choices over lists of nodes.
+
+Whole nodes only. Inside a zone: the nodes of the attempt before stay at their places, the others
+come from as few leaves as possible. Over zones: ranks are contiguous by zone, at most two zones,
+so that exactly one pair of neighbours (the cross-zone pair) talks across.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+from flyer.engine.state.nodes import Node, natural_order
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementOption:
+    """One way to lay a gang over zones.
+
+    `counts` says how many nodes each zone gives, in rank order; None leaves the split to `choose`.
+    """
+
+    zones: tuple[str, ...]
+    nodes: int
+    counts: tuple[int, ...] | None = None
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it needs the token."""
+        return len(self.zones) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementHistory:
+    """Where the job ran before: node and zone in rank order; and the nodes that failed it."""
+
+    previous: tuple[tuple[str, str], ...] = ()
+    avoid: frozenset[str] = frozenset()
+
+    @property
+    def split(self) -> tuple[int, ...]:
+        """How many nodes in each zone, in rank order."""
+        zones = [zone for _, zone in self.previous]
+        return tuple(zones.count(zone) for zone in dict.fromkeys(zones))
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        """The zones in rank order."""
+        return tuple(dict.fromkeys(zone for _, zone in self.previous))
+
+
+def single_zone_options(nodes: int, zones: Collection[str]) -> list[PlacementOption]:
+    """One option a zone."""
+    return [PlacementOption((zone,), nodes, (nodes,)) for zone in sorted(zones)]
+
+
+def cross_zone_options(nodes: int, zones: Collection[str]) -> list[PlacementOption]:
+    """One option a pair of zones, the split left open."""
+    ordered = sorted(zones)
+    if nodes < 2:
+        return []
+    return [
+        PlacementOption((first, second), nodes)
+        for index, first in enumerate(ordered)
+        for second in ordered[index + 1 :]
+    ]
+
+
+def same_zone_layout_options(
+    history: PlacementHistory, zones: Collection[str]
+) -> list[PlacementOption]:
+    """Options with as many nodes per zone, in the same order: the zones of before first."""
+    counts = history.split
+    if not counts or len(counts) > 2:
+        return []
+    orders = sorted(permutations(sorted(zones), len(counts)), key=lambda one: one != history.zones)
+    return [PlacementOption(order, sum(counts), counts) for order in orders]
+
+
+def best(
+    options: Sequence[PlacementOption],
+    available: Mapping[str, Sequence[Node]],
+    history: PlacementHistory,
+) -> tuple[PlacementOption, tuple[Node, ...]] | None:
+    """The option with the fewest avoided nodes, then the one that fits tightest.
+
+    Tightest: fewest nodes left in its zones, then fewest leaves.
+    """
+    found: list[tuple[tuple[int, int, int, int], PlacementOption, tuple[Node, ...]]] = []
+    for index, option in enumerate(options):
+        chosen = choose(option, available, history)
+        if chosen is None:
+            continue
+        left = sum(len(available.get(zone, ())) for zone in option.zones) - option.nodes
+        leaves = len({(node.zone, node.leaf) for node in chosen})
+        known = option.zones == history.zones
+        avoided = sum(node.name in history.avoid for node in chosen)
+        found.append(((avoided, -1 if known else left, leaves, index), option, chosen))
+    if not found:
+        return None
+    _, option, chosen = min(found, key=lambda one: one[0])
+    return option, chosen
+
+
+def by_zone(nodes: Sequence[Node]) -> dict[str, list[Node]]:
+    """The same nodes in one list a zone."""
+    found: dict[str, list[Node]] = {}
+    for node in nodes:
+        found.setdefault(node.zone, []).append(node)
+    return found
+
+
+def choose(
+    option: PlacementOption, available: Mapping[str, Sequence[Node]], history: PlacementHistory
+) -> tuple[Node, ...] | None:
+    """The nodes in rank order, or None when the option does not fit."""
+    free = [len(available.get(zone, ())) for zone in option.zones]
+    counts = option.counts or _split(option.nodes, free)
+    if counts is None or any(want > have for want, have in zip(counts, free, strict=True)):
+        return None
+    chosen: list[Node] = []
+    for zone, count in zip(option.zones, counts, strict=True):
+        before = history.previous[len(chosen) : len(chosen) + count]
+        chosen.extend(_in_zone(available[zone], count, before, history.avoid))
+    return tuple(chosen)
+
+
+def _split(nodes: int, free: Sequence[int]) -> tuple[int, ...] | None:
+    """Take from the fuller zone, so that what is left is as even as it can be: spares in both."""
+    if sum(free) < nodes or min(free) == 0:
+        return None
+    left = list(free)
+    # Level the fuller zone down first, then share the rest; at least one node in each zone.
+    for _ in range(nodes):
+        fullest = max(range(len(left)), key=lambda index: (left[index], -index))
+        left[fullest] -= 1
+    taken = [have - rest for have, rest in zip(free, left, strict=True)]
+    if min(taken) == 0:
+        empty, other = taken.index(0), taken.index(max(taken))
+        taken[empty], taken[other] = 1, taken[other] - 1
+    return tuple(taken)
+
+
+def _in_zone(
+    nodes: Sequence[Node], count: int, before: Sequence[tuple[str, str]], avoid: frozenset[str]
+) -> list[Node]:
+    """`count` of a zone's nodes: those of before at their places, then the fewest leaves."""
+    by_name = {node.name: node for node in nodes}
+    places: list[Node | None] = [
+        by_name[name] if name in by_name and name not in avoid else None for name, _ in before
+    ]
+    places += [None] * (count - len(places))
+    kept = [node for node in places if node is not None]
+    taken = {node.name for node in kept}
+    others = [node for node in nodes if node.name not in taken]
+    wanted = [node for node in others if node.name not in avoid]
+    missing = count - len(kept)
+    fill = list(_fewest_leaves(wanted, min(missing, len(wanted)), {node.leaf for node in kept}))
+    if len(fill) < missing:
+        avoided = [node for node in others if node.name in avoid]
+        fill += list(_fewest_leaves(avoided, missing - len(fill), {node.leaf for node in fill}))
+    fillers = iter(fill)
+    return [node if node is not None else next(fillers) for node in places]
+
+
+def _fewest_leaves(nodes: Sequence[Node], count: int, near: Collection[str]) -> Iterator[Node]:
+    """`count` nodes from as few leaves as possible, beginning with the leaves `near`."""
+    leaves: dict[str, list[Node]] = {}
+    for node in sorted(nodes, key=lambda node: natural_order(node.name)):
+        leaves.setdefault(node.leaf, []).append(node)
+    while count > 0:
+        fitting = [leaf for leaf in leaves if len(leaves[leaf]) >= count]
+        close = [leaf for leaf in leaves if leaf in near]
+        if close:
+            leaf = max(close, key=lambda one: (len(leaves[one]), one))
+        elif fitting:
+            leaf = min(fitting, key=lambda one: (len(leaves[one]), natural_order(one)))
+        else:
+            leaf = max(leaves, key=lambda one: (len(leaves[one]), one))
+        taken = leaves.pop(leaf)[:count]
+        yield from taken
+        count -= len(taken)
+
+
+__all__ = [
+    "PlacementHistory",
+    "PlacementOption",
+    "best",
+    "by_zone",
+    "choose",
+    "cross_zone_options",
+    "same_zone_layout_options",
+    "single_zone_options",
+]

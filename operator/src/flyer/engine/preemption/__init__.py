@@ -1,0 +1,1 @@
+"""Preemption: `plan` finds nodes and victims, `victim_search` the cheapest set, `evict` acts."""

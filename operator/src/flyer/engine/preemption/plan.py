@@ -1,0 +1,138 @@
+"""Nodes for a job by interrupting others: whom, and what that loses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flyer.api import Phase
+from flyer.engine import ordering
+from flyer.engine.placement import node_selection
+from flyer.engine.placement.node_selection import PlacementOption, by_zone
+from flyer.engine.placement.reservations import Reservation, is_reserved_for_others
+from flyer.engine.preemption.victim_search import Candidate, cheapest_cover, cheapest_set
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flyer.engine.placement.availability import NodeAvailability
+    from flyer.engine.state.jobs import JobState
+    from flyer.engine.state.nodes import Node
+
+
+def preemption_plan(
+    availability: NodeAvailability,
+    job: JobState,
+    nodes: Sequence[Node],
+    kind: Sequence[PlacementOption],
+    reservations: Sequence[Reservation],
+    *,
+    anyone: bool = False,
+) -> tuple[tuple[Node, ...], tuple[str, ...]] | None:
+    """The nodes and the victims that lose least, over the options of one kind.
+
+    `anyone`: also jobs that may not be preempted, for the question what a person could do.
+    """
+    victims = _victims(availability, job, anyone=anyone)
+    if not victims:
+        return None  # what is free was looked at before
+    holders = set(availability.token_holders(job)[0])
+    free = [
+        node
+        for node in nodes
+        if availability.is_open(node)
+        and not is_reserved_for_others(availability, job, node, reservations)
+    ]
+    kept = _kept_for_others(availability, reservations)
+    wanted = {node.name for node in nodes if node.name not in kept}
+    freed = {key: availability.freed_by(victim, wanted) for key, victim in victims.items()}
+    plans: list[tuple[tuple[int, int, int, int], tuple[Node, ...], tuple[str, ...]]] = []
+    for index, option in enumerate(kind):
+        needed_holders = holders if option.crosses else set()
+        if not needed_holders <= victims.keys():
+            continue
+        chosen = _victims_for(availability, job, option, free, freed, needed_holders)
+        if chosen is None:
+            continue
+        pool = free + [node for key in chosen for node in freed[key]]
+        laid = node_selection.choose(option, by_zone(pool), availability.placement_history(job))
+        if laid is None:
+            continue
+        cost = sum(availability.cost_node_ms(victims[key]) for key in chosen)
+        left = len([node for node in pool if node.zone in option.zones]) - option.nodes
+        plans.append(((cost, len(chosen), left, index), laid, chosen))
+    if not plans:
+        return None
+    _, laid, chosen = min(plans, key=lambda plan: plan[0])
+    return laid, chosen
+
+
+def _kept_for_others(
+    availability: NodeAvailability, reservations: Sequence[Reservation]
+) -> set[str]:
+    """Reserved nodes that no job behind the owner of the reservation takes from a third job.
+
+    A reservation of a crash-looping job does not count: no job of its priority gives way to it.
+    """
+    cycle = availability.cycle
+    held = [
+        reservation
+        for reservation in reservations
+        if not ordering.is_crash_looping(cycle, cycle.jobs[reservation.job])
+    ]
+    return {name for reservation in held for name in reservation.nodes}
+
+
+def _victims(availability: NodeAvailability, job: JobState, *, anyone: bool) -> dict[str, JobState]:
+    jobs = availability.cycle.jobs
+    if anyone:
+        running = [
+            key for key in availability.reserving_jobs() if jobs[key].status.phase is Phase.RUNNING
+        ]
+        return {key: jobs[key] for key in running if key != job.key}
+    keys, next_at = availability.victims(job)
+    availability.cycle.wake(next_at)
+    return {key: jobs[key] for key in keys}
+
+
+def _victims_for(
+    availability: NodeAvailability,
+    job: JobState,
+    option: PlacementOption,
+    free: Sequence[Node],
+    freed: dict[str, list[Node]],
+    holders: set[str],
+) -> tuple[str, ...] | None:
+    cycle = availability.cycle
+    candidates = [
+        Candidate(
+            key,
+            availability.cost_node_ms(cycle.jobs[key]),
+            sum(node.zone in option.zones for node in nodes),
+        )
+        for key, nodes in freed.items()
+    ]
+    candidates.sort(
+        key=lambda candidate: (
+            candidate.cost_node_ms, ordering.victim_order(cycle, cycle.jobs[candidate.job])
+        )
+    )  # fmt: skip
+    if not option.crosses:
+        here = sum(node.zone in option.zones for node in free)
+        cover = cheapest_cover(candidates, option.nodes - here)
+        return None if cover is None else tuple(sorted(one.job for one in cover))
+    history = availability.placement_history(job)
+
+    def enough(chosen: Sequence[Candidate]) -> bool:
+        if not holders <= {one.job for one in chosen}:
+            return False
+        pool = list(free) + [node for one in chosen for node in freed[one.job]]
+        return node_selection.choose(option, by_zone(pool), history) is not None
+
+    found = cheapest_set(
+        [candidate for candidate in candidates if candidate.gain or candidate.job in holders],
+        enough,
+    )
+    return None if found is None else tuple(sorted(match.job for match in found))
+
+
+__all__ = ["preemption_plan"]

@@ -1,0 +1,1 @@
+"""Quotas: `snapshot` counts usage, `admission` admits waiting jobs, `usage` reports it."""

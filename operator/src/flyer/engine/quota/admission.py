@@ -1,0 +1,149 @@
+"""Quotas while nodes are given out: each waiting job in turn passes here before it is placed.
+
+A job that finds no room waits, and so does whoever of the same user comes after it in that limit;
+a job that has room and finds no nodes keeps its share of the quota for as long as it is ahead: each
+limit is filled in the order of the queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flyer.api import Priority
+from flyer.engine.quota import eligibility
+from flyer.engine.quota.snapshot import QuotaSnapshot, quota_snapshot
+
+if TYPE_CHECKING:
+    from flyer.api import Pending
+    from flyer.engine.placement.availability import NodeAvailability
+    from flyer.engine.state.jobs import JobState
+
+
+@dataclass(slots=True)
+class QuotaAdmission:
+    """One pass over the queue."""
+
+    availability: NodeAvailability
+    snapshot: QuotaSnapshot = field(init=False)
+    _levels: dict[str, list[Priority]] = field(default_factory=dict)
+    _verdicts: dict[tuple[object, ...], Pending | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.snapshot = quota_snapshot(self.availability.cycle)
+        self._adopt_priorities()
+
+    def _adopt_priorities(self) -> None:
+        """A job that runs changes to the level that its spec asks for once there is room there."""
+        cycle = self.availability.cycle
+        active = cycle.active_jobs()
+        for key in sorted(active):
+            job = active[key]
+            wanted, held = job.spec.priority, job.status.priority
+            if not job.holding or wanted in (Priority.AUTO, held):
+                continue
+            if not self.snapshot.quotas:
+                cycle.update(key, priority=wanted)
+                continue
+            node_class = self.snapshot.holdings[key].node_class
+            if self.snapshot.first_full_quota(job, wanted, node_class) is None:
+                cycle.update(key, priority=wanted)
+                self.snapshot.charge(cycle.jobs[key], wanted, node_class)
+
+    @property
+    def limited(self) -> bool:
+        """Whether any limit applies now."""
+        return bool(self.snapshot.quotas)
+
+    def enter(self, job: JobState, level: int | None = None) -> None:
+        """The job joins the queue, `auto` at this level; None: at its highest."""
+        if self.snapshot.quotas and job.spec.priority is Priority.AUTO:
+            levels = eligibility.allowed_priorities(
+                self.availability.cycle, job, self.snapshot.quotas
+            )
+            self._levels[job.key] = levels
+            at = (one for one in levels if level is None or one.level == level)
+            self.availability.cycle.auto_priorities[job.key] = next(at, levels[0])
+
+    def lower(self, job: JobState) -> bool:
+        """Whether an `auto` job without room at its level goes on at its next lower one."""
+        levels = self._levels.get(job.key)
+        if levels is None or self._fits(job):
+            return False
+        cycle = self.availability.cycle
+        at = levels.index(cycle.priority(job))
+        if at + 1 == len(levels):
+            # Nowhere: it waits at the level that has no need of a quota, or else at the lowest.
+            own = cycle.settings.auto_priority
+            cycle.auto_priorities[job.key] = own if own in levels else levels[-1]
+            del self._levels[job.key]
+            return False
+        cycle.auto_priorities[job.key] = levels[at + 1]
+        return True
+
+    def never(self, job: JobState) -> Pending | None:
+        """Why no limit would let the job run, ever."""
+        if not self.snapshot.quotas:
+            return None
+        spec, classes = job.spec, self._classes(job)
+        wanted = (
+            self.snapshot.subjects(job), spec.nodes, spec.priority, spec.node_class, *classes
+        )  # fmt: skip
+        if wanted not in self._verdicts:
+            self._verdicts[wanted] = eligibility.quota_exceeded(
+                self.availability.cycle, job, classes
+            )
+        return self._verdicts[wanted]
+
+    def refusal(self, job: JobState) -> Pending | None:
+        """Why the job has to wait for room, if it has; it keeps its place in the limit."""
+        if not self.snapshot.quotas or self._fits(job):
+            return None
+        cycle = self.availability.cycle
+        found = [
+            quota
+            for node_class in self._classes(job) or (job.spec.node_class,)
+            if (quota := self.snapshot.first_full_quota(job, cycle.priority(job), node_class))
+            is not None
+        ]
+        pending, reasons = self.snapshot.out_of_quota(job, found[0])
+        cycle.quota_blockers[job.key] = reasons
+        for quota in found:
+            self.snapshot.wait_in(quota, job)
+        return pending
+
+    def admits(self, job: JobState, node_class: str) -> bool:
+        """Whether the job may have nodes of this class."""
+        if not self.snapshot.quotas:
+            return True
+        priority = self.availability.cycle.priority(job)
+        return self.snapshot.first_full_quota(job, priority, node_class) is None
+
+    def charges(self, job: JobState) -> bool:
+        """Whether `fill` may leave less room for others."""
+        if not self.snapshot.quotas:
+            return False
+        subjects, priority = self.snapshot.subjects(job), self.availability.cycle.priority(job)
+        classes = self._classes(job) or (job.spec.node_class,)
+        return any(self.snapshot.limits(subjects, priority, node_class) for node_class in classes)
+
+    def fill(self, job: JobState) -> None:
+        """The job has its share, with nodes or without: who comes later finds so much less."""
+        if not self.snapshot.quotas:
+            return
+        job = self.availability.cycle.jobs[job.key]
+        assignment = job.status.assignment
+        node_class = assignment.node_class if assignment is not None else job.spec.node_class
+        self.snapshot.charge(job, self.availability.cycle.priority(job), node_class)
+
+    def _fits(self, job: JobState) -> bool:
+        """Whether limits leave it room in a class that has as many nodes as it wants."""
+        classes = self.availability.classes(job)
+        large = [nodes for nodes in classes if len(nodes) >= job.spec.nodes] or classes
+        return any(self.admits(job, nodes[0].node_class) for nodes in large)
+
+    def _classes(self, job: JobState) -> list[str]:
+        return [nodes[0].node_class for nodes in self.availability.classes(job)]
+
+
+__all__ = ["QuotaAdmission"]

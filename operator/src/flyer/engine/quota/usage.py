@@ -1,0 +1,71 @@
+"""What each limit has to bear: for statuses, not for decisions. Linear in the jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flyer.api import Phase
+from flyer.api.waiting import WAITING_FOR_QUOTA
+from flyer.engine.quota.snapshot import QuotaSnapshot, quota_snapshot
+from flyer.engine.state.cycle_state import CycleState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flyer.engine.state.engine_state import EngineState
+    from flyer.engine.state.jobs import JobState
+    from flyer.engine.state.quotas import Quota
+
+
+@dataclass(slots=True)
+class QuotaUsage:
+    """One limit now."""
+
+    held: dict[str, list[int]] = field(default_factory=dict)  # by subject: the nodes of each job
+    waiting: int = 0  # jobs that wait for room in it
+
+
+def quota_usage(state: EngineState, now: float) -> dict[str, QuotaUsage]:
+    """By limit, for every limit that applies now."""
+    cycle = CycleState(state, now)
+    snapshot = quota_snapshot(cycle)
+    found = {quota.name: QuotaUsage() for quota in snapshot.quotas}
+    for held in snapshot.holdings.values():
+        for quota in snapshot.limits(held.subjects, held.priority, held.node_class):
+            name = held.subjects.of(quota.kind)
+            found[quota.name].held.setdefault(name, []).append(held.nodes)
+    waiting: dict[str, set[str]] = {name: set() for name in found}
+    jobs = [job for job in cycle.jobs.values() if _waits(job)] if found else []
+    # The second time for those who find room, and wait behind others of their user.
+    for _ in range(2):
+        for job in jobs:
+            for quota in _full_quotas(cycle, snapshot, job):
+                snapshot.wait_in(quota, job)
+                waiting[quota.name].add(job.key)
+    for name, keys in waiting.items():
+        found[name].waiting = len(keys)
+    return found
+
+
+def _waits(job: JobState) -> bool:
+    status = job.status
+    return (
+        status.phase is Phase.QUEUED
+        and status.pending is not None
+        and status.pending.reason == WAITING_FOR_QUOTA
+    )
+
+
+def _full_quotas(cycle: CycleState, snapshot: QuotaSnapshot, job: JobState) -> Iterator[Quota]:
+    wanted = job.spec.node_class
+    classes = (
+        {wanted} if wanted is not None else {node.node.node_class for node in cycle.nodes.values()}
+    )
+    for node_class in sorted(classes):
+        quota = snapshot.first_full_quota(job, cycle.priority(job), node_class)
+        if quota is not None:
+            yield quota
+
+
+__all__ = ["QuotaUsage", "quota_usage"]

@@ -1,0 +1,296 @@
+"""A step in the making: a mutable copy of the state, and the questions that rules ask of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from flyer.api import CrossZone, Priority, quantize
+from flyer.engine.state import removal_budget
+from flyer.engine.state.engine_state import EngineState
+from flyer.engine.state.jobs import HOLDING, RESERVING, JobState
+from flyer.engine.state.nodes import Node, NodeState, natural_order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from flyer.api import Pending
+    from flyer.engine.state.engine_state import Incident, TermsOfSpec
+    from flyer.engine.state.explanation import Blocker, Detail
+    from flyer.engine.state.preemption_limits import PreemptionTerms
+    from flyer.engine.state.quotas import Quota
+
+
+class CycleState:
+    """Owned by one call of `step`; nothing of it survives but the state it freezes into."""
+
+    def __init__(self, state: EngineState, now: float) -> None:
+        self.epoch = state.epoch
+        self.settings = state.settings
+        self.now = max(state.now, quantize(now))
+        self.nodes: dict[str, NodeState] = dict(state.nodes)
+        self.jobs: dict[str, JobState] = dict(state.jobs)
+        self.quotas: dict[str, Quota] = dict(state.quotas)
+        self.zones = state.zones
+        self.quarantined = state.quarantined
+        self.teams: dict[str, str] = dict(state.teams)
+        self.incidents: list[Incident] = list(state.incidents)
+        # The jobs as they were before this step: what nobody has acted upon yet can be undone.
+        self.previous_jobs: Mapping[str, JobState] = state.jobs
+        self._nodes_before = state.nodes
+        # What `auto` came to in this step, and what waits for a quota and why.
+        self.auto_priorities: dict[str, Priority] = {}
+        self.quota_blockers: dict[str, list[Blocker]] = {}
+        # Jobs that have a preemption plan and have not waited for `preemption_delay_seconds` yet.
+        self.delayed_preemptions: set[str] = set()
+        # The job whose explanation was asked for, and what was found out about it.
+        self.explained_job = ""
+        self.explained_detail: Detail | None = None
+        self.pending_writes = state.pending_writes
+        self.remedies = state.remedies
+        # Ordered, so that nothing depends on hashes.
+        self._active = dict.fromkeys(state.jobs if state.active is None else state.active)
+        # The queue of the last plan, and the jobs that changed since.
+        self.queue = state.queue
+        self.queue_changes = dict.fromkeys(state.queue_changes)
+        # Whether anything has changed that decides who gets nodes.
+        self.changed = False
+        self.scheduled_at, self.schedule_due_at = state.scheduled_at, state.schedule_due_at
+        # What jobs say that wait behind this one.
+        self.behind_pending: dict[str, Pending] = {}
+        self._wake: float | None = None
+        self._skip_until: Mapping[str, float] = state.skip_until
+        self._skips_allowed = False
+        # When something is due for each job that was looked at.
+        self._due: dict[str, float] = {}
+        self._lost: frozenset[str] | None = None
+        self._terms: dict[tuple[int, Priority], TermsOfSpec] = {}
+        self._terms_before = state.terms
+        # The job that is looked at now, and the event of it: where a bug shows, they are named.
+        self.current_job = ""
+        self.current_event: object | None = None
+
+    def freeze(self) -> EngineState:
+        """The state after the step."""
+        return EngineState(
+            self.epoch, self.settings, self.now, self.nodes, self.jobs, self.quotas, self.zones,
+            self.quarantined, self.teams, tuple(self.incidents), self.pending_writes,
+            self.scheduled_at, self.schedule_due_at,
+            tuple(key for key, job in self.active_jobs().items() if not job.is_only_queued),
+            self.queue, tuple(self.queue_changes), self.remedies, self._skippable(), self._terms,
+        )  # fmt: skip
+
+    def put(self, job: JobState) -> JobState:
+        """Replace a job by a changed copy."""
+        known = self.jobs.get(job.key)
+        self.changed = self.changed or known is None or _affects_scheduling(known, job)
+        return self.put_bookkeeping(job)
+
+    def update(self, key: str, **changes: Any) -> JobState:
+        """Change fields of a job's status."""
+        job = self.jobs[key]
+        job = replace(job, status=job.status.replace(**changes))
+        if changes.keys() <= {"progress", "pending"}:
+            return self.put_bookkeeping(job)
+        return self.put(job)
+
+    def put_bookkeeping(self, job: JobState) -> JobState:
+        """Replace a job by a copy that differs in nothing that decides who gets nodes."""
+        self.jobs[job.key] = job
+        self._active[job.key] = self.queue_changes[job.key] = None
+        return job
+
+    def remove_job(self, key: str) -> None:
+        """The job is not one of the engine's any more."""
+        del self.jobs[key]
+        self.queue_changes[key] = None
+        self.changed = True
+
+    def active_jobs(self) -> dict[str, JobState]:
+        """The jobs that do more than wait, and those that changed in this step."""
+        return {key: self.jobs[key] for key in self._active if key in self.jobs}
+
+    def may_skip(self, job: JobState) -> bool:
+        """Whether nothing has changed for the job since it was looked at, and nothing is due."""
+        due_at = self._skip_until.get(job.key)
+        if due_at is None or not self._skips_allowed or job is not self.previous_jobs.get(job.key):
+            return False
+        if due_at <= self.now:
+            return False
+        self._due[job.key] = due_at
+        if self._wake is None or due_at < self._wake:
+            self.wake(due_at)
+        return True
+
+    def _skippable(self) -> dict[str, float]:
+        """Until when nothing is to be done for jobs whose pods run or are gone, unless they change.
+
+        Only those that this step looked at and left as they were.
+        """
+        return {
+            key: self._due.get(key, math.inf)
+            for key, job in self.active_jobs().items()
+            if job is self.previous_jobs.get(key)
+            and job.is_skippable
+            and self._due.get(key) != -math.inf
+        }
+
+    def is_schedule_due(self, state: EngineState) -> bool:
+        """Whether giving out nodes could end otherwise than when it was last done.
+
+        All that it looks at is unchanged, and no time has come that it waits for. `state` is the
+        one before this step.
+        """
+        return (
+            self.changed
+            or self.now
+            >= min(self.schedule_due_at, self.scheduled_at + self.settings.reschedule_seconds)
+            or self.zones != state.zones
+            or self.quotas != state.quotas
+            or self.teams != state.teams
+            or self.nodes != state.nodes
+        )
+
+    def mark_scheduled(self) -> None:
+        """Nodes were given out: until when that holds if nothing changes."""
+        self.scheduled_at = self.now
+        self.schedule_due_at = self._wake if self._wake is not None else math.inf
+
+    def wake(self, time: float) -> None:
+        """Something is due at `time`."""
+        if self.now < time < math.inf:
+            if self._wake is None or time < self._wake:
+                self._wake = time
+            if self.current_job:
+                self._due[self.current_job] = min(time, self._due.get(self.current_job, math.inf))
+
+    def passed(self, time: float) -> bool:
+        """Whether this time has come; if not, the engine steps again then."""
+        time = quantize(time)
+        self.wake(time)
+        if time <= self.now and self.current_job:
+            self._due[self.current_job] = -math.inf  # what follows may depend on others
+        return time <= self.now
+
+    @property
+    def wake_at(self) -> float | None:
+        """The earliest time at which something is due."""
+        return self._wake
+
+    def level(self, job: JobState) -> int:
+        """The number of the priority that counts now."""
+        return self.priority(job).level
+
+    def priority(self, job: JobState) -> Priority:
+        """At which the job has its nodes; else what it asks for, `auto` as the quotas have it."""
+        if job.status.phase in HOLDING and job.status.priority is not None:
+            return job.status.priority
+        if job.spec.priority is not Priority.AUTO:
+            return job.spec.priority
+        return self.auto_priorities.get(job.key, self.settings.auto_priority)
+
+    def terms(self, job: JobState) -> PreemptionTerms:
+        """How the job may be preempted: what it asks for, within the administrator's caps."""
+        priority, limits, spec = self.priority(job), self.zones.limits, job.spec
+        wanted = id(spec), priority
+        known = self._terms.get(wanted)
+        if known is None or known[0] is not limits:
+            known = self._terms_before.get(wanted)
+            if known is None or known[0] is not limits:
+                # The entry keeps the spec alive: no other one gets its id.
+                known = limits, spec, limits.terms(spec, priority)
+            self._terms[wanted] = known
+        return known[2]
+
+    def reserved_by(self) -> dict[str, str]:
+        """Which job keeps which node."""
+        return {
+            node.name: key
+            for key, job in self.active_jobs().items()
+            if job.status.phase in RESERVING and job.status.assignment is not None
+            for node in job.status.assignment.nodes
+        }
+
+    def occupied_by(self) -> dict[str, str]:
+        """Which job may still have processes on which node."""
+        active = self.active_jobs().items()
+        return {node.name: key for key, job in active for node in job.status.occupied}
+
+    def apply_removal_budget(self) -> None:
+        """Events were taken in: none of what follows in the step changes whether a node is lost."""
+        self.nodes = removal_budget.apply_removal_budget(self.nodes, self.zones, self.now)
+        self._lost = frozenset(name for name, state in self.nodes.items() if state.lost)
+        self._skips_allowed = self.nodes == self._nodes_before
+
+    def is_lost(self, name: str) -> bool:
+        """Whether the node's loss was reported. A node that is not known is not lost for that."""
+        if self._lost is not None:
+            return name in self._lost
+        state = self.nodes.get(name)
+        return state is not None and bool(state.lost)
+
+    def overdue_since(self, job: JobState, name: str) -> float | None:
+        """When the deadline passed at which this node should have been empty of this job."""
+        stop = job.sent.stops.get(name)
+        if stop is None:
+            return None
+        overdue = quantize(stop[1] + self.settings.stop_deadline_seconds)
+        self.wake(overdue)
+        return overdue if overdue <= self.now else None
+
+    def has_left(self, job: JobState, name: str) -> bool:
+        """Whether nobody waits for this job to leave this node: it is lost, or stuck."""
+        return self.is_lost(name) or self.overdue_since(job, name) is not None
+
+    def crosses_zones(self, job: JobState) -> bool:
+        """Whether processes of one attempt of the job may talk across zones now."""
+        zones: dict[int, str] = {}
+        for node in job.status.occupied:
+            if (
+                not self.is_lost(node.name)
+                and zones.setdefault(node.attempt, node.zone) != node.zone
+            ):
+                return True
+        return False
+
+    def needs_token(self, job: JobState) -> bool:
+        """Whether the job holds or waits for the token."""
+        assignment = job.status.assignment
+        return (
+            job.status.phase in RESERVING and assignment is not None and len(assignment.zones) > 1
+        )
+
+    def may_cross(self, job: JobState) -> bool:
+        """Whether the job may span two zones at all, token or no token."""
+        allowed = job.spec.cross_zone is CrossZone.LAST_RESORT and job.spec.zone is None
+        return allowed and self.zones.cross_zone_jobs > 0
+
+    def known_nodes(self) -> Iterator[Node]:
+        """Every node that the topology admits, ready or not."""
+        for state in self.nodes.values():
+            if not state.removed and self.zones.admits(state.node):
+                yield state.node
+
+    def usable_nodes(self, job: JobState) -> Iterator[Node]:
+        """Every known node of the right class and size, ready or not, in natural order."""
+        spec = job.spec
+        for node in sorted(self.known_nodes(), key=lambda one: natural_order(one.name)):
+            if spec.node_class not in (None, node.node_class) or spec.zone not in (None, node.zone):
+                continue
+            if node.slots >= spec.ranks_per_node:
+                yield node
+
+
+def _affects_scheduling(known: JobState, job: JobState) -> bool:
+    """Whether the copies differ in what decides who gets nodes: not in what was seen and told."""
+    return not (
+        known.status is job.status
+        and known.spec is job.spec
+        and known.sent.stops is job.sent.stops
+        and (known.suspend, known.requeue, known.removed) == (job.suspend, job.requeue, job.removed)
+        and (known.user, known.queue, known.generation) == (job.user, job.queue, job.generation)
+    )
+
+
+__all__ = ["CycleState"]

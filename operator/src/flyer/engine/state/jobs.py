@@ -1,0 +1,100 @@
+"""State of one job: its specification, its committed status, and what this process observed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flyer.api import FlyerJobSpec, FlyerJobStatus, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Phases in which `assignment` reserves nodes.
+HOLDING = frozenset(
+    {Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING}
+)
+ENDED = frozenset({Phase.SUCCEEDED, Phase.FAILED})
+# Phases in which an assignment keeps others away. A job that is suspending is leaving its nodes:
+# somebody else may already wait for them.
+RESERVING = frozenset({Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING})
+WAITING = frozenset({Phase.RESERVED, Phase.DRAINING})
+ACTIVE = frozenset({Phase.STARTING, Phase.RUNNING})
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Observed since the engine started; not committed."""
+
+    activity_at: float = 0.0  # progress or a log line
+    step: int | None = None
+    progress_committed_at: float = 0.0
+    # Since when the sidecars of the attempt have no stream; None: they have one.
+    stream_lost_at: float | None = None
+    # Nodes whose pods the start of the attempt still waits for, as last reported.
+    absent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Told to the driver since the engine started."""
+
+    signal: tuple[int, float] | None = None  # attempt, deadline
+    start: int | None = None  # attempt
+    token: bool | None = None  # None: not known after a rebuild
+    finish: bool = False
+    # Per node: attempt, time of the first and of the latest Stop.
+    stops: Mapping[str, tuple[int, float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """One job."""
+
+    key: str
+    user: str
+    generation: int | None
+    spec: FlyerJobSpec
+    status: FlyerJobStatus
+    suspend: bool  # spec.suspend, which changes while the job runs
+    queue: str = ""
+    suspend_by: str = "user"
+    suspend_reason: str = ""
+    requeue: int | None = None  # the attempt that is to queue again
+    removed: bool = False
+    seen: Seen = Seen()
+    sent: Sent = Sent()
+
+    @property
+    def holding(self) -> bool:
+        """Whether the job's assignment reserves nodes."""
+        return self.status.phase in HOLDING and self.status.assignment is not None
+
+    @property
+    def is_only_queued(self) -> bool:
+        """Whether a step has nothing to do for the job but to give it nodes."""
+        status, sent = self.status, self.sent
+        return (
+            status.phase is Phase.QUEUED
+            and not (self.suspend or self.removed or status.occupied or sent.stops)
+            and sent.token is False
+            and self.spec.stop is None
+            and self.generation == status.observed_generation
+        )
+
+    @property
+    def is_skippable(self) -> bool:
+        """Whether the time alone decides when something has to be done, if nothing changes."""
+        status = self.status
+        if self.ended:
+            return self.sent.finish and not status.occupied
+        heard = self.seen.stream_lost_at is None  # else it depends on the streams of others
+        return status.phase is Phase.RUNNING and heard and not (status.exits or self.sent.stops)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job is over for good."""
+        return self.status.phase in ENDED
+
+
+__all__ = ["ACTIVE", "ENDED", "HOLDING", "RESERVING", "WAITING", "JobState", "Seen", "Sent"]

@@ -1,0 +1,140 @@
+"""Restarts of a job: after a failure, after refused pods, and after its object came back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flyer.api import OccupiedNode, Phase, quantize
+from flyer.api.waiting import PODS_REFUSED
+from flyer.engine.state import transitions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flyer.engine.settings import SchedulerSettings
+    from flyer.engine.state.cycle_state import CycleState
+
+# Failed starts remembered of a node: those of two jobs make it suspect.
+_START_FAILURES_MAX = 8
+
+
+def restart(
+    cycle: CycleState,
+    key: str,
+    *,
+    reason: str,
+    message: str,
+    avoid: Sequence[str] = (),
+    counted: bool = True,
+    slow: bool = False,
+    by_signal: int | None = None,
+) -> None:
+    """Back to the last durable checkpoint, at once or after a pause.
+
+    Ends the job instead when `maxRestarts` counted restarts in a row brought no newer checkpoint,
+    or when the same signal ended so many attempts in a row that it is the job's own doing. `slow`:
+    the attempt held its nodes without running, so that the first restart pauses already.
+    """
+    job = transitions.flush_progress(cycle, key)
+    history, checkpoint, settings = job.status.history, job.status.checkpoint, cycle.settings
+    step = checkpoint.step if checkpoint else None
+    fruitful = step is not None and (history.restored_step is None or step > history.restored_step)
+    fruitless = 0 if fruitful else history.restarts_without_progress
+    unblamed = 0 if fruitful else history.unblamed_restarts
+    signals = 0
+    if by_signal is not None:
+        again = not fruitful and history.signal == by_signal
+        signals = (history.same_signal if again else 0) + 1
+    fruitless, unblamed = (fruitless + 1, unblamed) if counted else (fruitless, unblamed + 1)
+    saved = f"than {'none' if step is None else f'step {step}'}"
+    if counted and fruitless > job.spec.max_restarts:
+        transitions.end(
+            cycle, key, Phase.FAILED, "MaxRestartsExceeded",
+            f"{message}; {job.spec.max_restarts} restarts in a row brought no newer durable "
+            f"checkpoint {saved}",
+        )  # fmt: skip
+        return
+    if counted and signals >= settings.same_signal_max:
+        transitions.end(
+            cycle, key, Phase.FAILED, "RankFailed",
+            f"{message}; {signals} attempts in a row ended so without a newer durable checkpoint "
+            f"{saved}: the job's own code or memory use is the cause",
+        )  # fmt: skip
+        return
+    pause = _pause_seconds(settings, fruitless if counted else unblamed, slow=slow)
+    remembered = [name for name in history.avoid if name not in avoid] + list(avoid)
+    cycle.update(
+        key,
+        history=history.replace(
+            restarts=history.restarts + 1,
+            restarts_without_progress=fruitless,
+            unblamed_restarts=unblamed,
+            signal=by_signal,
+            same_signal=signals,
+            refusals=0,
+            restored_step=step,
+            not_before=quantize(cycle.now + pause) if pause else None,
+            avoid=tuple(remembered[-settings.avoid_max :]),
+        ),
+    )
+    transitions.requeue(cycle, key, reason, "", message)
+
+
+def _pause_seconds(settings: SchedulerSettings, times: int, *, slow: bool) -> float:
+    """Before the next attempt: doubling with each restart in a row."""
+    if slow:
+        longest = settings.refused_backoff_seconds_max
+        return min(settings.refused_backoff_seconds * 2.0 ** min(times - 1, 30), longest)
+    if times < 2:
+        return 0.0
+    return min(settings.backoff_seconds * 2.0 ** min(times - 2, 30), settings.backoff_seconds_max)
+
+
+def suspect_nodes(cycle: CycleState, key: str, nodes: Sequence[str]) -> None:
+    """A start failed because of these nodes: other jobs that it happens to avoid them, too."""
+    for name in nodes:
+        state = cycle.nodes.get(name)
+        if state is not None:
+            others = tuple(
+                start_failure for start_failure in state.start_failures if start_failure[0] != key
+            )
+            failures = (*others, (key, cycle.jobs[key].user, cycle.now))[-_START_FAILURES_MAX:]
+            cycle.nodes[name] = replace(state, start_failures=failures)
+
+
+def refuse_start(cycle: CycleState, key: str, why: str) -> None:
+    """Its pods may not be made now: it waits, ever longer, and no restart is counted."""
+    settings, history = cycle.settings, cycle.jobs[key].status.history
+    pause_seconds = min(
+        settings.refused_backoff_seconds * 2.0 ** min(history.refusals, 30),
+        settings.refused_backoff_seconds_max,
+    )
+    not_before = quantize(cycle.now + pause_seconds)
+    cycle.update(key, history=history.replace(refusals=history.refusals + 1, not_before=not_before))
+    transitions.requeue(cycle, key, PODS_REFUSED, "", why)
+
+
+def reset_refusals(cycle: CycleState, key: str) -> None:
+    """Its pods were made, or what is asked for is another thing: the next refusal is a first."""
+    history = cycle.jobs[key].status.history
+    if history.refusals:
+        cycle.update(key, history=history.replace(refusals=0, not_before=None))
+
+
+def resubmit(cycle: CycleState, key: str, occupied: Sequence[OccupiedNode]) -> None:
+    """The object was gone and is back: its nodes were not kept for it, and its pods were ended.
+
+    `occupied`: where some of them may still be.
+    """
+    job = cycle.update(key, occupied=tuple(occupied))
+    why = "the job's object was gone for a moment, and its pods were ended"
+    if job.status.phase in (Phase.STARTING, Phase.RUNNING):
+        restart(cycle, key, reason="ObjectVanished", message=why, counted=False)
+    elif job.status.phase is Phase.SUSPENDING:
+        transitions.end_suspension(cycle, key)
+    elif job.status.phase in (Phase.RESERVED, Phase.DRAINING):
+        transitions.drop_reservation(cycle, key)
+
+
+__all__ = ["refuse_start", "reset_refusals", "restart", "resubmit", "suspect_nodes"]

@@ -1,0 +1,378 @@
+"""The moves of one job from phase to phase. Each is one function, and says what it keeps.
+
+A job leaves its nodes by `request_suspension` → `end_suspension` (it was asked), by `restart` (the
+infrastructure failed it) or by `end` (it is over). Whichever it was, `occupied` keeps naming the
+nodes until a driver saw them empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flyer.api import (
+    AssignedNode,
+    Assignment,
+    Eviction,
+    FlyerJobStatus,
+    JobHistory,
+    OccupiedNode,
+    PastAttempt,
+    Pending,
+    Phase,
+    PreviousNode,
+    Priority,
+    Progress,
+    SuspendCode,
+    Suspension,
+    quantize,
+)
+from flyer.api.status import (
+    BY_CHARS_MAX,
+    PAST_ATTEMPT_NODES_MAX,
+    PAST_ATTEMPTS_MAX,
+    PREEMPTIONS_MAX,
+)
+from flyer.engine.state.jobs import JobState, Seen, Sent
+from flyer.job.limits import readable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flyer.api import FlyerJob
+    from flyer.engine.state.cycle_state import CycleState
+    from flyer.engine.state.nodes import Node
+
+# PendingReasonCache for which a suspension ends the job instead of queueing it again.
+FINAL_REASONS = frozenset({"Stopped", "DeadlineExceeded"})
+# The API server takes 32768; nobody reads more than this.
+_MESSAGE_CHARS_MAX = 8_192
+
+
+def new_job(job: FlyerJob, now: float, *, rebuilt: bool = False) -> JobState:
+    """A job as submitted, or as its status describes it.
+
+    `rebuilt`: the engine may have known it before. The first status of a waiting job is stored when
+    there is time for it, so without one the job has waited since it was created: else each rebuild
+    would have it wait anew before it may preempt.
+    """
+    created_at = job.metadata.creation_timestamp or now
+    status = job.status or FlyerJobStatus(
+        history=JobHistory(
+            id=job.metadata.uid or job.key,
+            submitted_at=created_at,
+            queued_at=min(created_at, now) if rebuilt else now,
+        ),
+        pending=Pending(reason="PendingEvaluation", message="not looked at yet"),
+    )
+    step = status.progress.step if status.progress else None
+    return JobState(
+        key=job.key,
+        user=job.user,
+        generation=job.metadata.generation,
+        spec=job.spec,
+        status=status,
+        suspend=job.spec.suspend,
+        queue=job.queue,
+        suspend_by=job.changed_by,
+        suspend_reason=job.change_reason,
+        requeue=job.requeue_attempt,
+        seen=Seen(activity_at=now, step=step, progress_committed_at=now),
+        sent=Sent(),
+    )
+
+
+def reserve(cycle: CycleState, key: str, nodes: Sequence[Node], *, backfill: bool = False) -> None:
+    """Give the job its nodes, in rank order; the attempt begins.
+
+    `backfill`: a job ahead of it waits for some of them, and may have them back.
+    """
+    job = cycle.jobs[key]
+    priority = cycle.priority(job)
+    history = job.status.history
+    zones = [node.zone for node in nodes]
+    crossings = [index for index in range(1, len(zones)) if zones[index - 1] != zones[index]]
+    assert len(crossings) <= 1, f"{key}: ranks are not contiguous by zone: {zones}"
+    assignment = Assignment(
+        epoch=cycle.epoch,
+        nodes=tuple(
+            AssignedNode(name=node.name, zone=node.zone, first_rank=index * job.spec.ranks_per_node)
+            for index, node in enumerate(nodes)
+        ),
+        cross_zone_pair=tuple(nodes[index].name for at in crossings for index in (at - 1, at)),
+        node_class=nodes[0].node_class,
+        backfill=backfill,
+        reserved_at=cycle.now,
+    )
+    if history.previous:
+        before = [node.zone for node in history.previous]
+        split = tuple(before.count(zone) for zone in dict.fromkeys(before))
+        assignment = assignment.replace(same_zone_layout=split == assignment.split)
+    cycle.update(
+        key,
+        phase=Phase.RESERVED,
+        suspend_code=SuspendCode.NONE,
+        priority=priority,
+        assignment=assignment,
+        exits=(),
+        pending=None,
+        history=history.replace(attempt=history.attempt + 1, not_before=None),
+    )
+
+
+def drop_reservation(cycle: CycleState, key: str) -> None:
+    """Give back nodes on which nothing was started."""
+    job = cycle.jobs[key]
+    cycle.update(
+        key,
+        phase=Phase.SUSPENDED if job.suspend else Phase.QUEUED,
+        assignment=None,
+        priority=_still_held(job),
+        pending=None,
+    )
+
+
+def _still_held(job: JobState) -> Priority | None:
+    """The priority that counts while processes of the job may still exist somewhere."""
+    return job.status.priority if job.status.occupied else None
+
+
+def start(cycle: CycleState, key: str) -> None:
+    """The nodes are empty, healthy and the job's: from here on it occupies them."""
+    job = cycle.jobs[key]
+    assignment, attempt = job.status.assignment, job.status.history.attempt
+    assert assignment is not None, f"{key}: starts without nodes"
+    assert not {node.name for node in job.status.occupied} & set(assignment.names), key
+    # Steps after the checkpoint are taken again: they are not lost a second time.
+    saved = job.status.checkpoint
+    progress = Progress(step=saved.step, time=cycle.now) if saved else None
+    cycle.update(
+        key,
+        phase=Phase.STARTING,
+        progress=progress,
+        assignment=assignment.replace(
+            started_at=cycle.now, restored_step=saved.step if saved else None
+        ),
+        occupied=job.status.occupied
+        + tuple(
+            OccupiedNode(name=node.name, zone=node.zone, attempt=attempt)
+            for node in assignment.nodes
+        ),
+        pending=None,
+    )
+    seen = replace(
+        job.seen,
+        activity_at=cycle.now,
+        step=progress.step if progress else None,
+        stream_lost_at=None,
+        absent=(),
+    )
+    cycle.put(replace(cycle.jobs[key], seen=seen))
+
+
+def record_nodes(cycle: CycleState, key: str) -> None:
+    """Results from here on belong to these nodes: a resume wants the same split over zones."""
+    job = cycle.jobs[key]
+    assert job.status.assignment is not None, f"{key}: has no nodes to remember"
+    nodes = tuple(PreviousNode(name=n.name, zone=n.zone) for n in job.status.assignment.nodes)
+    if nodes != job.status.history.previous:
+        cycle.update(key, history=job.status.history.replace(previous=nodes))
+
+
+def request_suspension(
+    cycle: CycleState, key: str, *, reason: str, by: str, message: str, kill: bool = False
+) -> None:
+    """Ask the job to save and leave. A job that is only starting has nothing to save."""
+    job = flush_progress(cycle, key)
+    terms = cycle.terms(job)
+    kill = kill or job.status.phase is Phase.STARTING
+    grace = 0.0 if kill else terms.checkpoint_grace_period
+    limit = 0.0 if kill else terms.max_checkpoint_grace_period
+    cycle.update(
+        key,
+        phase=Phase.SUSPENDING,
+        suspend_code=SuspendCode.SENT,
+        suspension=Suspension(
+            reason=reason,
+            by=truncated(by, BY_CHARS_MAX),
+            message=truncated(message),
+            since=cycle.now,
+            deadline=quantize(cycle.now + grace),
+            limit=quantize(cycle.now + limit),
+            expired=kill,
+        ),
+    )
+
+
+def stop(cycle: CycleState, key: str, *, by: str, reason: str, kill: bool) -> None:
+    """End the job for good, once it has saved or at once. Asked again, it changes nothing."""
+    job = cycle.jobs[key]
+    if job.ended:
+        return
+    message = truncated(f"stopped by {by}" + (f": {reason}" if reason else ""))
+    told = job.status.suspension
+    if job.status.phase is Phase.SUSPENDING and told is not None:
+        if told.reason == "Stopped" and (told.expired or not kill):
+            return
+        asked = told.replace(reason="Stopped", by=truncated(by, BY_CHARS_MAX), message=message)
+        if kill:
+            asked = asked.replace(deadline=cycle.now, expired=True)
+        cycle.update(key, suspension=asked)
+    elif job.status.phase in (Phase.STARTING, Phase.RUNNING):
+        request_suspension(cycle, key, reason="Stopped", by=by, message=message, kill=kill)
+    else:
+        end(cycle, key, Phase.FAILED, "Stopped", message)
+
+
+def extend_grace(cycle: CycleState, key: str) -> None:
+    """Progress was reported by a job that knows of the deadline: it moves, up to the limit."""
+    job = cycle.jobs[key]
+    suspension = job.status.suspension
+    knows = job.status.suspend_code is SuspendCode.RECEIVED
+    if suspension is None or suspension.expired or not knows:
+        return
+    grace = cycle.terms(job).checkpoint_grace_period
+    deadline = quantize(min(suspension.limit, cycle.now + grace))
+    # In steps of a quarter of the grace: each one is a commit and a signal.
+    if deadline - suspension.deadline >= grace / 4 or (
+        deadline == suspension.limit > suspension.deadline
+    ):
+        cycle.update(key, suspension=suspension.replace(deadline=deadline))
+
+
+def end_suspension(cycle: CycleState, key: str) -> None:
+    """The job has left its nodes: it waits again, or is over."""
+    job = flush_progress(cycle, key)
+    suspension = job.status.suspension
+    assert suspension is not None, f"{key}: suspending without a suspension"
+    if suspension.reason in FINAL_REASONS:
+        end(cycle, key, Phase.FAILED, suspension.reason, suspension.message)
+        return
+    requeue(cycle, key, suspension.reason, suspension.by, suspension.message)
+
+
+def end(cycle: CycleState, key: str, phase: Phase, reason: str, message: str) -> None:
+    """The job is over. Its assignment stays as the record of where it ran."""
+    flush_progress(cycle, key)
+    cycle.update(
+        key, phase=phase, reason=reason, message=truncated(message), suspension=None, pending=None
+    )
+
+
+def truncated(words: str, chars_max: int = _MESSAGE_CHARS_MAX) -> str:
+    """What fits into a status; words from outside may be of any length."""
+    words = readable(words)
+    return words if len(words) <= chars_max else f"{words[: chars_max - 1]}…"
+
+
+def flush_progress(cycle: CycleState, key: str) -> JobState:
+    """Write the latest step that was seen into the status."""
+    job = cycle.jobs[key]
+    step, known = job.seen.step, job.status.progress
+    if step is None or (known is not None and known.step == step):
+        return job
+    job = cycle.update(key, progress=Progress(step=step, time=job.seen.activity_at))
+    return cycle.put(replace(job, seen=replace(job.seen, progress_committed_at=cycle.now)))
+
+
+def requeue(cycle: CycleState, key: str, reason: str, by: str, message: str) -> None:
+    """End the attempt and queue the job again, or suspend it if its owner asked for that."""
+    job = cycle.jobs[key]
+    status = job.status
+    lost = None
+    if status.suspend_code is SuspendCode.MAY_SUSPEND:
+        # The job reported that it had saved before it released its nodes, wherever that is.
+        lost = 0
+    elif status.progress is not None:
+        saved = status.checkpoint.step if status.checkpoint else 0
+        lost = max(0, status.progress.step - saved)
+    cycle.update(
+        key,
+        phase=Phase.SUSPENDED if job.suspend else Phase.QUEUED,
+        assignment=None,
+        priority=_still_held(job),
+        suspension=None,
+        pending=None,
+        past_attempts=_with_attempt(status, cycle.now, reason, lost),
+        eviction=Eviction(
+            reason=reason,
+            by=truncated(by, BY_CHARS_MAX),
+            message=truncated(message),
+            time=cycle.now,
+            attempt=status.history.attempt,
+            suspend_code=status.suspend_code,
+            lost_steps=lost,
+        ),
+        history=status.history.replace(queued_at=cycle.now, slice_used=_slice_used(cycle, job)),
+    )
+
+
+def _with_attempt(
+    status: FlyerJobStatus, now: float, reason: str, lost: int | None
+) -> tuple[PastAttempt, ...]:
+    """The history with the attempt that ends now, if any pods of it were ordered."""
+    assignment = status.assignment
+    if assignment is None or assignment.started_at is None:
+        return status.past_attempts
+    names = ((node.name, node.zone) for node in assignment.nodes[:PAST_ATTEMPT_NODES_MAX])
+    ended = PastAttempt(
+        attempt=status.history.attempt,
+        started_at=assignment.started_at,
+        ended_at=now,
+        reason=reason,
+        node_count=len(assignment.nodes),
+        nodes=tuple(PreviousNode(name=name, zone=zone) for name, zone in names),
+        restored_step=assignment.restored_step,
+        same_zone_layout=assignment.same_zone_layout,
+        lost_steps=lost,
+    )
+    return (*status.past_attempts, ended)[-PAST_ATTEMPTS_MAX:]
+
+
+def end_time_slice(cycle: CycleState, key: str) -> None:
+    """The job's time slice is over: it queues behind those of its priority that wait now."""
+    history = cycle.jobs[key].status.history
+    cycle.update(key, history=history.replace(turn_at=cycle.now, slice_used=0.0))
+
+
+def count_preemption(cycle: CycleState, key: str) -> None:
+    """The job gives way although it has not had its time slice: its budget counts that.
+
+    Not read from the history of attempts, which also holds turns that are over, and which a few
+    restarts fill.
+    """
+    history = cycle.jobs[key].status.history
+    since = cycle.now - cycle.settings.preemptions_seconds
+    recent = [at for at in history.preempted_at if at > since]
+    kept = tuple([*recent, cycle.now][-PREEMPTIONS_MAX:])
+    cycle.update(key, history=history.replace(preempted_at=kept))
+
+
+def _slice_used(cycle: CycleState, job: JobState) -> float:
+    """The seconds of its time slice that the job has used, with the attempt that ends now."""
+    history, assignment = job.status.history, job.status.assignment
+    running_at = assignment.running_at if assignment is not None else None
+    if running_at is None:
+        return history.slice_used
+    if history.turn_at is not None and history.turn_at >= running_at:
+        return 0.0  # it gave way because the slice was over
+    return quantize(history.slice_used + max(0.0, cycle.now - running_at))
+
+
+__all__ = [
+    "FINAL_REASONS",
+    "count_preemption",
+    "drop_reservation",
+    "end",
+    "end_suspension",
+    "end_time_slice",
+    "extend_grace",
+    "flush_progress",
+    "new_job",
+    "record_nodes",
+    "request_suspension",
+    "requeue",
+    "reserve",
+    "start",
+    "stop",
+]
