@@ -1,4 +1,4 @@
-//! What the flight recorder costs: nanoseconds an operation, beside a 4 KiB allreduce of two ranks.
+//! Cost of the flight recorder: nanoseconds per operation, compared with a 4 KiB allreduce of two ranks.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -22,7 +22,7 @@ fn main() {
     println!("share: {:.2} %", 100.0 * record / reduce);
 }
 
-/// Nanoseconds for all that one operation of one chunk records.
+/// Nanoseconds of all records of one operation with one chunk.
 fn record(operations: u64) -> f64 {
     let recorder = Recorder::new(&Folders::from_environment(), &RankInfo::default());
     let fingerprint = Fingerprint {
@@ -35,7 +35,7 @@ fn record(operations: u64) -> f64 {
         shape: 0,
         modes: hfreduce_engine::Determinism::DEFAULT,
     };
-    // The engine looks at the clock for these moments anyway.
+    // The engine reads the clock at these points anyway.
     let now = Instant::now();
     for sequence in 0..operations {
         let number = recorder.called(sequence, &fingerprint, 4096, 60_000, now);

@@ -1,10 +1,9 @@
-//! What an allreduce costs inside one node, without Python: each rank a process of its own.
+//! Cost of an allreduce inside one node, without Python: each rank is a separate process.
 //!
-//! `cargo run --release -p hfreduce-engine --example speed -- RANKS BYTES registered|private ROUNDS`
-//! prints, of five runs of so many rounds: the fastest and the median time of a call, and of all
-//! ranks together processor time, context switches and page faults of a call. `SPEED_CHUNK_BYTES`,
-//! `SPEED_SLOTS` and `SPEED_CHANNELS` set what the engine chooses otherwise; `SPEED_NODES` is how many
-//! machines this one plays.
+//! `cargo run --release -p hfreduce-engine --example speed -- RANKS BYTES registered|private ROUNDS` makes five
+//! runs of ROUNDS calls and prints the fastest and the median time of a call, and, of all ranks together,
+//! processor time, context switches and page faults of a call. `SPEED_CHUNK_BYTES`, `SPEED_SLOTS` and
+//! `SPEED_CHANNELS` override the engine's choices; `SPEED_NODES` is the number of simulated nodes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -52,9 +51,9 @@ fn start(ranks: usize, bytes: usize, memory: &str, rounds: u32, words: &[String]
     for child in &mut children {
         child.stdin.as_mut().unwrap().write_all(infos.as_bytes()).unwrap();
     }
-    let told = line();
+    let infos = line();
     let mut all: Vec<Vec<f64>> = Vec::new();
-    for line in &told {
+    for line in &infos {
         all.push(line.split_whitespace().map(|word| word.parse().unwrap()).collect());
     }
     let slowest = |run: usize| all.iter().map(|rank| rank[run]).fold(0.0, f64::max);
@@ -96,7 +95,7 @@ fn run(rank: u32, ranks: usize, bytes: usize, registered: bool, rounds: u32) {
     let block = comm.allocate(bytes).unwrap();
     let mut private = vec![0_u64; bytes.div_ceil(8)];
     let place = if registered { block.base() } else { private.as_mut_ptr().cast() };
-    // SAFETY: both hold so many bytes, and no operation is under way.
+    // SAFETY: both hold `bytes` bytes, and no operation is in progress.
     unsafe { place.write_bytes(0, bytes) };
     let call = |comm: &Communicator| {
         // SAFETY: the memory stays until the operation has ended.
@@ -113,22 +112,22 @@ fn run(rank: u32, ranks: usize, bytes: usize, registered: bool, rounds: u32) {
         [&usage()[..], &[count(&counters.sleeps), count(&counters.wakeups)]].concat()
     };
     let before = counted();
-    let mut told = String::new();
+    let mut report = String::new();
     for _ in 0..RUNS {
         comm.barrier(TIMEOUT, true).unwrap().wait(None).unwrap();
         let started = Instant::now();
         (0..rounds).for_each(|_| call(&comm));
-        told += &format!("{} ", started.elapsed().as_secs_f64() * 1e6 / f64::from(rounds));
+        report += &format!("{} ", started.elapsed().as_secs_f64() * 1e6 / f64::from(rounds));
     }
     let calls = f64::from(rounds) * RUNS as f64;
     for (after, before) in counted().iter().zip(before) {
-        told += &format!("{} ", (after - before) / calls);
+        report += &format!("{} ", (after - before) / calls);
     }
-    println!("{told}");
+    println!("{report}");
     std::io::stdout().flush().unwrap();
 }
 
-/// Microseconds of user and system time, switches by will and by force, page faults.
+/// Microseconds of user and system time, voluntary and involuntary context switches, page faults.
 fn usage() -> [f64; 5] {
     // SAFETY: a struct of numbers, which the kernel fills.
     let usage = unsafe {

@@ -1,4 +1,4 @@
-//! Averages against exact arithmetic: every type on every layout in every determinism mode.
+//! Averages compared with exact arithmetic: every type on every layout in every determinism mode.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -10,13 +10,13 @@ use support::{TIMEOUT, placement, run};
 
 const FLOATS: [DType; 6] =
     [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::F8E4M3, DType::F8E5M2];
-/// (nodes, ranks per node), over two zones where there are several nodes.
+/// (nodes, ranks per node), over two zones if there are several nodes.
 const LAYOUTS: [(usize, usize); 8] =
     [(1, 1), (1, 4), (2, 1), (2, 3), (4, 1), (4, 2), (5, 1), (8, 1)];
 const NUMEL: usize = 2_500;
 
-/// What element `at` of `rank` is before it is rounded to `dtype`: near the ends of the range of the
-/// short types, of both signs, and equal on all ranks for some elements.
+/// Element `at` of `rank` before it is rounded to `dtype`: near the ends of the range of the short types, of
+/// both signs, and equal on all ranks for some elements.
 fn value(dtype: DType, rank: usize, at: usize) -> f64 {
     let largest = match dtype {
         DType::F8E4M3 => 448.0,
@@ -32,7 +32,7 @@ fn value(dtype: DType, rank: usize, at: usize) -> f64 {
     }
 }
 
-/// Rounded once to `dtype`, as bytes.
+/// The values rounded once to `dtype`, as bytes.
 fn narrowed(dtype: DType, values: &[f64]) -> Vec<u8> {
     if dtype == DType::F64 {
         return values.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -81,7 +81,7 @@ fn own(dtype: DType, rank: usize) -> Vec<u8> {
     narrowed(dtype, &values)
 }
 
-/// The exact average of what the ranks hold, and the magnitude of what was added.
+/// The exact average over the ranks, and the sum of the magnitudes.
 fn exact(dtype: DType, world: usize) -> Vec<(f64, f64)> {
     let inputs: Vec<_> = (0..world).map(|rank| widened(dtype, &own(dtype, rank))).collect();
     let at = |at: usize| {
@@ -115,7 +115,7 @@ fn averaged(comm: &Communicator, dtype: DType) -> [Vec<u8>; 3] {
     [all, at_root, block]
 }
 
-/// Half a unit in the last place, relative, of what is rounded at every node by default.
+/// Half a unit in the last place, relative, of the rounding at every node in the default mode.
 fn rounding(dtype: DType) -> f64 {
     match dtype {
         DType::Bf16 => 2_f64.powi(-8),
@@ -125,25 +125,26 @@ fn rounding(dtype: DType) -> f64 {
 }
 
 #[test]
-fn averages_are_right_for_every_type_layout_and_mode() {
+fn averages_are_correct_for_every_type_layout_and_mode() {
     for (nodes, locals) in LAYOUTS {
         let world = nodes * locals;
         let expected = FLOATS.map(|dtype| exact(dtype, world));
         for modes in (0..4).map(Determinism::from_code) {
-            let told = run(
+            let outputs = run(
                 &placement(nodes, locals),
                 |options| options.determinism = modes,
                 |comm| FLOATS.map(|dtype| averaged(&comm, dtype)),
             );
-            for (rank, told) in told.iter().enumerate() {
-                for ((dtype, expected), results) in FLOATS.into_iter().zip(&expected).zip(told) {
+            for (rank, output) in outputs.iter().enumerate() {
+                for ((dtype, expected), results) in FLOATS.into_iter().zip(&expected).zip(output) {
                     let once: Vec<f64> = expected.iter().map(|(average, _)| *average).collect();
                     let once = narrowed(dtype, &once);
-                    for (way, result) in results.iter().enumerate() {
-                        if way == 1 && rank != 0 {
+                    for (operation, result) in results.iter().enumerate() {
+                        if operation == 1 && rank != 0 {
                             continue; // Only the root of a reduction has its result.
                         }
-                        let what = format!("{nodes}×{locals} {modes} {dtype} way {way}");
+                        let what =
+                            format!("{nodes}×{locals} {modes} {dtype} operation {operation}");
                         let widely = dtype.wide() != dtype && (modes.wide || dtype != DType::Bf16);
                         if widely {
                             // The sums are exact in binary32, so there is exactly one rounding.

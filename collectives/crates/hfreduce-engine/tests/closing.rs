@@ -10,8 +10,8 @@ use std::time::Duration;
 use hfreduce_engine::{Communicator, DType, ErrorKind, ReduceOp, WaitError, Work};
 use support::{TIMEOUT, allreduce, buffer, placement, run, try_run};
 
-/// Of operations that must not end by their deadline where a test is about something else; short
-/// enough that a wait that outlives it fails the test instead of hanging it.
+/// Deadline of operations in tests about other ends: short enough that a wait that lasts until the deadline
+/// fails the test instead of hanging it.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 fn call(comm: &Communicator, data: &mut [f32], timeout: Duration) -> Work {
@@ -54,7 +54,7 @@ fn closing_ends_the_wait_of_another_thread() {
 }
 
 #[test]
-fn closing_lets_operations_end_that_all_ranks_have_called() {
+fn close_completes_operations_that_all_ranks_have_called() {
     let kinds = run(
         &placement(2, 2),
         |_| {},
@@ -75,7 +75,7 @@ fn closing_lets_operations_end_that_all_ranks_have_called() {
 }
 
 #[test]
-fn a_closed_communicator_takes_no_more_operations() {
+fn a_closed_communicator_refuses_operations() {
     run(
         &placement(2, 1),
         |_| {},
@@ -89,7 +89,7 @@ fn a_closed_communicator_takes_no_more_operations() {
     );
 }
 
-/// A generator without a dependency: the seeds are the cases.
+/// A random number generator without a dependency: the seeds are the cases.
 struct Choice(u64);
 
 impl Choice {
@@ -99,8 +99,8 @@ impl Choice {
     }
 }
 
-/// Several threads of a rank wait while another one does something to the group.
-fn an_accident(comm: &Communicator, seed: u64) {
+/// Several threads of a rank wait while another thread closes or aborts the group.
+fn inject_fault(comm: &Communicator, seed: u64) {
     let mut choice = Choice(seed * 1000 + u64::from(comm.rank()));
     (0..4).for_each(|_| {
         choice.below(2);
@@ -122,7 +122,7 @@ fn an_accident(comm: &Communicator, seed: u64) {
         std::thread::sleep(Duration::from_micros(choice.below(3000)));
         match choice.below(4) {
             0 => drop(comm.close(Duration::from_millis(choice.below(100)))),
-            1 => comm.abort("an accident"),
+            1 => comm.abort("injected fault"),
             2 => {
                 scope.spawn(|| comm.close(Duration::from_millis(30)));
                 comm.abort("while it closes");
@@ -134,13 +134,13 @@ fn an_accident(comm: &Communicator, seed: u64) {
 }
 
 #[test]
-fn every_wait_ends_whatever_threads_do_to_the_group() {
+fn every_wait_ends_whether_threads_close_or_abort_the_group() {
     let shapes = [(1, 2), (2, 1), (2, 2), (3, 1)];
     for seed in 0..24 {
         let (nodes, locals) = shapes[seed as usize % shapes.len()];
-        // A rank may hear of another's accident while it still connects.
+        // A rank may learn of another rank's fault while it still connects.
         let rank = |connected: Result<Communicator, _>| {
-            connected.iter().for_each(|comm| an_accident(comm, seed));
+            connected.iter().for_each(|comm| inject_fault(comm, seed));
         };
         try_run(&placement(nodes, locals), |_| {}, rank);
     }
@@ -148,7 +148,7 @@ fn every_wait_ends_whatever_threads_do_to_the_group() {
 
 /// Runs `body` in a forked child; true if it returned true there.
 fn in_a_child(body: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child runs what `body` does and ends without running anything of the parent's.
+    // SAFETY: the child runs `body` and exits without running other code of the parent.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let right = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
@@ -156,13 +156,13 @@ fn in_a_child(body: impl FnOnce() -> bool) -> bool {
         unsafe { libc::_exit(i32::from(!right)) };
     }
     let mut status = 0;
-    // SAFETY: a child of ours that no other thread waits for.
+    // SAFETY: a child of this process that no other thread waits for.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
 }
 
 #[test]
-fn a_forked_child_does_nothing_to_the_group() {
+fn a_forked_child_does_not_affect_the_group() {
     let ready = Barrier::new(2);
     let forked = Barrier::new(2);
     run(
@@ -174,9 +174,9 @@ fn a_forked_child_does_nothing_to_the_group() {
                 let work = call(&comm, &mut data, DEADLINE);
                 ready.wait();
                 let right = in_a_child(|| {
-                    comm.abort("a child's own trouble");
-                    work.abort(ErrorKind::Aborted, "a child's own trouble");
-                    drop(comm.fail(ErrorKind::Io, "copying", "a child's own trouble".into()));
+                    comm.abort("a failure of the child");
+                    work.abort(ErrorKind::Aborted, "a failure of the child");
+                    drop(comm.fail(ErrorKind::Io, "copying", "a failure of the child".into()));
                     let ended = work.wait(None);
                     comm.close(Duration::from_millis(10));
                     matches!(ended, Err(WaitError::Failed(error))

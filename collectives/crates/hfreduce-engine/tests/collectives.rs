@@ -1,4 +1,4 @@
-//! What the operations compute, with ranks as threads over real shared memory and TCP.
+//! Results of the operations, with ranks as threads over real shared memory and TCP.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -41,7 +41,7 @@ fn allreduce_sums_every_size() {
 }
 
 #[test]
-fn bits_do_not_change_from_run_to_run() {
+fn bits_do_not_differ_between_runs() {
     let once = || {
         run(
             &placement(3, 2),
@@ -58,7 +58,7 @@ fn bits_do_not_change_from_run_to_run() {
 }
 
 #[test]
-fn bits_do_not_depend_on_who_shares_the_work() {
+fn bits_do_not_depend_on_the_distribution_of_the_work() {
     let with = |channels| {
         run(
             &placement(2, 4),
@@ -75,14 +75,14 @@ fn bits_do_not_depend_on_who_shares_the_work() {
 }
 
 #[test]
-fn bits_do_not_depend_on_whether_neighbours_lend() {
+fn bits_do_not_depend_on_peer_memory() {
     let with = |supports_peer_memory: fn(u32) -> bool| {
-        let told = run(
+        let results = run(
             &placement(4, 2),
             |options| options.peer_memory = supports_peer_memory(options.rank),
             |comm| {
                 let mut data = Vec::new();
-                // The first one may be over before the segments are mapped.
+                // The first operation may end before the segments are mapped.
                 for _ in 0..3 {
                     data = values(comm.rank(), 2, 300_000);
                     allreduce(&comm, &mut data).wait(None).unwrap();
@@ -93,19 +93,19 @@ fn bits_do_not_depend_on_whether_neighbours_lend() {
                 (digest(&data), mapped, sent)
             },
         );
-        let sums = told.iter().fold((0, 0), |(a, b), (_, mapped, sent)| (a + mapped, b + sent));
+        let sums = results.iter().fold((0, 0), |(a, b), (_, mapped, sent)| (a + mapped, b + sent));
         assert!(sums.0 <= sums.1);
-        (told[0].0, sums.0 > 0)
+        (results[0].0, sums.0 > 0)
     };
     let (bits, mapped) = with(|_| true);
     assert!(mapped);
     assert_eq!(with(|_| false), (bits, false));
-    // Who does not lend does not borrow either: half of the links fall back to their sockets.
+    // A rank that offers no segment maps none either: half of the links use their sockets.
     assert_eq!(with(|rank| rank < 4).0, bits);
 }
 
 #[test]
-fn many_operations_in_flight_end_in_order() {
+fn many_concurrent_operations_end_in_order() {
     run(
         &placement(2, 2),
         |_| {},
@@ -122,7 +122,7 @@ fn many_operations_in_flight_end_in_order() {
 }
 
 #[test]
-fn a_fused_call_is_one_operation_over_pieces() {
+fn a_fused_call_is_one_operation_over_several_ranges() {
     run(
         &placement(3, 1),
         |_| {},
@@ -148,7 +148,7 @@ fn a_fused_call_is_one_operation_over_pieces() {
 }
 
 #[test]
-fn the_other_reductions_are_what_they_say() {
+fn min_max_and_product_are_correct() {
     run(
         &placement(2, 2),
         |_| {},
@@ -171,7 +171,7 @@ fn the_other_reductions_are_what_they_say() {
 }
 
 #[test]
-fn roots_anywhere_broadcast_and_collect() {
+fn any_rank_can_be_the_root_of_broadcast_and_reduce() {
     for (nodes, locals) in GROUPS {
         let world = nodes * locals;
         run(
@@ -250,7 +250,7 @@ fn blocks_are_gathered_and_scattered() {
 }
 
 #[test]
-fn unwaited_work_is_finished_in_the_background() {
+fn operations_complete_in_the_background_without_a_wait() {
     run(
         &placement(2, 2),
         |_| {},
@@ -317,9 +317,9 @@ fn the_root_gathers_and_scatters_blocks() {
 }
 
 #[test]
-fn a_receive_from_anybody_says_who_sent() {
+fn a_receive_from_any_rank_reports_the_sender() {
     for (nodes, locals) in [(1, 4), (4, 1), (2, 2)] {
-        let told = run(
+        let results = run(
             &placement(nodes, locals),
             |_| {},
             |comm| {
@@ -329,10 +329,10 @@ fn a_receive_from_anybody_says_who_sent() {
                         .unwrap()
                         .wait(None)
                         .unwrap();
-                    // Nobody but a receive from anybody waits for those who have left.
+                    // Only a receive from any rank would wait for ranks that have closed.
                     return vec![];
                 }
-                let mut told: Vec<(u32, f32)> = (1..4)
+                let mut received: Vec<(u32, f32)> = (1..4)
                     .map(|_| {
                         let from = buffer(&mut data);
                         let work = comm.recv_any(from, DType::F32, 3, TIMEOUT).unwrap();
@@ -340,18 +340,18 @@ fn a_receive_from_anybody_says_who_sent() {
                         (work.source().unwrap(), data[99])
                     })
                     .collect();
-                told.sort_by_key(|(source, _)| *source);
-                let nobody = comm.recv(buffer(&mut data), DType::F32, u32::MAX, 3, TIMEOUT);
-                assert!(nobody.err().unwrap().to_string().contains("is not in a group of"));
-                told
+                received.sort_by_key(|(source, _)| *source);
+                let invalid = comm.recv(buffer(&mut data), DType::F32, u32::MAX, 3, TIMEOUT);
+                assert!(invalid.err().unwrap().to_string().contains("is not in a group of"));
+                received
             },
         );
-        assert_eq!(told[0], [(1, 1.0), (2, 2.0), (3, 3.0)]);
+        assert_eq!(results[0], [(1, 1.0), (2, 2.0), (3, 3.0)]);
     }
 }
 
 #[test]
-fn everybody_sends_everybody_parts_of_different_sizes() {
+fn alltoall_exchanges_parts_of_different_sizes() {
     run(
         &placement(2, 2),
         |_| {},
@@ -377,7 +377,7 @@ fn everybody_sends_everybody_parts_of_different_sizes() {
 }
 
 #[test]
-fn messages_find_their_receives_by_tag_beside_collectives() {
+fn messages_are_matched_by_tag_during_collectives() {
     run(
         &placement(2, 2),
         |_| {},
@@ -387,7 +387,7 @@ fn messages_find_their_receives_by_tag_beside_collectives() {
             let mut sent: Vec<Vec<f32>> = (0..5).map(|tag| numbers(rank, tag, 300_000)).collect();
             let mut got = vec![vec![0.0_f32; 300_000]; 5];
             let mut works = vec![];
-            // Received in the opposite order of sending.
+            // Received in the reverse order of sending.
             for (tag, data) in got.iter_mut().enumerate().rev() {
                 works.push(
                     comm.recv(buffer(data), DType::F32, before, tag as u64, TIMEOUT).unwrap(),

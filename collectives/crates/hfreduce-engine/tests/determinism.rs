@@ -1,4 +1,4 @@
-//! What the modes promise about bits, with ranks as threads over real shared memory and TCP.
+//! Guarantees of the determinism modes, with ranks as threads over real shared memory and TCP.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -16,7 +16,7 @@ const BOTH: Determinism = Determinism { stable: true, wide: true };
 
 const FLOATS: [DType; 6] =
     [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::F8E4M3, DType::F8E5M2];
-/// One node, several nodes over two zones, several nodes in one.
+/// One node, several nodes over two zones, several nodes in one zone.
 const LAYOUTS: [(usize, usize, bool); 5] =
     [(1, 3, true), (2, 2, true), (4, 2, true), (5, 1, false), (3, 2, false)];
 const NUMEL: usize = 30_011;
@@ -41,7 +41,7 @@ fn elements(dtype: DType, rank: u32, numel: usize) -> Vec<u8> {
     narrowed(dtype, &singles)
 }
 
-/// Rounded to a type that is fp32 or shorter.
+/// Values rounded to a type that is fp32 or shorter.
 fn narrowed(dtype: DType, singles: &[f32]) -> Vec<u8> {
     let mut bytes = vec![0; singles.len() * dtype.size_bytes()];
     let wide = [singles.as_ptr().cast::<u8>()];
@@ -94,7 +94,7 @@ fn cuts(size: usize, salt: u64) -> Vec<(usize, usize)> {
         cuts.push((at * size, count * size));
         at += count;
     }
-    // In an order of its own: an operation does not know its place in a tensor.
+    // In random order: an operation does not know its position in a tensor.
     for at in 0..cuts.len() {
         let other = next(cuts.len());
         cuts.swap(at, other);
@@ -102,33 +102,33 @@ fn cuts(size: usize, salt: u64) -> Vec<(usize, usize)> {
     cuts
 }
 
-/// The sum of one tensor of each type, by several ways of putting it into operations.
-fn every_way(comm: &Communicator, dtype: DType) -> Vec<(&'static str, Vec<u8>)> {
+/// The sum of one tensor, with several results of splitting it into operations.
+fn every_split(comm: &Communicator, dtype: DType) -> Vec<(&'static str, Vec<u8>)> {
     let (size, own) = (dtype.size_bytes(), elements(dtype, comm.rank(), NUMEL));
-    let mut ways = Vec::new();
+    let mut results = Vec::new();
     let mut data = own.clone();
     sum(comm, whole(&mut data), dtype, ReduceOp::Sum);
-    ways.push(("whole", data));
+    results.push(("whole", data));
     let mut data = own.clone();
     for cut in cuts(size, 5) {
         sum(comm, pieces(&mut data, &[cut]), dtype, ReduceOp::Sum);
     }
-    ways.push(("in pieces", data));
+    results.push(("in pieces", data));
     let mut data = own.clone();
     let shuffled = cuts(size, 11);
     for bucket in shuffled.chunks(3) {
         sum(comm, pieces(&mut data, bucket), dtype, ReduceOp::Sum);
     }
-    ways.push(("in buckets of pieces", data));
+    results.push(("in buckets of pieces", data));
     let mut data = own.clone();
     for (cut, root) in cuts(size, 17).into_iter().zip((0..comm.world_size() as u32).cycle()) {
         let reduced =
             comm.reduce(pieces(&mut data, &[cut]), dtype, ReduceOp::Sum, root, TIMEOUT, true);
         reduced.unwrap().wait(None).unwrap();
-        let told = comm.broadcast(pieces(&mut data, &[cut]), dtype, root, TIMEOUT, true);
-        told.unwrap().wait(None).unwrap();
+        let broadcast = comm.broadcast(pieces(&mut data, &[cut]), dtype, root, TIMEOUT, true);
+        broadcast.unwrap().wait(None).unwrap();
     }
-    ways.push(("reduced and told", data));
+    results.push(("reduced and broadcast", data));
     // Padded to a block for each rank, as a sharded optimizer does.
     let mut data = own;
     let block = NUMEL.div_ceil(comm.world_size()) * size;
@@ -146,12 +146,12 @@ fn every_way(comm: &Communicator, dtype: DType) -> Vec<(&'static str, Vec<u8>)> 
     let gathered = comm.allgather(whole(&mut shard), whole(&mut all), dtype, TIMEOUT, true);
     gathered.unwrap().wait(None).unwrap();
     all.truncate(NUMEL * size);
-    ways.push(("scattered and gathered", all));
-    ways
+    results.push(("scattered and gathered", all));
+    results
 }
 
 #[test]
-fn stable_bits_do_not_depend_on_how_tensors_become_operations() {
+fn stable_bits_do_not_depend_on_the_split_of_tensors_into_operations() {
     let tunings: [(Determinism, Tune); 3] = [
         (STABLE, |_| {}),
         (STABLE, |options| {
@@ -160,49 +160,49 @@ fn stable_bits_do_not_depend_on_how_tensors_become_operations() {
         (BOTH, |options| options.slot_bytes = 4096),
     ];
     for shape in LAYOUTS {
-        let mut known: Vec<Vec<u8>> = Vec::new();
+        let mut reference: Vec<Vec<u8>> = Vec::new();
         for (modes, tune) in tunings {
             let tuned = |options: &mut Options| {
                 tune(options);
                 options.determinism = modes;
             };
-            let told = run(&layout(shape), tuned, |comm| {
+            let outputs = run(&layout(shape), tuned, |comm| {
                 FLOATS.map(|dtype| {
-                    let ways = every_way(&comm, dtype);
-                    for (way, bits) in &ways {
-                        assert!(*bits == ways[0].1, "{shape:?} {modes} {dtype}: {way}");
+                    let results = every_split(&comm, dtype);
+                    for (split, bits) in &results {
+                        assert!(*bits == results[0].1, "{shape:?} {modes} {dtype}: {split}");
                     }
-                    ways[0].1.clone()
+                    results[0].1.clone()
                 })
             });
-            assert!(told.windows(2).all(|pair| pair[0] == pair[1]), "the same on every rank");
+            assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "the same on every rank");
             if modes == STABLE {
-                // Chunks, slots and transport change nothing either.
-                assert!(known.is_empty() || known == told[0], "{shape:?}");
-                known = told[0].to_vec();
+                // Chunks, slots and transport do not change the bits either.
+                assert!(reference.is_empty() || reference == outputs[0], "{shape:?}");
+                reference = outputs[0].to_vec();
             }
         }
     }
 }
 
 #[test]
-fn without_the_mode_buckets_change_bits() {
+fn without_stable_mode_buckets_change_bits() {
     let differs = run(
         &layout((5, 1, false)),
         |options| options.slot_bytes = 16 << 10,
         |comm| {
-            let ways = every_way(&comm, DType::F32);
-            ways.iter().any(|(_, bits)| *bits != ways[0].1)
+            let results = every_split(&comm, DType::F32);
+            results.iter().any(|(_, bits)| *bits != results[0].1)
         },
     );
-    assert!(differs.iter().all(|differs| *differs), "so the test above sees something");
+    assert!(differs.iter().all(|differs| *differs), "without it the bits differ");
 }
 
 #[test]
 fn a_wide_sum_is_the_exact_sum_of_the_tree_rounded_once() {
     for shape in LAYOUTS {
         let exact = |dtype: DType, op: ReduceOp| {
-            let told = run(
+            let outputs = run(
                 &layout(shape),
                 |options| options.determinism = STABLE,
                 |comm| {
@@ -213,7 +213,7 @@ fn a_wide_sum_is_the_exact_sum_of_the_tree_rounded_once() {
                     widened(DType::F32, &data)
                 },
             );
-            narrowed(dtype, &told[0])
+            narrowed(dtype, &outputs[0])
         };
         for (dtype, op) in [
             (DType::F16, ReduceOp::Sum),
@@ -232,8 +232,12 @@ fn a_wide_sum_is_the_exact_sum_of_the_tree_rounded_once() {
                     },
                 )
             };
-            let (expected, told) = (exact(dtype, op), with(BOTH));
-            assert!(told.iter().all(|data| *data == expected), "{shape:?} {dtype} {}", op.name());
+            let (expected, outputs) = (exact(dtype, op), with(BOTH));
+            assert!(
+                outputs.iter().all(|data| *data == expected),
+                "{shape:?} {dtype} {}",
+                op.name()
+            );
             let narrow = with(STABLE);
             if dtype.is_fp8() {
                 assert!(narrow[0] == expected, "fp8 is always wide between nodes");
@@ -245,16 +249,16 @@ fn a_wide_sum_is_the_exact_sum_of_the_tree_rounded_once() {
 }
 
 #[test]
-fn wide_sums_are_the_same_on_all_ranks_over_every_way() {
+fn wide_sums_are_equal_on_all_ranks_over_every_transport() {
     let with = |peer_memory: bool, channels: usize| {
-        let told = run(
+        let outputs = run(
             &placement(4, 2),
             |options| {
                 (options.determinism, options.peer_memory) = (WIDE, peer_memory);
                 options.channels = Some(channels);
             },
             |comm| {
-                // The first ones may be over before the segments are mapped.
+                // The first operations may end before the segments are mapped.
                 let mut all = Vec::new();
                 for dtype in [DType::Bf16, DType::F8E5M2, DType::Bf16] {
                     let mut data = elements(dtype, comm.rank(), 400_000);
@@ -264,15 +268,15 @@ fn wide_sums_are_the_same_on_all_ranks_over_every_way() {
                 all
             },
         );
-        assert!(told.windows(2).all(|pair| pair[0] == pair[1]));
-        told[0].clone()
+        assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]));
+        outputs[0].clone()
     };
     let first = with(true, 1);
     assert!(first == with(false, 2) && first == with(true, 2));
 }
 
 #[test]
-fn who_promises_something_else_is_named_before_anything_runs() {
+fn ranks_with_different_modes_are_reported_before_any_operation_runs() {
     let errors = try_run(
         &placement(2, 2),
         |options| options.determinism = if options.rank == 2 { WIDE } else { STABLE },

@@ -1,4 +1,4 @@
-//! How operations fail when nobody dies: disagreement, absence, abort, leaving, strangers.
+//! Failures without a dead process: mismatch, absence, abort, close, unauthenticated connections.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -23,7 +23,7 @@ fn failed(work: Result<Work, CollectiveError>) -> CollectiveError {
     }
 }
 
-/// Runs `body` as every rank; all must report this kind and blame one of these ranks, soon.
+/// Runs `body` as every rank; all must report this kind and one of these ranks, before the timeout.
 fn all_report(
     nodes: usize,
     locals: usize,
@@ -41,7 +41,7 @@ fn all_report(
                 Err(error) => return error,
             };
             let error = body(&comm);
-            // A broken communicator says the first cause again.
+            // A broken communicator reports the first cause again.
             let again = comm.barrier(TIMEOUT, true).err().or_else(|| comm.error()).unwrap();
             assert_eq!(again.cause, error.cause);
             error
@@ -52,12 +52,12 @@ fn all_report(
         assert!(error.cause.peer.is_some_and(|peer| culprits.contains(&peer)), "{error}");
         assert!(&*error.job == "test/job" && !error.node.is_empty() && !error.operation.is_empty());
     }
-    assert!(started.elapsed() < TIMEOUT * 3 / 4, "nobody waits out the time-out of {TIMEOUT:?}");
+    assert!(started.elapsed() < TIMEOUT * 3 / 4, "no rank waits until the timeout of {TIMEOUT:?}");
     errors
 }
 
 #[test]
-fn ranks_that_disagree_are_named_on_every_rank() {
+fn every_rank_reports_mismatching_operations() {
     for (nodes, locals) in [(1, 2), (3, 1), (2, 2)] {
         let odd = (nodes * locals - 1) as u32;
         let named: Vec<u32> = (0..=odd).collect();
@@ -90,11 +90,11 @@ fn ranks_that_disagree_are_named_on_every_rank() {
 }
 
 #[test]
-fn operations_that_would_wait_for_each_other_for_ever_are_found_out() {
+fn mismatching_operations_that_would_deadlock_are_detected() {
     for (nodes, locals) in [(1, 2), (3, 1), (2, 2)] {
         let odd = (nodes * locals - 1) as u32;
         let named: Vec<u32> = (0..=odd).collect();
-        // The odd one waits for a broadcast that nobody sends; the others for its sum.
+        // The odd rank waits for a broadcast that is never sent, the others for its contribution.
         all_report(nodes, locals, ErrorKind::Mismatch, &named, |comm| {
             let mut data = vec![1.0; 10_000];
             let data = buffer(&mut data);
@@ -103,7 +103,7 @@ fn operations_that_would_wait_for_each_other_for_ever_are_found_out() {
                 false => comm.allreduce(data, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true),
             })
         });
-        // One uses direct connections, the others the trees.
+        // One rank uses point-to-point connections, the others the trees.
         all_report(nodes, locals, ErrorKind::Mismatch, &named, |comm| {
             let (mut data, mut other) = (vec![1.0; 100], vec![1.0; 100]);
             let (data, other) = (buffer(&mut data), buffer(&mut other));
@@ -115,12 +115,12 @@ fn operations_that_would_wait_for_each_other_for_ever_are_found_out() {
     }
 }
 
-/// How a rank calls an operation that has a root.
+/// A call of an operation that has a root.
 type Rooted = fn(&Communicator, &mut [f32], &mut [f32], u32) -> Result<Work, CollectiveError>;
 
 #[test]
-fn roots_that_differ_are_named_whatever_the_operation() {
-    // Blocks that go through slots, in one message, and empty ones.
+fn different_roots_are_reported_for_every_operation() {
+    // Blocks that use slots, blocks of one message, and empty blocks.
     for count in [0, 100, 300_000] {
         for (nodes, locals) in [(1, 3), (3, 1), (2, 2), (4, 1)] {
             roots_differ(nodes, locals, count);
@@ -130,35 +130,35 @@ fn roots_that_differ_are_named_whatever_the_operation() {
 
 fn roots_differ(nodes: usize, locals: usize, count: usize) {
     const OPERATIONS: [(&str, Rooted); 4] = [
-        ("broadcast", |comm, one, _, root| {
-            comm.broadcast(buffer(one), DType::F32, root, TIMEOUT, true)
+        ("broadcast", |comm, block, _, root| {
+            comm.broadcast(buffer(block), DType::F32, root, TIMEOUT, true)
         }),
-        ("reduce", |comm, one, _, root| {
-            comm.reduce(buffer(one), DType::F32, ReduceOp::Sum, root, TIMEOUT, true)
+        ("reduce", |comm, block, _, root| {
+            comm.reduce(buffer(block), DType::F32, ReduceOp::Sum, root, TIMEOUT, true)
         }),
-        ("gather", |comm, one, all, root| {
-            comm.gather(buffer(one), buffer(all), DType::F32, root, TIMEOUT, true)
+        ("gather", |comm, block, all, root| {
+            comm.gather(buffer(block), buffer(all), DType::F32, root, TIMEOUT, true)
         }),
-        ("scatter", |comm, one, all, root| {
-            comm.scatter(buffer(all), buffer(one), DType::F32, root, TIMEOUT, true)
+        ("scatter", |comm, block, all, root| {
+            comm.scatter(buffer(all), buffer(block), DType::F32, root, TIMEOUT, true)
         }),
     ];
     let world = (nodes * locals) as u32;
-    let everybody: Vec<u32> = (0..world).collect();
+    let all: Vec<u32> = (0..world).collect();
     for (name, operation) in OPERATIONS {
-        // Every rank names itself, or the next one, or one rank names itself and the others rank 0.
+        // Every rank passes itself, or the next rank, or one rank passes itself and the others rank 0.
         let roots: [fn(u32, u32) -> u32; 3] = [
             |own, _| own,
             |own, world| (own + 1) % world,
             |own, world| if own + 1 == world { own } else { 0 },
         ];
         for root_of in roots {
-            let errors = all_report(nodes, locals, ErrorKind::Mismatch, &everybody, |comm| {
-                let (mut one, mut all) = (vec![1.0; count], vec![1.0; count * world as usize]);
-                let work = operation(comm, &mut one, &mut all, root_of(comm.rank(), world));
+            let errors = all_report(nodes, locals, ErrorKind::Mismatch, &all, |comm| {
+                let (mut block, mut blocks) = (vec![1.0; count], vec![1.0; count * world as usize]);
+                let work = operation(comm, &mut block, &mut blocks, root_of(comm.rank(), world));
                 match work.map(|work| work.wait(None)) {
                     Err(error) | Ok(Err(WaitError::Failed(error))) => error,
-                    // A root has sent its part and hears of it in what follows.
+                    // A root that has sent its part learns of the mismatch in the next operation.
                     Ok(Ok(())) => failed(comm.barrier(TIMEOUT, true)),
                     other => panic!("{other:?}"),
                 }
@@ -171,7 +171,7 @@ fn roots_differ(nodes: usize, locals: usize, count: usize) {
 }
 
 #[test]
-fn a_rank_that_never_comes_is_named_when_time_is_up() {
+fn a_rank_that_never_calls_is_reported_at_the_deadline() {
     for (nodes, locals, absent) in [(1, 3, 1), (3, 1, 2), (2, 2, 3), (2, 2, 0)] {
         let timeout = Duration::from_millis(3000);
         let errors = all_report(nodes, locals, ErrorKind::TimedOut, &[absent], |comm| {
@@ -191,7 +191,7 @@ fn a_rank_that_never_comes_is_named_when_time_is_up() {
 }
 
 #[test]
-fn an_abort_reaches_everybody() {
+fn an_abort_reaches_all_ranks() {
     all_report(2, 2, ErrorKind::Aborted, &[2], |comm| {
         if comm.rank() == 2 {
             comm.abort("loss is NaN");
@@ -205,7 +205,7 @@ fn an_abort_reaches_everybody() {
 }
 
 #[test]
-fn who_leaves_early_is_named_by_those_who_go_on() {
+fn a_rank_that_closes_early_is_reported_by_the_others() {
     let errors = run(
         &placement(3, 1),
         |_| {},
@@ -230,8 +230,8 @@ fn who_leaves_early_is_named_by_those_who_go_on() {
 }
 
 #[test]
-fn closing_tells_what_it_had_to_abort() {
-    let told = run(
+fn close_reports_operations_that_it_aborted() {
+    let closed = run(
         &placement(2, 1),
         |_| {},
         |comm| {
@@ -239,19 +239,22 @@ fn closing_tells_what_it_had_to_abort() {
             allreduce(&comm, &mut data).wait(None).unwrap();
             // Rank 1 never calls.
             let work = (comm.rank() == 0).then(|| allreduce(&comm, &mut data));
-            let told = comm.close(Duration::from_millis(100));
-            assert!(comm.close(TIMEOUT).is_none(), "told once");
-            (work.is_some(), told)
+            let error = comm.close(Duration::from_millis(100));
+            assert!(comm.close(TIMEOUT).is_none(), "reported once");
+            (work.is_some(), error)
         },
     );
-    for (had_work, told) in told {
-        let kinds = told.as_ref().map(|error| error.cause.kind);
+    for (had_work, error) in closed {
+        let kinds = error.as_ref().map(|error| error.cause.kind);
         match had_work {
-            // Whichever came first: its own patience or the other's leave.
+            // Whichever is first: its close timeout or the other rank's close.
             true => {
-                assert!(matches!(kinds, Some(ErrorKind::Aborted | ErrorKind::PeerLeft)), "{told:?}")
+                assert!(
+                    matches!(kinds, Some(ErrorKind::Aborted | ErrorKind::PeerLeft)),
+                    "{error:?}"
+                )
             }
-            false => assert!(!matches!(kinds, Some(ErrorKind::PeerLeft)), "{told:?}"),
+            false => assert!(!matches!(kinds, Some(ErrorKind::PeerLeft)), "{error:?}"),
         }
     }
     let quiet = run(
@@ -263,11 +266,11 @@ fn closing_tells_what_it_had_to_abort() {
             comm.close(TIMEOUT).is_none()
         },
     );
-    assert!(quiet.into_iter().all(|nothing| nothing), "a clean end is no error");
+    assert!(quiet.into_iter().all(|clean| clean), "a clean close returns no error");
 }
 
 #[test]
-fn what_a_caller_must_not_ask_is_refused_before_anything_happens() {
+fn invalid_arguments_are_refused_without_side_effects() {
     run(
         &placement(1, 2),
         |_| {},
@@ -281,7 +284,10 @@ fn what_a_caller_must_not_ask_is_refused_before_anything_happens() {
             let to_self = comm.send(buffer(&mut data), DType::F32, comm.rank(), 0, TIMEOUT);
             assert_eq!(to_self.err().unwrap().cause.kind, ErrorKind::Invalid);
             allreduce(&comm, &mut data).wait(None).unwrap();
-            assert!(data.iter().all(|value| *value == 2.0), "nothing is broken by it");
+            assert!(
+                data.iter().all(|value| *value == 2.0),
+                "a refused call does not break the communicator"
+            );
         },
     );
 }
@@ -292,13 +298,13 @@ fn port_of(endpoint: &Endpoint) -> u16 {
 }
 
 #[test]
-fn strangers_on_the_port_disturb_nobody_and_are_counted() {
+fn unauthenticated_connections_are_counted_and_do_not_disturb_the_group() {
     let endpoints: Vec<Endpoint> = (0..2)
         .map(|rank| Endpoint::new(Options::new(rank, placement(2, 1)), &KEY).unwrap())
         .collect();
     let infos: Vec<Vec<u8>> = endpoints.iter().map(Endpoint::info).collect();
     let ports: Vec<u16> = endpoints.iter().map(port_of).collect();
-    let knock = |port: u16| {
+    let connect_unauthenticated = |port: u16| {
         let mut garbage = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let _ = garbage.write_all(&[0xa5; 100_000]);
         let mut silent = TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -307,10 +313,10 @@ fn strangers_on_the_port_disturb_nobody_and_are_counted() {
         let mut rest = Vec::new();
         garbage.set_read_timeout(Some(TIMEOUT)).unwrap();
         let _ = garbage.read_to_end(&mut rest);
-        assert!(rest.is_empty(), "strangers hear nothing");
+        assert!(rest.is_empty(), "no reply before authentication");
         silent
     };
-    let _before: Vec<TcpStream> = ports.iter().map(|port| knock(*port)).collect();
+    let _before: Vec<TcpStream> = ports.iter().map(|port| connect_unauthenticated(*port)).collect();
     std::thread::scope(|scope| {
         for endpoint in endpoints {
             scope.spawn(|| {
@@ -319,7 +325,7 @@ fn strangers_on_the_port_disturb_nobody_and_are_counted() {
                 let work = comm
                     .allreduce(buffer(&mut data), DType::F32, ReduceOp::Sum, 0, TIMEOUT, false)
                     .unwrap();
-                let _during = knock(ports[comm.rank() as usize]);
+                let _during = connect_unauthenticated(ports[comm.rank() as usize]);
                 work.wait(None).unwrap();
                 comm.barrier(TIMEOUT, true).unwrap().wait(None).unwrap();
                 let refused = &comm.counters().refused;
@@ -330,17 +336,17 @@ fn strangers_on_the_port_disturb_nobody_and_are_counted() {
 }
 
 #[test]
-fn a_rank_with_another_key_or_that_never_connects_is_named() {
+fn a_rank_with_another_key_or_that_never_connects_is_reported() {
     let make =
         |rank: u32, key: &[u8]| Endpoint::new(Options::new(rank, placement(2, 1)), key).unwrap();
-    let (one, other) = (make(0, &KEY), make(1, &[9; 32]));
-    let infos = vec![one.info(), other.info()];
-    let error = one.connect(&infos, TIMEOUT).err().unwrap();
+    let (first, second) = (make(0, &KEY), make(1, &[9; 32]));
+    let infos = vec![first.info(), second.info()];
+    let error = first.connect(&infos, TIMEOUT).err().unwrap();
     assert!(error.cause.peer == Some(1) && error.to_string().contains("key"), "{error}");
 
-    let (one, other) = (make(0, &KEY), make(1, &KEY));
-    let infos = vec![one.info(), other.info()];
-    let error = other.connect(&infos, Duration::from_millis(200)).err().unwrap();
+    let (first, second) = (make(0, &KEY), make(1, &KEY));
+    let infos = vec![first.info(), second.info()];
+    let error = second.connect(&infos, Duration::from_millis(200)).err().unwrap();
     assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::TimedOut, Some(0)), "{error}");
 
     let lonely = Endpoint::new(Options::new(0, placement(1, 2)), &KEY).unwrap();
@@ -351,13 +357,13 @@ fn a_rank_with_another_key_or_that_never_connects_is_named() {
 }
 
 #[test]
-fn ranks_with_other_sizes_are_named_before_they_connect() {
-    let one = Endpoint::new(Options::new(0, placement(2, 1)), &KEY).unwrap();
+fn ranks_with_different_slot_sizes_are_reported_before_they_connect() {
+    let first = Endpoint::new(Options::new(0, placement(2, 1)), &KEY).unwrap();
     let mut options = Options::new(1, placement(2, 1));
     options.slot_bytes = 8192;
-    let other = Endpoint::new(options, &KEY).unwrap();
-    let infos = vec![one.info(), other.info()];
-    let error = one.connect(&infos, Duration::from_secs(1)).err().unwrap();
+    let second = Endpoint::new(options, &KEY).unwrap();
+    let infos = vec![first.info(), second.info()];
+    let error = first.connect(&infos, Duration::from_secs(1)).err().unwrap();
     assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::Mismatch, Some(1)));
     assert!(error.to_string().contains("8192"), "{error}");
 }

@@ -1,5 +1,5 @@
-//! Whose memory the segment is: a page of it exists once somebody has touched it, on the memory node of
-//! whoever did. So each rank's slots must be touched by that rank first, and by nobody before it.
+//! NUMA placement of the segment: a page is allocated at its first access, on the memory node of the accessing
+//! rank. So each rank must be the first to access its slots.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -20,7 +20,7 @@ use support::{TIMEOUT, buffer, numbers, placement, run};
 const PAGE_BYTES: usize = 4096;
 const SLOTS: usize = 4;
 
-/// A row of the segment: a rank's input slots, the result slots, or those of sums that go round.
+/// A row of the segment: a rank's input slots, the result slots, or the slots of ring accumulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Row {
     Input(usize),
@@ -29,24 +29,24 @@ enum Row {
 }
 use Row::{Input, Result, Sum};
 
-/// The segment of this process's only group.
+/// The segment of the only group of this process.
 fn shm() -> File {
-    let mine = |path: &Path| {
+    let open_segment = |path: &Path| {
         let name = std::fs::read_link(path).ok()?;
         (name.to_str()? == "/memfd:hfreduce (deleted)").then(|| File::open(path).ok())?
     };
     let all = std::fs::read_dir("/proc/self/fd").unwrap();
-    all.flatten().find_map(|one| mine(&one.path())).expect("a segment")
+    all.flatten().find_map(|entry| open_segment(&entry.path())).expect("a segment")
 }
 
-/// The rows of which some page exists.
+/// The rows with at least one allocated page.
 fn touched(shm: &File, shape: Shape) -> Vec<Row> {
     let row_bytes = shape.slots * shape.slot_bytes;
     let message_bytes = shape.locals * MESSAGE_SLOTS * shape.slot_bytes;
     let data_at = shape.bytes() - message_bytes - (shape.locals + 1) * row_bytes;
     let mut rows = BTreeSet::new();
     let mut at = data_at as u64;
-    // No error but the one that says that there is none behind it.
+    // The only expected error reports that no data follows.
     while let Ok(page) = rustix::fs::seek(shm, SeekFrom::Data(at)) {
         let row = (page as usize - data_at) / row_bytes;
         rows.insert(match row.cmp(&shape.locals) {
@@ -59,8 +59,8 @@ fn touched(shm: &File, shape: Shape) -> Vec<Row> {
     rows.into_iter().collect()
 }
 
-/// A sum of two ranks of one node, of which the second calls when the first has touched something: the
-/// rows that the first touched alone, and those that both touched in the end.
+/// A sum of two ranks of one node; the second rank calls once the first has touched memory. Returns the rows
+/// that the first rank touched, and those touched in the end.
 fn touched_by_a_sum(
     slot_bytes: usize,
     count: usize,
@@ -69,25 +69,26 @@ fn touched_by_a_sum(
 ) -> (Vec<Row>, Vec<Row>) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    // Sums lie behind all other chunks, so their number does not matter.
+    // Ring slots follow all others, so their number does not matter.
     let shape = Shape { locals: 2, slots: SLOTS, ring_slots: 0, slot_bytes };
     let together = Barrier::new(2);
     let tune = |options: &mut Options| {
         (options.slots, options.slot_bytes) = (Some(SLOTS), slot_bytes);
         tune(options);
     };
-    let seen = run(&placement(1, 2), tune, |comm| {
+    let outcomes = run(&placement(1, 2), tune, |comm| {
         let shm = shm();
         let mut private = numbers(comm.rank(), 1, count);
         let block = comm.allocate(count * 4).unwrap();
-        // SAFETY: the block is ours alone until the call and after its end.
-        let there = unsafe { std::slice::from_raw_parts_mut(block.base().cast::<f32>(), count) };
-        there.copy_from_slice(&private);
-        let data = if registered { there } else { private.as_mut_slice() };
+        // SAFETY: block_values is no other reference to the block until the call and after its end.
+        let block_values =
+            unsafe { std::slice::from_raw_parts_mut(block.base().cast::<f32>(), count) };
+        block_values.copy_from_slice(&private);
+        let data = if registered { block_values } else { private.as_mut_slice() };
         let start = |data: &mut [f32]| {
             comm.allreduce(buffer(data), DType::F32, ReduceOp::Sum, 0, TIMEOUT, false).unwrap()
         };
-        assert!(touched(&shm, shape).is_empty(), "whoever made the segment touched slots");
+        assert!(touched(&shm, shape).is_empty(), "creating the segment touched slots");
         together.wait();
         if comm.rank() == 1 {
             together.wait();
@@ -98,7 +99,7 @@ fn touched_by_a_sum(
         let work = start(data);
         let until = Instant::now() + TIMEOUT;
         while !registered && touched(&shm, shape).is_empty() {
-            assert!(Instant::now() < until, "nothing is touched");
+            assert!(Instant::now() < until, "no slot is touched");
             std::thread::yield_now();
         }
         let alone = touched(&shm, shape);
@@ -107,7 +108,7 @@ fn touched_by_a_sum(
         together.wait();
         (alone, touched(&shm, shape))
     });
-    seen.into_iter().next().unwrap()
+    outcomes.into_iter().next().unwrap()
 }
 
 #[test]
@@ -120,14 +121,14 @@ fn each_rank_touches_its_own_slots_first() {
 }
 
 #[test]
-fn a_sum_that_goes_round_begins_where_rank_0_is_and_uses_no_other_slots() {
+fn ring_accumulation_touches_only_its_slots_first_by_rank_0() {
     let crowded = |options: &mut Options| options.processors = Some(1);
     let (alone, all) = touched_by_a_sum(6 * PAGE_BYTES, 300_000, false, crowded);
     assert_eq!((alone, all), (vec![Sum], vec![Sum]));
 }
 
 #[test]
-fn small_sums_are_made_where_whoever_came_last_is() {
+fn small_sums_are_placed_near_the_last_arriver() {
     let (alone, all) =
         touched_by_a_sum(7 * PAGE_BYTES, 1000, false, |options| options.processors = Some(64));
     assert_eq!((alone, all), (vec![Input(0)], vec![Input(0), Result]));

@@ -1,4 +1,4 @@
-//! Messages between ranks: short ones with their offers, long ones through the segment inside a node.
+//! Messages between ranks: short ones together with their offers, long ones through the segment inside a node.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -12,7 +12,7 @@ use support::{Served, TIMEOUT, buffer, numbers, placement, run, run_at};
 
 /// Elements of a slot.
 const SLOT: usize = 16 << 10;
-/// From one element to several slots, and around the length from which messages are staged.
+/// Lengths from one element to several slots, and around the length from which messages are staged.
 const COUNTS: [usize; 9] =
     [1, SLOT / 2 - 1, SLOT / 2, SLOT - 1, SLOT, SLOT + 1, 3 * SLOT, 20 * SLOT + 3, 7];
 
@@ -24,7 +24,7 @@ fn staged(comm: &Communicator) -> u64 {
     comm.counters().staged_bytes.load(Ordering::Relaxed)
 }
 
-/// Every rank sends every other rank messages of all lengths, all at once.
+/// Every rank sends messages of all lengths to every other rank, all at once.
 fn exchange(comm: &Communicator) -> u64 {
     let (own, world) = (comm.rank(), comm.world_size() as u32);
     let peers: Vec<u32> = (0..world).filter(|peer| *peer != own).collect();
@@ -56,7 +56,7 @@ fn exchange(comm: &Communicator) -> u64 {
 }
 
 #[test]
-fn messages_inside_a_node_go_through_its_memory() {
+fn messages_inside_a_node_use_its_segment() {
     for (nodes, locals) in [(1, 2), (1, 4), (2, 1), (2, 2)] {
         for staged in run(&placement(nodes, locals), tune, |comm| exchange(&comm)) {
             assert_eq!(staged > 0, locals > 1, "{nodes} nodes of {locals}: {staged} bytes");
@@ -67,9 +67,9 @@ fn messages_inside_a_node_go_through_its_memory() {
     run_at(&placement(1, 3), at, tune, |comm| exchange(&comm.unwrap()));
 }
 
-/// More ranks than a rank has slots for: some pieces go through sockets, none is lost.
+/// More ranks than a rank has slots for: some pieces use sockets, and all arrive.
 #[test]
-fn an_all_to_all_of_many_ranks_needs_no_more_slots_than_there_are() {
+fn an_all_to_all_of_many_ranks_works_with_too_few_slots() {
     let count = 5 * SLOT + 1;
     run(&placement(1, 7), tune, |comm| {
         let (own, world) = (comm.rank() as usize, comm.world_size());
@@ -81,17 +81,17 @@ fn an_all_to_all_of_many_ranks_needs_no_more_slots_than_there_are() {
             let (from, to) = (buffer(&mut input), buffer(&mut output));
             let work = comm.alltoall(from, to, &counts, &counts, DType::F32, TIMEOUT, true);
             work.unwrap().wait(None).unwrap();
-            for (from, found) in output.chunks_exact(count).enumerate() {
-                assert!(found == block(from, own), "from rank {from}");
+            for (from, part) in output.chunks_exact(count).enumerate() {
+                assert!(part == block(from, own), "from rank {from}");
             }
         }
         assert!(staged(&comm) > 0);
     });
 }
 
-/// A rank that closes as soon as it has its message has told the sender that it copied all of it.
+/// A rank that closes as soon as it has received its message has acknowledged all of it.
 #[test]
-fn a_send_ends_well_though_the_receiver_leaves_at_once() {
+fn a_send_completes_although_the_receiver_closes_at_once() {
     for _ in 0..20 {
         run(&placement(1, 2), tune, |comm| {
             let mut data = numbers(0, 1, 9 * SLOT);
@@ -109,23 +109,23 @@ fn a_send_ends_well_though_the_receiver_leaves_at_once() {
     }
 }
 
-/// Elements around the length up to which messages go with their offers, 300 in all: several times
-/// what a receiver keeps.
+/// Lengths around the limit up to which messages travel with their offers, 300 in total: several times what a
+/// receiver buffers.
 fn short_counts() -> impl Iterator<Item = usize> {
     [1, 2047, 2048, 2049, 300, 6000].into_iter().cycle().take(300)
 }
 
-/// From rank 0 to rank 1 under one tag. `early`: the offers are there before the receives.
+/// Messages from rank 0 to rank 1 with one tag. `early`: the offers arrive before the receives.
 fn stream(comm: &Communicator, early: bool) {
     const TAG: u64 = 4;
     const READY: u64 = 5;
     let mut data: Vec<Vec<f32>> =
         short_counts().enumerate().map(|(at, count)| numbers(7, at as u64, count)).collect();
     let ready = |sends: bool| {
-        let mut word = [0.0];
+        let mut signal = [0.0];
         let work = match sends {
-            true => comm.send(buffer(&mut word), DType::F32, 1 - comm.rank(), READY, TIMEOUT),
-            false => comm.recv(buffer(&mut word), DType::F32, 1 - comm.rank(), READY, TIMEOUT),
+            true => comm.send(buffer(&mut signal), DType::F32, 1 - comm.rank(), READY, TIMEOUT),
+            false => comm.recv(buffer(&mut signal), DType::F32, 1 - comm.rank(), READY, TIMEOUT),
         };
         work.unwrap().wait(None).unwrap();
     };
@@ -165,9 +165,9 @@ fn short_messages_arrive_in_order_before_and_after_their_receives() {
     }
 }
 
-/// Its bytes have arrived, and are not a receive.
+/// The message's bytes arrive, but no receive matches it.
 #[test]
-fn a_short_send_that_no_receive_asks_for_fails_at_its_deadline() {
+fn a_short_send_without_a_receive_fails_at_its_deadline() {
     run(
         &placement(1, 2),
         |_| {},
@@ -179,7 +179,7 @@ fn a_short_send_that_no_receive_asks_for_fails_at_its_deadline() {
                 _ => comm.recv(buffer(&mut data), DType::F32, 0, 2, TIMEOUT).unwrap(),
             };
             let Err(WaitError::Failed(error)) = work.wait(None) else {
-                panic!("rank {own} did it")
+                panic!("rank {own} succeeded")
             };
             assert_eq!(
                 (error.cause.kind, error.cause.peer),

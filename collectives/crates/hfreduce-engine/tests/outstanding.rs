@@ -1,4 +1,4 @@
-//! Thousands of operations outstanding: compared with the other ranks', bounded, and none waits for ever.
+//! Thousands of outstanding operations: compared with the other ranks', bounded, and each ends.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use hfreduce_engine::{Buffer, Communicator, DType, ErrorKind, ReduceOp, WaitError, Work};
 use support::{Served, TIMEOUT, buffer, placement, run, run_at};
 
-/// More than one window, more than the fingerprints that a segment keeps, and more collective
-/// operations than a daemon takes.
+/// More operations than one window, than the fingerprints that a segment stores, and than the collective
+/// operations that a daemon accepts.
 const MANY: usize = 5000;
 
-/// A message of one element each.
+/// Messages of one element each.
 fn each(data: &mut [f32]) -> impl Iterator<Item = Buffer> + '_ {
     data.chunks_exact_mut(1).map(buffer)
 }
@@ -24,7 +24,7 @@ fn wait_all(works: impl IntoIterator<Item = Work>) {
 }
 
 #[test]
-fn an_operation_is_compared_however_far_the_other_ranks_are_ahead() {
+fn fingerprints_are_compared_however_far_other_ranks_are_ahead() {
     for (nodes, locals) in [(1, 2), (1, 3), (2, 1), (2, 2)] {
         let late = (nodes * locals - 1) as u32;
         let started = AtomicBool::new(false);
@@ -40,7 +40,7 @@ fn an_operation_is_compared_however_far_the_other_ranks_are_ahead() {
                         std::thread::sleep(Duration::from_millis(1));
                     }
                 }
-                // Every byte count is equal, so nothing but the fingerprint tells the two apart.
+                // All byte counts are equal: only the fingerprint distinguishes the two.
                 let op = if comm.rank() == late { ReduceOp::Max } else { ReduceOp::Sum };
                 let start = |data: Buffer| comm.allreduce(data, DType::F32, op, 0, TIMEOUT, false);
                 let works: Vec<Work> = match comm.rank() == late {
@@ -48,11 +48,11 @@ fn an_operation_is_compared_however_far_the_other_ranks_are_ahead() {
                     false => each(&mut data).map(start).filter_map(Result::ok).collect(),
                 };
                 if comm.rank() == 0 {
-                    // What it has called, it has started as far as the window lets it.
-                    comm.wait_a_moment();
+                    // The operations called so far have started, as far as the window allows.
+                    comm.yield_driver();
                     started.store(true, Ordering::SeqCst);
                 }
-                // A rank may hear of the end before it has called anything.
+                // A rank may learn of the failure before it has called anything.
                 let error = match works.first().map(|work| work.wait(None)) {
                     None => comm.error().unwrap(),
                     Some(Err(WaitError::Failed(error))) => error,
@@ -69,12 +69,12 @@ fn an_operation_is_compared_however_far_the_other_ranks_are_ahead() {
 }
 
 trait Moment {
-    fn wait_a_moment(&self);
+    fn yield_driver(&self);
 }
 
 impl Moment for Communicator {
-    /// Until every other thread has had the driver: a wait that ends by itself.
-    fn wait_a_moment(&self) {
+    /// Yields to every other thread that needs the driver: a wait that times out.
+    fn yield_driver(&self) {
         let mut nothing = [0.0];
         let never = self.recv_any(buffer(&mut nothing), DType::F32, 77, TIMEOUT).unwrap();
         let ended = never.wait(Some(Duration::from_millis(300)));
@@ -83,7 +83,7 @@ impl Moment for Communicator {
     }
 }
 
-/// All kinds of operations at once: along the trees and over direct connections.
+/// All kinds of operations at once: along the trees and over point-to-point connections.
 fn mixed(comm: &Communicator, count: usize) {
     let (own, world) = (comm.rank(), comm.world_size());
     let mut sums = vec![1.0; count];
@@ -113,39 +113,39 @@ fn mixed(comm: &Communicator, count: usize) {
 }
 
 #[test]
-fn thousands_of_collectives_are_outstanding() {
+fn thousands_of_collectives_can_be_outstanding() {
     for (nodes, locals) in [(1, 3), (2, 1), (2, 2)] {
         run(&placement(nodes, locals), |_| {}, |comm| mixed(&comm, MANY / 3));
     }
 }
 
 #[test]
-fn a_message_overtakes_collectives_that_the_window_holds_back() {
+fn a_message_overtakes_collectives_that_the_window_delays() {
     for (nodes, locals) in [(1, 2), (2, 1)] {
         run(
             &placement(nodes, locals),
             |_| {},
             |comm| {
-                let (mut data, mut word) = (vec![1.0; MANY], [7.0 * comm.rank() as f32]);
+                let (mut data, mut message) = (vec![1.0; MANY], [7.0 * comm.rank() as f32]);
                 let start =
                     |data| comm.allreduce(data, DType::F32, ReduceOp::Sum, 0, TIMEOUT, false);
                 if comm.rank() == 0 {
                     let works: Vec<Work> =
                         each(&mut data).map(|data| start(data).unwrap()).collect();
-                    comm.send(buffer(&mut word), DType::F32, 1, 3, TIMEOUT)
+                    comm.send(buffer(&mut message), DType::F32, 1, 3, TIMEOUT)
                         .unwrap()
                         .wait(None)
                         .unwrap();
                     wait_all(works);
                 } else {
-                    // Calls nothing before it has the message.
-                    comm.recv(buffer(&mut word), DType::F32, 0, 3, TIMEOUT)
+                    // Calls nothing before the message has arrived.
+                    comm.recv(buffer(&mut message), DType::F32, 0, 3, TIMEOUT)
                         .unwrap()
                         .wait(None)
                         .unwrap();
                     wait_all(each(&mut data).map(|data| start(data).unwrap()).collect::<Vec<_>>());
                 }
-                assert_eq!(word, [0.0]);
+                assert_eq!(message, [0.0]);
                 assert!(data.iter().all(|sum| *sum == 2.0));
             },
         );
@@ -153,7 +153,7 @@ fn a_message_overtakes_collectives_that_the_window_holds_back() {
 }
 
 #[test]
-fn operations_that_are_held_back_fail_when_a_rank_leaves() {
+fn operations_delayed_by_the_window_fail_when_a_rank_closes() {
     for (nodes, locals) in [(1, 2), (2, 1), (2, 2)] {
         run(
             &placement(nodes, locals),
@@ -176,7 +176,7 @@ fn operations_that_are_held_back_fail_when_a_rank_leaves() {
                     ends.for_each(|end| end.unwrap());
                     return;
                 }
-                // It may have left before the others have all results of the last one that it called.
+                // The rank may have closed before the others have all results of its last operation.
                 let errors: Vec<_> = ends.filter_map(Result::err).collect();
                 assert!(errors.len() >= MANY - 10);
                 assert!(errors.iter().all(|error| error.cause.kind == ErrorKind::PeerLeft));
@@ -185,13 +185,13 @@ fn operations_that_are_held_back_fail_when_a_rank_leaves() {
     }
 }
 
-/// Receives of `count` messages, the sends of as many, and then `count` collectives, all outstanding.
+/// Receives of `count` messages, as many sends, and then `count` collectives, all outstanding.
 fn messages_and_collectives(comm: &Communicator, count: usize) {
     let peer = 1 - comm.rank();
     let mut sent: Vec<f32> = (0..count).map(|at| at as f32).collect();
-    let (mut came, mut sums) = (vec![-1.0; count], vec![1.0; count]);
+    let (mut received, mut sums) = (vec![-1.0; count], vec![1.0; count]);
     let mut works = Vec::new();
-    for data in each(&mut came) {
+    for data in each(&mut received) {
         works.push(comm.recv(data, DType::F32, peer, 1, TIMEOUT).unwrap());
     }
     for data in each(&mut sent) {
@@ -201,7 +201,7 @@ fn messages_and_collectives(comm: &Communicator, count: usize) {
         works.push(comm.allreduce(data, DType::F32, ReduceOp::Sum, 0, TIMEOUT, false).unwrap());
     }
     wait_all(works);
-    assert_eq!(came, sent);
+    assert_eq!(received, sent);
     assert!(sums.iter().all(|sum| *sum == 2.0));
 }
 
@@ -221,33 +221,33 @@ fn through_daemons(count: usize) {
 }
 
 #[test]
-fn thousands_are_outstanding_through_daemons() {
+fn thousands_can_be_outstanding_through_daemons() {
     through_daemons(MANY);
 }
 
-/// How long after its deadline an operation may end, however many there are and however busy the machine is.
+/// Time after its deadline by which an operation must end, however many there are and however busy the host is.
 const LATE: Duration = Duration::from_secs(60);
 
-/// Receives whose messages never come, and what ends them: their deadline, an abort, or a close.
-fn nothing_comes(comm: &Communicator, count: usize, ended_by: ErrorKind) {
+/// Receives whose messages never arrive, ended by their deadline, an abort, or a close.
+fn receives_end(comm: &Communicator, count: usize, ended_by: ErrorKind) {
     if comm.rank() > 0 {
-        // Its own operation ends with the group.
+        // This rank's operation ends with the group.
         let mut data = [0.0];
         let work = comm.recv(buffer(&mut data), DType::F32, 0, 2, TIMEOUT);
         assert!(work.is_err() || work.unwrap().wait(None).is_err());
         return;
     }
-    // Long enough to start all of them before.
+    // Long enough to start all receives before.
     let limit = Duration::from_secs(1 + count as u64 / 5000);
     let deadline = if ended_by == ErrorKind::TimedOut { limit } else { TIMEOUT };
     let mut data = vec![0.0; count];
     let start = |data: Buffer| comm.recv(data, DType::F32, 1, 1, deadline);
     let works: Vec<Work> = each(&mut data).map_while(|data| start(data).ok()).collect();
-    let begun = Instant::now();
+    let started = Instant::now();
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| works[0].wait(None));
         match ended_by {
-            ErrorKind::Aborted => comm.abort("the test says so"),
+            ErrorKind::Aborted => comm.abort("abort of the test"),
             ErrorKind::PeerLeft => drop(comm.close(Duration::ZERO)),
             _ => {}
         }
@@ -256,10 +256,10 @@ fn nothing_comes(comm: &Communicator, count: usize, ended_by: ErrorKind) {
     for work in &works {
         assert!(matches!(work.wait(Some(LATE)), Err(WaitError::Failed(_))));
     }
-    assert!(begun.elapsed() < limit + LATE);
+    assert!(started.elapsed() < limit + LATE);
     let Err(WaitError::Failed(error)) = works[0].wait(None) else { panic!("it has failed") };
     let expected = match ended_by {
-        ErrorKind::PeerLeft => ErrorKind::Aborted, // Closed while it was under way.
+        ErrorKind::PeerLeft => ErrorKind::Aborted, // Closed while in progress.
         other => other,
     };
     assert_eq!(error.cause.kind, expected, "{error}");
@@ -268,28 +268,28 @@ fn nothing_comes(comm: &Communicator, count: usize, ended_by: ErrorKind) {
 fn end_in_time(count: usize) {
     for ended_by in [ErrorKind::TimedOut, ErrorKind::Aborted, ErrorKind::PeerLeft] {
         for (nodes, locals) in [(1, 2), (2, 1)] {
-            run(&placement(nodes, locals), |_| {}, |comm| nothing_comes(&comm, count, ended_by));
+            run(&placement(nodes, locals), |_| {}, |comm| receives_end(&comm, count, ended_by));
         }
         let daemon = Served::new(2);
         let at = |_| Some(daemon.path.clone());
-        let body = |comm: Result<Communicator, _>| nothing_comes(&comm.unwrap(), count, ended_by);
+        let body = |comm: Result<Communicator, _>| receives_end(&comm.unwrap(), count, ended_by);
         run_at(&placement(1, 2), at, |_| {}, body);
     }
 }
 
 #[test]
-fn thousands_that_wait_for_nothing_end_in_time() {
+fn thousands_of_unmatched_receives_end_in_time() {
     end_in_time(MANY);
 }
 
 #[test]
 #[ignore = "a soak test: a minute"]
-fn a_hundred_thousand_that_wait_for_nothing_end_in_time() {
+fn a_hundred_thousand_unmatched_receives_end_in_time() {
     end_in_time(100_000);
 }
 
 #[test]
 #[ignore = "a soak test: some ten seconds"]
-fn a_hundred_thousand_are_outstanding_through_daemons() {
+fn a_hundred_thousand_can_be_outstanding_through_daemons() {
     through_daemons(100_000);
 }

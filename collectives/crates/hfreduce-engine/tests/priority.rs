@@ -1,5 +1,5 @@
-//! Groups of one process that have different levels. All tests here look at the whole process, so
-//! they take turns.
+//! Groups of one process with different priorities. All tests here use state of the whole process, so they run
+//! one at a time.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 mod support;
@@ -13,7 +13,7 @@ use support::{TIMEOUT, buffer, placement, run};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// Longer than any test.
-const FOR_EVER: Duration = Duration::from_secs(3600);
+const ONE_HOUR: Duration = Duration::from_secs(3600);
 
 fn group(priority: Priority, held_back: Duration) -> Vec<Communicator> {
     let tune = |options: &mut hfreduce_engine::Options| {
@@ -22,7 +22,7 @@ fn group(priority: Priority, held_back: Duration) -> Vec<Communicator> {
     run(&placement(2, 1), tune, |comm| comm)
 }
 
-/// Goes on by itself.
+/// Starts an operation that makes progress in the background.
 fn start(comm: &Communicator, data: &mut [f32]) -> Work {
     comm.allreduce(buffer(data), DType::F32, ReduceOp::Sum, 0, TIMEOUT, false).unwrap()
 }
@@ -35,7 +35,7 @@ fn wait_until(what: &str, done: impl Fn() -> bool) {
     }
 }
 
-fn has_begun(comm: &Communicator) -> bool {
+fn has_started(comm: &Communicator) -> bool {
     let flight = comm.flight().unwrap();
     flight.entries.last().is_some_and(|last| last.state == "started" && last.chunks > 0)
 }
@@ -45,29 +45,29 @@ fn chunks(comms: &[Communicator]) -> u64 {
 }
 
 #[test]
-fn chunks_of_a_low_group_wait_for_a_high_one_and_those_of_its_own_level_do_not() {
+fn chunks_of_a_low_group_wait_for_a_high_group_and_those_of_an_equal_one_do_not() {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let high = group(Priority::High, FOR_EVER);
-    let same = group(Priority::High, FOR_EVER);
-    let low = group(Priority::Low, FOR_EVER);
+    let high = group(Priority::High, ONE_HOUR);
+    let same = group(Priority::High, ONE_HOUR);
+    let low = group(Priority::Low, ONE_HOUR);
     let mut small = [vec![1.0; 1024], vec![2.0; 1024]];
     let mut large = [vec![1.0; 1 << 20], vec![2.0; 1 << 20]];
     let mut other = [vec![1.0; 1024], vec![2.0; 1024]];
-    // 4 KiB on one of two ranks: under way until the other one calls it.
+    // 4 KiB on one of two ranks: in progress until the other rank calls it.
     let first = start(&high[0], &mut small[0]);
-    wait_until("the high operation begins", || has_begun(&high[0]));
+    wait_until("the high operation starts", || has_started(&high[0]));
     let before = chunks(&low);
     let [a, b] = &mut large;
     let works = [start(&low[0], a), start(&low[1], b)];
     let held = |comm: &Communicator| comm.counters().held_back.load(Ordering::SeqCst) > 0;
-    wait_until("both hold back", || low.iter().all(held));
+    wait_until("both delay their chunks", || low.iter().all(held));
     let [a, b] = &mut other;
     for work in [start(&same[0], a), start(&same[1], b)] {
         work.wait(None).unwrap();
     }
     assert_eq!(chunks(&low), before, "none of eight");
     assert!(works.iter().all(|work| !work.is_done()));
-    // What was held back goes on as soon as the high one has ended, not an hour later.
+    // Delayed operations resume as soon as the high one has ended, not an hour later.
     for work in [first, start(&high[1], &mut small[1])].iter().chain(&works) {
         work.wait(None).unwrap();
     }
@@ -78,10 +78,10 @@ fn chunks_of_a_low_group_wait_for_a_high_one_and_those_of_its_own_level_do_not()
 #[test]
 fn chunks_do_not_wait_for_a_high_group_of_another_user() {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let high = group(Priority::High, FOR_EVER);
+    let high = group(Priority::High, ONE_HOUR);
     let other = Arc::new(Share::default());
     let tune = |options: &mut hfreduce_engine::Options| {
-        (options.priority, options.held_back) = (Priority::Low, FOR_EVER);
+        (options.priority, options.held_back) = (Priority::Low, ONE_HOUR);
         options.share = other.clone();
     };
     let low = run(&placement(2, 1), tune, |comm| comm);
@@ -89,7 +89,7 @@ fn chunks_do_not_wait_for_a_high_group_of_another_user() {
     let mut large = [vec![1.0; 1 << 20], vec![2.0; 1 << 20]];
     let ([a, b], [c, d]) = (&mut small, &mut large);
     let first = start(&high[0], a);
-    wait_until("the high operation begins", || has_begun(&high[0]));
+    wait_until("the high operation starts", || has_started(&high[0]));
     for work in [start(&low[0], c), start(&low[1], d)] {
         work.wait(Some(Duration::from_secs(60))).unwrap();
     }
@@ -100,7 +100,7 @@ fn chunks_do_not_wait_for_a_high_group_of_another_user() {
 }
 
 #[test]
-fn ranks_that_wait_crosswise_get_through() {
+fn ranks_that_would_deadlock_on_priorities_make_progress() {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let high = group(Priority::High, Duration::from_millis(10));
     let low = group(Priority::Low, Duration::from_millis(10));
@@ -108,8 +108,8 @@ fn ranks_that_wait_crosswise_get_through() {
     let mut large = [vec![1.0; 1 << 20], vec![2.0; 1 << 20]];
     let ([a, b], [c, d]) = (&mut small, &mut large);
     let first = start(&high[0], a);
-    wait_until("the high operation begins", || has_begun(&high[0]));
-    // Rank 1 calls the high one only after the low one, which rank 0 holds back for the high one.
+    wait_until("the high operation starts", || has_started(&high[0]));
+    // Rank 1 calls the high operation only after the low one, which rank 0 delays because of the high one.
     for work in [start(&low[0], c), start(&low[1], d)] {
         work.wait(None).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Communicators that go on with other members.
+//! Communicators that continue with other members.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -16,7 +16,7 @@ fn ranks(list: &[u32]) -> Vec<Member> {
     list.iter().map(|rank| Member::Rank(*rank)).collect()
 }
 
-/// Everybody's rank + 1, summed by everybody.
+/// Allreduce of rank + 1.
 fn sum(comm: &Communicator) -> f32 {
     let mut data = vec![(comm.rank() + 1) as f32; 100_000];
     allreduce(comm, &mut data).wait(None).unwrap();
@@ -25,7 +25,7 @@ fn sum(comm: &Communicator) -> f32 {
 }
 
 #[test]
-fn survivors_go_on_and_keep_their_order() {
+fn survivors_continue_and_keep_their_order() {
     for (nodes, locals, lost) in [(3, 1, 1), (2, 2, 0), (1, 3, 2), (4, 1, 3)] {
         let world = (nodes * locals) as u32;
         let list: Vec<u32> = (0..world).filter(|rank| *rank != lost).collect();
@@ -37,7 +37,7 @@ fn survivors_go_on_and_keep_their_order() {
                 sum(&comm);
                 summed.wait();
                 if comm.rank() == lost {
-                    comm.abort("this one has an accident");
+                    comm.abort("injected fault");
                     return;
                 }
                 while comm.error().is_none() {
@@ -49,7 +49,7 @@ fn survivors_go_on_and_keep_their_order() {
                 let all = (1..=list.len()).sum::<usize>() as f32;
                 assert_eq!(sum(&next), all);
                 assert!(comm.barrier(TIMEOUT, true).is_err(), "the old epoch is over");
-                // Again, from a whole epoch, the other way round.
+                // Again, from a complete epoch, in reverse order.
                 let turned: Vec<u32> = (0..next.world_size() as u32).rev().collect();
                 let third = next.reconfigure(&ranks(&turned), TIMEOUT).unwrap();
                 assert_eq!((third.epoch(), sum(&third)), (2, all));
@@ -59,7 +59,7 @@ fn survivors_go_on_and_keep_their_order() {
 }
 
 #[test]
-fn survivors_learn_who_of_them_is_an_operation_ahead() {
+fn survivors_learn_which_of_them_is_an_operation_ahead() {
     let (sent, list) = (Barrier::new(3), ranks(&[1, 0]));
     run(
         &placement(3, 1),
@@ -73,13 +73,13 @@ fn survivors_learn_who_of_them_is_an_operation_ahead() {
                     .map_err(WaitError::Failed)?
                     .wait(None)
             };
-            // A root waits for nobody, so it is through before anybody else has called.
+            // A root does not wait, so it completes before any other rank has called.
             if comm.rank() == 0 {
                 broadcast().unwrap();
             }
             sent.wait();
             if comm.rank() == 2 {
-                comm.abort("this one has an accident");
+                comm.abort("injected fault");
                 return;
             }
             while comm.error().is_none() {
@@ -89,7 +89,7 @@ fn survivors_learn_who_of_them_is_an_operation_ahead() {
                 assert!(broadcast().is_err());
             }
             assert!(comm.previous_epochs().iter().all(Option::is_none), "the first epoch");
-            // The meeting, the sum, and the broadcast where it ended.
+            // The rendezvous barrier, the sum, and, on rank 0, the broadcast.
             let completed = 3 - u64::from(comm.rank());
             assert_eq!(comm.completed(), completed);
             let next = comm.reconfigure(&list, TIMEOUT).unwrap();
@@ -100,7 +100,7 @@ fn survivors_learn_who_of_them_is_an_operation_ahead() {
 }
 
 #[test]
-fn newcomers_take_the_places_of_the_lost() {
+fn newcomers_replace_lost_ranks() {
     let options = |node: &str| {
         let mut options = Options::new(0, vec![(node.to_owned(), "B".to_owned())]);
         options.folders = Folders::default();
@@ -115,8 +115,9 @@ fn newcomers_take_the_places_of_the_lost() {
             scope.spawn(move || {
                 let comm = newcomer.join(TIMEOUT).unwrap();
                 assert_eq!((comm.world_size(), comm.epoch()), (4, 1));
-                let known: Vec<bool> = comm.previous_epochs().iter().map(Option::is_some).collect();
-                assert_eq!(known, [true, true, false, false]);
+                let has_previous: Vec<bool> =
+                    comm.previous_epochs().iter().map(Option::is_some).collect();
+                assert_eq!(has_previous, [true, true, false, false]);
                 let summed = sum(&comm);
                 sums.lock().unwrap().push(summed);
             });
@@ -142,16 +143,16 @@ fn newcomers_take_the_places_of_the_lost() {
 }
 
 #[test]
-fn ranks_that_disagree_on_the_members_hear_of_it_and_may_try_again() {
+fn ranks_that_disagree_on_the_members_get_an_error_and_can_retry() {
     run(
         &placement(3, 1),
         |_| {},
         |comm| {
             let list: &[u32] = if comm.rank() == 2 { &[0, 2] } else { &[0, 1, 2] };
             let next = match comm.reconfigure(&ranks(list), TIMEOUT) {
-                // Rank 1 may be so late that it is called to the second attempt alone.
+                // Rank 1 may be so late that it takes part only in the second attempt.
                 Ok(next) if comm.rank() == 1 => next,
-                Ok(_) => panic!("rank {} has others with it", comm.rank()),
+                Ok(_) => panic!("rank {} joined other ranks", comm.rank()),
                 Err(error) => {
                     assert_eq!(error.cause.kind, ErrorKind::Mismatch, "{error}");
                     assert_eq!((error.rank, &*error.operation), (comm.rank(), "reconfigure"));
@@ -165,7 +166,7 @@ fn ranks_that_disagree_on_the_members_hear_of_it_and_may_try_again() {
 }
 
 #[test]
-fn boards_are_lent_anew_and_those_of_the_lost_are_not_read() {
+fn segments_are_offered_again_and_those_of_lost_ranks_are_not_read() {
     let lost = 3;
     let list: Vec<u32> = (0..6).filter(|rank| *rank != lost).collect();
     let summed = Barrier::new(6);
@@ -176,10 +177,10 @@ fn boards_are_lent_anew_and_those_of_the_lost_are_not_read() {
             sum(&comm);
             summed.wait();
             if comm.rank() == lost {
-                // Its part of a sum that nobody else begins lies on the segment when it goes.
+                // Its contribution to a sum that no other rank starts is in the segment when it leaves.
                 let mut data = vec![1e9; 100_000];
                 let work = allreduce(&comm, &mut data);
-                comm.abort("this one has an accident");
+                comm.abort("injected fault");
                 let _ = work.wait(None);
                 return 0;
             }
@@ -195,7 +196,7 @@ fn boards_are_lent_anew_and_those_of_the_lost_are_not_read() {
             for _ in 0..5 {
                 assert_eq!(sum(&next), 15.0);
             }
-            assert_eq!(mapped(&comm), before, "the old epoch lends no more");
+            assert_eq!(mapped(&comm), before, "the old epoch offers no segments");
             mapped(&next)
         },
     );
@@ -203,13 +204,13 @@ fn boards_are_lent_anew_and_those_of_the_lost_are_not_read() {
 }
 
 #[test]
-fn who_is_gone_or_does_not_come_is_named_by_its_present_rank() {
+fn a_lost_or_absent_member_is_reported_with_its_present_rank() {
     let (together, over) = (Barrier::new(2), Barrier::new(3));
     run(
         &placement(4, 1),
         |_| {},
         |comm| {
-            // Nobody listens at 3's port any more; 1 is there and calls nothing.
+            // Rank 3's port is closed; rank 1 is running and calls nothing.
             if comm.rank() == 3 {
                 return;
             }
@@ -231,7 +232,7 @@ fn who_is_gone_or_does_not_come_is_named_by_its_present_rank() {
 }
 
 #[test]
-fn lists_that_make_no_sense_are_refused_and_break_nothing() {
+fn invalid_member_lists_are_refused_without_side_effects() {
     run(
         &placement(2, 1),
         |_| {},
@@ -247,7 +248,7 @@ fn lists_that_make_no_sense_are_refused_and_break_nothing() {
             assert!(refused(&ranks(&[1 - comm.rank()])).contains("not in the list of members"));
             let garbage = Member::Newcomer(b"garbage".to_vec());
             assert!(refused(&[Member::Rank(0), garbage]).contains("invalid info"));
-            assert_eq!(sum(&comm), 3.0, "the epoch goes on");
+            assert_eq!(sum(&comm), 3.0, "the epoch continues");
         },
     );
 }

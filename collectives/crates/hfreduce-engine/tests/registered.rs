@@ -1,4 +1,4 @@
-//! Buffers in registered memory: the same bits, less copying, and nobody at them after the end.
+//! Buffers in registered memory: the same bits, fewer copies, and no access after the end of an operation.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -13,7 +13,7 @@ use hfreduce_engine::{
 };
 use support::{KEY, TIMEOUT, placement, run, try_run, values};
 
-/// Memory of a rank, registered or its own.
+/// Memory of a rank, registered or private.
 enum Memory {
     Registered(Block),
     Private(Vec<u64>, usize),
@@ -42,7 +42,7 @@ impl Memory {
 
     fn bytes(&mut self) -> &mut [u8] {
         let (place, bytes) = self.parts();
-        // SAFETY: ours alone while no operation is under way.
+        // SAFETY: exclusive while no operation is in progress.
         unsafe { std::slice::from_raw_parts_mut(place, bytes) }
     }
 
@@ -60,25 +60,25 @@ fn in_place(comm: &Communicator) -> u64 {
     comm.counters().in_place_bytes.load(Ordering::Relaxed)
 }
 
-/// Which ranks register their memory: nobody, everybody, and mixtures.
-const WHO: [fn(u32) -> bool; 5] =
+/// Which ranks register their memory: none, all, and mixtures.
+const REGISTERS: [fn(u32) -> bool; 5] =
     [|_| false, |_| true, |rank| rank == 0, |rank| rank != 0, |rank| rank.is_multiple_of(2)];
 
-fn all_equal<T: PartialEq>(told: Vec<T>) -> T {
-    assert!(told.windows(2).all(|pair| pair[0] == pair[1]), "the same on every rank");
-    told.into_iter().next().unwrap()
+fn all_equal<T: PartialEq>(results: Vec<T>) -> T {
+    assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "the same on every rank");
+    results.into_iter().next().unwrap()
 }
 
 #[test]
-fn the_bits_are_the_same_wherever_buffers_are() {
+fn bits_do_not_depend_on_the_memory_of_the_buffers() {
     for (nodes, locals) in [(1, 2), (1, 4), (2, 2), (3, 3)] {
         for channels in [1, 2] {
             let tune = |options: &mut Options| options.channels = Some(channels);
-            let told = run(&placement(nodes, locals), tune, |comm| {
+            let results = run(&placement(nodes, locals), tune, |comm| {
                 let sizes = [1, 1000, 70_000, 260_001];
                 sizes.map(|count| {
                     let content = bytes_of(&values(comm.rank(), 3, count));
-                    let results = WHO.map(|registers| {
+                    let results = REGISTERS.map(|registers| {
                         let registered = registers(comm.rank());
                         let before = in_place(&comm);
                         let mut data = Memory::of(&comm, registered, &content);
@@ -86,7 +86,7 @@ fn the_bits_are_the_same_wherever_buffers_are() {
                         let (dtype, op) = (DType::F32, ReduceOp::Sum);
                         let work = comm.allreduce(buffer, dtype, op, 0, TIMEOUT, true).unwrap();
                         work.wait(None).unwrap();
-                        // What is small is sooner copied than looked up.
+                        // Small buffers are cheaper to copy than to look up.
                         let used = registered && (nodes > 1 || content.len() > 16 << 10);
                         let grown = if used { content.len() as u64 } else { 0 };
                         assert_eq!(in_place(&comm) - before, grown);
@@ -95,14 +95,14 @@ fn the_bits_are_the_same_wherever_buffers_are() {
                     all_equal(results.to_vec())
                 })
             });
-            all_equal(told);
+            all_equal(results);
         }
     }
 }
 
 #[test]
-fn every_type_has_the_same_bits_in_place() {
-    let told = run(
+fn in_place_operations_have_the_same_bits_for_every_type() {
+    let results = run(
         &placement(1, 3),
         |_| {},
         |comm| {
@@ -110,10 +110,10 @@ fn every_type_has_the_same_bits_in_place() {
             for (code, op) in (0..=u8::MAX).zip([ReduceOp::Sum, ReduceOp::Max].iter().cycle()) {
                 let Some(dtype) = DType::from_code(code) else { break };
                 let op = if dtype.is_float() { ReduceOp::Average } else { *op };
-                // Any bytes are numbers, not-a-number among them.
+                // Any bytes are numbers, including NaN.
                 let mut content = bytes_of(&values(comm.rank(), u64::from(code), 60_000));
                 content.truncate(content.len() / 8 * 8);
-                let made = WHO.map(|registers| {
+                let made = REGISTERS.map(|registers| {
                     let mut data = Memory::of(&comm, registers(comm.rank()), &content);
                     let buffer = data.buffer();
                     comm.allreduce(buffer, dtype, op, 0, TIMEOUT, true)
@@ -128,11 +128,11 @@ fn every_type_has_the_same_bits_in_place() {
             results
         },
     );
-    all_equal(told);
+    all_equal(results);
 }
 
 #[test]
-fn a_reduce_leaves_the_buffers_of_all_but_the_root_alone() {
+fn a_reduce_changes_only_the_roots_buffer() {
     for (nodes, locals) in [(1, 3), (2, 2)] {
         run(
             &placement(nodes, locals),
@@ -141,7 +141,7 @@ fn a_reduce_leaves_the_buffers_of_all_but_the_root_alone() {
                 let mut roots = Vec::new();
                 for root in 0..comm.world_size() as u32 {
                     let content = bytes_of(&values(comm.rank(), 5, 150_000));
-                    let made = WHO.map(|registers| {
+                    let made = REGISTERS.map(|registers| {
                         let mut data = Memory::of(&comm, registers(comm.rank()), &content);
                         let (dtype, op) = (DType::F32, ReduceOp::Sum);
                         let buffer = data.buffer();
@@ -161,7 +161,7 @@ fn a_reduce_leaves_the_buffers_of_all_but_the_root_alone() {
 }
 
 #[test]
-fn blocks_are_scattered_into_registered_memory_also_over_their_own_input() {
+fn blocks_can_be_scattered_into_registered_memory_and_into_their_input() {
     for (nodes, locals) in [(1, 3), (2, 2)] {
         run(
             &placement(nodes, locals),
@@ -175,7 +175,7 @@ fn blocks_are_scattered_into_registered_memory_also_over_their_own_input() {
                     let work = comm.reduce_scatter(input, output, dtype, op, TIMEOUT, true);
                     work.unwrap().wait(None).unwrap();
                 };
-                let apart = WHO.map(|registers| {
+                let apart = REGISTERS.map(|registers| {
                     let registered = registers(comm.rank());
                     let mut input = Memory::of(&comm, registered, &content);
                     let mut output = Memory::new(&comm, registered, block);
@@ -196,8 +196,8 @@ fn blocks_are_scattered_into_registered_memory_also_over_their_own_input() {
 }
 
 #[test]
-fn a_part_of_a_block_and_several_pieces_are_as_good() {
-    let told = run(
+fn parts_of_blocks_and_several_ranges_have_the_same_bits() {
+    let results = run(
         &placement(1, 3),
         |_| {},
         |comm| {
@@ -224,7 +224,7 @@ fn a_part_of_a_block_and_several_pieces_are_as_good() {
             middle
         },
     );
-    all_equal(told);
+    all_equal(results);
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn more_operations_than_can_be_registered_at_a_time_end_in_order() {
 }
 
 #[test]
-fn memory_is_its_owners_again_when_an_operation_fails_under_way() {
+fn memory_returns_to_its_owner_when_an_operation_fails() {
     const WORLD: usize = 4;
     let failed = Barrier::new(WORLD);
     try_run(
@@ -268,7 +268,7 @@ fn memory_is_its_owners_again_when_an_operation_fails_under_way() {
                 let buffer = data.buffer();
                 let work = comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true);
                 if comm.rank() == 2 && rounds == 3 {
-                    comm.abort("enough");
+                    comm.abort("abort of the test");
                 }
                 match work.map_err(WaitError::Failed).and_then(|work| work.wait(None)) {
                     Ok(()) => rounds += 1,
@@ -285,7 +285,7 @@ fn memory_is_its_owners_again_when_an_operation_fails_under_way() {
 }
 
 #[test]
-fn who_does_not_come_is_named_and_the_memory_goes_on_in_the_next_epoch() {
+fn an_absent_rank_is_reported_and_the_memory_stays_usable_in_the_next_epoch() {
     const WORLD: usize = 3;
     run(
         &placement(1, WORLD),
@@ -318,7 +318,7 @@ fn who_does_not_come_is_named_and_the_memory_goes_on_in_the_next_epoch() {
 }
 
 #[test]
-fn an_arena_of_another_size_than_was_told_is_refused() {
+fn an_arena_whose_size_differs_from_the_announced_one_is_refused() {
     let ranks = placement(1, 2);
     let endpoint = |rank| {
         let mut options = Options::new(rank, ranks.clone());
@@ -327,14 +327,14 @@ fn an_arena_of_another_size_than_was_told_is_refused() {
         Endpoint::new(options, &KEY).unwrap()
     };
     let endpoints = [endpoint(0), endpoint(1)];
-    let told = endpoints.each_ref().map(Endpoint::info);
-    let lie = |info: &[u8]| {
+    let infos = endpoints.each_ref().map(Endpoint::info);
+    let falsify = |info: &[u8]| {
         let text = String::from_utf8(info.to_vec()).unwrap();
-        let lie = text.replace("\"registered_bytes\":1048576", "\"registered_bytes\":2097152");
-        assert_ne!(lie, text);
-        lie.into_bytes()
+        let falsify = text.replace("\"registered_bytes\":1048576", "\"registered_bytes\":2097152");
+        assert_ne!(falsify, text);
+        falsify.into_bytes()
     };
-    let infos = vec![told[0].clone(), lie(&told[1])];
+    let infos = vec![infos[0].clone(), falsify(&infos[1])];
     std::thread::scope(|scope| {
         let ranks = endpoints.map(|endpoint| {
             let infos = &infos;
@@ -349,8 +349,8 @@ fn an_arena_of_another_size_than_was_told_is_refused() {
 }
 
 #[test]
-fn a_peers_arena_takes_addresses_once_it_has_registered_memory() {
-    // A size that no other test has: they run in the same process.
+fn a_peers_arena_is_mapped_once_it_has_registered_memory() {
+    // A size that no other test uses: they run in the same process.
     const ARENA: u64 = 67 << 30;
     const RANKS: u64 = 3;
     let met = Barrier::new(RANKS as usize);
@@ -389,7 +389,7 @@ fn a_peers_arena_takes_addresses_once_it_has_registered_memory() {
 }
 
 #[test]
-fn a_thousand_blocks_leave_nothing_behind() {
+fn a_thousand_blocks_leave_no_descriptors_or_mappings() {
     let lines = |path: &str| std::fs::read_to_string(path).unwrap().lines().count();
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     run(
@@ -403,7 +403,7 @@ fn a_thousand_blocks_leave_nothing_behind() {
                 // SAFETY: inside the block.
                 unsafe { block.base().write(1) };
             }
-            // Other tests run beside this one and open and map some themselves.
+            // Other tests run concurrently and open and map some themselves.
             assert!(lines("/proc/self/maps") < maps + 500 && open() < fds + 500);
             assert_eq!(comm.registered_bytes(), 1 << 20);
             let error = comm.allocate(64 << 20).unwrap_err();

@@ -1,5 +1,5 @@
-//! Neighbours that share their chunks between several connections, or use no socket at all: the
-//! same bits, and the same failures.
+//! Neighbors that distribute their chunks over several connections, or use no socket: the same bits, and the
+//! same failures.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -18,28 +18,28 @@ use hfreduce_engine::{
 };
 use support::{KEY, TIMEOUT, allreduce, buffer, digest, placement, run, try_run, values};
 
-/// Several chunks of the largest size, and some of each stream's.
+/// Several chunks of the largest size, and some of each stream.
 const NUMEL: usize = 300_000;
 
-/// What a group gives: a digest of each operation's result, and this rank's connections.
+/// A digest of each operation's result, and this rank's number of connections.
 fn results(comm: &Communicator) -> (Vec<u64>, u64) {
     let mut sums: Vec<Vec<f32>> =
         [NUMEL, 3, 60_000, NUMEL].map(|n| values(comm.rank(), n as u64, n)).to_vec();
-    // All under way at once.
+    // All operations run concurrently.
     let works: Vec<_> = sums.iter_mut().map(|data| allreduce(comm, data)).collect();
     works.iter().for_each(|work| work.wait(None).unwrap());
-    let mut told = values(comm.rank(), 5, NUMEL);
+    let mut data = values(comm.rank(), 5, NUMEL);
     let root = comm.world_size() as u32 - 1;
-    let work = comm.broadcast(buffer(&mut told), DType::F32, root, TIMEOUT, true).unwrap();
+    let work = comm.broadcast(buffer(&mut data), DType::F32, root, TIMEOUT, true).unwrap();
     work.wait(None).unwrap();
-    assert_eq!(digest(&told), digest(&values(root, 5, NUMEL)));
+    assert_eq!(digest(&data), digest(&values(root, 5, NUMEL)));
     comm.barrier(TIMEOUT, true).unwrap().wait(None).unwrap();
     let streams = comm.counters().streams.load(Ordering::Relaxed);
     (sums.iter().map(|data| digest(data)).collect(), streams)
 }
 
 #[test]
-fn neither_streams_nor_transport_change_a_bit() {
+fn bits_do_not_depend_on_streams_or_transport() {
     for (nodes, locals) in [(2, 1), (3, 1), (5, 1), (2, 2)] {
         let with = |transport: TransportKind, streams: Option<usize>| {
             let tune = |options: &mut Options| {
@@ -53,7 +53,7 @@ fn neither_streams_nor_transport_change_a_bit() {
         for streams in [None, Some(3), Some(4)] {
             for (own, base) in with(TransportKind::Tcp, streams).iter().zip(&one) {
                 assert_eq!(own.0, base.0, "{nodes} nodes, {locals} ranks, {streams:?}");
-                // The ranks that share a node's work divide them; there are two unless it is said.
+                // The ranks that share a node's work divide the streams; the default is two.
                 let each = streams.unwrap_or(2).div_ceil(locals) as u64;
                 assert_eq!(own.1, base.1 * each, "{nodes} nodes, {locals} ranks, {streams:?}");
             }
@@ -65,7 +65,7 @@ fn neither_streams_nor_transport_change_a_bit() {
 }
 
 #[test]
-fn an_epoch_after_a_failure_has_what_the_first_one_had() {
+fn an_epoch_after_a_failure_has_the_streams_of_the_first_one() {
     for (transport, streams) in [(TransportKind::Tcp, 3), (TransportKind::InProcess, 0)] {
         let tune = |options: &mut Options| {
             (options.transport, options.peer_memory) = (transport, false);
@@ -76,7 +76,7 @@ fn an_epoch_after_a_failure_has_what_the_first_one_had() {
             results(&comm);
             summed.wait();
             if comm.rank() == 1 {
-                comm.abort("this one has an accident");
+                comm.abort("this one has an with_fault");
                 return;
             }
             while comm.error().is_none() {
@@ -90,7 +90,7 @@ fn an_epoch_after_a_failure_has_what_the_first_one_had() {
 }
 
 #[test]
-fn a_rank_that_leaves_is_named_over_every_transport() {
+fn a_rank_that_closes_is_reported_over_every_transport() {
     for (transport, streams) in [(TransportKind::Tcp, Some(4)), (TransportKind::InProcess, None)] {
         let tune =
             |options: &mut Options| (options.transport, options.streams) = (transport, streams);
@@ -128,21 +128,21 @@ fn sums_until_an_error(comm: &Communicator) -> CollectiveError {
     }
 }
 
-/// Stands between two ranks, passes on what they say, and has both sockets of every stream.
-struct Between {
+/// A proxy proxy two ranks that holds both sockets of every stream.
+struct Proxy {
     port: u16,
     streams: Arc<Mutex<Vec<(TcpStream, TcpStream)>>>,
-    /// This stream passes nothing on any more, and does not end.
+    /// This stream forwards nothing any more, and stays open.
     frozen: Arc<AtomicUsize>,
 }
 
-impl Between {
+impl Proxy {
     fn new(port: u16, count: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let own = listener.local_addr().unwrap().port();
         let streams: Arc<Mutex<Vec<_>>> = Arc::default();
         let frozen = Arc::new(AtomicUsize::new(usize::MAX));
-        let (seen, stops) = (streams.clone(), frozen.clone());
+        let (sockets, stops) = (streams.clone(), frozen.clone());
         std::thread::spawn(move || {
             for stream in 0..count {
                 let Ok((dialer, _)) = listener.accept() else { return };
@@ -152,7 +152,7 @@ impl Between {
                     let stops = stops.clone();
                     std::thread::spawn(move || pass_on(&from, &to, stream, &stops));
                 }
-                seen.lock().unwrap().push((dialer, acceptor));
+                sockets.lock().unwrap().push((dialer, acceptor));
             }
         });
         Self { port: own, streams, frozen }
@@ -172,11 +172,11 @@ fn pass_on(mut from: &TcpStream, mut to: &TcpStream, stream: usize, frozen: &Ato
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// Two ranks with four streams between them; after some sums this happens to the third of them.
-/// What each rank says then.
-fn accident(
+/// Two ranks with four streams; after some sums `fault` is applied to the third stream. Returns the errors of
+/// the ranks.
+fn with_fault(
     liveness: Duration,
-    happens: impl Fn(&Between, &TcpStream, &TcpStream) + Sync,
+    happens: impl Fn(&Proxy, &TcpStream, &TcpStream) + Sync,
 ) -> Vec<CollectiveError> {
     let endpoints: Vec<Endpoint> = (0..2)
         .map(|rank| {
@@ -187,22 +187,22 @@ fn accident(
         })
         .collect();
     let infos: Vec<Vec<u8>> = endpoints.iter().map(Endpoint::info).collect();
-    let mut bent: serde_json::Value = serde_json::from_slice(&infos[1]).unwrap();
-    let between = Between::new(bent["port"].as_u64().unwrap() as u16, 4);
-    bent["port"] = between.port.into();
-    let bent = vec![infos[0].clone(), serde_json::to_vec(&bent).unwrap()];
+    let mut proxied: serde_json::Value = serde_json::from_slice(&infos[1]).unwrap();
+    let proxy = Proxy::new(proxied["port"].as_u64().unwrap() as u16, 4);
+    proxied["port"] = proxy.port.into();
+    let proxied = vec![infos[0].clone(), serde_json::to_vec(&proxied).unwrap()];
     let ready = Barrier::new(2);
     std::thread::scope(|scope| {
-        let ranks = endpoints.into_iter().zip([&bent, &infos]);
+        let ranks = endpoints.into_iter().zip([&proxied, &infos]);
         let ranks = ranks.map(|(endpoint, infos)| {
-            let (between, happens, ready) = (&between, &happens, &ready);
+            let (proxy, happens, ready) = (&proxy, &happens, &ready);
             scope.spawn(move || {
                 let comm = endpoint.connect(infos, TIMEOUT).unwrap();
                 results(&comm);
                 ready.wait();
                 if comm.rank() == 0 {
-                    let streams = between.streams.lock().unwrap();
-                    happens(between, &streams[2].0, &streams[2].1);
+                    let streams = proxy.streams.lock().unwrap();
+                    happens(proxy, &streams[2].0, &streams[2].1);
                 }
                 ready.wait();
                 sums_until_an_error(&comm)
@@ -212,7 +212,7 @@ fn accident(
     })
 }
 
-fn all_say(errors: &[CollectiveError], kind: ErrorKind, culprits: &[u32], word: &str) {
+fn all_report(errors: &[CollectiveError], kind: ErrorKind, culprits: &[u32], word: &str) {
     for error in errors {
         assert_eq!(error.cause.kind, kind, "{error}");
         assert!(error.cause.peer.is_some_and(|peer| culprits.contains(&peer)), "{error}");
@@ -221,30 +221,30 @@ fn all_say(errors: &[CollectiveError], kind: ErrorKind, culprits: &[u32], word: 
 }
 
 #[test]
-fn one_stream_of_several_that_is_cut_is_the_loss_of_the_peer() {
-    let errors = accident(TIMEOUT, |_, dialer, acceptor| {
+fn closing_one_of_several_streams_counts_as_loss_of_the_peer() {
+    let errors = with_fault(TIMEOUT, |_, dialer, acceptor| {
         dialer.shutdown(Shutdown::Both).unwrap();
         acceptor.shutdown(Shutdown::Both).unwrap();
     });
-    all_say(&errors, ErrorKind::PeerDied, &[0, 1], "its connection");
+    all_report(&errors, ErrorKind::PeerDied, &[0, 1], "its connection");
 }
 
 #[test]
-fn garbage_on_one_stream_of_several_is_blamed_on_who_sent_it() {
-    let errors = accident(TIMEOUT, |_, _, mut acceptor| acceptor.write_all(&[7; 64]).unwrap());
-    all_say(&errors, ErrorKind::Protocol, &[0], "HFR1");
+fn garbage_on_one_of_several_streams_is_attributed_to_its_sender() {
+    let errors = with_fault(TIMEOUT, |_, _, mut acceptor| acceptor.write_all(&[7; 64]).unwrap());
+    all_report(&errors, ErrorKind::Protocol, &[0], "HFR1");
 }
 
 #[test]
-fn one_stream_of_several_that_falls_silent_is_a_peer_that_has_stalled() {
-    let errors = accident(Duration::from_secs(2), |between, _, _| {
-        between.frozen.store(2, Ordering::SeqCst);
+fn silence_on_one_of_several_streams_counts_as_a_stalled_peer() {
+    let errors = with_fault(Duration::from_secs(2), |proxy, _, _| {
+        proxy.frozen.store(2, Ordering::SeqCst);
     });
-    all_say(&errors, ErrorKind::PeerStalled, &[0, 1], "no heartbeat");
+    all_report(&errors, ErrorKind::PeerStalled, &[0, 1], "no heartbeat");
 }
 
 #[test]
-fn ranks_that_were_told_different_numbers_are_named_before_they_connect() {
+fn ranks_with_different_numbers_of_streams_are_reported_before_they_connect() {
     let errors = try_run(
         &placement(2, 1),
         |options| options.streams = Some(2 + options.rank as usize),
@@ -259,7 +259,7 @@ fn ranks_that_were_told_different_numbers_are_named_before_they_connect() {
 }
 
 #[test]
-fn a_number_of_streams_that_makes_no_sense_is_refused_by_name() {
+fn an_invalid_number_of_streams_is_refused_by_name() {
     for streams in [0, 17] {
         let mut options = Options::new(0, placement(2, 1));
         options.streams = Some(streams);

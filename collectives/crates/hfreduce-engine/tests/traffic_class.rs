@@ -1,5 +1,5 @@
-//! Every connection of a running group carries HFReduce's traffic class, at both of its ends. In a
-//! file of its own, because it looks at all sockets of its process.
+//! Every connection of a running group carries HFReduce's traffic class, at both ends. A separate test program,
+//! because it inspects all sockets of its process.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 mod support;
@@ -14,23 +14,23 @@ use hfreduce_engine::DType;
 use rustix::net::sockopt::ip_tos;
 use support::{TIMEOUT, allreduce, buffer, numbers, placement, run};
 
-/// Both addresses and the TOS of every connected TCP socket here. All ranks are threads, so each
-/// connection is seen from its two ends.
+/// Both addresses and the TOS of every connected TCP socket of this process. All ranks are threads, so each
+/// connection has two entries.
 fn connections() -> Vec<(SocketAddr, SocketAddr, u8)> {
-    let mut found = Vec::new();
+    let mut sockets = Vec::new();
     for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
         let number: i32 = entry.unwrap().file_name().to_str().unwrap().parse().unwrap();
-        // SAFETY: asked about and cloned only; what was closed meanwhile is an error below.
+        // SAFETY: only queried and cloned; a descriptor that was closed meanwhile is an error below.
         let fd = unsafe { BorrowedFd::borrow_raw(number) };
         let Ok(tos) = ip_tos(fd) else { continue };
         let Ok(stream) = fd.try_clone_to_owned().map(TcpStream::from) else { continue };
         if let (Ok(own), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) {
-            // A port of both families shows IPv4 as a part of IPv6.
+            // A dual-stack socket reports IPv4 addresses as mapped IPv6 addresses.
             let plain = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
-            found.push((plain(own), plain(peer), tos));
+            sockets.push((plain(own), plain(peer), tos));
         }
     }
-    found
+    sockets
 }
 
 #[test]
@@ -50,11 +50,11 @@ fn all_are_marked(streams: usize) {
             let (rank, mut data) = (comm.rank(), numbers(comm.rank(), 0, 1000));
             allreduce(&comm, &mut data).wait(None).unwrap();
             together.wait();
-            // One looks at all of them; looking takes descriptors for a moment.
+            // Only one rank inspects the sockets: that needs descriptors for a moment.
             let trees = if rank == 0 { connections().len() } else { 0 };
             together.wait();
-            // One that no tree has: three nodes in two trees are all neighbours, but a message
-            // between two ranks has a connection of its own.
+            // A connection outside the trees: three nodes in two trees are all neighbors, but a message between
+            // two ranks uses a separate connection.
             match rank {
                 0 => comm.send(buffer(&mut data), DType::F32, 2, 7, TIMEOUT).unwrap().wait(None),
                 2 => comm.recv(buffer(&mut data), DType::F32, 0, 7, TIMEOUT).unwrap().wait(None),
@@ -69,7 +69,7 @@ fn all_are_marked(streams: usize) {
             }
             assert!(trees >= 4 * streams, "{trees} ends for three nodes");
             assert_eq!(trees % streams, 0);
-            assert_eq!(all.len(), trees + 2, "a message goes directly");
+            assert_eq!(all.len(), trees + 2, "a message uses a point-to-point connection");
             let ends: BTreeSet<_> = all.iter().map(|(own, peer, _)| (*own, *peer)).collect();
             assert!(all.iter().all(|(own, peer, _)| ends.contains(&(*peer, *own))), "{all:?}");
             let marked = TrafficClass::Hfreduce.marks().dscp << 2;

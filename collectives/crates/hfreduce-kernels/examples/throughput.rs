@@ -1,7 +1,9 @@
-//! How fast one pass over eight inputs is, beside what the same cores get out of memory in the same run.
+//! Throughput of one reduction pass over eight inputs, compared with the memory bandwidth of the same cores in
+//! the same run.
 //!
-//! `cargo run --release -p hfreduce-kernels --example throughput [FILE.json]`. Rounds are interleaved; medians are
-//! printed, and ratios in the file are lists of one value a round. Bytes are those of the inputs and of the output; the triad's are those of its three arrays.
+//! `cargo run --release -p hfreduce-kernels --example throughput [FILE.json]`. Rounds of all methods are
+//! interleaved. Medians are printed; each ratio in the file is a list with one value per round. Bytes are those
+//! of the inputs and of the output; the triad's are those of its three arrays.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -10,13 +12,13 @@ use std::time::Instant;
 use hfreduce_kernels::{Dtype, Isa, Op, Store, reduce_raw_with, triad};
 
 const INPUTS: usize = 8;
-/// Of each buffer: nine of them are larger than a last-level cache.
+/// Size of each buffer: nine of them exceed the last-level cache.
 const BYTES: usize = 32 << 20;
 const ROUNDS: usize = 5;
-/// The part of the buffers that the scalar code goes through: it is that slow.
+/// Divisor of the buffer length for the scalar code, which is too slow for the whole length.
 const SCALAR_SHARE: usize = 16;
 
-/// (type, share of the triad that one thread is to reach).
+/// (type, target share of the triad's throughput with one thread).
 const TYPES: [(Dtype, f64); 5] = [
     (Dtype::F32, 0.9),
     (Dtype::Bf16, 0.85),
@@ -25,11 +27,11 @@ const TYPES: [(Dtype, f64); 5] = [
     (Dtype::F8E5M2, 0.6),
 ];
 
-/// One way to reduce, by the seconds that it takes.
+/// A measured method.
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
+enum Method {
     OnePass(Isa, Store),
-    /// Seven additions of two.
+    /// Seven additions of two buffers.
     Pairwise,
     Scalar,
     Triad,
@@ -54,16 +56,17 @@ fn main() {
     }
 }
 
-/// Every way for every type with so many threads, each with buffers of its own: a table and its rows as JSON.
+/// Measures every method for every type with `threads` threads, each with separate buffers: prints a table and
+/// returns its rows as JSON.
 fn measure(threads: usize) -> Vec<String> {
     let best = Isa::best();
-    let ways: Vec<Way> = [Way::Scalar, Way::Pairwise]
+    let ways: Vec<Method> = [Method::Scalar, Method::Pairwise]
         .into_iter()
         .chain(Isa::ALL.into_iter().filter(|isa| *isa > Isa::Scalar && *isa <= best).flat_map(
-            |isa| [Store::Cached, Store::Streaming].map(|store| Way::OnePass(isa, store)),
+            |isa| [Store::Cached, Store::Streaming].map(|store| Method::OnePass(isa, store)),
         ))
         .collect();
-    let mut plan = vec![(Dtype::F32, Way::Triad)];
+    let mut plan = vec![(Dtype::F32, Method::Triad)];
     plan.extend(TYPES.iter().flat_map(|(dtype, _)| ways.iter().map(|way| (*dtype, *way))));
     let barrier = Barrier::new(threads);
     let per_thread: Vec<Vec<Vec<f64>>> = std::thread::scope(|scope| {
@@ -71,7 +74,7 @@ fn measure(threads: usize) -> Vec<String> {
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
         running.into_iter().filter_map(|thread| thread.join().ok()).collect()
     });
-    // The slowest thread's time counts; all move the same amount.
+    // All threads move the same amount, so the slowest one determines the rate.
     let rates = |index: usize| -> Vec<f64> {
         (0..ROUNDS)
             .map(|round| per_thread.iter().map(|times| times[index][round]).fold(0.0, f64::max))
@@ -93,12 +96,12 @@ fn measure(threads: usize) -> Vec<String> {
         let of = |way| {
             plan.iter().position(|entry| *entry == (dtype, way)).map(rates).unwrap_or_default()
         };
-        let (scalars, pairwises) = (of(Way::Scalar), of(Way::Pairwise));
+        let (scalars, pairwises) = (of(Method::Scalar), of(Method::Pairwise));
         let (scalar, pairwise) = (median(&scalars), median(&pairwises));
         for &way in &ways {
             let (speeds, name) = (of(way), name(way));
             let speed = median(&speeds);
-            let shown = if way == Way::OnePass(best, Store::Streaming) {
+            let shown = if way == Method::OnePass(best, Store::Streaming) {
                 format!("{goal}")
             } else {
                 String::new()
@@ -120,30 +123,30 @@ fn measure(threads: usize) -> Vec<String> {
     rows
 }
 
-fn name(way: Way) -> String {
+fn name(way: Method) -> String {
     match way {
-        Way::OnePass(isa, store) => {
+        Method::OnePass(isa, store) => {
             format!("{} {}", isa.name(), format!("{store:?}").to_lowercase())
         }
-        Way::Pairwise => "pairwise".into(),
-        Way::Scalar => "scalar".into(),
-        Way::Triad => "triad".into(),
+        Method::Pairwise => "pairwise".into(),
+        Method::Scalar => "scalar".into(),
+        Method::Triad => "triad".into(),
     }
 }
 
-/// Bytes in and out that a way is credited with: one pass's, so that ratios are those of useful work.
-fn moved(way: Way) -> f64 {
+/// Bytes in and out that a method is credited with: those of one pass, so that ratios compare useful work.
+fn moved(way: Method) -> f64 {
     let pass = (INPUTS + 1) * BYTES;
     match way {
-        Way::OnePass(..) | Way::Pairwise => pass as f64,
-        Way::Scalar => (pass / SCALAR_SHARE) as f64,
-        Way::Triad => 3.0 * BYTES as f64,
+        Method::OnePass(..) | Method::Pairwise => pass as f64,
+        Method::Scalar => (pass / SCALAR_SHARE) as f64,
+        Method::Triad => 3.0 * BYTES as f64,
     }
 }
 
 /// Seconds of each entry of the plan in each round, for one thread.
-fn worker(plan: &[(Dtype, Way)], barrier: &Barrier) -> Vec<Vec<f64>> {
-    // Small numbers of every type, other ones in every buffer.
+fn worker(plan: &[(Dtype, Method)], barrier: &Barrier) -> Vec<Vec<f64>> {
+    // Small numbers, valid in every type and different in every buffer.
     let inputs: Vec<Vec<u8>> = (0..INPUTS)
         .map(|n| (0..BYTES).map(|i| if i % 2 == 1 { 0x3C } else { (i % 7 + n) as u8 }).collect())
         .collect();
@@ -164,31 +167,31 @@ fn worker(plan: &[(Dtype, Way)], barrier: &Barrier) -> Vec<Vec<f64>> {
     times
 }
 
-fn run(dtype: Dtype, way: Way, inputs: &[Vec<u8>], output: &mut [u8]) {
+fn run(dtype: Dtype, way: Method, inputs: &[Vec<u8>], output: &mut [u8]) {
     let pointers: Vec<*const u8> = inputs.iter().map(|input| input.as_ptr()).collect();
     let target = output.as_mut_ptr();
     let numel = BYTES / dtype.size_bytes();
     let pass = |isa, store, from: &[*const u8], numel| {
-        // SAFETY: all buffers hold `BYTES` bytes; the output is apart from the inputs or is the first.
+        // SAFETY: all buffers hold `BYTES` bytes; the output does not overlap the inputs, or is the first one.
         let done = unsafe { reduce_raw_with(isa, store, dtype, Op::Sum, from, target, numel) };
         if let Err(error) = done {
             eprintln!("{error}");
         }
     };
     match way {
-        Way::OnePass(isa, store) => pass(isa, store, &pointers, numel),
-        Way::Scalar => pass(Isa::Scalar, Store::Cached, &pointers, numel / SCALAR_SHARE),
-        Way::Pairwise => {
+        Method::OnePass(isa, store) => pass(isa, store, &pointers, numel),
+        Method::Scalar => pass(Isa::Scalar, Store::Cached, &pointers, numel / SCALAR_SHARE),
+        Method::Pairwise => {
             pass(Isa::best(), Store::Cached, &pointers[..2], numel);
             for input in &pointers[2..] {
                 pass(Isa::best(), Store::Cached, &[target.cast_const(), *input], numel);
             }
         }
-        Way::Triad => triad(&inputs[0], &inputs[1], output),
+        Method::Triad => triad(&inputs[0], &inputs[1], output),
     }
 }
 
-/// Round by round, as a JSON list.
+/// Ratios of each round, as a JSON list.
 fn ratios(of: &[f64], to: &[f64]) -> String {
     let list: Vec<String> = of.iter().zip(to).map(|(a, b)| format!("{:.4}", a / b)).collect();
     format!("[{}]", list.join(", "))

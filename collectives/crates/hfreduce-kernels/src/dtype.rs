@@ -1,4 +1,4 @@
-//! Element types and operations, with the numbers that they have on the wire and in Python.
+//! Element types and operations, with their codes on the wire and in Python.
 
 /// The type of the elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -53,12 +53,12 @@ impl Dtype {
         Self::U64,
     ];
 
-    /// The type with this number.
+    /// The type with this code.
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| dtype.code() == code)
     }
 
-    /// Its number on the wire.
+    /// The code on the wire.
     pub const fn code(self) -> u8 {
         self as u8
     }
@@ -73,7 +73,7 @@ impl Dtype {
         }
     }
 
-    /// Its name in messages.
+    /// The name in messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "float32",
@@ -108,7 +108,7 @@ impl Dtype {
         matches!(self, Self::Bf16 | Self::F16 | Self::F8E4M3 | Self::F8E5M2)
     }
 
-    /// The type that holds a partial result without another rounding: fp32 for the shorter floating-point
+    /// The type that holds a partial result without further rounding: fp32 for the shorter floating-point
     /// types, otherwise the type itself.
     pub const fn wide(self) -> Self {
         if self.is_short_float() { Self::F32 } else { self }
@@ -121,7 +121,7 @@ impl std::fmt::Display for Dtype {
     }
 }
 
-/// How two elements become one.
+/// The operation that combines two elements.
 ///
 /// An average is a sum with a divisor: see [`crate::Pass`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -131,9 +131,9 @@ pub enum Op {
     Sum = 0,
     /// Multiplication.
     Product = 1,
-    /// The smaller one.
+    /// Minimum.
     Min = 2,
-    /// The larger one.
+    /// Maximum.
     Max = 3,
     /// Bitwise and; integers only.
     BitAnd = 4,
@@ -148,17 +148,17 @@ impl Op {
     pub const ALL: [Self; 7] =
         [Self::Sum, Self::Product, Self::Min, Self::Max, Self::BitAnd, Self::BitOr, Self::BitXor];
 
-    /// The operation with this number.
+    /// The operation with this code.
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|op| op.code() == code)
     }
 
-    /// Its number on the wire.
+    /// The code on the wire.
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// Its name in messages.
+    /// The name in messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",
@@ -171,7 +171,7 @@ impl Op {
         }
     }
 
-    /// True where the operation is defined for elements of `dtype`.
+    /// True if the operation is defined for elements of `dtype`.
     pub const fn supports(self, dtype: Dtype) -> bool {
         !(dtype.is_float() && matches!(self, Self::BitAnd | Self::BitOr | Self::BitXor))
     }

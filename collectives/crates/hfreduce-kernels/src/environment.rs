@@ -1,10 +1,10 @@
 //! Floating-point environment of a pass: the default one, whatever the calling thread has set.
 //!
-//! Flush-to-zero, denormals-are-zero and the rounding mode belong to a thread. Any thread of a process
-//! may run a pass (a caller that waits, or the engine's own), so a pass that used the thread's
-//! environment would give bits that depend on which thread ran it.
+//! Flush-to-zero, denormals-are-zero and the rounding mode are state of a thread. Any thread of a process may
+//! run a pass (a waiting caller or the engine's thread), so a pass that used the thread's environment would
+//! return bits that depend on the thread that ran it.
 
-/// The default environment until dropped; then what the thread had before.
+/// Sets the default environment and restores the thread's previous one when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Environment {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -17,12 +17,12 @@ impl Environment {
     pub(crate) fn standard() -> Self {
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         {
-            let found = machine::read();
-            let differs = found & machine::CONTROL != machine::STANDARD & machine::CONTROL;
+            let current = machine::read();
+            let differs = current & machine::CONTROL != machine::STANDARD & machine::CONTROL;
             if differs {
                 machine::write(machine::STANDARD);
             }
-            Self { before: differs.then_some(found) }
+            Self { before: differs.then_some(current) }
         }
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         Self {}
@@ -46,23 +46,23 @@ pub(crate) mod machine {
     pub(crate) type Word = u32;
     /// MXCSR: all exceptions masked, round to nearest even, subnormals kept.
     pub(crate) const STANDARD: Word = 0x1f80;
-    /// Everything but the six sticky flags.
+    /// All bits but the six sticky flags.
     pub(crate) const CONTROL: Word = 0xffc0;
 
     #[inline]
     pub(crate) fn read() -> Word {
         let mut word: Word = 0;
-        // SAFETY: stores MXCSR into `word`, which is ours. SSE is part of x86-64.
+        // SAFETY: stores MXCSR into `word`, a local variable. SSE is part of x86-64.
         unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut word, options(nostack, preserves_flags)) };
         word
     }
 
-    /// Arithmetic is not moved across: it loads its operands from memory and stores its results there,
-    /// and the compiler must assume that this reads and writes memory.
+    /// The compiler does not move arithmetic across: kernels load operands from memory and store results there,
+    /// and the compiler must assume that the assembly reads and writes memory.
     #[inline]
     pub(crate) fn write(word: Word) {
-        // SAFETY: loads MXCSR with a value that the processor gave, or with the default one: no
-        // reserved bit is set.
+        // SAFETY: loads MXCSR with a value read from the processor, or with the default one: no reserved bit is
+        // set.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const word, options(nostack, preserves_flags)) };
     }
 }
@@ -88,7 +88,7 @@ pub(crate) mod machine {
     /// As for x86-64.
     #[inline]
     pub(crate) fn write(word: Word) {
-        // SAFETY: writes a value that the processor gave, or the default one.
+        // SAFETY: writes a value read from the processor, or the default one.
         unsafe { asm!("msr fpcr, {}", in(reg) word, options(nostack, preserves_flags)) };
     }
 }
@@ -126,13 +126,13 @@ mod tests {
         for isa in Isa::ALL {
             for values in inputs {
                 let expected = sum(isa, values);
-                // Flush to zero, denormals are zero, the three other roundings, and all of it.
+                // Flush to zero, denormals are zero, the three other rounding modes, and all together.
                 for bits in [0x8000, 0x0040, 0x2000, 0x4000, 0x6000, 0xe040] {
                     write(0x1f80 | bits);
-                    let found = sum(isa, values);
+                    let actual = sum(isa, values);
                     let after = read();
                     write(usual);
-                    assert_eq!(found, expected, "{} {values:?} {bits:#x}", isa.name());
+                    assert_eq!(actual, expected, "{} {values:?} {bits:#x}", isa.name());
                     assert_eq!(after & 0xffc0, 0x1f80 | bits, "the thread keeps its own");
                 }
             }

@@ -1,4 +1,4 @@
-//! The public functions: arguments are checked here, then one kernel runs.
+//! The public functions: they check their arguments and run one kernel.
 
 use thiserror::Error;
 
@@ -9,14 +9,15 @@ use crate::{Dtype, Op};
 /// How the output is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Store {
-    /// Through the caches: somebody reads it soon.
+    /// Through the caches: for outputs that are read soon.
     #[default]
     Cached,
-    /// Past the caches, which saves reading the output's old lines: for outputs larger than the last cache level.
+    /// Past the caches, which saves reading the output's old lines: for outputs larger than the last cache
+    /// level.
     Streaming,
 }
 
-/// What the elements of a pass's output are.
+/// Element type of a pass's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Width {
     /// The pass's type; shorter floating-point types are rounded to it, once.
@@ -26,23 +27,23 @@ pub enum Width {
     Wide,
 }
 
-/// One reduction, described whole: `output[i] = op(inputs[0][i], …, wide[0][i], …) / divisor`.
+/// One reduction: `output[i] = op(inputs[0][i], …, wide[0][i], …) / divisor`.
 ///
-/// A tree of reductions in which every pass but the last writes [`Width::Wide`] and the next one reads it in
-/// `wide` rounds 16- and 8-bit floating-point types once in all, whatever the tree.
+/// A tree of reductions in which every pass but the last writes [`Width::Wide`] and the next one reads it as
+/// `wide` rounds 16- and 8-bit floating-point types only once, whatever the tree.
 #[derive(Debug, Clone, Copy)]
 pub struct Pass<'a> {
     /// The type of the elements.
     pub dtype: Dtype,
-    /// How they become one.
+    /// The operation.
     pub op: Op,
     /// Inputs of this type, in the order in which they are combined.
     pub inputs: &'a [*const u8],
     /// Inputs of the type [`Dtype::wide`] (partial results), combined after those.
     pub wide: &'a [*const u8],
-    /// Where the result goes.
+    /// Destination of the result.
     pub output: *mut u8,
-    /// What it becomes there.
+    /// Element type of the result.
     pub to: Width,
     /// Elements of every input and of the output.
     pub numel: usize,
@@ -51,10 +52,10 @@ pub struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// Runs it with the chosen instruction set.
+    /// Runs the pass with the chosen instruction set.
     ///
     /// # Errors
-    /// Nothing to reduce, or an operation that the type does not have; nothing has been written.
+    /// The pass has no inputs, or the type does not support the operation; nothing has been written.
     ///
     /// # Safety
     /// As for [`Pass::run_with`].
@@ -63,8 +64,9 @@ impl Pass<'_> {
         unsafe { self.run_with(Isa::chosen(), store) }
     }
 
-    /// Runs it with a given instruction set (one that the processor lacks becomes the best that it has) and way
-    /// of writing. The bits of the result do not depend on either. A wide output is always [`Store::Cached`].
+    /// Runs the pass with the given instruction set (one that the processor lacks is replaced by the best that
+    /// it has) and kind of store. The bits of the result do not depend on either. A wide output is always
+    /// [`Store::Cached`].
     ///
     /// # Errors
     /// As for [`Pass::run`].
@@ -72,7 +74,8 @@ impl Pass<'_> {
     /// # Safety
     /// Every input must be readable and the output writable for `numel` elements of their types. The output may
     /// start where the first of `inputs` or the first of `wide` starts if its elements are not larger, and must
-    /// overlap no input otherwise. Nobody may write what is read, nor touch the output, meanwhile.
+    /// overlap no input otherwise. No other thread or process may write the inputs, or access the output,
+    /// during the call.
     pub unsafe fn run_with(&self, isa: Isa, store: Store) -> Result<(), KernelError> {
         let &Pass { dtype, op, .. } = self;
         if self.inputs.is_empty() && self.wide.is_empty() {
@@ -91,10 +94,10 @@ impl Pass<'_> {
     }
 }
 
-/// Why a reduction was refused. Nothing has been written.
+/// The reason why a reduction was refused. Nothing has been written.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum KernelError {
-    /// There is nothing to reduce.
+    /// The list of inputs is empty.
     #[error("a reduction needs at least one input")]
     NoInput,
     /// Bitwise operations are for integers.
@@ -114,15 +117,15 @@ pub enum KernelError {
     /// The inputs and the output have different sizes.
     #[error("input {input} has {actual_bytes} bytes and the output has {expected_bytes}")]
     Length {
-        /// Which input.
+        /// Index of the input.
         input: usize,
         /// Its size.
         actual_bytes: usize,
         /// The output's size.
         expected_bytes: usize,
     },
-    /// The output is no whole number of elements.
-    #[error("{bytes} bytes are no whole number of {dtype} elements")]
+    /// The output's size is not a multiple of the element size.
+    #[error("{bytes} bytes are not a whole number of {dtype} elements")]
     Ragged {
         /// The output's size.
         bytes: usize,
@@ -160,11 +163,12 @@ pub fn reduce_into(
     unsafe { reduce_raw(dtype, op, &pointers, output, numel) }
 }
 
-/// Divides every element by `divisor` (the number of ranks, for an average); fp32 arithmetic and one rounding
-/// for the shorter types. Where the sum is made anyway, [`Pass::divisor`] saves a pass and a rounding.
+/// Divides every element by `divisor` (the number of ranks, for an average), with fp32 arithmetic and one
+/// rounding for the shorter types. If the sum is computed anyway, [`Pass::divisor`] saves a pass and a
+/// rounding.
 pub fn scale(dtype: Dtype, buffer: &mut [u8], divisor: u64) -> Result<(), KernelError> {
     let numel = whole(dtype, buffer.len())?;
-    // SAFETY: the buffer holds `numel` elements and is ours.
+    // SAFETY: the buffer holds `numel` elements and is borrowed mutably.
     unsafe { scale_raw(dtype, buffer.as_mut_ptr(), numel, divisor) }
 }
 
@@ -172,7 +176,8 @@ pub fn scale(dtype: Dtype, buffer: &mut [u8], divisor: u64) -> Result<(), Kernel
 ///
 /// # Safety
 /// Every input must be readable and the output writable for `numel` elements. The output may be exactly input 0
-/// and must overlap no input otherwise. Nobody may write what is read, nor touch the output, meanwhile.
+/// and must overlap no input otherwise. No other thread or process may write the inputs, or access the output,
+/// during the call.
 pub unsafe fn reduce_raw(
     dtype: Dtype,
     op: Op,
@@ -184,8 +189,8 @@ pub unsafe fn reduce_raw(
     unsafe { reduce_raw_with(Isa::chosen(), Store::Cached, dtype, op, inputs, output, numel) }
 }
 
-/// [`reduce_raw`] with a given instruction set (one that the processor lacks becomes the best that it has) and
-/// way of writing. The bits of the result do not depend on either.
+/// [`reduce_raw`] with the given instruction set (one that the processor lacks is replaced by the best that it
+/// has) and kind of store. The bits of the result do not depend on either.
 ///
 /// # Safety
 /// As for [`reduce_raw`].
@@ -206,7 +211,8 @@ pub unsafe fn reduce_raw_with(
 /// [`scale`] over a pointer.
 ///
 /// # Safety
-/// The buffer must be readable and writable for `numel` elements, and nobody else may touch it meanwhile.
+/// The buffer must be readable and writable for `numel` elements, and no other thread or process may access it
+/// during the call.
 pub unsafe fn scale_raw(
     dtype: Dtype,
     buffer: *mut u8,
@@ -238,7 +244,7 @@ pub unsafe fn scale_raw_with(
     unsafe { pass.run_with(isa, Store::Cached) }
 }
 
-/// Copies `bytes` bytes; with [`Store::Streaming`] past the caches.
+/// Copies `bytes` bytes; with [`Store::Streaming`], past the caches.
 ///
 /// # Safety
 /// `source` must be readable and `destination` writable for `bytes` bytes, and they must not overlap.

@@ -1,12 +1,12 @@
-//! STREAM's triad, a = b + s c, with the stores that the kernels use: what a machine's memory can do.
+//! STREAM's triad, a = b + s c, with the stores that the kernels use: a measure of memory bandwidth.
 
 use std::ops::Range;
 
 /// The widest vector, to which streaming stores are aligned.
 const VECTOR_BYTES: usize = 64;
 
-/// Goes through the three arrays once; they must have one length, and be aligned to their elements
-/// where vectors are to be used.
+/// Computes the triad of three arrays, which must have the same length, and be aligned to their elements for
+/// vectors to be used.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -14,7 +14,7 @@ pub fn triad(b: &[u8], c: &[u8], a: &mut [u8]) {
     assert!(a.len() == b.len() && a.len() == c.len(), "three arrays of one length");
     let head = a.as_ptr().align_offset(VECTOR_BYTES).min(a.len());
     let end = head + (a.len() - head) / VECTOR_BYTES * VECTOR_BYTES;
-    // No vector begins with a part of an element.
+    // The vectorised range starts at a whole element.
     let middle = if head.is_multiple_of(size_of::<f32>()) { head..end } else { 0..0 };
     let done = if vectors(b, c, a, middle.clone()) { middle } else { 0..0 };
     elements(&b[..done.start], &c[..done.start], &mut a[..done.start]);
@@ -29,12 +29,12 @@ fn elements(b: &[u8], c: &[u8], a: &mut [u8]) {
     }
 }
 
-/// False if the processor has no vectors that we use.
+/// Returns false if the processor lacks both instruction sets.
 fn vectors(b: &[u8], c: &[u8], a: &mut [u8], range: Range<usize>) -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f") {
-            // SAFETY: the processor has what is asked for; the range is whole aligned vectors of all.
+            // SAFETY: the processor has the feature; the range is whole aligned vectors of all arrays.
             unsafe { triad_avx512(b, c, a, range) };
             return true;
         }
@@ -49,8 +49,8 @@ fn vectors(b: &[u8], c: &[u8], a: &mut [u8], range: Range<usize>) -> bool {
 }
 
 /// # Safety
-/// The range lies in all three slices, is a multiple of [`VECTOR_BYTES`] long, and begins in `a` where
-/// it is aligned to that.
+/// The range lies in all three slices, its length is a multiple of [`VECTOR_BYTES`], and it starts at an
+/// address of `a` that is aligned to that.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn triad_avx512(b: &[u8], c: &[u8], a: &mut [u8], range: Range<usize>) {
@@ -65,7 +65,7 @@ unsafe fn triad_avx512(b: &[u8], c: &[u8], a: &mut [u8], range: Range<usize>) {
             _mm512_stream_ps(target.add(at).cast(), sum);
         }
     }
-    // SAFETY: every processor with x86-64 has it.
+    // SAFETY: every x86-64 processor has the instruction.
     #[allow(unused_unsafe, reason = "unsafe in Rust 1.89, safe in later versions")]
     unsafe {
         _mm_sfence();
@@ -88,7 +88,7 @@ unsafe fn triad_avx(b: &[u8], c: &[u8], a: &mut [u8], range: Range<usize>) {
             _mm256_stream_ps(target.add(at).cast(), sum);
         }
     }
-    // SAFETY: every processor with x86-64 has it.
+    // SAFETY: every x86-64 processor has the instruction.
     #[allow(unused_unsafe, reason = "unsafe in Rust 1.89, safe in later versions")]
     unsafe {
         _mm_sfence();

@@ -1,11 +1,12 @@
-//! From a list of machines to two trees: a double binary tree in each zone, zones joined into a chain.
+//! Construction of the two trees from a list of nodes: a double binary tree in each zone, zones joined into a
+//! chain.
 
 use std::collections::HashMap;
 
 use crate::tree::{Tree, bridged_parent, double_parent, rooted_parent, walk};
 use crate::{Bridging, DEGREE_MAX, NodePlace, Plan, PlanError};
 
-/// Adjacency lists of both trees while they are being put together.
+/// Adjacency lists of both trees during construction.
 struct Draft {
     neighbours: [Vec<Vec<usize>>; 2],
 }
@@ -24,11 +25,11 @@ impl Draft {
         self.neighbours.iter().map(|tree| tree[node].len()).sum()
     }
 
-    /// The machines of `zone` that carry the next crossing of tree 0 and of tree 1.
+    /// The nodes of `zone` that carry the next crossing of tree 0 and of tree 1.
     ///
-    /// Its first machine has two places free and takes both. A zone in the middle of a chain needs two crossings a
-    /// tree: there the second border goes through the machines with a place to spare, one for both trees
-    /// if it can be, else one each, as near to the first machine as there is.
+    /// The first node of a zone has two free places and takes both crossings. A zone in the middle of a chain
+    /// needs two crossings in each tree: its second border uses the nodes closest to the first one with a free
+    /// place, a single node for both trees if possible.
     fn crossing_ends(&self, zone: &[usize]) -> [usize; 2] {
         let nearest = |tree: usize, places: usize, taken: Option<usize>| {
             walk(&self.neighbours[tree], zone[0]).into_iter().map(|(node, _)| node).find(|node| {
@@ -40,7 +41,7 @@ impl Draft {
         if let Some(node) = nearest(0, 2, None) {
             return [node, node];
         }
-        // Every zone has room for two crossings a tree; `validate` would tell if one had not.
+        // Every zone has room for two crossings in each tree; otherwise `validate` refuses the plan.
         let first = nearest(0, 1, None).unwrap_or(zone[0]);
         [first, nearest(1, 1, Some(first)).unwrap_or(first)]
     }
@@ -55,7 +56,7 @@ pub(crate) fn compose(
     let mut zones = zones_of(nodes);
     match (bridge, zones.as_mut_slice()) {
         (Some(pair), _) => put_bridge_in_place(nodes, &mut zones, pair)?,
-        // The first zone's last machine and the second one's first are neighbours in the list.
+        // The first zone's last node and the second one's first are neighbours in the list.
         (None, [first, _, ..]) if bridging == Bridging::OnePair => first.rotate_right(1),
         (None, _) => {}
     }
@@ -93,11 +94,11 @@ pub(crate) fn compose(
     Ok(plan)
 }
 
-/// The machines of a zone of [`rooted_parent`] trees that carry a border's crossings of tree 0 and of tree 1.
+/// The nodes of a zone of [`rooted_parent`] trees that carry a border's crossings of tree 0 and of tree 1.
 ///
-/// A root has one child and is a leaf of the other tree: room for the crossings of both borders of a zone in the
-/// middle of a chain. In an odd zone it has rank 0 below it too, so that the second border goes through rank 0:
-/// such a zone has as many ends of edges as four a machine, and some machine must have two in each tree.
+/// A root has one child and is a leaf of the other tree: it has room for the crossings of both borders of a
+/// zone in the middle of a chain. In an odd zone rank 0 is also its child, so the second border uses rank 0:
+/// such a zone has four edge ends for every node, and some node must have two in each tree.
 fn rooted_ends(zone: &[usize], second_border: bool) -> [usize; 2] {
     if second_border && !zone.len().is_multiple_of(2) {
         return [zone[0]; 2];
@@ -140,7 +141,7 @@ fn zones_of(nodes: &[NodePlace]) -> Vec<Vec<usize>> {
     zones
 }
 
-/// Moves the named machines to the front of their zones: that is the rank with neighbours to spare.
+/// Moves the named nodes to the front of their zones: the first rank has free neighbour places.
 fn put_bridge_in_place(
     nodes: &[NodePlace],
     zones: &mut [Vec<usize>],
@@ -167,9 +168,9 @@ fn put_bridge_in_place(
     Ok(())
 }
 
-/// The machine with at most two neighbours from which the farthest machine is nearest; the first of several.
+/// The node with at most two neighbours and the smallest distance to the farthest node; the first of several.
 ///
-/// The distance to the farthest machine of a tree is the distance to the farther end of any longest path.
+/// The distance to the farthest node of a tree is the distance to the farther end of any longest path.
 fn central(neighbours: &[Vec<usize>]) -> usize {
     let last = |start| walk(neighbours, start).last().map_or(start, |&(node, _)| node);
     let one_end = last(0);

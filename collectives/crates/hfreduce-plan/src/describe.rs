@@ -40,7 +40,7 @@ pub(crate) fn describe(plan: &Plan) -> Value {
     })
 }
 
-/// What a plan is made from again; the rest of a description follows from it.
+/// The fields that a plan is rebuilt from; the other fields of a description follow from them.
 #[derive(Deserialize)]
 struct Description {
     version: u32,

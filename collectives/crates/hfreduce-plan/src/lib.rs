@@ -1,11 +1,11 @@
-//! The collective plan: two trees over the machines of one job, as a pure function of their order and zones.
+//! The collective plan: two trees over the nodes of one job, as a pure function of their order and zones.
 //!
-//! Half of every vector travels in tree 0 and half in tree 1. A machine that works hard in one tree (it has
-//! children to add) is a leaf of the other, so that both directions of every network card are busy and none is
-//! busy twice: no machine has more than [`DEGREE_MAX`] tree neighbours in all.
+//! Half of every vector travels in tree 0 and half in tree 1. A node that is interior in one tree (it adds the
+//! values of children) is a leaf of the other, so that both directions of every network card are used and none
+//! carries twice the traffic: a node has at most [`DEGREE_MAX`] tree neighbours in total.
 //!
 //! ```text
-//!   tree 0, 8 machines: 0            tree 1 is its mirror: 7
+//! tree 0, 8 nodes:    0            tree 1 is its mirror: 7
 //!                       |                                  |
 //!                       4                                  3
 //!                     /   \                              /   \
@@ -14,12 +14,12 @@
 //!                  1   3 5   7                        0   2 4   6
 //! ```
 //!
-//! Zones are joined by exactly one edge a tree; more than two form a chain in the order in which they first appear.
-//! With two zones both edges lie on one pair of machines, the *bridge pair*, because a cluster routes the job over
-//! one pair. Where it may use two, [`Bridging::TwoPairs`] puts the edges on different machines, and no bridge has to
-//! add in both trees. See [`Plan`] for what holds for every plan.
+//! Zones are joined by exactly one edge in each tree; more than two zones form a chain in the order in which
+//! they first appear. With two zones both edges lie on one pair of nodes, the *bridge pair*, because a cluster
+//! routes the job over one pair. If the job may use two, [`Bridging::TwoPairs`] puts the edges on different
+//! nodes, so that no bridge node adds in both trees. See [`Plan`] for the invariants of every plan.
 //!
-//! Pure: no clock, socket, thread or random number; the same list gives the same plan on every machine.
+//! Pure: no clock, socket, thread or random number; the same list yields the same plan on every node.
 
 mod compose;
 mod describe;
@@ -31,23 +31,23 @@ pub use tree::{Links, Tree};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Tree neighbours that one machine may have, both trees counted together.
+/// Maximum number of tree neighbours of one node, both trees counted together.
 pub const DEGREE_MAX: usize = 4;
 
-/// Children that one machine may have in one tree: (left, right).
+/// Maximum number of children of one node in one tree: (left, right).
 pub const CHILDREN_MAX: usize = 2;
 
-/// Where one machine stands: its name and the zone (network island) it belongs to.
+/// A node and its zone (network island).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NodePlace {
-    /// The machine's name; unique in a plan.
+    /// Name of the node; unique in a plan.
     pub name: String,
-    /// The name of its zone.
+    /// Name of its zone.
     pub zone: String,
 }
 
 impl NodePlace {
-    /// A place from anything that reads as a string.
+    /// A place from a name and a zone.
     pub fn new(name: impl Into<String>, zone: impl Into<String>) -> Self {
         Self { name: name.into(), zone: zone.into() }
     }
@@ -64,29 +64,29 @@ pub struct Crossing {
     pub child: usize,
 }
 
-/// Over how many pairs of machines the two trees cross from zone to zone.
+/// Number of node pairs on which the two trees cross from zone to zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bridging {
     /// Both trees on the same pair: one route between the zones is enough.
     OnePair,
-    /// Each tree on a pair of its own. Only a zone of one machine, or one border of an odd zone in the middle of a
-    /// chain, has both on one machine.
+    /// Each tree on a separate pair. Only a zone of one node, or one border of an odd zone in the middle of a
+    /// chain, has both on one node.
     TwoPairs,
 }
 
-/// Two trees over the machines of one job.
+/// Two trees over the nodes of one job.
 ///
-/// What [`Plan::validate`] checks, and every plan from [`Plan::new`] satisfies:
-/// 1. each tree spans all machines, has one root and no cycle, and parents and children agree;
-/// 2. a machine has at most two children in a tree and [`DEGREE_MAX`] neighbours in both together;
-/// 3. a machine has two or more neighbours in at most one tree (it is a leaf of the other), unless it carries
+/// Invariants, which [`Plan::validate`] checks and every plan from [`Plan::new`] satisfies:
+/// 1. each tree spans all nodes, has one root and no cycle, and parents and children agree;
+/// 2. a node has at most two children in a tree and [`DEGREE_MAX`] neighbours in both together;
+/// 3. a node has two or more neighbours in at most one tree (it is a leaf of the other), unless it carries
 ///    crossings of both;
-/// 4. a tree has exactly `zones - 1` crossings, the fewest there can be;
-/// 5. with two zones both trees cross on the same pair, or, with [`Bridging::TwoPairs`], on different machines of
-///    every zone that has two.
+/// 4. a tree has exactly `zones - 1` crossings, the minimum;
+/// 5. with two zones both trees cross on the same pair, or, with [`Bridging::TwoPairs`], on different nodes of
+///    every zone with at least two nodes.
 ///
-/// The order of summation is part of the plan: own value first, then the children in the order listed.
+/// The order of summation is part of the plan: the node's value first, then the children in the order listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     nodes: Vec<NodePlace>,
@@ -95,24 +95,24 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan of an ordered list of machines. The bridge pair of two zones is the last machine of the first one
-    /// and the first machine of the second one: neighbours, where the list goes zone by zone.
+    /// The plan of an ordered list of nodes. The bridge pair of two zones is the last node of the first zone
+    /// and the first node of the second: neighbours, if the list is sorted by zone.
     pub fn new(nodes: &[NodePlace]) -> Result<Self, PlanError> {
         compose::compose(nodes, Bridging::OnePair, None)
     }
 
-    /// As [`Plan::new`], with the bridge pair given by the names of one machine of each of the two zones.
+    /// As [`Plan::new`], with the bridge pair given by the names of one node of each of the two zones.
     pub fn with_bridge(nodes: &[NodePlace], bridge: (&str, &str)) -> Result<Self, PlanError> {
         compose::compose(nodes, Bridging::OnePair, Some(bridge))
     }
 
-    /// As [`Plan::new`], with the crossings of the two trees on different machines.
+    /// As [`Plan::new`], with the crossings of the two trees on different nodes.
     pub fn with_two_pairs(nodes: &[NodePlace]) -> Result<Self, PlanError> {
         compose::compose(nodes, Bridging::TwoPairs, None)
     }
 
-    /// A plan that somebody else made: the parent of each machine in each tree, none for the root. It has to keep
-    /// every promise of a plan of ours.
+    /// A plan from an external source: the parent of each node in each tree, none for the root. It must satisfy
+    /// all invariants of [`Plan`].
     pub fn from_parents(
         nodes: &[NodePlace],
         parents: [&[Option<usize>]; 2],
@@ -126,17 +126,17 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Reads what [`Plan::describe`] wrote, and checks it.
+    /// Reads the output of [`Plan::describe`] and validates it.
     pub fn read(description: &serde_json::Value) -> Result<Self, PlanError> {
         describe::read(description)
     }
 
-    /// The machines in the order given; every index in the plan points into this list.
+    /// The nodes in the order given; every index in the plan points into this list.
     pub fn nodes(&self) -> &[NodePlace] {
         &self.nodes
     }
 
-    /// Over how many pairs it crosses.
+    /// Number of pairs on which the trees cross.
     pub fn bridging(&self) -> Bridging {
         self.bridging
     }
@@ -146,7 +146,7 @@ impl Plan {
         &self.trees
     }
 
-    /// The links of machine `node` in tree `tree`, if both exist.
+    /// The links of node `node` in tree `tree`, if both exist.
     pub fn links(&self, tree: usize, node: usize) -> Option<&Links> {
         self.trees.get(tree)?.links.get(node)
     }
@@ -164,12 +164,12 @@ impl Plan {
             .collect()
     }
 
-    /// How often each tree crosses from zone to zone.
+    /// Number of crossings of each tree.
     pub fn crossings(&self) -> [usize; 2] {
         [self.crossings_of(0).len(), self.crossings_of(1).len()]
     }
 
-    /// The edges from root to the deepest leaf, per tree.
+    /// Depth of each tree: the edges from the root to the deepest leaf.
     pub fn depth(&self) -> [usize; 2] {
         [self.trees[0].depth(), self.trees[1].depth()]
     }
@@ -179,30 +179,30 @@ impl Plan {
         self.trees.iter().map(|tree| tree.degree(node)).sum()
     }
 
-    /// Checks everything that a plan promises (see [`Plan`]).
+    /// Checks the invariants of [`Plan`].
     pub fn validate(&self) -> Result<(), PlanError> {
         validate::validate(self)
     }
 
-    /// The plan for people and tools, as JSON.
+    /// The plan as JSON.
     pub fn describe(&self) -> serde_json::Value {
         describe::describe(self)
     }
 }
 
-/// Why there is no plan, or why one was refused.
+/// The reason why a plan cannot be made, or was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlanError {
-    /// The list of machines is empty.
+    /// The list of nodes is empty.
     #[error("a plan needs at least one node, and the list is empty")]
     Empty,
-    /// A machine has no name.
-    #[error("node {index} has an empty name: give every node its own name")]
+    /// A node has no name.
+    #[error("node {index} has an empty name: give every node a unique name")]
     Unnamed {
         /// Its position in the list.
         index: usize,
     },
-    /// Two machines share a name.
+    /// Two nodes share a name.
     #[error("nodes {first} and {second} are both named `{name}`: name every node once")]
     Duplicate {
         /// The name.
@@ -219,7 +219,7 @@ pub enum PlanError {
         a: String,
         /// The second name given.
         b: String,
-        /// What is wrong with it.
+        /// What is wrong with the pair.
         why: &'static str,
     },
     /// A tree is not a spanning tree.
@@ -227,9 +227,9 @@ pub enum PlanError {
     Broken {
         /// Which tree.
         tree: usize,
-        /// The machine.
+        /// The node.
         node: String,
-        /// What is wrong there.
+        /// What is wrong at the node.
         why: &'static str,
     },
     /// A description of a plan that cannot be read.
@@ -238,36 +238,36 @@ pub enum PlanError {
         /// Which field, which value.
         why: String,
     },
-    /// A machine has too many neighbours.
+    /// A node has too many neighbours.
     #[error("node `{node}` has {degree} tree neighbours, more than {DEGREE_MAX}")]
     Degree {
-        /// The machine.
+        /// The node.
         node: String,
-        /// Its neighbours.
+        /// The number of its neighbours.
         degree: usize,
     },
-    /// A machine adds in both trees.
+    /// A node adds in both trees.
     #[error("node `{node}` is interior in both trees and carries no crossing")]
     Interior {
-        /// The machine.
+        /// The node.
         node: String,
     },
-    /// The trees cross zones more or less often than they must.
+    /// A tree has more or fewer crossings than required.
     #[error("tree {tree} crosses zones {crossings} times, and {zones} zones need {}", zones - 1)]
     Crossings {
         /// Which tree.
         tree: usize,
-        /// How often it does.
+        /// Its number of crossings.
         crossings: usize,
-        /// How many zones there are.
+        /// The number of zones.
         zones: usize,
     },
-    /// Both trees cross on one machine, and the plan says that they do not.
+    /// Both trees cross on one node, but the plan requires two pairs.
     #[error(
-        "both trees cross zones at node `{node}`, and the plan says two pairs: use another node, or one pair"
+        "both trees cross zones at node `{node}`, and the plan requires two pairs: use another node, or one pair"
     )]
     SharedBridge {
-        /// The machine.
+        /// The node.
         node: String,
     },
     /// The two trees cross on different pairs.

@@ -4,26 +4,26 @@ use serde::Serialize;
 
 use crate::{NodePlace, PlanError};
 
-/// The neighbours of one machine in one tree.
+/// The neighbours of one node in one tree.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Links {
-    /// Whom it sends its sum to; none at the root.
+    /// The node that receives its sum; none at the root.
     pub parent: Option<usize>,
-    /// Whose sums it adds, in the order of summation; at most [`crate::CHILDREN_MAX`].
+    /// The nodes whose sums it adds, in the order of summation; at most [`crate::CHILDREN_MAX`].
     pub children: Vec<usize>,
 }
 
-/// A rooted spanning tree; machines are indices into the plan's list.
+/// A rooted spanning tree; nodes are indices into the plan's list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Tree {
-    /// The machine that holds the full sum first.
+    /// The node that computes the full sum.
     pub root: usize,
-    /// The neighbours of every machine.
+    /// The neighbours of every node.
     pub links: Vec<Links>,
 }
 
 impl Tree {
-    /// The tree that spans `neighbours` (an adjacency list without cycles), hung up at `root`.
+    /// The tree that spans `neighbours` (an adjacency list without cycles), rooted at `root`.
     pub(crate) fn hang(neighbours: &[Vec<usize>], root: usize) -> Self {
         let mut links = vec![Links::default(); neighbours.len()];
         for (node, parent) in walk(neighbours, root) {
@@ -32,13 +32,13 @@ impl Tree {
                 links[parent].children.push(node);
             }
         }
-        // The order of summation must not depend on how the tree was put together.
+        // The order of summation must not depend on the order of construction.
         links.iter_mut().for_each(|links| links.children.sort_unstable());
         Self { root, links }
     }
 
-    /// The tree in which machine `i` sends its sum to `parents[i]`. Only what would not be a list of links at all is
-    /// refused here; the rest is `validate`'s.
+    /// The tree in which node `i` sends its sum to `parents[i]`. Refuses only input that does not form a list
+    /// of links; `validate` checks the rest.
     pub(crate) fn from_parents(
         tree: usize,
         nodes: &[NodePlace],
@@ -50,7 +50,7 @@ impl Tree {
             why,
         };
         if parents.len() != nodes.len() {
-            return Err(broken(parents.len(), "another number of parents than nodes"));
+            return Err(broken(parents.len(), "wrong number of parents"));
         }
         let mut roots = (0..parents.len()).filter(|&node| parents[node].is_none());
         let root = roots.next().ok_or_else(|| broken(0, "no root above it"))?;
@@ -89,8 +89,8 @@ impl Tree {
             .map_or(0, |links| links.children.len() + usize::from(links.parent.is_some()))
     }
 
-    /// All machines, every parent before its children. Ends even if the links are broken: no machine is listed
-    /// more often than there are machines.
+    /// All nodes, every parent before its children. Terminates even if the links are broken: at most as many
+    /// nodes are listed as exist.
     pub fn from_the_root(&self) -> Vec<usize> {
         let mut order = Vec::with_capacity(self.links.len());
         if self.root < self.links.len() {
@@ -107,7 +107,7 @@ impl Tree {
     }
 }
 
-/// Breadth first over an adjacency list: (machine, the neighbour it was reached from).
+/// Breadth-first traversal of an adjacency list: (node, the neighbour it was reached from).
 pub(crate) fn walk(neighbours: &[Vec<usize>], start: usize) -> Vec<(usize, Option<usize>)> {
     let mut order = Vec::with_capacity(neighbours.len());
     order.push((start, None));
@@ -124,8 +124,8 @@ pub(crate) fn walk(neighbours: &[Vec<usize>], start: usize) -> Vec<(usize, Optio
 
 /// The parent of rank `r` in the binary tree over `n` ranks whose root is rank 0.
 ///
-/// With b the lowest set bit of r, the parent is r with b moved one place up, or r without b where that is
-/// beyond the end. Odd ranks are leaves, rank 0 has one child, and the depth is at most ceil(log2 n).
+/// With b the lowest set bit of r, the parent is r with b moved one place up, or r without b if that exceeds
+/// the end. Odd ranks are leaves, rank 0 has one child, and the depth is at most ceil(log2 n).
 fn parent(r: usize, n: usize) -> Option<usize> {
     if r == 0 {
         return None;
@@ -137,8 +137,8 @@ fn parent(r: usize, n: usize) -> Option<usize> {
 
 /// The parent of rank `r` in tree 0 or tree 1 of the double binary tree over `n` ranks.
 ///
-/// Tree 1 is the mirror image where n is even and tree 0 moved along by one where it is odd, so that the ranks
-/// with children (even ones in tree 0) are odd ones there. No special case for other than powers of two.
+/// Tree 1 is the mirror image for even n, and tree 0 shifted by one rank for odd n, so that the ranks with
+/// children (even ones in tree 0) are odd in tree 1. Powers of two are not a special case.
 pub(crate) fn double_parent(tree: usize, r: usize, n: usize) -> Option<usize> {
     match (tree, n.is_multiple_of(2)) {
         (0, _) => parent(r, n),
@@ -149,9 +149,10 @@ pub(crate) fn double_parent(tree: usize, r: usize, n: usize) -> Option<usize> {
 
 /// The parent of rank `r` in a zone of `n` ranks that is joined to another zone at its rank 0.
 ///
-/// Rank 0 sits above the roots of both trees with one neighbour in each, so that two places are free for the two
-/// crossings and the joined trees stay shallow. An odd zone is a double binary tree of the other n - 1 ranks with
-/// rank 0 on top. In an even one rank 0 is tree 0's root already, and in tree 1 it moves from a leaf to the top.
+/// Rank 0 is above the roots of both trees with one neighbour in each, so that two places remain for the two
+/// crossings and the joined trees stay shallow. An odd zone is a double binary tree of the other n - 1 ranks
+/// with rank 0 on top. In an even zone rank 0 already is tree 0's root, and in tree 1 it moves from a leaf to
+/// the top.
 pub(crate) fn bridged_parent(tree: usize, r: usize, n: usize) -> Option<usize> {
     match (r, n.is_multiple_of(2)) {
         (0, _) => None,
@@ -162,7 +163,7 @@ pub(crate) fn bridged_parent(tree: usize, r: usize, n: usize) -> Option<usize> {
 
 /// The parent of rank `r` in a zone of `n` ranks that is joined to other zones at the roots of its two trees.
 ///
-/// The roots of an even zone lie on different ranks, each a leaf of the other tree. An odd zone is a double binary
+/// The roots of an even zone are different ranks, each a leaf of the other tree. An odd zone is a double binary
 /// tree of the ranks from 1 on, with rank 0 a leaf below both roots.
 pub(crate) fn rooted_parent(tree: usize, r: usize, n: usize) -> Option<usize> {
     match (r, n.is_multiple_of(2)) {

@@ -1,4 +1,4 @@
-//! What every plan must satisfy, checked from the trees alone: nothing here knows how they were built.
+//! The invariants of every plan, checked on the trees alone, independently of their construction.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ fn spans(plan: &Plan, index: usize, tree: &Tree) -> Result<(), PlanError> {
         why,
     };
     if tree.links.len() != count {
-        return Err(broken(tree.links.len(), "another number of links than nodes"));
+        return Err(broken(tree.links.len(), "wrong number of links"));
     }
     if tree.links.get(tree.root).is_none_or(|links| links.parent.is_some()) {
         return Err(broken(tree.root, "no root, or a parent above it,"));
@@ -39,7 +39,7 @@ fn spans(plan: &Plan, index: usize, tree: &Tree) -> Result<(), PlanError> {
             }
         }
     }
-    // Parents and children agree and the root has no parent: reaching every node once is all that is left.
+    // Parents and children agree and the root has no parent: it remains to check that every node is reached.
     let mut reached = vec![false; count];
     tree.from_the_root().into_iter().for_each(|node| reached[node] = true);
     match (0..count).find(|&node| !reached[node]) {

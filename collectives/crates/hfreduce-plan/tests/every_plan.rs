@@ -1,11 +1,11 @@
-//! What a plan promises, for every small list of machines and for many large ones.
+//! The invariants of a plan, for every small list of nodes and for many large ones.
 
 use std::collections::BTreeSet;
 
 use hfreduce_plan::{Bridging, DEGREE_MAX, NodePlace, Plan, PlanError};
 use proptest::prelude::*;
 
-/// Machines of `sizes.len()` zones, zone after zone.
+/// Nodes of `sizes.len()` zones, zone after zone.
 fn places(sizes: &[usize]) -> Vec<NodePlace> {
     let machines =
         sizes.iter().enumerate().flat_map(|(zone, &size)| (0..size).map(move |i| (zone, i)));
@@ -18,14 +18,14 @@ fn ceil_log2(n: usize) -> usize {
     n.next_power_of_two().trailing_zeros() as usize
 }
 
-/// The promises again, from the outside, without `validate`.
+/// Checks the invariants without `validate`.
 fn check(plan: &Plan) {
     let n = plan.nodes().len();
     for tree in plan.trees() {
         let mut order = tree.from_the_root();
         assert_eq!(order.len(), n);
         order.sort_unstable();
-        assert!(order.iter().copied().eq(0..n), "each machine once");
+        assert!(order.iter().copied().eq(0..n), "each node once");
         assert_eq!(tree.links.iter().filter(|links| links.parent.is_none()).count(), 1);
         for (node, links) in tree.links.iter().enumerate() {
             assert!(links.children.len() <= 2 && links.children.is_sorted());
@@ -46,11 +46,11 @@ fn check(plan: &Plan) {
             Bridging::TwoPairs => crosses == [true, true],
         };
         let leaf = plan.trees().iter().any(|tree| tree.degree(node) <= 1);
-        assert!(excused || leaf, "node {node} works in both trees");
+        assert!(excused || leaf, "node {node} is interior in both trees");
     }
 }
 
-/// Machines that carry crossings of both trees.
+/// Number of nodes that carry crossings of both trees.
 fn shared_ends(plan: &Plan) -> usize {
     let ends = |tree: usize| -> BTreeSet<usize> {
         plan.crossings_of(tree).into_iter().flat_map(|edge| [edge.parent, edge.child]).collect()
@@ -67,7 +67,7 @@ fn one_zone_of_every_size_up_to_2048() {
         assert_eq!(plan.crossings(), [0, 0]);
         assert!(plan.depth().iter().all(|&depth| depth <= ceil_log2(n)), "n={n}");
         if n > 2 {
-            // Balance: no machine is idle in both trees, and about half of them add in each.
+            // Balance: no node is idle in both trees, and about half of the nodes add in each.
             let adding = |tree: usize| {
                 plan.trees()[tree].links.iter().filter(|links| !links.children.is_empty()).count()
             };
@@ -103,7 +103,11 @@ fn every_split_of_two_zones_up_to_128_and_128_crosses_once_on_each_of_two_pairs(
             check(&plan);
             assert_eq!(plan.crossings(), [1, 1], "{a}+{b}");
             let alone = usize::from(a == 1) + usize::from(b == 1);
-            assert_eq!(shared_ends(&plan), alone, "{a}+{b}: apart wherever a zone has two");
+            assert_eq!(
+                shared_ends(&plan),
+                alone,
+                "{a}+{b}: different nodes in every zone that has two"
+            );
             let bound = ceil_log2(a + b) + 1;
             assert!(plan.depth().iter().all(|&depth| depth <= bound), "{a}+{b} {:?}", plan.depth());
         }
@@ -111,7 +115,7 @@ fn every_split_of_two_zones_up_to_128_and_128_crosses_once_on_each_of_two_pairs(
 }
 
 #[test]
-fn chains_of_zones_cross_once_a_border_down_to_zones_of_one_machine() {
+fn a_chain_of_zones_has_one_crossing_for_each_border_even_with_zones_of_one_node() {
     for a in 1..=9 {
         for b in 1..=9 {
             for c in 1..=9 {
@@ -131,13 +135,13 @@ fn chains_of_zones_cross_once_a_border_down_to_zones_of_one_machine() {
 }
 
 #[test]
-fn any_machine_of_a_zone_can_be_its_end_of_the_bridge() {
+fn any_node_of_a_zone_can_be_its_end_of_the_bridge() {
     for (a, b) in [(1, 1), (2, 2), (3, 4), (5, 5), (8, 3), (16, 17)] {
         let nodes = places(&[a, b]);
         for i in 0..a {
             for j in 0..b {
                 let (near, far) = (nodes[i].name.as_str(), nodes[a + j].name.as_str());
-                // Either order of naming means the same pair.
+                // The order of the two names does not matter.
                 let plan = Plan::with_bridge(&nodes, (near, far)).unwrap();
                 assert_eq!(plan, Plan::with_bridge(&nodes, (far, near)).unwrap());
                 check(&plan);
@@ -152,7 +156,7 @@ fn any_machine_of_a_zone_can_be_its_end_of_the_bridge() {
 }
 
 #[test]
-fn a_plan_of_ten_thousand_machines_takes_milliseconds() {
+fn a_plan_of_ten_thousand_nodes_takes_milliseconds() {
     let nodes = places(&[4_999, 5_001]);
     let plan = Plan::new(&nodes).unwrap();
     assert_eq!(plan.crossings(), [1, 1]);
@@ -160,7 +164,7 @@ fn a_plan_of_ten_thousand_machines_takes_milliseconds() {
 }
 
 #[test]
-fn bad_lists_are_refused_with_the_name_and_the_place() {
+fn invalid_lists_are_refused_with_name_and_position() {
     let text = |nodes: &[NodePlace]| Plan::new(nodes).unwrap_err().to_string();
     assert!(text(&[]).contains("empty"));
     assert!(text(&[NodePlace::new("", "A")]).contains("node 0 has an empty name"));
@@ -169,7 +173,7 @@ fn bad_lists_are_refused_with_the_name_and_the_place() {
     let nodes = places(&[2, 2]);
     for (pair, why) in [
         (("z0n0", "z0n1"), "same zone"),
-        (("z0n0", "nobody"), "not in the list"),
+        (("z0n0", "unknown"), "not in the list"),
         (("z0n0", "z0n0"), "same zone"),
     ] {
         let error = Plan::with_bridge(&nodes, pair).unwrap_err().to_string();
@@ -180,7 +184,7 @@ fn bad_lists_are_refused_with_the_name_and_the_place() {
 }
 
 #[test]
-fn the_description_names_machines_not_numbers() {
+fn the_description_uses_node_names_instead_of_indices() {
     let json = Plan::new(&places(&[2, 2])).unwrap().describe();
     assert_eq!(json["crossings"], serde_json::json!([1, 1]));
     assert_eq!(json["nodes"][3], serde_json::json!({"name": "z1n1", "zone": "zone-1"}));
@@ -194,7 +198,7 @@ fn parents_of(plan: &Plan) -> [Vec<Option<usize>>; 2] {
 }
 
 #[test]
-fn a_foreign_plan_that_keeps_the_promises_is_taken() {
+fn an_external_plan_that_satisfies_the_invariants_is_accepted() {
     for (a, b) in [(1, 0), (2, 0), (7, 0), (3, 4), (16, 9)] {
         let nodes: Vec<_> = places(&[a, b]).into_iter().collect();
         for plan in [Plan::new(&nodes).unwrap(), Plan::with_two_pairs(&nodes).unwrap()] {
@@ -207,14 +211,14 @@ fn a_foreign_plan_that_keeps_the_promises_is_taken() {
 }
 
 #[test]
-fn a_foreign_plan_that_breaks_a_promise_is_refused_by_name() {
+fn an_external_plan_that_violates_an_invariant_is_refused_with_its_name() {
     let nodes = places(&[4, 4]);
     let plan = Plan::new(&nodes).unwrap();
     let [first, second] = parents_of(&plan);
     let refused = |parents: &[Option<usize>], nodes: &[NodePlace]| {
         Plan::from_parents(nodes, [parents, &second], Bridging::OnePair).unwrap_err()
     };
-    // The same tree over machines whose zones alternate: it crosses again and again.
+    // The same tree over nodes whose zones alternate has too many crossings.
     let mixed: Vec<_> = (0..8)
         .map(|i| NodePlace::new(format!("n{i}"), if i % 2 == 0 { "A" } else { "B" }))
         .collect();
@@ -254,8 +258,8 @@ fn a_foreign_plan_that_breaks_a_promise_is_refused_by_name() {
         );
     }
     let mut json = plan.describe();
-    json["trees"][0]["parents"][1] = "nobody".into();
-    assert!(Plan::read(&json).unwrap_err().to_string().contains("`nobody`"));
+    json["trees"][0]["parents"][1] = "unknown".into();
+    assert!(Plan::read(&json).unwrap_err().to_string().contains("`unknown`"));
     json["version"] = 7.into();
     assert!(Plan::read(&json).unwrap_err().to_string().contains("version 7"));
     assert!(
@@ -264,8 +268,8 @@ fn a_foreign_plan_that_breaks_a_promise_is_refused_by_name() {
 }
 
 #[test]
-fn every_rank_makes_the_same_plan() {
-    // No rank tells another one the plan: equal lists have to give equal plans in every process, where hash tables
+fn every_rank_computes_the_same_plan() {
+    // Ranks do not exchange the plan: equal lists must yield equal plans in every process, where hash tables
     // have other orders. These are its bits as JSON.
     let plans = [places(&[5, 3]), places(&[2, 3, 1])].map(|nodes| Plan::new(&nodes).unwrap());
     let seen = plans.map(|plan| {
@@ -277,7 +281,7 @@ fn every_rank_makes_the_same_plan() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Random sizes, machines of all zones in any order of the list: still one crossing a border.
+    /// Random sizes, nodes of all zones in any order of the list: still one crossing for each border.
     #[test]
     fn any_order_of_any_zones(
         sizes in prop::collection::vec(1_usize..200, 1..6),
@@ -297,7 +301,7 @@ proptest! {
         prop_assert_eq!(plan.crossings(), [sizes.len() - 1; 2]);
     }
 
-    /// Beyond what is tried exhaustively: two zones of up to 3,000 machines.
+    /// Beyond the exhaustive range: two zones of up to 3,000 nodes.
     #[test]
     fn large_zones(a in 1_usize..3_000, b in 1_usize..3_000) {
         let nodes = places(&[a, b]);

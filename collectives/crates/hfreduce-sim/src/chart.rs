@@ -2,55 +2,55 @@
 
 use std::fmt::Write;
 
-/// What was seen: a stretch of the y axis over all x.
+/// A reference range: a band of the y axis over all x.
 #[derive(Debug, Clone)]
 pub struct Band {
-    /// Written into it.
+    /// Label, written into the band.
     pub name: String,
     /// `#rrggbb`.
     pub colour: &'static str,
-    /// Its lower end.
+    /// Lower end.
     pub low: f64,
-    /// Its upper end.
+    /// Upper end.
     pub high: f64,
 }
 
-/// One value for every tick.
+/// A line with one value for every tick.
 #[derive(Debug, Clone)]
 pub struct Line {
-    /// Written at its right end.
+    /// Label, written at its right end.
     pub name: String,
     /// `#rrggbb`.
     pub colour: &'static str,
-    /// One for each tick.
+    /// One value for each tick.
     pub values: Vec<f64>,
 }
 
 /// One plot.
 #[derive(Debug, Clone)]
 pub struct Panel {
-    /// Above it.
+    /// Title, above the plot.
     pub title: String,
-    /// Behind the lines.
+    /// Bands behind the lines.
     pub bands: Vec<Band>,
     /// The lines.
     pub lines: Vec<Line>,
 }
 
-/// All of it.
+/// A chart of several panels.
 #[derive(Debug, Clone)]
 pub struct Chart {
-    /// The heading.
+    /// Heading.
     pub title: String,
-    /// What one has to know to read it.
+    /// Explanation under the heading.
     pub subtitle: String,
-    /// Under the x axis.
+    /// Label of the x axis.
     pub x_name: String,
-    /// Beside the y axis.
+    /// Label of the y axis.
     pub y_name: String,
-    /// The names of the points along the x axis, evenly spaced.
+    /// Names of the points along the x axis, evenly spaced.
     pub ticks: Vec<String>,
-    /// Where the y axis ends; it begins at 0.
+    /// Upper end of the y axis, which starts at 0.
     pub y_max: f64,
     /// The plots.
     pub panels: Vec<Panel>,
@@ -59,17 +59,17 @@ pub struct Chart {
 const PLOT_WIDTH: f64 = 400.0;
 const PLOT_HEIGHT: f64 = 300.0;
 const LEFT: f64 = 62.0;
-/// Right of each plot: names of its lines.
+/// Space for line names, to the right of each plot.
 const NAMES: f64 = 138.0;
 const TOP: f64 = 112.0;
 const BOTTOM: f64 = 62.0;
-/// Names of lines are at least so far apart.
+/// Minimum vertical distance of line names.
 const NAME_HEIGHT: f64 = 16.0;
 const INK: &str = "#1a202c";
 const FAINT: &str = "#4a5568";
 
 impl Chart {
-    /// As an SVG document.
+    /// The chart as an SVG document.
     pub fn svg(&self) -> String {
         let panel_width = LEFT + PLOT_WIDTH + NAMES;
         let width = panel_width * self.panels.len() as f64;
@@ -148,7 +148,7 @@ impl Chart {
         }
         self.names(svg, left, panel);
         for band in &panel.bands {
-            // Into the corner of its band where the lines are not, as far as one can tell.
+            // Into the corner of the band farther from the lines' first values.
             let over = panel.lines.iter().filter_map(|line| line.values.first());
             let near_top = over
                 .filter(|value| **value <= band.high && **value > band.low)
@@ -190,7 +190,8 @@ impl Chart {
         }
     }
 
-    /// Each name beside the end of its line, with its last value, moved apart where lines end close together.
+    /// Writes each name next to the end of its line, with its last value; names of lines that end close
+    /// together are moved apart.
     fn names(&self, svg: &mut String, left: f64, panel: &Panel) {
         let mut names: Vec<(f64, &Line, f64)> = panel
             .lines

@@ -1,8 +1,8 @@
-//! Allreduces of a whole cluster: the engine's core on every machine, the machine's resources and a network between
-//! them on one simulated clock.
+//! Allreduces of a whole cluster: the engine's core on every node, the node's resources and the network between
+//! nodes on one simulated clock.
 //!
-//! The core decides what is reduced and sent, and when it may; nothing of that is modelled again here. What is
-//! modelled is how long each step takes ([`Machine`]) and that a machine does a few steps of a kind at a time.
+//! The core decides what is reduced and sent, and when. The simulation models only how long each step takes
+//! ([`Machine`]) and how many steps of a kind a node does at a time.
 
 mod steps;
 
@@ -16,23 +16,23 @@ use hfreduce_plan::Plan;
 use serde::Serialize;
 
 use crate::SimError;
-use crate::agenda::{Agenda, Pipe, Time, seconds};
+use crate::event_queue::{EventQueue, Pipe, Time, seconds};
 use crate::hardware::Hardware;
 use crate::machine::Machine;
 
-/// What the engine is set to; the defaults are its own.
+/// Settings of the engine, with its defaults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Settings {
     /// The largest chunk.
     pub slot_bytes: usize,
-    /// Chunks that a machine works on at a time.
+    /// Chunks that a node processes at a time.
     pub slots: usize,
-    /// Chunks under way between two machines, per tree and direction.
+    /// Chunks in flight between two nodes, for each tree and direction.
     pub window: u32,
-    /// Steps of a kind (copies up, copies down, passes over the inputs, frames) that are under way at a time in a
-    /// machine: while one waits for a resource, the other one has its turn.
+    /// Steps of a kind (copies up, copies down, passes over the inputs, frames) in flight at a time on a node:
+    /// while one step waits for a resource, another can proceed.
     pub depth: usize,
-    /// What is promised about bits. Wide sums are those of a 16-bit type, others of 32-bit numbers.
+    /// Guarantees about bits. Wide sums assume a 16-bit type, others 32-bit numbers.
     #[serde(skip)]
     pub modes: Determinism,
 }
@@ -43,30 +43,31 @@ impl Default for Settings {
     }
 }
 
-/// What one run did.
+/// Result of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Outcome {
-    /// From the first call to the last result at the last machine, in seconds.
+    /// Time from the first call to the last result on the last node, in seconds.
     pub seconds: f64,
-    /// Payload bytes over each border: (from zone, to zone, bytes).
+    /// Payload bytes over each zone border: (from zone, to zone, bytes).
     pub zone_bytes: Vec<(String, String, f64)>,
-    /// Share of the time for which each resource of the busiest machine was busy, busiest first.
+    /// Share of the time for which each resource of the busiest node was busy, busiest first.
     pub busiest: Vec<(&'static str, f64)>,
-    /// Events that were simulated.
+    /// Number of simulated events.
     pub events: u64,
 }
 
 impl Outcome {
-    /// Bytes per second, counted once: size over time.
+    /// Bytes per second: size over time.
     pub fn algorithm_rate(&self, bytes: u64) -> f64 {
         bytes as f64 / self.seconds
     }
 }
 
-/// Allreduces of these sizes, all called at once on every machine of `plan`.
+/// Simulates allreduces of these sizes, all called at once on every node of `plan`.
 ///
 /// # Errors
-/// [`SimError::Empty`] without operations, [`SimError::Stuck`] if the core stops before the end (a bug in it).
+/// [`SimError::Empty`] without operations, [`SimError::Stuck`] if the core stops before the end (a bug in the
+/// core).
 pub fn allreduce(
     plan: &Plan,
     hardware: &Hardware,
@@ -88,7 +89,7 @@ enum Event {
     Delivered(usize, u64),
 }
 
-/// What waits for a sum that is being made.
+/// A step that waits for a sum.
 enum Held {
     Send { link: usize, stage: Stage },
     Deliver,
@@ -98,12 +99,12 @@ struct Node {
     core: TreeCore,
     machine: Machine,
     zone: usize,
-    /// For each link: the machine at its end, and the number that the link has there.
+    /// For each link: the node at its end, and the link's index there.
     ends: Vec<(usize, usize)>,
     /// Chunks in order: `freed..staged` have a slot.
     staged: u64,
     freed: u64,
-    /// For each of those: delivered (1), settled by the core (2).
+    /// State of each of those: delivered (1), settled by the core (2).
     state: VecDeque<u8>,
     to_fetch: VecDeque<u64>,
     fetching: usize,
@@ -125,13 +126,13 @@ struct Operation {
 struct Cluster {
     hardware: Hardware,
     settings: Settings,
-    agenda: Agenda<Event>,
+    event_queue: EventQueue<Event>,
     nodes: Vec<Node>,
     zones: Vec<String>,
     zone_links: BTreeMap<(usize, usize), (Pipe, f64)>,
     operations: Vec<Operation>,
     chunks: u64,
-    deliveries_left: u64,
+    remaining_deliveries: u64,
     events: u64,
 }
 
@@ -196,8 +197,8 @@ impl Cluster {
         Self {
             hardware: *hardware,
             settings,
-            agenda: Agenda::default(),
-            deliveries_left: chunks * nodes.len() as u64,
+            event_queue: EventQueue::default(),
+            remaining_deliveries: chunks * nodes.len() as u64,
             nodes,
             zones,
             zone_links: BTreeMap::new(),
@@ -209,21 +210,24 @@ impl Cluster {
 
     fn run(mut self) -> Result<Outcome, SimError> {
         (0..self.nodes.len()).for_each(|node| self.stage(node));
-        while let Some(event) = self.agenda.take() {
+        while let Some(event) = self.event_queue.take() {
             self.events += 1;
             self.handle(event);
-            if self.deliveries_left == 0 {
+            if self.remaining_deliveries == 0 {
                 return Ok(self.outcome());
             }
         }
         let waiting = self.nodes.iter().enumerate().find_map(|(at, node)| {
             node.core.waiting().map(|waiting| format!("node {at} waits for {waiting:?}"))
         });
-        Err(SimError::Stuck { at: seconds(self.agenda.now()), who: waiting.unwrap_or_default() })
+        Err(SimError::Stuck {
+            at: seconds(self.event_queue.now()),
+            who: waiting.unwrap_or_default(),
+        })
     }
 
     fn outcome(self) -> Outcome {
-        let end = self.agenda.now();
+        let end = self.event_queue.now();
         let share = |busy: Time| busy as f64 / end.max(1) as f64;
         let mut busiest: Vec<(&'static str, f64)> = Vec::new();
         for node in &self.nodes {
@@ -283,17 +287,17 @@ impl Cluster {
                     .credits(link, credits)
                     .and_then(|()| core.place(link, &head))
                     .and_then(|place| core.arrived(link, &head, place));
-                debug_assert_eq!(arrived, Ok(()), "machines that keep the protocol");
+                debug_assert_eq!(arrived, Ok(()), "nodes follow the protocol");
                 self.drain(to);
             }
             Event::Credits { to, link, credits } => {
                 let given = self.nodes[to].core.credits(link, credits);
-                debug_assert_eq!(given, Ok(()), "machines that keep the protocol");
+                debug_assert_eq!(given, Ok(()), "nodes follow the protocol");
                 self.drain(to);
             }
             Event::Delivered(me, number) => {
                 self.nodes[me].delivering -= 1;
-                self.deliveries_left -= 1;
+                self.remaining_deliveries -= 1;
                 self.settle(me, number, DELIVERED);
                 self.deliver(me);
             }
@@ -315,7 +319,7 @@ impl Cluster {
     }
 }
 
-/// An allreduce of so many bytes of 32-bit numbers.
+/// An allreduce of `bytes` bytes of 32-bit numbers.
 pub(crate) fn allreduce_print(bytes: u64) -> Fingerprint {
     Fingerprint {
         kind: Kind::Allreduce,

@@ -1,32 +1,32 @@
-//! Seeded failures: what happens to whom and when, and what every survivor has to say about it.
+//! Seeded failures: a fault, its victim and its time, and a check of the errors that every survivor reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use hfreduce_plan::{NodePlace, Plan};
 
 use crate::SimError;
-use crate::agenda::{MILLISECOND, SECOND, Time, seconds};
+use crate::event_queue::{MILLISECOND, SECOND, Time, seconds};
 use crate::group::{Group, Report, TICK};
 
-/// What goes wrong.
+/// The fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// The process ends at once.
+    /// The process exits at once.
     Killed,
-    /// The process does nothing any more, or nothing for so long.
+    /// The process is suspended, for this time or for good.
     Stopped(Option<Time>),
-    /// The machine's cable is out: nothing comes or goes, and no connection is closed.
+    /// The node loses its network: no traffic passes, and no connection is closed.
     Unplugged,
-    /// Nothing passes any more between this machine and the one at the end of this link.
+    /// No traffic passes between this node and the one at the end of this link.
     Cut(usize),
-    /// The rank's next call comes so much later.
+    /// The rank's next call is late by this time.
     Slow(Time),
-    /// The rank sends this to the machine at the end of this link.
+    /// The rank sends this to the node at the end of this link.
     Garbage(usize, Garbage),
 }
 
 impl Fault {
-    /// One word for it.
+    /// The name of the fault's kind.
     pub fn word(&self) -> &'static str {
         match self {
             Fault::Killed => "killed",
@@ -40,58 +40,58 @@ impl Fault {
     }
 }
 
-/// Sixty-four bytes that nobody may send.
+/// Sixty-four bytes that violate the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Garbage {
-    /// Bytes without sense.
+    /// Random bytes.
     Noise(u64),
-    /// More credits than there are.
+    /// More credits than exist.
     Credits,
     /// A payload longer than any slot.
     Oversize,
     /// A tree that does not exist.
     Tree,
-    /// A frame that has no place on this connection.
+    /// A frame that is not valid on this connection.
     Stray,
 }
 
-/// A mistake in the driver, to see that it is found.
+/// A seeded bug in the driver, to verify that the simulation detects it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bug {
-    /// Who is told of a failure tells nobody.
-    ForwardsNoAbort,
-    /// Nobody looks for silent peers.
-    NeverLooks,
+    /// A rank that receives an abort does not forward it.
+    DropsAborts,
+    /// Ranks do not check heartbeats.
+    IgnoresHeartbeats,
 }
 
-/// One group, its work and its accident.
+/// A group, its operations and one fault.
 #[derive(Debug, Clone)]
 pub struct Scenario {
-    /// What it was made from.
+    /// Seed of the scenario.
     pub seed: u64,
-    /// The machines.
+    /// The nodes.
     pub plan: Plan,
-    /// Ranks of each machine.
+    /// Ranks of each node.
     pub locals: usize,
-    /// Sizes of the allreduces that every rank calls one after the other.
+    /// Sizes of the allreduces that every rank calls one after another.
     pub sizes_bytes: Vec<u64>,
-    /// Between an operation's end and the next call.
+    /// Time between an operation's end and the next call.
     pub pause: Time,
-    /// When a silent peer is given up.
+    /// Time without a heartbeat after which a peer counts as failed.
     pub liveness: Time,
-    /// The operations' own time-out.
+    /// Timeout of an operation.
     pub timeout: Time,
-    /// What happens.
+    /// The fault.
     pub fault: Fault,
-    /// To which rank.
+    /// The rank that it affects.
     pub victim: usize,
-    /// And when.
+    /// The time at which it happens.
     pub at: Time,
-    /// A mistake of ours.
+    /// The seeded bug.
     pub bug: Option<Bug>,
 }
 
-/// A small generator, so that every scenario is one number.
+/// A small random number generator, so that a scenario is defined by one number.
 #[derive(Debug, Clone)]
 pub struct Seed(pub u64);
 
@@ -107,10 +107,10 @@ impl Seed {
 }
 
 impl Scenario {
-    /// The scenario of a seed: 2 to 32 ranks, one to three a machine, in up to three zones.
+    /// The scenario of a seed: 2 to 32 ranks, one to three on each node, in up to three zones.
     ///
     /// # Errors
-    /// None that is known: every such list has a plan.
+    /// None is expected: a plan exists for every such list.
     pub fn of(number: u64) -> Result<Self, SimError> {
         let mut seed = Seed(number);
         let locals = 1 + seed.below(3) as usize;
@@ -155,9 +155,9 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// Runs it.
+    /// Simulates the scenario.
     pub fn run(&self) -> Report {
-        // Who fails without need, or hangs after a pause that everybody survives, shows only later.
+        // A false failure, or a hang after a pause that every rank survives, shows only later.
         let after = match self.fault {
             Fault::Slow(_) | Fault::Stopped(Some(_)) => 4 * SECOND,
             _ => SECOND,
@@ -165,20 +165,20 @@ impl Scenario {
         Group::new(self).run(self.at + self.bound() + after)
     }
 
-    /// By when every survivor must have failed, counted from the accident.
+    /// Time after the fault by which every survivor must have failed.
     pub fn bound(&self) -> Time {
-        // Whoever looks ten times a second may be one look late, and a wave of aborts takes milliseconds.
+        // A check ten times a second may be one period late, and a wave of aborts takes milliseconds.
         const SLACK: Time = 3 * TICK;
         match self.fault {
             Fault::Killed | Fault::Garbage(..) => SLACK,
             Fault::Stopped(None) | Fault::Unplugged | Fault::Cut(_) => self.liveness + SLACK,
             Fault::Stopped(Some(span)) => span.max(self.liveness) + SLACK,
-            // Called at the latest when the operation before ended, which takes milliseconds.
+            // Called at the latest when the previous operation ended, which takes milliseconds.
             Fault::Slow(_) => self.pause + self.timeout + 2 * SLACK,
         }
     }
 
-    /// The ranks that a survivor may name.
+    /// The ranks that a survivor may report.
     fn culprits(&self, of: usize) -> BTreeSet<u32> {
         let node = self.victim / self.locals;
         let owner = |node: usize| (node * self.locals) as u32;
@@ -191,7 +191,7 @@ impl Scenario {
         }
     }
 
-    /// Whether survivors have to fail (true), must not (false), or may do either.
+    /// Whether survivors must fail (true), must not fail (false), or may do either (none).
     fn must_fail(&self, report: &Report) -> Option<bool> {
         let near = |span: Time, limit: Time, margin: Time| {
             (span.abs_diff(limit) > margin).then_some(span > limit)
@@ -204,18 +204,18 @@ impl Scenario {
         }
     }
 
-    /// What is wrong with a run, in words.
+    /// Checks the report of a run.
     ///
     /// # Errors
-    /// Who hung, came late, blamed an innocent rank or failed without need.
-    pub fn judge(&self, report: &Report) -> Result<(), String> {
+    /// The first rank that hung, failed too late, reported an innocent rank, or failed without a fault.
+    pub fn check(&self, report: &Report) -> Result<(), String> {
         let must_fail = self.must_fail(report);
         for (rank, ending) in report.endings.iter().enumerate() {
             let gone = matches!(self.fault, Fault::Killed | Fault::Stopped(None));
             if gone && rank == self.victim {
                 continue;
             }
-            let say = |what: String| {
+            let violation = |what: String| {
                 Err(format!(
                     "seed {}: {:?} of rank {}: rank {rank} {what}",
                     self.seed, self.fault, self.victim
@@ -223,27 +223,30 @@ impl Scenario {
             };
             let Some((at, cause)) = &ending.failed else {
                 if must_fail == Some(true) {
-                    return say(format!("never fails; it waits in operation {}", ending.completed));
+                    return violation(format!(
+                        "never fails; it waits in operation {}",
+                        ending.completed
+                    ));
                 }
                 if must_fail == Some(false) && ending.completed < self.sizes_bytes.len() {
-                    return say(format!("hangs in operation {}", ending.completed));
+                    return violation(format!("hangs in operation {}", ending.completed));
                 }
                 continue;
             };
             if must_fail == Some(false) {
-                return say(format!("fails without need: {cause:?}"));
+                return violation(format!("fails without a fault: {cause:?}"));
             }
             let culprits = self.culprits(rank);
             if !cause.peer.is_some_and(|peer| culprits.contains(&peer)) {
-                return say(format!(
-                    "blames {:?} and not one of {culprits:?}: {cause:?}",
+                return violation(format!(
+                    "reports {:?} instead of one of {culprits:?}: {cause:?}",
                     cause.peer
                 ));
             }
             let late = at.saturating_sub(self.at);
             if late > self.bound() {
-                return say(format!(
-                    "fails {:.3} s after the accident, {:.3} s are allowed",
+                return violation(format!(
+                    "fails {:.3} s after the fault, later than the allowed {:.3} s",
                     seconds(late),
                     seconds(self.bound())
                 ));
@@ -267,10 +270,10 @@ fn garbage(seed: &mut Seed) -> Garbage {
     }
 }
 
-/// Runs many seeds; returns how often each kind of fault came, and what was wrong first.
+/// Runs many seeds; returns how often each kind of fault occurred.
 ///
 /// # Errors
-/// What the judge of the first bad seed says.
+/// The first violation.
 pub fn try_seeds(
     seeds: std::ops::Range<u64>,
     bug: Option<Bug>,
@@ -279,7 +282,7 @@ pub fn try_seeds(
     for seed in seeds {
         let mut scenario = Scenario::of(seed).map_err(|error| error.to_string())?;
         scenario.bug = bug;
-        scenario.judge(&scenario.run())?;
+        scenario.check(&scenario.run())?;
         *kinds.entry(scenario.fault.word()).or_insert(0) += 1;
     }
     Ok(kinds)

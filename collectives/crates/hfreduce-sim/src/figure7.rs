@@ -1,5 +1,5 @@
-//! The paper's Figure 7 again: allreduce of 186 MiB over more and more machines, by HFReduce, with NVLink pairs, by
-//! NCCL's ring, and by a network with nothing else in the way.
+//! Reproduction of the paper's Figure 7: allreduce of 186 MiB over a growing number of nodes by HFReduce, by
+//! HFReduce with NVLink pairs, by NCCL's ring, and with the network as the only limit.
 
 use hfreduce_plan::{NodePlace, Plan};
 use serde::Serialize;
@@ -12,13 +12,13 @@ use crate::ring;
 
 /// The size of the paper's measurement (IV-B2).
 pub const SIZE_BYTES: u64 = 186 << 20;
-/// Machines, as the figure draws them unless told otherwise. Not two: they send each byte once only, so that the
-/// network is no limit.
+/// Default numbers of nodes. Two nodes are omitted: they send each byte only once, so the network is not the
+/// limit.
 pub const NODES: [usize; 7] = [4, 8, 16, 32, 64, 128, 256];
-/// The most machines in one zone (paper III-B: about 600).
+/// Maximum number of nodes in one zone (paper III-B: about 600).
 pub const ZONE_NODES_MAX: usize = 600;
 
-/// What the paper says in words about its figure, in GB/s: (lowest, highest).
+/// Values from the text of the paper, in GB/s: (lowest, highest).
 pub mod paper {
     /// HFReduce (IV-B2).
     pub const HFREDUCE: (f64, f64) = (6.3, 8.1);
@@ -30,10 +30,10 @@ pub mod paper {
     pub const NETWORK: f64 = 12.0;
 }
 
-/// One number of machines. Rates in GB/s of gradient: size over time.
+/// One number of nodes. Rates in GB/s of gradient: size over time.
 #[derive(Debug, Clone, Serialize)]
 pub struct Point {
-    /// Machines.
+    /// Nodes.
     pub nodes: usize,
     /// Accelerators.
     pub gpus: usize,
@@ -41,23 +41,23 @@ pub struct Point {
     pub hfreduce: f64,
     /// HFReduce with NVLink pairs.
     pub nvlink: f64,
-    /// The trees with nothing but the network in the way.
+    /// The trees with the network as the only limit.
     pub network: f64,
     /// NCCL's ring.
     pub nccl: f64,
-    /// What was busiest for HFReduce, and for which share of the time.
+    /// The busiest resource for HFReduce, and its share of busy time.
     pub binds: (&'static str, f64),
 }
 
 /// Simulates all points.
 ///
 /// # Errors
-/// See [`SimError`]; a list with zero machines has no plan.
+/// See [`SimError`]; a list that contains zero nodes has no plan.
 pub fn points(nodes: &[usize], settings: Settings) -> Result<Vec<Point>, SimError> {
     nodes.iter().map(|nodes| point(*nodes, settings)).collect()
 }
 
-/// Machines zone by zone, as many zones as it takes.
+/// Nodes zone by zone, with as many zones as needed.
 pub fn places(nodes: usize) -> Vec<NodePlace> {
     let zones = nodes.div_ceil(ZONE_NODES_MAX).max(1);
     let per_zone = nodes.div_ceil(zones).max(1);
@@ -85,7 +85,7 @@ fn point(nodes: usize, settings: Settings) -> Result<Point, SimError> {
     })
 }
 
-/// The points as JSON, with the constants that they come from.
+/// The points as JSON, with the constants that they are computed from.
 pub fn json(points: &[Point], settings: Settings) -> serde_json::Value {
     serde_json::json!({
         "version": 1,
@@ -103,7 +103,7 @@ pub fn json(points: &[Point], settings: Settings) -> serde_json::Value {
     })
 }
 
-/// The points as a table for people.
+/// The points as a table.
 pub fn table(points: &[Point]) -> String {
     let mut text = String::from(
         "  nodes    GPUs   HFReduce  + NVLink   NCCL ring   network alone   binds HFReduce\n",
@@ -124,7 +124,7 @@ pub fn table(points: &[Point]) -> String {
     text + "GB/s of gradient, 186 MiB; the paper: HFReduce 6.3-8.1, with NVLink over 10, NCCL 1.6-4.8\n"
 }
 
-/// The points as a picture: an SVG document.
+/// The points as an SVG document.
 pub fn picture(points: &[Point]) -> String {
     let ticks: Vec<String> = points.iter().map(|point| point.gpus.to_string()).collect();
     let line = |name: &str, colour: &'static str, value: fn(&Point) -> f64| Line {
@@ -143,9 +143,9 @@ pub fn picture(points: &[Point]) -> String {
     const GREEN: &str = "#2f855a";
     const GREY: &str = "#718096";
     Chart {
-        title: "Allreduce of 186 MiB on the paper's machines".into(),
+        title: "Allreduce of 186 MiB on the paper's nodes".into(),
         subtitle:
-            "Lines: simulated from constants of the hardware. Shaded: what the paper says in words."
+            "Lines: simulated from constants of the hardware. Shaded: ranges from the paper's text."
                 .into(),
         x_name: "GPUs".into(),
         y_name: "GB/s".into(),

@@ -1,6 +1,6 @@
-//! A group of ranks that may fail, on a simulated clock: the core, its watch for signs of life, its causes and its
-//! frames are the engine's own; what a driver does around them is done here as the real one does it, without
-//! sockets. No payload travels: what is looked at is who learns what, and when.
+//! A group of ranks with faults, on a simulated clock. The core, its failure detector, its abort reasons and
+//! its frames are the engine's; the simulation replaces the driver and the sockets. No payload is transferred:
+//! the subject is which rank learns of which failure, and when.
 
 mod failure;
 mod frames;
@@ -12,40 +12,40 @@ use hfreduce_core::liveness::Liveness;
 use hfreduce_core::{Action, DataHead, Fingerprint, Flows, Geometry, TreeCore};
 use hfreduce_transport::wire::{Frame, HEAD_BYTES, Head};
 
-use crate::agenda::{Agenda, MICROSECOND, MILLISECOND, Pipe, Time};
 use crate::cluster::allreduce_print;
+use crate::event_queue::{EventQueue, MICROSECOND, MILLISECOND, Pipe, Time};
 use crate::faults::{Fault, Scenario, Seed};
 
-/// How often signs of life are given and looked for: as the driver does.
+/// Interval of heartbeats and of their checks, as in the driver.
 pub const TICK: Time = 100 * MILLISECOND;
 const SLOT_BYTES: usize = 32 << 10;
 const SLOTS: usize = 8;
 const WINDOW: u32 = 4;
-/// A gigabyte a second and 20 µs between any two machines.
+/// One GB/s and 20 µs between any two nodes.
 const LINK_RATE: f64 = 1e9;
 const LINK_LATENCY: Time = 20 * MICROSECOND;
-/// A word in shared memory or the end of a process, until a neighbour in the machine has seen it.
+/// Delay of a flag in shared memory, or of a process exit, until another rank of the node sees it.
 const LOCAL_LATENCY: Time = 20 * MICROSECOND;
-/// A rank that failed ends, and closes its connections, within this.
+/// Maximum time from a rank's failure to its exit, which closes its connections.
 const EXIT_WITHIN: Time = 50 * MILLISECOND;
 
-/// How a rank's story ended.
+/// Final state of a rank.
 #[derive(Debug, Clone, Default)]
 pub struct Ending {
-    /// When it failed and why, if it did.
+    /// Time and reason of its failure, if any.
     pub failed: Option<(Time, AbortReason)>,
-    /// Operations that it completed.
+    /// Number of completed operations.
     pub completed: usize,
 }
 
-/// What a run showed.
+/// Result of a run.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// By rank.
+    /// Final states by rank.
     pub endings: Vec<Ending>,
-    /// A slow rank had a call left to be late with.
+    /// True if the slow rank had a call to delay.
     pub was_late: bool,
-    /// Events that were simulated.
+    /// Number of simulated events.
     pub events: u64,
 }
 
@@ -63,7 +63,7 @@ enum Event {
     Tick(usize),
     Arrived { node: usize, link: usize, message: Message },
     HangUp { rank: usize, of: usize },
-    Heed(usize),
+    SeeAbort(usize),
     Exit(usize),
     Accident,
     Wake,
@@ -78,12 +78,12 @@ enum Life {
 
 struct Rank {
     life: Life,
-    /// What happened to it while it was stopped.
+    /// Events that arrived while the rank was suspended.
     missed: Vec<Event>,
     beats: u64,
     seen_beats: Vec<u64>,
     live: Liveness,
-    /// Operations called, and when the last one was.
+    /// Number of operations called, and the time of the last call.
     called: usize,
     called_at: Time,
     ending: Ending,
@@ -94,21 +94,21 @@ struct Node {
     ends: Vec<(usize, usize)>,
     pipes: Vec<Pipe>,
     heard: Vec<bool>,
-    told: Vec<Option<(u64, Option<u32>)>>,
-    /// Of the operation under way: chunks activated and done.
+    reported: Vec<Option<(u64, Option<u32>)>>,
+    /// Chunks of the current operation that were activated and completed.
     activated: u32,
     done: u32,
     abort: Option<AbortReason>,
 }
 
-/// See the module's text.
+/// See the module's documentation.
 pub struct Group<'a> {
     scenario: &'a Scenario,
     fingerprints: Vec<Fingerprint>,
-    agenda: Agenda<Event>,
+    event_queue: EventQueue<Event>,
     nodes: Vec<Node>,
     ranks: Vec<Rank>,
-    /// Pairs of machines between which nothing passes.
+    /// Pairs of nodes between which no traffic passes.
     severed: BTreeSet<(usize, usize)>,
     late: bool,
     seed: Seed,
@@ -116,7 +116,7 @@ pub struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    /// Everybody there, nothing called yet.
+    /// A group in which every rank is running and has called nothing yet.
     pub fn new(scenario: &'a Scenario) -> Self {
         let (plan, locals) = (&scenario.plan, scenario.locals);
         let cores: Vec<TreeCore> = (0..plan.nodes().len())
@@ -136,7 +136,7 @@ impl<'a> Group<'a> {
                 core,
                 pipes: vec![Pipe::new(LINK_RATE); ends.len()],
                 heard: vec![false; ends.len()],
-                told: vec![None; ends.len()],
+                reported: vec![None; ends.len()],
                 ends,
                 activated: 0,
                 done: 0,
@@ -167,7 +167,7 @@ impl<'a> Group<'a> {
                 .iter()
                 .map(|bytes| allreduce_print(*bytes))
                 .collect(),
-            agenda: Agenda::default(),
+            event_queue: EventQueue::default(),
             nodes,
             ranks,
             severed: BTreeSet::new(),
@@ -177,16 +177,16 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Runs until everybody has failed or is gone, or until `horizon`.
+    /// Runs until every rank has failed or exited, or until `horizon`.
     pub fn run(mut self, horizon: Time) -> Report {
         for rank in 0..self.ranks.len() {
             let (call, tick) = (self.seed.below(MILLISECOND), self.seed.below(TICK));
-            self.agenda.plan(call, Event::Call(rank));
-            self.agenda.plan(tick, Event::Tick(rank));
+            self.event_queue.plan(call, Event::Call(rank));
+            self.event_queue.plan(tick, Event::Tick(rank));
         }
-        self.agenda.plan(self.scenario.at, Event::Accident);
-        while self.agenda.next_at().is_some_and(|at| at <= horizon)
-            && let Some(event) = self.agenda.take()
+        self.event_queue.plan(self.scenario.at, Event::Accident);
+        while self.event_queue.next_at().is_some_and(|at| at <= horizon)
+            && let Some(event) = self.event_queue.take()
         {
             self.events += 1;
             self.handle(event);
@@ -216,7 +216,9 @@ impl<'a> Group<'a> {
 
     fn handle(&mut self, event: Event) {
         let of = match &event {
-            Event::Call(rank) | Event::Tick(rank) | Event::Heed(rank) | Event::Exit(rank) => *rank,
+            Event::Call(rank) | Event::Tick(rank) | Event::SeeAbort(rank) | Event::Exit(rank) => {
+                *rank
+            }
             Event::HangUp { rank, .. } => *rank,
             Event::Arrived { node, link, .. } => {
                 let peer = self.nodes[*node].ends[*link].0;
@@ -236,10 +238,10 @@ impl<'a> Group<'a> {
         match event {
             Event::Call(rank) => self.call(rank),
             Event::Tick(rank) => self.tick(rank),
-            Event::Heed(rank) => self.heed(rank),
+            Event::SeeAbort(rank) => self.see_abort(rank),
             Event::Exit(rank) => self.end_process(rank),
             Event::HangUp { rank, of } => {
-                self.heed(rank);
+                self.see_abort(rank);
                 self.fail(
                     rank,
                     self.blame(ErrorKind::PeerDied, rank, of, "its process ended"),
@@ -251,9 +253,9 @@ impl<'a> Group<'a> {
         }
     }
 
-    fn blame(&self, kind: ErrorKind, by: usize, whom: usize, detail: &str) -> AbortReason {
-        let node = &self.scenario.plan.nodes()[self.node_of(whom)].name;
-        AbortReason::new(kind, by as u32, detail).with_peer(whom as u32, node)
+    fn blame(&self, kind: ErrorKind, by: usize, peer: usize, detail: &str) -> AbortReason {
+        let node = &self.scenario.plan.nodes()[self.node_of(peer)].name;
+        AbortReason::new(kind, by as u32, detail).with_peer(peer as u32, node)
     }
 
     fn call(&mut self, rank: usize) {
@@ -265,14 +267,14 @@ impl<'a> Group<'a> {
         if let Fault::Slow(by) = self.scenario.fault
             && rank == self.scenario.victim
             && !self.late
-            && self.agenda.now() >= self.scenario.at
+            && self.event_queue.now() >= self.scenario.at
         {
             self.late = true;
-            return self.agenda.plan(self.agenda.now() + by, Event::Call(rank));
+            return self.event_queue.plan(self.event_queue.now() + by, Event::Call(rank));
         }
         let operation = self.ranks[rank].called;
         self.ranks[rank].called += 1;
-        self.ranks[rank].called_at = self.agenda.now();
+        self.ranks[rank].called_at = self.event_queue.now();
         let node = self.node_of(rank);
         if self.is_owner(rank) {
             (self.nodes[node].activated, self.nodes[node].done) = (0, 0);
@@ -285,7 +287,7 @@ impl<'a> Group<'a> {
         self.advance(node);
     }
 
-    /// Activates chunks as slots allow, and readies them once all ranks of the machine have called.
+    /// Activates chunks as slots allow, and marks them ready once all ranks of the node have called.
     fn advance(&mut self, node: usize) {
         let owner = self.owner(node);
         let Some(operation) = self.ranks[owner].called.checked_sub(1) else { return };
@@ -369,7 +371,7 @@ impl<'a> Group<'a> {
         for rank in self.locals(node) {
             self.ranks[rank].ending.completed = operation + 1;
             let pause = self.scenario.pause + self.seed.below(MILLISECOND);
-            self.agenda.plan(self.agenda.now() + pause, Event::Call(rank));
+            self.event_queue.plan(self.event_queue.now() + pause, Event::Call(rank));
         }
     }
 }

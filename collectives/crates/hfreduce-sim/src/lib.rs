@@ -1,41 +1,41 @@
-//! Whole clusters on a simulated clock, driven by the engine's own core.
+//! Simulation of whole clusters with the engine's core on a simulated clock.
 //!
-//! - [`cluster`]: how fast: allreduces over machines and networks made of constants ([`hardware`]).
+//! - [`cluster`]: performance of allreduces over nodes and networks given by constants ([`hardware`]).
 //! - [`ring`]: the same for NCCL's ring.
-//! - [`figure7`]: both beside what the paper measured, as a table, JSON and a picture ([`chart`]).
-//! - [`regroup`]: members agree on a new epoch while things go wrong.
-//! - [`faults`]: who learns what, and when, if something goes wrong: a scenario is one seed; [`group`] runs it.
+//! - [`figure7`]: both compared with the paper's measurements, as a table, JSON and a chart ([`chart`]).
+//! - [`reconfigure`]: agreement on a new epoch under faults.
+//! - [`faults`]: detection of failures: a scenario is one seed; [`group`] runs it.
 //!
-//! One run is one order of events: no clock, thread or random source of the machine is looked at.
+//! A run is deterministic: it uses no clock, thread or random source of the host.
 
-pub mod agenda;
 pub mod chart;
 pub mod cluster;
+pub mod event_queue;
 pub mod faults;
 pub mod figure7;
 pub mod group;
 pub mod hardware;
 pub mod machine;
-pub mod regroup;
+pub mod reconfigure;
 pub mod ring;
 
-/// Why there is no result.
+/// The reason why a simulation has no result.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SimError {
-    /// There is nothing to simulate.
-    #[error("there is no operation to simulate: give at least one size")]
+    /// The list of operations is empty.
+    #[error("no operations to simulate: give at least one size")]
     Empty,
     /// The core stopped before the end.
     #[error(
-        "after {at} s nothing can move any more, and not everything is done: {who}; this is a bug of the engine's core"
+        "after {at} s no event is pending, but operations are incomplete: {who}; this is a bug of the engine's core"
     )]
     Stuck {
-        /// Simulated seconds since the beginning.
+        /// Simulated seconds since the start.
         at: f64,
-        /// Who waits for what.
+        /// Nodes and what they wait for.
         who: String,
     },
-    /// There is no plan for such a cluster.
+    /// The cluster has no plan.
     #[error(transparent)]
     Plan(#[from] hfreduce_plan::PlanError),
 }

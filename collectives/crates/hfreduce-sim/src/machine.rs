@@ -1,5 +1,5 @@
-//! What moves inside one machine: values to the processor, sums, results back, and what the network card reads and
-//! writes in memory. Every step takes its turn at each resource that it needs and ends with the slowest.
+//! Transfers inside one node: values to the processor, sums, results back, and the network card's reads and
+//! writes of memory. Every step queues at each resource that it needs and ends with the slowest.
 //!
 //! ```text
 //!   GPU ─ PCIe ─┬─ root port ─┐                     ┌─ far memory:  half of the values
@@ -7,29 +7,29 @@
 //!   GPU ─ PCIe ─── (own port) ┘                     └─ near memory: the other half, sums, network ── card
 //! ```
 
-use crate::agenda::{Pipe, Time};
+use crate::event_queue::{Pipe, Time};
 use crate::hardware::{Accelerators, Hardware};
 
-/// The resources of one machine.
+/// The resources of one node.
 #[derive(Debug, Clone)]
 pub struct Machine {
     hardware: Hardware,
     near_memory: Pipe,
     far_memory: Pipe,
-    /// One accelerator with a port of its own stands for all of those: they do the same at the same time.
+    /// One accelerator with a separate port represents all of them: they do the same at the same time.
     pcie_up: Pipe,
     pcie_down: Pipe,
     root_port: Pipe,
     nvlink: Pipe,
     processor: Pipe,
-    /// The card's two directions.
+    /// The two directions of the network card.
     pub transmit: Pipe,
     /// See above.
     pub receive: Pipe,
 }
 
 impl Machine {
-    /// An idle one.
+    /// A node whose resources are idle.
     pub fn new(hardware: &Hardware) -> Self {
         let memory_node = hardware.memory_rate / hardware.memory_nodes as f64;
         Self {
@@ -46,24 +46,24 @@ impl Machine {
         }
     }
 
-    /// Memory traffic that is spread over all memory nodes.
+    /// Memory traffic that is spread over all NUMA nodes.
     fn spread(&mut self, now: Time, bytes: f64) -> Time {
         if self.hardware.memory_nodes == 1 {
             return self.near_memory.carry(now, bytes);
         }
-        // More than two behave as two: the near one and any other.
+        // More than two NUMA nodes behave as two: the near one and any other.
         let share = bytes / self.hardware.memory_nodes as f64;
         self.near_memory.carry(now, share).max(self.far_memory.carry(now, share))
     }
 
-    /// Values of `bytes` from every accelerator into memory.
+    /// Copies `bytes` bytes of values from every accelerator to memory.
     pub fn fetch(&mut self, now: Time, bytes: f64) -> Time {
         let each = match self.hardware.accelerators {
             Accelerators::None => return now,
             Accelerators::Single => bytes,
             Accelerators::NvlinkPairs => bytes / 2.0,
         };
-        // The two of a pair exchange halves and add them before they send.
+        // The accelerators of a pair exchange halves and add them before they send.
         let paired = match self.hardware.accelerators {
             Accelerators::NvlinkPairs => self.nvlink.carry(now, each),
             _ => now,
@@ -74,11 +74,11 @@ impl Machine {
         paired.max(written).max(link).max(port)
     }
 
-    /// One pass over the machine's own values and `partials` sums from the network.
+    /// One pass over the node's values and `partials` sums from the network.
     pub fn reduce(&mut self, now: Time, bytes: f64, partials: usize) -> Time {
         let streams = self.hardware.streams();
         if self.hardware.accelerators == Accelerators::None && partials == 0 {
-            return now; // The one input is sent from where it is.
+            return now; // A single input is sent from where it is.
         }
         let read = self.spread(now, bytes * streams as f64);
         let near = self.near_memory.carry(now, bytes * (partials + 1) as f64);
@@ -86,8 +86,8 @@ impl Machine {
         read.max(near).max(added)
     }
 
-    /// The result to every accelerator. The processor writes it (GDRCopy, paper IV-D1), so that each memory node's
-    /// processor reads it once, whatever the number of accelerators.
+    /// Copies the result to every accelerator. The processor writes it (GDRCopy, paper IV-D1), so that the
+    /// processor of each NUMA node reads it once, whatever the number of accelerators.
     pub fn deliver(&mut self, now: Time, bytes: f64) -> Time {
         let each = match self.hardware.accelerators {
             Accelerators::None => return now,
@@ -105,12 +105,12 @@ impl Machine {
         read.max(link).max(port).max(paired)
     }
 
-    /// The card reads what it sends, or writes what it received.
+    /// The card reads data to send, or writes received data.
     pub fn card_memory(&mut self, now: Time, bytes: f64) -> Time {
         self.near_memory.carry(now, bytes)
     }
 
-    /// (name, how long it was busy), for finding what binds.
+    /// (name, busy time) of each resource, to find the bottleneck.
     pub fn busy(&self) -> [(&'static str, Time); 9] {
         [
             ("near memory", self.near_memory.busy()),

@@ -9,12 +9,12 @@ use hfreduce_sim::figure7;
 use hfreduce_sim::hardware::Hardware;
 
 const USAGE: &str = "\
-hfreduce-sim: the collective engine on simulated machines
+hfreduce-sim: simulate the collective engine on a cluster
 
   hfreduce-sim figure7 [-o FILE.svg] [--json FILE.json] [--nodes N,N,…]
-      186 MiB over the paper's machines: a table, and where wanted the picture and the numbers
+      print a table of 186 MiB over the paper's nodes; optionally write the chart and the numbers
   hfreduce-sim allreduce --zones N,N,… --size BYTES [--hardware KIND] [--slot-bytes BYTES]
-      one allreduce over so many machines in each zone
+      simulate one allreduce over N nodes in each zone
       KIND: fire-flyer-2, fire-flyer-2-nvlink, or ethernet-1g (the default), ethernet-10g, …
 ";
 
@@ -39,11 +39,11 @@ fn run(words: &[String]) -> Result<String, String> {
             &["--zones", "--size", "--hardware", "--slot-bytes"],
         )?),
         "help" | "--help" | "-h" => Ok(USAGE.into()),
-        other => Err(format!("`{other}` is not a verb: figure7, allreduce or help")),
+        other => Err(format!("unknown command `{other}`: expected figure7, allreduce or help")),
     }
 }
 
-/// Pairs of a name and a value.
+/// Pairs of option and value.
 struct Options(Vec<(String, String)>);
 
 impl Options {
@@ -52,7 +52,7 @@ impl Options {
         let mut words = words.iter();
         while let Some(name) = words.next() {
             if !known.contains(&name.as_str()) {
-                return Err(format!("`{name}` is not an option here: {}", known.join(", ")));
+                return Err(format!("unknown option `{name}`: expected {}", known.join(", ")));
             }
             let value = words.next().ok_or_else(|| format!("`{name}` needs a value"))?;
             read.push((name.clone(), value.clone()));
@@ -65,7 +65,8 @@ impl Options {
     }
 
     fn number(&self, name: &str) -> Result<Option<u64>, String> {
-        let wrong = |value: &str| format!("`{name} {value}`: give a whole number above 0");
+        let wrong =
+            |value: &str| format!("invalid value `{name} {value}`: expected an integer above 0");
         self.get(name)
             .map(|value| {
                 value.parse().ok().filter(|number| *number > 0).ok_or_else(|| wrong(value))
@@ -75,7 +76,9 @@ impl Options {
 
     fn numbers(&self, name: &str) -> Result<Option<Vec<usize>>, String> {
         let wrong = |value: &str| {
-            format!("`{name} {value}`: give whole numbers from 1 to 10,000 with commas between")
+            format!(
+                "invalid value `{name} {value}`: expected integers from 1 to 10,000, separated by commas"
+            )
         };
         let one = |word: &str| word.parse().ok().filter(|number| (1..=10_000).contains(number));
         self.get(name)
@@ -87,7 +90,7 @@ impl Options {
 }
 
 fn write(path: &str, text: &str) -> Result<(), String> {
-    std::fs::write(path, text).map_err(|error| format!("`{path}` cannot be written: {error}"))
+    std::fs::write(path, text).map_err(|error| format!("cannot write `{path}`: {error}"))
 }
 
 fn draw_figure7(options: &Options) -> Result<String, String> {
@@ -113,16 +116,19 @@ fn hardware(kind: &str) -> Result<Hardware, String> {
         "fire-flyer-2-nvlink" => Ok(Hardware::FIRE_FLYER_2_NVLINK),
         _ => ethernet(kind).map(Hardware::ethernet).ok_or_else(|| {
             format!(
-                "hardware `{kind}` is not known: fire-flyer-2, fire-flyer-2-nvlink, ethernet-1g"
+                "unknown hardware `{kind}`: expected fire-flyer-2, fire-flyer-2-nvlink, ethernet-1g"
             )
         }),
     }
 }
 
 fn one_allreduce(options: &Options) -> Result<String, String> {
-    let zones =
-        options.numbers("--zones")?.ok_or("`--zones` says how many machines: --zones 4,4")?;
-    let size = options.number("--size")?.ok_or("`--size` says how many bytes: --size 16777216")?;
+    let zones = options
+        .numbers("--zones")?
+        .ok_or("`--zones` is required: numbers of nodes, for example --zones 4,4")?;
+    let size = options
+        .number("--size")?
+        .ok_or("`--size` is required: a number of bytes, for example --size 16777216")?;
     let hardware = hardware(options.get("--hardware").unwrap_or("ethernet-1g"))?;
     let mut settings = Settings::default();
     if let Some(bytes) = options.number("--slot-bytes")? {
@@ -139,7 +145,7 @@ fn one_allreduce(options: &Options) -> Result<String, String> {
         allreduce(&plan, &hardware, settings, &[size]).map_err(|error| error.to_string())?;
     let rate = outcome.algorithm_rate(size);
     let mut text = format!(
-        "{} machines, {size} bytes: {:.3} ms, {:.3} GB/s, {:.1} % of what twice the size over each card allows\n",
+        "{} nodes, {size} bytes: {:.3} ms, {:.3} GB/s, {:.1} % of the limit of twice the size over each card\n",
         places.len(),
         outcome.seconds * 1e3,
         rate / 1e9,

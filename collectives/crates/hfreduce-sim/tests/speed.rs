@@ -1,4 +1,4 @@
-//! What comes out of the constants, beside what the paper and arithmetic say.
+//! Simulated performance, compared with the paper and with arithmetic.
 
 use hfreduce_core::Determinism;
 use hfreduce_plan::{NodePlace, Plan};
@@ -32,19 +32,19 @@ fn the_limits_are_those_of_the_paper() {
 }
 
 #[test]
-fn a_network_of_cards_alone_comes_near_its_limit_at_every_scale() {
+fn the_network_alone_reaches_93_percent_of_its_limit_at_every_scale() {
     for nodes in [4, 9, 33, 200] {
         let plan = Plan::new(&figure7::places(nodes)).unwrap();
         let hardware = Hardware::FIRE_FLYER_2_NETWORK;
         let outcome = allreduce(&plan, &hardware, Settings::default(), &[SIZE_BYTES]).unwrap();
         let share = outcome.algorithm_rate(SIZE_BYTES) / hardware.network_limit();
-        assert!((0.93..=1.001).contains(&share), "{nodes} machines: {share}");
+        assert!((0.93..=1.001).contains(&share), "{nodes} nodes: {share}");
     }
 }
 
-/// Eight machines in two zones at 1 Gb/s with one link between them.
+/// Eight nodes in two zones at 1 Gb/s with one link between them.
 #[test]
-fn two_zones_over_one_link_reach_nine_tenths_and_cross_it_once_each_way() {
+fn two_zones_over_one_link_reach_90_percent_and_cross_it_once_each_way() {
     let places: Vec<NodePlace> = (0..8)
         .map(|node| NodePlace::new(format!("n{node}"), if node < 4 { "a" } else { "b" }))
         .collect();
@@ -80,10 +80,10 @@ fn the_default_slots_cost_no_speed() {
     }
 }
 
-/// One tree's inner nodes pass everything of two children and a parent: three times the vector each
-/// way, not two. Wide sums of 16-bit elements are twice as long on their way up, not down.
+/// A tree's inner nodes transfer the values of two children and a parent: three times the vector each way, not
+/// two. Wide sums of 16-bit elements are twice as long on their way up, not down.
 #[test]
-fn what_the_modes_cost_is_what_passes_a_card() {
+fn the_cost_of_the_modes_is_their_network_traffic() {
     let share = |nodes: usize, hardware: &Hardware, modes: Determinism| {
         let plan = Plan::new(&figure7::places(nodes)).unwrap();
         let rate = |modes| {
@@ -97,19 +97,17 @@ fn what_the_modes_cost_is_what_passes_a_card() {
     for nodes in [2, 9, 33] {
         let network = share(nodes, &Hardware::FIRE_FLYER_2_NETWORK, stable);
         let least = if nodes == 2 { 0.95 } else { 0.62 };
-        assert!((least..=1.01).contains(&network), "stable, {nodes} machines: {network}");
+        assert!((least..=1.01).contains(&network), "stable, {nodes} nodes: {network}");
         let machine = share(nodes, &Hardware::FIRE_FLYER_2, stable);
-        assert!(machine > 0.85, "stable, {nodes} machines of the paper: {machine}");
+        assert!(machine > 0.85, "stable, {nodes} nodes of the paper: {machine}");
         let longer = share(nodes, &Hardware::FIRE_FLYER_2_NETWORK, wide);
-        assert!((0.6..=0.75).contains(&longer), "wide, {nodes} machines: {longer}");
-        println!(
-            "{nodes} machines: stable {network:.2} ({machine:.2} the paper's), wide {longer:.2}"
-        );
+        assert!((0.6..=0.75).contains(&longer), "wide, {nodes} nodes: {longer}");
+        println!("{nodes} nodes: stable {network:.2} ({machine:.2} the paper's), wide {longer:.2}");
     }
 }
 
 #[test]
-fn the_ring_loses_to_its_own_length() {
+fn the_rate_of_the_ring_falls_with_its_length() {
     let rate = |nodes| {
         SIZE_BYTES as f64 / ring::allreduce_seconds(&Hardware::FIRE_FLYER_2, nodes, SIZE_BYTES)
     };
@@ -117,7 +115,7 @@ fn the_ring_loses_to_its_own_length() {
 }
 
 #[test]
-fn runs_are_equal_and_nothing_is_refused() {
+fn runs_are_deterministic_and_small_windows_complete() {
     let plan = Plan::new(&figure7::places(5)).unwrap();
     let run = |sizes: &[u64]| allreduce(&plan, &Hardware::FIRE_FLYER_2, Settings::default(), sizes);
     let sizes = [4 << 20, 0, 4, 100_000];
@@ -126,13 +124,13 @@ fn runs_are_equal_and_nothing_is_refused() {
     assert_eq!(run(&[]).unwrap_err(), SimError::Empty);
     let alone = Plan::new(&figure7::places(1)).unwrap();
     assert!(allreduce(&alone, &Hardware::FIRE_FLYER_2, Settings::default(), &[1 << 20]).is_ok());
-    // The smallest windows still end: the core gives the last credit to the oldest chunk.
+    // The smallest windows still complete: the core gives the last credit to the oldest chunk.
     let tight = Settings { window: 1, slots: 2, depth: 1, ..Settings::default() };
     assert!(allreduce(&plan, &Hardware::FIRE_FLYER_2, tight, &[4 << 20]).is_ok());
 }
 
 #[test]
-fn the_picture_and_the_numbers_hold_every_point() {
+fn the_chart_and_the_json_contain_every_point() {
     let points = figure7::points(&[4, 8], Settings::default()).unwrap();
     let svg = figure7::picture(&points);
     assert_eq!(svg.matches("<circle").count(), 2 * 5);

@@ -1,36 +1,36 @@
-//! What is nearly right, as strangers send it: bytes and JSON documents that were right once and then
-//! damaged in a few places, with the changes as data, so that a failure shrinks to the ones that matter.
+//! Test support: damaged copies of valid input. Byte strings and JSON documents that were valid are changed in
+//! a few places, with the changes as data, so that a failure shrinks to the relevant ones.
 //!
-//! Random bytes stop at the first check of every parser; these come past it.
+//! Random bytes fail the first check of every parser; these pass it.
 
 use proptest::prelude::*;
 use serde_json::Value;
 
-/// Cases of a property: `usual` many, times `FUZZ_TIMES` (1).
+/// Configuration of a property with `usual` cases, times `FUZZ_TIMES` (default: 1).
 pub fn cases(usual: u32) -> ProptestConfig {
     let times = std::env::var("FUZZ_TIMES").ok().and_then(|times| times.parse().ok());
     let cases = usual.saturating_mul(times.unwrap_or(1));
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// One change of a row of bytes. Places count from the beginning and wrap at the end.
+/// One change of a byte string. Offsets wrap at the end.
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// One bit is another.
+    /// Flip one bit.
     Flip(usize, u8),
-    /// A number of one, two, four or eight bytes is another.
+    /// Replace a number of one, two, four or eight bytes.
     Number(usize, u8, u64),
-    /// Nothing follows.
+    /// Truncate.
     Cut(usize),
-    /// So many bytes are missing.
+    /// Remove a number of bytes.
     Remove(usize, usize),
-    /// So many bytes come again.
+    /// Repeat a number of bytes.
     Repeat(usize, usize),
-    /// These come in between.
+    /// Insert these bytes.
     Insert(usize, Vec<u8>),
 }
 
-/// A few changes.
+/// One to four changes.
 pub fn changes() -> impl Strategy<Value = Vec<Change>> {
     let at = 0..4096_usize;
     let change = prop_oneof![
@@ -45,7 +45,7 @@ pub fn changes() -> impl Strategy<Value = Vec<Change>> {
     prop::collection::vec(change, 1..5)
 }
 
-/// Numbers at which lengths and counts go wrong.
+/// Boundary values of lengths and counts.
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![
         0..4_u64,
@@ -55,7 +55,7 @@ fn number() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// What they make of `bytes`.
+/// Applies the changes to `bytes`.
 pub fn changed(bytes: &[u8], changes: &[Change]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for change in changes {
@@ -88,7 +88,7 @@ pub fn changed(bytes: &[u8], changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
-/// One change of a document: where (one number for each level) and to what.
+/// One change of a document: a path (one number for each level) and the change.
 #[derive(Clone, Debug)]
 pub struct Edit {
     path: Vec<usize>,
@@ -102,7 +102,7 @@ enum How {
     Twice,
 }
 
-/// A few changes of a document.
+/// One or more changes of a document.
 pub fn edits() -> impl Strategy<Value = Vec<Edit>> {
     let odd = prop_oneof![
         Just(Value::Null),
@@ -126,7 +126,7 @@ pub fn edits() -> impl Strategy<Value = Vec<Edit>> {
     prop::collection::vec(edit, 1..4)
 }
 
-/// What they make of `document`, as text.
+/// Applies the changes to `document`; returns its text.
 pub fn edited(document: &Value, edits: &[Edit]) -> String {
     let mut document = document.clone();
     for edit in edits {
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_do_what_they_say_and_hold_everywhere() {
+    fn changes_apply_to_inputs_of_every_length() {
         let all = [
             Change::Insert(1, vec![9, 9]),
             Change::Flip(0, 3),
@@ -194,7 +194,7 @@ mod tests {
         fn documents_stay_documents(edits in edits()) {
             let document = serde_json::json!({"a": [1, {"b": null}], "c": "text"});
             let text = edited(&document, &edits);
-            // Deeper than a parser goes is refused; anything else is read back.
+            // The parser refuses excessive depth; any other document can be read back.
             if let Err(error) = serde_json::from_str::<Value>(&text) {
                 prop_assert!(error.to_string().contains("recursion limit"), "{error}");
             }

@@ -14,10 +14,10 @@ use hfreduce_engine::{
 };
 
 pub const KEY: [u8; 32] = [7; 32];
-/// What takes so long hangs, however busy the machine is and whatever watches over its memory.
+/// A longer operation counts as hung, however busy the host is and whatever sanitizer runs.
 pub const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// `nodes` nodes with `locals` ranks each, the first half of them in zone A.
+/// `nodes` nodes with `locals` ranks each, the first half of the nodes in zone A.
 pub fn placement(nodes: usize, locals: usize) -> Vec<(String, String)> {
     (0..nodes * locals)
         .map(|rank| {
@@ -37,7 +37,7 @@ pub fn run<T: Send>(
     try_run(placement, tune, |connected| body(connected.unwrap()))
 }
 
-/// The same for bodies that expect to fail: a rank may learn of it while it still connects.
+/// The same for bodies that expect a failure: a rank may learn of it while it still connects.
 pub fn try_run<T: Send>(
     placement: &[(String, String)],
     tune: impl Fn(&mut Options) + Sync,
@@ -57,9 +57,9 @@ pub fn run_at<T: Send>(
         .map(|rank| {
             let mut options = Options::new(rank as u32, placement.to_vec());
             options.job = "test/job".into();
-            // A thread is never stopped alone: what is silent here waits for a processor.
+            // A thread is never stopped alone: a silent rank here only waits for a processor.
             options.liveness = TIMEOUT;
-            // Recorders without a name, and no dumps: nothing is left on the disk.
+            // Recorders without a name, and no dumps: no files remain.
             options.folders = Folders::default();
             tune(&mut options);
             AnyEndpoint::open(options, &KEY, daemon(rank as u32).as_deref()).unwrap()
@@ -78,7 +78,7 @@ pub fn run_at<T: Send>(
     })
 }
 
-/// The rank's group, or none where it ended like this before the rank knew that all have come.
+/// The rank's communicator, or none if it failed with this kind before the rendezvous was complete.
 pub fn unless_ended(
     connected: Result<Communicator, CollectiveError>,
     kind: ErrorKind,
@@ -107,7 +107,7 @@ pub fn values(rank: u32, salt: u64, count: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Small whole numbers: every sum of them is exact, in every order.
+/// Small integers: every sum of them is exact, in every order.
 pub fn numbers(rank: u32, salt: u64, count: usize) -> Vec<f32> {
     (0..count as u64).map(|at| ((at * 31 + u64::from(rank) * 7 + salt) % 1021) as f32).collect()
 }
@@ -118,7 +118,7 @@ pub fn digest(data: &[f32]) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// A daemon in a thread of its own, at a socket of its own. Dropped, it stops.
+/// A daemon in a separate thread, at a separate socket. Stops when dropped.
 pub struct Served {
     pub path: PathBuf,
     ranks: Arc<AtomicUsize>,
@@ -137,7 +137,7 @@ impl Served {
     }
 
     pub fn with_descriptors(ranks_max: usize, descriptors_max: usize) -> Self {
-        // A user has a part only where memory has a limit.
+        // A user's share is limited only if memory is.
         Self::with(ranks_max, Some(1 << 50), Some(descriptors_max))
     }
 
@@ -157,9 +157,9 @@ impl Served {
         .unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let ranks = Arc::new(AtomicUsize::new(0));
-        let (told, count) = (stop.clone(), ranks.clone());
+        let (stopped, count) = (stop.clone(), ranks.clone());
         let thread = std::thread::spawn(move || {
-            while !told.load(Ordering::SeqCst) {
+            while !stopped.load(Ordering::SeqCst) {
                 daemon.accept_for(Duration::from_millis(20)).unwrap();
                 count.store(daemon.ranks(), Ordering::SeqCst);
             }
@@ -167,11 +167,11 @@ impl Served {
         Self { path, ranks, stop, thread: Some(thread), _folder: folder }
     }
 
-    /// Nobody has a place any more, soon.
+    /// Waits until no rank is registered any more.
     pub fn eventually_empty(&self) {
         let until = Instant::now() + TIMEOUT;
         while self.ranks.load(Ordering::SeqCst) > 0 {
-            assert!(Instant::now() < until, "places are taken by nobody");
+            assert!(Instant::now() < until, "ranks are still registered");
             std::thread::sleep(Duration::from_millis(5));
         }
     }

@@ -1,25 +1,25 @@
-//! The two 8-bit floating-point formats, as numbers that every instruction set's conversions are made of.
+//! The two 8-bit floating-point formats: constants and conversions for all instruction sets.
 //!
-//! Values are those of the "OCP 8-bit Floating Point Specification" and of torch's casts: rounding to nearest
-//! even; a number too large becomes infinity in E5M2 and ±448 in E4M3, which has no infinity.
+//! Values follow the "OCP 8-bit Floating Point Specification" and torch's casts: rounding to nearest even;
+//! overflow becomes infinity in E5M2 and ±448 in E4M3, which has no infinity.
 
 /// One of the formats.
 pub(crate) trait Fp8 {
     /// Bits of a binary32's fraction that the format lacks.
     const SHIFT: u32;
-    /// The difference of the exponents' biases, in units of the format's last place.
+    /// Difference of the exponents' biases, in units of the format's last place.
     const REBIAS: u32;
     /// Bits of the binary32 that is the smallest normal number.
     const SMALLEST_NORMAL: u32;
     /// Bits of the binary32 whose last place is that of the format's subnormal numbers.
     const SUBNORMAL_MAGIC: u32;
-    /// What is too large becomes this.
+    /// Result of an overflow.
     const TOP: u32;
-    /// True if that is infinity.
+    /// True if [`Fp8::TOP`] is infinity.
     const TOP_IS_INFINITY: bool;
 }
 
-/// The one NaN that is ever written, in both formats.
+/// The only NaN that is written, in both formats.
 pub(crate) const NAN: u32 = 0x7F;
 
 pub(crate) struct E4M3;
@@ -43,7 +43,7 @@ impl Fp8 for E5M2 {
     const TOP_IS_INFINITY: bool = true;
 }
 
-/// One element of either format as a binary32, exactly. Its NaN is the canonical one.
+/// One element of either format as a binary32, exactly. A NaN becomes the canonical one.
 #[inline(always)]
 pub(crate) const fn widen<F: Fp8>(bits: u8) -> f32 {
     let fraction_bits = 23 - F::SHIFT;
@@ -55,7 +55,7 @@ pub(crate) const fn widen<F: Fp8>(bits: u8) -> f32 {
         return f32::from_bits(0x7F80_0000 | sign);
     }
     if magnitude >> fraction_bits == 0 {
-        // Whole multiples of the smallest number: the magic one's last place.
+        // Multiples of the smallest number, which is the last place of the magic constant.
         let shifted = f32::from_bits(F::SUBNORMAL_MAGIC + magnitude);
         let subnormal = shifted - f32::from_bits(F::SUBNORMAL_MAGIC);
         return f32::from_bits(subnormal.to_bits() | sign);
@@ -63,7 +63,7 @@ pub(crate) const fn widen<F: Fp8>(bits: u8) -> f32 {
     f32::from_bits(((magnitude + F::REBIAS) << F::SHIFT) | sign)
 }
 
-/// A binary32 in either format, rounded once. A NaN is the canonical one.
+/// A binary32 in either format, rounded once. A NaN becomes the canonical one.
 #[inline(always)]
 pub(crate) fn narrow<F: Fp8>(value: f32) -> u8 {
     let bits = value.to_bits();
@@ -72,7 +72,7 @@ pub(crate) fn narrow<F: Fp8>(value: f32) -> u8 {
         return NAN as u8;
     }
     let rounded = if magnitude < F::SMALLEST_NORMAL {
-        // The addition rounds to the format's last place; what is left of it is the element.
+        // The addition rounds to the format's last place; the remaining low bits are the element.
         let sum = f32::from_bits(magnitude) + f32::from_bits(F::SUBNORMAL_MAGIC);
         sum.to_bits() - F::SUBNORMAL_MAGIC
     } else {

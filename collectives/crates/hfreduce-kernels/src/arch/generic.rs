@@ -1,5 +1,5 @@
-//! The algorithm, once, over [`Lanes`] and [`Format`]. Everything here is inlined into a function of the
-//! instruction-set files that has the processor's features switched on.
+//! The reduction algorithm over [`Lanes`] and [`Format`]. Everything here is inlined into a function of an
+//! instruction-set file that enables the processor's features.
 
 use super::{integers, scalar};
 use crate::{Dtype, Op, Pass, Store, Width};
@@ -9,7 +9,7 @@ use crate::{Dtype, Op, Pass, Store, Width};
 /// # Safety
 /// Calling a method needs the instruction set that the type belongs to.
 pub(crate) trait Lanes: Copy {
-    /// How many numbers it holds.
+    /// Numbers in a vector.
     const LANES: usize;
     /// All lanes equal to an integer.
     unsafe fn splat(value: u64) -> Self;
@@ -24,22 +24,23 @@ pub(crate) trait Lanes: Copy {
     unsafe fn canonical(self) -> Self;
 }
 
-/// How the elements of one type become a block of vectors and back, rounded once.
+/// Conversion of the elements of one type to a block of vectors and back, with one rounding.
 ///
-/// A block is a handful of vectors, enough to hide the latency of an addition. Its elements lie in it in
-/// whatever order is cheapest to load, the same for every block of the format; [`Format::ordered`] and
-/// [`Format::shuffled`] go between that and the order in memory, which blocks of the wide format have.
+/// A block is a few vectors, enough to hide the latency of an addition. Its elements are in whatever order is
+/// cheapest to load, the same for every block of the format; [`Format::ordered`] and [`Format::shuffled`]
+/// convert between that order and the order in memory, which blocks of the wide format use.
 ///
 /// # Safety
 /// As for [`Lanes`], and the pointers must be good for one block's elements. [`Format::stream`] needs a
 /// destination that is aligned to [`STREAM_ALIGNMENT_BYTES`].
 pub(crate) trait Format<V: Lanes>: Sized {
     const ELEMENT_BYTES: usize;
-    /// `[V; n]`.
+    /// An array `[V; n]`.
     type Block: Copy + AsRef<[V]> + AsMut<[V]>;
     /// The format of partial results.
     type Wide: Format<V, Block = Self::Block>;
-    /// Every NaN is written as the canonical one; otherwise the lanes to store hold no other.
+    /// True if stores write every NaN as the canonical one; otherwise the caller canonicalises lanes before it
+    /// stores them.
     const WRITES_ONE_NAN: bool = false;
     unsafe fn load(source: *const u8) -> Self::Block;
     unsafe fn store(destination: *mut u8, block: Self::Block);
@@ -54,15 +55,15 @@ pub(crate) trait Format<V: Lanes>: Sized {
     }
 }
 
-/// What the widest streaming store asks for.
+/// Alignment of the widest streaming store.
 pub(crate) const STREAM_ALIGNMENT_BYTES: usize = 64;
 
 /// One instruction set.
 pub(crate) trait Machine {
-    /// Makes streaming stores visible before whatever the caller does next.
+    /// Makes streaming stores visible before any later access of the caller.
     unsafe fn fence();
-    /// [`streams`] with the processor's features switched on: a function of its own for each format and
-    /// operation, as one of all of them takes the compiler much longer.
+    /// [`streams`] with the processor's features enabled: a separate function for each format and operation,
+    /// because a single one takes the compiler much longer.
     unsafe fn streams<V: Lanes, F: Format<V>, S: Lanes, T: Format<S>, O>(
         store: Store,
         pass: &Pass<'_>,
@@ -70,7 +71,7 @@ pub(crate) trait Machine {
         O: Combine<V> + Combine<S>;
 }
 
-/// Its floating-point formats of two bytes and more.
+/// Floating-point formats of two bytes and more.
 pub(crate) trait Floats: Machine {
     type Single: Lanes;
     type Double: Lanes;
@@ -80,14 +81,14 @@ pub(crate) trait Floats: Machine {
     type F64: Format<Self::Double>;
 }
 
-/// Its floating-point formats of one byte: not every processor that has the others' instructions has theirs.
+/// Floating-point formats of one byte. Some processors support the wider formats but not these.
 pub(crate) trait Bytes: Machine {
     type Lanes: Lanes;
     type F8E4M3: Format<Self::Lanes>;
     type F8E5M2: Format<Self::Lanes>;
 }
 
-/// One of the binary operations, as a type so that each gets its own loop.
+/// A binary operation, as a type, so that each gets a separate loop.
 pub(crate) trait Combine<V> {
     unsafe fn combine(accumulator: V, value: V) -> V;
 }
@@ -110,7 +111,7 @@ macro_rules! combine_lanes {
 }
 combine_lanes!(Sum => add, Product => multiply, Min => minimum, Max => maximum);
 
-/// All types but those of [`reduce_bytes`].
+/// Reduces all types but those of [`reduce_bytes`].
 ///
 /// # Safety
 /// As for [`Pass::run`]; the pass has been checked, and the caller has `M`.
@@ -128,7 +129,7 @@ pub(crate) unsafe fn reduce<M: Floats>(store: Store, pass: &Pass<'_>) {
     }
 }
 
-/// The 8-bit floating-point types ([`Dtype::is_fp8`]).
+/// Reduces the 8-bit floating-point types ([`Dtype::is_fp8`]).
 ///
 /// # Safety
 /// As for [`reduce`].
@@ -158,13 +159,13 @@ unsafe fn floats<M: Machine, V: Lanes, F: Format<V>, S: Lanes, T: Format<S>>(
             Op::Product => M::streams::<V, F, S, T, Product>(store, pass),
             Op::Min => M::streams::<V, F, S, T, Min>(store, pass),
             Op::Max => M::streams::<V, F, S, T, Max>(store, pass),
-            // Floats have no bitwise operations; the public functions have refused them.
+            // Floats have no bitwise operations; the public functions refuse them.
             Op::BitAnd | Op::BitOr | Op::BitXor => {}
         }
     }
 }
 
-/// Whole blocks as vectors; what is left over, and what precedes an aligned output, one by one.
+/// Processes whole blocks as vectors; the remainder, and elements before an aligned output, one by one.
 ///
 /// # Safety
 /// As for [`floats`].
@@ -184,8 +185,8 @@ pub(super) unsafe fn streams<M: Machine, V: Lanes, F: Format<V>, S: Lanes, T: Fo
         && head_bytes.is_multiple_of(F::ELEMENT_BYTES);
     let head = if streams { (head_bytes / F::ELEMENT_BYTES).min(pass.numel) } else { 0 };
     let end = head + (pass.numel - head) / block * block;
-    // SAFETY: the three ranges lie within the elements that the caller promises; the middle one starts at an
-    // aligned output where it streams. From the first to the last, as `Pass` says of outputs that are inputs.
+    // SAFETY: the three ranges lie within the caller's elements; the middle one starts at an aligned output if
+    // it streams. They run in ascending order, as `Pass` requires for outputs that are also inputs.
     unsafe {
         rest::<S, T, O>(pass, 0, head);
         if streams {
@@ -200,31 +201,31 @@ pub(super) unsafe fn streams<M: Machine, V: Lanes, F: Format<V>, S: Lanes, T: Fo
     }
 }
 
-/// How far ahead a pass asks for inputs where conversions or partial results take so much of a processor's
-/// window that it does not look as far by itself.
+/// Prefetch distance. Needed where conversions or partial results fill the processor's out-of-order window, so
+/// that it does not prefetch this far by itself.
 const AHEAD_BYTES: usize = 2048;
 const LINE_BYTES: usize = 64;
 
-/// A block, and a question for a later one.
+/// Loads a block; prefetches a later one if `prefetches`.
 ///
 /// # Safety
 /// As for [`Format::load`].
 #[inline(always)]
-unsafe fn load<V: Lanes, F: Format<V>>(source: *const u8, asks: bool) -> F::Block {
-    if asks {
-        ask_ahead::<V, F>(source);
+unsafe fn load<V: Lanes, F: Format<V>>(source: *const u8, prefetches: bool) -> F::Block {
+    if prefetches {
+        prefetch_ahead::<V, F>(source);
     }
     // SAFETY: the caller's promise, handed on.
     unsafe { F::load(source) }
 }
 
-/// Asks for the block that lies so far behind this one, whatever is there: that never faults.
+/// Prefetches the block `AHEAD_BYTES` behind this one. Any address is allowed: a prefetch never faults.
 #[inline(always)]
-fn ask_ahead<V: Lanes, F: Format<V>>(block: *const u8) {
+fn prefetch_ahead<V: Lanes, F: Format<V>>(block: *const u8) {
     let bytes = if V::LANES > 1 { elements::<V, F>() * F::ELEMENT_BYTES } else { 0 };
     for line in (0..bytes).step_by(LINE_BYTES) {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: every x86-64 has it, and it takes any address.
+        // SAFETY: every x86-64 processor has the instruction, and it accepts any address.
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
             _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(AHEAD_BYTES + line).cast());
@@ -234,13 +235,13 @@ fn ask_ahead<V: Lanes, F: Format<V>>(block: *const u8) {
     }
 }
 
-/// How many elements one block has.
+/// Elements of one block.
 #[inline(always)]
 fn elements<V: Lanes, F: Format<V>>() -> usize {
     V::LANES * (size_of::<F::Block>() / size_of::<V>())
 }
 
-/// Elements `from..to` one by one: short ranges, so one copy for all instruction sets.
+/// Processes elements `from..to` one by one: short ranges, so one copy serves all instruction sets.
 ///
 /// # Safety
 /// As for [`floats`], for these elements.
@@ -252,7 +253,8 @@ unsafe fn rest<S: Lanes, T: Format<S>, O: Combine<S>>(pass: &Pass<'_>, from: usi
     }
 }
 
-/// Elements `from..to`, a whole number of blocks, of a pass that has narrow inputs and a narrow output only.
+/// Processes elements `from..to`, a whole number of blocks, of a pass with only narrow inputs and a narrow
+/// output.
 ///
 /// # Safety
 /// As for [`floats`], for these elements.
@@ -286,7 +288,7 @@ unsafe fn blocks<V: Lanes, F: Format<V>, O: Combine<V>, const STREAM: bool>(
     }
 }
 
-/// Elements `from..to`, a whole number of blocks, of any pass.
+/// Processes elements `from..to`, a whole number of blocks, of any pass.
 ///
 /// # Safety
 /// As for [`floats`], for these elements.

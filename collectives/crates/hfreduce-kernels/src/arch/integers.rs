@@ -1,4 +1,4 @@
-//! Integers: no intrinsics, as the compiler turns a block of fixed length into vectors by itself.
+//! Integer kernels without intrinsics: the compiler vectorises a block of fixed length.
 
 use super::generic::{Combine, Max, Min, Product, Sum};
 use crate::{Dtype, Op, Pass};
@@ -10,7 +10,7 @@ struct And;
 struct Or;
 struct Xor;
 
-/// An integer in a wrapper, so that its operations do not clash with those of lanes.
+/// A wrapper, so that an integer's operations do not clash with those of lanes.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 struct Integer<T>(T);
@@ -38,7 +38,7 @@ macro_rules! combine {
 combine!(i8, u8, i16, u16, i32, u32, i64, u64);
 
 /// # Safety
-/// As for [`super::generic::reduce`]. The type is an integer one.
+/// As for [`super::generic::reduce`], for an integer type.
 #[inline(always)]
 pub(crate) unsafe fn reduce(pass: &Pass<'_>) {
     // SAFETY: the caller's promise, handed on.
@@ -52,7 +52,7 @@ pub(crate) unsafe fn reduce(pass: &Pass<'_>) {
             Dtype::U32 => operation::<u32>(pass),
             Dtype::I64 => operation::<i64>(pass),
             Dtype::U64 => operation::<u64>(pass),
-            // The caller has seen to these.
+            // The caller handles these.
             Dtype::F32 | Dtype::Bf16 | Dtype::F16 | Dtype::F64 | Dtype::F8E4M3 | Dtype::F8E5M2 => {}
         }
     }
@@ -105,7 +105,7 @@ unsafe fn blocks<T: Copy, O: Combine<Integer<T>>, const COUNT: usize>(
     from: usize,
     to: usize,
 ) {
-    // An integer is as wide as its partial results: the two lists are one.
+    // Partial results of an integer have the same type, so the two lists are one.
     let (first, narrow, wide) = match (pass.inputs, pass.wide) {
         ([first, narrow @ ..], wide) => (*first, narrow, wide),
         ([], [first, wide @ ..]) => (*first, &[][..], wide),

@@ -1,4 +1,5 @@
-//! One algorithm ([`generic`]) over a small trait of vector operations, and a thin file per instruction set.
+//! Instruction sets: one algorithm ([`generic`]) over a small trait of vector operations, and a thin file for
+//! each set.
 //!
 //! ```text
 //!   choose:   best that the processor has, once        per file: load / store of a block of each format, add,
@@ -21,14 +22,14 @@ use std::sync::OnceLock;
 
 use crate::{Pass, Store};
 
-/// An instruction set that there are kernels for, from the narrowest to the widest.
+/// An instruction set with kernels, from the narrowest to the widest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
     /// One element at a time: the reference for all others.
     Scalar,
     /// 256 bits: AVX2 and F16C.
     Avx2,
-    /// 512 bits: AVX-512 F, BW, DQ and VL; for the 8-bit types VBMI too, or else they use AVX2.
+    /// 512 bits: AVX-512 F, BW, DQ and VL. The 8-bit types need VBMI too, and use AVX2 without it.
     Avx512,
 }
 
@@ -36,7 +37,7 @@ impl Isa {
     /// Every instruction set.
     pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512];
 
-    /// The widest one that this processor has.
+    /// The widest instruction set of this processor.
     pub fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
@@ -50,22 +51,23 @@ impl Isa {
         Self::Scalar
     }
 
-    /// The one in use: the widest, or what `HFREDUCE_ISA` lowers it to. Settled at the first call.
+    /// The instruction set in use: the widest one, unless `HFREDUCE_ISA` selects a narrower one. Decided at the
+    /// first call.
     pub fn chosen() -> Self {
         static CHOSEN: OnceLock<Isa> = OnceLock::new();
         *CHOSEN.get_or_init(|| {
-            let wanted = std::env::var("HFREDUCE_ISA").ok();
-            let wanted = Self::ALL.into_iter().find(|isa| Some(isa.name()) == wanted.as_deref());
-            wanted.unwrap_or(Self::Avx512).available()
+            let name = std::env::var("HFREDUCE_ISA").ok();
+            let requested = Self::ALL.into_iter().find(|isa| Some(isa.name()) == name.as_deref());
+            requested.unwrap_or(Self::Avx512).available()
         })
     }
 
-    /// Itself if the processor has it, otherwise the widest one below.
+    /// This instruction set if the processor has it, otherwise the next narrower one that it has.
     pub fn available(self) -> Self {
         self.min(Self::best())
     }
 
-    /// Its name, as in `HFREDUCE_ISA`.
+    /// The name, as in `HFREDUCE_ISA`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
@@ -95,7 +97,7 @@ pub(crate) unsafe fn reduce(isa: Isa, store: Store, pass: &Pass<'_>) {
     }
 }
 
-/// Below it the standard copy is as fast.
+/// Size below which the standard copy is as fast.
 #[cfg(target_arch = "x86_64")]
 const LONG_FROM_BYTES: usize = 32 << 10;
 

@@ -1,4 +1,4 @@
-//! One element at a time: the reference that every other instruction set must equal, and the ends of its loops.
+//! Scalar kernels: the reference that every other instruction set must equal, and the ends of their loops.
 
 use super::fp8::{self, E4M3, E5M2};
 use super::generic::{self, Bytes, Combine, Floats, Format, Lanes, Machine};
@@ -80,7 +80,7 @@ macro_rules! lanes {
 lanes!(f32, f32::from_bits(0x7FC0_0000));
 lanes!(f64, f64::from_bits(0x7FF8_0000_0000_0000));
 
-/// A [`Format`] of single elements from a pair of conversions; there is no streaming store for them.
+/// A [`Format`] of single elements from a pair of conversions. Streaming stores are ordinary stores here.
 macro_rules! format {
     ($format:ident, $lanes:ty, $wide:ty, $bits:ty, $load:expr, $store:expr) => {
         impl Format<$lanes> for $format {
@@ -115,8 +115,8 @@ format!(F16, f32, F32, u16, |bits| half::f16::from_bits(bits).to_f32(), |lane| {
 format!(F8E4M3, f32, F32, u8, fp8::widen::<E4M3>, fp8::narrow::<E4M3>);
 format!(F8E5M2, f32, F32, u8, fp8::widen::<E5M2>, fp8::narrow::<E5M2>);
 
-/// To nearest, ties to even: adds just under half of the last place, or half where the last place is odd.
-/// The canonical NaN stays what it is; infinity has no fraction to round.
+/// Rounds to nearest, ties to even: adds just under half of the last place, or half where the last place is
+/// odd. The canonical NaN is unchanged; infinity has no fraction to round.
 #[inline(always)]
 fn round_to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();

@@ -1,11 +1,11 @@
-//! The short formats, exhaustively, against arithmetic that shares no code with the kernels: a table of all values
-//! of a format and a search for the nearest one.
+//! The short formats, exhaustively, against arithmetic that shares no code with the kernels: a table of all
+//! values of a format and a search for the nearest one.
 
 use crate::support::{Case, SHORT, targets};
 use hfreduce_kernels::{Dtype, Isa, Op, Store, Width};
 
-/// A finite format from its definition: (value, bits) of every non-negative number, in order, with the next
-/// power of two in the place of what is too large.
+/// A finite format from its definition: (value, bits) of every non-negative number, in order; the next power of
+/// two stands for all larger values.
 fn numbers(dtype: Dtype) -> Vec<(f64, u32)> {
     let (exponent_bits, fraction_bits, bias): (u32, i32, i32) = match dtype {
         Dtype::Bf16 => (8, 7, 127),
@@ -13,7 +13,8 @@ fn numbers(dtype: Dtype) -> Vec<(f64, u32)> {
         Dtype::F8E4M3 => (4, 3, 7),
         _ => (5, 2, 15),
     };
-    // E4M3 uses its last exponent for numbers; all ones is the NaN, whose place the first too large one takes.
+    // E4M3 uses its last exponent for numbers; all ones is the NaN, and the first overflowing value takes its
+    // place.
     let last =
         if dtype == Dtype::F8E4M3 { 0x7F } else { ((1 << exponent_bits) - 1) << fraction_bits };
     let number = |bits: u32| {
@@ -66,14 +67,14 @@ fn every(dtype: Dtype) -> Vec<u8> {
     }
 }
 
-/// The numbers of a format's every pattern, by the kernels' widening.
+/// Every bit pattern of a format, as the kernels widen it.
 fn widened(dtype: Dtype) -> Vec<f32> {
     let wide = Case { to: Width::Wide, ..Case::new(dtype, Op::Sum, vec![every(dtype)]) }.check(3);
     wide.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
 #[test]
-fn every_pattern_of_every_short_format_is_the_number_that_its_definition_says() {
+fn every_bit_pattern_of_every_short_format_widens_to_its_defined_value() {
     for dtype in SHORT {
         let (table, values) = (numbers(dtype), widened(dtype));
         let half = values.len() / 2;
@@ -97,7 +98,7 @@ fn every_pattern_of_every_short_format_is_the_number_that_its_definition_says() 
 }
 
 #[test]
-fn a_single_input_comes_back_as_it_is_but_for_nans() {
+fn a_single_input_is_returned_unchanged_except_nans() {
     for dtype in SHORT {
         let (all, table) = (every(dtype), numbers(dtype));
         let result = Case::new(dtype, Op::Sum, vec![all.clone()]).check(1);
@@ -111,8 +112,8 @@ fn a_single_input_comes_back_as_it_is_but_for_nans() {
     }
 }
 
-/// Every binary32 whose lower half is one of a few: each number and each midpoint of each format, and both of
-/// their neighbours.
+/// Every binary32 whose lower half is one of a few: each number and each midpoint of each format, and their
+/// neighbours.
 fn singles() -> Vec<f32> {
     let lower = [0_u32, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF];
     (0..=0xFFFF_u32).flat_map(|upper| lower.map(|low| f32::from_bits(upper << 16 | low))).collect()
@@ -133,7 +134,7 @@ fn rounding_is_to_the_nearest_number_ties_to_even() {
 }
 
 #[test]
-fn all_pairs_of_8_bit_numbers() {
+fn all_pairs_of_8_bit_numbers_are_combined_correctly() {
     for dtype in [Dtype::F8E4M3, Dtype::F8E5M2] {
         let (table, values) = (numbers(dtype), widened(dtype));
         let first: Vec<u8> = (0..=u16::MAX).map(|i| (i >> 8) as u8).collect();
@@ -169,7 +170,7 @@ fn all_pairs_of_8_bit_numbers() {
 }
 
 #[test]
-fn every_16_bit_pattern_with_itself_shuffled_and_with_odd_partners() {
+fn every_16_bit_pattern_is_combined_correctly_with_itself_and_special_values() {
     let partners = [0x0000_u16, 0x8000, 0x3C00, 0x3F80, 0x0001, 0x0400, 0x7BFF, 0x7F7F, 0x5555];
     for dtype in [Dtype::Bf16, Dtype::F16] {
         for partner in partners {
@@ -183,7 +184,7 @@ fn every_16_bit_pattern_with_itself_shuffled_and_with_odd_partners() {
 }
 
 #[test]
-fn too_large_is_infinity_where_there_is_one_and_the_largest_number_where_not() {
+fn overflow_is_infinity_or_the_largest_number_of_a_format_without_infinity() {
     let ends = [1e30_f32, f32::INFINITY, -1e30, f32::NEG_INFINITY, 464.0, 464.1];
     let bytes: Vec<u8> = ends.iter().flat_map(|value| value.to_le_bytes()).collect();
     let round = |dtype| Case::rounding(dtype, bytes.clone()).check(0);
@@ -191,10 +192,10 @@ fn too_large_is_infinity_where_there_is_one_and_the_largest_number_where_not() {
     assert_eq!(round(Dtype::F8E5M2)[..4], [0x7C, 0x7C, 0xFC, 0xFC]);
     let sum =
         Case::new(Dtype::F8E4M3, Op::Sum, vec![vec![0x7E; 70], vec![0x7E; 70], vec![0xFE; 70]]);
-    assert_eq!(sum.check(0), [0x7E; 70], "448 + 448 - 448: nothing is lost on the way");
+    assert_eq!(sum.check(0), [0x7E; 70], "448 + 448 - 448: no intermediate rounding");
 }
 
-/// Minutes: `cargo test --release -p hfreduce-kernels -- --ignored`.
+/// Takes minutes: `cargo test --release -p hfreduce-kernels -- --ignored`.
 #[test]
 #[ignore = "all of binary32: minutes"]
 fn every_binary32_is_rounded_alike_on_every_target() {

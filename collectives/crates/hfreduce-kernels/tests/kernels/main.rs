@@ -1,4 +1,5 @@
-//! Beside the library, not in it: compiling the kernels takes longest of all crates, and once is enough.
+//! One test binary for all kernels: compiling the kernels takes longer than any other crate, so they are
+//! compiled once.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

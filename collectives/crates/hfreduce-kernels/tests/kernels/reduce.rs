@@ -6,7 +6,7 @@ use crate::support::{Case, pairs, random, special, targets};
 use hfreduce_kernels::{Dtype, Isa, KernelError, Op, Store, reduce, reduce_into, scale};
 
 #[test]
-fn this_processor_is_tested_with_what_it_has() {
+fn the_best_instruction_set_of_this_processor_is_printed() {
     assert!(Isa::Scalar.available() == Isa::Scalar && Isa::chosen() <= Isa::best());
     println!("best instruction set: {}", Isa::best().name());
 }
@@ -14,12 +14,12 @@ fn this_processor_is_tested_with_what_it_has() {
 #[test]
 fn every_target_equals_scalar_for_every_length_and_1_to_16_inputs() {
     for (dtype, op) in pairs() {
-        // Longer than two blocks of the widest target, and as many bytes from an aligned place as there are.
+        // Longer than two blocks of the widest target, at every misalignment.
         let longest = 140;
         let whole: Vec<_> = (0..16).map(|n| special(dtype, longest, n)).collect();
         for count in 1..=16 {
             for elements in 0..longest {
-                // Every length with some counts, the ends of blocks with all.
+                // Every length with some counts, the ends of blocks with all counts.
                 if (elements + count) % 8 != 0 && (elements + 1) % 64 > 2 {
                     continue;
                 }
@@ -32,7 +32,7 @@ fn every_target_equals_scalar_for_every_length_and_1_to_16_inputs() {
 }
 
 #[test]
-fn every_target_equals_scalar_where_pages_go_side_by_side() {
+fn every_target_equals_scalar_across_page_boundaries() {
     for (dtype, count) in Dtype::ALL.into_iter().zip([1, 2, 3, 4, 5, 8, 9, 16].into_iter().cycle())
     {
         let inputs = (0..count).map(|n| special(dtype, 70_003 / dtype.size_bytes(), n)).collect();
@@ -67,7 +67,7 @@ fn sixteen_bits_are_summed_in_fp32_and_rounded_once() {
 }
 
 #[test]
-fn the_order_is_zero_to_last() {
+fn inputs_are_combined_in_ascending_order() {
     // (1e30 + -1e30) + 1 = 1, any other order gives 0.
     let inputs = [1e30_f32, -1e30, 1.0].map(f32::to_le_bytes);
     let slices: Vec<&[u8]> = inputs.iter().map(<[u8; 4]>::as_slice).collect();
@@ -125,7 +125,7 @@ fn scaling_divides_and_rounds_once_on_every_target() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_nothing_written() {
+fn invalid_arguments_are_refused_and_nothing_is_written() {
     let (long, short) = ([1; 8], [1; 4]);
     let mut output = [7; 8];
     assert_eq!(reduce(Dtype::F32, Op::Sum, &[], &mut output), Err(KernelError::NoInput));
@@ -143,7 +143,7 @@ fn what_makes_no_sense_is_refused_and_nothing_written() {
 }
 
 #[test]
-fn a_copy_copies() {
+fn a_copy_equals_its_source() {
     const LENGTH: usize = 100_000;
     let source: Vec<u8> = (0..LENGTH as u32).map(|i| (i * 31 % 251) as u8).collect();
     let ranges = [(0, 0), (1, 1), (3, 127), (7, 4096), (64, 4936), (0, 65_536), (13, 90_001)];
@@ -169,7 +169,7 @@ fn codes_are_stable() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any bits, any number of inputs, any length, any shift.
+    /// Random bits, number of inputs, length and shift.
     #[test]
     fn every_target_equals_scalar_on_any_bits(
         (count, elements) in (1_usize..17, 0_usize..400),

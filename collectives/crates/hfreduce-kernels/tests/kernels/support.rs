@@ -1,4 +1,4 @@
-//! What the tests share: a pass over fresh memory with guards around it, and numbers that arithmetic is odd about.
+//! Shared test support: a pass over fresh memory with guard bytes around it, and special values.
 
 use hfreduce_kernels::{Dtype, Isa, Op, Pass, Store, Width};
 
@@ -17,12 +17,12 @@ impl Case {
         Self { dtype, op, inputs, wide: vec![], to: Width::Narrow, divisor: 1 }
     }
 
-    /// One wide input, rounded.
+    /// A pass that rounds one wide input.
     pub(crate) fn rounding(dtype: Dtype, wide: Vec<u8>) -> Self {
         Self { wide: vec![wide], ..Self::new(dtype, Op::Sum, vec![]) }
     }
 
-    /// The result, from memory that starts `shift` bytes past an aligned address.
+    /// The result of the pass over memory that starts `shift` bytes past an aligned address.
     pub(crate) fn run(&self, isa: Isa, store: Store, shift: usize) -> Vec<u8> {
         let narrow = self.inputs.first().map(|input| input.len() / self.dtype.size_bytes());
         let wide = self.wide.first().map(|input| input.len() / self.dtype.wide().size_bytes());
@@ -50,7 +50,7 @@ impl Case {
         output.content()
     }
 
-    /// The scalar result, after every target has given the same.
+    /// The scalar result, after a check that every target returns the same.
     pub(crate) fn check(&self, shift: usize) -> Vec<u8> {
         let expected = self.run(Isa::Scalar, Store::Cached, 0);
         for (isa, store) in targets() {
@@ -74,7 +74,7 @@ impl Case {
 const GUARD: u8 = 0xA5;
 const LINE: usize = 64;
 
-/// Bytes at a chosen distance from an aligned address, between guards.
+/// Bytes at a chosen offset from an aligned address, between guards.
 struct Placed {
     memory: Vec<u8>,
     start: usize,
@@ -108,7 +108,7 @@ pub(crate) fn pairs() -> impl Iterator<Item = (Dtype, Op)> {
     all.filter(|(dtype, op)| op.supports(*dtype))
 }
 
-/// Every instruction set that this processor has, with both ways of writing.
+/// Every instruction set of this processor, with both kinds of store.
 pub(crate) fn targets() -> impl Iterator<Item = (Isa, Store)> {
     let stores = [Store::Cached, Store::Streaming];
     let present = Isa::ALL.into_iter().filter(|isa| isa.available() == *isa);
@@ -118,7 +118,8 @@ pub(crate) fn targets() -> impl Iterator<Item = (Isa, Store)> {
 /// The types that are combined in fp32.
 pub(crate) const SHORT: [Dtype; 4] = [Dtype::Bf16, Dtype::F16, Dtype::F8E4M3, Dtype::F8E5M2];
 
-/// Numbers that arithmetic is odd about, as bits of each type, in an order that depends on the phase.
+/// Special values (zeros, subnormals, infinities, NaNs) as bits of each type, in an order that depends on
+/// `phase`.
 pub(crate) fn special(dtype: Dtype, elements: usize, phase: usize) -> Vec<u8> {
     const SINGLE: [u32; 16] = [
         0,
@@ -166,7 +167,7 @@ pub(crate) fn special(dtype: Dtype, elements: usize, phase: usize) -> Vec<u8> {
     bytes
 }
 
-/// Any bits, from a seed.
+/// Random bits from a seed.
 pub(crate) fn random(bytes: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut byte = || {

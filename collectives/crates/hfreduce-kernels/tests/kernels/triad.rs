@@ -1,4 +1,4 @@
-//! The memory that kernels are measured against.
+//! The triad, which measures memory bandwidth.
 
 use hfreduce_kernels::triad;
 

@@ -28,11 +28,11 @@ fn a_wide_result_is_the_sum_of_the_widened_inputs_and_not_rounded() {
 }
 
 #[test]
-fn a_tree_of_wide_passes_gives_the_bits_of_one_pass_where_the_order_is_the_same() {
+fn a_tree_of_wide_passes_in_the_same_order_equals_one_pass() {
     for (dtype, op) in pairs() {
         let inputs: Vec<_> = (0..7).map(|n| random(dtype.size_bytes() * 333, n + 1)).collect();
         let whole = Case::new(dtype, op, inputs.clone()).check(0);
-        // ((0, 1, 2) wide, then 3..6): the fold is from the left, so the leaf's result comes first.
+        // ((0, 1, 2) wide, then 3..6): the reduction is a left fold, so the leaf's result comes first.
         let leaf = Case { to: Width::Wide, ..Case::new(dtype, op, inputs[..3].to_vec()) }.check(1);
         let widened = |input: &Vec<u8>| {
             Case { to: Width::Wide, ..Case::new(dtype, op, vec![input.clone()]) }.check(2)
@@ -45,7 +45,7 @@ fn a_tree_of_wide_passes_gives_the_bits_of_one_pass_where_the_order_is_the_same(
 }
 
 #[test]
-fn a_type_that_is_wide_itself_takes_both_lists_as_one() {
+fn a_type_that_is_its_own_wide_type_combines_both_lists() {
     for dtype in [Dtype::F32, Dtype::F64, Dtype::I16, Dtype::U64] {
         let inputs: Vec<_> = (0..5).map(|n| random(dtype.size_bytes() * 77, n + 9)).collect();
         let plain = Case::new(dtype, Op::Sum, inputs.clone()).check(0);
@@ -59,7 +59,7 @@ fn a_type_that_is_wide_itself_takes_both_lists_as_one() {
 
 #[test]
 fn an_average_is_rounded_once() {
-    // 60000 + 60000 is no binary16; the average is one.
+    // 60000 + 60000 overflows binary16; the average does not.
     let large = half::f16::from_f32(60000.0).to_le_bytes().repeat(70);
     let inputs = vec![large.clone(), large.clone()];
     let case = Case { divisor: 2, ..Case::new(Dtype::F16, Op::Sum, inputs) };
@@ -129,7 +129,7 @@ fn an_average_of_integers_and_a_pass_without_inputs_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any bits, any mixture of widths, any divisor.
+    /// Random bits, mixture of widths and divisor.
     #[test]
     fn every_target_equals_scalar_on_any_mixture(
         (narrow, wide, elements) in (0_usize..6, 0_usize..6, 0_usize..300),
@@ -155,7 +155,7 @@ proptest! {
 }
 
 #[test]
-fn the_output_may_be_the_first_partial_result_beside_inputs_of_any_length() {
+fn the_output_may_be_the_first_partial_result_with_any_number_of_elements() {
     for dtype in SHORT {
         for (isa, numel) in [Isa::Scalar, Isa::chosen()].into_iter().zip([77, 5000]) {
             let (narrow, wide) =

@@ -1,14 +1,14 @@
-//! The steps of one machine: slots, copies, sums, frames, and what the core wants done.
+//! The steps of one node: slots, copies, sums, frames, and the actions of the core.
 
 use hfreduce_core::credit::Key;
 use hfreduce_core::{Action, DataHead, Stage};
 use hfreduce_transport::wire::HEAD_BYTES;
 
 use super::{Cluster, DELIVERED, Event, Held, SETTLED};
-use crate::agenda::{Pipe, SECOND, Time};
+use crate::event_queue::{Pipe, SECOND, Time};
 
 impl Cluster {
-    /// Gives slots to the next chunks.
+    /// Assigns slots to the next chunks.
     pub(super) fn stage(&mut self, me: usize) {
         while self.nodes[me].staged < self.chunks
             && self.nodes[me].staged - self.nodes[me].freed < self.settings.slots as u64
@@ -20,10 +20,10 @@ impl Cluster {
             node.staged += 1;
             node.state.push_back(0);
             node.to_fetch.push_back(number);
-            let begun =
+            let activated =
                 if chunk.index == 0 { node.core.start(sequence, fingerprint) } else { Ok(()) };
-            let begun = begun.and_then(|()| node.core.activate(sequence, chunk, None));
-            debug_assert_eq!(begun, Ok(()), "machines that keep the protocol");
+            let activated = activated.and_then(|()| node.core.activate(sequence, chunk, None));
+            debug_assert_eq!(activated, Ok(()), "nodes follow the protocol");
             self.drain(me);
         }
         self.fetch(me);
@@ -46,8 +46,8 @@ impl Cluster {
             let bytes = self.chunk(number).1.bytes as f64;
             let node = &mut self.nodes[me];
             node.fetching += 1;
-            let at = node.machine.fetch(self.agenda.now(), bytes);
-            self.agenda.plan(at, Event::Fetched(me, number));
+            let at = node.machine.fetch(self.event_queue.now(), bytes);
+            self.event_queue.plan(at, Event::Fetched(me, number));
         }
     }
 
@@ -58,8 +58,8 @@ impl Cluster {
             let bytes = self.bytes(key);
             let node = &mut self.nodes[me];
             node.reducing += 1;
-            let at = node.machine.reduce(self.agenda.now(), bytes, partials);
-            self.agenda.plan(at, Event::Reduced(me, key));
+            let at = node.machine.reduce(self.event_queue.now(), bytes, partials);
+            self.event_queue.plan(at, Event::Reduced(me, key));
         }
     }
 
@@ -76,12 +76,12 @@ impl Cluster {
             let bytes = self.chunk(number).1.bytes as f64;
             let node = &mut self.nodes[me];
             node.delivering += 1;
-            let at = node.machine.deliver(self.agenda.now(), bytes);
-            self.agenda.plan(at, Event::Delivered(me, number));
+            let at = node.machine.deliver(self.event_queue.now(), bytes);
+            self.event_queue.plan(at, Event::Delivered(me, number));
         }
     }
 
-    /// Oldest chunk first over all links, as every link does for itself.
+    /// Sends the oldest chunk of all links first, as every link does for itself.
     pub(super) fn send(&mut self, me: usize) {
         while self.nodes[me].sending < self.settings.depth
             && let Some((key, stage, link)) = self.nodes[me].outbox.pop_first()
@@ -91,7 +91,7 @@ impl Cluster {
     }
 
     fn transmit(&mut self, me: usize, key: Key, stage: Stage, link: usize) {
-        let now = self.agenda.now();
+        let now = self.event_queue.now();
         let (_, chunk) = self.chunk(self.number(key));
         let bytes = chunk.bytes_in(stage);
         let payload = bytes as f64;
@@ -107,7 +107,7 @@ impl Cluster {
         let machine = &mut self.nodes[to].machine;
         let received = machine.receive.carry(now, wire).max(machine.card_memory(now, payload));
         let at = sent.max(crossed).max(received) + self.latency(from_zone, to_zone);
-        self.agenda.plan(sent, Event::Sent(me, key));
+        self.event_queue.plan(sent, Event::Sent(me, key));
         let head = DataHead {
             sequence: key.0,
             chunk: key.1,
@@ -116,10 +116,10 @@ impl Cluster {
             bytes,
             fingerprint: self.operations[key.0 as usize].fingerprint,
         };
-        self.agenda.plan(at, Event::Arrived { to, link: back, head, credits });
+        self.event_queue.plan(at, Event::Arrived { to, link: back, head, credits });
     }
 
-    /// Over the link between two zones, if the way leads there.
+    /// Uses the link between two zones, if the nodes are in different zones.
     fn cross(&mut self, from: usize, to: usize, wire: f64, payload: f64) -> Time {
         if from == to {
             return 0;
@@ -127,7 +127,7 @@ impl Cluster {
         let rate = self.hardware.zone_link_rate;
         let link = self.zone_links.entry((from, to)).or_insert_with(|| (Pipe::new(rate), 0.0));
         link.1 += payload;
-        link.0.carry(self.agenda.now(), wire)
+        link.0.carry(self.event_queue.now(), wire)
     }
 
     fn latency(&self, from: usize, to: usize) -> Time {
@@ -157,7 +157,7 @@ impl Cluster {
                     let number = self.number(key);
                     self.settle(me, number, SETTLED);
                 }
-                // A result that came before its chunk had a slot: one more copy, and rare.
+                // A result that arrives before its chunk has a slot costs one more copy; this is rare.
                 Action::Move { .. } | Action::Abort { .. } => {}
             }
         }
@@ -167,8 +167,9 @@ impl Cluster {
             if self.nodes[me].core.owes_much(link) {
                 let credits = self.nodes[me].core.take_owed(link);
                 let (to, back) = self.nodes[me].ends[link];
-                let at = self.agenda.now() + self.latency(self.nodes[me].zone, self.nodes[to].zone);
-                self.agenda.plan(at, Event::Credits { to, link: back, credits });
+                let at =
+                    self.event_queue.now() + self.latency(self.nodes[me].zone, self.nodes[to].zone);
+                self.event_queue.plan(at, Event::Credits { to, link: back, credits });
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What goes wrong, who notices, whom it blames and who is told: the rules of the driver.
+//! Failure handling, with the driver's rules: detection, the abort reason and its propagation.
 
 use hfreduce_core::DataHead;
 use hfreduce_core::credit::CLASSES;
@@ -7,8 +7,8 @@ use hfreduce_core::tree::{Violation, Waiting};
 use hfreduce_transport::wire::{Frame, Head};
 
 use super::{EXIT_WITHIN, Event, Group, LOCAL_LATENCY, Life, Message, SLOT_BYTES, TICK};
-use crate::agenda::MILLISECOND;
 use crate::cluster::allreduce_print;
+use crate::event_queue::MILLISECOND;
 use crate::faults::{Bug, Fault, Garbage, Seed};
 
 impl Group<'_> {
@@ -27,33 +27,33 @@ impl Group<'_> {
         }
         let node = self.node_of(rank);
         let cause = self.nodes[node].abort.get_or_insert(cause).clone();
-        let now = self.agenda.now();
+        let now = self.event_queue.now();
         self.ranks[rank].ending.failed = Some((now, cause.clone()));
         for other in self.locals(node).filter(|other| *other != rank) {
-            self.agenda.plan(now + LOCAL_LATENCY, Event::Heed(other));
+            self.event_queue.plan(now + LOCAL_LATENCY, Event::SeeAbort(other));
         }
         if self.is_owner(rank) {
             self.nodes[node].core.fail(&cause, from);
-            if self.scenario.bug == Some(Bug::ForwardsNoAbort) && from.is_some() {
+            if self.scenario.bug == Some(Bug::DropsAborts) && from.is_some() {
                 while self.nodes[node].core.poll().is_some() {}
             }
             self.drain(node);
         }
         let exit = now + self.seed.below(EXIT_WITHIN);
-        self.agenda.plan(exit, Event::Exit(rank));
+        self.event_queue.plan(exit, Event::Exit(rank));
     }
 
-    pub(super) fn heed(&mut self, rank: usize) {
+    pub(super) fn see_abort(&mut self, rank: usize) {
         if let Some(cause) = self.nodes[self.node_of(rank)].abort.clone() {
             self.fail(rank, cause, None);
         }
     }
 
     pub(super) fn tick(&mut self, rank: usize) {
-        let (now, node) = (self.agenda.now(), self.node_of(rank));
-        self.agenda.plan(now + TICK, Event::Tick(rank));
+        let (now, node) = (self.event_queue.now(), self.node_of(rank));
+        self.event_queue.plan(now + TICK, Event::Tick(rank));
         self.ranks[rank].beats += 1;
-        self.heed(rank);
+        self.see_abort(rank);
         if self.ranks[rank].ending.failed.is_some() {
             return;
         }
@@ -76,15 +76,15 @@ impl Group<'_> {
                 self.post(node, link, Message::Frame(Head { credits, ..Head::bare(frame) }), 0);
             }
         }
-        if self.scenario.bug != Some(Bug::NeverLooks) {
-            self.look_for_the_silent(rank);
+        if self.scenario.bug != Some(Bug::IgnoresHeartbeats) {
+            self.check_heartbeats(rank);
         }
-        self.look_for_the_late(rank);
+        self.check_deadline(rank);
     }
 
-    fn look_for_the_silent(&mut self, rank: usize) {
+    fn check_heartbeats(&mut self, rank: usize) {
         let (now_ms, node, locals) =
-            (self.agenda.now() / MILLISECOND, self.node_of(rank), self.scenario.locals);
+            (self.event_queue.now() / MILLISECOND, self.node_of(rank), self.scenario.locals);
         for (at, other) in self.locals(node).enumerate() {
             let beats = self.ranks[other].beats;
             if other == rank || self.ranks[rank].seen_beats[at] != beats {
@@ -100,25 +100,25 @@ impl Group<'_> {
             }
         }
         let Some((peer, silent_ms)) = self.ranks[rank].live.look(now_ms) else { return };
-        let whom = match peer.checked_sub(locals) {
+        let culprit = match peer.checked_sub(locals) {
             None => self.owner(node) + peer,
             Some(link) => self.owner(self.nodes[node].ends[link].0),
         };
         let detail = format!("no heartbeat for {silent_ms} ms");
-        self.fail(rank, self.blame(ErrorKind::PeerStalled, rank, whom, &detail), None);
+        self.fail(rank, self.blame(ErrorKind::PeerStalled, rank, culprit, &detail), None);
     }
 
-    fn look_for_the_late(&mut self, rank: usize) {
+    fn check_deadline(&mut self, rank: usize) {
         let Some(operation) = self.oldest(rank) else { return };
         let patience = if self.is_owner(rank) { 0 } else { 2 * TICK };
-        if self.agenda.now() < self.ranks[rank].called_at + self.scenario.timeout + patience {
+        if self.event_queue.now() < self.ranks[rank].called_at + self.scenario.timeout + patience {
             return;
         }
-        let whom = self.waiting_for(rank, operation).unwrap_or(rank);
-        self.fail(rank, self.blame(ErrorKind::TimedOut, rank, whom, "not done in time"), None);
+        let culprit = self.waiting_for(rank, operation).unwrap_or(rank);
+        self.fail(rank, self.blame(ErrorKind::TimedOut, rank, culprit, "not done in time"), None);
     }
 
-    /// The operation that a rank is in.
+    /// The operation in progress on a rank.
     fn oldest(&self, rank: usize) -> Option<usize> {
         let rank = &self.ranks[rank];
         rank.called.checked_sub(1).filter(|operation| rank.ending.completed <= *operation)
@@ -136,11 +136,11 @@ impl Group<'_> {
         match self.nodes[node].core.waiting()? {
             Waiting::Local(_) => None,
             Waiting::Frame(_, link, _) | Waiting::Peer(_, link) => {
-                match self.nodes[node].told[link] {
-                    Some((theirs, Some(whom)))
-                        if theirs == operation as u64 && whom as usize != rank =>
+                match self.nodes[node].reported[link] {
+                    Some((theirs, Some(culprit)))
+                        if theirs == operation as u64 && culprit as usize != rank =>
                     {
-                        Some(whom as usize)
+                        Some(culprit as usize)
                     }
                     _ => Some(self.owner(self.nodes[node].ends[link].0)),
                 }
@@ -149,14 +149,14 @@ impl Group<'_> {
     }
 
     pub(super) fn accident(&mut self) {
-        let (now, victim) = (self.agenda.now(), self.scenario.victim);
+        let (now, victim) = (self.event_queue.now(), self.scenario.victim);
         let node = self.node_of(victim);
         match self.scenario.fault {
             Fault::Killed => self.end_process(victim),
             Fault::Stopped(span) => {
                 self.ranks[victim].life = Life::Stopped;
                 if let Some(span) = span {
-                    self.agenda.plan(now + span, Event::Wake);
+                    self.event_queue.plan(now + span, Event::Wake);
                 }
             }
             Fault::Unplugged => {
@@ -173,9 +173,9 @@ impl Group<'_> {
         }
     }
 
-    /// The kernel closes what the process had, behind what is already on its way.
+    /// The kernel closes the connections of an exited process, after the bytes already sent.
     pub(super) fn end_process(&mut self, rank: usize) {
-        let (now, node) = (self.agenda.now(), self.node_of(rank));
+        let (now, node) = (self.event_queue.now(), self.node_of(rank));
         self.ranks[rank].life = Life::Gone;
         if self.is_owner(rank) {
             for link in 0..self.nodes[node].ends.len() {
@@ -183,14 +183,14 @@ impl Group<'_> {
             }
         }
         for other in self.locals(node).filter(|other| *other != rank) {
-            self.agenda.plan(now + LOCAL_LATENCY, Event::HangUp { rank: other, of: rank });
+            self.event_queue.plan(now + LOCAL_LATENCY, Event::HangUp { rank: other, of: rank });
         }
     }
 
     pub(super) fn wake(&mut self) {
         let victim = self.scenario.victim;
         self.ranks[victim].life = Life::Running;
-        // A driver that wakes up reads what came before it looks at its watch.
+        // A driver that wakes up reads pending messages before it checks its timers.
         let missed = std::mem::take(&mut self.ranks[victim].missed);
         let (ticks, news): (Vec<Event>, Vec<Event>) =
             missed.into_iter().partition(|event| matches!(event, Event::Tick(_)));

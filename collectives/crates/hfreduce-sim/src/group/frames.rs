@@ -1,4 +1,4 @@
-//! What travels between machines, and what the one at the other end makes of it.
+//! Frames between nodes, and how the receiver handles them.
 
 use hfreduce_core::error::{AbortReason, ErrorKind};
 use hfreduce_core::tree::Violation;
@@ -7,7 +7,7 @@ use hfreduce_transport::wire::{Frame, HEAD_BYTES, Head};
 use super::{Event, Group, LINK_LATENCY, Message, SLOT_BYTES};
 
 impl Group<'_> {
-    /// Bytes on a connection arrive in order, after whatever was sent before.
+    /// Bytes on a connection arrive in order, after everything sent before.
     pub(super) fn post(
         &mut self,
         node: usize,
@@ -17,8 +17,8 @@ impl Group<'_> {
     ) {
         let (to, back) = self.nodes[node].ends[link];
         let bytes = (HEAD_BYTES + payload_bytes) as f64;
-        let at = self.nodes[node].pipes[link].carry(self.agenda.now(), bytes) + LINK_LATENCY;
-        self.agenda.plan(at, Event::Arrived { node: to, link: back, message });
+        let at = self.nodes[node].pipes[link].carry(self.event_queue.now(), bytes) + LINK_LATENCY;
+        self.event_queue.plan(at, Event::Arrived { node: to, link: back, message });
     }
 
     pub(super) fn arrived(&mut self, node: usize, link: usize, message: Message) {
@@ -40,7 +40,7 @@ impl Group<'_> {
                 self.fail(owner, AbortReason::decode(&bytes, owner as u32), Some(link));
             }
             Message::End => {
-                self.heed(owner);
+                self.see_abort(owner);
                 let why = "its connection was closed unexpectedly";
                 self.fail(owner, self.blame(ErrorKind::PeerDied, owner, peer, why), None);
             }
@@ -57,10 +57,10 @@ impl Group<'_> {
                 }
                 Frame::Credit => Ok(()),
                 Frame::Heartbeat { sequence, fingerprint, waiting_for } => {
-                    self.nodes[node].told[link] = Some((sequence, waiting_for));
+                    self.nodes[node].reported[link] = Some((sequence, waiting_for));
                     self.nodes[node].core.compare(sequence, fingerprint)
                 }
-                _ => Err(Violation::Protocol("a frame that has no place along a tree".into())),
+                _ => Err(Violation::Protocol("a frame that is not valid on tree links".into())),
             };
         }
         match result {

@@ -37,7 +37,7 @@ pub(crate) unsafe fn copy<const STREAM: bool>(
     const BLOCK: usize = 128;
     let head = destination.align_offset(STREAM_ALIGNMENT_BYTES).min(bytes);
     let end = head + (bytes - head) / BLOCK * BLOCK;
-    // SAFETY: three adjoining ranges of what the caller promises; the middle one is aligned at its destination.
+    // SAFETY: three adjacent ranges within the caller's bytes; the middle one is aligned at its destination.
     unsafe {
         std::ptr::copy_nonoverlapping(source, destination, head);
         for at in (head..end).step_by(BLOCK) {
@@ -76,8 +76,8 @@ impl Bytes for Avx2 {
 
 machine!(Avx2, "avx2,f16c");
 
-/// The operations of one vector type. `min` and `max` give their second operand unless the first one wins, so
-/// that ties and a NaN in `self` keep `self`; a NaN in `other` is put in afterwards.
+/// The operations of one vector type. `min` and `max` return their second operand unless the first one compares
+/// less or greater, so that ties and a NaN in `self` keep `self`; a blend then inserts a NaN of `other`.
 macro_rules! lanes {
     ($t:ty, $lanes:expr, $splat:expr, $nan:expr, $add:ident, $mul:ident, $div:ident, $min:ident, $max:ident,
      $cmp:ident, $blend:ident, $set1:ident) => {

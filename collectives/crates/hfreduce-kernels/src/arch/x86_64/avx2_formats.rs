@@ -1,5 +1,5 @@
-//! The formats in 256-bit vectors. Two-byte types are loaded as their even and their odd elements, one-byte types
-//! as the quarters that shifts give, so that no element crosses a lane until the result is written.
+//! Formats in 256-bit vectors. Two-byte types are loaded as their even and their odd elements, one-byte types
+//! as the quarters that shifts yield, so that no element crosses a lane until the result is written.
 
 use std::arch::x86_64::*;
 
@@ -47,7 +47,7 @@ unsafe fn join(low: __m128i, high: __m128i) -> __m256i {
     unsafe { _mm256_set_m128i(high, low) }
 }
 
-/// Even and odd elements become the first and the second half.
+/// Converts even and odd elements to the first and the second half.
 ///
 /// # Safety
 /// The caller has AVX2.
@@ -60,7 +60,7 @@ unsafe fn interleave(even: __m256, odd: __m256) -> [__m256; 2] {
     }
 }
 
-/// The other way round.
+/// The inverse of [`interleave`].
 ///
 /// # Safety
 /// The caller has AVX2.
@@ -77,7 +77,7 @@ unsafe fn separate(first: __m256, second: __m256) -> [__m256; 2] {
     }
 }
 
-/// The formats of whole vectors.
+/// Formats whose elements are whole lanes.
 macro_rules! whole {
     ($format:ident, $lanes:ty, $bytes:expr, $load:ident, $bits:ident) => {
         impl $format {
@@ -118,7 +118,8 @@ whole!(F32, __m256, 4, _mm256_loadu_ps, _mm256_castps_si256);
 whole!(F64, __m256d, 8, _mm256_loadu_pd, _mm256_castpd_si256);
 
 impl Bf16 {
-    /// Adds what rounds the upper half to nearest even (see the scalar code).
+    /// Adds the rounding increment, so that the upper half is the value rounded to nearest even (see the scalar
+    /// code).
     ///
     /// # Safety
     /// The caller has AVX2.
@@ -230,7 +231,8 @@ impl Format<__m256> for F16 {
     stores!(Block);
 }
 
-/// A line of bytes whose even and odd elements are binary16 by now, as [even low, even high, odd low, odd high].
+/// Widens a line of bytes whose even and odd elements have been converted to binary16, as [even low, even high,
+/// odd low, odd high].
 ///
 /// # Safety
 /// The caller has AVX2.
@@ -333,8 +335,9 @@ unsafe fn widen_e5m2(line: __m256i) -> Block {
     }
 }
 
-/// E4M3's exponent and fraction, one place lower, are those of a binary16 that is 256 times smaller, subnormal
-/// numbers too. All ones would be a number there: it becomes a NaN. The element is each lane's upper byte.
+/// E4M3's exponent and fraction, one place lower, are those of a binary16 that is 256 times smaller, also for
+/// subnormal numbers. All ones would be a number in binary16, so it is replaced by a NaN. The element is each
+/// lane's upper byte.
 ///
 /// # Safety
 /// The caller has AVX2.

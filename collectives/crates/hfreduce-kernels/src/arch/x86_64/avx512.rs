@@ -1,7 +1,7 @@
 //! 512-bit vectors: AVX-512 F, BW, DQ and VL.
 //!
-//! The instructions of AVX512_BF16 are of no use: both its conversion and its products take subnormal numbers
-//! for zero. Those of AVX512_FP16 round after every step.
+//! The instructions of AVX512_BF16 are not used: its conversion and its dot products treat subnormal numbers as
+//! zero. Those of AVX512_FP16 round after every step.
 
 use std::arch::x86_64::*;
 
@@ -29,8 +29,8 @@ impl Floats for Avx512 {
 }
 
 machine!(Avx512, "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl");
-/// The operations of one vector type. `min` and `max` give their second operand unless the first one wins, so
-/// that ties and a NaN in `self` keep `self`; a NaN in `other` is put in afterwards.
+/// The operations of one vector type. `min` and `max` return their second operand unless the first one compares
+/// less or greater, so that ties and a NaN in `self` keep `self`; a blend then inserts a NaN of `other`.
 macro_rules! lanes {
     ($t:ty, $lanes:expr, $splat:expr, $nan:expr, $add:ident, $mul:ident, $div:ident, $min:ident, $max:ident,
      $cmp:ident, $blend:ident, $set1:ident) => {

@@ -1,8 +1,8 @@
 //! The 8-bit formats in 512-bit vectors, with the byte permutations of AVX512_VBMI.
 //!
-//! A byte has 128 magnitudes, and two permutations look 128 bytes up at once: one for the upper and one for the
-//! lower half of the bf16 number that every element of either format is, subnormal ones too. Halves are joined
-//! within 128-bit lanes, where the even and the odd elements of bf16 are a shift and a mask away from fp32.
+//! A byte has 128 magnitudes, and two permutations look up 128 bytes at once: one for the upper and one for the
+//! lower half of the bf16 number that equals the element (subnormal ones included). The halves are joined
+//! within 128-bit lanes, where a shift and a mask turn the even and the odd bf16 elements into fp32.
 
 use std::arch::x86_64::*;
 
@@ -11,7 +11,7 @@ use crate::arch::fp8::{self, E4M3, E5M2, Fp8};
 use crate::arch::generic::{self, Bytes, Combine, Format, Lanes, Machine};
 use crate::{Pass, Store};
 
-/// Of a ternary operation.
+/// Truth table of a ternary operation.
 const A_OR_B_AND_C: i32 = 0xF8;
 
 struct Vbmi;
@@ -37,7 +37,7 @@ machine!(Vbmi, "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi");
 bytes!(__m512, _mm512_loadu_si512, F8E4M3, E4M3, widen::<E4M3>);
 bytes!(__m512, _mm512_loadu_si512, F8E5M2, E5M2, widen::<E5M2>);
 
-/// One byte of the bf16 number that each magnitude is.
+/// One byte of the bf16 number that equals each magnitude.
 #[repr(align(64))]
 struct Table([u8; 128]);
 
@@ -52,7 +52,7 @@ impl Table {
         Self(table)
     }
 
-    /// Each byte's magnitude looked up; its sign does not count.
+    /// Looks up each byte's magnitude; the sign is ignored.
     ///
     /// # Safety
     /// The caller has VBMI.
@@ -68,16 +68,16 @@ impl Table {
     }
 }
 
-/// What the two formats differ in here.
+/// The differences between the two formats.
 trait Byte: Fp8 + Sized {
     const UPPER: Table = Table::of::<Self>(24);
     const LOWER: Table = Table::of::<Self>(16);
-    /// Numbers whose binary16 has the format's subnormal numbers as its own.
+    /// Scales the numbers so that the format's subnormal numbers become subnormal in binary16.
     ///
     /// # Safety
     /// The caller has AVX-512.
     unsafe fn scaled(lanes: __m512) -> __m512;
-    /// The magnitude of such a binary16, with the format's last place at bit 8. What is too large becomes the top.
+    /// The magnitude of such a binary16, with the format's last place at bit 8. An overflow becomes the top.
     ///
     /// # Safety
     /// The caller has AVX-512.
@@ -97,7 +97,7 @@ impl Byte for E5M2 {
     }
 }
 
-/// One place lower, a binary16 that is 256 times smaller.
+/// A binary16 that is 256 times smaller, one place lower.
 impl Byte for E4M3 {
     #[inline(always)]
     unsafe fn scaled(lanes: __m512) -> __m512 {
@@ -114,8 +114,8 @@ impl Byte for E4M3 {
     }
 }
 
-/// Even and odd elements of the lower halves of all 128-bit lanes, then those of the upper halves. A NaN may
-/// have any sign.
+/// Even and odd elements of the lower halves of all 128-bit lanes, then those of the upper halves. The sign of
+/// a NaN is unspecified.
 ///
 /// # Safety
 /// The caller has VBMI.
@@ -138,7 +138,7 @@ unsafe fn widen<F: Byte>(line: __m512i) -> Block {
     }
 }
 
-/// Where the elements of [`narrow`]'s two vectors are to be found, in the order of memory.
+/// Index of each element in [`narrow`]'s two vectors, in the order of memory.
 static ORDER: Line = order();
 
 #[repr(align(64))]
@@ -168,7 +168,7 @@ unsafe fn write_bytes<F: Byte, const STREAM: bool>(destination: *mut u8, [a, b, 
     }
 }
 
-/// Elements in the upper bytes of words, first the even and then the odd ones: rounded to nearest even, once.
+/// Elements in the upper bytes of words, first the even and then the odd ones; rounded once, to nearest even.
 ///
 /// # Safety
 /// The caller has AVX-512.
@@ -188,8 +188,8 @@ unsafe fn narrow<F: Byte>(even: __m512, odd: __m512) -> __m512i {
     }
 }
 
-/// The numbers cut to binary16, with a one in the seventh place where anything was behind it: what is cut off is
-/// no tie then, and rounding the rest is rounding once.
+/// Numbers truncated to binary16, with the seventh place set if any truncated bit was set: then the remainder
+/// is not a tie, and rounding the result equals rounding once.
 ///
 /// # Safety
 /// The caller has AVX-512.
@@ -205,7 +205,7 @@ unsafe fn halves<F: Byte>(lanes: __m512) -> __m256i {
     }
 }
 
-/// The 128-bit lanes of four vectors as a matrix, transposed: its own inverse.
+/// Transposes the 128-bit lanes of four vectors as a matrix: its own inverse.
 ///
 /// # Safety
 /// The caller has AVX-512.

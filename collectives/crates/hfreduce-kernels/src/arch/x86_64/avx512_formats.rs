@@ -1,4 +1,4 @@
-//! The formats of two bytes and more in 512-bit vectors. A line of bf16 is loaded as its even and its odd elements,
+//! Formats of two bytes and more in 512-bit vectors. A line of bf16 is loaded as its even and its odd elements,
 //! so that no element crosses a lane.
 
 use std::arch::x86_64::*;
@@ -36,7 +36,7 @@ pub(super) unsafe fn join(low: __m256i, high: __m256i) -> __m512i {
     unsafe { _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high) }
 }
 
-/// Even and odd elements become the first and the second half.
+/// Converts even and odd elements to the first and the second half.
 ///
 /// # Safety
 /// The caller has AVX-512.
@@ -50,7 +50,7 @@ unsafe fn interleave(even: __m512, odd: __m512) -> [__m512; 2] {
     }
 }
 
-/// The other way round.
+/// The inverse of [`interleave`].
 ///
 /// # Safety
 /// The caller has AVX-512.
@@ -64,7 +64,7 @@ unsafe fn separate(first: __m512, second: __m512) -> [__m512; 2] {
     }
 }
 
-/// The formats of whole vectors.
+/// Formats whose elements are whole lanes.
 macro_rules! whole {
     ($format:ident, $lanes:ty, $bytes:expr, $load:ident, $bits:ident) => {
         impl $format {
@@ -105,7 +105,8 @@ whole!(F32, __m512, 4, _mm512_loadu_ps, _mm512_castps_si512);
 whole!(F64, __m512d, 8, _mm512_loadu_pd, _mm512_castpd_si512);
 
 impl Bf16 {
-    /// Adds what rounds the upper half to nearest even (see the scalar code).
+    /// Adds the rounding increment, so that the upper half is the value rounded to nearest even (see the scalar
+    /// code).
     ///
     /// # Safety
     /// The caller has AVX-512.

@@ -1,12 +1,12 @@
-//! What the formats of both vector widths have in common.
+//! Macros that both vector widths share.
 
-/// An instruction set from its name and the processor's features.
+/// Implements an instruction set from its name and the processor's features.
 macro_rules! machine {
     ($machine:ident, $features:literal) => {
         impl Machine for $machine {
             #[inline(always)]
             unsafe fn fence() {
-                // SAFETY: every x86-64 has it.
+                // SAFETY: every x86-64 processor has the instruction.
                 unsafe { _mm_sfence() }
             }
             #[inline(always)]
@@ -37,7 +37,7 @@ macro_rules! machine {
     };
 }
 
-/// `store` and `stream` of a format from its `write`.
+/// Implements `store` and `stream` of a format with its `write`.
 macro_rules! stores {
     ($block:ty) => {
         #[inline(always)]
@@ -53,7 +53,7 @@ macro_rules! stores {
     };
 }
 
-/// An 8-bit format from `write_bytes` and `widen` of one line, in the order of quarters.
+/// Implements an 8-bit format with `write_bytes` and a `widen` of one line, in the order of quarters.
 macro_rules! bytes {
     ($vector:ty, $read:ident, $format:ident, $kind:ty, $widen:path) => {
         impl $format {

@@ -1,4 +1,4 @@
-//! x86-64: what the processor has, and one file per instruction set.
+//! x86-64: feature detection, and one file for each instruction set.
 
 #[macro_use]
 mod formats;
@@ -21,7 +21,7 @@ pub(crate) fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512vl")
 }
 
-/// What AVX-512 needs besides for the 8-bit formats.
+/// The feature that the 8-bit formats need in addition to AVX-512.
 pub(crate) fn has_vbmi() -> bool {
     is_x86_feature_detected!("avx512vbmi")
 }

@@ -1,6 +1,6 @@
-//! Real processes that are killed and stopped in the middle of operations.
+//! Real processes that are killed or stopped in the middle of operations.
 //!
-//! The test starts itself again once for each rank (see `a_rank`); words go over pipes.
+//! The test starts itself once for each rank (see `a_rank`); the processes exchange lines over pipes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -17,23 +17,23 @@ use hfreduce_engine::{DType, Endpoint, Options, ReduceOp, WaitError};
 use support::{KEY, TIMEOUT, buffer, placement};
 
 const RANK: &str = "HFREDUCE_TEST_RANK";
-/// Enough that a signal most often comes while some rank is at the memory of others.
+/// Enough elements that a signal most often arrives while a rank accesses the memory of others.
 const ELEMENTS: usize = 1_000_000;
-/// Of a small operation.
+/// Elements of a small operation.
 const FEW_ELEMENTS: usize = 1024;
-/// Instead of the rank that reduces: none does, the ranks send each other messages.
+/// Value in the place of the rank that reduces: no rank does, the ranks exchange messages.
 const MESSAGES: usize = 2;
-/// A part of equal length for each of two, three and four ranks.
+/// Divisible into parts of equal length for two, three and four ranks.
 const MESSAGE_ELEMENTS: usize = 1_200_000;
 
-/// Not a test by itself: what a rank of the tests below does, in a process of its own.
+/// Not a test by itself: the body of a rank of the tests below, which is a separate process.
 #[test]
 fn a_rank() {
     let Ok(spec) = std::env::var(RANK) else { return };
     let numbers: Vec<usize> = spec.split(',').map(|word| word.parse().unwrap()).collect();
     let [rank, nodes, locals, liveness_ms, round, elements] = numbers[..] else { panic!("{spec}") };
     let mut options = Options::new(rank as u32, placement(nodes, locals));
-    // Where they share processors and rank 0's memory is its own, they add in turn.
+    // With one processor, and private memory on rank 0, the ranks use ring accumulation.
     options.processors = (round == 1).then_some(1);
     options.liveness = Duration::from_millis(liveness_ms as u64);
     options.folders = Folders::default();
@@ -43,12 +43,12 @@ fn a_rank() {
     let infos: Vec<Vec<u8>> =
         (0..nodes * locals).map(|_| lines.next().unwrap().unwrap().into_bytes()).collect();
     let comm = endpoint.connect(&infos, Duration::from_secs(30)).unwrap();
-    // Every other rank's memory is registered: the others of its node read and write it.
+    // Every second rank registers its memory: the other ranks of its node read and write it.
     let registered = rank % 2 == round;
     let block = comm.allocate(4 * elements).unwrap();
     let mut private = vec![1.0; elements];
     let data: &mut [f32] = if registered {
-        // SAFETY: the block holds so many and nobody else refers to it here.
+        // SAFETY: the block holds that many elements and there is no other reference to it.
         unsafe { std::slice::from_raw_parts_mut(block.base().cast(), elements) }
     } else {
         &mut private
@@ -58,7 +58,7 @@ fn a_rank() {
     let mut sent = vec![1.0; elements];
     let counts = vec![elements / world; world];
     for calls in 0.. {
-        // Stopped between two operations, it hears of its own end when it calls the next.
+        // A rank that was stopped between two operations learns of its failure at its next call.
         let called = if round == MESSAGES {
             let (from, to) = (buffer(&mut sent), buffer(data));
             comm.alltoall(from, to, &counts, &counts, DType::F32, TIMEOUT, true)
@@ -70,7 +70,7 @@ fn a_rank() {
             data.fill(rank as f32);
             println!("\n@failed {} {}", cause.kind.word(), cause.peer.map_or(-1, i64::from));
             eprintln!("rank {rank}: {error}");
-            // Asked again when whoever stood still has gone on.
+            // Requested once a stopped rank has resumed.
             if lines.next().is_some() {
                 println!("\n@whole {}", data.iter().all(|value| *value == rank as f32));
             }
@@ -83,7 +83,7 @@ fn a_rank() {
             let ring = comm.counters().ring_bytes.load(Ordering::Relaxed);
             assert_eq!(ring > 0, round == 1 && elements == ELEMENTS);
             if std::env::var_os(FORKS).is_some() {
-                live_on_in_a_child();
+                fork_a_living_child();
             }
             println!("\n@running");
         }
@@ -93,8 +93,8 @@ fn a_rank() {
 /// Set for ranks that fork a child, as data loaders do.
 const FORKS: &str = "HFREDUCE_TEST_FORKS";
 
-/// A forked child that outlives this process: for a minute, as no test waits for it.
-fn live_on_in_a_child() {
+/// Forks a child that outlives this process for a minute; no test waits for it.
+fn fork_a_living_child() {
     // SAFETY: the child calls only what is async-signal-safe, and ends by a signal.
     unsafe {
         if libc::fork() == 0 {
@@ -106,16 +106,16 @@ fn live_on_in_a_child() {
     }
 }
 
-/// Who of a node adds.
+/// How the ranks of a node reduce.
 #[derive(Clone, Copy)]
 enum Sum {
     Owned,
-    Round,
-    /// Whoever contributes last, where they share a processor.
+    Ring,
+    /// Last arriver, on a shared processor.
     Small,
-    /// As [`Sum::Owned`], by ranks that have a living forked child each.
+    /// As [`Sum::Owned`], by ranks that each have a living forked child.
     Forked,
-    /// No rank reduces: long messages, through the node's memory where it is one node.
+    /// No rank reduces: long messages, through the node's memory if there is one node.
     Messages,
 }
 
@@ -125,14 +125,14 @@ type Shape = (usize, usize);
 struct Rank {
     process: Child,
     input: ChildStdin,
-    words: Receiver<String>,
+    lines_received: Receiver<String>,
 }
 
 impl Rank {
     fn start(rank: usize, (nodes, locals): Shape, liveness_ms: u64, what: Sum) -> Self {
         let (round, elements) = match what {
             Sum::Owned | Sum::Forked => (0, ELEMENTS),
-            Sum::Round => (1, ELEMENTS),
+            Sum::Ring => (1, ELEMENTS),
             Sum::Small => (1, FEW_ELEMENTS),
             Sum::Messages => (MESSAGES, MESSAGE_ELEMENTS),
         };
@@ -149,22 +149,23 @@ impl Rank {
             .unwrap();
         let input = process.stdin.take().unwrap();
         let output = BufReader::new(process.stdout.take().unwrap());
-        let (send, words) = channel();
+        let (send, lines_received) = channel();
         std::thread::spawn(move || {
             for line in output.lines().map_while(Result::ok).filter(|line| line.starts_with('@')) {
                 let _ = send.send(line);
             }
         });
-        Self { process, input, words }
+        Self { process, input, lines_received }
     }
 
-    fn word(&self, what: &str) -> String {
-        let line = self.words.recv_timeout(Duration::from_secs(40)).expect("a rank says nothing");
+    fn line(&self, what: &str) -> String {
+        let line =
+            self.lines_received.recv_timeout(Duration::from_secs(40)).expect("no line from a rank");
         line.strip_prefix(what).unwrap_or_else(|| panic!("{line} instead of {what}")).trim().into()
     }
 
     fn signal(&self, signal: i32) {
-        // SAFETY: a signal to a child of ours that has not been waited for.
+        // SAFETY: a signal to a child of this process that has not been waited for.
         assert_eq!(unsafe { libc::kill(self.process.id() as i32, signal) }, 0);
     }
 }
@@ -176,8 +177,8 @@ impl Drop for Rank {
     }
 }
 
-/// Sends `signal` to `victim` in the middle of operations; all others must name it in time.
-fn survivors_name(
+/// Sends `signal` to `victim` in the middle of operations; all others must report it in time.
+fn survivors_report(
     shape: Shape,
     (victim, what): (usize, Sum),
     signal: i32,
@@ -187,7 +188,7 @@ fn survivors_name(
     let (nodes, locals) = shape;
     let mut ranks: Vec<Rank> =
         (0..nodes * locals).map(|rank| Rank::start(rank, shape, liveness_ms, what)).collect();
-    let infos: Vec<String> = ranks.iter().map(|rank| rank.word("@info")).collect();
+    let infos: Vec<String> = ranks.iter().map(|rank| rank.line("@info")).collect();
     for rank in &mut ranks {
         for info in &infos {
             writeln!(rank.input, "{info}").unwrap();
@@ -195,13 +196,13 @@ fn survivors_name(
         rank.input.flush().unwrap();
     }
     for rank in &ranks {
-        rank.word("@running");
+        rank.line("@running");
     }
     let signalled = Instant::now();
     ranks[victim].signal(signal);
     for (at, rank) in ranks.iter().enumerate().filter(|(at, _)| *at != victim) {
         assert_eq!(
-            rank.word("@failed"),
+            rank.line("@failed"),
             format!("{kind} {victim}"),
             "rank {at} of {nodes}x{locals}"
         );
@@ -209,75 +210,75 @@ fn survivors_name(
     let took = signalled.elapsed();
     assert!(took < within, "{took:?} from the signal to the last survivor's error");
     if signal == libc::SIGSTOP {
-        // What it was in the middle of goes on, and reaches nobody's memory any more.
+        // A resumed rank reports the failure too and does not write to other ranks' memory.
         ranks[victim].signal(libc::SIGCONT);
-        assert_eq!(ranks[victim].word("@failed"), format!("{kind} {victim}"));
+        assert_eq!(ranks[victim].line("@failed"), format!("{kind} {victim}"));
         for (at, rank) in ranks.iter_mut().enumerate() {
             writeln!(rank.input, "whole?").unwrap();
             rank.input.flush().unwrap();
-            assert_eq!(rank.word("@whole"), "true", "rank {at} of {nodes}x{locals}");
+            assert_eq!(rank.line("@whole"), "true", "rank {at} of {nodes}x{locals}");
         }
     }
 }
 
 #[test]
-fn a_killed_rank_is_named_at_once_by_every_survivor() {
-    // Leaders, members, interior nodes and leaves.
+fn every_survivor_reports_a_killed_rank_at_once() {
+    // Owners, other ranks, interior nodes and leaves.
     for (shape, victim) in
         [((1, 2), 0), ((1, 3), 1), ((2, 1), 1), ((2, 2), 0), ((2, 2), 3), ((4, 1), 2), ((3, 2), 1)]
     {
         let limits = (240_000, Duration::from_secs(60));
-        survivors_name(shape, (victim, Sum::Owned), libc::SIGKILL, "peer_died", limits);
+        survivors_report(shape, (victim, Sum::Owned), libc::SIGKILL, "peer_died", limits);
     }
 }
 
 #[test]
-fn a_killed_rank_whose_forked_child_lives_is_named_at_once_too() {
+fn a_killed_rank_with_a_living_forked_child_is_reported_at_once() {
     for (shape, victim) in [((2, 1), 1), ((3, 1), 0)] {
         let limits = (240_000, Duration::from_secs(60));
-        survivors_name(shape, (victim, Sum::Forked), libc::SIGKILL, "peer_died", limits);
+        survivors_report(shape, (victim, Sum::Forked), libc::SIGKILL, "peer_died", limits);
     }
 }
 
 #[test]
-fn a_stopped_rank_is_named_after_the_liveness_time() {
+fn a_stopped_rank_is_reported_after_the_liveness_timeout() {
     for (shape, victim) in [((1, 2), 1), ((1, 3), 0), ((2, 2), 0), ((2, 2), 3), ((3, 1), 1)] {
         // Far longer than a busy host keeps a process from running.
         let limits = (6000, Duration::from_secs(60));
-        survivors_name(shape, (victim, Sum::Owned), libc::SIGSTOP, "peer_stalled", limits);
+        survivors_report(shape, (victim, Sum::Owned), libc::SIGSTOP, "peer_stalled", limits);
     }
 }
 
 #[test]
-fn who_ends_or_stops_while_a_sum_goes_round_is_named() {
+fn a_killed_or_stopped_rank_is_reported_during_ring_accumulation() {
     for victim in 0..3 {
         let limits = (240_000, Duration::from_secs(60));
-        survivors_name((1, 3), (victim, Sum::Round), libc::SIGKILL, "peer_died", limits);
+        survivors_report((1, 3), (victim, Sum::Ring), libc::SIGKILL, "peer_died", limits);
     }
     let limits = (6000, Duration::from_secs(60));
-    survivors_name((1, 3), (1, Sum::Round), libc::SIGSTOP, "peer_stalled", limits);
+    survivors_report((1, 3), (1, Sum::Ring), libc::SIGSTOP, "peer_stalled", limits);
 }
 
 #[test]
-fn who_ends_or_stops_among_small_operations_is_named() {
+fn a_killed_or_stopped_rank_is_reported_during_small_operations() {
     for victim in 0..3 {
         let limits = (240_000, Duration::from_secs(60));
-        survivors_name((1, 3), (victim, Sum::Small), libc::SIGKILL, "peer_died", limits);
+        survivors_report((1, 3), (victim, Sum::Small), libc::SIGKILL, "peer_died", limits);
     }
     let limits = (6000, Duration::from_secs(60));
     for victim in 0..2 {
-        survivors_name((1, 3), (victim, Sum::Small), libc::SIGSTOP, "peer_stalled", limits);
+        survivors_report((1, 3), (victim, Sum::Small), libc::SIGSTOP, "peer_stalled", limits);
     }
 }
 
 #[test]
-fn who_ends_or_stops_among_long_messages_is_named() {
+fn a_killed_or_stopped_rank_is_reported_during_long_messages() {
     for (shape, victim) in [((1, 2), 0), ((1, 3), 1), ((2, 2), 3)] {
         let limits = (240_000, Duration::from_secs(60));
-        survivors_name(shape, (victim, Sum::Messages), libc::SIGKILL, "peer_died", limits);
+        survivors_report(shape, (victim, Sum::Messages), libc::SIGKILL, "peer_died", limits);
     }
     for (shape, victim) in [((1, 2), 1), ((1, 3), 0), ((2, 2), 1)] {
         let limits = (6000, Duration::from_secs(60));
-        survivors_name(shape, (victim, Sum::Messages), libc::SIGSTOP, "peer_stalled", limits);
+        survivors_report(shape, (victim, Sum::Messages), libc::SIGSTOP, "peer_stalled", limits);
     }
 }

@@ -1,5 +1,4 @@
-//! Small operations, which whoever contributes last adds up: the bits of an owner's sum, and the same
-//! failures.
+//! Small operations, which the last arriver reduces: the bits of an owner's sum, and the same failures.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -13,18 +12,18 @@ use hfreduce_engine::{
 };
 use support::{TIMEOUT, placement, run, try_run, unless_ended, values};
 
-/// The longest that is small, and one that is not.
+/// The largest small operation, and one above the limit.
 const SMALL: usize = 16 << 10;
 const LARGE: usize = SMALL + 4096;
 const OPS: [ReduceOp; 5] =
     [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max, ReduceOp::Average];
 
-/// Ranks that share a processor, or have one each.
+/// Options of ranks that share a processor, or have one each.
 fn sharing(processors: usize) -> impl Fn(&mut Options) {
     move |options| options.processors = Some(processors)
 }
 
-/// Any bytes are numbers: not-a-number, infinities and zeros of both signs among them.
+/// Any bytes are numbers: NaNs, infinities and zeros of both signs among them.
 fn content(rank: u32, salt: u64, count: usize) -> Vec<u8> {
     let numbers = values(rank, salt, count.div_ceil(4));
     let mut bytes: Vec<u8> = numbers.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -52,17 +51,17 @@ fn failed(work: Called) -> CollectiveError {
 }
 
 #[test]
-fn the_last_to_contribute_makes_the_bits_that_an_owner_makes() {
+fn the_last_arrivers_sum_has_the_bits_of_an_owners_sum() {
     for processors in [1, 3] {
         run(&placement(1, 3), sharing(processors), |comm| {
             for dtype in (0..=u8::MAX).map_while(DType::from_code) {
                 for op in OPS.into_iter().filter(|op| op.supports(dtype)) {
-                    let given = content(comm.rank(), 1, LARGE);
-                    let mut owned = given.clone();
+                    let source = content(comm.rank(), 1, LARGE);
+                    let mut owned = source.clone();
                     let work = comm.allreduce(whole(&mut owned), dtype, op, 0, TIMEOUT, true);
                     work.unwrap().wait(None).unwrap();
                     for bytes in [8, 4000, SMALL] {
-                        let mut data = given[..bytes].to_vec();
+                        let mut data = source[..bytes].to_vec();
                         let work = comm.allreduce(whole(&mut data), dtype, op, 0, TIMEOUT, true);
                         work.unwrap().wait(None).unwrap();
                         assert!(data == owned[..bytes], "{dtype:?} {op:?} {bytes}");
@@ -74,25 +73,25 @@ fn the_last_to_contribute_makes_the_bits_that_an_owner_makes() {
 }
 
 #[test]
-fn roots_blocks_and_pieces_get_what_all_would() {
+fn reduce_reduce_scatter_and_ranges_have_the_bits_of_allreduce() {
     run(&placement(1, 4), sharing(1), |comm| {
         let (dtype, op) = (DType::F32, ReduceOp::Sum);
-        let given = content(comm.rank(), 2, 4 * SMALL);
-        let mut all = given.clone();
+        let source = content(comm.rank(), 2, 4 * SMALL);
+        let mut all = source.clone();
         sum(&comm, whole(&mut all)).wait(None).unwrap();
 
-        let mut reduced = given[..SMALL].to_vec();
+        let mut reduced = source[..SMALL].to_vec();
         comm.reduce(whole(&mut reduced), dtype, op, 2, TIMEOUT, true).unwrap().wait(None).unwrap();
-        let mine = if comm.rank() == 2 { &all } else { &given };
-        assert!(reduced == mine[..SMALL], "what is not the root's stays");
+        let expected = if comm.rank() == 2 { &all } else { &source };
+        assert!(reduced == expected[..SMALL], "other ranks' buffers are unchanged");
 
-        let (mut input, mut block) = (given.clone(), vec![0; SMALL]);
+        let (mut input, mut block) = (source.clone(), vec![0; SMALL]);
         let (from, to) = (whole(&mut input), whole(&mut block));
         comm.reduce_scatter(from, to, dtype, op, TIMEOUT, true).unwrap().wait(None).unwrap();
         assert!(block == all[comm.rank() as usize * SMALL..][..SMALL]);
 
-        // Pieces that cut elements.
-        let mut data = given[..SMALL].to_vec();
+        // Ranges that cut elements.
+        let mut data = source[..SMALL].to_vec();
         let (left, right) = data.split_at_mut(3001);
         let pieces = [left, right].map(|piece| (piece.as_mut_ptr(), piece.len()));
         // SAFETY: as for `whole`.
@@ -102,10 +101,10 @@ fn roots_blocks_and_pieces_get_what_all_would() {
 }
 
 #[test]
-fn more_of_them_than_there_are_slots_end_in_order_between_others() {
+fn more_small_operations_than_slots_end_in_order_between_others() {
     for processors in [1, 4] {
         run(&placement(1, 4), sharing(processors), |comm| {
-            // Small ones, one that has owners, one that goes round where they share a processor.
+            // Small operations, one with owners, one that uses the ring if the ranks share a processor.
             let sizes = [1, 1000, 4096, 9000, 1 << 18];
             let mut data: Vec<Vec<f32>> = (0..100)
                 .map(|salt| vec![(comm.rank() + salt) as f32; sizes[salt as usize % sizes.len()]])
@@ -124,10 +123,10 @@ fn more_of_them_than_there_are_slots_end_in_order_between_others() {
 }
 
 #[test]
-fn ranks_that_come_late_again_and_again_find_what_they_missed() {
+fn repeatedly_late_ranks_get_every_result() {
     run(&placement(1, 3), sharing(1), |comm| {
         for round in 0..300_u32 {
-            // Another one is late each time; the others sleep by then.
+            // A different rank is late each time; the others sleep by then.
             if round % 3 == comm.rank() && round % 10 == 0 {
                 std::thread::sleep(Duration::from_millis(2));
             }
@@ -139,9 +138,9 @@ fn ranks_that_come_late_again_and_again_find_what_they_missed() {
 }
 
 #[test]
-fn who_calls_something_else_or_nothing_is_named() {
+fn a_rank_that_calls_another_operation_or_none_is_reported() {
     for wrong in 0..3 {
-        // The same bytes in another type, more of them, more than is small, another operation.
+        // The same bytes in another type, more elements, more than a small operation, another operation.
         let odd: [fn(&Communicator, &mut [f32]) -> Called; 4] = [
             |comm, data| {
                 let buffer = support::buffer(&mut data[..64]);
@@ -181,12 +180,12 @@ fn who_calls_something_else_or_nothing_is_named() {
                 return;
             }
             let mut data = [1.0_f32; 64];
-            // Long enough that nobody else is late on a busy machine.
+            // Long enough that no other rank is late on a busy host.
             let (buffer, soon) = (support::buffer(&mut data), Duration::from_secs(2));
             together.wait();
             let error = failed(comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, soon, true));
-            let told = (error.cause.kind, error.cause.peer);
-            assert_eq!(told, (ErrorKind::TimedOut, Some(wrong)), "{error}");
+            let reported = (error.cause.kind, error.cause.peer);
+            assert_eq!(reported, (ErrorKind::TimedOut, Some(wrong)), "{error}");
         });
     }
 }

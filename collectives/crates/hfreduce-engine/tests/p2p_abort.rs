@@ -1,5 +1,5 @@
-//! Who hears of a failure over a direct connection alone, because the trees are silent, says what
-//! everybody says.
+//! A rank that learns of a failure only over a point-to-point connection, because its tree links are silent,
+//! reports the same cause as all other ranks.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -15,16 +15,16 @@ use hfreduce_engine::flight::Folders;
 use hfreduce_engine::{Communicator, DType, Endpoint, ErrorKind, Options, WaitError, Work};
 use support::{KEY, TIMEOUT, allreduce, buffer, placement};
 
-/// The rank that hears nothing over the trees any more, the one that it talks to, and the one that
-/// aborts: the trees of two zones with two machines and one are a chain of them.
+/// The rank whose tree links are silent, the rank that it exchanges messages with, and the rank that aborts:
+/// the trees of two zones with two nodes and one are a chain of them.
 const DEAF: usize = 0;
 const PEER: usize = 1;
 const ABORTS: usize = 2;
 
-/// Somebody between all ranks, who can make the trees around `DEAF` silent without ending them.
+/// A proxy proxy all ranks that can silence the tree links of `DEAF` without closing them.
 #[derive(Default)]
-struct Between {
-    /// Connections that come from now on are direct ones.
+struct Proxy {
+    /// Later connections are point-to-point.
     connected: AtomicBool,
     silent: AtomicBool,
     /// Sockets that stay open until the test ends.
@@ -32,31 +32,31 @@ struct Between {
     met: AtomicUsize,
 }
 
-impl Between {
-    /// The ranks wait for each other for the nth time: not for ever, as one of them may panic.
+impl Proxy {
+    /// A barrier of the ranks, with a timeout because one of them may panic. `nth`: its number.
     fn meet(&self, nth: usize) {
         let until = Instant::now() + TIMEOUT;
         self.met.fetch_add(1, Ordering::SeqCst);
         while self.met.load(Ordering::SeqCst) < 3 * nth {
-            assert!(Instant::now() < until, "a rank does not come");
+            assert!(Instant::now() < until, "a rank is missing");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// A port to dial instead of `port`.
-    fn stand(self: &Arc<Self>, port: u16, pair: [usize; 2]) -> u16 {
+    /// Starts a listener that forwards to `port`; returns its port.
+    fn listen(self: &Arc<Self>, port: u16, pair: [usize; 2]) -> u16 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (own, between) = (listener.local_addr().unwrap().port(), self.clone());
+        let (own, proxy) = (listener.local_addr().unwrap().port(), self.clone());
         std::thread::spawn(move || {
             for dialer in listener.incoming() {
                 let Ok(dialer) = dialer else { return };
                 let Ok(acceptor) = TcpStream::connect(("127.0.0.1", port)) else { return };
-                let tree = !between.connected.load(Ordering::SeqCst) && pair.contains(&DEAF);
+                let tree = !proxy.connected.load(Ordering::SeqCst) && pair.contains(&DEAF);
                 for (from, to) in [(&dialer, &acceptor), (&acceptor, &dialer)] {
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    between.held.lock().unwrap().push(to.try_clone().unwrap());
-                    let between = between.clone();
-                    std::thread::spawn(move || between.pass(from, to, tree));
+                    proxy.held.lock().unwrap().push(to.try_clone().unwrap());
+                    let proxy = proxy.clone();
+                    std::thread::spawn(move || proxy.pass(from, to, tree));
                 }
             }
         });
@@ -79,13 +79,13 @@ impl Between {
     }
 }
 
-/// How a rank's wait ended, if it had one.
+/// Result of a rank's wait, if it had one.
 type Ending = Option<Result<(), WaitError>>;
 
-/// Runs `body` as each of three ranks, one a machine, with somebody between them. One aborts; whoever waits
-/// must say so.
-fn between_three(body: impl Fn(Communicator, &Between) -> Ending + Sync) {
-    let between = Arc::new(Between::default());
+/// Runs `body` as each of three ranks, one on each node, with a proxy proxy them. One aborts; every waiting
+/// rank must report that.
+fn with_three_ranks(body: impl Fn(Communicator, &Proxy) -> Ending + Sync) {
+    let proxy = Arc::new(Proxy::default());
     let endpoints: Vec<Endpoint> = (0..3)
         .map(|rank| {
             let mut options = Options::new(rank, placement(3, 1));
@@ -102,7 +102,7 @@ fn between_three(body: impl Fn(Communicator, &Between) -> Ending + Sync) {
             let mut info = info.clone();
             if peer != rank {
                 let port = info["port"].as_u64().unwrap() as u16;
-                info["port"] = between.stand(port, [rank, peer]).into();
+                info["port"] = proxy.listen(port, [rank, peer]).into();
             }
             serde_json::to_vec(&info).unwrap()
         };
@@ -112,14 +112,14 @@ fn between_three(body: impl Fn(Communicator, &Between) -> Ending + Sync) {
     let body = &body;
     let endings: Vec<Ending> = std::thread::scope(|scope| {
         let ranks = endpoints.into_iter().zip(&bent).map(|(endpoint, infos)| {
-            let between = &between;
+            let proxy = &proxy;
             scope.spawn(move || {
                 let comm = endpoint.connect(infos, TIMEOUT).unwrap();
                 allreduce(&comm, &mut [1.0; 10]).wait(None).unwrap();
-                between.meet(1);
-                between.connected.store(true, Ordering::SeqCst);
-                between.meet(2);
-                body(comm, between)
+                proxy.meet(1);
+                proxy.connected.store(true, Ordering::SeqCst);
+                proxy.meet(2);
+                body(comm, proxy)
             })
         });
         ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
@@ -136,7 +136,7 @@ fn between_three(body: impl Fn(Communicator, &Between) -> Ending + Sync) {
     }
 }
 
-/// A message between the deaf rank and its peer, to or from the former.
+/// A message proxy `DEAF` and `PEER`; `deaf_receives`: in this direction.
 fn message(comm: &Communicator, data: &mut [f32], deaf_receives: bool) -> Option<Work> {
     let deaf = comm.rank() as usize == DEAF;
     let peer = if deaf { PEER as u32 } else { DEAF as u32 };
@@ -148,23 +148,23 @@ fn message(comm: &Communicator, data: &mut [f32], deaf_receives: bool) -> Option
 }
 
 #[test]
-fn who_is_told_over_a_direct_connection_names_the_same_culprit() {
+fn an_abort_over_a_point_to_point_connection_reports_the_same_culprit() {
     for deaf_receives in [true, false] {
-        between_three(|comm, between| {
+        with_three_ranks(|comm, proxy| {
             let (mut first, mut second) = ([1.0; 10], [1.0; 10]);
             if let Some(work) = message(&comm, &mut first, deaf_receives) {
                 work.wait(None).unwrap();
             }
-            between.meet(3);
-            between.silent.store(true, Ordering::SeqCst);
+            proxy.meet(3);
+            proxy.silent.store(true, Ordering::SeqCst);
             let deaf = comm.rank() as usize == DEAF;
             let work = deaf.then(|| message(&comm, &mut second, deaf_receives).unwrap());
-            between.meet(4);
+            proxy.meet(4);
             if comm.rank() as usize == ABORTS {
                 comm.abort("loss is NaN");
                 return None;
             }
-            // The peer hears of it along the tree and goes: its end must not be taken for the cause.
+            // The peer learns of it along the tree and closes: its end must not be taken for the cause.
             let work = work.or_else(|| comm.barrier(TIMEOUT, true).ok());
             work.map(|work| work.wait(None))
         });
@@ -172,10 +172,10 @@ fn who_is_told_over_a_direct_connection_names_the_same_culprit() {
 }
 
 #[test]
-fn who_connects_to_a_rank_for_which_all_has_ended_is_told_why() {
-    between_three(|comm, between| {
-        between.silent.store(true, Ordering::SeqCst);
-        between.meet(3);
+fn a_rank_that_connects_to_an_aborted_rank_receives_the_reason() {
+    with_three_ranks(|comm, proxy| {
+        proxy.silent.store(true, Ordering::SeqCst);
+        proxy.meet(3);
         if comm.rank() as usize == ABORTS {
             comm.abort("loss is NaN");
         }
@@ -183,12 +183,12 @@ fn who_connects_to_a_rank_for_which_all_has_ended_is_told_why() {
         while comm.rank() as usize == PEER && comm.error().is_none() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
-        between.meet(4);
+        proxy.meet(4);
         let mut data = [1.0; 10];
         let work = (comm.rank() as usize == DEAF).then(|| message(&comm, &mut data, false));
         let ending = work.map(|work| work.unwrap().wait(None));
-        // The peer stays until the other has heard.
-        between.meet(5);
+        // The peer stays until the other rank has been notified.
+        proxy.meet(5);
         ending
     });
 }

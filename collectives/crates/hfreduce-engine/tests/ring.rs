@@ -1,5 +1,5 @@
-//! Sums that go round where ranks share processors: the bits of an owner's sum, whatever the memory,
-//! and the same failures.
+//! Ring accumulation, used if ranks share processors: the bits of an owner's sum, whatever the memory, and the
+//! same failures.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -11,12 +11,12 @@ use std::time::Duration;
 use hfreduce_engine::{Buffer, Communicator, DType, ErrorKind, Options, ReduceOp, WaitError, Work};
 use support::{TIMEOUT, placement, run, try_run, unless_ended, values};
 
-/// Of an operation that goes round: several chunks, the last of them short.
+/// Size of an operation that uses the ring: several chunks, the last one short.
 const BYTES: usize = (1 << 20) + 1000 * 8;
 const OPS: [ReduceOp; 5] =
     [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max, ReduceOp::Average];
 
-/// Ranks that share a processor, or have one each.
+/// Options of ranks that share a processor, or have one each.
 fn sharing(processors: usize) -> impl Fn(&mut Options) {
     move |options| {
         options.processors = Some(processors);
@@ -28,7 +28,7 @@ fn went_round(comm: &Communicator) -> u64 {
     comm.counters().ring_bytes.load(Ordering::Relaxed)
 }
 
-/// Any bytes are numbers: not-a-number, infinities and zeros of both signs among them.
+/// Any bytes are numbers: NaNs, infinities and zeros of both signs among them.
 fn content(rank: u32, salt: u64) -> Vec<u8> {
     let numbers = values(rank, salt, BYTES / 4);
     let mut bytes: Vec<u8> = numbers.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -45,21 +45,21 @@ fn sum(comm: &Communicator, buffer: Buffer) -> Work {
     comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true).unwrap()
 }
 
-/// Every type and operation, and pieces that cut elements; what each rank got.
+/// Every type and operation, and ranges that cut elements; returns each rank's results.
 fn everything(processors: usize) -> Vec<Vec<u8>> {
-    let mut told = run(&placement(1, 3), sharing(processors), |comm| {
+    let mut results = run(&placement(1, 3), sharing(processors), |comm| {
         let mut made = Vec::new();
-        let given = content(comm.rank(), 1);
+        let input = content(comm.rank(), 1);
         for dtype in (0..=u8::MAX).map_while(DType::from_code) {
             for op in OPS.into_iter().filter(|op| op.supports(dtype)) {
-                let mut data = given.clone();
+                let mut data = input.clone();
                 let buffer = whole(&mut data);
                 let work = comm.allreduce(buffer, dtype, op, 0, TIMEOUT, true).unwrap();
                 work.wait(None).unwrap();
                 made.push(data);
             }
         }
-        let mut data = given;
+        let mut data = input;
         let (left, right) = data.split_at_mut(300_001);
         let pieces = [left, right].map(|piece| (piece.as_mut_ptr(), piece.len()));
         // SAFETY: as for `whole`.
@@ -68,18 +68,18 @@ fn everything(processors: usize) -> Vec<Vec<u8>> {
         assert_eq!(went_round(&comm) > 0, processors == 1);
         made
     });
-    assert!(told.windows(2).all(|pair| pair[0] == pair[1]), "the same on every rank");
-    told.remove(0)
+    assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "the same on every rank");
+    results.remove(0)
 }
 
 #[test]
-fn a_sum_that_goes_round_has_the_bits_of_one_that_an_owner_makes() {
+fn ring_accumulation_has_the_bits_of_an_owners_sum() {
     assert!(everything(1) == everything(3));
 }
 
 #[test]
-fn one_rank_or_one_block_of_it_gets_what_all_would() {
-    let told = [1, 4].map(|processors| {
+fn reduce_and_reduce_scatter_have_the_bits_of_allreduce() {
+    let results = [1, 4].map(|processors| {
         run(&placement(1, 4), sharing(processors), |comm| {
             let mut reduced = content(comm.rank(), 1);
             let (dtype, op) = (DType::F32, ReduceOp::Sum);
@@ -94,38 +94,38 @@ fn one_rank_or_one_block_of_it_gets_what_all_would() {
             (reduced, block)
         })
     });
-    assert!(told[0] == told[1]);
-    assert!(told[0][0].0 == content(0, 1), "what is not the root's stays");
+    assert!(results[0] == results[1]);
+    assert!(results[0][0].0 == content(0, 1), "other ranks' buffers are unchanged");
 }
 
 #[test]
-fn rank_0_decides_whoever_registers_and_small_operations_go_between() {
+fn rank_0_selects_the_algorithm_for_any_registration_with_small_operations_between() {
     let registers: [fn(u32) -> bool; 4] = [|_| true, |rank| rank == 0, |rank| rank == 1, |_| false];
     run(&placement(1, 3), sharing(1), |comm| {
-        let given = content(comm.rank(), 5);
-        let mut expected = given.clone();
+        let input = content(comm.rank(), 5);
+        let mut expected = input.clone();
         sum(&comm, whole(&mut expected)).wait(None).unwrap();
-        for who in registers {
+        for register in registers {
             let before = went_round(&comm);
             let block = comm.allocate(BYTES).unwrap();
             let mut own = vec![0; BYTES];
-            let place = if who(comm.rank()) { block.base() } else { own.as_mut_ptr() };
-            // SAFETY: both hold so many bytes; nobody else refers to them before the call.
+            let place = if register(comm.rank()) { block.base() } else { own.as_mut_ptr() };
+            // SAFETY: both hold `BYTES` bytes; there is no other reference to them before the call.
             let data = unsafe { std::slice::from_raw_parts_mut(place, BYTES) };
-            data.copy_from_slice(&given);
+            data.copy_from_slice(&input);
             let mut small = [1.0_f32; 100];
             let first = sum(&comm, whole(data));
             let second = sum(&comm, support::buffer(&mut small));
             second.wait(None).unwrap();
             first.wait(None).unwrap();
             assert!(data == expected && small == [3.0; 100]);
-            assert_eq!(went_round(&comm) > before, !who(0));
+            assert_eq!(went_round(&comm) > before, !register(0));
         }
     });
 }
 
 #[test]
-fn long_and_short_sums_pieces_and_registered_memory_are_under_way_together() {
+fn long_short_fragmented_and_registered_sums_run_concurrently() {
     let few_slots = |options: &mut Options| {
         (options.processors, options.slot_bytes, options.slots) = (Some(1), 128 << 10, Some(8));
     };
@@ -133,9 +133,9 @@ fn long_and_short_sums_pieces_and_registered_memory_are_under_way_together() {
     run(&placement(1, 3), few_slots, |comm| {
         let start = |salt: u32| (comm.rank() + salt) as f32;
         let block = comm.allocate(4 * long).unwrap();
-        // SAFETY: the block holds so many; nobody else refers to it before the calls.
+        // SAFETY: the block holds that many elements; there is no other reference to it before the calls.
         let block = unsafe { std::slice::from_raw_parts_mut(block.base().cast(), long) };
-        // Rank 0 decides: an owner adds what the others have put into their slots.
+        // Rank 0 decides: an owner adds the values that the others have copied to their slots.
         let mut own = vec![0.0; long];
         let registered = if comm.rank() == 0 { block } else { &mut own[..] };
         for round in 0..3 {
@@ -166,7 +166,7 @@ fn long_and_short_sums_pieces_and_registered_memory_are_under_way_together() {
 }
 
 #[test]
-fn more_operations_than_the_board_remembers_end_in_order() {
+fn more_operations_than_the_segment_records_end_in_order() {
     run(&placement(1, 3), sharing(1), |comm| {
         let count = (1 << 18) + 1;
         let mut data: Vec<Vec<f32>> =
@@ -182,7 +182,7 @@ fn more_operations_than_the_board_remembers_end_in_order() {
 }
 
 #[test]
-fn who_calls_something_else_or_nothing_is_named() {
+fn a_rank_that_calls_another_operation_or_none_is_reported() {
     for wrong in 0..3 {
         try_run(&placement(1, 3), sharing(1), |comm| {
             let Some(comm) = unless_ended(comm, ErrorKind::Mismatch) else { return };
@@ -207,8 +207,8 @@ fn who_calls_something_else_or_nothing_is_named() {
             let (buffer, soon) = (support::buffer(&mut data), Duration::from_millis(300));
             let work = comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, soon, true).unwrap();
             let Err(WaitError::Failed(error)) = work.wait(None) else { panic!("rank {wrong}") };
-            let told = (error.cause.kind, error.cause.peer);
-            assert_eq!(told, (ErrorKind::TimedOut, Some(wrong)), "{error}");
+            let reported = (error.cause.kind, error.cause.peer);
+            assert_eq!(reported, (ErrorKind::TimedOut, Some(wrong)), "{error}");
         });
     }
 }

@@ -1,10 +1,10 @@
-//! Simulated time and what is to happen when.
+//! Simulated time, the event queue, and resources that serve one transfer after another.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// A moment or a span in picoseconds: fine enough that the shortest transfer of a cache line is not rounded away,
-/// and enough for half a year.
+/// A point in time or a duration in picoseconds: fine enough for the transfer of one cache line, with a range
+/// of half a year.
 pub type Time = u64;
 
 /// One second.
@@ -19,9 +19,9 @@ pub fn seconds(time: Time) -> f64 {
     time as f64 / SECOND as f64
 }
 
-/// Events in order of time, and of their being planned where the times are equal: one run is one order.
+/// Events in order of time, and in order of insertion for equal times: runs are deterministic.
 #[derive(Debug)]
-pub struct Agenda<E> {
+pub struct EventQueue<E> {
     now: Time,
     planned: u64,
     next: BinaryHeap<Reverse<Entry<E>>>,
@@ -53,38 +53,38 @@ impl<E> Ord for Entry<E> {
     }
 }
 
-impl<E> Default for Agenda<E> {
+impl<E> Default for EventQueue<E> {
     fn default() -> Self {
         Self { now: 0, planned: 0, next: BinaryHeap::new() }
     }
 }
 
-impl<E> Agenda<E> {
-    /// The time of the event that was taken last.
+impl<E> EventQueue<E> {
+    /// The time of the last event taken.
     pub fn now(&self) -> Time {
         self.now
     }
 
-    /// Plans an event; one in the past happens now.
+    /// Inserts an event; a time in the past counts as now.
     pub fn plan(&mut self, at: Time, event: E) {
         self.planned += 1;
         self.next.push(Reverse(Entry { at: (at.max(self.now), self.planned), event }));
     }
 
-    /// The next event; time moves to it.
+    /// Removes the next event and advances time to it.
     pub fn take(&mut self) -> Option<E> {
         let Reverse(entry) = self.next.pop()?;
         self.now = entry.at.0;
         Some(entry.event)
     }
 
-    /// When the next event is.
+    /// The time of the next event.
     pub fn next_at(&self) -> Option<Time> {
         self.next.peek().map(|Reverse(entry)| entry.at.0)
     }
 }
 
-/// Something that carries bytes at one rate, one transfer after the other.
+/// A resource that carries bytes at a fixed rate, one transfer after another.
 #[derive(Debug, Clone, Copy)]
 pub struct Pipe {
     picoseconds_per_byte: f64,
@@ -93,12 +93,12 @@ pub struct Pipe {
 }
 
 impl Pipe {
-    /// Of so many bytes per second.
+    /// A pipe with this rate.
     pub fn new(bytes_per_second: f64) -> Self {
         Self { picoseconds_per_byte: SECOND as f64 / bytes_per_second, free_at: 0, busy: 0 }
     }
 
-    /// Takes the next turn from `now` on for `bytes`; returns when they are through.
+    /// Queues a transfer of `bytes` from `now` on; returns the time of its end.
     pub fn carry(&mut self, now: Time, bytes: f64) -> Time {
         let span = (bytes * self.picoseconds_per_byte).ceil() as Time;
         self.free_at = self.free_at.max(now) + span;
@@ -106,12 +106,12 @@ impl Pipe {
         self.free_at
     }
 
-    /// When everything that it was given is through.
+    /// The time at which all queued transfers have ended.
     pub fn free_at(&self) -> Time {
         self.free_at
     }
 
-    /// How long it has carried something, in all.
+    /// Total time of transfers.
     pub fn busy(&self) -> Time {
         self.busy
     }
@@ -123,14 +123,14 @@ mod tests {
 
     #[test]
     fn events_come_in_order_of_time_and_then_of_planning() {
-        let mut agenda = Agenda::default();
+        let mut event_queue = EventQueue::default();
         for (at, name) in [(20, 'c'), (10, 'a'), (10, 'b'), (30, 'd')] {
-            agenda.plan(at, name);
+            event_queue.plan(at, name);
         }
-        assert_eq!(agenda.take(), Some('a'));
-        agenda.plan(5, 'x');
-        let rest: String = std::iter::from_fn(|| agenda.take()).collect();
-        assert_eq!((rest.as_str(), agenda.now()), ("bxcd", 30));
+        assert_eq!(event_queue.take(), Some('a'));
+        event_queue.plan(5, 'x');
+        let rest: String = std::iter::from_fn(|| event_queue.take()).collect();
+        assert_eq!((rest.as_str(), event_queue.now()), ("bxcd", 30));
     }
 
     #[test]

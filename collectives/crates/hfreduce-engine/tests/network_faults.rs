@@ -1,5 +1,5 @@
-//! Real ranks with somebody between them who drops, repeats, swaps, damages, delays and cuts what
-//! they say. Whatever comes: the right sums or an error that names the peer, in time, on both.
+//! Two ranks with a proxy that drops, repeats, reorders, damages, delays and truncates their frames. Both ranks
+//! get the correct sums or, in time, an error that reports the peer.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -17,43 +17,43 @@ use hfreduce_engine::{CollectiveError, DType, Endpoint, ErrorKind, Options, Redu
 use hfreduce_transport::wire::HEAD_BYTES;
 use support::{KEY, TIMEOUT, buffer, placement};
 
-/// What the ranks say to each other before the first frame.
+/// Bytes that the ranks exchange before the first frame.
 const FROM_DIALLER: usize = HELLO_BYTES + PROOF_BYTES + 24;
 const FROM_ACCEPTOR: usize = CHALLENGE_BYTES + 1;
-/// Enough for several chunks an operation.
+/// Enough elements for several chunks per operation.
 const NUMEL: usize = 60_000;
 const OPERATIONS: usize = 6;
-const STORIES: usize = 54;
+const SCENARIOS: usize = 54;
 
-/// What is done to a frame.
+/// A fault that affects one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mischief {
+enum Fault {
     Nothing,
-    /// It does not arrive.
+    /// The frame does not arrive.
     Drop,
-    /// It arrives twice.
+    /// The frame arrives twice.
     Repeat,
-    /// It arrives after the next one.
+    /// The frame arrives after the next one.
     Swap,
-    /// A byte of its head is another one.
+    /// One byte of its head is changed.
     Damage(usize, u8),
-    /// Sixty-four bytes of noise come before it.
+    /// Sixty-four bytes of noise precede it.
     Noise(u8),
-    /// A frame of long ago comes again before it.
+    /// An old frame is repeated before it.
     Replay,
-    /// Half of it arrives, then the end.
+    /// Half of it arrives, then the connection is closed.
     Truncate,
-    /// The end.
+    /// The connection is closed.
     Cut,
-    /// The end of this direction alone.
+    /// Only this direction is closed.
     HalfCut,
-    /// Nothing arrives any more, and nothing ends: a cable is out.
+    /// No more bytes arrive, and the connection stays open, as with an unplugged cable.
     Freeze,
     /// It arrives byte by byte, slowly.
     Trickle,
 }
 
-impl Mischief {
+impl Fault {
     fn of(seed: &mut u64) -> Self {
         let noise = below(seed, 256) as u8;
         match below(seed, 14) {
@@ -71,13 +71,13 @@ impl Mischief {
         }
     }
 
-    /// True if nothing is lost by it.
+    /// True if no data is lost.
     fn is_harmless(self) -> bool {
         matches!(self, Self::Nothing | Self::Trickle)
     }
 }
 
-/// A small generator, so that every story is one number.
+/// A small random number generator, so that a scenario is defined by one number.
 fn below(seed: &mut u64, bound: u64) -> u64 {
     *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut word = *seed;
@@ -86,16 +86,16 @@ fn below(seed: &mut u64, bound: u64) -> u64 {
     (word ^ (word >> 31)) % bound
 }
 
-/// Passes one direction on, frame by frame, with `mischief` at frame `at`.
+/// Forwards one direction, frame by frame, with `fault` at frame `at`.
 fn pass(
     mut from: TcpStream,
     mut to: TcpStream,
     preface: usize,
     at: usize,
-    mischief: Mischief,
+    fault: Fault,
     done: &AtomicBool,
 ) -> std::io::Result<()> {
-    // As it comes: the two of them wait for each other's answers.
+    // Byte by byte: the two ranks wait for each other's answers.
     std::io::copy(&mut (&from).take(preface as u64), &mut to)?;
     let mut before: Option<Vec<u8>> = None;
     for number in 0.. {
@@ -104,16 +104,16 @@ fn pass(
         let payload = u32::from_le_bytes([frame[20], frame[21], frame[22], frame[23]]) as usize;
         frame.resize(HEAD_BYTES + payload, 0);
         from.read_exact(&mut frame[HEAD_BYTES..])?;
-        let now = if number == at { mischief } else { Mischief::Nothing };
-        done.fetch_or(now != Mischief::Nothing, Ordering::Relaxed);
+        let now = if number == at { fault } else { Fault::Nothing };
+        done.fetch_or(now != Fault::Nothing, Ordering::Relaxed);
         match now {
-            Mischief::Nothing => to.write_all(&frame)?,
-            Mischief::Drop => {}
-            Mischief::Repeat => {
+            Fault::Nothing => to.write_all(&frame)?,
+            Fault::Drop => {}
+            Fault::Repeat => {
                 to.write_all(&frame)?;
                 to.write_all(&frame)?;
             }
-            Mischief::Swap => {
+            Fault::Swap => {
                 let mut next = vec![0; HEAD_BYTES];
                 from.read_exact(&mut next)?;
                 let payload = u32::from_le_bytes([next[20], next[21], next[22], next[23]]) as usize;
@@ -122,28 +122,28 @@ fn pass(
                 to.write_all(&next)?;
                 to.write_all(&frame)?;
             }
-            Mischief::Damage(place, bits) => {
+            Fault::Damage(place, bits) => {
                 let mut damaged = frame.clone();
                 damaged[place] ^= bits;
                 to.write_all(&damaged)?;
             }
-            Mischief::Noise(noise) => {
+            Fault::Noise(noise) => {
                 to.write_all(&[noise; HEAD_BYTES])?;
                 to.write_all(&frame)?;
             }
-            Mischief::Replay => {
+            Fault::Replay => {
                 to.write_all(before.as_ref().unwrap_or(&frame))?;
                 to.write_all(&frame)?;
             }
-            Mischief::Truncate => {
+            Fault::Truncate => {
                 to.write_all(&frame[..frame.len() / 2])?;
                 return to.shutdown(Shutdown::Both);
             }
-            Mischief::Cut => return to.shutdown(Shutdown::Both),
-            Mischief::HalfCut => return to.shutdown(Shutdown::Write),
-            // Reads on, so that the sender sees nothing.
-            Mischief::Freeze => return std::io::copy(&mut from, &mut std::io::sink()).map(drop),
-            Mischief::Trickle => {
+            Fault::Cut => return to.shutdown(Shutdown::Both),
+            Fault::HalfCut => return to.shutdown(Shutdown::Write),
+            // Reads on, so that the sender notices nothing.
+            Fault::Freeze => return std::io::copy(&mut from, &mut std::io::sink()).map(drop),
+            Fault::Trickle => {
                 to.set_nodelay(true)?;
                 for piece in frame.chunks((frame.len() / 40).max(1)) {
                     to.write_all(piece)?;
@@ -156,32 +156,32 @@ fn pass(
     Ok(())
 }
 
-/// Stands before the port of rank 1, and does it to one stream of so many; the threads end with
+/// Listens in place of rank 1's port, and applies the fault to one of several streams; the threads end with
 /// their connections.
-fn stand_between(
+fn start_proxy(
     port: u16,
-    (streams, bent): (usize, usize),
-    (outward, at, mischief): (bool, usize, Mischief),
+    (streams, proxied): (usize, usize),
+    (outward, at, fault): (bool, usize, Fault),
     done: &Arc<AtomicBool>,
 ) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (own, done) = (listener.local_addr().unwrap().port(), done.clone());
     std::thread::spawn(move || {
-        // One tree edge, dialled stream by stream.
+        // One tree edge, dialed stream by stream.
         for stream in 0..streams {
             let Ok((dialer, _)) = listener.accept() else { return };
             let acceptor = TcpStream::connect(("127.0.0.1", port)).unwrap();
             for (from, to, preface, ours) in [
-                (&dialer, &acceptor, FROM_DIALLER, outward && stream == bent),
-                (&acceptor, &dialer, FROM_ACCEPTOR, !outward && stream == bent),
+                (&dialer, &acceptor, FROM_DIALLER, outward && stream == proxied),
+                (&acceptor, &dialer, FROM_ACCEPTOR, !outward && stream == proxied),
             ] {
                 let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                let mischief = if ours { mischief } else { Mischief::Nothing };
+                let fault = if ours { fault } else { Fault::Nothing };
                 let done = done.clone();
                 std::thread::spawn(move || {
                     let end = to.try_clone().unwrap();
-                    let _ = pass(from, to, preface, at, mischief, &done);
-                    if mischief != Mischief::HalfCut {
+                    let _ = pass(from, to, preface, at, fault, &done);
+                    if fault != Fault::HalfCut {
                         let _ = end.shutdown(Shutdown::Both);
                     }
                 });
@@ -191,7 +191,7 @@ fn stand_between(
     own
 }
 
-/// What a rank does: sums until something fails.
+/// Body of a rank: allreduces until one fails.
 fn sums(endpoint: Endpoint, infos: &[Vec<u8>], timeout: Duration) -> Result<(), CollectiveError> {
     let comm = endpoint.connect(infos, timeout * 4)?;
     for operation in 0..OPERATIONS {
@@ -209,17 +209,17 @@ fn sums(endpoint: Endpoint, infos: &[Vec<u8>], timeout: Duration) -> Result<(), 
     Ok(())
 }
 
-/// True if there was an occasion for the mischief.
-fn story(number: u64) -> bool {
+/// Runs one scenario; true if the fault was applied.
+fn scenario(number: u64) -> bool {
     let mut seed = number;
-    let mischief = Mischief::of(&mut seed);
+    let fault = Fault::of(&mut seed);
     let (outward, at) = (below(&mut seed, 2) == 0, below(&mut seed, 40) as usize);
     let streams = 1 + number as usize % 3;
     let which = below(&mut seed, streams as u64) as usize;
-    // The first has most of the frames.
+    // The first stream carries most of the frames.
     let at = if which == 0 { at } else { at / 8 };
-    // A harmless one must not fail, however busy the machine is; the others should not last.
-    let (timeout, liveness) = match mischief.is_harmless() {
+    // A harmless fault must not cause a failure, however busy the host is; the others should be short.
+    let (timeout, liveness) = match fault.is_harmless() {
         true => (TIMEOUT, TIMEOUT),
         false => (Duration::from_millis(2500), Duration::from_millis(1500)),
     };
@@ -233,25 +233,25 @@ fn story(number: u64) -> bool {
         })
         .collect();
     let infos: Vec<Vec<u8>> = endpoints.iter().map(Endpoint::info).collect();
-    let mut bent: serde_json::Value = serde_json::from_slice(&infos[1]).unwrap();
-    let port = bent["port"].as_u64().unwrap() as u16;
+    let mut proxied: serde_json::Value = serde_json::from_slice(&infos[1]).unwrap();
+    let port = proxied["port"].as_u64().unwrap() as u16;
     let done = Arc::new(AtomicBool::new(false));
-    bent["port"] = stand_between(port, (streams, which), (outward, at, mischief), &done).into();
-    let bent = vec![infos[0].clone(), serde_json::to_vec(&bent).unwrap()];
+    proxied["port"] = start_proxy(port, (streams, which), (outward, at, fault), &done).into();
+    let proxied = vec![infos[0].clone(), serde_json::to_vec(&proxied).unwrap()];
     let results: Vec<Result<(), CollectiveError>> = std::thread::scope(|scope| {
-        let ranks = endpoints.into_iter().zip([&bent, &infos]);
+        let ranks = endpoints.into_iter().zip([&proxied, &infos]);
         let ranks = ranks.map(|(end, infos)| scope.spawn(move || sums(end, infos, timeout)));
         ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
     });
     let what = format!(
-        "story {number}: {mischief:?} at frame {at} of stream {which} of {streams}, outward {outward}: \
+        "scenario {number}: {fault:?} at frame {at} of stream {which} of {streams}, outward {outward}: \
          {results:?}"
     );
     for (rank, result) in results.iter().enumerate() {
         match result {
             Ok(()) => {}
             Err(error) => {
-                assert!(!mischief.is_harmless(), "{what}");
+                assert!(!fault.is_harmless(), "{what}");
                 let other = [1 - rank as u32, rank as u32];
                 assert!(error.cause.peer.is_some_and(|peer| other.contains(&peer)), "{what}");
                 assert!(error.rank == rank as u32 && !error.operation.is_empty(), "{what}");
@@ -264,21 +264,21 @@ fn story(number: u64) -> bool {
 }
 
 #[test]
-fn whatever_happens_between_two_ranks_the_sums_are_right_or_both_hear_of_it() {
+fn network_faults_lead_to_correct_sums_or_to_an_error_on_both_ranks() {
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for _ in 0..6 {
             scope.spawn(|| {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number >= STORIES {
+                    if number >= SCENARIOS {
                         return;
                     }
-                    done.fetch_add(usize::from(story(number as u64)), Ordering::Relaxed);
+                    done.fetch_add(usize::from(scenario(number as u64)), Ordering::Relaxed);
                 }
             });
         }
     });
     let done = done.into_inner();
-    assert!(done > STORIES / 2, "{done}: too little happened");
+    assert!(done > SCENARIOS / 2, "{done}: too few faults were applied");
 }

@@ -1,4 +1,4 @@
-//! A healthy group whose ports, and whose node's socket, are full of connections that say nothing.
+//! A healthy group whose ports, and whose node's socket, have many silent connections.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -16,8 +16,8 @@ use hfreduce_engine::flight::Folders;
 use hfreduce_engine::{Buffer, Communicator, DType, Endpoint, Options};
 use support::{KEY, TIMEOUT, allreduce, placement};
 
-/// Silent connections to a port, from many addresses of this machine.
-fn strangers(port: u16, count: usize) -> Vec<TcpStream> {
+/// Opens silent connections to a port, from many local addresses.
+fn silent_connections(port: u16, count: usize) -> Vec<TcpStream> {
     let to = SocketAddr::from(([127, 0, 0, 1], port));
     let connect = |at: usize| {
         let from = SocketAddr::from(([127, 0, 0, 2 + (at % 250) as u8], 0));
@@ -50,7 +50,7 @@ fn exchange(comm: &Communicator) {
 }
 
 #[test]
-fn silent_strangers_cost_a_group_nothing() {
+fn silent_connections_do_not_disturb_a_group() {
     for count in [160, 1000] {
         let size = 3;
         let endpoints: Vec<Endpoint> = (0..size)
@@ -68,8 +68,8 @@ fn silent_strangers_cost_a_group_nothing() {
             .map(|info| info["port"].as_u64().unwrap() as u16)
             .collect();
         let barrier = Barrier::new(size as usize);
-        // Before the group connects, and again before ranks first connect directly.
-        let mut silent = strangers(ports[0], count);
+        // Before the group connects, and again before ranks first connect point to point.
+        let mut silent = silent_connections(ports[0], count);
         let silent = std::sync::Mutex::new(&mut silent);
         std::thread::scope(|scope| {
             for endpoint in endpoints {
@@ -78,7 +78,7 @@ fn silent_strangers_cost_a_group_nothing() {
                     allreduce(&comm, &mut [1.0; 100]).wait(None).unwrap();
                     if comm.rank() == 0 {
                         ports.iter().for_each(|port| {
-                            silent.lock().unwrap().extend(strangers(*port, count));
+                            silent.lock().unwrap().extend(silent_connections(*port, count));
                         });
                     }
                     barrier.wait();
@@ -90,14 +90,14 @@ fn silent_strangers_cost_a_group_nothing() {
     }
 }
 
-/// Longer than a handshake may take, and far less than one after the other would.
+/// Longer than the timeout of a handshake, and far less than the sum of all handshake timeouts.
 const SOON: Duration = Duration::from_secs(60);
 const SILENT: usize = 60;
-/// Of them, those that send a byte now and then.
+/// Number of connections that send a byte now and then.
 const SLOW: usize = 10;
 
 #[test]
-fn silent_and_slow_processes_at_the_nodes_socket_delay_no_rank() {
+fn silent_and_slow_connections_to_the_nodes_socket_delay_no_rank() {
     let endpoints: Vec<Endpoint> = (0..2)
         .map(|rank| {
             let mut options = Options::new(rank, placement(1, 2));
@@ -113,10 +113,10 @@ fn silent_and_slow_processes_at_the_nodes_socket_delay_no_rank() {
         (0..SILENT).map(|_| UnixStream::connect_addr(&name).unwrap()).collect();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Some send a byte now and then, which must not extend their deadline.
+        // Some connections send a byte now and then, which must not extend their deadline.
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                silent[..SLOW].iter().for_each(|mut one| drop(one.write_all(&[0])));
+                silent[..SLOW].iter().for_each(|mut stream| drop(stream.write_all(&[0])));
                 std::thread::sleep(Duration::from_millis(500));
             }
         });
