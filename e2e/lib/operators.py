@@ -20,7 +20,7 @@ from flyer.kube.apiserver import Access, Api, Cache, Election, LeaseSettings, fi
 from flyer.kube.apiserver.resources import FLYERJOBS, FLYERTOPOLOGIES, NODES
 from flyer.kube.gateway import outcome_of
 from flyer.kube.metrics import Metrics
-from flyer.kube.pods import PodSettings, build_pods
+from flyer.kube.pods import PodSettings
 from flyer.kube.services import ClusterCache, Dependencies, Leader, LeaderTerm
 from flyer.kube.services.nodes.probes import probe_node
 
@@ -70,7 +70,7 @@ class Operators:
 
         def make_term(api: Api, epoch: int, raise_epoch: Any) -> LeaderTerm:
             dependencies = Dependencies(
-                build_pods=lambda job, start, nodes: build_pods(job, start, nodes, SETTINGS),
+                pod_settings=lambda: SETTINGS,
                 outcome_of=outcome_of,
                 # The pods of `ApiNodes` have no processes, so no sidecar connects.
                 make_gateway=lambda enqueue: FakeGateway(enqueue, self._nodes, self._said),

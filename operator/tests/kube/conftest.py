@@ -23,7 +23,7 @@ from flyer.kube.gateway import (
     renewed,
 )
 from flyer.kube.metrics import Metrics
-from flyer.kube.pods import PodSettings, build_pods
+from flyer.kube.pods import PodSettings
 from flyer.kube.services import ClusterCache, Dependencies, Leader, LeaderTerm
 
 from fakekube import ApiServer, Kubelets
@@ -114,7 +114,7 @@ class Operator:
             return self.gateway
 
         dependencies = Dependencies(
-            build_pods=lambda job, start, nodes: build_pods(job, start, nodes, POD_SETTINGS),
+            pod_settings=lambda: POD_SETTINGS,
             outcome_of=outcome_of,
             make_gateway=make_gateway,
             probe=lambda address, _port: self._cluster.kubelets.answers(address),

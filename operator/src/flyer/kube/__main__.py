@@ -13,7 +13,7 @@ import logging
 import signal
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from flyer.engine import SchedulerSettings
 from flyer.kube.apiserver import AccessError, Api, Election, LeaseSettings, Limits, find_access
@@ -22,18 +22,16 @@ from flyer.kube.gateway import Gateway, GatewayMetrics, GatewaySettings, outcome
 from flyer.kube.health import Health, PortTakenError
 from flyer.kube.logs import write_json_logs
 from flyer.kube.metrics import Metrics
-from flyer.kube.pods import PodSettings, build_pods
+from flyer.kube.pods import PodSettings
 from flyer.kube.services import ClusterCache, Dependencies, Leader, LeaderMark, LeaderTerm
 from flyer.kube.services.certificates import CertificateManager
 from flyer.kube.services.nodes.probes import probe_node
 from flyer.kube.settings import Settings, parse_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
-    from flyer.api import FlyerJob
-    from flyer.engine import Event, Node, Start
-    from flyer.kube.pods import PlacedNode
+    from flyer.engine import Event, Node
 
 __all__ = ["main", "operate"]
 
@@ -148,27 +146,9 @@ class _Operator:
             await Handlers(nodes, kubeconfig=self._settings.kubeconfig).run()
 
     def _pod_settings(self) -> PodSettings:
-        settings, certificates = self._settings, self._certificates.current
+        certificates = self._certificates.current
         assert certificates is not None, "certificates are not ready"
-        secrets = tuple(word for word in settings.image_pull_secrets.split(",") if word)
-        return PodSettings(
-            controller_image=settings.sidecar_image,
-            collectives_image=settings.collectives_image,
-            gateway_ca=certificates.bundle,
-            gateway_endpoint=settings.endpoint,
-            image_pull_policy=settings.image_pull_policy,
-            image_pull_secrets=secrets,
-            start_seconds=settings.start_deadline_seconds * 1.5,
-        )
-
-    def _build_pods(
-        self, job: FlyerJob, start: Start, nodes: Mapping[str, PlacedNode]
-    ) -> list[dict[str, Any]]:
-        pods = build_pods(job, start, nodes, self._pod_settings())
-        if self._settings.job_priority_class:
-            for pod in pods:
-                pod["spec"].setdefault("priorityClassName", self._settings.job_priority_class)
-        return pods
+        return PodSettings.of(self._settings, certificates.bundle)
 
     def _make_gateway(self, enqueue: Callable[[Event], None]) -> Gateway:
         settings = self._settings
@@ -188,7 +168,7 @@ class _Operator:
         self, api: Api, epoch: int, raise_epoch: Callable[[int], Awaitable[int]]
     ) -> LeaderTerm:
         dependencies = Dependencies(
-            build_pods=self._build_pods,
+            pod_settings=self._pod_settings,
             outcome_of=outcome_of,
             make_gateway=self._make_gateway,
             probe=probe_node,

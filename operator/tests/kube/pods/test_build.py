@@ -10,10 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from flyer.api import AssignedNode, Assignment, FlyerJob, FlyerJobStatus, JobHistory, load_manifest
+from flyer.api import (
+    AssignedNode,
+    Assignment,
+    FlyerJob,
+    FlyerJobStatus,
+    JobHistory,
+    PodTemplate,
+    load_manifest,
+)
 from flyer.engine import Start
 from flyer.kube.pods import PlacedNode, PodSettings, PodsRefusedError, build_pods, refusals
 from flyer.kube.pods.names import host_name, label_value
+from flyer.kube.settings import Settings
 from ruamel.yaml import YAML
 
 if TYPE_CHECKING:
@@ -43,13 +52,15 @@ def start_of(job: FlyerJob, zones: str = "AB", attempt: int = 3) -> Start:
     return Start(job.key, attempt, assignment, None, 0)
 
 
-def build(job: FlyerJob, *, dedicated: bool = True) -> list[dict[str, Any]]:
+def build(
+    job: FlyerJob, *, dedicated: bool = True, settings: PodSettings = SETTINGS
+) -> list[dict[str, Any]]:
     start = start_of(job)
     nodes = {
         name: PlacedNode(name=name, dedicated=dedicated, allocatable=WHOLE)
         for name in start.assignment.names
     }
-    return build_pods(job, start, nodes, SETTINGS)
+    return build_pods(job, start, nodes, settings)
 
 
 def compare(pods: list[dict[str, Any]], path: Path) -> None:
@@ -67,6 +78,18 @@ def test_the_pods_are_those_of_the_golden_file(name: str, dedicated: bool) -> No
     job = job_of((GOLDEN / f"{name}.job.yaml").read_text())
     place = "dedicated" if dedicated else "shared"
     compare(build(job, dedicated=dedicated), GOLDEN / f"{name}.{place}.yaml")
+
+
+def test_pods_have_the_operators_priority_class_unless_their_template_names_one() -> None:
+    settings = PodSettings.of(Settings(job_priority_class="training"), "ca")
+    job = job_of((GOLDEN / "small.job.yaml").read_text())
+    (pod, *_) = build(job, settings=settings)
+    assert pod["spec"]["priorityClassName"] == "training"
+    template = job.spec.template.to_object()
+    template["spec"]["priorityClassName"] = "batch"
+    spec = job.spec.replace(template=PodTemplate.model_validate(template))
+    (pod, *_) = build(job.replace(spec=spec), settings=settings)
+    assert pod["spec"]["priorityClassName"] == "batch"
 
 
 def test_building_changes_nothing_and_is_the_same_twice() -> None:

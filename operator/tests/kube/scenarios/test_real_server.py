@@ -20,7 +20,7 @@ from flyer.kube.apiserver import Access, Api, Cache, Election, LeaseSettings, fi
 from flyer.kube.apiserver.resources import FLYERJOBS, FLYERTOPOLOGIES, NODES
 from flyer.kube.gateway import outcome_of
 from flyer.kube.metrics import Metrics
-from flyer.kube.pods import PodSettings, build_pods
+from flyer.kube.pods import PodSettings
 from flyer.kube.services import ClusterCache, Dependencies, Leader, LeaderTerm
 from flyer.kube.services.nodes.probes import probe_node
 
@@ -59,7 +59,7 @@ class Scene:
             return self.gateway
 
         dependencies = Dependencies(
-            build_pods=lambda job, start, nodes: build_pods(job, start, nodes, SETTINGS),
+            pod_settings=lambda: SETTINGS,
             outcome_of=outcome_of,
             make_gateway=make_gateway,
             probe=probe_node,

@@ -83,6 +83,8 @@ def _pod(
     spec["terminationGracePeriodSeconds"] = max(granted, GRACE_SECONDS_MIN)
     spec.setdefault("hostname", names.host_name(job.metadata.name, start.attempt, node_rank))
     spec.setdefault("subdomain", job.metadata.name)
+    if settings.priority_class:
+        spec.setdefault("priorityClassName", settings.priority_class)
     _place(spec, node)
     return {
         "apiVersion": "v1",

@@ -1,7 +1,7 @@
 """Inputs of pod manifests besides the job: images, the gateway's address, and node properties.
 
-The operator creates `PodSettings` from its own settings, and a `PlacedNode` for each assigned node
-from its cache.
+`PodSettings.of` reads the operator's settings. The operator creates a `PlacedNode` for each
+assigned node from its cache.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from flyer.kube.settings import Settings
 
 __all__ = ["GATEWAY_PORT", "TOKEN_AUDIENCE", "PlacedNode", "PodSettings"]
 
@@ -45,6 +47,8 @@ class PodSettings:
     """Name in the gateway's certificate, if it differs from the endpoint's host."""
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
+    priority_class: str = ""
+    """PriorityClass of pods whose template names none."""
     token_seconds: int = 600
     """Lifetime of the projected token; 600 is Kubernetes' minimum."""
     start_seconds: float = 900.0
@@ -57,3 +61,19 @@ class PodSettings:
         default_factory=lambda: {"cpu": "500m", "memory": "128Mi"}
     )
     """Requests of hfreduced. It has no limits, because its memory holds the ranks' tensors."""
+
+    @classmethod
+    def of(cls, settings: Settings, gateway_ca: str) -> PodSettings:
+        """The settings of an operator whose gateway has a certificate of this authority."""
+        return cls(
+            controller_image=settings.sidecar_image,
+            collectives_image=settings.collectives_image,
+            gateway_ca=gateway_ca,
+            gateway_endpoint=settings.endpoint,
+            image_pull_policy=settings.image_pull_policy,
+            image_pull_secrets=tuple(
+                name for name in settings.image_pull_secrets.split(",") if name
+            ),
+            priority_class=settings.job_priority_class,
+            start_seconds=settings.start_deadline_seconds * 1.5,
+        )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from flyer.engine import Event, Outcome, Signal, Start
     from flyer.kube.gateway import Heartbeat
     from flyer.kube.gateway.identities import PodIdentity
-    from flyer.kube.pods import PlacedNode
+    from flyer.kube.pods import PodSettings
 
 __all__ = ["Dependencies", "Gateway", "Probe"]
 
@@ -75,7 +75,7 @@ class Probe(Protocol):
 class Dependencies:
     """Factories and functions that a leader term is given."""
 
-    build_pods: Callable[[FlyerJob, Start, Mapping[str, PlacedNode]], list[dict[str, Any]]]
+    pod_settings: Callable[[], PodSettings]
     outcome_of: Callable[[Mapping[str, Any] | None], Outcome]
     make_gateway: Callable[[Callable[[Event], None]], Gateway]
     probe: Probe

@@ -49,7 +49,7 @@ async def up(cluster, until, *names):
 @pytest.mark.parametrize("inline", [True, False])
 async def test_an_event_that_cannot_be_taken_in_is_dropped(cluster, until, monkeypatch, inline):
     if not inline:
-        monkeypatch.setattr("flyer.kube.services.leader.steps.JOBS_INLINE_MAX", 0)
+        monkeypatch.setattr("flyer.kube.services.jobs.quarantine_controller.JOBS_INLINE_MAX", 0)
     cluster.nodes("AAA")
     operator = cluster.operator(LEASE)
     await up(cluster, until, "a", "b")
@@ -150,7 +150,17 @@ async def test_what_is_told_once_of_a_job_that_is_left_alone_is_not_lost(cluster
 def test_what_is_told_again_and_again_of_a_job_in_quarantine_is_kept_once():
     quarantine = Quarantine(lambda *_: None)
     controller = QuarantineController(
-        None, quarantine, None, None, None, None, zones=None, epoch=None, redact=None, spawn=None
+        None,
+        quarantine,
+        None,
+        None,
+        None,
+        None,
+        zones=None,
+        epoch=None,
+        redact=None,
+        record_event=None,
+        spawn=None,
     )
     quarantine.add("n/a", "why")
     others = NodeEmptied("x", "n/b", 1)

@@ -1,12 +1,14 @@
-"""Quarantine controller: removes quarantined jobs from the engine and sets their condition.
+"""Quarantine controller: steps the engine without quarantined jobs and sets their condition.
 
-A job is removed from the engine's state in an ordinary step, in which all other jobs are scheduled.
+A job at which the engine fails is quarantined. It is removed from the engine's state in an ordinary
+step, in which all other jobs are scheduled.
 Only bringing jobs back costs a rebuild. `Quarantine` limits these: each retries a few jobs, and
 rebuilds take a small share of the time, however many jobs are quarantined.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -14,19 +16,22 @@ from typing import TYPE_CHECKING, Any, Final
 from flyer import engine
 from flyer.api import Condition
 from flyer.engine import (
+    JobFault,
     JobQuarantined,
     JobSubmitted,
     NodeLost,
     NodeObserved,
     Tick,
 )
+from flyer.job_events import EVENT_DROPPED, JobEvent
 from flyer.kube.apiserver.errors import ApiError
+from flyer.kube.services.errors import StaleStateError
 from flyer.kube.services.jobs.commits import QUARANTINED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 
-    from flyer.engine import Event
+    from flyer.engine import Action, EngineState, Event
     from flyer.kube.metrics import Metrics
     from flyer.kube.services.cluster_cache import ClusterCache
     from flyer.kube.services.jobs.commits import Commits
@@ -35,7 +40,10 @@ if TYPE_CHECKING:
     from flyer.kube.services.nodes.nodes import Nodes
     from flyer.kube.views import JobView
 
-__all__ = ["QuarantineController"]
+__all__ = ["JOBS_INLINE_MAX", "QuarantineController"]
+
+# With more jobs the engine steps in a thread.
+JOBS_INLINE_MAX: Final = 200
 
 # Events whose facts a rebuild reads from the caches, newer than any queued event.
 _READ_BY_REBUILD: Final = (
@@ -63,6 +71,7 @@ class QuarantineController:
         zones: Callable[[], engine.Zones],
         epoch: Callable[[], int],
         redact: Callable[[str, str], str],
+        record_event: Callable[[str, JobEvent], None],
         spawn: Callable[[Coroutine[Any, Any, None], str], object],
     ) -> None:
         self._cache = cache
@@ -74,6 +83,7 @@ class QuarantineController:
         self._zones = zones
         self._epoch = epoch
         self._redact = redact
+        self._record_event = record_event
         self._spawn = spawn
         # Events of quarantined jobs without a decision; a repeated event is retained once.
         self._retained: dict[object, Event] = {}
@@ -108,7 +118,44 @@ class QuarantineController:
         retained, self._retained = self._retained, {}
         return self.hold_back(list(retained.values()))
 
-    def removals(self, known: Collection[str]) -> list[Event]:
+    # -- the step ------------------------------------------------------------------------------
+
+    async def step(
+        self, state: EngineState, events: Sequence[Event], now: float
+    ) -> tuple[EngineState, tuple[Action, ...]]:
+        """One step, without quarantined jobs, including those that fail in it.
+
+        Each failing job repeats the step. StaleStateError: a job fails although it is removed.
+        """
+        while True:
+            started = time.monotonic()
+            step_events = [*self._removals(state.jobs), *events]
+            try:
+                # On a large cluster a step takes long enough to delay the Lease and signals.
+                if len(state.jobs) > JOBS_INLINE_MAX:
+                    stepped = asyncio.to_thread(engine.step, state, step_events, now)
+                    return await asyncio.shield(stepped)
+                return engine.step(state, step_events, now)
+            except JobFault as fault:
+                log.exception("a bug, please report it")
+                repeated = self._quarantine.is_suspect(fault.job)
+                events = self._without(fault, events)
+                if repeated:
+                    self._quarantine.record_rebuild(time.monotonic() - started)
+                await asyncio.sleep(0)  # let other tasks run in between
+
+    def _without(self, fault: JobFault, events: Sequence[Event]) -> list[Event]:
+        why = f"{fault}: {fault.__cause__!r:.400}"
+        if fault.event is None or isinstance(fault.event, (JobSubmitted, JobQuarantined)):
+            if fault.job in self._quarantine:
+                raise StaleStateError(why) from fault
+            self._quarantine.add(fault.job, why)
+            return self.hold_back(events)
+        self._metrics.faults.labels("event").inc()
+        self._record_event(fault.job, JobEvent(EVENT_DROPPED, why, warning=True))
+        return [event for event in events if event is not fault.event]
+
+    def _removals(self, known: Collection[str]) -> list[Event]:
         """Events that remove the quarantined jobs from the engine and withhold their nodes."""
         jobs = [job for job in self._quarantine if job in known]
         if not jobs:

@@ -81,15 +81,8 @@ class Submissions:
         """Whether the template has passed. Otherwise starts a check of it."""
         if self._uids.get(view.key) == view.uid or self._templates.has_passed(view):
             return True
-        self._templates.check(view)
+        self._templates.check(view, self._resubmit)
         return False
-
-    def resubmit(self, view: JobView) -> None:
-        """Submit a job whose template has passed."""
-        current = self._cache.job(view.key)
-        there = current is not None and current.uid == view.uid and not current.deleting
-        if current is not None and there and self._uids.get(view.key, view.uid) == view.uid:
-            self._submit(view.key, current)
 
     def changed(self, before: JobView | None, after: JobView | None) -> None:
         """A FlyerJob was added, changed or deleted."""
@@ -161,6 +154,13 @@ class Submissions:
             return
         self._uids[key] = view.uid
         self._enqueue(JobSubmitted(view.job))
+
+    def _resubmit(self, view: JobView) -> None:
+        """Submit a job whose template has passed."""
+        current = self._cache.job(view.key)
+        there = current is not None and current.uid == view.uid and not current.deleting
+        if current is not None and there and self._uids.get(view.key, view.uid) == view.uid:
+            self._submit(view.key, current)
 
     def _has_live_pods(self, key: str, view: JobView) -> bool:
         """Whether a job that the engine does not have has live pods of its current attempt."""

@@ -49,7 +49,6 @@ from flyer.kube.services.jobs.token import Token
 from flyer.kube.services.jobs.unblock_commands import with_unblock_commands
 from flyer.kube.services.leader.observer import Observer
 from flyer.kube.services.leader.resync import Resync
-from flyer.kube.services.leader.steps import EngineSteps
 from flyer.kube.services.nodes.nodes import Nodes
 from flyer.kube.services.nodes.probes import NodeProber
 from flyer.kube.services.pods.gangs import Gangs
@@ -121,10 +120,8 @@ class LeaderTerm:
             request_rebuild=self.request_rebuild,
         )  # fmt: skip
         self._templates = TemplateChecker(
-            api, cache, dependencies,
-            passed=self._resubmit,
-            refused=self._refuse_template, spawn=self._spawn,
-        )  # fmt: skip
+            api, cache, dependencies, refused=self._refuse_template, spawn=self._spawn
+        )
         self._submissions = Submissions(
             api, cache, self._recorder, self._quarantine, self._templates,
             enqueue=self._event_queue.add, spawn=self._spawn, request_rebuild=self.request_rebuild,
@@ -140,11 +137,8 @@ class LeaderTerm:
         self._quarantine_controller = QuarantineController(
             cache, self._quarantine, self._nodes, self._commits, self._submissions, metrics,
             zones=self._zones, epoch=lambda: self.epoch, redact=self._redactor.redact,
-            spawn=self._spawn,
+            record_event=self._record_event, spawn=self._spawn,
         )  # fmt: skip
-        self._steps = EngineSteps(
-            self._quarantine, self._quarantine_controller, metrics, self._record_event
-        )
         self._observer = Observer(
             cache, self._quarantine, self._submissions, self._commits, self._gangs, self._nodes,
             state=lambda: self._state, zones=self._zones, enqueue=self._event_queue.add,
@@ -344,7 +338,7 @@ class LeaderTerm:
         known = self._state.jobs.keys() | {
             event.job.key for event in events if isinstance(event, JobSubmitted)
         }
-        self._state, actions = await self._steps.step(self._state, events, now)
+        self._state, actions = await self._quarantine_controller.step(self._state, events, now)
         self._event_queue.record_step(time.monotonic() - started)
         self._metrics.decided(time.monotonic() - started)
         self._wake_at = now + IDLE_SECONDS_MAX
@@ -427,9 +421,6 @@ class LeaderTerm:
         self._record_event(key, JobEvent(QUARANTINED, why, warning=True))
         if kind != "status":  # otherwise the API server rejects every status of the job
             self._quarantine_controller.mark(key, why)
-
-    def _resubmit(self, view: JobView) -> None:
-        self._submissions.resubmit(view)
 
     async def _refuse_template(self, view: JobView, why: str) -> None:
         """Store the refusal in the status of a job that the engine does not have."""

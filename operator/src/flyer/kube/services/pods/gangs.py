@@ -22,7 +22,7 @@ from flyer.kube.apiserver.errors import ApiError, InvalidError, NotFoundError
 from flyer.kube.apiserver.resources import FLYERJOBS
 from flyer.kube.gateway.identities import PodIdentity
 from flyer.kube.keyed_condition import KeyedCondition
-from flyer.kube.pods import PlacedNode, PodsRefusedError
+from flyer.kube.pods import PlacedNode, PodsRefusedError, build_pods
 from flyer.kube.services.pods.pod_control import KILL_SECONDS, PodControl
 from flyer.kube.services.pods.start_monitor import StartMonitor
 from flyer.kube.services.pods.templates import NodesUnfitError
@@ -319,7 +319,8 @@ class Gangs:
     def _build(self, job: FlyerJob, start: Start) -> list[dict[str, Any]]:
         """Build the pods' manifests. Every error is the template's, the only variable input."""
         try:
-            return self._dependencies.build_pods(job, start, self._placed(start.assignment.names))
+            nodes = self._placed(start.assignment.names)
+            return build_pods(job, start, nodes, self._dependencies.pod_settings())
         except PodsRefusedError:
             raise
         except Exception as error:

@@ -24,7 +24,7 @@ from flyer.api.waiting import TEMPLATE_REFUSED
 from flyer.engine import Start
 from flyer.kube.apiserver.errors import ApiError, ForbiddenError, InvalidError, NotFoundError
 from flyer.kube.apiserver.resources import FLYERJOBS, PODS
-from flyer.kube.pods import PlacedNode, PodsRefusedError
+from flyer.kube.pods import PlacedNode, PodsRefusedError, build_pods
 from flyer.kube.pods.fits import NodeFacts, refusals_by_nodes
 from flyer.kube.servers.fair_semaphore import FairSemaphore
 from flyer.kube.services.pods.field_names import suggestion
@@ -65,7 +65,7 @@ class Verdict:
 
 
 class TemplateChecker:
-    """Checks templates during one term. Calls `passed(view)` or `refused(view, why)`."""
+    """Checks templates during one term. Calls `refused(view, why)` for a template that fails."""
 
     def __init__(
         self,
@@ -73,7 +73,6 @@ class TemplateChecker:
         cache: ClusterCache,
         dependencies: Dependencies,
         *,
-        passed: Callable[[JobView], None],
         refused: Callable[[JobView, str], Coroutine[Any, Any, None]],
         spawn: Callable[[Coroutine[Any, Any, None], str, str], object],
     ) -> None:
@@ -81,7 +80,6 @@ class TemplateChecker:
         self._semaphore = FairSemaphore(CONCURRENCY_MAX)
         self._cache = cache
         self._dependencies = dependencies
-        self._on_passed = passed
         self._on_refused = refused
         self._spawn = spawn
         # Digests of templates that passed, with the version of the node shapes at that time; and of
@@ -105,12 +103,12 @@ class TemplateChecker:
             return False
         return status.epoch > 0 and status.observed_generation == job.metadata.generation
 
-    def check(self, view: JobView) -> None:
-        """Start a check, which ends with one of the callbacks."""
+    def check(self, view: JobView, passed: Callable[[JobView], None]) -> None:
+        """Start a check. Calls `passed` with the job's latest view once its template passes."""
         version = f"{view.uid} {view.mark}"
         if self._checking.get(view.key) != version:
             self._checking[view.key] = version
-            self._spawn(self._check(view, version), f"check {view.key}", view.key)
+            self._spawn(self._check(view, version, passed), f"check {view.key}", view.key)
 
     def forget(self, key: str) -> None:
         """The job is being deleted."""
@@ -131,7 +129,7 @@ class TemplateChecker:
 
     # -- inside --------------------------------------------------------------------------------
 
-    async def _check(self, view: JobView, version: str) -> None:
+    async def _check(self, view: JobView, version: str, passed: Callable[[JobView], None]) -> None:
         pause_seconds = AGAIN_SECONDS
         while self._checking.get(view.key) == version:
             current = self._cache.job(view.key)
@@ -147,7 +145,7 @@ class TemplateChecker:
                 verdict = Verdict(("",), final=False)
             if not verdict.reasons:
                 self._checking.pop(view.key, None)
-                self._on_passed(current)
+                passed(current)
                 return
             if verdict.reasons != ("",):
                 await self._on_refused(current, "; ".join(verdict.reasons)[:_REASON_CHARS_MAX])
@@ -241,7 +239,7 @@ class TemplateChecker:
             dedicated=node.dedicated if node else True,
             allocatable=node.allocatable if node else {},
         )
-        (pod,) = self._dependencies.build_pods(job, start, {name: placed})
+        (pod,) = build_pods(job, start, {name: placed}, self._dependencies.pod_settings())
         pod["metadata"] = {**pod["metadata"], "name": f"{_NAME}-{random.getrandbits(40):010x}"}
         return pod
 
