@@ -61,3 +61,23 @@ def test_of_a_jobs_metadata_what_is_ours_alone_is_kept() -> None:
     assert view.job.metadata.to_object().keys() == kept
     assert (view.job.user, view.job.queue, view.finalizers) == ("anna", "q", ("a/b",))
     assert len(value["metadata"]["annotations"]) == 2  # type: ignore[arg-type]  the caller's stays
+
+
+def test_views_share_the_sets_of_given_fields() -> None:
+    from flyer.kube.views import shape_job
+
+    spec = {"containers": [{"name": "t", "image": "i", "command": ["c"]}]}
+    first, second = (
+        shape_job({
+            "apiVersion": "fireflyer.dev/v1alpha1", "kind": "FlyerJob",
+            "metadata": {"name": name, "namespace": "lab"},
+            "spec": {"nodes": 1, "template": {"spec": spec}},
+        }).job
+        for name in ("a", "b")
+    )  # fmt: skip
+    assert first is not None
+    assert second is not None
+    assert first.spec.__pydantic_fields_set__ is second.spec.__pydantic_fields_set__
+    changed = first.spec.replace(priority="high")
+    assert changed.model_fields_set == {"nodes", "template", "priority"}
+    assert second.spec.model_fields_set == {"nodes", "template"}

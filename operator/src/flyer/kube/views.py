@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import ValidationError
 
 from flyer.api import GROUP, KIND_JOB, FlyerJob, Phase, PodTemplate, names
+from flyer.api.base import Model
 from flyer.api.metadata import ObjectMeta
 from flyer.engine import Node
 from flyer.kube.pods.names import RESOURCE_GPU, pod_place
@@ -138,6 +139,8 @@ def shape_job(value: dict[str, Any]) -> JobView:
         problem = f"{type(error).__name__}: {error}"
     if job is not None and job.others:
         job = None
+    if job is not None:
+        _share_field_sets(job)
     return JobView(
         key=f"{metadata.get('namespace', '')}/{metadata.get('name', '')}",
         uid=metadata.get("uid", ""),
@@ -149,6 +152,20 @@ def shape_job(value: dict[str, Any]) -> JobView:
         mark=mark_of(value),
         kept_nodes=_kept_nodes(value) if problem else frozenset(),
     )
+
+
+_FIELD_SETS: Final[dict[frozenset[str], set[str]]] = {}
+
+
+def _share_field_sets(model: Model) -> None:
+    """Share the sets of given fields, half of a model's memory, among immutable models."""
+    given = model.__pydantic_fields_set__
+    shared = _FIELD_SETS.setdefault(frozenset(given), given)
+    object.__setattr__(model, "__pydantic_fields_set__", shared)
+    for value in model.__dict__.values():
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Model):
+                _share_field_sets(part)
 
 
 def _kept_nodes(job: Mapping[str, Any]) -> frozenset[str]:
