@@ -146,11 +146,12 @@ async def _cold(arguments: argparse.Namespace, record: Record) -> None:
     say(f"starting a control plane; {history.jobs:,} jobs and {history.pods:,} pods go into etcd")
     testbed = Testbed(arguments.folder, nodes=0, nodes_per_leaf=1, profile=arguments.profile)
     async with testbed:
-        cold = ColdStart(testbed, history)
+        cold = ColdStart(testbed, history, arguments.reference)
         await cold.load()
         record.figures += cold.figures
-        say("cold start")
-        await record.add("cold", cold.round, cold.details)
+        for number in range(arguments.rounds):
+            say(f"round {number + 1} of {arguments.rounds}: cold")
+            await record.add("cold", cold.round, cold.details)
 
 
 def main() -> int:
@@ -162,6 +163,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small sizes: does it work at all")
     parser.add_argument("--missing", action="store_true", help="of these, what the file has not")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--reference", type=Path, help="source tree of another operator, for cold starts in turns"
+    )
     parser.add_argument("--folder", type=Path, default=ROOT / "build/bench/sched-cluster")
     parser.add_argument("--output", type=Path, default=ROOT / "build/bench/sched.json")
     parser.add_argument("--profile", type=Path, help="cProfile of the operators into FILE.N")
@@ -170,6 +174,8 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     arguments.only = arguments.only.split(",")
+    if arguments.reference is not None:
+        arguments.reference = arguments.reference.resolve()
     if unknown := set(arguments.only) - set(NAMES):
         parser.error(f"--only {','.join(sorted(unknown))}: choose of {','.join(NAMES)}")
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))

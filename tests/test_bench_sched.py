@@ -101,9 +101,9 @@ def test_the_history_of_a_cold_start_is_one_that_the_engine_would_leave() -> Non
     pods = [one for key, one in objects.items() if "/pods/" in key]
     assert (len(jobs), len(pods)) == (history.jobs, history.pods)
     phases = [FlyerJob.model_validate(job).status.phase for job in jobs]
-    assert (phases.count("Running"), phases.count("Queued")) == (3, 4)
+    assert (phases.count("Running"), phases.count("Queued")) == (2, 4)
     used = [pod["spec"]["nodeName"] for pod in pods if pod["status"]["phase"] == "Running"]
-    assert len(used) == len(set(used)) == 15
+    assert len(used) == len(set(used)) == 10
 
 
 async def test_a_run_goes_on_where_another_one_ended(tmp_path) -> None:

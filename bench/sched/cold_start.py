@@ -3,6 +3,8 @@
 10,000 jobs, 2,000 nodes and 20,000 pods would take minutes to create, so they are written into etcd
 as the API server stores them, and read back through it. The jobs' statuses are the engine's own:
 it is run here until the nodes are full, so that the operator finds nothing to correct.
+
+With a reference, the operator of another source tree starts on the same history, in turns.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import base64
 import copy
 import json
+import statistics
 import time
 import urllib.request
 import uuid
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flyer import engine
 from flyer.api import FlyerJob
 from flyer.kube.apiserver.resources import FLYERJOBS, NODES, PODS
+from flyer.kube.pods.names import LABEL_JOB
 from flyer.kube.views import shape_node
 
 from bench.sched.audit import OPERATOR
@@ -30,6 +34,9 @@ from bench.sched.testbed import TestbedError
 from testcluster import kwok
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bench.sched.audit import Write
     from bench.sched.testbed import Testbed
 
 __all__ = ["ColdStart", "History"]
@@ -53,8 +60,8 @@ class History:
 
     @property
     def running(self) -> int:
-        """Gangs that have nodes: all but one gang's."""
-        return self.nodes // self.gang_of - 1
+        """Gangs that have nodes: all but two gangs'."""
+        return self.nodes // self.gang_of - 2
 
     @property
     def jobs(self) -> int:
@@ -68,16 +75,20 @@ class History:
 
 
 class ColdStart:
-    """Measurement on a testbed without other nodes."""
+    """Measurement on a testbed without other nodes.
 
-    def __init__(self, testbed: Testbed, history: History) -> None:
-        self.testbed, self.history = testbed, history
+    `reference`: the source tree of another operator, which is the figures' peer.
+    """
+
+    def __init__(self, testbed: Testbed, history: History, reference: Path | None = None) -> None:
+        self.testbed, self.history, self.reference = testbed, history, reference
         label = f"{history.jobs:,} jobs, {history.nodes:,} nodes"
-        self.serving = Figure(f"cold, {label}: serving", "s", 10.0)
-        self.memory = Figure(f"cold, {label}: peak memory", "MiB", 500 * 1e6 / MIB)
+        self.serving = Figure(f"cold, {label}: serving", "s", 6.0)
+        self.memory = Figure(f"cold, {label}: peak memory", "MiB", 320.0)
         self.first = Figure(f"cold, {label}: a gang bound", "s")
+        self.decided = Figure(f"cold, {label}: a job's nodes stored", "s")
         self.leader = Figure(f"leader killed, {history.jobs:,} jobs: serving", "s", 4.0)
-        self.figures = [self.serving, self.memory, self.first, self.leader]
+        self.figures = [self.serving, self.memory, self.first, self.decided, self.leader]
         self.details: dict[str, Any] = {}
 
     async def load(self) -> None:
@@ -93,28 +104,64 @@ class ColdStart:
                 raise TestbedError(f"{found} {kind.plural} of {count} are there")
 
     async def round(self) -> None:
-        """Start an operator; then a job that has room."""
-        operator = self.testbed.start_operator()
+        """Start an operator, then jobs that have room; the same with the reference."""
+        values = await self._start(None)
+        for figure, value in zip(self.figures, values, strict=True):
+            figure.ours.append(value)
+        if self.reference is not None:
+            values = await self._start(self.reference)
+            for figure, value in zip(self.figures, values, strict=True):
+                figure.peer.append(value)
+
+    async def _start(self, source: Path | None) -> list[float]:
+        """The values of all figures, of the operator of one source tree."""
+        operator = self.testbed.start_operator(source=source)
         begun_at = time.monotonic()
         while not await asyncio.to_thread(operator.leads):
             if time.monotonic() > begun_at + 120:
                 raise TestbedError(f"not serving within 120 s; logs are in {self.testbed.logs}")
             await asyncio.sleep(0.05)
-        self.serving.ours.append(time.monotonic() - begun_at)
-        of = self.history.gang_of
+        serving = time.monotonic() - begun_at
         self.testbed.audit.skip()
-        await self.testbed.create_all(FLYERJOBS, [flyer_job("first", of, priority="high")])
-        writes = await collect(self.testbed, of)
+        jobs = [flyer_job("first", self.history.gang_of, priority="high")]
+        writes = await self._submit(jobs[0])
         created_at = min(write.received_at for write in writes if write.who == "bench")
-        bound = max(write.done_at for write in writes if is_binding(write))
-        self.first.ours.append(bound - created_at)
-        self.memory.ours.append(operator.peak_bytes() / MIB)
-        self.details["cold start: writes"] = sum(
+        bound = max(write.done_at for write in writes if is_binding(write)) - created_at
+        memory = operator.peak_bytes() / MIB
+        decided = []
+        for number in range(self.history.gang_of):
+            jobs.append(flyer_job(f"next-{number}", 1, priority="high"))
+            writes += (added := await self._submit(jobs[-1]))
+            decided.append(_decided_seconds(added))
+        name = "cold start" if source is None else "cold start, reference"
+        self.details[f"{name}: a job's nodes stored"] = [round(value, 3) for value in decided]
+        self.details[f"{name}: writes"] = sum(
             write.who == OPERATOR and write.stored and write.kind != "leases" for write in writes
         )
-        self.details["cold start: CPU seconds"] = operator.cpu_seconds()
-        self.leader.ours.append(await self.testbed.succeed(operator))
+        self.details[f"{name}: CPU seconds"] = operator.cpu_seconds()
+        leader = await self.testbed.succeed(operator, source=source)
         self.testbed.operators[-1].end()
+        await self._remove([job["metadata"]["name"] for job in jobs])
+        return [serving, memory, bound, statistics.median(decided), leader]
+
+    async def _submit(self, job: dict[str, Any]) -> list[Write]:
+        """Create a job; the writes until its pods are bound."""
+        await self.testbed.create_all(FLYERJOBS, [job])
+        return await collect(self.testbed, job["spec"]["nodes"])
+
+    async def _remove(self, names: list[str]) -> None:
+        """Remove these jobs and their pods, without an operator."""
+        for name in names:
+            await self.testbed.api.delete(FLYERJOBS, name, NAMESPACE)
+        selector = f"{LABEL_JOB} in ({','.join(names)})"
+
+        async def gone() -> bool:
+            await self.testbed.api.delete_all(
+                PODS, NAMESPACE, labelSelector=selector, gracePeriodSeconds="0"
+            )
+            return not await self.testbed.api.list(PODS, NAMESPACE, labelSelector=selector)
+
+        await self.testbed.until("the jobs' pods are gone", gone)
 
     def _store(self, objects: list[tuple[str, dict[str, Any]]]) -> None:
         url = f"http://127.0.0.1:{self.testbed.state.ports['etcd']}/v3/kv/txn"
@@ -128,6 +175,17 @@ class ColdStart:
                 response.read()
 
 
+def _decided_seconds(writes: list[Write]) -> float:
+    """From the arrival of a job to the answer of the first write of its status."""
+    created_at = min(write.received_at for write in writes if write.who == "bench")
+    name = next(write.name for write in writes if write.who == "bench")
+    return -created_at + min(
+        write.done_at
+        for write in writes
+        if write.who == OPERATOR and write.kind == "flyerjobs/status" and write.name == name
+    )
+
+
 def _coded(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
@@ -138,7 +196,7 @@ def _objects(history: History) -> list[tuple[str, dict[str, Any]]]:
     nodes = [_node(index, history) for index in range(history.nodes)]
     jobs = [_job(f"running-{n}", history, "normal") for n in range(history.running)]
     # The remaining nodes are too few for these.
-    jobs += [_job(f"queued-{n}", history, "low", 2) for n in range(history.queued)]
+    jobs += [_job(f"queued-{n}", history, "low", 3) for n in range(history.queued)]
     statuses = _settled(nodes, jobs)
     example = statuses["running-0"]
     for job in jobs:

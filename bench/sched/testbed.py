@@ -183,7 +183,7 @@ class Testbed:
                 ),
                 # kwok renews leases rarely; nodes fail only when a benchmark makes them fail.
                 controllers=(
-                    "--node-monitor-grace-period=10m",
+                    "--node-monitor-grace-period=2h",
                     # New nodes carry a taint until it takes that away: minutes at its usual 20/s.
                     "--kube-api-qps=500",
                     "--kube-api-burst=1000",
@@ -264,8 +264,11 @@ class Testbed:
 
     # -- processes -----------------------------------------------------------------------------
 
-    def start_operator(self, number: int = 0) -> Operator:
-        """One more process; `number` says which ports are its own."""
+    def start_operator(self, number: int = 0, *, source: Path | None = None) -> Operator:
+        """One more process; `number` says which ports are its own.
+
+        `source`: the tree whose operator it is, instead of this one.
+        """
         ports = self.state.ports
         gateway, metrics = ports[f"gateway-{number}"], ports[f"metrics-{number}"]
         log = self.state.log(f"operator-{number}")
@@ -278,10 +281,11 @@ class Testbed:
             f"--gateway-endpoint=127.0.0.1:{gateway}", f"--metrics-port={metrics}",
             f"--identity=operator-{len(self.operators)}", "--log-level=warning",
         ]  # fmt: skip
+        paths = {} if source is None else {"PYTHONPATH": str(source / "operator" / "src")}
         with log.open("ab") as output:
             process = subprocess.Popen(
                 command,
-                env=os.environ | {STATE_VARIABLE: str(self.folder)},
+                env=os.environ | paths | {STATE_VARIABLE: str(self.folder)},
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
         operator = Operator(number, process, metrics, gateway, log)
@@ -296,10 +300,14 @@ class Testbed:
         return operator
 
     async def succeed(
-        self, leader: Operator, before: Callable[[], Awaitable[None]] | None = None
+        self,
+        leader: Operator,
+        before: Callable[[], Awaitable[None]] | None = None,
+        *,
+        source: Path | None = None,
     ) -> float:
         """Kill the leader, with a second process waiting: seconds until that one serves."""
-        successor = self.start_operator(1 - leader.number)
+        successor = self.start_operator(1 - leader.number, source=source)
         await self.until("the successor is ready", lambda: successor.get("/readyz")[0] == 200)
         await asyncio.sleep(SETTLE_SECONDS)
         if before is not None:
