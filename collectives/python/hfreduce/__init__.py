@@ -14,7 +14,7 @@ from hfreduce.errors import CollectiveError, RendezvousError, SettingError, Topo
 
 TYPE_CHECKING = False  # as typing's, which takes longer to load than all the rest
 if TYPE_CHECKING:
-    from hfreduce.calls import Pending, allreduce, allreduce_many, start_allreduce
+    from hfreduce.api import Pending, allreduce, allreduce_many, start_allreduce
     from hfreduce.memory import empty
     from hfreduce.topology import Place, Topology, load_topology
 
@@ -34,14 +34,14 @@ __all__ = [
 ]
 
 _WHERE = {
-    "Pending": "hfreduce.calls",
-    "allreduce": "hfreduce.calls",
-    "allreduce_many": "hfreduce.calls",
+    "Pending": "hfreduce.api",
+    "allreduce": "hfreduce.api",
+    "allreduce_many": "hfreduce.api",
     "empty": "hfreduce.memory",
     "Place": "hfreduce.topology",
     "Topology": "hfreduce.topology",
     "load_topology": "hfreduce.topology",
-    "start_allreduce": "hfreduce.calls",
+    "start_allreduce": "hfreduce.api",
 }
 
 

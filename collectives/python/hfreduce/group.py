@@ -14,9 +14,9 @@ from torch._C._distributed_c10d import Backend, DebugLevel, PrefixStore, get_deb
 
 from hfreduce import _native, gpu, tensors
 from hfreduce.attendance import Attendance
-from hfreduce.base import Base
+from hfreduce.compat import Base
 from hfreduce.completer import Completer
-from hfreduce.keeping import hold
+from hfreduce.lifetime import hold
 from hfreduce.work import Closing, CollectiveWork, Record
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ import torch.distributed as dist
 
 from hfreduce import _native, bootstrap, tensors
 from hfreduce.backend import HFReduceBackend
-from hfreduce.base import IS_BACKEND
+from hfreduce.compat import IS_BACKEND
 from hfreduce.errors import SettingError
 from hfreduce.group import NAME, OPEN
-from hfreduce.older import HFReduceProcessGroup
+from hfreduce.process_group import HFReduceProcessGroup
 from hfreduce.settings import PRIORITIES, Settings
 from hfreduce.work import answer_for_works
 

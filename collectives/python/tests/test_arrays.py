@@ -11,7 +11,7 @@ import pytest
 import torch
 from hfreduce import _native
 from hfreduce.arrays import gpu_memory, memory
-from hfreduce.keeping import is_held
+from hfreduce.lifetime import is_held
 from hfreduce.testing import Layout, run
 
 pytestmark = pytest.mark.torch

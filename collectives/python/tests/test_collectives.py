@@ -8,7 +8,7 @@ import hfreduce.torch
 import pytest
 import torch
 import torch.distributed as dist
-from hfreduce.base import IS_BACKEND
+from hfreduce.compat import IS_BACKEND
 from hfreduce.group import OPEN
 from hfreduce.testing import Layout, run, values
 

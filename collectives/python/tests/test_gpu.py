@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hfreduce import CollectiveError, _native, gpu, work
-from hfreduce.keeping import is_held
+from hfreduce.lifetime import is_held
 from hfreduce.pairs import Pairs
 from hfreduce.testing import Layout, run, values
 from torch._C._distributed_c10d import (

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hfreduce import CollectiveError
-from hfreduce.base import IS_BACKEND
+from hfreduce.compat import IS_BACKEND
 from hfreduce.testing import Layout, run, values
 from torch import nn
 

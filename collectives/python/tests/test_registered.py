@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hfreduce.base import IS_BACKEND
+from hfreduce.compat import IS_BACKEND
 from hfreduce.settings import Settings
 from hfreduce.testing import Layout, run
 

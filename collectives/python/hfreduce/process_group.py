@@ -1,7 +1,7 @@
-"""The same group for a torch that takes no backend from Python: a process group of its own.
+"""HFReduce as a `ProcessGroup`, for PyTorch releases that accept no backend from Python.
 
-torch then has other names for some of the methods, and keeps a group's name with its backends, of
-which there are none.
+These releases use other names for some methods and store a group's name in its backends, of which
+this group has none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["HFReduceProcessGroup"]
 
 
 class HFReduceProcessGroup(HFReduceBackend):
-    """What scripts get from `init_process_group`; torch calls the methods."""
+    """The group that `init_process_group` returns; torch calls its methods."""
 
     _name = ""
     _desc = ""
@@ -34,21 +34,21 @@ class HFReduceProcessGroup(HFReduceBackend):
     def allgather_into_tensor_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> CollectiveWork:
-        """Several at once; torch's manager of coalescing gives no options."""
+        """Gather several tensors; torch's coalescing manager passes no options."""
         return self.all_gather_single_coalesced(outputs, inputs, opts or AllgatherOptions())
 
     def setGroupName(self, name: str) -> None:  # noqa: N802  (torch's name)
-        """The name of the group, as torch gives it."""
+        """Store the group name that torch assigns."""
         self._name = name
 
     def getGroupName(self) -> str:  # noqa: N802  (torch's name)
-        """The same, for torch's functional collectives."""
+        """Return the group name to torch's functional collectives."""
         return self._name
 
     def setGroupDesc(self, desc: str) -> None:  # noqa: N802  (torch's name)
-        """What the script calls the group."""
+        """Store the description that the script passes."""
         self._desc = desc
 
     def getGroupDesc(self) -> str:  # noqa: N802  (torch's name)
-        """The same."""
+        """Return the description."""
         return self._desc

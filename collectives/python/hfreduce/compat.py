@@ -1,8 +1,8 @@
-"""What a group is to torch: a `Backend`, or a whole `ProcessGroup` where torch is older.
+"""Compatibility with PyTorch releases: the base class of an HFReduce group.
 
-Before torch let Python make backends, a group in Python was a process group of its own (as torch's
-multi-threaded one, for tests): its methods are called in place of torch's, hooks and functional
-collectives in C++ pass it by.
+Current releases let Python implement a `Backend`. Older ones only let it implement a whole
+`ProcessGroup`, as their multi-threaded test group does: its methods replace torch's, and hooks and
+functional collectives implemented in C++ bypass it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Backend
 __all__ = ["IS_BACKEND", "Base"]
 
 
-def _can_be_made() -> bool:
+def _accepts_python_backends() -> bool:
     try:
         Backend(0, 1)
     except TypeError:  # no constructor defined
@@ -23,7 +23,7 @@ def _can_be_made() -> bool:
     return True
 
 
-IS_BACKEND = _can_be_made()
+IS_BACKEND = _accepts_python_backends()
 
 if TYPE_CHECKING:
     Base = Backend

@@ -1,18 +1,18 @@
-"""Reductions of arrays of all libraries, in place.
+"""Allreduce of arrays of any library, in place.
 
-One, or many as one operation::
+One array, or several arrays as one operation::
 
     hfreduce.allreduce(gradients, communicator)
     hfreduce.allreduce(gradients, communicator, op="max", timeout_seconds=5.0)
     hfreduce.allreduce_many([weights, biases], communicator)  # one operation
-    pending = hfreduce.start_allreduce([weights, biases], communicator)  # and on with the work
+    pending = hfreduce.start_allreduce([weights, biases], communicator)  # does not block
     pending.wait()
 
-Arrays that never change, as JAX's, have the result elsewhere::
+The result for immutable arrays, such as JAX's, is written to `out`::
 
     hfreduce.allreduce(gradients, communicator, out=result)
 
-What memory an array has, and which arrays are refused: `hfreduce.arrays`.
+`hfreduce.arrays` describes which arrays are accepted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from hfreduce import _native
 from hfreduce.arrays import Memory, copy, gpu_memory, memory
-from hfreduce.keeping import hold
+from hfreduce.lifetime import hold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,17 +43,20 @@ OPERATIONS: dict[str, int] = {
 
 
 class Pending:
-    """A reduction under way: its arrays are the engine's until it is done, also if this is lost."""
+    """A pending allreduce. Its arrays must not be accessed before it is done."""
 
     def __init__(self, work: _native.Work) -> None:
         self._work = work
 
     def done(self) -> bool:
-        """Whether it has ended, well or not; `wait` says which."""
+        """Whether the operation has finished or failed; `wait` raises the error."""
         return self._work.done()
 
     def wait(self) -> None:
-        """Until the result is there; raises `CollectiveError` if a peer fails or time is over."""
+        """Block until the result is available.
+
+        Raises `CollectiveError` if a peer fails or the timeout expires.
+        """
         self._work.wait()
 
 
@@ -66,14 +69,14 @@ def allreduce(
     timeout_seconds: float = TIMEOUT_SECONDS,
     stream: int | None = None,
 ) -> None:
-    """Everybody's combination to everybody, in place or to `out`; returns when it is there.
+    """Reduce an array over all ranks, in place or to `out`, and block until the result is there.
 
-    `out` is memory of the CPU for as many elements of the same type; `array` may then be read-only.
-    An array in the memory of a GPU (one with `__cuda_array_interface__`) is read once what `stream`
-    has queued is done; without one, the array says where it is made ready.
+    `out` is a CPU array of the same type and length; `array` may then be read-only. An array in GPU
+    memory (one with `__cuda_array_interface__`) is read after the work queued on `stream`; without
+    `stream`, after the work on the stream that the array names.
 
-    Raises `TypeError` for a type that cannot be reduced, `ValueError` for memory that cannot be
-    used as it is, `CollectiveError` if a peer fails.
+    Raises `TypeError` for a type that cannot be reduced, `ValueError` for an unsupported memory
+    layout, `CollectiveError` if a peer fails or the timeout expires.
     """
     code = _code(op)
     if hasattr(array, "__cuda_array_interface__"):
@@ -82,16 +85,16 @@ def allreduce(
             raise ValueError(f"out: {name} is in a GPU's memory; give a copy in the CPU's")
         _on_gpu(array, communicator, code, timeout_seconds, stream)
         return
-    found = memory(array if out is None else out)
+    buffer = memory(array if out is None else out)
     if out is not None:
-        copy(array, found)
-    pointer, numel, dtype, _ = found
-    work = communicator.allreduce(pointer, numel, dtype, code, timeout_seconds, True, found)
+        copy(array, buffer)
+    pointer, numel, dtype, _ = buffer
+    work = communicator.allreduce(pointer, numel, dtype, code, timeout_seconds, True, buffer)
     try:
         work.wait()
     finally:
         if not work.done():  # Ctrl-C
-            hold(work, found)
+            hold(work, buffer)
 
 
 def allreduce_many(
@@ -101,9 +104,9 @@ def allreduce_many(
     op: str = "sum",
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> None:
-    """`allreduce` of many arrays of one type as one operation, each in place.
+    """Allreduce several arrays of one type as one operation, each in place.
 
-    Every rank gives arrays of the same sizes in the same order. Raises what `allreduce` does.
+    Every rank passes arrays of the same sizes in the same order. Raises what `allreduce` raises.
     """
     start_allreduce(arrays, communicator, op=op, timeout_seconds=timeout_seconds).wait()
 
@@ -115,17 +118,22 @@ def start_allreduce(
     op: str = "sum",
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> Pending:
-    """`allreduce_many` that does not wait: the arrays are not to be touched before it is done."""
+    """Start `allreduce_many` without blocking.
+
+    The arrays must not be accessed before the operation is done.
+    """
     code = _code(op)
-    found = [_in_memory(array) for array in arrays]
-    dtypes = {each.dtype for each in found}
+    memories = [_in_memory(array) for array in arrays]
+    dtypes = {each.dtype for each in memories}
     if len(dtypes) != 1:
         raise ValueError(
             f"arrays: must be of one type and at least one, not of {len(dtypes)} types"
         )
-    buffers = [(each.pointer, each.numel) for each in found]
-    work = communicator.allreduce_many(buffers, dtypes.pop(), code, timeout_seconds, False, found)
-    hold(work, found)
+    buffers = [(each.pointer, each.numel) for each in memories]
+    work = communicator.allreduce_many(
+        buffers, dtypes.pop(), code, timeout_seconds, False, memories
+    )
+    hold(work, memories)
     return Pending(work)
 
 
