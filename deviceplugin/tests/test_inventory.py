@@ -234,7 +234,7 @@ def test_a_refused_attribute_is_read_once(tmp_path: Path, monkeypatch: pytest.Mo
         {0: (0,)},
         {0: (1, 2), 1: (0,), 2: (0,)},
     ],
-    ids=["one way", "a ring of three", "itself", "two neighbours"],
+    ids=["one way", "a ring of three", "itself", "two neighbors"],
 )
 def test_bridges_that_make_no_sense_are_no_bridges(
     peers: dict[int, tuple[int, ...]], tmp_path: Path

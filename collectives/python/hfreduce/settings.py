@@ -49,7 +49,7 @@ NAMES = {
     "HFREDUCE_LIVENESS_SECONDS": "silence after which a peer counts as stalled (default: 10)",
     "HFREDUCE_RUN_DIR": "folder for the flight recorders' files, which `hfreduce status` reads "
     "(default: hfreduce in XDG_RUNTIME_DIR, else hfreduce-UID in /dev/shm or /tmp)",
-    "HFREDUCE_STREAMS": "TCP streams between two neighbouring nodes, 1 to 16, on all ranks alike "
+    "HFREDUCE_STREAMS": "TCP streams between two neighboring nodes, 1 to 16, on all ranks alike "
     "(default: 2)",
     "HFREDUCE_TRANSPORT": "auto (nodes on one machine share memory, others use TCP) or tcp "
     "(default: auto)",

@@ -1,7 +1,7 @@
 """Who waits for whom: what the recorders of a job's ranks say together.
 
 A pure view: recorders come in, ranks and one line of conclusion for each group come out. Ranks of
-other machines are known by what their tree neighbours here have heard from them, and shown as such.
+other machines are known by what their tree neighbors here have heard from them, and shown as such.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Rank:
     """Since its last sign of life."""
     cause: dict[str, Any] | None = None
     streams: int = 0
-    """TCP streams to a tree neighbour; 0 where there are none, or they are not known."""
+    """TCP streams to a tree neighbor; 0 where there are none, or they are not known."""
 
 
 @dataclass(slots=True)
@@ -366,7 +366,7 @@ def table(group: Group) -> str:
     if len({rank.node for rank in group.ranks}) > 1 and places:
         reached = ", ".join(f"{n} {at}" for n, at in sorted(places.items()))
         streams = max(rank.streams for rank in group.ranks)
-        many = f"; {streams} TCP streams to each neighbour" if streams > 1 else ""
+        many = f"; {streams} TCP streams to each neighbor" if streams > 1 else ""
         lines.append(f"reached at: {reached}{many}")
     return "\n".join([title, *lines, f"{group.verdict}: {group.conclusion}"])
 

@@ -336,7 +336,7 @@ def consecutive(tensors: Sequence[torch.Tensor]) -> bool:
         if tensor.data_ptr() != place or not tensor.is_contiguous():
             return False
         place += tensor.nbytes
-    # One allocation: neighbours by chance may be unmapped one by one.
+    # One allocation: neighbors by chance may be unmapped one by one.
     return len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
 
 

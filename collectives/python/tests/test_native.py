@@ -132,7 +132,7 @@ def test_the_address_that_others_use_is_chosen_and_told():
 
 
 @pytest.mark.parametrize(("streams", "found"), [(None, 2), (1, 1), (4, 4)])
-def test_neighbours_have_as_many_streams_as_they_are_told(streams, found):
+def test_neighbors_have_as_many_streams_as_they_are_told(streams, found):
     ends = [_native.Endpoint(rank, 2, PLACEMENT, KEY, streams=streams) for rank in range(2)]
     communicators = connect(ends)
     allreduce(communicators)

@@ -233,7 +233,7 @@ def test_a_rank_of_another_machine_is_named_by_who_hears_it():
     assert "reached at: n0 eth0 10.0.0.0, n1 eth0 10.0.0.1\n" in status.table(group)
     group = one([recorder(0, [entry(812)], peers=[{**peer, "streams": 4}]), recorder(1, [])])
     assert [rank.streams for rank in group.ranks] == [4, 0, 0]
-    assert "10.0.0.1; 4 TCP streams to each neighbour\n" in status.table(group)
+    assert "10.0.0.1; 4 TCP streams to each neighbor\n" in status.table(group)
 
 
 def test_ranks_that_disagree_are_seen_before_they_fail():

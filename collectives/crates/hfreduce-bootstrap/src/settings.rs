@@ -42,7 +42,7 @@ pub struct Settings {
     pub liveness: Duration,
     /// Nodes on one machine share memory instead of using TCP.
     pub peer_memory: bool,
-    /// TCP streams between two neighbouring nodes; otherwise the engine's.
+    /// TCP streams between two neighboring nodes; otherwise the engine's.
     pub streams: Option<usize>,
     /// What is promised about bits, beyond the default.
     pub determinism: Determinism,

@@ -38,8 +38,8 @@ pub struct Flows {
 impl Flows {
     /// The routes through node `me` of `plan`. Links are numbered by ascending peer node.
     pub fn new(plan: &Plan, me: usize) -> Self {
-        let neighbours: Vec<Vec<usize>> = (0..2).map(|tree| neighbours(plan, tree, me)).collect();
-        let mut peers: Vec<usize> = neighbours.iter().flatten().copied().collect();
+        let neighbors: Vec<Vec<usize>> = (0..2).map(|tree| neighbors(plan, tree, me)).collect();
+        let mut peers: Vec<usize> = neighbors.iter().flatten().copied().collect();
         peers.sort_unstable();
         peers.dedup();
         let count = plan.nodes().len();
@@ -50,7 +50,7 @@ impl Flows {
                     let link = |peer: &usize| peers.binary_search(peer).unwrap_or(usize::MAX);
                     Flow {
                         toward: toward[root].as_ref().map(link),
-                        away: neighbours[tree]
+                        away: neighbors[tree]
                             .iter()
                             .filter(|peer| Some(**peer) != toward[root])
                             .map(link)
@@ -82,7 +82,7 @@ impl Flows {
 }
 
 /// The neighbors of `me`: children in the plan's order of summation, then the parent.
-fn neighbours(plan: &Plan, tree: usize, me: usize) -> Vec<usize> {
+fn neighbors(plan: &Plan, tree: usize, me: usize) -> Vec<usize> {
     let Some(links) = plan.links(tree, me) else { return Vec::new() };
     links.children.iter().copied().chain(links.parent).collect()
 }

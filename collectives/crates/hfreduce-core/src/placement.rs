@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_one_node_need_not_be_neighbours() {
+    fn ranks_of_one_node_need_not_be_neighbors() {
         let placement =
             Placement::new(&pairs(&[("a", "A"), ("b", "B"), ("a", "A"), ("b", "B"), ("c", "B")]))
                 .unwrap();

@@ -4,7 +4,7 @@
 //! new      opens a port (and, as the first rank of its node, a local socket)
 //! info     what the others need to know; the caller exchanges it through any store
 //! connect  checks that all agree, meets the ranks of its node (shared memory, doorbell), dials and
-//!          accepts its tree neighbours, then meets everybody in a first barrier
+//!          accepts its tree neighbors, then meets everybody in a first barrier
 //! ```
 
 mod agreement;
@@ -14,7 +14,7 @@ mod identity;
 mod info;
 mod locals;
 mod members;
-mod neighbours;
+mod neighbors;
 mod options;
 mod reconfigure;
 mod record;
@@ -43,7 +43,7 @@ pub use identity::check_descriptors;
 pub use info::{Info, refused};
 use info::{LocalSockets, digest};
 pub use members::choose;
-use neighbours::{Hello, Purpose, dial};
+use neighbors::{Hello, Purpose, dial};
 pub use options::REGISTERED_BYTES_MAX;
 use options::check;
 use options::default_ring_slots;
@@ -192,7 +192,7 @@ impl Endpoint {
             poller::doorbell().map_err(|e| self.io_error("connecting", format!("eventfd: {e}")))?;
         let (shm, node_peers, arenas) =
             self.meet_locals(&infos, group, &doorbell, (slots, ring_slots, channels), deadline)?;
-        let tree_links = self.meet_neighbours(&infos, group, channels, &shm, deadline)?;
+        let tree_links = self.meet_neighbors(&infos, group, channels, &shm, deadline)?;
         // With shared CPUs, polling only keeps the other ranks from working.
         let spin = if crowded { 0 } else { 30 };
         let shared = Arc::new(Shared::new(identity, doorbell, recorder));

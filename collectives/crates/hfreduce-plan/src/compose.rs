@@ -8,21 +8,21 @@ use crate::{Bridging, DEGREE_MAX, NodePlace, Plan, PlanError};
 
 /// Adjacency lists of both trees during construction.
 struct Draft {
-    neighbours: [Vec<Vec<usize>>; 2],
+    neighbors: [Vec<Vec<usize>>; 2],
 }
 
 impl Draft {
     fn new(nodes: usize) -> Self {
-        Self { neighbours: [vec![Vec::new(); nodes], vec![Vec::new(); nodes]] }
+        Self { neighbors: [vec![Vec::new(); nodes], vec![Vec::new(); nodes]] }
     }
 
     fn join(&mut self, tree: usize, a: usize, b: usize) {
-        self.neighbours[tree][a].push(b);
-        self.neighbours[tree][b].push(a);
+        self.neighbors[tree][a].push(b);
+        self.neighbors[tree][b].push(a);
     }
 
     fn degree(&self, node: usize) -> usize {
-        self.neighbours.iter().map(|tree| tree[node].len()).sum()
+        self.neighbors.iter().map(|tree| tree[node].len()).sum()
     }
 
     /// The nodes of `zone` that carry the next crossing of tree 0 and of tree 1.
@@ -32,7 +32,7 @@ impl Draft {
     /// place, a single node for both trees if possible.
     fn crossing_ends(&self, zone: &[usize]) -> [usize; 2] {
         let nearest = |tree: usize, places: usize, taken: Option<usize>| {
-            walk(&self.neighbours[tree], zone[0]).into_iter().map(|(node, _)| node).find(|node| {
+            walk(&self.neighbors[tree], zone[0]).into_iter().map(|(node, _)| node).find(|node| {
                 zone.contains(node)
                     && Some(*node) != taken
                     && self.degree(*node) + places <= DEGREE_MAX
@@ -56,7 +56,7 @@ pub(crate) fn compose(
     let mut zones = zones_of(nodes);
     match (bridge, zones.as_mut_slice()) {
         (Some(pair), _) => put_bridge_in_place(nodes, &mut zones, pair)?,
-        // The first zone's last node and the second one's first are neighbours in the list.
+        // The first zone's last node and the second one's first are neighbors in the list.
         (None, [first, _, ..]) if bridging == Bridging::OnePair => first.rotate_right(1),
         (None, _) => {}
     }
@@ -86,9 +86,9 @@ pub(crate) fn compose(
     }
     let root = |tree: usize| match zones.as_slice() {
         [zone] => root_of(tree, zone, double_parent),
-        _ => central(&draft.neighbours[tree]),
+        _ => central(&draft.neighbors[tree]),
     };
-    let trees = [0, 1].map(|tree| Tree::hang(&draft.neighbours[tree], root(tree)));
+    let trees = [0, 1].map(|tree| Tree::hang(&draft.neighbors[tree], root(tree)));
     let plan = Plan { nodes: nodes.to_vec(), trees, bridging };
     plan.validate()?;
     Ok(plan)
@@ -141,7 +141,7 @@ fn zones_of(nodes: &[NodePlace]) -> Vec<Vec<usize>> {
     zones
 }
 
-/// Moves the named nodes to the front of their zones: the first rank has free neighbour places.
+/// Moves the named nodes to the front of their zones: the first rank has free neighbor places.
 fn put_bridge_in_place(
     nodes: &[NodePlace],
     zones: &mut [Vec<usize>],
@@ -168,23 +168,23 @@ fn put_bridge_in_place(
     Ok(())
 }
 
-/// The node with at most two neighbours and the smallest distance to the farthest node; the first of several.
+/// The node with at most two neighbors and the smallest distance to the farthest node; the first of several.
 ///
 /// The distance to the farthest node of a tree is the distance to the farther end of any longest path.
-fn central(neighbours: &[Vec<usize>]) -> usize {
-    let last = |start| walk(neighbours, start).last().map_or(start, |&(node, _)| node);
+fn central(neighbors: &[Vec<usize>]) -> usize {
+    let last = |start| walk(neighbors, start).last().map_or(start, |&(node, _)| node);
     let one_end = last(0);
     let (from_one, from_other) =
-        (distances(neighbours, one_end), distances(neighbours, last(one_end)));
-    (0..neighbours.len())
-        .filter(|&node| neighbours[node].len() <= crate::CHILDREN_MAX)
+        (distances(neighbors, one_end), distances(neighbors, last(one_end)));
+    (0..neighbors.len())
+        .filter(|&node| neighbors[node].len() <= crate::CHILDREN_MAX)
         .min_by_key(|&node| from_one[node].max(from_other[node]))
         .unwrap_or(one_end)
 }
 
-fn distances(neighbours: &[Vec<usize>], start: usize) -> Vec<usize> {
-    let mut distance = vec![0; neighbours.len()];
-    for (node, from) in walk(neighbours, start) {
+fn distances(neighbors: &[Vec<usize>], start: usize) -> Vec<usize> {
+    let mut distance = vec![0; neighbors.len()];
+    for (node, from) in walk(neighbors, start) {
         distance[node] = from.map_or(0, |from| distance[from] + 1);
     }
     distance

@@ -2,7 +2,7 @@
 //!
 //! Half of every vector travels in tree 0 and half in tree 1. A node that is interior in one tree (it adds the
 //! values of children) is a leaf of the other, so that both directions of every network card are used and none
-//! carries twice the traffic: a node has at most [`DEGREE_MAX`] tree neighbours in total.
+//! carries twice the traffic: a node has at most [`DEGREE_MAX`] tree neighbors in total.
 //!
 //! ```text
 //! tree 0, 8 nodes:    0            tree 1 is its mirror: 7
@@ -31,7 +31,7 @@ pub use tree::{Links, Tree};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Maximum number of tree neighbours of one node, both trees counted together.
+/// Maximum number of tree neighbors of one node, both trees counted together.
 pub const DEGREE_MAX: usize = 4;
 
 /// Maximum number of children of one node in one tree: (left, right).
@@ -79,8 +79,8 @@ pub enum Bridging {
 ///
 /// Invariants, which [`Plan::validate`] checks and every plan from [`Plan::new`] satisfies:
 /// 1. each tree spans all nodes, has one root and no cycle, and parents and children agree;
-/// 2. a node has at most two children in a tree and [`DEGREE_MAX`] neighbours in both together;
-/// 3. a node has two or more neighbours in at most one tree (it is a leaf of the other), unless it carries
+/// 2. a node has at most two children in a tree and [`DEGREE_MAX`] neighbors in both together;
+/// 3. a node has two or more neighbors in at most one tree (it is a leaf of the other), unless it carries
 ///    crossings of both;
 /// 4. a tree has exactly `zones - 1` crossings, the minimum;
 /// 5. with two zones both trees cross on the same pair, or, with [`Bridging::TwoPairs`], on different nodes of
@@ -96,7 +96,7 @@ pub struct Plan {
 
 impl Plan {
     /// The plan of an ordered list of nodes. The bridge pair of two zones is the last node of the first zone
-    /// and the first node of the second: neighbours, if the list is sorted by zone.
+    /// and the first node of the second: neighbors, if the list is sorted by zone.
     pub fn new(nodes: &[NodePlace]) -> Result<Self, PlanError> {
         compose::compose(nodes, Bridging::OnePair, None)
     }
@@ -174,7 +174,7 @@ impl Plan {
         [self.trees[0].depth(), self.trees[1].depth()]
     }
 
-    /// Neighbours of `node` in both trees together.
+    /// Neighbors of `node` in both trees together.
     pub fn degree(&self, node: usize) -> usize {
         self.trees.iter().map(|tree| tree.degree(node)).sum()
     }
@@ -238,12 +238,12 @@ pub enum PlanError {
         /// Which field, which value.
         why: String,
     },
-    /// A node has too many neighbours.
-    #[error("node `{node}` has {degree} tree neighbours, more than {DEGREE_MAX}")]
+    /// A node has too many neighbors.
+    #[error("node `{node}` has {degree} tree neighbors, more than {DEGREE_MAX}")]
     Degree {
         /// The node.
         node: String,
-        /// The number of its neighbours.
+        /// The number of its neighbors.
         degree: usize,
     },
     /// A node adds in both trees.

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::{NodePlace, PlanError};
 
-/// The neighbours of one node in one tree.
+/// The neighbors of one node in one tree.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Links {
     /// The node that receives its sum; none at the root.
@@ -18,15 +18,15 @@ pub struct Links {
 pub struct Tree {
     /// The node that computes the full sum.
     pub root: usize,
-    /// The neighbours of every node.
+    /// The neighbors of every node.
     pub links: Vec<Links>,
 }
 
 impl Tree {
-    /// The tree that spans `neighbours` (an adjacency list without cycles), rooted at `root`.
-    pub(crate) fn hang(neighbours: &[Vec<usize>], root: usize) -> Self {
-        let mut links = vec![Links::default(); neighbours.len()];
-        for (node, parent) in walk(neighbours, root) {
+    /// The tree that spans `neighbors` (an adjacency list without cycles), rooted at `root`.
+    pub(crate) fn hang(neighbors: &[Vec<usize>], root: usize) -> Self {
+        let mut links = vec![Links::default(); neighbors.len()];
+        for (node, parent) in walk(neighbors, root) {
             links[node].parent = parent;
             if let Some(parent) = parent {
                 links[parent].children.push(node);
@@ -82,7 +82,7 @@ impl Tree {
         deepest
     }
 
-    /// Neighbours of `node`: children and parent.
+    /// Neighbors of `node`: children and parent.
     pub fn degree(&self, node: usize) -> usize {
         self.links
             .get(node)
@@ -107,15 +107,15 @@ impl Tree {
     }
 }
 
-/// Breadth-first traversal of an adjacency list: (node, the neighbour it was reached from).
-pub(crate) fn walk(neighbours: &[Vec<usize>], start: usize) -> Vec<(usize, Option<usize>)> {
-    let mut order = Vec::with_capacity(neighbours.len());
+/// Breadth-first traversal of an adjacency list: (node, the neighbor it was reached from).
+pub(crate) fn walk(neighbors: &[Vec<usize>], start: usize) -> Vec<(usize, Option<usize>)> {
+    let mut order = Vec::with_capacity(neighbors.len());
     order.push((start, None));
     let mut next = 0;
     while next < order.len() {
         let (node, from) = order[next];
         order.extend(
-            neighbours[node].iter().filter(|&&to| Some(to) != from).map(|&to| (to, Some(node))),
+            neighbors[node].iter().filter(|&&to| Some(to) != from).map(|&to| (to, Some(node))),
         );
         next += 1;
     }
@@ -149,7 +149,7 @@ pub(crate) fn double_parent(tree: usize, r: usize, n: usize) -> Option<usize> {
 
 /// The parent of rank `r` in a zone of `n` ranks that is joined to another zone at its rank 0.
 ///
-/// Rank 0 is above the roots of both trees with one neighbour in each, so that two places remain for the two
+/// Rank 0 is above the roots of both trees with one neighbor in each, so that two places remain for the two
 /// crossings and the joined trees stay shallow. An odd zone is a double binary tree of the other n - 1 ranks
 /// with rank 0 on top. In an even zone rank 0 already is tree 0's root, and in tree 1 it moves from a leaf to
 /// the top.

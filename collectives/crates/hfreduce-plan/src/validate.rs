@@ -13,7 +13,7 @@ pub(crate) fn validate(plan: &Plan) -> Result<(), PlanError> {
     }
     let zones = plan.nodes.iter().map(|place| &place.zone).collect::<BTreeSet<_>>().len();
     crossings(plan, zones)?;
-    neighbours(plan, zones)
+    neighbors(plan, zones)
 }
 
 fn spans(plan: &Plan, index: usize, tree: &Tree) -> Result<(), PlanError> {
@@ -69,7 +69,7 @@ fn pair_of(plan: &Plan, tree: usize) -> BTreeSet<String> {
     ends.filter_map(|node| plan.nodes.get(node)).map(|place| place.name.clone()).collect()
 }
 
-fn neighbours(plan: &Plan, zones: usize) -> Result<(), PlanError> {
+fn neighbors(plan: &Plan, zones: usize) -> Result<(), PlanError> {
     let [first, second] = [0, 1].map(|tree| {
         let ends = plan.crossings_of(tree).into_iter().flat_map(|edge| [edge.parent, edge.child]);
         ends.collect::<BTreeSet<usize>>()

@@ -87,7 +87,7 @@ fn every_split_of_two_zones_up_to_128_and_128_crosses_once_on_one_pair() {
                 let edge = plan.crossings_of(tree)[0];
                 (edge.parent.min(edge.child), edge.parent.max(edge.child))
             };
-            assert_eq!([ends(0), ends(1)], [(a - 1, a); 2], "{a}+{b}: neighbours in the list");
+            assert_eq!([ends(0), ends(1)], [(a - 1, a); 2], "{a}+{b}: neighbors in the list");
             // One pair for both trees costs one edge of depth over the best possible tree.
             let bound = ceil_log2(a + b) + 1;
             assert!(plan.depth().iter().all(|&depth| depth <= bound), "{a}+{b} {:?}", plan.depth());

@@ -125,7 +125,7 @@ impl Scenario {
         let liveness = (500 + seed.below(1_000)) * MILLISECOND;
         let timeout = liveness + (500 + seed.below(2_000)) * MILLISECOND;
         let victim = seed.below((nodes * locals) as u64) as usize;
-        let links = neighbours(&plan, victim / locals);
+        let links = neighbors(&plan, victim / locals);
         let link = seed.below(links as u64) as usize;
         let mut scenario = Self {
             seed: number,
@@ -256,7 +256,7 @@ impl Scenario {
     }
 }
 
-fn neighbours(plan: &Plan, node: usize) -> usize {
+fn neighbors(plan: &Plan, node: usize) -> usize {
     hfreduce_core::Flows::new(plan, node).peers().len()
 }
 

@@ -97,7 +97,7 @@ pub(crate) fn difference(held: &[Extent], kept: &[Extent]) -> Vec<Extent> {
     removed
 }
 
-/// Free runs of the data file: by position, to merge neighbours, and by size, for best fit.
+/// Free runs of the data file: by position, to merge neighbors, and by size, for best fit.
 #[derive(Debug, Default)]
 pub(crate) struct FreeBlocks {
     by_start: BTreeMap<u64, u64>,
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_merge_and_the_best_fit_is_allocated() {
+    fn neighbors_merge_and_the_best_fit_is_allocated() {
         let mut free = FreeBlocks::default();
         free.release(0, 10);
         free.release(20, 4);

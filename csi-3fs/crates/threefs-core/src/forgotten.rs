@@ -57,7 +57,7 @@ pub struct ForgottenInodes {
 }
 
 impl ForgottenInodes {
-    /// Inserts a range and merges it with its neighbours.
+    /// Inserts a range and merges it with its neighbors.
     pub fn insert(&mut self, range: InodeRange) {
         let (mut first, mut last) = (range.first.0, range.last.0);
         if first > last {
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_one_entry() {
+    fn neighbors_are_one_entry() {
         let mut forgotten = ForgottenInodes::default();
         for inode in [5, 7, 6, 9, 8, u64::MAX] {
             forgotten.insert(InodeRange::one(InodeId(inode)));

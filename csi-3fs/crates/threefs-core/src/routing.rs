@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_serving_or_syncing_targets() {
+    fn neighbors_are_serving_or_syncing_targets() {
         use PublicState::{Offline, Serving, Syncing};
         let chain = chain(&[Serving, Serving, Syncing, Offline]);
         assert_eq!(chain.head().map(|t| t.target), Some(TargetId(1)));

@@ -1,4 +1,4 @@
-"""Gateways and sidecars of neighbouring versions understand each other."""
+"""Gateways and sidecars of neighboring versions understand each other."""
 
 from __future__ import annotations
 

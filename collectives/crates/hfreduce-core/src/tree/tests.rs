@@ -88,7 +88,7 @@ fn two_deaths_leave_no_rank_waiting() {
 }
 
 #[test]
-fn a_rank_that_calls_something_else_is_named_by_its_neighbours() {
+fn a_rank_that_calls_something_else_is_named_by_its_neighbors() {
     let plan = plan(2, 1);
     let mut choice = Seed(3);
     let ours = operation(&mut choice, Kind::Allreduce, 100, 2).fingerprint;

@@ -10,7 +10,7 @@ use fabric::deadline::Deadline;
 
 use super::identity::EndpointIdentity;
 use super::info::{Info, host};
-use super::neighbours::{Call, Hello, Purpose, dial};
+use super::neighbors::{Call, Hello, Purpose, dial};
 use super::reconfigure::Watch;
 use crate::driver::lock;
 use hfreduce_core::error::ErrorKind;

@@ -14,7 +14,7 @@ use fabric::tcp::Port;
 
 use super::Options;
 use super::info::{Info, first_eight, refused, refused_on};
-use super::neighbours::{Inbox, open_port};
+use super::neighbors::{Inbox, open_port};
 use super::options::{descriptors_needed, descriptors_without_messages, memory_needed};
 use crate::communicator::Communicator;
 use crate::driver::lock;

@@ -113,7 +113,7 @@ fn a_single_input_is_returned_unchanged_except_nans() {
 }
 
 /// Every binary32 whose lower half is one of a few: each number and each midpoint of each format, and their
-/// neighbours.
+/// neighbors.
 fn singles() -> Vec<f32> {
     let lower = [0_u32, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF];
     (0..=0xFFFF_u32).flat_map(|upper| lower.map(|low| f32::from_bits(upper << 16 | low))).collect()

@@ -2,7 +2,7 @@
 
 Whole nodes only. Inside a zone: the nodes of the attempt before stay at their places, the others
 come from as few leaves as possible. Over zones: ranks are contiguous by zone, at most two zones,
-so that exactly one pair of neighbours (the cross-zone pair) talks across.
+so that exactly one pair of neighbors (the cross-zone pair) talks across.
 """
 
 from __future__ import annotations

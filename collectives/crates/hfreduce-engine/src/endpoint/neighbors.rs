@@ -193,7 +193,7 @@ pub(super) enum Purpose {
 
 impl Endpoint {
     /// Connects this channel's owner with those of the neighbor nodes; the lower node dials.
-    pub(super) fn meet_neighbours(
+    pub(super) fn meet_neighbors(
         &self,
         infos: &[Info],
         group: u64,
