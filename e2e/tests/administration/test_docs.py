@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
 
 NAMESPACE = "default"  # a reader's, who has said nothing
+TEAM = "research"  # the guides' example of a team's namespace
 ENDLESS = "1000000"
 SECONDS = 180.0
 TUTORIAL = ROOT / "docs/tutorial/kubernetes.md"
@@ -93,6 +94,7 @@ def reader(
         if "kind: PersistentVolumeClaim" in block.text and "name: dataset" in block.text
     )
     cluster.kubectl("apply", f"--namespace={NAMESPACE}", "--filename=-", stdin=dataset.text)
+    cluster.kubectl("create", "namespace", TEAM)
     cluster.apply(job("own", 1, Path(counting.__file__).read_text(), ENDLESS), namespace=NAMESPACE)
     wait_phase(cluster, "own", NAMESPACE, "Running")
     (pod,) = pods_of(cluster, "own", NAMESPACE)
@@ -100,6 +102,7 @@ def reader(
     yield found, {**names, "CLAIM": "dataset"}
     for kind in ("flyerjobs", "pvc"):
         cluster.kubectl("delete", kind, "--all", f"--namespace={NAMESPACE}", "--wait=false")
+    cluster.kubectl("delete", "namespace", TEAM, "--wait=false")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))

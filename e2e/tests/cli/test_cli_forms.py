@@ -45,7 +45,7 @@ ASKED: dict[str, tuple[str, ...]] = {
 }
 WIDE = {
     "ps": ("ETA", "LAST-CKPT", "QUEUE", "NAMESPACE", "ATTEMPT"),
-    "nodes": ("LEAF", "GROUP", "SLOTS", "ATTEMPT"),
+    "nodes": ("LEAF", "CLASS", "SLOTS", "ATTEMPT"),
     "top": ("STATE", "LOST"),
 }
 
