@@ -145,6 +145,17 @@ test-kubernetes: test-servers images ## those, and fifteen minutes of scenarios 
 e2e: test-servers images images-check ## all scenarios on a real Kubernetes; JUnit files in build/e2e
 	$(E2E) e2e/tests --junitxml=build/e2e/junit.xml
 
+# Debian packages and a file of each.
+KIND_PACKAGES := podman=podman runc=runc netavark=/usr/lib/podman/netavark \
+	aardvark-dns=/usr/lib/podman/aardvark-dns
+
+.PHONY: e2e-kind
+e2e-kind: images ## the first scenarios on kind, with Docker or Podman (root)
+	@command -v docker >/dev/null || scripts/bootstrap $(KIND_PACKAGES)
+	FLYER_E2E_ENGINE=kind FLYER_E2E_REQUIRED=1 $(PYTHON) -m pytest -v --no-header \
+		e2e/tests/test_first_job.py e2e/tests/test_device_plugin.py e2e/tests/test_volumes.py \
+		--junitxml=build/e2e/kind.xml
+
 .PHONY: site site-only release-check
 site: install site-only ## the documentation site in build/site, every link checked
 site-only:

@@ -50,6 +50,7 @@ MODULES = (
         {
             name: f"k8s.io/kubernetes/cmd/{name}"
             for name in (
+                "kubeadm",
                 "kube-apiserver",
                 "kube-controller-manager",
                 "kube-scheduler",
@@ -61,6 +62,8 @@ MODULES = (
         link_flags=_version_flags(KUBERNETES_VERSION),
     ),
     Module("coredns", {"coredns": "."}),
+    Module("etcd", {"etcd": "."}, static=True),
+    Module("kind", {"kind": "sigs.k8s.io/kind"}),
     Module("kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}),
     Module("csi-sanity", {"csi-sanity": f"{CSI_PROJECT}/csi-test/v5/cmd/csi-sanity"}, static=True),
     Module(
@@ -131,10 +134,11 @@ def _build(module: Module, names: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # concurrent builds of the same module are serialized
-        for name in names:
+        for number, name in enumerate(names, 1):
             if (folder / name).exists():
                 continue
-            print(f"cluster: building {name} ({module.folder})", flush=True)
+            count = f"{number} of {len(names)}"
+            print(f"cluster: building {name} ({module.folder}, {count})", flush=True)
             scratch = folder / f".{name}.new"
             command = ["go", "build", "-buildvcs=false", "-ldflags", f"-s -w {module.link_flags}"]
             built = subprocess.run(

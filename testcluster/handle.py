@@ -141,6 +141,8 @@ class Cluster:
 
     def run_on(self, node: str, *argv: str, deadline_s: float = WAIT_S) -> str:
         """Runs a command in a node's namespaces and returns its output."""
+        if self.state.kind:
+            return kind.run(self.state, node, *argv)
         return run(self.state, node, *argv, deadline_s=deadline_s)
 
     def kill_container(self, pod: Manifest, container: str) -> None:
@@ -158,6 +160,7 @@ class Cluster:
 
     def machine(self, name: str) -> Node:
         """A node, whose power can be cut."""
+        self._of_processes()
         index = self.state.nodes.index(name)
         return Node(
             self.state, next(node for node in NODES if node.name == name), index, PAUSE_IMAGE
@@ -165,7 +168,12 @@ class Cluster:
 
     def process(self, name: str) -> Process:
         """One of the cluster's processes, to be killed and started again."""
+        self._of_processes()
         return Process.load(self.state, name)
+
+    def _of_processes(self) -> None:
+        if self.state.kind:
+            raise ClusterError("kind runs the nodes: this needs FLYER_E2E_ENGINE=processes")
 
 
 def wait_for(what: str, probe: Callable[[], T | None], deadline_s: float = WAIT_S) -> T:

@@ -61,8 +61,9 @@ def up(folder: Path, options: Options) -> State:
         state = State(folder, light=options.light, ports=free_ports(PORTS))
         if not options.light and kind.usable():
             state.kind = True
+            state.nodes = [node.name for node in options.nodes]
             state.save()
-            kind.create(state)
+            kind.create(state, options.nodes)
         elif options.light:
             state.save()
             control_plane.start(state, controllers=options.controllers, scheduler=False)
@@ -112,11 +113,13 @@ def _start_whole(state: State, options: Options) -> None:
     with ThreadPoolExecutor(len(nodes)) as threads:
         machines = [threads.submit(start_machine, node) for node in nodes]
         control_plane.start(state, controllers=True, scheduler=True)
+        print("cluster: the control plane is ready", flush=True)
         authority = pki.Authority(state.folder / "pki")
         dns.start(state, authority)
         for node, machine in zip(nodes, machines, strict=True):
             machine.result()
             node.start_kubelet(authority)
+            print(f"cluster: started node {node.spec.name}", flush=True)
 
     cluster = Cluster(state)
     cluster.apply(*dns.objects(state), namespace="kube-system")

@@ -74,19 +74,19 @@ class FakeHardware:
 def fake_hardware(cluster: Cluster, node: str) -> FakeHardware:
     """Gives a node the paper's hardware without faults; repairs existing hardware.
 
-    The folder is never recreated: the agent has it mounted.
+    The folder is never recreated: the agent has it mounted. Its policy is written last.
     """
     folder = cluster.state.folder / "nodes" / node / "var-lib" / "flyer-fake"
     machine = paper_node(seed=1 + cluster.state.nodes.index(node))
     driver = StubDriver(folder / "driver", machine)
-    if not folder.exists():
-        scratch = folder.with_name(f".{folder.name}.new")
-        shutil.rmtree(scratch, ignore_errors=True)
-        write_sysfs(machine, scratch / "sys")
-        build_stub(scratch / "lib")
-        (scratch / "policy.toml").write_text(POLICY)
-        _make_devices(scratch / "dev")
-        scratch.rename(folder)
+    policy = folder / "policy.toml"
+    if not policy.exists():
+        for path in folder.glob("*"):
+            shutil.rmtree(path)
+        write_sysfs(machine, folder / "sys")
+        build_stub(folder / "lib")
+        _make_devices(folder / "dev")
+        policy.write_text(POLICY)
     driver.write()
     return FakeHardware(node, folder, driver)
 

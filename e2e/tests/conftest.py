@@ -11,7 +11,6 @@ from e2e.lib import chart
 from e2e.lib.gateway import Control, controlled
 from e2e.lib.hardware import FakeHardware, fake_hardware
 from e2e.lib.operators import Stage, staged
-from testcluster.fixtures import unavailable
 from testcluster.handle import wait_for
 from testcluster.measurements import record, table
 
@@ -33,8 +32,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def machines(cluster: Cluster) -> dict[str, FakeHardware]:
     """GPUs and a network card for every node, in order."""
-    if cluster.state.kind:
-        unavailable("the stories need nodes of their own making: set FLYER_E2E_ENGINE=processes")
     return {node: fake_hardware(cluster, node) for node in cluster.state.nodes}
 
 

@@ -107,19 +107,6 @@ def test_the_same_content_makes_the_same_archive_layer(tmp_path: Path) -> None:
     assert first.digest == second.digest
 
 
-def test_kind_has_the_same_nodes() -> None:
-    """testcluster/kind.yaml and `nodes.py` define the same cluster."""
-    import yaml
-
-    from testcluster.nodes import NODES
-
-    config = yaml.safe_load((FOLDER.parent / "testcluster" / "kind.yaml").read_text())
-    workers = [node for node in config["nodes"] if node["role"] == "worker"]
-    assert [worker["labels"] for worker in workers] == [node.labels for node in NODES]
-    for worker, node in zip(workers, NODES, strict=True):
-        assert bool(worker.get("kubeadmConfigPatches")) == bool(node.taints)
-
-
 def test_two_builds_of_one_wheel_at_once_give_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
