@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from charts import helm
+from images.contents import IMAGES
 from testcluster import binaries
 from testcluster.down import down
 from testcluster.errors import ClusterError
@@ -44,11 +46,13 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("down", parents=[folder], help="remove it without a trace")
     command.set_defaults(run=_down)
 
-    command = commands.add_parser("env", parents=[folder], help="shell lines: KUBECONFIG and PATH")
+    command = commands.add_parser(
+        "env", parents=[folder], help="shell lines: KUBECONFIG, and PATH with kubectl and Helm"
+    )
     command.set_defaults(run=_env)
 
     command = commands.add_parser("load", parents=[folder], help="load images into every node")
-    command.add_argument("image", nargs="+", help="e.g. controller")
+    command.add_argument("image", nargs="*", help="e.g. controller; default: all")
     command.set_defaults(run=_load)
 
     command = commands.add_parser("build", help="build programs (all of them by default)")
@@ -80,7 +84,20 @@ def _up(arguments: argparse.Namespace) -> int:
         ),
     )
     print(f"KUBECONFIG={state.kubeconfig}")
+    if not state.light:
+        print(_next_commands(arguments.state))
     return 0
+
+
+def _next_commands(folder: Path) -> str:
+    option = "" if folder == DEFAULT else f" --state {folder}"
+    program = f"{Path(sys.executable)} -m testcluster".replace(f"{Path.cwd()}/", "")
+    return f"""
+Next:
+  eval "$({program} env{option})"       # kubectl and Helm
+  {program} load{option}                # build the images, load them into every node
+  helm install fire-flyer charts/fire-flyer --namespace fireflyer-system --create-namespace \\
+    --values testcluster/values.yaml --wait"""
 
 
 def _down(arguments: argparse.Namespace) -> int:
@@ -90,14 +107,17 @@ def _down(arguments: argparse.Namespace) -> int:
 
 def _env(arguments: argparse.Namespace) -> int:
     state = State.load(arguments.state)
-    kubectl = binaries.require("kubectl")["kubectl"]
+    programs = (binaries.require("kubectl")["kubectl"], Path(helm.find()))
     print(f"export KUBECONFIG={state.kubeconfig}")
-    print(f"export PATH={kubectl.parent}{os.pathsep}$PATH")
+    print(f"export PATH={os.pathsep.join(str(path.parent) for path in programs)}{os.pathsep}$PATH")
     return 0
 
 
 def _load(arguments: argparse.Namespace) -> int:
-    Cluster(State.load(arguments.state)).load_images(*arguments.image)
+    names = arguments.image or [image.name for image in IMAGES]
+    for number, name in enumerate(names, 1):
+        print(f"cluster: loading image {number} of {len(names)}: {name}", flush=True)
+        Cluster(State.load(arguments.state)).load_images(name)
     return 0
 
 

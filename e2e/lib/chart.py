@@ -7,18 +7,21 @@ import os
 import subprocess
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from charts import helm
 from charts.generate import CHART
 from e2e.lib.hardware import AGENT_VALUES
-from images.contents import TAG
 
 if TYPE_CHECKING:
     from testcluster.handle import Cluster
 
 __all__ = ["IMAGES", "NAMESPACE", "RELEASE", "VALUES", "Release"]
 
+ROOT = Path(__file__).parents[2]
 RELEASE, NAMESPACE = "fire-flyer", "fireflyer-system"
 INSTALL_SECONDS = 300.0  # a loaded machine; a minute is the aim
 
@@ -35,28 +38,12 @@ IMAGES = (
 """Images of the chart's pods and of job pods: `cluster.load_images(*IMAGES)`."""
 
 
-def _image(repository: str) -> dict[str, str]:
-    name = f"fireflyer/{repository}"
-    return {"registry": "docker.io", "repository": name, "tag": TAG, "pullPolicy": "Never"}
-
-
 EVERYWHERE = [{"operator": "Exists"}]
 FOLDER = "/var/lib/fire-flyer/3fs"
 DISKS, DISK = "local-disks", "/var/lib/fire-flyer/disk"
 
 VALUES: dict[str, Any] = {
-    "images": {
-        # Loaded onto the nodes, from no registry.
-        "allowTags": True,
-        "controller": _image("controller"),
-        "collectives": _image("collectives"),
-        "nodeAgent": _image("node-agent"),
-        "storage": _image("storage"),
-        "csiProvisioner": _image("csi-provisioner"),
-        "csiResizer": _image("csi-resizer"),
-        "csiNodeDriverRegistrar": _image("csi-node-driver-registrar"),
-        "csiLivenessProbe": _image("livenessprobe"),
-    },
+    "images": yaml.safe_load((ROOT / "testcluster" / "values.yaml").read_text())["images"],
     "operator": {
         "extraEnv": [
             # A scenario reads job progress that is at most one second old.
