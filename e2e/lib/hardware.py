@@ -37,7 +37,17 @@ remedy = "node reboot"
 source = "paper: uncorrectable"
 """
 
+_OF_JOBS = {"key": "fireflyer.dev/node-class", "operator": "Exists"}
+
 AGENT_VALUES: dict[str, Any] = {
+    # Not on kind's control plane, which has no hardware.
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [_OF_JOBS]}]
+            }
+        }
+    },
     "maxUnavailable": "100%",
     "deviceMode": "nodes",  # the test cluster's containerd 1.6 has no CDI
     "extraArgs": [
