@@ -153,8 +153,7 @@ KIND_PACKAGES := podman=podman runc=runc netavark=/usr/lib/podman/netavark \
 e2e-kind: images ## the first scenarios on kind, with Docker or Podman (root)
 	@command -v docker >/dev/null || scripts/bootstrap $(KIND_PACKAGES)
 	FLYER_E2E_ENGINE=kind FLYER_E2E_REQUIRED=1 $(PYTHON) -m pytest -v --no-header \
-		e2e/tests/test_first_job.py e2e/tests/test_device_plugin.py e2e/tests/test_volumes.py \
-		--junitxml=build/e2e/kind.xml
+		$(KUBERNETES_SCENARIOS) --junitxml=build/e2e/kind.xml
 
 .PHONY: site site-only release-check
 site: install site-only ## the documentation site in build/site, every link checked
