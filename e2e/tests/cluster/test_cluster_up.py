@@ -1,4 +1,4 @@
-"""The tutorial's way without Docker: `cluster-up`, and the commands that it prints as the next."""
+"""The tutorial's way without Docker: `make cluster-up`, and the commands that it prints next."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tests.doc_blocks import ROOT, blocks
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
 
+TUTORIAL = ROOT / "docs/tutorial/kubernetes.md"
 SCRIPT = "print('trained')"
 DEADLINE_SECONDS = 900
 
@@ -50,7 +51,7 @@ def test_the_next_commands_install_the_chart_and_run_a_job() -> None:
         printed = bash(f"{sys.executable} -m testcluster up --state {state}")
         assert "started node node-s1" in printed
         following = printed.partition("Next:\n")[2]
-        (block,) = (block for block in blocks("elsewhere") if Path(__file__).name in block.detail)
+        (block,) = (block for block in blocks("elsewhere") if block.page == TUTORIAL)
         assert commands(following) == commands(block.text)[1:]
         bash(following)
         cluster = Cluster(State.load(state))
