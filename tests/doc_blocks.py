@@ -16,9 +16,10 @@ guides and operations, blocks in no language, `text` or `mermaid` are pictures a
 | `make` | holds targets of the Makefile |
 | `options FILE` | holds commands whose options that program defines |
 | `diff` | shows a change |
-| `dry` | is told to a real API server, which then does nothing |
+| `dry` | is sent to a real API server as a dry run |
 | `cluster` | is run on an installed cluster by `e2e/tests/administration/test_docs.py` |
 | `end` | likewise, after all others |
+| `session` | is commands after `$ ` and their output, compared in the same file |
 | `elsewhere FILE …` | is run as it is, or command by command, by these tests |
 | `skip WHY` | cannot run in a test, and why |
 """

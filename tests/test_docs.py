@@ -26,7 +26,7 @@ from tests.doc_blocks import PAGES, ROOT, Block, blocks
 
 HOWS = {
     "file", "render", "manifest", "run", "compile", "names", "json", "local", "make", "options",
-    "diff", "dry", "cluster", "end", "elsewhere", "skip",
+    "diff", "dry", "cluster", "end", "elsewhere", "session", "skip",
 }  # fmt: skip
 PROGRAMS_TYPED = re.compile(
     r"^(\$ )?(\.venv/bin/|sudo |make|helm|kubectl|flyer|threefs|hfreduce|python|cargo|pip|docker)\b"

@@ -58,11 +58,21 @@ class Reader:
             "KUBECONFIG": str(folder / "kubeconfig"),
         }
 
+    def provides_the_examples(self) -> None:
+        """The repository's examples, with the image that the nodes have."""
+        shutil.copytree(ROOT / "examples", self.folder / "examples")
+        path = self.folder / "examples/count/flyerjob.yaml"
+        path.write_text(re.sub(r"image: \S+", f"image: {TRAIN_IMAGE}", path.read_text()))
+
     def types(self, block: Block, names: dict[str, str]) -> None:
         """Runs a block; raises AssertionError with its output if a command fails."""
         text = OWN.sub(lambda found: names[found[1]], block.text)
         # Commands that watch are ended after a moment.
         text = re.sub(r"^(.* -w)$", r"timeout 5 \1 || test $? = 124", text, flags=re.MULTILINE)
+        self.runs(text, block.where)
+
+    def runs(self, text: str, where: str) -> str:
+        """The output of these commands; an AssertionError has it if one fails."""
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", text],
             cwd=self.folder,
@@ -74,7 +84,8 @@ class Reader:
             timeout=SECONDS,
             check=False,
         )
-        assert done.returncode == 0, f"{block.where}\n{text}\n{done.stdout}"
+        assert done.returncode == 0, f"{where}\n{text}\n{done.stdout}"
+        return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +124,25 @@ def test_the_commands_of_a_page_do_something(
     for block in blocks("cluster"):
         if block.page == page:
             person.types(block, names)
+
+
+def test_a_session_prints_what_the_page_shows(reader: tuple[Reader, dict[str, str]]) -> None:
+    """Commands after `$ ` and their output; words that contain digits may differ."""
+    person, _ = reader
+    person.provides_the_examples()
+    for block in blocks("session"):
+        for step in block.text.split("\n$ ", maxsplit=-1):
+            command, _, shown = step.removeprefix("$ ").partition("\n")
+            if command.startswith("helm "):  # the release of the fixture
+                continue
+            printed = person.runs(command, block.where)
+            assert fixed_words(printed) == fixed_words(shown), f"{block.where}\n{printed}"
+
+
+def fixed_words(text: str) -> list[list[str]]:
+    """The words of each line; numbers, ages and names of nodes become `#`."""
+    lines = (line.split() for line in text.strip().splitlines())
+    return [[re.sub(r"\S*\d\S*", "#", word) for word in line] for line in lines]
 
 
 def test_what_ends_everything(reader: tuple[Reader, dict[str, str]]) -> None:
