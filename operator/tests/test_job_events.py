@@ -18,7 +18,7 @@ from flyer.api import (
     SuspendCode,
     Suspension,
 )
-from flyer.api.status import Pending
+from flyer.api.pending import Pending
 from flyer.attempt_history import History
 from flyer.cli import screens
 from flyer.job_events import RECORDED_REASONS, JobEvent, job_events, recorded_event

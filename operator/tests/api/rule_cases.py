@@ -241,8 +241,8 @@ CASES = [
         job(status=status("Failed")),
     ),
     on_status(
-        "an attempt begins at its beginning",
-        "status.phase: Queued cannot become Running in attempt 2 (an attempt begins in Reserved, "
+        "an attempt starts in its first phase",
+        "status.phase: Queued cannot become Running in attempt 2 (an attempt starts in Reserved, "
         "Draining, Starting): read the job again and decide from where it is",
         {
             "phase": "Running",
@@ -259,7 +259,7 @@ CASES = [
     ),
     on_status(
         "nodes change under a job",
-        "status.assignment.nodes: cannot change within attempt 1: give the nodes back and begin a "
+        "status.assignment.nodes: cannot change within attempt 1: give the nodes back and start a "
         "new attempt",
         {"assignment": {"nodes": [NODES[1], NODES[0]]}},
         at="status.assignment",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from flyer.api import FlyerJobSpec, FlyerJobStatus, crd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import pytest
 
 CRDS = Path(__file__).parents[3] / "crds"
 
@@ -41,6 +41,30 @@ def test_every_value_has_a_type_and_nothing_is_referenced() -> None:
         assert typed, path
         assert schema.keys().isdisjoint({"$ref", "anyOf", "allOf", "oneOf", "const", "title"}), path
         assert not {"properties", "additionalProperties"} <= schema.keys(), path
+
+
+def fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, part in schema.get("properties", {}).items():
+        yield f"{path}.{name}", part
+        yield from fields(part, f"{path}.{name}")
+    for name in ("items", "additionalProperties"):
+        if isinstance(schema.get(name), dict):
+            yield from fields(schema[name], f"{path}[]")
+
+
+@pytest.mark.parametrize("kind", crd.KINDS, ids=[kind.kind for kind in crd.KINDS])
+def test_every_description_is_a_sentence(kind: crd.Kind) -> None:
+    """`kubectl explain` shows one field, without its neighbours and without the code."""
+    (served,) = crd.crd(kind)["spec"]["versions"]
+    root = served["schema"]["openAPIV3Schema"]
+    for path, schema in [(kind.kind, root), *fields(root, kind.kind)]:
+        if path == f"{kind.kind}.metadata":
+            assert "description" not in schema  # the API server accepts none
+            continue
+        description = schema.get("description", "")
+        assert re.match(r"[A-Z]", description), (path, description)
+        assert description.endswith("."), (path, description)
+        assert len(description.split()) >= 4, (path, description)
 
 
 def test_the_schema_names_what_the_models_name() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from flyer.api.manifest import RENAMED_FIELDS
 from flyer.kube.apiserver import Access, Api
 
 from fakekube import ApiServer
@@ -26,6 +27,13 @@ async def test_a_rule_refuses_and_says_why(case: Case, memory_api: Api) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=[shape.name for shape in SHAPES])
 async def test_a_wrong_shape_is_refused_and_named(shape: Shape, memory_api: Api) -> None:
     await real.test_what_has_another_shape_is_refused_and_named(shape, memory_api)
+
+
+@pytest.mark.parametrize("field", RENAMED_FIELDS)
+async def test_strict_validation_refuses_the_old_name_of_a_field(
+    field: str, memory_api: Api
+) -> None:
+    await real.test_strict_validation_refuses_the_old_name_of_a_field(field, memory_api)
 
 
 async def test_what_the_engine_writes_is_taken(memory_api: Api) -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from flyer.api import crd
-from flyer.kube.apiserver.errors import InvalidError
+from flyer.api.manifest import RENAMED_FIELDS
+from flyer.kube.apiserver.errors import ApiError, InvalidError, NotFoundError
 from flyer.sim import sample_job
 
-from .real_api import RESOURCES, broken, gone, stored
+from .real_api import RESOURCES, broken, gone, named, stored
 from .rule_cases import CASES, NODES, TEMPLATE, TIME, Case, job, status
 from .shape_cases import SHAPES, Shape
 
@@ -94,6 +95,26 @@ async def test_what_has_another_shape_is_refused_and_named(shape: Shape, api: Ap
         assert shape.says in str(refusal.value)
     finally:
         await gone(api, shape.plural, name)
+
+
+@pytest.mark.parametrize("field", RENAMED_FIELDS)
+async def test_strict_validation_refuses_the_old_name_of_a_field(field: str, api: Api) -> None:
+    name = f"renamed-{secrets.token_hex(4)}"
+    body = named("flyerjobs", name, job())
+    *parents, last = field.split(".")
+    parent = body
+    for part in parents:
+        parent = parent.setdefault(part, {})
+    parent[last] = "1m"
+    try:
+        with pytest.raises(ApiError) as refusal:
+            await api.create(RESOURCES["flyerjobs"], body, "default", strict=True)
+        assert refusal.value.code == 400
+        assert f'strict decoding error: unknown field "{field}"' in str(refusal.value)
+        with pytest.raises(NotFoundError):
+            await api.get(RESOURCES["flyerjobs"], name, "default")
+    finally:
+        await gone(api, "flyerjobs", name)
 
 
 async def test_what_the_engine_writes_is_taken(api: Api) -> None:

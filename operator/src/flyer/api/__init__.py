@@ -3,6 +3,16 @@
 Nothing here decides anything: the engine does. Nothing here talks to anything: drivers do.
 """
 
+from flyer.api.assignment import AssignedNode, Assignment, OccupiedNode, Suspension
+from flyer.api.attempts import (
+    Checkpoint,
+    Eviction,
+    Exit,
+    JobHistory,
+    PastAttempt,
+    PreviousNode,
+    Progress,
+)
 from flyer.api.conditions import Condition
 from flyer.api.durations import Duration
 from flyer.api.flyerjob import (
@@ -33,7 +43,6 @@ from flyer.api.flyertopology import (
     Zone,
     ZoneCount,
 )
-from flyer.api.lifecycle import illegal
 from flyer.api.manifest import ManifestError, Problem, load_manifest
 from flyer.api.metadata import ClusterMeta, ObjectMeta
 from flyer.api.names import (
@@ -55,26 +64,12 @@ from flyer.api.names import (
     VERSION,
 )
 from flyer.api.nodehealth import DeviceHealth, Drain, HealthState, NodeHealth, NodeHealthStatus
+from flyer.api.pending import Pending, PendingReason, Unblock
 from flyer.api.phases import Phase, SuspendCode
 from flyer.api.podtemplate import Container, EnvVar, PodSpec, PodTemplate
 from flyer.api.priorities import Priority
-from flyer.api.status import (
-    AssignedNode,
-    Assignment,
-    Checkpoint,
-    Eviction,
-    Exit,
-    FlyerJobStatus,
-    JobHistory,
-    OccupiedNode,
-    PastAttempt,
-    Pending,
-    PendingReason,
-    PreviousNode,
-    Progress,
-    Suspension,
-    Unblock,
-)
+from flyer.api.status import FlyerJobStatus
+from flyer.api.status_check import illegal
 from flyer.api.timestamps import Timestamp, format_timestamp, parse_timestamp, quantize
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Conditions, in Kubernetes' common form (KEP-1623): one fact a type, positive, with its reason."""
+"""Conditions in Kubernetes' common form (KEP-1623): one positive statement per type."""
 
 # ruff: noqa: TC001 - pydantic resolves the annotations
 
@@ -16,19 +16,27 @@ MESSAGE_CHARS_MAX = 32_768
 
 
 class Condition(Model):
-    """One fact about the object; reasons are words for programs, messages for people."""
+    """One condition of the object. Programs read its reason, users its message."""
 
     type: str = Field(
-        min_length=1, max_length=316, description="What the fact is about, in CamelCase"
+        min_length=1, max_length=316, description="Type of the condition in CamelCase."
     )
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds")
-    reason: str = Field(max_length=1024, description="Why, as one CamelCase word")
+    status: Literal["True", "False", "Unknown"] = Field(
+        description="Whether the condition holds: True, False or Unknown."
+    )
+    reason: str = Field(
+        max_length=1024, description="Reason of the status as one word in CamelCase."
+    )
     message: str = Field(
-        default="", max_length=MESSAGE_CHARS_MAX, description="Why, with names and numbers"
+        default="",
+        max_length=MESSAGE_CHARS_MAX,
+        description="Human-readable details of the condition, with names and numbers.",
     )
-    last_transition_time: Timestamp = Field(description="When `status` changed last")
+    last_transition_time: Timestamp = Field(
+        description="Time at which the status of the condition last changed."
+    )
     observed_generation: int | None = Field(
-        default=None, ge=0, description="The metadata.generation that this fact is about"
+        default=None, ge=0, description="The metadata.generation that the condition describes."
     )
 
 
@@ -36,7 +44,7 @@ Conditions = Annotated[
     tuple[Condition, ...],
     Field(
         max_length=32,
-        description="Facts by type, each with a reason and since when",
+        description="Conditions of the object, at most one of each type.",
         json_schema_extra=list_map("type"),
     ),
 ]

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 _HEADER = "# Generated from the models in operator/src/flyer/api by `python -m flyer.api.crd`.\n"
 POLICIES_FILE = "policies/admission.yaml"
+# As in the CRDs that controller-gen writes. The API server accepts no description of metadata.
+_API_VERSION = "Versioned schema of this representation of the object."
+_KIND = "REST resource that the object represents, in CamelCase."
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +160,8 @@ def crd(kind: Kind) -> dict[str, Any]:
         "type": "object",
         "description": " ".join((model.__doc__ or "").split("\n\n")[0].split()),
         "properties": {
-            "apiVersion": {"type": "string"},
-            "kind": {"type": "string"},
+            "apiVersion": {"type": "string", "description": _API_VERSION},
+            "kind": {"type": "string", "description": _KIND},
             "metadata": {"type": "object"},
             "spec": structural_schema(spec),
             "status": structural_schema(status),

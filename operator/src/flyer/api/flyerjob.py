@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 from flyer.api.base import StrictModel
 from flyer.api.durations import AboveZero, Duration
 from flyer.api.lifecycle import WAIT
+from flyer.api.limits import NODES_MAX
 from flyer.api.metadata import LABEL, LABEL_VALUE, ObjectMeta
 from flyer.api.names import (
     API_VERSION,
@@ -26,7 +27,7 @@ from flyer.api.names import (
 from flyer.api.podtemplate import PodTemplate
 from flyer.api.priorities import Priority
 from flyer.api.rules import Rule, atomic_map, rules, says
-from flyer.api.status import NODES_MAX, FlyerJobStatus
+from flyer.api.status import FlyerJobStatus
 from flyer.job.limits import PATH_CHARS_MAX
 
 # Pod names are NAME-ATTEMPT-RANK and a host name has at most 63 characters: this leaves room for a

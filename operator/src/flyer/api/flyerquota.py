@@ -1,4 +1,4 @@
-"""FlyerQuota v1alpha1: how many nodes a subject may have at once, at a priority, in a node class.
+"""FlyerQuota v1alpha1: limit on the nodes that a subject holds, by priority and node class.
 
 One object is one limit. Its subject is a user, a namespace, a team or a queue. With `scope: Each`,
 `*` applies to each subject of that kind without a limit by name for the same priority and node
@@ -33,13 +33,14 @@ NODES_MAX = 5_000
 _SUBJECTS_MAX = 1_000
 _LEVELS: list[JsonValue] = [one.value for one in Priority if one is not Priority.AUTO]
 _EACH = (
-    '"*": each one without a limit by name for this priority and node class, or the sum over all '
+    '"*" applies the limit to each one that no other quota names for this priority and node class, '
+    "or with scope Total to the sum over all of them. At most one of user, namespace, team and "
+    "queue may be set."
 )
-_EACH += "of them with scope Total. At most one of user, namespace, team and queue may be set"
 
 
 class QuotaSubject(StrEnum):
-    """What a limit is about: the name of the field that says which one."""
+    """Kind of the subject of a limit: the name of the field that has its name."""
 
     USER = "user"
     NAMESPACE = "namespace"
@@ -55,41 +56,43 @@ class QuotaScope(StrEnum):
 
 
 class FlyerQuotaSpec(StrictModel):
-    """Nodes per subject, priority and node class."""
+    """Desired limit: the number of nodes per subject, priority and node class."""
 
     user: str = Field(
         default="",
         max_length=253,
-        description="A user: the name in the annotation fireflyer.dev/user; jobs without it, and "
-        f"those of service accounts, count for their namespace. {_EACH}",
+        description="User whose jobs are limited: the value of the annotation fireflyer.dev/user. "
+        f"Jobs without it, and jobs of service accounts, count for their namespace. {_EACH}",
     )
     namespace: str = Field(
         default="",
         max_length=63,
-        description=f"The namespace of the jobs, whoever created them. {_EACH}. With none of the "
-        'four, the limit is about namespace "*"',
+        description=f"Namespace whose jobs are limited, whichever user created them. {_EACH} If "
+        'none of the four is set, the limit applies to namespace "*".',
     )
     team: str = Field(
         default="",
         max_length=63,
-        description="A team: the value of the label of the job's namespace that "
+        description="Team whose jobs are limited: the value of the namespace label that "
         f"FlyerTopology spec.teamLabel names. {_EACH}",
     )
     queue: str = Field(
         default="",
         max_length=253,
-        description=f"The queue of the jobs: spec.queue, or their queue label. {_EACH}",
+        description="Queue whose jobs are limited: spec.queue of a job, or its queue label. "
+        f"{_EACH}",
     )
     scope: Annotated[QuotaScope, Field(strict=False)] = Field(
         default=QuotaScope.EACH,
-        description='Each: one limit for each subject. Total: one limit for all subjects that "*" '
-        "matches, together; other limits never replace it. Default: Each",
+        description='How "*" is counted. Each: one limit for each subject. Total: one limit for '
+        "the sum over all subjects, which other quotas never replace. Default: Each.",
     )
     priority: str = Field(
         default=ANY,
         max_length=16,
-        description='One level, or "*" for the sum over all levels. A job with priority auto runs '
-        "at the highest level that a limit names and that has room",
+        description='Priority whose jobs are limited, or "*" for the sum over all priorities. A '
+        "job with priority auto runs at the highest priority that a quota names and that has room. "
+        'Default: "*".',
         json_schema_extra={"enum": [*_LEVELS, ANY]},
     )
     node_class: str = Field(
@@ -97,12 +100,19 @@ class FlyerQuotaSpec(StrictModel):
         min_length=1,
         max_length=63,
         pattern=r"^(\*|[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)$",
-        description='A node class, or "*" for the sum over all classes',
+        description='Node class whose nodes are limited, or "*" for the sum over all node classes. '
+        'Default: "*".',
     )
-    nodes: int = Field(ge=0, le=100_000, description="Nodes at once; 0: none at all")
+    nodes: int = Field(
+        ge=0,
+        le=100_000,
+        description="Maximum number of nodes held at the same time. 0 forbids all. Range: 0 to "
+        "100000.",
+    )
     expires_at: Annotated[Timestamp, Field(strict=False)] | None = Field(
         default=None,
-        description="From then on this limit does not apply; a job that runs keeps its nodes",
+        description="Time from which the limit does not apply. Running jobs keep their nodes. If "
+        "absent, the limit does not expire.",
     )
 
     model_config = ConfigDict(
@@ -148,28 +158,32 @@ class FlyerQuotaSpec(StrictModel):
 class QuotaUse(Model):
     """What one subject holds under the limit."""
 
-    name: str = Field(max_length=253, description="The user, namespace, team or queue")
-    nodes: int = Field(ge=0, description="Nodes held")
-    jobs: int = Field(ge=0, description="Jobs that hold them")
+    name: str = Field(max_length=253, description="Name of the user, namespace, team or queue.")
+    nodes: int = Field(ge=0, description="Number of nodes that it holds.")
+    jobs: int = Field(ge=0, description="Number of jobs that hold the nodes.")
 
 
 class FlyerQuotaStatus(Model):
-    """What is in use, as of the scheduler's latest change of it."""
+    """Observed use of the limit. Only the scheduler writes it."""
 
     epoch: int = Field(
-        default=0, ge=0, description="The fencing epoch of the leader that wrote this"
+        default=0, ge=0, description="Fencing epoch of the leader that wrote this status."
     )
-    used_nodes: int = Field(default=0, ge=0, description="Nodes held under this limit")
-    waiting_jobs: int = Field(default=0, ge=0, description="Jobs that wait for room in it")
+    used_nodes: int = Field(
+        default=0, ge=0, description="Number of nodes that jobs hold under this limit."
+    )
+    waiting_jobs: int = Field(
+        default=0, ge=0, description="Number of jobs that wait for room in this limit."
+    )
     subjects: tuple[QuotaUse, ...] = Field(
         default=(),
         max_length=_SUBJECTS_MAX,
-        description="What each subject holds; the largest first, at most 1000",
+        description="What each subject holds, the largest first. At most 1000 subjects are listed.",
         json_schema_extra=list_map("name"),
     )
     conditions: Conditions = ()
     observed_generation: int | None = Field(
-        default=None, ge=0, description="The metadata.generation that this status is about"
+        default=None, ge=0, description="The metadata.generation that this status describes."
     )
 
     model_config = ConfigDict(
@@ -190,7 +204,7 @@ class FlyerQuotaStatus(Model):
 
 
 class FlyerQuota(StrictModel):
-    """How many nodes a subject may have at once, at a priority, in a node class."""
+    """Limit on the number of nodes that a subject holds at once, by priority and node class."""
 
     api_version: Literal["fireflyer.dev/v1alpha1"] = API_VERSION
     kind: Literal["FlyerQuota"] = KIND_QUOTA

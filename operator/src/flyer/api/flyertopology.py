@@ -1,9 +1,9 @@
-"""FlyerTopology v1alpha1: the zones of the cluster, and who may cross them now.
+"""FlyerTopology v1alpha1: the zones of the cluster, and the job that may cross them.
 
 There is one object, named `cluster`. Its status holds the token: at most one job crosses zones.
 The token is taken in one compare-and-swap on `status.holder` before the job's pods start, and is
-taken back by a write that empties it, by the leader that gave it or by a later one; it never goes
-from one job to another in a single write. `status.epoch` is the fencing epoch of the leader that
+taken back by a write that empties it, by the leader that gave it or by a later one; a single write
+never moves it from one job to another. `status.epoch` is the fencing epoch of the leader that
 wrote last: the API server refuses a lower one.
 """
 
@@ -26,27 +26,28 @@ from flyer.api.timestamps import Timestamp
 
 
 class Zone(StrictModel):
-    """One network zone: a fat tree of its own."""
+    """One network zone: a separate fat tree."""
 
     name: str = Field(
         pattern=LABEL_VALUE,
         max_length=63,
-        description="As nodes say it in the label fireflyer.dev/zone",
+        description="Name of the zone: the value of the node label fireflyer.dev/zone.",
     )
     leaves: tuple[str, ...] = Field(
         default=(),
         strict=False,
         max_length=1_000,
-        description="Its leaf switches, as nodes say them in fireflyer.dev/leaf; empty: any",
+        description="Leaf switches of the zone that may be used: values of the node label "
+        "fireflyer.dev/leaf. Empty: all leaves.",
         json_schema_extra={**list_set(), "items": {"type": "string", "maxLength": 63}},
     )
 
 
 class PriorityLimits(StrictModel):
-    """Lower caps for the jobs of one priority. An absent field means the general cap."""
+    """Lower limits for the jobs of one priority. An absent field means the general limit."""
 
     priority: Annotated[Priority, Field(strict=False)] = Field(
-        description="The priority at which a job holds its nodes"
+        description="Priority at which a job holds its nodes."
     )
     checkpoint_grace_period: Duration | None = Field(
         default=None, description="Upper limit of spec.preemption.checkpointGracePeriod."
@@ -55,12 +56,12 @@ class PriorityLimits(StrictModel):
         default=None, description="Upper limit of spec.preemption.maxCheckpointGracePeriod."
     )
     min_runtime: Duration | None = Field(
-        default=None, description="Cap of spec.preemption.minRuntime"
+        default=None, description="Upper limit of spec.preemption.minRuntime."
     )
 
 
 class PreemptionLimits(StrictModel):
-    """Caps on what jobs may ask for; the scheduler clamps what is above them."""
+    """Upper limits of what jobs may request. The scheduler reduces larger values to the limit."""
 
     checkpoint_grace_period: Duration = Field(
         default=Duration("15m"),
@@ -71,124 +72,141 @@ class PreemptionLimits(StrictModel):
         description="Upper limit of spec.preemption.maxCheckpointGracePeriod. Default: 1h.",
     )
     min_runtime: Duration = Field(
-        default=Duration("2h"), description="Cap of spec.preemption.minRuntime. Default: 2h"
+        default=Duration("2h"),
+        description="Upper limit of spec.preemption.minRuntime. Default: 2h.",
     )
     checkpoint_interval: Duration = Field(
         default=Duration("30m"),
-        description="Cap of spec.checkpoint.interval where the scheduler compares lost work. A job "
-        "that has not saved for 3 intervals is preempted first. Default: 30m",
+        description="Upper limit of spec.checkpoint.interval when the scheduler compares lost "
+        "work. A job without a checkpoint for 3 intervals is preempted first. Default: 30m.",
     )
     priorities: tuple[PriorityLimits, ...] = Field(
         default=(),
         strict=False,
         max_length=9,
-        description="Lower caps by priority",
+        description="Lower limits for the jobs of single priorities.",
         json_schema_extra=list_map("priority"),
     )
 
 
 class RemovalBudget(StrictModel):
-    """How many nodes of a class may be out at once without hard evidence: the larger number."""
+    """Number of nodes of a class that may be out without a known fault: the larger of both."""
 
-    nodes: int = Field(default=2, ge=0, le=100_000, description="Nodes of a class. Default: 2")
+    nodes: int = Field(
+        default=2, ge=0, le=100_000, description="Number of nodes of a node class. Default: 2."
+    )
     percent: int = Field(
-        default=10, ge=0, le=100, description="Percent of the nodes of a class. Default: 10"
+        default=10,
+        ge=0,
+        le=100,
+        description="Percentage of the nodes of a node class. Range: 0 to 100. Default: 10.",
     )
 
 
 class FinishedJobs(StrictModel):
-    """How long ended FlyerJobs stay: objects in etcd, with pods and their logs."""
+    """How long finished FlyerJobs are kept as objects in etcd, with their pods and logs."""
 
     ttl_seconds: int | None = Field(
         default=None,
         ge=0,
         le=2**31 - 1,
-        description="spec.ttlSecondsAfterFinished of jobs that have none. Absent: they stay",
+        description="Value of spec.ttlSecondsAfterFinished, in seconds, for jobs that do not set "
+        "it. If absent, these jobs are kept.",
     )
     per_namespace: int = Field(
         default=1000,
         ge=0,
         le=1_000_000,
-        description="Ended jobs of a namespace; beyond it the ones that ended first are deleted. "
-        "Default: 1000",
+        description="Maximum number of finished jobs in a namespace. Beyond it the jobs that "
+        "finished first are deleted. Default: 1000.",
     )
 
 
 class FlyerTopologySpec(StrictModel):
-    """What the network looks like, and how many gangs may span it."""
+    """Desired use of the network: its zones, and how many gangs may span two of them."""
 
     zones: tuple[Zone, ...] = Field(
         default=(),
         strict=False,
         max_length=64,
-        description="Zones that may be used: nodes of other zones get no gangs. Empty: every zone "
-        "that a node's label names",
+        description="Zones that may be used. Nodes of other zones get no gangs. Empty: all zones "
+        "that node labels name.",
         json_schema_extra=list_map("name"),
     )
     cross_zone_jobs: int = Field(
-        default=1, ge=0, le=1, description="Jobs that may span two zones at once; 0: none"
+        default=1,
+        ge=0,
+        le=1,
+        description="Maximum number of jobs that span two zones at the same time. Range: 0 to 1. "
+        "Default: 1.",
     )
     team_label: str = Field(
         default="",
         max_length=317,
         pattern=r"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?$"
         "|^$",
-        description="The label of namespaces whose value is the team of their jobs, for FlyerQuota "
-        "spec.team. Users who may edit a namespace's objects may not change its labels. Empty: no "
-        "teams",
+        description="Name of the namespace label whose value is the team of the jobs, for "
+        "FlyerQuota spec.team. Users who may edit the objects of a namespace cannot change its "
+        "labels. Empty: there are no teams.",
     )
     limits: PreemptionLimits = Field(
         default=PreemptionLimits(),
-        description="Caps on spec.preemption of all FlyerJobs. The scheduler applies the lower of "
-        "the job's value and the cap",
+        description="Upper limits of spec.preemption of all FlyerJobs. The scheduler applies the "
+        "lower of the job's value and the limit.",
     )
     removal_budget: RemovalBudget = Field(
         default=RemovalBudget(),
-        description="Nodes whose health cannot be observed (NodeHealth Unknown) get no new work, "
-        "up to this number in each node class; further ones stay usable and are reported as held. "
-        "Nodes with a hardware fault, lost nodes and drains by people are always out and spend "
-        "nothing of it",
+        description="Maximum number of nodes of each node class that get no new work because their "
+        "health cannot be observed (NodeHealth Unknown). Further ones stay usable and are reported "
+        "as held. Nodes with a hardware fault, lost nodes and drained nodes never get new work and "
+        "do not count.",
     )
     finished_jobs: FinishedJobs = Field(
-        default=FinishedJobs(), description="How long ended FlyerJobs stay, and how many"
+        default=FinishedJobs(), description="How long, and how many, finished FlyerJobs are kept."
     )
 
 
 class TokenHolder(Model):
-    """The job that may cross zones."""
+    """The job that holds the token and may cross zones."""
 
-    namespace: str = Field(pattern=LABEL, max_length=63, description="Its namespace")
-    job: str = Field(pattern=LABEL, max_length=63, description="Its name")
-    epoch: int = Field(ge=1, description="The fencing epoch of the leader that gave it the token")
-    since: Timestamp = Field(description="When it got the token")
+    namespace: str = Field(
+        pattern=LABEL, max_length=63, description="Namespace of the job that holds the token."
+    )
+    job: str = Field(
+        pattern=LABEL, max_length=63, description="Name of the job that holds the token."
+    )
+    epoch: int = Field(
+        ge=1, description="Fencing epoch of the leader that gave the token. Minimum: 1."
+    )
+    since: Timestamp = Field(description="Time at which the job got the token.")
 
 
 class ZoneCount(Model):
-    """What a zone has."""
+    """Numbers of nodes of one zone."""
 
-    name: str = Field(max_length=63, description="The zone")
-    nodes: int = Field(ge=0, description="Nodes with this label")
-    ready_nodes: int = Field(ge=0, description="Those that may get new work")
+    name: str = Field(max_length=63, description="Name of the network zone.")
+    nodes: int = Field(ge=0, description="Number of nodes of the zone.")
+    ready_nodes: int = Field(ge=0, description="Number of nodes that may get new work.")
 
 
 class FlyerTopologyStatus(Model):
-    """Who holds the token; what the zones have."""
+    """Observed state: the holder of the token, and the nodes of each zone."""
 
     epoch: int = Field(
-        default=0, ge=0, description="The fencing epoch of the leader that wrote this"
+        default=0, ge=0, description="Fencing epoch of the leader that wrote this status."
     )
     holder: TokenHolder | None = Field(
-        default=None, description="The one job that may cross zones; absent: nobody"
+        default=None, description="The one job that may cross zones. Absent if no job does."
     )
     zones: tuple[ZoneCount, ...] = Field(
         default=(),
         max_length=64,
-        description="Nodes by zone",
+        description="Number of nodes of each zone.",
         json_schema_extra=list_map("name"),
     )
     conditions: Conditions = ()
     observed_generation: int | None = Field(
-        default=None, ge=0, description="The metadata.generation that this status is about"
+        default=None, ge=0, description="The metadata.generation that this status describes."
     )
 
     model_config = ConfigDict(

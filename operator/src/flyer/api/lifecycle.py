@@ -1,27 +1,22 @@
-"""Which changes of a FlyerJob's status are legal: one table for server, simulator and tests.
+"""Legal changes of a FlyerJob's status: one table for the API server, the simulator and tests.
 
-A leader that is confused, or two that believe in themselves, can still not write what is not here:
-the table becomes CEL rules of the CRD. What it says, for one write of the status:
+The table becomes CEL rules of the CRD, so that a faulty leader, or a second one, cannot write any
+other change. For one write of the status:
 
 1. `epoch` never falls: a leader that lost its lease is refused.
 2. `history.attempt` grows by at most one; a new attempt starts in Reserved, Draining or Starting.
 3. Inside an attempt the phase moves along `MOVES`; Succeeded and Failed are final.
 4. Inside an attempt `suspendCode` only grows, and the assignment's nodes do not change.
-5. `assignment` is there in the phases that have nodes, is not in those that wait, and names exactly
-   `spec.nodes` nodes, with one cross-zone pair if it crosses zones.
+5. `assignment` is present in the phases that have nodes, absent in those that wait, and names
+   exactly `spec.nodes` nodes, with one cross-zone pair if it crosses zones.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from flyer.api.phases import Phase
 from flyer.api.rules import Rule, says
 
-if TYPE_CHECKING:
-    from flyer.api.status import FlyerJobStatus
-
-# Where a job may go within one attempt. Several moves may meet in one write.
+# Next phases within one attempt. One write may combine several moves.
 MOVES: dict[Phase, tuple[Phase, ...]] = {
     Phase.QUEUED: (Phase.SUSPENDED, Phase.FAILED),
     Phase.RESERVED: (
@@ -42,33 +37,11 @@ MOVES: dict[Phase, tuple[Phase, ...]] = {
     Phase.SUCCEEDED: (),
     Phase.FAILED: (),
 }  # fmt: skip
-# Where an attempt begins, from any phase that is not final.
-BEGINNINGS = (Phase.RESERVED, Phase.DRAINING, Phase.STARTING)
+# Phases in which an attempt starts, from any phase that is not final.
+FIRST_PHASES = (Phase.RESERVED, Phase.DRAINING, Phase.STARTING)
 HAVE_NODES = (Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING)
 WAIT = (Phase.QUEUED, Phase.SUSPENDED)
 FINAL = (Phase.SUCCEEDED, Phase.FAILED)
-
-
-def illegal(before: FlyerJobStatus, after: FlyerJobStatus) -> str:
-    """Why this write would be refused, in the words of the rule; empty: it is legal."""
-    if after.epoch < before.epoch:
-        return f"status.epoch: {after.epoch} is lower than {before.epoch}"
-    old, new = before.history.attempt, after.history.attempt
-    if new not in (old, old + 1):
-        return f"status.history.attempt: {new} does not follow {old}"
-    begun = new > old
-    if begun and (before.phase in FINAL or after.phase not in BEGINNINGS):
-        return f"status.phase: attempt {new} cannot begin in {after.phase} after {before.phase}"
-    if not begun and after.phase not in (before.phase, *MOVES[before.phase]):
-        return f"status.phase: {before.phase} cannot become {after.phase}"
-    if not begun and after.suspend_code < before.suspend_code:
-        return f"status.suspendCode: {after.suspend_code} is lower than {before.suspend_code}"
-    held, holds = before.assignment, after.assignment
-    if not begun and held and holds and held.nodes != holds.nodes:
-        return "status.assignment.nodes: change within an attempt"
-    if (after.phase in HAVE_NODES and holds is None) or (after.phase in WAIT and holds is not None):
-        return f"status.assignment: does not fit {after.phase}"
-    return ""
 
 
 def _cel(phases: tuple[Phase, ...]) -> str:
@@ -76,7 +49,7 @@ def _cel(phases: tuple[Phase, ...]) -> str:
 
 
 _TABLE = "{" + ", ".join(f"'{phase.value}': {_cel(to)}" for phase, to in MOVES.items()) + "}"
-_BEGUN = "self.history.attempt > oldSelf.history.attempt"
+_NEW_ATTEMPT = "self.history.attempt > oldSelf.history.attempt"
 
 # What a rule costs the API server is mostly how often it steps into an object, and how many fields
 # that object has: each step copies the descriptions of all of them. So a rule is at the lowest
@@ -131,8 +104,8 @@ HISTORY_RULES = (
 STATUS_RULES = (
     Rule(
         "[self.phase].all(new, [oldSelf.phase].all(old,"
-        f" {_BEGUN}"
-        f" ? new in {_cel(BEGINNINGS)} && !(old in {_cel(FINAL)})"
+        f" {_NEW_ATTEMPT}"
+        f" ? new in {_cel(FIRST_PHASES)} && !(old in {_cel(FINAL)})"
         f" : new == old || new in {_TABLE}[old]))",
         "status.phase: is not a legal move: read the job again and decide from where it is",
         says(
@@ -141,7 +114,7 @@ STATUS_RULES = (
             "oldSelf.phase",
             "self.phase",
             "self.history.attempt",
-            f"{_BEGUN} ? ' (an attempt begins in {', '.join(BEGINNINGS)})' : ''",
+            f"{_NEW_ATTEMPT} ? ' (an attempt starts in {', '.join(FIRST_PHASES)})' : ''",
         ),
         ".phase",
     ),
@@ -162,10 +135,10 @@ STATUS_RULES = (
         "!has(self.assignment) || !has(oldSelf.assignment)"
         " || self.assignment.nodes == oldSelf.assignment.nodes"
         " || self.history.attempt != oldSelf.history.attempt",
-        "status.assignment.nodes: do not change within an attempt: begin a new one",
+        "status.assignment.nodes: do not change within an attempt: start a new one",
         says(
             "status.assignment.nodes: cannot change within attempt %d: give the nodes back "
-            "and begin a new attempt",
+            "and start a new attempt",
             "self.history.attempt",
         ),
         ".assignment",
@@ -202,13 +175,12 @@ STATUS_RULES = (
 )
 
 __all__ = [
-    "BEGINNINGS",
     "EPOCH_RULE",
     "FINAL",
+    "FIRST_PHASES",
     "HAVE_NODES",
     "HISTORY_RULES",
     "MOVES",
     "STATUS_RULES",
     "WAIT",
-    "illegal",
 ]

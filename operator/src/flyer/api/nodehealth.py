@@ -1,9 +1,9 @@
-"""NodeHealth v1alpha1: what a node's agent sees of its hardware, and what people hold against it.
+"""NodeHealth v1alpha1: health of a node's hardware as its agent observes it, and drains by users.
 
-One object a node, named as the node. `spec` is people's: a drain with its reason and its owner.
-`status` is the agent's own: it writes when something changed, never periodically. The scheduler
-gives a node new work when nobody drains it and its state is Healthy or Suspect; a node without a
-NodeHealth counts as healthy.
+Each node has one object of its name. Users write `spec`: a drain with its reason and its owner. The
+agent writes `status` when something changed, never periodically. The scheduler gives a node new
+work if it is not drained and its state is Healthy or Suspect; a node without a NodeHealth counts
+as healthy.
 """
 
 # ruff: noqa: TC001 - pydantic resolves the annotations
@@ -24,59 +24,88 @@ from flyer.api.timestamps import Timestamp
 
 
 class HealthState(StrEnum):
-    """Of a device, and of the node as a whole."""
+    """State of a device, and of the node as a whole."""
 
     HEALTHY = "Healthy"
-    SUSPECT = "Suspect"  # still given work; to be validated
+    SUSPECT = "Suspect"  # gets work; a validation is due
     UNHEALTHY = "Unhealthy"
-    RECOVERING = "Recovering"  # on probation: the fault is over, the proof is not there yet
+    RECOVERING = "Recovering"  # on probation: the fault is over, a validation has not passed yet
     UNKNOWN = "Unknown"  # cannot be observed, for instance because the driver hangs
 
 
 class Drain(StrictModel):
-    """Somebody wants the node empty. Only whoever set it should take it back."""
+    """A drain of the node. Only the user who started it should end it."""
 
-    reason: str = Field(min_length=1, max_length=1024, description="Why, for others to read")
-    by: str = Field(min_length=1, max_length=253, description="Who; others should not undo it")
+    reason: str = Field(
+        min_length=1, max_length=1024, description="Reason of the drain, for other users to read."
+    )
+    by: str = Field(
+        min_length=1,
+        max_length=253,
+        description="User who drains the node. Other users should not undo the drain.",
+    )
     since: Annotated[Timestamp, Field(strict=False)] | None = Field(
-        default=None, description="Since when"
+        default=None, description="Time since which the node has been drained."
     )
 
 
 class NodeHealthSpec(StrictModel):
-    """What people want of the node."""
+    """Desired state of the node, written by users."""
 
     drain: Drain | None = Field(
         default=None,
-        description="Empty the node and keep new work away: the gang that runs there saves, leaves "
-        "all its nodes and queues again at its place. `kubectl cordon` only keeps new work away",
+        description="Drains the node. The gang that runs there saves a checkpoint, releases all "
+        "its nodes and queues again at its position; the node gets no new work. `kubectl cordon` "
+        "only prevents new work.",
     )
 
 
 class Inventory(Model):
-    """What the node has."""
+    """Devices and driver of the node."""
 
-    gpu_model: str = Field(default="", max_length=128, description="As the driver calls it")
-    gpus: int = Field(default=0, ge=0, le=64, description="GPUs")
-    bridge_pairs: int = Field(default=0, ge=0, le=32, description="Pairs joined by NVLink bridges")
-    hcas: int = Field(default=0, ge=0, le=64, description="RDMA host channel adapters")
-    numa_nodes: int = Field(default=0, ge=0, le=64, description="NUMA nodes")
-    driver_version: str = Field(default="", max_length=64, description="Of the GPU driver")
+    gpu_model: str = Field(
+        default="", max_length=128, description="Model of the GPUs, as the driver reports it."
+    )
+    gpus: int = Field(default=0, ge=0, le=64, description="Number of GPUs of the node.")
+    bridge_pairs: int = Field(
+        default=0, ge=0, le=32, description="Number of GPU pairs that NVLink bridges connect."
+    )
+    hcas: int = Field(default=0, ge=0, le=64, description="Number of RDMA host channel adapters.")
+    numa_nodes: int = Field(
+        default=0, ge=0, le=64, description="Number of NUMA nodes of the machine."
+    )
+    driver_version: str = Field(default="", max_length=64, description="Version of the GPU driver.")
 
 
 class DeviceHealth(Model):
-    """One device that is not, or lately was not, healthy."""
+    """One device that is unhealthy, or was unhealthy recently."""
 
-    id: str = Field(min_length=1, max_length=63, description="As the device plugin names it")
-    kind: Literal["GPU", "NVLinkPair", "HCA", "Node"] = Field(description="What it is")
-    state: HealthState = Field(description="How it is")
-    reason: str = Field(default="", max_length=128, description="Why, as one word, such as Xid79")
-    message: str = Field(default="", max_length=1024, description="Why, with numbers")
-    evidence: str = Field(default="", max_length=2048, description="What was seen: a log line, …")
-    recovery: str = Field(
-        default="", max_length=256, description="What ends it: a reset, a reboot, a validation"
+    id: str = Field(
+        min_length=1,
+        max_length=63,
+        description="Identifier of the device, as the device plugin names it.",
     )
-    since: Timestamp = Field(description="Since when it is so")
+    kind: Literal["GPU", "NVLinkPair", "HCA", "Node"] = Field(
+        description="Kind of the device: GPU, NVLinkPair, HCA or Node."
+    )
+    state: HealthState = Field(description="State of the device.")
+    reason: str = Field(
+        default="", max_length=128, description="Reason of the state as one word, such as Xid79."
+    )
+    message: str = Field(
+        default="",
+        max_length=1024,
+        description="Human-readable details of the state, with numbers.",
+    )
+    evidence: str = Field(
+        default="", max_length=2048, description="Evidence of the state, for example a log line."
+    )
+    recovery: str = Field(
+        default="",
+        max_length=256,
+        description="What ends the state, for example a reset, a reboot or a validation.",
+    )
+    since: Timestamp = Field(description="Time since which the device has been in this state.")
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -107,60 +136,94 @@ class DeviceHealth(Model):
 
 
 class Fault(Model):
-    """Something that happened to a device; kept for evidence after the device has recovered."""
+    """A fault of a device, kept as evidence after the device has recovered."""
 
-    time: Timestamp = Field(description="When it was seen last")
-    device: str = Field(default="", max_length=63, description="Which device")
-    code: str = Field(min_length=1, max_length=64, description="Such as Xid79 or LinkDowned")
-    message: str = Field(default="", max_length=1024, description="As it was reported")
-    count: int = Field(default=1, ge=1, description="How often in a row")
+    time: Timestamp = Field(description="Time at which the fault was last observed.")
+    device: str = Field(
+        default="", max_length=63, description="Identifier of the device that had the fault."
+    )
+    code: str = Field(
+        min_length=1, max_length=64, description="Code of the fault, such as Xid79 or LinkDowned."
+    )
+    message: str = Field(
+        default="", max_length=1024, description="The fault as the hardware or driver reported it."
+    )
+    count: int = Field(
+        default=1, ge=1, description="Number of consecutive occurrences. Minimum: 1."
+    )
 
 
 class Check(Model):
-    """One check of a validation."""
+    """Result of one check of a validation."""
 
-    name: str = Field(min_length=1, max_length=63, description="Which check")
+    name: str = Field(min_length=1, max_length=63, description="Name of the check.")
     verdict: Literal["Pass", "Warn", "Fail", "Error", "Skip"] = Field(
-        description="Error: could not be run, which is not a pass"
+        description="Verdict of the check. Error: it could not be run, which does not count as a "
+        "pass."
     )
-    message: str = Field(default="", max_length=512, description="Measured and expected values")
+    message: str = Field(
+        default="", max_length=512, description="Measured and expected values of the check."
+    )
 
 
 class Validation(Model):
     """The latest validation of the node."""
 
-    tier: Literal["Preflight", "Weekly", "Deep"] = Field(description="How thorough")
-    verdict: Literal["Pass", "Warn", "Fail", "Error"] = Field(description="Of all checks")
-    time: Timestamp = Field(description="When it ended")
-    expires_at: Timestamp | None = Field(default=None, description="When the next one is overdue")
+    tier: Literal["Preflight", "Weekly", "Deep"] = Field(
+        description="Thoroughness of the validation: Preflight, Weekly or Deep."
+    )
+    verdict: Literal["Pass", "Warn", "Fail", "Error"] = Field(
+        description="Combined verdict of all checks."
+    )
+    time: Timestamp = Field(description="Time at which the validation ended.")
+    expires_at: Timestamp | None = Field(
+        default=None, description="Time at which the next validation is overdue."
+    )
     checks: tuple[Check, ...] = Field(
-        default=(), max_length=64, description="By name", json_schema_extra=list_map("name")
+        default=(),
+        max_length=64,
+        description="Results of the checks, by name.",
+        json_schema_extra=list_map("name"),
     )
 
 
 class NodeHealthStatus(Model):
-    """What the node's agent sees."""
+    """Observed state of the node. Only the node's agent writes it."""
 
-    state: HealthState = Field(description="The worst of what keeps gangs away")
-    reason: str = Field(default="", max_length=128, description="Why, as one word")
-    message: str = Field(default="", max_length=1024, description="Why, with numbers")
-    since: Timestamp | None = Field(default=None, description="Since when the state is so")
-    boot_id: str = Field(default="", max_length=64, description="The kernel's boot id")
-    agent_version: str = Field(default="", max_length=64, description="Who observes")
-    inventory: Inventory | None = Field(default=None, description="What the node has")
+    state: HealthState = Field(description="State of the node: the worst state of what it has.")
+    reason: str = Field(
+        default="", max_length=128, description="Reason of the state as one word, such as Xid79."
+    )
+    message: str = Field(
+        default="",
+        max_length=1024,
+        description="Human-readable details of the state, with numbers.",
+    )
+    since: Timestamp | None = Field(
+        default=None, description="Time since which the node has been in this state."
+    )
+    boot_id: str = Field(
+        default="", max_length=64, description="Boot identifier of the running kernel."
+    )
+    agent_version: str = Field(
+        default="", max_length=64, description="Version of the agent that wrote this status."
+    )
+    inventory: Inventory | None = Field(default=None, description="Devices that the node has.")
     devices: tuple[DeviceHealth, ...] = Field(
         default=(),
         max_length=128,
-        description="Devices that are not, or lately were not, healthy",
+        description="Devices that are unhealthy, or were unhealthy recently.",
         json_schema_extra=list_map("id"),
     )
     faults: tuple[Fault, ...] = Field(
-        default=(), max_length=64, description="What happened, the newest first"
+        default=(), max_length=64, description="Recent faults of devices, the newest first."
     )
-    validation: Validation | None = Field(default=None, description="The latest one")
+    validation: Validation | None = Field(
+        default=None, description="The latest validation of the node."
+    )
     conditions: Conditions = ()
     observed_generation: int | None = Field(
-        default=None, ge=0, description="The metadata.generation that this status is about"
+        default=None, ge=0, description="The metadata.generation that this status describes."
     )
 
     model_config = ConfigDict(
@@ -193,7 +256,7 @@ class NodeHealthStatus(Model):
 
 
 class NodeHealth(StrictModel):
-    """What a node's agent sees of its hardware, and what people hold against the node."""
+    """Health of a node's hardware as its agent observes it, and drains by users."""
 
     api_version: Literal["fireflyer.dev/v1alpha1"] = API_VERSION
     kind: Literal["NodeHealth"] = KIND_HEALTH

@@ -1,4 +1,4 @@
-"""The part of a PodTemplateSpec that one machine needs; the rest is kept for Kubernetes."""
+"""The fields of a PodTemplateSpec that the local driver reads; others are kept for Kubernetes."""
 
 from __future__ import annotations
 
@@ -11,48 +11,55 @@ from flyer.api.rules import list_map
 
 
 class EnvVar(OpenModel):
-    """One environment variable; `valueFrom` works on Kubernetes alone."""
+    """One environment variable. `valueFrom` is supported only on Kubernetes."""
 
-    name: str = Field(min_length=1, description="Its name")
-    value: str | None = Field(default=None, description="Its value")
+    name: str = Field(min_length=1, description="Name of the environment variable.")
+    value: str | None = Field(default=None, description="Value of the environment variable.")
 
 
 class Container(OpenModel):
     """One container. The first of a pod (or the one named `trainer`) runs the ranks."""
 
-    name: str = Field(min_length=1, description="Its name in the pod")
-    image: str | None = Field(default=None, description="Needed on Kubernetes alone")
-    command: list[str] = Field(default=[], description="What every rank runs")
-    args: list[str] = Field(default=[], description="Its arguments")
-    env: list[EnvVar] = Field(default=[], description="Its environment, beside the rank's own")
-    working_dir: str | None = Field(default=None, description="Where it runs")
+    name: str = Field(min_length=1, description="Name of the container in the pod.")
+    image: str | None = Field(
+        default=None, description="Container image. It is required only on Kubernetes."
+    )
+    command: list[str] = Field(default=[], description="Command that every rank runs.")
+    args: list[str] = Field(default=[], description="Arguments of the command.")
+    env: list[EnvVar] = Field(
+        default=[], description="Environment variables, in addition to those of the rank."
+    )
+    working_dir: str | None = Field(default=None, description="Working directory of the command.")
 
 
 class PodSpec(OpenModel):
-    """What runs on each node."""
+    """Specification of the pod that runs on each node."""
 
     containers: list[Container] = Field(
         min_length=1,
-        description="The first one (or the one named trainer) runs the ranks",
+        description="Containers of the pod. The one named trainer, otherwise the first, runs "
+        "the ranks.",
         json_schema_extra=list_map("name"),
     )
-    volumes: list[dict[str, Any]] = Field(default=[], description="As in any pod")
+    volumes: list[dict[str, Any]] = Field(
+        default=[], description="Volumes of the pod, as in core/v1."
+    )
 
 
 class TemplateMetadata(OpenModel):
     """Labels and annotations of the pods."""
 
-    labels: dict[str, str] = Field(default={}, description="Labels of the pods")
-    annotations: dict[str, str] = Field(default={}, description="Annotations of the pods")
+    labels: dict[str, str] = Field(default={}, description="Labels of the created pods.")
+    annotations: dict[str, str] = Field(default={}, description="Annotations of the created pods.")
 
 
 class PodTemplate(StrictModel):
     """The pod of one node, the same for all nodes of the gang."""
 
     metadata: TemplateMetadata = Field(
-        default=TemplateMetadata(), description="Labels and annotations of the pods"
+        default=TemplateMetadata(), description="Labels and annotations of the pods."
     )
-    spec: PodSpec = Field(description="As in any pod")
+    spec: PodSpec = Field(description="Specification of the pod, as in core/v1.")
 
     @property
     def trainer(self) -> Container:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from flyer.api import CrossZone, Pending, PendingReason
-from flyer.api.status import PENDING_REASONS_MAX
+from flyer.api.limits import PENDING_REASONS_MAX
 from flyer.api.waiting import (
     PODS_REFUSED,
     RESTART_BACKOFF,

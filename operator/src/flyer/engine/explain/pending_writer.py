@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flyer.api import PendingReason, Unblock
-from flyer.api.status import PENDING_CHARS_MAX, PENDING_REASONS_MAX, UNBLOCK_MAX
+from flyer.api.limits import PENDING_CHARS_MAX, PENDING_REASONS_MAX, UNBLOCK_MAX
 from flyer.api.waiting import PENDING_EVALUATION, PODS_REFUSED, RESTART_BACKOFF, WAITING_FOR_TURN
 from flyer.engine.explain import pending_reasons
 from flyer.engine.explain.remedies import RemedySearch

@@ -27,7 +27,7 @@ from flyer.api import (
     Suspension,
     quantize,
 )
-from flyer.api.status import (
+from flyer.api.limits import (
     BY_CHARS_MAX,
     PAST_ATTEMPT_NODES_MAX,
     PAST_ATTEMPTS_MAX,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from flyer.api.status import BY_CHARS_MAX
+from flyer.api.limits import BY_CHARS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
