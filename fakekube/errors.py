@@ -56,4 +56,13 @@ def invalid(plural: str, name: str, why: str) -> ApiRefusal:
     return ApiRefusal(422, "Invalid", f'{plural} "{name}" is invalid: {why}')
 
 
-__all__ = ["ApiRefusal", "conflict", "expired", "invalid", "not_found"]
+def modified(plural: str, name: str) -> ApiRefusal:
+    """409 for a write of an older version."""
+    why = (
+        "the object has been modified; please apply your changes to the latest version and try "
+        "again"
+    )
+    return conflict(plural, name, why)
+
+
+__all__ = ["ApiRefusal", "conflict", "expired", "invalid", "modified", "not_found"]

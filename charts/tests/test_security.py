@@ -1,13 +1,10 @@
 """Least privilege of the components in the API and of their containers on the node."""
 
-import base64
 from typing import Any
 
 import pytest
-from cryptography import x509
 from flyer.api.podpolicies import CRITICAL_PRIORITY
 from ruamel.yaml import YAML
-from threefs.csi.tickets import review
 
 from charts.tests.conftest import Render, Rendered, containers, pods, template
 from charts.tests.test_references import referred
@@ -210,82 +207,6 @@ def test_the_webhook_fails_open_and_leaves_our_own_namespace_alone(everything: R
         assert names["values"] == ["fireflyer-system", "kube-system"]
 
 
-def ingress(objects: Rendered, name: str, port: int) -> list[Any]:
-    """The peers of every rule that opens this port; None: all peers."""
-    policy = objects.named("NetworkPolicy", name)["spec"]
-    return [
-        rule.get("from")
-        for rule in policy.get("ingress") or []
-        if port in [port_spec["port"] for port_spec in rule["ports"]]
-    ]
-
-
-def test_every_pod_of_ours_has_a_network_policy(everything: Rendered) -> None:
-    policies = [
-        policy["spec"]["podSelector"]["matchLabels"] for policy in everything.of("NetworkPolicy")
-    ]
-    for name, pod in pods(everything):
-        labels = pod["metadata"]["labels"]
-        assert [policy for policy in policies if policy.items() <= labels.items()], name
-
-
-def test_no_port_is_open_to_everybody_but_the_webhooks(everything: Rendered) -> None:
-    """And that one by default alone: the API servers' addresses are the administrator's to say."""
-    open_ports = {
-        (policy["metadata"]["name"], port["port"])
-        for policy in everything.of("NetworkPolicy")
-        for rule in policy["spec"].get("ingress") or []
-        if not rule.get("from")
-        for port in rule["ports"]
-    }
-    assert open_ports == {("flyer-webhook", 9443)}
-
-
-def test_the_gateway_is_reached_by_pods_of_jobs_alone(everything: Rendered) -> None:
-    [[peer]] = ingress(everything, "flyer-operator", 7443)
-    assert peer["namespaceSelector"] == {}
-    [wanted] = peer["podSelector"]["matchExpressions"]
-    assert wanted == {"key": "fireflyer.dev/job", "operator": "Exists"}
-
-
-def test_jobs_of_chosen_namespaces_hear_jobs_of_their_namespace_alone(render: Render) -> None:
-    assert not [
-        policy
-        for policy in render().of("NetworkPolicy")
-        if policy["metadata"]["name"] == "flyer-jobs"
-    ]
-    found = [
-        policy
-        for policy in render(**{"networkPolicies.jobNamespaces": ["a", "b"]}).of("NetworkPolicy")
-        if policy["metadata"]["name"] == "flyer-jobs"
-    ]
-    assert [policy["metadata"]["namespace"] for policy in found] == ["a", "b"]
-    for policy in found:
-        [rule] = policy["spec"]["ingress"]
-        [peer] = rule["from"]
-        assert peer == {"podSelector": policy["spec"]["podSelector"]}  # no other namespace
-        assert "ports" not in rule
-
-
-def test_metrics_are_closed_until_a_value_opens_them(everything: Rendered, render: Render) -> None:
-    names = [policy["metadata"]["name"] for policy in everything.of("NetworkPolicy")]
-    assert not [name for name in names if ingress(everything, name, 8080)]
-    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
-    opened = render(**{"networkPolicies.metricsFrom": peers})
-    served = {"flyer-operator", "flyer-webhook", "flyer-node", "threefs-mgmtd"}
-    for name in served | {"threefs-csi-controller", "threefs-csi-node"}:
-        assert ingress(opened, name, 8080) == [peers], name
-
-
-def test_the_webhook_is_closed_by_address_and_by_certificate(render: Render) -> None:
-    peers = [{"ipBlock": {"cidr": "10.0.0.10/32"}}]
-    closed = render(**{"networkPolicies.webhookFrom": peers, "injection.clientCA": "api-server-ca"})
-    assert ingress(closed, "flyer-webhook", 9443) == [peers]
-    [container] = containers(closed.named("Deployment", "flyer-webhook")["spec"]["template"])
-    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
-    assert variables["FLYER_CLIENT_CA_FILE"] == "/etc/flyer/client-ca/ca.crt"
-
-
 def test_the_webhook_has_no_token_and_no_authoritys_key(everything: Rendered) -> None:
     pod = everything.named("Deployment", "flyer-webhook")["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is False
@@ -426,55 +347,7 @@ def test_where_users_are_not_stamped_nobody_names_one(version: str, own: bool) -
     assert first.endswith("in ['', request.userInfo.username]" if own else "in ['']")
 
 
-def has_key(objects: Rendered) -> set[str]:
-    """Pods that mount the key of 3FS."""
-    return {
-        name
-        for name, pod in pods(objects)
-        for kind, secret in referred(pod)
-        if (kind, secret) == ("Secret", "threefs-key")
-    }
-
-
-SERVICES = {f"StatefulSet/threefs-{kind}" for kind in ("mgmtd", "meta", "storage")}
 CONTROLLER = "Deployment/threefs-csi-controller"
-NODE = "DaemonSet/threefs-csi-node"
-
-
-def test_nodes_have_no_key_of_3fs(render: Render) -> None:
-    assert has_key(render()) == {*SERVICES, CONTROLLER}
-    # What needs the key on nodes is off by default.
-    for values in ({"csi.issuer.enabled": False}, {"csi.inline.enabled": True}):
-        assert has_key(render(**values)) == {*SERVICES, CONTROLLER, NODE}
-
-
-def test_node_plugins_have_a_token_for_the_issuer_and_trust_its_certificate(
-    render: Render,
-) -> None:
-    objects = render()
-    [driver] = objects.of("CSIDriver")
-    [request] = driver["spec"]["tokenRequests"]
-    # With it the kubelet would set owners of a whole volume again (fsGroup), every minute or two.
-    assert "requiresRepublish" not in driver["spec"]
-    pod = objects.named("DaemonSet", "threefs-csi-node")["spec"]["template"]["spec"]
-    [issuer] = [volume for volume in pod["volumes"] if volume["name"] == "issuer"]
-    token, authority_file = issuer["projected"]["sources"]
-    assert token["serviceAccountToken"]["audience"] == request["audience"] == AUDIENCE
-    # A node could read the issuer's own key in the same Secret.
-    assert authority_file == {"configMap": {"name": "threefs-issuer-ca"}}
-    trusted = objects.named("ConfigMap", "threefs-issuer-ca")["data"]
-    made = objects.named("Secret", "threefs-issuer")["data"]
-    assert trusted == {"ca.crt": base64.b64decode(made["ca.crt"]).decode()}
-    environment = {
-        variable["name"]: variable.get("value") for variable in pod["containers"][0]["env"]
-    }
-    host = environment["THREEFS_ISSUER"].rpartition(":")[0]
-    certificate = x509.load_pem_x509_certificate(base64.b64decode(made["tls.crt"]))
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == [host]
-    authority = x509.load_pem_x509_certificate(base64.b64decode(made["ca.crt"]))
-    certificate.verify_directly_issued_by(authority)
-    assert AUDIENCE == review.AUDIENCE
 
 
 def test_without_the_issuer_nothing_of_it_is_installed(render: Render) -> None:
@@ -483,23 +356,3 @@ def test_without_the_issuer_nothing_of_it_is_installed(render: Render) -> None:
     assert "tokenRequests" not in objects.of("CSIDriver")[0]["spec"]
     granted_to = granted(objects, "threefs-csi-controller")
     assert not [grant for grant in granted_to if grant[0] in ("pods", "tokenreviews")]
-
-
-def test_a_certificate_of_the_administrators_is_used(render: Render) -> None:
-    objects = render(**{"csi.issuer.existingSecret": "from-cert-manager"})
-    assert not [
-        item for item in objects.of("Secret") if item["metadata"]["name"] == "threefs-issuer"
-    ]
-    secrets = {secret for _, pod in pods(objects) for kind, secret in referred(pod)}
-    assert "from-cert-manager" in secrets
-    # Its authority alone is for the nodes.
-    objects = render(
-        **{
-            "csi.issuer.existingSecret": "from-cert-manager",
-            "csi.issuer.caConfigMap": "from-trust-manager",
-        }
-    )
-    named = {name: set(referred(pod)) for name, pod in pods(objects)}
-    assert ("ConfigMap", "from-trust-manager") in named[NODE]
-    using = [name for name, refers in named.items() if ("Secret", "from-cert-manager") in refers]
-    assert using == [CONTROLLER]

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from fakekube.apiserver.paths import ObjectPath
-    from fakekube.apiserver.store import Object, Store
+    from fakekube.apiserver.store import Store
+    from fakekube.apiserver.tables import Object
 
 __all__ = ["ADMINISTRATOR", "AGENT", "OPERATOR", "Admission", "Request", "User", "acting"]
 

@@ -134,4 +134,23 @@ def _without(target: Any, before: Any, now: Any) -> Any:
     return result
 
 
-__all__ = ["APPLY", "JSON", "MERGE", "STRATEGIC", "apply", "json_patch", "merge", "strategic"]
+def without_version(patch: dict[str, Any]) -> dict[str, Any]:
+    """The patch without its preconditions."""
+    metadata = patch.get("metadata")
+    if not isinstance(metadata, dict):
+        return patch
+    kept = {name: one for name, one in metadata.items() if name not in ("resourceVersion", "uid")}
+    return {**patch, "metadata": kept}
+
+
+__all__ = [
+    "APPLY",
+    "JSON",
+    "MERGE",
+    "STRATEGIC",
+    "apply",
+    "json_patch",
+    "merge",
+    "strategic",
+    "without_version",
+]

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import time
 import uuid
-from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fakekube.apiserver import patches
+from fakekube.apiserver.defaults import complete, grace_seconds
 from fakekube.apiserver.kinds import KINDS, Kind
-from fakekube.errors import ApiRefusal, conflict, expired, invalid, not_found
+from fakekube.apiserver.tables import Change, Entry, Object, Table
+from fakekube.errors import ApiRefusal, conflict, expired, invalid, modified, not_found
 from fakekube.validation.definitions import definition_of
 from fakekube.validation.metadata import metadata_errors, type_error
 from fakekube.validation.structural import as_decoded
@@ -25,50 +24,7 @@ from fakekube.validation.structural import as_decoded
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-Object = dict[str, Any]
-
-HISTORY_MAX = 100_000
-POD_GRACE_SECONDS = 30
-
-
-class Entry:
-    """One version of one object, and its bytes once somebody wanted them."""
-
-    __slots__ = ("_encoded", "object", "version")
-
-    def __init__(self, value: Object, version: int) -> None:
-        self.object = value
-        self.version = version
-        self._encoded: bytes | None = None
-
-    @property
-    def encoded(self) -> bytes:
-        """The object as JSON."""
-        if self._encoded is None:
-            self._encoded = json.dumps(self.object, separators=(",", ":")).encode()
-        return self._encoded
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One step of the history; `before` is None for a new object, `after.object` is the last."""
-
-    version: int
-    deleted: bool
-    before: Entry | None
-    after: Entry
-
-
-@dataclass(slots=True)
-class Table:
-    """All objects of one kind, and what changed lately."""
-
-    kind: Kind
-    entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
-    history: deque[Change] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
-    forgotten: int = 0  # versions up to this one are out of the history
-    watchers: set[Callable[[Change], None]] = field(default_factory=set)
-    checks: list[Callable[[Object | None, Object], str]] = field(default_factory=list)
+__all__ = ["Admit", "Store"]
 
 
 class Admit(Protocol):
@@ -91,7 +47,7 @@ class Store:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.version = 0
         self.clock = clock
-        self.tables = {(k_i_n_d_.group, k_i_n_d_.plural): Table(k_i_n_d_) for k_i_n_d_ in KINDS}
+        self.tables = {(kind.group, kind.plural): Table(kind) for kind in KINDS}
         self._applied: dict[tuple[str, str, str, str], Object] = {}
         self._checked = True
         for name in ("default", "kube-system", "fireflyer-system"):
@@ -200,7 +156,7 @@ class Store:
         metadata.pop("deletionTimestamp", None)
         if kind.generation:
             metadata["generation"] = 1
-        _complete(kind, value)
+        complete(kind, value)
         return value if dry_run else self._put(table, key, None, value)
 
     def replace(
@@ -218,7 +174,7 @@ class Store:
         before = self._entry(table, key)
         version = value.get("metadata", {}).get("resourceVersion")
         if version and version != before.object["metadata"]["resourceVersion"]:
-            raise _modified(plural, name)
+            raise modified(plural, name)
         return self._write(table, key, before, as_decoded(value), subresource, admit)
 
     def patch(
@@ -247,13 +203,15 @@ class Store:
             value = patches.json_patch(before.object, patch)
         elif kind == patches.APPLY:
             mark = (manager, table.kind.group + plural + subresource, *key)
-            value = patches.apply(before.object, _without_version(patch), self._applied.get(mark))
+            value = patches.apply(
+                before.object, patches.without_version(patch), self._applied.get(mark)
+            )
             self._guard(before, patch, plural, name)
             self._applied[mark] = patch
         else:
             self._guard(before, patch, plural, name)
             function = patches.strategic if kind == patches.STRATEGIC else patches.merge
-            value = function(before.object, _without_version(patch))
+            value = function(before.object, patches.without_version(patch))
         return self._write(table, key, before, as_decoded(value), subresource, admit)
 
     def delete(
@@ -276,10 +234,10 @@ class Store:
                 raise conflict(plural, name, f"the {field_name} in the precondition does not match")
         if admit is not None:
             admit.validate(before.object, None)
-        grace = _grace(table.kind, before.object, options.get("gracePeriodSeconds"))
+        grace = grace_seconds(table.kind, before.object, options.get("gracePeriodSeconds"))
         stays = metadata.get("finalizers") or grace > 0 or table.kind.plural == "namespaces"
         if not stays:
-            return self._remove(table, key)
+            return self.remove(table, key)
         already = metadata.get("deletionGracePeriodSeconds")
         if "deletionTimestamp" in metadata and (already is None or already <= grace):
             return before.object
@@ -313,33 +271,14 @@ class Store:
         )
         self._put(table, key, before, value)
 
-    # -- what the controllers of a cluster do, when told ---------------------------------------
-
-    def collect_garbage(self) -> int:
-        """Delete what a gone owner left, and what is in namespaces that end. How many objects."""
-        uids = {
-            entry.object["metadata"]["uid"]
-            for table in self.tables.values()
-            for entry in table.entries.values()
-        }
-        ending = {
-            one["metadata"]["name"]
-            for one in self.all("namespaces")
-            if "deletionTimestamp" in one["metadata"]
-        }
-        collected = 0
-        for table in self.tables.values():
-            for key, entry in list(table.entries.items()):
-                metadata = entry.object["metadata"]
-                owners = metadata.get("ownerReferences") or []
-                orphan = owners and not any(owner["uid"] in uids for owner in owners)
-                if (orphan or key[0] in ending) and "deletionTimestamp" not in metadata:
-                    self.delete(table.kind.plural, key[1], key[0])
-                    collected += 1
-        for name in ending:
-            if not any(key[0] == name for table in self.tables.values() for key in table.entries):
-                self._remove(self.table("namespaces"), ("", name))
-        return collected
+    def remove(self, table: Table, key: tuple[str, str]) -> Object:
+        """Remove an object at once, whatever its finalizers. Returns its last version."""
+        before = table.entries.pop(key)
+        self.version += 1
+        metadata = {**before.object["metadata"], "resourceVersion": str(self.version)}
+        entry = Entry({**before.object, "metadata": metadata}, self.version)
+        self._record(table, Change(self.version, True, before, entry))
+        return entry.object
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -353,7 +292,7 @@ class Store:
         metadata = patch.get("metadata") or {}
         version = metadata.get("resourceVersion")
         if version and version != before.object["metadata"]["resourceVersion"]:
-            raise _modified(plural, name)
+            raise modified(plural, name)
         uid = metadata.get("uid")
         if uid and uid != before.object["metadata"]["uid"]:
             raise conflict(plural, name, f"Precondition failed: UID in precondition: {uid}")
@@ -417,7 +356,7 @@ class Store:
             and not metadata.get("finalizers")
             and old["metadata"].get("finalizers")
         )
-        return self._remove(table, key) if done else self._put(table, key, before, value)
+        return self.remove(table, key) if done else self._put(table, key, before, value)
 
     def _put(
         self, table: Table, key: tuple[str, str], before: Entry | None, value: Object
@@ -432,14 +371,6 @@ class Store:
         table.entries[key] = entry
         self._record(table, Change(self.version, False, before, entry))
         return value
-
-    def _remove(self, table: Table, key: tuple[str, str]) -> Object:
-        before = table.entries.pop(key)
-        self.version += 1
-        metadata = {**before.object["metadata"], "resourceVersion": str(self.version)}
-        entry = Entry({**before.object, "metadata": metadata}, self.version)
-        self._record(table, Change(self.version, True, before, entry))
-        return entry.object
 
     def _record(self, table: Table, change: Change) -> None:
         if len(table.history) == table.history.maxlen:
@@ -469,42 +400,3 @@ def _group(value: Object) -> str | None:
 
 def _spec(value: Object) -> Object:
     return {name: one for name, one in value.items() if name not in ("metadata", "status")}
-
-
-def _without_version(patch: Object) -> Object:
-    metadata = patch.get("metadata")
-    if not isinstance(metadata, dict):
-        return patch
-    kept = {name: one for name, one in metadata.items() if name not in ("resourceVersion", "uid")}
-    return {**patch, "metadata": kept}
-
-
-def _modified(plural: str, name: str) -> ApiRefusal:
-    why = (
-        "the object has been modified; please apply your changes to the latest version and try "
-        "again"
-    )
-    return conflict(plural, name, why)
-
-
-def _grace(kind: Kind, value: Object, asked: int | None) -> int:
-    if kind.plural != "pods":
-        return 0
-    over = value.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    if over or not value["spec"].get("nodeName"):
-        return 0
-    grace = value["spec"].get("terminationGracePeriodSeconds", POD_GRACE_SECONDS)
-    return int(grace if asked is None else asked)
-
-
-def _complete(kind: Kind, value: Object) -> None:
-    """The defaults that our code reads."""
-    if kind.plural == "pods":
-        value.setdefault("spec", {}).setdefault("schedulerName", "default-scheduler")
-        value["spec"].setdefault("terminationGracePeriodSeconds", POD_GRACE_SECONDS)
-        value["status"] = {"phase": "Pending", **value.get("status", {})}
-    if kind.plural == "namespaces":
-        value["status"] = {"phase": "Active"}
-
-
-__all__ = ["Change", "Entry", "Object", "Store", "Table"]

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from fakekube.apiserver.store import Change
+from fakekube.apiserver.tables import Change
 from fakekube.errors import ApiRefusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fakekube.apiserver.faults import Faults
-    from fakekube.apiserver.store import Store, Table
+    from fakekube.apiserver.store import Store
+    from fakekube.apiserver.tables import Table
 
 
 class Watch:

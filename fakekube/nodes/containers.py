@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from flyer.job.protocol import Reply, Request
 
     from fakekube.apiserver.identities import Tokens
-    from fakekube.apiserver.store import Object
+    from fakekube.apiserver.tables import Object
     from fakekube.nodes.network import PodNetwork
 
 __all__ = ["Behaviour", "Containers"]

@@ -18,7 +18,8 @@ from fakekube.nodes.exits import KILLED, TERMINATED, Exit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fakekube.apiserver.store import Change, Object, Store
+    from fakekube.apiserver.store import Store
+    from fakekube.apiserver.tables import Change, Object
     from fakekube.nodes.containers import Containers
 
 __all__ = ["Kubelets", "node_object", "wanted_node"]

@@ -1,5 +1,6 @@
 """Fixtures of the driver's tests."""
 
 from .driver import driver
+from .issuer import cluster
 
-__all__ = ["driver"]
+__all__ = ["cluster", "driver"]

@@ -11,7 +11,7 @@ from flyer.kube.gateway.certificates import SECRET, certificates_of, renewed
 from flyer.sidecar.wire import LauncherState, Report, parse_from_gateway
 
 from .conftest import DATA
-from .test_gangs import Launcher
+from .launchers import Launcher
 
 WAITING = Report(revision=1, launcher=LauncherState.WAITING, port=20000)
 

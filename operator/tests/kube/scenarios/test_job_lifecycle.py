@@ -10,6 +10,7 @@ from flyer.kube.services.nodes import not_ready_grace
 from flyer.kube.services.pods.gangs import Gangs
 
 from fakekube import Exit, Fault
+from fakekube.apiserver.garbage import collect_garbage
 from fakekube.nodes.containers import Behaviour
 
 
@@ -242,7 +243,7 @@ async def test_a_deleted_job_leaves_nothing(cluster, until):
     cluster.store.delete("flyerjobs", "a", "default")
     cluster.submit("b", 2)
     await until(lambda: cluster.phase("b") is Phase.RUNNING)
-    cluster.store.collect_garbage()
+    collect_garbage(cluster.store)
     assert not cluster.pods("a")
 
 
@@ -284,11 +285,11 @@ async def test_a_namespace_deleted_under_a_running_job_frees_its_nodes(cluster, 
     cluster.submit("a", 2, namespace="team")
     await until(lambda: cluster.status("a", "team").phase is Phase.RUNNING)
     cluster.store.delete("namespaces", "team")
-    while cluster.store.collect_garbage():
+    while collect_garbage(cluster.store):
         pass
     cluster.submit("b", 2)
     await until(lambda: cluster.phase("b") is Phase.RUNNING)
-    while cluster.store.collect_garbage():
+    while collect_garbage(cluster.store):
         pass
     assert not cluster.store.find("namespaces", "team")
 

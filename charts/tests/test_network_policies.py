@@ -1,0 +1,81 @@
+"""Network policies of the chart: which ports are open to which pods."""
+
+from typing import Any
+
+from charts.tests.conftest import Render, Rendered, containers, pods
+
+
+def ingress(objects: Rendered, name: str, port: int) -> list[Any]:
+    """The peers of every rule that opens this port; None: all peers."""
+    policy = objects.named("NetworkPolicy", name)["spec"]
+    return [
+        rule.get("from")
+        for rule in policy.get("ingress") or []
+        if port in [port_spec["port"] for port_spec in rule["ports"]]
+    ]
+
+
+def test_every_pod_of_ours_has_a_network_policy(everything: Rendered) -> None:
+    policies = [
+        policy["spec"]["podSelector"]["matchLabels"] for policy in everything.of("NetworkPolicy")
+    ]
+    for name, pod in pods(everything):
+        labels = pod["metadata"]["labels"]
+        assert [policy for policy in policies if policy.items() <= labels.items()], name
+
+
+def test_no_port_is_open_to_everybody_but_the_webhooks(everything: Rendered) -> None:
+    """And that one by default alone: the API servers' addresses are the administrator's to say."""
+    open_ports = {
+        (policy["metadata"]["name"], port["port"])
+        for policy in everything.of("NetworkPolicy")
+        for rule in policy["spec"].get("ingress") or []
+        if not rule.get("from")
+        for port in rule["ports"]
+    }
+    assert open_ports == {("flyer-webhook", 9443)}
+
+
+def test_the_gateway_is_reached_by_pods_of_jobs_alone(everything: Rendered) -> None:
+    [[peer]] = ingress(everything, "flyer-operator", 7443)
+    assert peer["namespaceSelector"] == {}
+    [wanted] = peer["podSelector"]["matchExpressions"]
+    assert wanted == {"key": "fireflyer.dev/job", "operator": "Exists"}
+
+
+def test_jobs_of_chosen_namespaces_hear_jobs_of_their_namespace_alone(render: Render) -> None:
+    assert not [
+        policy
+        for policy in render().of("NetworkPolicy")
+        if policy["metadata"]["name"] == "flyer-jobs"
+    ]
+    found = [
+        policy
+        for policy in render(**{"networkPolicies.jobNamespaces": ["a", "b"]}).of("NetworkPolicy")
+        if policy["metadata"]["name"] == "flyer-jobs"
+    ]
+    assert [policy["metadata"]["namespace"] for policy in found] == ["a", "b"]
+    for policy in found:
+        [rule] = policy["spec"]["ingress"]
+        [peer] = rule["from"]
+        assert peer == {"podSelector": policy["spec"]["podSelector"]}  # no other namespace
+        assert "ports" not in rule
+
+
+def test_metrics_are_closed_until_a_value_opens_them(everything: Rendered, render: Render) -> None:
+    names = [policy["metadata"]["name"] for policy in everything.of("NetworkPolicy")]
+    assert not [name for name in names if ingress(everything, name, 8080)]
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    opened = render(**{"networkPolicies.metricsFrom": peers})
+    served = {"flyer-operator", "flyer-webhook", "flyer-node", "threefs-mgmtd"}
+    for name in served | {"threefs-csi-controller", "threefs-csi-node"}:
+        assert ingress(opened, name, 8080) == [peers], name
+
+
+def test_the_webhook_is_closed_by_address_and_by_certificate(render: Render) -> None:
+    peers = [{"ipBlock": {"cidr": "10.0.0.10/32"}}]
+    closed = render(**{"networkPolicies.webhookFrom": peers, "injection.clientCA": "api-server-ca"})
+    assert ingress(closed, "flyer-webhook", 9443) == [peers]
+    [container] = containers(closed.named("Deployment", "flyer-webhook")["spec"]["template"])
+    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert variables["FLYER_CLIENT_CA_FILE"] == "/etc/flyer/client-ca/ca.crt"
