@@ -1,4 +1,4 @@
-"""`hfreduced` for tests: as many as they ask for."""
+"""`hfreduced` for tests: a fixture that starts daemons."""
 
 import signal
 import subprocess
@@ -9,16 +9,18 @@ import pytest
 
 
 class Served:
-    """A daemon as a process, ready when made."""
+    """A daemon as a process, ready when it is created."""
 
     def __init__(self, path, *before):
         self.path = path
         command = [*before, sys.executable, "-m", "hfreduce.daemon", "--socket", str(path)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.said = [self.process.stderr.readline()]
-        assert "listens at" in self.said[0], self.said
-        # Read on: a full pipe would stop it.
-        threading.Thread(target=lambda: self.said.extend(self.process.stderr), daemon=True).start()
+        self.output = [self.process.stderr.readline()]
+        assert "listens at" in self.output[0], self.output
+        # Keep reading: a full pipe would block the daemon.
+        threading.Thread(
+            target=lambda: self.output.extend(self.process.stderr), daemon=True
+        ).start()
 
     @property
     def pid(self):
@@ -35,14 +37,14 @@ class Served:
 
 @pytest.fixture
 def daemons(tmp_path):
-    """Makes daemons, behind a command if one is given; all end with the test."""
-    made = []
+    """Starts daemons, with a command prefix if one is given; all end with the test."""
+    started = []
 
     def make(*before, path=None):
-        made.append(Served(path or tmp_path / f"{len(made)}.sock", *before))
-        return made[-1]
+        started.append(Served(path or tmp_path / f"{len(started)}.sock", *before))
+        return started[-1]
 
     yield make
-    for one in made:
-        one.process.kill()
-        one.process.wait(30)
+    for daemon in started:
+        daemon.process.kill()
+        daemon.process.wait(30)

@@ -1,4 +1,4 @@
-"""Arrays of other libraries, through the buffer protocol and DLPack, and what is refused."""
+"""Arrays of other libraries, through the buffer protocol and DLPack, and refused ones."""
 
 import array
 import ctypes
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.torch
 
 
 class Exported:
-    """An object that has DLPack only, and perhaps an old one."""
+    """An object with DLPack only, perhaps in an old version."""
 
     def __init__(self, tensor, *, versioned=True):
         self.tensor, self.versioned = tensor, versioned
@@ -57,7 +57,7 @@ def reduce_everything(rank, size):
 
 
 def reduce_many(rank, size):
-    """As one operation, waited for and not; the elements between are nobody's."""
+    """As one operation, with and without a wait; elements between the pieces do not change."""
     group = hfreduce.torch.communicator()
     flat = np.full(1_000, 7.0, np.float32)
     pieces = [flat[start : start + 3] for start in range(0, 1_000, 5)]
@@ -73,12 +73,12 @@ def reduce_many(rank, size):
         assert each.done()
     assert (first == size - 1).all()
     assert (second == size - 1).all()
-    # What nobody waits for lives until it is done.
+    # Memory of an operation without a waiter lives until the operation ends.
     hfreduce.start_allreduce([np.full(1_000_000, float(rank))], group)
     hfreduce.allreduce(first, group)
     until = time.monotonic() + 60
     while is_held():
-        assert time.monotonic() < until, "memory is kept for ever"
+        assert time.monotonic() < until, "memory is never released"
         time.sleep(0.01)
     return True
 
@@ -92,23 +92,23 @@ def reduce_a_million(rank, size):
     """More tensors than a model has, in one operation."""
     group = hfreduce.torch.communicator()
     numbers = np.arange(2_000_000, dtype=np.float32) % 1_000
-    wanted = numbers.copy()
-    wanted[::2] *= size
+    expected = numbers.copy()
+    expected[::2] *= size
     start = numbers.ctypes.data
     pieces = [(start + 8 * index, 1) for index in range(1_000_000)]
     group.allreduce_many(pieces, _native.FLOAT32, _native.SUM, 300.0).wait()
-    assert np.array_equal(numbers, wanted)
+    assert np.array_equal(numbers, expected)
     return True
 
 
 @pytest.mark.slow
-def test_a_million_tensors_of_one_element_are_summed_and_nothing_between_them():
+def test_a_million_tensors_of_one_element_are_summed_without_the_elements_between():
     outcomes = run(reduce_a_million, Layout.one_node(2), deadline_seconds=400.0)
     assert [outcome.value for outcome in outcomes] == [True] * 2, outcomes
 
 
 class Unchanging(Exported):
-    """As an array of JAX: read-only, and of a library whose arrays never change."""
+    """Like an array of JAX: read-only, of a library whose arrays are immutable."""
 
     __module__ = "jaxlib.xla_extension"
 
@@ -144,12 +144,12 @@ def reduce_elsewhere(rank, size):
     return True
 
 
-def test_an_array_that_never_changes_is_reduced_to_another():
+def test_an_immutable_array_is_reduced_to_another():
     outcomes = run(reduce_elsewhere, Layout.one_node(2))
     assert [outcome.value for outcome in outcomes] == [True] * 2, outcomes
 
 
-def test_a_gpus_array_that_never_changes_is_not_written_to():
+def test_an_immutable_gpu_array_is_not_written():
     class OnGpu:
         __module__ = "jax"
         __cuda_array_interface__ = {  # noqa: RUF012 # read, never written
@@ -173,10 +173,10 @@ def test_arrays_of_all_kinds_are_reduced_in_place():
     assert [outcome.value for outcome in outcomes] == [True] * 3, outcomes
 
 
-def test_memory_is_the_arrays_own():
+def test_memory_is_that_of_the_array():
     numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
-    found = memory(numbers)
-    assert found[:3] == (numbers.ctypes.data, 6, _native.FLOAT32)
+    description = memory(numbers)
+    assert description[:3] == (numbers.ctypes.data, 6, _native.FLOAT32)
     tensor = torch.arange(6, dtype=torch.bfloat16)[2:]
     assert memory(tensor)[:3] == (tensor.data_ptr(), 4, _native.BFLOAT16)
     assert memory(bytearray(b"abc"))[1:3] == (3, _native.UINT8)
@@ -203,6 +203,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("make", "error", "text"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_reduced_in_place_is_refused_with_the_reason(make, error, text):
+def test_arrays_that_cannot_be_reduced_in_place_are_refused_with_the_reason(make, error, text):
     with pytest.raises(error, match=text):
         memory(make())

@@ -1,4 +1,4 @@
-"""Every collective of torch, over shared memory and over TCP, against plain arithmetic."""
+"""Every collective of torch, over shared memory and over TCP, compared with plain arithmetic."""
 
 import gc
 import warnings
@@ -25,17 +25,17 @@ LAYOUTS = {
 
 
 def content(rank, numel, dtype=torch.float32):
-    """Small whole numbers: sums are exact in every type, whatever the order."""
+    """Small whole numbers: sums are exact in every type and order."""
     return ((torch.arange(numel) * 7 + rank * 3) % 5).to(dtype)
 
 
 def reductions(rank, size):
-    """All types, operations and lengths, empty and odd ones too."""
-    everybody = range(size)
+    """All types, operations and lengths, including empty and odd ones."""
+    ranks = range(size)
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32,
                   torch.int64, torch.uint8, torch.int8):  # fmt: skip
         for numel in (0, 3, 1000, 70_001):
-            stack = torch.stack([content(r, numel, dtype) for r in everybody])
+            stack = torch.stack([content(r, numel, dtype) for r in ranks])
             expected = {
                 dist.ReduceOp.SUM: stack.sum(0, dtype=dtype),
                 dist.ReduceOp.MIN: stack.amin(0),
@@ -62,25 +62,25 @@ def reductions(rank, size):
     assert truth.tolist() == [True, False, True]
     complex_sum = torch.full((3,), complex(rank, 1))
     dist.all_reduce(complex_sum)
-    assert complex_sum.eq(complex(sum(everybody), size)).all()
+    assert complex_sum.eq(complex(sum(ranks), size)).all()
     root = size - 1
     tensor = content(rank, 1000)
     dist.reduce(tensor, root)
-    total = sum(content(r, 1000) for r in everybody)
+    total = sum(content(r, 1000) for r in ranks)
     assert torch.equal(tensor, total if rank == root else content(rank, 1000))
     scattered = torch.empty(11)
     dist.reduce_scatter_tensor(scattered, content(rank, 11 * size))
-    whole = sum(content(r, 11 * size) for r in everybody)
+    whole = sum(content(r, 11 * size) for r in ranks)
     assert torch.equal(scattered, whole[rank * 11 : rank * 11 + 11])
-    pieces = [content(rank + piece, 6) for piece in everybody]
+    pieces = [content(rank + piece, 6) for piece in ranks]
     output = torch.empty(6)
     dist.reduce_scatter(output, pieces)
-    assert torch.equal(output, sum(content(r + rank, 6) for r in everybody))
+    assert torch.equal(output, sum(content(r + rank, 6) for r in ranks))
     return True
 
 
 def movements(rank, size):
-    """Everything that only moves data, types that cannot be summed too."""
+    """Operations that only move data, also of types that cannot be summed."""
     for dtype in (torch.float32, torch.int16, torch.bool, torch.complex64, torch.float8_e5m2):
         for numel in (0, 5, 70_001):
             own = content(rank, numel, dtype)
@@ -116,7 +116,7 @@ def movements(rank, size):
     dist.all_gather_object(objects, {"rank": rank})
     assert objects == [{"rank": r} for r in range(size)]
     dist.barrier()
-    if IS_BACKEND:  # an older torch asks Gloo alone
+    if IS_BACKEND:  # older versions of torch support it only for Gloo
         dist.monitored_barrier(timeout=timedelta(seconds=10))
     return True
 
@@ -128,7 +128,7 @@ def same(tensor, expected):
 
 
 def messages(rank, size):
-    """Around the ring, with tags out of order, and both ways at once."""
+    """Around the ring, with tags out of order, and in both directions at once."""
     after, before = (rank + 1) % size, (rank - 1) % size
     outgoing = [content(rank * 2 + tag, 1000) for tag in range(2)]
     incoming = [torch.empty(1000) for _ in range(2)]
@@ -149,7 +149,7 @@ def messages(rank, size):
 
 
 def overlapping(rank, size):
-    """Many at once, waited for in another order, by future too, and dropped without a wait."""
+    """Many concurrent operations: waits in another order, waits for futures, and no waits."""
     tensors = [content(rank + i, 500 + i) for i in range(40)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for work in reversed(works[::2]):
@@ -180,30 +180,30 @@ def groups(rank, size):
 
 
 def wrapped(rank, size):
-    """torch's debug wrapper keeps the C++ half of a backend alone."""
+    """torch's debug wrapper keeps only the C++ part of a backend."""
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     group = dist.new_group(list(range(size)))
     gc.collect()
     tensor = torch.ones(4)
     dist.all_reduce(tensor, group=group)
-    everybody = [None] * size
-    dist.all_gather_object(everybody, rank, group=group)
+    gathered = [None] * size
+    dist.all_gather_object(gathered, rank, group=group)
     dist.destroy_process_group(group)
-    return tensor.tolist(), everybody, len(OPEN)
+    return tensor.tolist(), gathered, len(OPEN)
 
 
 CASES = [
     (function, name)
     for function in (reductions, movements, messages, overlapping)
     for name, layout in LAYOUTS.items()
-    if layout.world_size > 1 or function is not messages  # one rank has nobody to send to
+    if layout.world_size > 1 or function is not messages  # one rank has no peer
 ]
 
 
 @pytest.mark.parametrize(
     ("function", "name"), CASES, ids=[f"{function.__name__}-{name}" for function, name in CASES]
 )
-def test_all_of_it(function, name):
+def test_collectives(function, name):
     layout = LAYOUTS[name]
     assert values(run(function, layout)) == [True] * layout.world_size
 
@@ -213,14 +213,14 @@ def test_sub_groups_and_the_plan():
     assert {tuple(crossings) for crossings, _ in results} == {(1, 1)}
 
 
-@pytest.mark.skipif(not IS_BACKEND, reason="an older torch wraps backends alone")
+@pytest.mark.skipif(not IS_BACKEND, reason="older versions of torch wrap only backends")
 def test_a_group_in_torchs_debug_wrapper_works_until_it_is_destroyed():
     results = values(run(wrapped, LAYOUTS["two-zones"]))
     assert results == [([4.0] * 4, [0, 1, 2, 3], 1)] * 4
 
 
 def special(rank, size):
-    """Rank 1 has the odd values."""
+    """Rank 1 has the special values."""
     ones = [1.0, 1.0, 1.0, 1.0, 1.0]
     odd = [float("nan"), float("inf"), float("-inf"), 1e-42, -0.0]
     results = {}
@@ -247,17 +247,17 @@ def test_nan_and_infinity_arrive_on_every_rank():
 
 
 def root_options(kind, root):
-    """As a caller of the group itself gives them: torch's functions check the root before."""
+    """Options as a caller of the group passes them: torch's functions would check the root."""
     options = kind()
     options.rootRank = root
     return options
 
 
 def refusals(rank, size):
-    """What is refused before anything is sent, with what it was."""
+    """Calls that are refused before any data is sent, with their errors."""
     world = dist.group.WORLD
     base = torch.arange(16.0).view(4, 4)
-    # Several elements in one place: what is written there is not what each of them gets.
+    # Several elements share one location, so a written result would not fit each of them.
     expanded = base[0, :1].expand(8)
     whole = torch.zeros(8 * size)
     windows = torch.zeros(20).as_strided((4, 8), (4, 1))
@@ -297,14 +297,14 @@ def refusals(rank, size):
         else:
             texts[name] = "accepted"
     assert base.tolist() == torch.arange(16.0).view(4, 4).tolist()
-    # The group is whole after all of that.
+    # The group works after all of that.
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
     assert tensor.eq(size).all()
     return texts
 
 
-def test_what_cannot_be_done_right_is_refused_and_the_group_goes_on():
+def test_invalid_calls_are_refused_and_the_group_continues():
     texts = values(run(refusals, Layout.two_zones(1, 2)))[0]
     assert not [name for name, text in texts.items() if text == "accepted"]
     assert "share memory (strides (0,))" in texts["expanded"]

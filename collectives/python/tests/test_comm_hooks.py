@@ -1,4 +1,4 @@
-"""The hooks of DistributedDataParallel that torch ships: each trains as over Gloo."""
+"""The hooks of DistributedDataParallel in torch: each trains as over Gloo."""
 
 import contextlib
 import warnings
@@ -112,7 +112,7 @@ HOOKS = {
 
 
 def train(rank, size, name):
-    """Steps with one hook: the parameters, or the error that torch gives."""
+    """Trains with one hook; returns the parameters, or the error that torch raises."""
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 48), nn.Tanh(), nn.Linear(48, 48), nn.Linear(48, 8))
@@ -142,14 +142,14 @@ def train(rank, size, name):
 
 
 REFUSED = {"builtin-fp16": "isTensorList"}
-"""torch's C++ hook reads the value of a future as C++ backends make it; the hook `fp16` is the same
+"""torch's C++ hook expects the future's value of C++ backends; the hook `fp16` does the same
 in Python."""
 
 LAYOUTS = {"one-node": Layout.one_node(2), "two-nodes": Layout.two_zones(1, 1)}
 
 
 @pytest.mark.parametrize("name", HOOKS)
-def test_a_hook_that_torch_ships_trains_as_over_gloo(name):
+def test_a_hook_of_torch_trains_as_over_gloo(name):
     gloo = values(run(train, LAYOUTS["one-node"], name, backend="gloo"))
     for layout in LAYOUTS.values():
         ours = values(run(train, layout, name))
@@ -157,12 +157,12 @@ def test_a_hook_that_torch_ships_trains_as_over_gloo(name):
             assert all(REFUSED[name] in our for our in ours), ours
             continue
         if isinstance(gloo[0], str) and "Gloo" not in gloo[0]:
-            # What torch itself cannot do without a GPU fails alike.
+            # A hook that torch itself does not support without a GPU fails the same way.
             assert ours == gloo
             continue
         assert not isinstance(ours[0], str), ours
         if isinstance(gloo[0], str):
-            # torch refuses Gloo by its name, as its threads may hang there: ours trains.
+            # torch refuses Gloo by its name, as its threads may hang there; HFReduce trains.
             assert ours[0] == ours[1]
             continue
         for rank, parameters in enumerate(ours):

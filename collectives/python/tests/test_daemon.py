@@ -1,4 +1,4 @@
-"""hfreduced: the bits of threads in each rank; who dies is named, and nobody else pays."""
+"""hfreduced: the bits are those of threads in each rank; failures are named and stay in a group."""
 
 import hashlib
 import os
@@ -28,12 +28,12 @@ LIVENESS = {"HFREDUCE_LIVENESS_SECONDS": "3"}
 BAD = 1
 PATIENCE_SECONDS = 110
 PROMPT_SECONDS = 60
-"""On a machine that does much else: far from what waiting for the patient would take."""
+"""Allows for a busy machine, but far below the timeout of `PATIENCE_SECONDS`."""
 
 
-def by_node(one, other):
+def by_node(first, second):
     """The daemons of a two-node layout of two ranks each."""
-    return {rank: (one, one, other, other)[rank].environment for rank in range(4)}
+    return {rank: (first, first, second, second)[rank].environment for rank in range(4)}
 
 
 def train(rank, size):
@@ -57,15 +57,15 @@ def digests(**options):
     return {outcome.value for outcome in outcomes}
 
 
-def test_training_through_daemons_has_the_bits_of_threads(daemons):
-    one, other = daemons(), daemons()
-    served = digests(per_rank=by_node(one, other))
-    mixed = digests(per_rank={1: one.environment, 2: other.environment})
+def test_training_through_daemons_gives_the_bits_of_threads(daemons):
+    first, second = daemons(), daemons()
+    served = digests(per_rank=by_node(first, second))
+    mixed = digests(per_rank={1: first.environment, 2: second.environment})
     assert len(served | mixed | digests()) == 1
 
 
-def hit(rank, size, number, pid):
-    """Something is hit in the middle of a long operation: rank 1, or the process `pid`."""
+def signaled(rank, size, number, pid):
+    """Rank 1 or the process `pid` gets a signal in the middle of a long operation."""
     dist.all_reduce(torch.ones(10))
     tensor = torch.ones(4_000_000)
     if rank == BAD:
@@ -73,46 +73,46 @@ def hit(rank, size, number, pid):
     for _ in range(100_000):
         dist.all_reduce(tensor)
         tensor.fill_(1)
-    return "went on"
+    return "continued"
 
 
 def failures(daemon_of, number, pid=0, lost=()):
     outcomes = run(
-        hit, NODES, int(number), pid, environment=LIVENESS, per_rank=daemon_of, lost=lost,
+        signaled, NODES, int(number), pid, environment=LIVENESS, per_rank=daemon_of, lost=lost,
         timeout_seconds=PATIENCE_SECONDS, deadline_seconds=PATIENCE_SECONDS,
     )  # fmt: skip
-    told = [outcome for outcome in outcomes if outcome.rank not in lost]
-    for outcome in told:
-        assert outcome.failure is not None, f"rank {outcome.rank} noticed nothing: {outcome}"
+    survivors = [outcome for outcome in outcomes if outcome.rank not in lost]
+    for outcome in survivors:
+        assert outcome.failure is not None, f"rank {outcome.rank} has no failure: {outcome}"
         assert outcome.failure.type == "CollectiveError", outcome
         assert outcome.seconds < PROMPT_SECONDS, outcome
-    return [outcome.failure for outcome in told]
+    return [outcome.failure for outcome in survivors]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_rank_that_is_hit_is_named_and_the_daemon_serves_the_next_group(number, daemons):
-    one, other = daemons(), daemons()
-    for failure in failures(by_node(one, other), number, lost=[BAD]):
+def test_a_lost_rank_is_named_and_the_daemon_serves_the_next_group(number, daemons):
+    first, second = daemons(), daemons()
+    for failure in failures(by_node(first, second), number, lost=[BAD]):
         assert failure.fields["peer"] == BAD, failure
         assert failure.fields["peer_node"] == "a0", failure
         assert failure.fields["kind"] == (
             "peer_died" if number == signal.SIGKILL else "peer_stalled"
         )
-    assert len(digests(per_rank=by_node(one, other))) == 1
-    assert (one.process.poll(), other.process.poll()) == (None, None)
+    assert len(digests(per_rank=by_node(first, second))) == 1
+    assert (first.process.poll(), second.process.poll()) == (None, None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_daemon_that_is_hit_is_named_by_every_rank(number, daemons):
-    one, other = daemons(), daemons()
-    for failure in failures(by_node(one, other), number, one.pid):
+def test_a_lost_daemon_is_named_by_every_rank(number, daemons):
+    first, second = daemons(), daemons()
+    for failure in failures(by_node(first, second), number, first.pid):
         assert "hfreduced" in failure.text, failure
         assert failure.fields["peer_node"] == "a0", failure
         assert failure.fields["peer"] in (0, 1), failure
 
 
 def leave_a_child(rank, size):
-    """Rank 1 is killed and leaves a child that has all its descriptors, as a data loader may."""
+    """Rank 1 is killed; its child, like a data loader's, still has all its descriptors."""
     dist.all_reduce(torch.ones(10))
     if rank == BAD:
         if os.fork() == 0:
@@ -122,8 +122,8 @@ def leave_a_child(rank, size):
     dist.all_reduce(torch.ones(10))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="another PID namespace is root's to make")
-def test_a_death_is_seen_across_namespaces_whoever_keeps_the_socket(daemons):
+@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
+def test_a_death_is_detected_across_pid_namespaces_while_a_child_keeps_the_socket(daemons):
     """As in a pod, where each container has its own processes."""
     daemon = daemons("unshare", "--pid", "--fork", "--kill-child")
     outcomes = run(
@@ -136,7 +136,7 @@ def test_a_death_is_seen_across_namespaces_whoever_keeps_the_socket(daemons):
 
 
 def summed(communicator):
-    """Everybody's rank + 1, summed by everybody."""
+    """Sum of rank + 1 over all ranks, checked on every rank."""
     array = np.full(50_000, communicator.rank + 1, np.float32)
     hfreduce.allreduce(array, communicator)
     assert (array == array[0]).all()
@@ -150,10 +150,10 @@ def sums_until_it_fails():
 
 
 def broken(rank, pid, number):
-    """The error of a group in which rank 1 is hit, and before it the process `pid`."""
+    """The error of a group in which rank 1 gets a signal, after the process `pid` was killed."""
     communicator = hfreduce.torch.communicator()
     if rank == BAD:
-        dist.all_reduce(torch.ones(10))  # which the others may not have the result of yet
+        dist.all_reduce(torch.ones(10))  # the others may not have its result yet
         if pid:
             os.kill(pid, signal.SIGKILL)
         os.kill(os.getpid(), number)
@@ -162,7 +162,7 @@ def broken(rank, pid, number):
     return communicator, failed.value
 
 
-def goes_on(rank, size, number):
+def continues(rank, size, number):
     communicator, error = broken(rank, 0, number)
     assert error.peer == BAD
     survivors = [member for member in range(size) if member != BAD]
@@ -179,20 +179,20 @@ def goes_on(rank, size, number):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("mixed", [False, True], ids=["served", "mixed"])
-def test_survivors_go_on_through_their_daemons(number, mixed, daemons):
-    one, other = daemons(), daemons()
-    served = by_node(one, other)
+def test_survivors_continue_through_their_daemons(number, mixed, daemons):
+    first, second = daemons(), daemons()
+    served = by_node(first, second)
     if mixed:
         del served[2]
     outcomes = run(
-        goes_on, NODES, int(number), environment=LIVENESS, per_rank=served, lost=[BAD],
+        continues, NODES, int(number), environment=LIVENESS, per_rank=served, lost=[BAD],
         timeout_seconds=PATIENCE_SECONDS, deadline_seconds=PATIENCE_SECONDS,
     )  # fmt: skip
     assert [outcome.value for outcome in outcomes if outcome.rank != BAD] == [6.0] * 3, outcomes
-    assert (one.process.poll(), other.process.poll()) == (None, None)
+    assert (first.process.poll(), second.process.poll()) == (None, None)
 
 
-def goes_on_elsewhere(rank, size, pid):
+def continues_without_the_daemon(rank, size, pid):
     """The daemon of ranks 0 and 1 is killed, and rank 1 with it."""
     communicator, error = broken(rank, pid, signal.SIGKILL)
     assert "hfreduced" in str(error)
@@ -202,7 +202,7 @@ def goes_on_elsewhere(rank, size, pid):
         assert "hfreduced (process" in str(lost.value)
         assert (lost.value.kind, lost.value.peer) == ("peer_died", 0)
         return None
-    # Whom it served cannot be called any more, and is named.
+    # A rank that the daemon served cannot be called any more, and is named.
     with pytest.raises(CollectiveError) as absent:
         communicator.reconfigure([2, 0, 3], 50.0)
     assert absent.value.peer == 0
@@ -210,19 +210,20 @@ def goes_on_elsewhere(rank, size, pid):
 
 
 def test_a_daemon_that_is_killed_with_a_rank_names_itself(daemons):
-    one, other = daemons(), daemons()
+    first, second = daemons(), daemons()
     outcomes = run(
-        goes_on_elsewhere, NODES, one.pid, environment=LIVENESS, per_rank=by_node(one, other),
-        lost=[BAD], timeout_seconds=PATIENCE_SECONDS, deadline_seconds=PATIENCE_SECONDS,
+        continues_without_the_daemon, NODES, first.pid, environment=LIVENESS,
+        per_rank=by_node(first, second), lost=[BAD], timeout_seconds=PATIENCE_SECONDS,
+        deadline_seconds=PATIENCE_SECONDS,
     )  # fmt: skip
     assert values([outcomes[0], *outcomes[2:]]) == [None, 3.0, 3.0]
 
 
-def test_a_newcomer_is_taken_in_by_its_daemon(daemons):
+def test_a_newcomer_joins_through_its_daemon(daemons):
     key = b"k" * 32
-    one, other = str(daemons().path), str(daemons().path)
-    newcomer = _native.Newcomer("c", "A", key, daemon=other)
-    alone = _native.Endpoint(0, 1, [("a", "A")], key, daemon=one)
+    first, second = str(daemons().path), str(daemons().path)
+    newcomer = _native.Newcomer("c", "A", key, daemon=second)
+    alone = _native.Endpoint(0, 1, [("a", "A")], key, daemon=first)
     communicator = alone.connect([alone.info()], 30.0)
     results = []
 
@@ -238,7 +239,7 @@ def test_a_newcomer_is_taken_in_by_its_daemon(daemons):
     assert (following.epoch, following.came_from) == (1, [(0, 1), None])
 
 
-def test_a_daemon_that_runs_out_of_descriptors_lives_on(daemons):
+def test_a_daemon_that_runs_out_of_descriptors_continues(daemons):
     most = 160
     daemon = daemons("prlimit", f"--nofile={most}:{most}")
     folder = Path(f"/proc/{daemon.pid}/fd")
@@ -247,13 +248,13 @@ def test_a_daemon_that_runs_out_of_descriptors_lives_on(daemons):
         silent.append(socket.socket(socket.AF_UNIX))
         silent[-1].setblocking(False)
         if silent[-1].connect_ex(str(daemon.path)):
-            break  # as many as the kernel holds for it
+            break  # the kernel's queue of connections is full
     until = time.monotonic() + PROMPT_SECONDS
     while daemon.process.poll() is None and len(list(folder.iterdir())) < most - 1:
-        assert time.monotonic() < until, "it never ran out"
+        assert time.monotonic() < until, "the daemon never ran out of descriptors"
         time.sleep(0.01)
-    for one in silent:
-        one.close()
+    for client in silent:
+        client.close()
     # New connections are served again: one that sends garbage is closed.
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(PROMPT_SECONDS)
@@ -282,7 +283,7 @@ def test_the_program_says_how_it_is_used_and_ends_in_order(tmp_path, daemons):
     assert daemon.path.stat().st_mode & 0o777 == 0o600
     assert daemon.end() == 0
     assert not daemon.path.exists()
-    # What a killed one leaves behind is replaced.
+    # The socket of a killed daemon is replaced.
     dead = daemons()
     assert dead.end(signal.SIGKILL) == -signal.SIGKILL
     assert dead.path.exists()

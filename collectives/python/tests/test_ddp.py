@@ -1,4 +1,4 @@
-"""DistributedDataParallel: right, and the same bits on every rank and every run."""
+"""DistributedDataParallel: correct results, with the same bits on every rank and in every run."""
 
 import hashlib
 import warnings
@@ -41,20 +41,20 @@ def results(**options):
 def test_training_equals_gloo_within_rounding_and_itself_in_every_bit():
     ours = [results(), results()]
     gloo = results(backend="gloo")
-    digests = {digest for one_run in ours for digest, _ in one_run}
+    digests = {digest for results_of_run in ours for digest, _ in results_of_run}
     assert len(digests) == 1, "ranks or runs differ"
     torch.testing.assert_close(
         torch.tensor(ours[0][0][1]), torch.tensor(gloo[0][1]), rtol=1e-4, atol=1e-5
     )
 
 
-def test_instructions_do_not_matter():
+def test_results_do_not_depend_on_the_instruction_set():
     reference = {digest for digest, _ in results(environment={"HFREDUCE_ISA": "scalar"})}
     assert reference == {digest for digest, _ in results()}
 
 
 def bucketed(rank, size):
-    """One sum as a whole and in five buckets: the bits of each."""
+    """One allreduce as a whole and in five buckets: whether the bits are equal."""
     whole = torch.randn(200_001, generator=torch.Generator().manual_seed(rank))
     buckets = [bucket.clone() for bucket in whole.tensor_split([7, 50_000, 50_001, 120_000])]
     for tensor in (whole, *buckets):
@@ -63,8 +63,8 @@ def bucketed(rank, size):
 
 
 @pytest.mark.parametrize("stable", [True, False])
-def test_bucket_sizes_do_not_matter_where_stable_bits_are_asked_for(stable):
-    """Without it they do: so the test sees something."""
+def test_bucket_sizes_do_not_matter_in_stable_mode(stable):
+    """Without the mode they do, which shows that the test detects a difference."""
     environment = {"HFREDUCE_CHUNK_BYTES": "16384"}
     if stable:
         environment["HFREDUCE_DETERMINISM"] = "stable"
@@ -79,10 +79,10 @@ def train_with_a_death(rank, size):
         if step == 3 and rank == size - 1:
             raise SystemExit
         model(torch.randn(4, 1000)).sum().backward()
-    return "trained on"
+    return "trained"
 
 
-def test_a_rank_that_leaves_ends_the_training_of_all_others_with_its_name():
+def test_a_rank_that_leaves_is_named_by_all_others():
     outcomes = run(train_with_a_death, LAYOUT, environment={"HFREDUCE_LIVENESS_SECONDS": "2"})
     for outcome in outcomes[:-1]:
         assert outcome.failure is not None, f"rank {outcome.rank}: {outcome.value}"

@@ -1,4 +1,4 @@
-"""hfreduce-doctor over folders that say what a machine says."""
+"""hfreduce-doctor over folders with the files of a node."""
 
 import json
 from dataclasses import replace
@@ -59,23 +59,23 @@ def machine(tmp_path):
     return make
 
 
-def found(machine, name, *, ranks=8, world=64, peer=None):
+def findings_of(machine, name, *, ranks=8, world=64, peer=None):
     findings = checks.examine(machine, Wanted(ranks, world, peer))
     return [finding for finding in findings if finding.name == name]
 
 
-def test_nothing_is_wrong_with_a_good_machine(machine, capsys):
+def test_a_good_machine_has_no_findings(machine, capsys):
     assert cli.main(["-g", "8", "--world-size", "64", "-o", "json"], machine()) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["version"], told["status"]) == (1, "ok")
-    assert {finding["status"] for finding in told["findings"]} == {"ok"}
+    report = json.loads(capsys.readouterr().out)
+    assert (report["version"], report["status"]) == (1, "ok")
+    assert {finding["status"] for finding in report["findings"]} == {"ok"}
 
 
 LIMITED = "sys/fs/cgroup/kubepods/pod7/"
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "files", "word"),
+    ("name", "status", "files", "remedy"),
     [
         ("kernel", "warning", {"proc/sys/kernel/osrelease": "4.18.0"}, "5.3"),
         ("open files", "ok", {"proc/self/limits": LIMITS.format(soft=9, hard=4096)}, ""),
@@ -122,49 +122,49 @@ LIMITED = "sys/fs/cgroup/kubepods/pod7/"
         ("route", "warning", SECOND | {"sys/class/net/eth0/speed": "1000"}, "ib0"),
     ],
 )
-def test_what_is_in_the_way_is_found_with_its_remedy(machine, name, status, files, word):
-    findings = found(machine(files), name)
+def test_a_problem_is_found_with_its_remedy(machine, name, status, files, remedy):
+    findings = findings_of(machine(files), name)
     assert [finding.status for finding in findings] == [status]
-    assert word in findings[0].remedy
+    assert remedy in findings[0].remedy
 
 
-def test_the_instruction_set_in_force_is_told(machine):
-    assert "HFREDUCE_ISA" in found(machine(used="avx2"), "instructions")[0].remedy
-    assert found(machine(used="scalar", best="scalar"), "instructions")[0].status == "warning"
+def test_the_instruction_set_in_use_is_reported(machine):
+    assert "HFREDUCE_ISA" in findings_of(machine(used="avx2"), "instructions")[0].remedy
+    assert findings_of(machine(used="scalar", best="scalar"), "instructions")[0].status == "warning"
 
 
-def test_gdrcopy_is_told_where_there_are_gpus(machine):
-    assert "no GPU" in found(machine(), "gdrcopy")[0].found
+def test_gdrcopy_is_reported_on_nodes_with_gpus(machine):
+    assert "no GPU" in findings_of(machine(), "gdrcopy")[0].found
     here = machine({"proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: none"})
-    assert "by the processor" in found(here, "gdrcopy")[0].found
-    lost = found(replace(here, without_gdrcopy="no /dev/gdrdrv"), "gdrcopy")[0]
+    assert "by the processor" in findings_of(here, "gdrcopy")[0].found
+    lost = findings_of(replace(here, without_gdrcopy="no /dev/gdrdrv"), "gdrcopy")[0]
     assert (lost.status, "no /dev/gdrdrv" in lost.found) == ("ok", True)
 
 
 def test_a_small_dev_shm_is_no_finding(machine):
-    assert found(machine(), "shared memory")[0].status == "ok"
-    assert "65536k" in found(machine(), "shared memory")[0].found
+    assert findings_of(machine(), "shared memory")[0].status == "ok"
+    assert "65536k" in findings_of(machine(), "shared memory")[0].found
 
 
-def test_the_way_to_a_peer_is_that_of_the_routing_table(machine):
+def test_the_route_to_a_peer_follows_the_routing_table(machine):
     both = machine(SECOND, {"HFREDUCE_ADDRESS": "10.100.0.1"})
-    assert "through ib0" in found(both, "route", peer="10.100.9.9")[0].found
-    assert "through eth0" in found(both, "route", peer="10.99.0.1")[0].found
-    assert found(both, "interfaces")[0].status == "ok"
+    assert "through ib0" in findings_of(both, "route", peer="10.100.9.9")[0].found
+    assert "through eth0" in findings_of(both, "route", peer="10.99.0.1")[0].found
+    assert findings_of(both, "interfaces")[0].status == "ok"
     lost = machine({"proc/net/route": ROUTES.splitlines()[0]})
-    assert found(lost, "route", peer="10.100.9.9")[0].status == "problem"
+    assert findings_of(lost, "route", peer="10.100.9.9")[0].status == "problem"
 
 
-def test_the_address_that_others_use_is_told(machine):
+def test_the_address_that_others_use_is_reported(machine):
     def chosen(address, towards):
         if address == "ib9":
             raise ValueError("no interface that is up matches `ib9`; available: eth0 10.0.0.5")
         return [address or "eth0 10.0.0.5", f"ib0 towards {towards}"]
 
     def address(setting=None):
-        given = {"HFREDUCE_ADDRESS": setting} if setting else {}
-        here = replace(machine(SECOND, given), reached_at=chosen)
-        return found(here, "address", peer="10.100.9.9")[0]
+        environment = {"HFREDUCE_ADDRESS": setting} if setting else {}
+        here = replace(machine(SECOND, environment), reached_at=chosen)
+        return findings_of(here, "address", peer="10.100.9.9")[0]
 
     assert "others reach eth0 10.0.0.5, chosen by the routes, else ib0" in address().found
     assert "towards 10.100.9.9" in address().found
@@ -172,13 +172,13 @@ def test_the_address_that_others_use_is_told(machine):
     assert (address("ib9").status, "available: eth0" in address("ib9").found) == ("problem", True)
 
 
-def test_settings_that_a_job_would_stumble_over(machine, tmp_path):
-    bad = found(machine(environment={"HFREDUCE_CHUNK_BYTES": "7"}), "settings")[0]
+def test_invalid_settings_are_found(machine, tmp_path):
+    bad = findings_of(machine(environment={"HFREDUCE_CHUNK_BYTES": "7"}), "settings")[0]
     assert (bad.status, "HFREDUCE_CHUNK_BYTES" in bad.remedy) == ("problem", True)
-    near = found(machine(environment={"HFREDUCE_CHUNK_BITES": "4096"}), "settings")[0]
+    near = findings_of(machine(environment={"HFREDUCE_CHUNK_BITES": "4096"}), "settings")[0]
     assert (near.status, "HFREDUCE_CHUNK_BYTES" in near.found) == ("warning", True)
     lost = machine(environment={"FLYER_TOPOLOGY": str(tmp_path / "none")})
-    assert found(lost, "topology")[0].status == "problem"
+    assert findings_of(lost, "topology")[0].status == "problem"
 
 
 def test_version_1_control_groups_are_understood(machine):
@@ -189,11 +189,11 @@ def test_version_1_control_groups_are_understood(machine):
         "sys/fs/cgroup/memory/pod/memory.limit_in_bytes": str(1 << 30),
     }
     old = machine(files)
-    assert "2.0" in found(old, "processors")[0].found
-    assert "1 GiB" in found(old, "memory")[0].found
+    assert "2.0" in findings_of(old, "processors")[0].found
+    assert "1 GiB" in findings_of(old, "memory")[0].found
 
 
-def test_an_empty_root_is_told_and_does_not_fail(tmp_path):
+def test_an_empty_root_gives_no_problem(tmp_path):
     findings = checks.examine(Machine(tmp_path, {}, "scalar", "scalar"), Wanted(1, 1))
     assert {finding.status for finding in findings} <= {"ok", "warning"}
 
@@ -205,7 +205,7 @@ def test_the_exit_status_is_that_of_the_worst(machine, capsys):
 
 
 @pytest.mark.parametrize("arguments", [["-g", "0"], ["-g", "8", "--world-size", "4"], ["-x"]])
-def test_a_command_line_that_makes_no_sense(machine, arguments, capsys):
+def test_an_invalid_command_line_is_refused(machine, arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments, machine())
     assert ended.value.code == 64

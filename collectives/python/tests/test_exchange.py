@@ -1,4 +1,4 @@
-"""The exchange through torch's store: what it costs, and who is named where it fails."""
+"""The exchange through torch's store: its cost, and the ranks that its errors name."""
 
 import base64
 import json
@@ -48,9 +48,9 @@ class CountingStore:
     def multi_get(self, keys):
         assert self.extended
         with self.changed:
-            found = [self.values[key] for key in keys]
-            self.count(found)
-            return found
+            values = [self.values[key] for key in keys]
+            self.count(values)
+            return values
 
     def check(self, keys):
         with self.changed:
@@ -60,22 +60,22 @@ class CountingStore:
     def wait(self, keys, timeout):
         with self.changed:
             self.count()
-            there = self.changed.wait_for(
+            present = self.changed.wait_for(
                 lambda: all(key in self.values for key in keys), timeout.total_seconds()
             )
-            if not there:
+            if not present:
                 raise RuntimeError("wait timeout")
 
 
 def card(rank):
-    """What a rank brings: mostly the same words, some of its own."""
+    """A rank's value: mostly equal for all ranks, with some parts that differ."""
     return f'{{"place": {{"node": "node-{rank // 8:05}", "zone": "A"}}, "port": {rank * 7919}}}'
 
 
 def meet(store, size, present=None, seconds=LONG_SECONDS, phase="place"):
     ranks = range(size)
 
-    def one(rank):
+    def join(rank):
         deadline = time.monotonic() + seconds
         try:
             return gather(store, Member(rank, ranks), phase, card(rank), deadline)
@@ -84,11 +84,11 @@ def meet(store, size, present=None, seconds=LONG_SECONDS, phase="place"):
 
     present = list(present or ranks)
     with ThreadPoolExecutor(len(present)) as pool:
-        return list(pool.map(one, present))
+        return list(pool.map(join, present))
 
 
 @pytest.mark.parametrize("extended", [True, False])
-def test_everybody_leaves_with_all_values(extended):
+def test_every_rank_gets_all_values(extended):
     results = meet(CountingStore(extended), 9)
     expected = [card(rank).encode() for rank in range(9)]
     assert all(result.values == expected for result in results)
@@ -96,10 +96,10 @@ def test_everybody_leaves_with_all_values(extended):
 
 
 def test_groups_of_other_ranks_meet_in_the_same_part_of_a_store():
-    """torch gives them one name where ranks make different groups at the same time."""
+    """torch gives them one name when ranks create different groups at the same time."""
     store, groups = CountingStore(), ([0, 2], [1, 3])
 
-    def one(rank):
+    def join(rank):
         ranks = groups[rank % 2]
         member = Member(ranks.index(rank), ranks)
         return gather(store, member, "place", card(rank), time.monotonic() + LONG_SECONDS)
@@ -107,8 +107,8 @@ def test_groups_of_other_ranks_meet_in_the_same_part_of_a_store():
     with ThreadPoolExecutor(4) as pool:
         results = {}
         for rank in (2, 3, 0, 1):
-            results[rank] = pool.submit(one, rank)
-            # Both have brought theirs before either collector reads.
+            results[rank] = pool.submit(join, rank)
+            # Both groups have set their values before either collector reads.
             with store.changed:
                 store.changed.wait_for(lambda own=rank: card(own).encode() in store.values.values())
     for rank, result in results.items():
@@ -117,12 +117,12 @@ def test_groups_of_other_ranks_meet_in_the_same_part_of_a_store():
 
 
 def test_a_thousand_ranks_cost_a_few_requests_and_bytes_each():
-    # All but the collector have set their keys; then one rank after the other takes part. So one
-    # thread counts what a thousand processes ask for.
+    # All but the collector have set their keys; then one rank after the other joins. So one
+    # thread counts the requests of a thousand processes.
     store, size = CountingStore(), 1024
     store.values = {f"hfreduce/place/{rank}": card(rank).encode() for rank in range(1, size)}
     reads, requests = [], []
-    # A rank's cost does not depend on the others: a few stand for all, as each reads a large blob.
+    # A rank's cost does not depend on the others, and each reads a large blob, so a few suffice.
     for rank in range(0, size, 64):
         store.read.clear()
         before = store.requests
@@ -143,8 +143,8 @@ def test_a_thousand_ranks_cost_a_few_requests_and_bytes_each():
 
 
 def cards(size):
-    """What ranks of a cluster bring to the two exchanges of a start: endpoints as the engine makes
-    them, of nodes with 8 ranks that differ in what is random or counted on real ones."""
+    """The ranks' values in the two exchanges of a start: endpoints as the engine creates them, for
+    nodes with 8 ranks, with the random and counted parts of real ones."""
     nodes = [(f"node-{rank // 8:05}", "AB"[rank * 2 // size]) for rank in range(size)]
     places, endpoints = [], []
     for rank, (node, zone) in enumerate(nodes):
@@ -158,12 +158,12 @@ def cards(size):
         }
         endpoints.append(json.dumps(json.loads(info) | machine, separators=(",", ":")))
         place = {"node": node, "zone": zone, "address": None}
-        said = {"place": place, "job": "team/train", "ranks": "0123456789abcdef", "size": size}
-        places.append(json.dumps(said | {"bridges": []}))
+        value = {"place": place, "job": "team/train", "ranks": "0123456789abcdef", "size": size}
+        places.append(json.dumps(value | {"bridges": []}))
     return {"place": places, "endpoint": endpoints}
 
 
-def test_a_start_brings_at_most_64_bytes_of_a_rank_to_each():
+def test_a_rank_reads_at_most_64_bytes_per_rank_at_a_start():
     size, store, read = 1024, CountingStore(), 0
     for phase, values in cards(size).items():
         for rank in range(1, size):
@@ -177,7 +177,7 @@ def test_a_start_brings_at_most_64_bytes_of_a_rank_to_each():
     assert read <= 64 * size, read / size
 
 
-def test_all_ranks_name_the_same_absentees():
+def test_all_ranks_name_the_same_absent_ranks():
     results = meet(CountingStore(), 6, present=[0, 1, 3, 5], seconds=0.5)
     for result in results:
         assert isinstance(result, RendezvousError)
@@ -185,7 +185,7 @@ def test_all_ranks_name_the_same_absentees():
         assert "rank 2, 4 did not come in time (4 of 6 did)" in str(result)
 
 
-def test_without_the_collector_it_is_named(monkeypatch):
+def test_an_absent_collector_is_named(monkeypatch):
     monkeypatch.setattr("hfreduce.exchange.GRACE_SECONDS", 0.0)
     results = meet(CountingStore(), 3, present=[1, 2], seconds=0.2)
     assert all(list(result.absent) == [0] for result in results)
@@ -216,7 +216,7 @@ def test_a_blob_that_cannot_be_read_is_an_error(blob):
         gather(store, Member(1, range(2)), "place", "x", time.monotonic() + 1)
 
 
-def test_more_than_a_group_may_bring_is_refused_with_the_limit():
+def test_values_above_the_limit_of_a_group_are_refused_with_the_limit():
     store = CountingStore()
     store.set("hfreduce/place/1", "x" * (1 << 20))
     for rank in range(2):
@@ -224,7 +224,7 @@ def test_more_than_a_group_may_bring_is_refused_with_the_limit():
             gather(store, Member(rank, range(2)), "place", "x" * (rank << 20), time.monotonic() + 1)
 
 
-def test_a_part_that_is_not_there_is_waited_for_until_the_deadline(monkeypatch):
+def test_a_missing_part_is_awaited_until_the_deadline(monkeypatch):
     monkeypatch.setattr("hfreduce.exchange.PART_CHARACTERS", 64)
     monkeypatch.setattr("hfreduce.exchange.GRACE_SECONDS", 0.1)
     store = CountingStore()
@@ -233,7 +233,7 @@ def test_a_part_that_is_not_there_is_waited_for_until_the_deadline(monkeypatch):
         gather(store, Member(1, range(2)), "place", "x", time.monotonic())
 
 
-def test_a_blob_of_several_parts_is_put_together(monkeypatch):
+def test_a_blob_of_several_parts_is_joined(monkeypatch):
     monkeypatch.setattr("hfreduce.exchange.PART_CHARACTERS", 64)
     monkeypatch.setattr("hfreduce.exchange.BATCH_KEYS", 3)
     store = CountingStore()
@@ -242,8 +242,8 @@ def test_a_blob_of_several_parts_is_put_together(monkeypatch):
     assert "hfreduce/place/all/0/1" in store.values
 
 
-def test_torchs_own_store_serves_a_large_group():
-    """One connection plays all ranks in turn."""
+def test_the_store_of_torch_serves_a_large_group():
+    """One connection acts as all ranks in turn."""
     torch = pytest.importorskip("torch.distributed")
     server = torch.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = torch.PrefixStore("group", server)

@@ -1,4 +1,4 @@
-"""Peers that die, stop, leave, come late or do something else: named, on every rank, in time."""
+"""Peers that die, stop, leave, are late or call other operations: every rank names them in time."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from hfreduce.testing import Layout, run
 
-# What the fixture below waits for is no test's time.
+# The time of the fixture below does not count for any test.
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120, func_only=True)]
 
 LAYOUTS = {"one-node": Layout.one_node(3), "two-zones": Layout.two_zones(2, 1)}
@@ -20,12 +20,12 @@ BAD = 1
 
 PATIENCE_SECONDS = 110
 PROMPT_SECONDS = 60
-"""On a machine that does much else: far from what waiting for the patient would take."""
+"""Allows for a busy machine, but far below the liveness timeout of `PATIENCE_SECONDS`."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _server():
-    """What is measured below begins with torch imported: from a cold disk that takes a minute."""
+    """Imports torch before the measurements: from a cold disk that takes a minute."""
     run(nothing, Layout.one_node(1), backend=None, deadline_seconds=PATIENCE_SECONDS)
 
 
@@ -34,16 +34,16 @@ def survivors(outcomes, bad=BAD):
 
 
 def assert_named(outcome, bad=BAD):
-    assert outcome.failure is not None, f"rank {outcome.rank} noticed nothing: {outcome}"
+    assert outcome.failure is not None, f"rank {outcome.rank} has no failure: {outcome}"
     assert outcome.failure.type == "CollectiveError", outcome
     assert outcome.failure.fields["peer"] == bad, outcome
     assert f"rank {bad}" in outcome.failure.text, outcome
-    # One error says where this rank was, too: job, rank, machine, operation and phase.
-    told = outcome.failure.fields
-    assert (told["job"], told["rank"]) == (JOB["FLYER_JOB"], outcome.rank), outcome
-    assert all(told[name] for name in ("node", "peer_node", "operation", "phase")), outcome
+    # The error also has this rank's job, rank, node, operation and phase.
+    fields = outcome.failure.fields
+    assert (fields["job"], fields["rank"]) == (JOB["FLYER_JOB"], outcome.rank), outcome
+    assert all(fields[name] for name in ("node", "peer_node", "operation", "phase")), outcome
     for name in ("job", "node", "operation", "phase"):
-        assert str(told[name]) in outcome.failure.text, (name, outcome)
+        assert str(fields[name]) in outcome.failure.text, (name, outcome)
     assert_recorded(outcome)
 
 
@@ -53,8 +53,8 @@ def assert_recorded(outcome):
     assert f"-rank{outcome.rank}-" in name, outcome
 
 
-def hit(rank, size, number, when):
-    """Rank 1 is hit before an operation, or in the middle of a long one."""
+def signaled(rank, size, number, when):
+    """Rank 1 gets a signal before an operation, or in the middle of a long one."""
     dist.all_reduce(torch.ones(10))
     if rank == BAD and when == "before":
         os.kill(os.getpid(), number)
@@ -64,15 +64,15 @@ def hit(rank, size, number, when):
     for _ in range(100_000):
         dist.all_reduce(tensor)
         tensor.fill_(1)
-    return "went on"
+    return "continued"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("when", ["before", "during"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_peer_that_is_hit_is_named_by_every_survivor(number, when, layout):
+def test_a_killed_or_stopped_peer_is_named_by_every_survivor(number, when, layout):
     outcomes = run(
-        hit, layout, int(number), when, environment=LIVENESS, lost=[BAD],
+        signaled, layout, int(number), when, environment=LIVENESS, lost=[BAD],
         timeout_seconds=PATIENCE_SECONDS, deadline_seconds=PATIENCE_SECONDS,
     )  # fmt: skip
     for outcome in survivors(outcomes):
@@ -98,7 +98,7 @@ def disagree(rank, size, how):
             torch.ones(size * (9 if odd else 8)), torch.ones(9 if odd else 8)
         )
     elif how == "splits":
-        # Rank 1 sends the others more than they expect; what it keeps is right.
+        # Rank 1 sends the others more than they expect; its own part has the right size.
         splits = [3 if odd and peer != rank else 2 for peer in range(size)]
         dist.all_to_all_single(torch.empty(2 * size), torch.ones(sum(splits)), [2] * size, splits)
     elif how == "message":
@@ -107,7 +107,7 @@ def disagree(rank, size, how):
             dist.send(message, 0) if odd else dist.recv(message, BAD)
     else:
         dist.all_reduce(torch.ones(10))
-    # A root has sent its part and may go on: it hears of it in what follows.
+    # A root has sent its part and may continue: the next operation raises its error.
     dist.barrier()
     return "agreed"
 
@@ -125,9 +125,9 @@ def test_a_peer_that_disagrees_is_named_on_every_rank(how, layout):
         "share": "rank 1 called allgather(9 × float32)",
     }
     for outcome in outcomes:
-        assert outcome.failure is not None, f"rank {outcome.rank} noticed nothing: {outcome}"
+        assert outcome.failure is not None, f"rank {outcome.rank} has no failure: {outcome}"
         assert outcome.failure.fields["kind"] == "mismatch", outcome
-        # Of two that disagree neither is right by itself: both calls are told.
+        # Either of two different calls may be wrong: the error contains both.
         assert odd[how] in outcome.failure.text, outcome
         assert outcome.failure.text.count(" called ") == 2
         assert_recorded(outcome)
@@ -135,13 +135,13 @@ def test_a_peer_that_disagrees_is_named_on_every_rank(how, layout):
 
 @pytest.mark.parametrize("how", ["splits", "message"])
 def test_messages_of_other_lengths_are_an_error_on_every_rank(how):
-    """Where a peer aborts the process or a short message is taken for a long one, elsewhere."""
+    """Other backends abort the process, or accept a short message in place of a long one."""
     odd = {
         "splits": "rank 1 called alltoall(3 × float32 between these two)",
         "message": "with tag 0 rank 1 called send(20 × float32)",
     }
     for outcome in run(disagree, LAYOUTS["two-zones"], how, environment=LIVENESS):
-        assert outcome.failure is not None, f"rank {outcome.rank} noticed nothing: {outcome}"
+        assert outcome.failure is not None, f"rank {outcome.rank} has no failure: {outcome}"
         assert outcome.failure.fields["kind"] == "mismatch", outcome
         assert odd[how] in outcome.failure.text, outcome
 
@@ -150,22 +150,22 @@ def refused_on_one(rank, size, then):
     dist.all_reduce(torch.ones(10))
     if rank != BAD:
         dist.all_reduce(torch.ones(10))
-        return "went on"
+        return "continued"
     with pytest.raises(ValueError, match="share memory"):
         dist.all_reduce(torch.ones(1).expand(10))
     if then == "ends":
         dist.destroy_process_group()
         return "ended"
     dist.barrier()
-    return "went on"
+    return "continued"
 
 
-@pytest.mark.parametrize("then", ["ends", "goes-on"])
-def test_a_rank_whose_tensor_is_refused_does_not_leave_the_others_waiting(then):
+@pytest.mark.parametrize("then", ["ends", "continues"])
+def test_a_rank_whose_tensor_is_refused_does_not_block_the_others(then):
     outcomes = run(refused_on_one, LAYOUTS["two-zones"], then, environment=LIVENESS)
     for outcome in survivors(outcomes):
         assert outcome.failure is not None, outcome
-        kind = {"ends": "peer_left", "goes-on": "mismatch"}[then]
+        kind = {"ends": "peer_left", "continues": "mismatch"}[then]
         assert outcome.failure.fields["kind"] == kind, outcome
         assert "rank 1" in outcome.failure.text, outcome
 
@@ -173,14 +173,14 @@ def test_a_rank_whose_tensor_is_refused_does_not_leave_the_others_waiting(then):
 def patient(rank, size):
     dist.all_reduce(torch.ones(10))
     if rank == BAD:
-        # Longer than the liveness time: it computes, and lives.
+        # Longer than the liveness timeout: the rank is computing.
         threading.Event().wait(4.5)
     tensor = torch.ones(10)
     dist.all_reduce(tensor)
     return float(tensor[0])
 
 
-def test_who_is_late_but_alive_is_not_taken_for_dead():
+def test_a_late_rank_does_not_count_as_dead():
     outcomes = run(
         patient, LAYOUTS["two-zones"], environment=LIVENESS, timeout_seconds=PATIENCE_SECONDS,
         deadline_seconds=PATIENCE_SECONDS,
@@ -205,7 +205,7 @@ def nothing(rank, size):
     return rank
 
 
-def test_a_rank_that_never_comes_is_named_by_those_that_wait():
+def test_an_absent_rank_is_named_by_the_waiting_ranks():
     outcomes = run(nothing, LAYOUTS["two-zones"], absent=[2], timeout_seconds=6)
     for outcome in outcomes:
         if outcome.rank != 2:
@@ -248,7 +248,7 @@ def aborting(rank, size):
         dist.group.WORLD.abort()
         return "aborted"
     dist.all_reduce(torch.ones(10))
-    return "went on"
+    return "continued"
 
 
 def test_an_abort_ends_every_wait():

@@ -1,4 +1,4 @@
-"""Futures and works of torch: independent of each other's order, of callbacks and of who waits."""
+"""Futures and works of torch: independent of each other's order, of callbacks and of waiters."""
 
 import gc
 import os
@@ -35,7 +35,7 @@ def polled(work):
 
 
 def overtakes(rank, size):
-    """Rank 0 asks for the future of a receive first, then for that of a finished allreduce."""
+    """Rank 0 requests the future of a receive first, then that of a finished allreduce."""
     message, tensor = torch.zeros(4), torch.ones(4)
     if rank == 0:
         receive = dist.irecv(message, 1)
@@ -52,20 +52,20 @@ def overtakes(rank, size):
 
 
 @LAYOUTS
-def test_the_future_of_a_finished_operation_overtakes_those_of_earlier_ones(layout):
+def test_the_future_of_a_finished_operation_does_not_wait_for_earlier_ones(layout):
     assert values(run(overtakes, layout)) == [True] * 2
 
 
 def blocks_in_callbacks(rank, size, depth):
-    """A callback that waits for another operation, whose callback does so, …"""
+    """A callback waits for another operation, whose callback waits for the next one, …"""
     totals = []
 
-    def again(future, left):
+    def again(future, remaining):
         totals.append(future.value()[0].item())
-        if left:
-            tensor = torch.tensor([float(left)])
+        if remaining:
+            tensor = torch.tensor([float(remaining)])
             following = dist.all_reduce(tensor, async_op=True).get_future()
-            following.then(lambda done: again(done, left - 1)).wait()
+            following.then(lambda done: again(done, remaining - 1)).wait()
         return future.value()
 
     first = dist.all_reduce(torch.tensor([100.0]), async_op=True).get_future()
@@ -75,16 +75,16 @@ def blocks_in_callbacks(rank, size, depth):
 
 @LAYOUTS
 def test_callbacks_may_wait_for_other_operations(layout):
-    expected = [200.0] + [2.0 * left for left in range(20, 0, -1)]
+    expected = [200.0] + [2.0 * remaining for remaining in range(20, 0, -1)]
     assert values(run(blocks_in_callbacks, layout, 20)) == [expected] * 2
 
 
 def blocked_callback(rank, size):
-    """One callback that blocks delays no other future, and ends with the test's event."""
+    """A blocking callback delays no other future, and ends with the test's event."""
     release = threading.Event()
     first = dist.irecv(torch.zeros(1), 1 - rank).get_future()
     blocked = first.then(lambda done: release.wait(SECONDS))
-    # Of a future that has completed already, torch would run the callback here.
+    # torch would run the callback of a completed future on this thread.
     store().set(f"waits/{rank}", "1")
     store().wait([f"waits/{1 - rank}"], timedelta(seconds=SECONDS))
     dist.send(torch.ones(1), 1 - rank)
@@ -139,7 +139,7 @@ def test_an_error_reaches_every_future_and_work():
 
 
 def completes_with_outputs(rank, size):
-    """Polls and reads at once, without a wait: each output is in its place."""
+    """Polls and reads at once, without a wait: each output is in place."""
     expected = [float(other) for other in range(size)]
     own = torch.full((70_000,), float(rank))
     apart = [torch.full((70_000,), -1.0) for _ in range(size)]
@@ -156,7 +156,7 @@ def completes_with_outputs(rank, size):
         dist.barrier()
         until = time.monotonic() + SECONDS
         while not outputs[0].eq(0).all():
-            assert time.monotonic() < until, "a work that nobody waits for never delivers"
+            assert time.monotonic() < until, "a work without a waiter never delivers"
     outputs = [torch.full((3, 2), -1.0).t() for _ in range(size)]
     work = dist.all_to_all(outputs, [torch.full((2, 3), rank + 10.0)] * size, async_op=True)
     polled(work)
@@ -193,7 +193,7 @@ CALLS = {
 
 
 def interrupted(rank, size, how):
-    """A signal handler raises out of a wait: the tensor's memory lives until the sum is written."""
+    """A signal handler raises during a wait: the tensor's memory lives until the sum is written."""
     numel = 1 << 18
     dist.all_reduce(torch.ones(1))
     if rank == 0:
@@ -216,7 +216,7 @@ def interrupted(rank, size, how):
         until = time.monotonic() + SECONDS
         while dropped() is not None:
             assert time.monotonic() < until, "never freed"
-            hfreduce.torch.communicator().error()  # the interpreter drops what others gave up
+            hfreduce.torch.communicator().error()  # runs the pending drops of other threads
             time.sleep(0.001)
     else:
         store().wait(["go"], timedelta(seconds=SECONDS))
@@ -225,7 +225,7 @@ def interrupted(rank, size, how):
             dist.all_gather([torch.zeros(numel), torch.zeros(numel)], tensor)
         else:
             dist.all_reduce(tensor)
-    # The group is as it was.
+    # The group works as before.
     total = torch.ones(1)
     dist.all_reduce(total)
     return total.item()
@@ -238,7 +238,7 @@ def test_an_exception_of_a_signal_handler_frees_no_memory_in_use(layout, how):
 
 
 def in_a_child(act):
-    """What a forked child says."""
+    """The output of a forked child."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -288,7 +288,7 @@ def test_a_forked_child_can_neither_wait_nor_abort(layout):
 
 
 def many_messages(rank, size, count):
-    """All receives are posted before the sends; then receives in another order than sends."""
+    """All receives are posted before the sends; then receives in another order than the sends."""
     peer = 1 - rank
     received, sent = torch.zeros(count, 1), torch.arange(float(count)).view(count, 1)
     operations = [dist.P2POp(dist.irecv, row, peer) for row in received]
@@ -296,7 +296,7 @@ def many_messages(rank, size, count):
     for work in dist.batch_isend_irecv(operations):
         work.wait()
     assert torch.equal(received, sent)
-    # By tag, the last first: no message holds back one that is received earlier.
+    # By tag, the last first: no message delays one that is received earlier.
     tags = range(2000)
     works = [dist.isend(sent[tag], peer, tag=tag) for tag in tags]
     works += [dist.irecv(received[tag], peer, tag=tag) for tag in reversed(tags)]
@@ -306,13 +306,13 @@ def many_messages(rank, size, count):
 
 
 @LAYOUTS
-def test_ten_thousand_messages_under_way_end(layout):
+def test_ten_thousand_outstanding_messages_complete(layout):
     assert values(run(many_messages, layout, 10_000, deadline_seconds=100.0)) == [True] * 2
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(400, func_only=True)
-def test_a_hundred_thousand_messages_under_way_end():
+def test_a_hundred_thousand_outstanding_messages_complete():
     outcome = run(many_messages, ONE_NODE, 100_000, timeout_seconds=200, deadline_seconds=300.0)
     assert values(outcome) == [True] * 2
 
@@ -328,12 +328,12 @@ def many_collectives(rank, size):
     return tensors.eq(size).all().item()
 
 
-def test_thousands_of_collectives_under_way_end():
+def test_thousands_of_outstanding_collectives_complete():
     assert values(run(many_collectives, ONE_NODE)) == [True] * 2
 
 
 def ends_by_abort(rank, size):
-    """Messages that never come: an abort ends every wait of a work and of a future."""
+    """Messages that never arrive: an abort ends every wait of a work and of a future."""
     works = [dist.irecv(torch.zeros(1), 1 - rank) for _ in range(2000)]
     future = works[1000].get_future()
     store().set(f"posted/{rank}", "1")

@@ -1,7 +1,7 @@
-"""Memory of GPUs, over a driver of the tests' own: arrays, the torch backend, and what fails.
+"""GPU memory, over a stub of the driver: arrays, the torch backend, and failures.
 
-The stub's "device memory" is memory of the process, so a tensor over it is a tensor of the CPU that
-says otherwise.
+The stub's "device memory" is memory of the process, so a tensor over it is a CPU tensor that
+reports a GPU as its device.
 """
 
 import ctypes
@@ -52,25 +52,25 @@ def stub():
 
 
 class Array:
-    """What CuPy and numba have: `__cuda_array_interface__`."""
+    """An array like those of CuPy and numba, with `__cuda_array_interface__`."""
 
-    def __init__(self, library, values, **told):
+    def __init__(self, library, values, **overrides):
         size = values.nbytes
         pointer = library.stub_device_alloc(size)
         buffer = (ctypes.c_char * max(size, 1)).from_address(pointer)
         self.host = np.frombuffer(buffer, values.dtype, values.size).reshape(values.shape)
         self.host[...] = values
-        self.told = {
+        self.interface = {
             "shape": values.shape,
             "typestr": values.dtype.str,
             "data": (pointer, False),
             "version": 3,
-            **told,
+            **overrides,
         }
 
     @property
     def __cuda_array_interface__(self):
-        return self.told
+        return self.interface
 
 
 class OnStub(torch.Tensor):
@@ -97,10 +97,10 @@ def plain(tensor):
 
 
 def clean(library):
-    """Nothing was copied late, and no kernel ran."""
+    """Checks that no copy was late and no kernel ran."""
     counts = [library.stub_count(what) for what in (b"violations", b"launches")]
     assert counts == [0, 0], counts
-    # The worker lets go of an operation a moment after its caller was told.
+    # The worker releases an operation a moment after its caller was notified.
     wait_until(lambda: not is_held())
     return True
 
@@ -113,14 +113,14 @@ def wait_until(holds):
 
 
 def meet(rank, size, where):
-    """All ranks are here, and nobody learns it through the group: who fails next fails no other."""
+    """Waits for all ranks without the group, so that a later failure affects no other rank."""
     store = dist.distributed_c10d._get_default_store()
-    store.set(f"{where}/{rank}", "here")
+    store.set(f"{where}/{rank}", "present")
     store.wait([f"{where}/{other}" for other in range(size)])
 
 
 def ranks(function, layout, driver, **options):
-    """The values of all ranks; the deadline is for a machine that loads torch from a slow disk."""
+    """The values of all ranks; the deadline allows for loading torch from a slow disk."""
     return values(run(function, layout, environment=driver, deadline_seconds=100.0, **options))
 
 
@@ -134,8 +134,8 @@ def reduce_arrays(rank, size):
     hfreduce.allreduce(large, group, op="max", stream=2)
     assert (large.host == np.arange(NUMEL)).all()
     hfreduce.allreduce(Array(library, np.zeros((0, 3), np.float32)), group)
-    told = gpu.opened(0).stats()
-    assert told["from_gpu_bytes"] == told["to_gpu_bytes"] > NUMEL * 4
+    stats = gpu.opened(0).stats()
+    assert stats["from_gpu_bytes"] == stats["to_gpu_bytes"] > NUMEL * 4
     return clean(library)
 
 
@@ -144,7 +144,7 @@ def test_arrays_of_gpus_are_reduced_in_place(driver):
 
 
 def reduce_small_arrays(rank, size):
-    """Ranks that have GDRCopy and ranks that do not: the same sums."""
+    """Ranks with and without GDRCopy get the same sums."""
     library, group = stub(), hfreduce.torch.communicator()
     if rank == 0:
         gpu._settings.cache_clear()
@@ -154,38 +154,42 @@ def reduce_small_arrays(rank, size):
         hfreduce.allreduce(array, group)
         assert (array.host == sum(range(1, size + 1))).all()
     device = gpu.opened(0)
-    why, told = device.without_gdrcopy, device.stats()
-    assert (why is None) == (rank != 0), why
-    assert told["by_processor_bytes"] == (3 * 2 * 4000 if rank else 0)
+    reason, stats = device.without_gdrcopy, device.stats()
+    assert (reason is None) == (rank != 0), reason
+    assert stats["by_processor_bytes"] == (3 * 2 * 4000 if rank else 0)
     return clean(library)
 
 
-def test_small_arrays_are_copied_by_the_processor_where_gdrcopy_is_there(driver):
+def test_small_arrays_are_copied_by_the_processor_with_gdrcopy(driver):
     driver = driver | {"HFREDUCE_GDRCOPY": driver["HFREDUCE_CUDA_LIBRARY"]}
     assert ranks(reduce_small_arrays, Layout.one_node(2), driver) == [True] * 2
 
 
-def knows_no_gpu(daemon):
-    """Nothing of the driver is in it."""
+def has_no_cuda(daemon):
+    """Whether the daemon has not loaded the driver."""
     return "libcuda" not in Path(f"/proc/{daemon.pid}/maps").read_text(encoding="utf-8")
 
 
 def test_arrays_of_gpus_are_reduced_through_daemons(driver, daemons):
-    one, other = daemons(), daemons()
-    served = {0: one.environment, 1: one.environment, 2: other.environment}  # 3 has its threads
+    first, second = daemons(), daemons()
+    served = {
+        0: first.environment,
+        1: first.environment,
+        2: second.environment,
+    }
     outcome = ranks(reduce_arrays, Layout.two_zones(1, 2), driver, per_rank=served)
     assert outcome == [True] * 4
-    driver = driver | {"HFREDUCE_GDRCOPY": driver["HFREDUCE_CUDA_LIBRARY"]} | one.environment
+    driver = driver | {"HFREDUCE_GDRCOPY": driver["HFREDUCE_CUDA_LIBRARY"]} | first.environment
     assert ranks(reduce_small_arrays, Layout.one_node(2), driver) == [True] * 2
-    assert knows_no_gpu(one)
-    assert knows_no_gpu(other)
+    assert has_no_cuda(first)
+    assert has_no_cuda(second)
 
 
 def refuse_arrays(rank, size):
     library, group = stub(), hfreduce.torch.communicator()
     ones = np.ones((4, 4), np.float32)
-    pointer = Array(library, ones).told["data"][0]
-    for error, told in (
+    pointer = Array(library, ones).interface["data"][0]
+    for error, overrides in (
         (ValueError, {"data": (pointer, True)}),
         (ValueError, {"strides": (4, 16)}),
         (ValueError, {"data": (ones.ctypes.data, False)}),
@@ -193,7 +197,7 @@ def refuse_arrays(rank, size):
         (TypeError, {"typestr": ">f4"}),
     ):
         with pytest.raises(error, match="Array"):
-            hfreduce.allreduce(Array(library, ones, **told), group)
+            hfreduce.allreduce(Array(library, ones, **overrides), group)
     return clean(library)
 
 
@@ -201,7 +205,7 @@ def test_arrays_that_cannot_be_used_are_refused(driver):
     assert ranks(refuse_arrays, Layout.one_node(1), driver) == [True]
 
 
-def one_without_a_gpu(rank, size):
+def rank_without_a_gpu(rank, size):
     library, group = stub(), hfreduce.torch.communicator()
     meet(rank, size, "connected")
     if rank == 0:
@@ -216,18 +220,18 @@ def one_without_a_gpu(rank, size):
     return True
 
 
-def test_a_gpu_that_cannot_be_opened_ends_the_wait_of_the_others(driver):
-    assert ranks(one_without_a_gpu, Layout.one_node(2), driver) == [True] * 2
+def test_a_gpu_that_cannot_be_opened_aborts_the_other_ranks(driver):
+    assert ranks(rank_without_a_gpu, Layout.one_node(2), driver) == [True] * 2
 
 
-def test_without_gdrcopy_it_says_why():
+def test_missing_gdrcopy_is_reported_with_the_reason():
     assert "off" in _native.without_gdrcopy("off")
-    assert "libgdrapi-that-nobody-has" in _native.without_gdrcopy("libgdrapi-that-nobody-has.so")
+    assert "libgdrapi-absent" in _native.without_gdrcopy("libgdrapi-absent.so")
 
 
-def test_without_a_driver_the_error_says_what_is_missing():
+def test_the_error_for_a_missing_driver_names_it():
     with pytest.raises(_native.GpuError, match="HFREDUCE_CUDA_LIBRARY") as raised:
-        _native.Gpu(0, library="libcuda-that-nobody-has.so.1")
+        _native.Gpu(0, library="libcuda-absent.so.1")
     assert (raised.value.call, raised.value.device, raised.value.code) == (None, -1, None)
 
 
@@ -236,45 +240,45 @@ def content(rank, numel=NUMEL):
 
 
 def backend_operations(rank, size):
-    """Every collective of the backend, on tensors that say they are on a GPU."""
-    synchronized, asked = [], []
+    """Every collective of the backend, on tensors that report a GPU as their device."""
+    synchronized, devices_of_futures = [], []
 
     def stream(device):
         return SimpleNamespace(cuda_stream=0, synchronize=lambda: synchronized.append(device))
 
     def future(devices=None, of=work.Future):
-        # torch would ask the real driver for events of these devices.
-        asked.append(devices)
+        # torch would create events of the real driver for these devices.
+        devices_of_futures.append(devices)
         return of()
 
     torch.cuda.current_stream, work.Future = stream, future
-    library, everybody = stub(), range(size)
+    library, members = stub(), range(size)
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     assert dist.group.WORLD._get_backend(torch.device("cuda")) is backend
 
     def put(tensor):
         return on_stub(library, tensor)
 
-    total = sum(content(r) for r in everybody)
+    total = sum(content(r) for r in members)
     tensor = put(content(rank))
     backend.allreduce([tensor], dist.AllreduceOptions()).wait()
     assert torch.equal(plain(tensor), total)
-    # The future is what DDP waits for.
+    # DDP waits for the future.
     tensor = put(content(rank))
     reduced = backend.allreduce([tensor], dist.AllreduceOptions()).get_future()
     assert torch.equal(plain(reduced.wait()[0]), total)
-    # So torch orders the streams of callbacks and waiters.
-    assert asked == [[torch.device("cuda", 0)]]
+    # With its devices torch orders the streams of callbacks and waiters.
+    assert devices_of_futures == [[torch.device("cuda", 0)]]
     backend.barrier(dist.BarrierOptions()).wait()
     assert synchronized == [0]
     several = [put(content(rank, numel)) for numel in (3, 5, 70_001)]
     backend.allreduce_coalesced(several, dist.AllreduceCoalescedOptions()).wait()
-    assert torch.equal(plain(several[2]), sum(content(r, 70_001) for r in everybody))
+    assert torch.equal(plain(several[2]), sum(content(r, 70_001) for r in members))
     # On the CPU in between: one order of operations for all devices.
     host = content(rank)
     dist.all_reduce(host, async_op=True).get_future().wait()
     assert torch.equal(host, total)
-    assert asked[1:] == [None]
+    assert devices_of_futures[1:] == [None]
     tensor, options = put(content(rank)), dist.BroadcastOptions()
     options.rootRank = size - 1
     backend.broadcast([tensor], options).wait()
@@ -285,30 +289,30 @@ def backend_operations(rank, size):
     assert torch.equal(plain(tensor), total if rank == 0 else content(rank))
     output = put(torch.zeros(size * NUMEL))
     backend.all_gather_single(output, put(content(rank)), AllgatherOptions()).wait()
-    assert torch.equal(plain(output), torch.cat([content(r) for r in everybody]))
+    assert torch.equal(plain(output), torch.cat([content(r) for r in members]))
     output = put(torch.zeros(11))
     backend.reduce_scatter_single(
         output, put(content(rank, 11 * size)), ReduceScatterOptions()
     ).wait()
-    whole = sum(content(r, 11 * size) for r in everybody)
+    whole = sum(content(r, 11 * size) for r in members)
     assert torch.equal(plain(output), whole[rank * 11 : rank * 11 + 11])
     output = put(torch.zeros(3 * size))
     backend.all_to_all_single(
         output, put(content(rank, 3 * size)), [], [], AllToAllOptions()
     ).wait()
-    rows = [content(r, 3 * size)[rank * 3 : rank * 3 + 3] for r in everybody]
+    rows = [content(r, 3 * size)[rank * 3 : rank * 3 + 3] for r in members]
     assert torch.equal(plain(output), torch.cat(rows))
     message, peer = put(content(rank, 100)), (rank + 1) % size
     sent = backend.send([message], peer, 0)
-    backend.recv([got := put(torch.zeros(100))], (rank - 1) % size, 0).wait()
+    backend.recv([received := put(torch.zeros(100))], (rank - 1) % size, 0).wait()
     sent.wait()
-    assert torch.equal(plain(got), content((rank - 1) % size, 100))
+    assert torch.equal(plain(received), content((rank - 1) % size, 100))
     with pytest.raises(ValueError, match="cpu, cuda:0"):
         backend.all_gather_single(torch.zeros(size), put(torch.ones(1)), AllgatherOptions())
     return clean(library)
 
 
-def test_the_backend_takes_tensors_of_gpus(driver):
+def test_the_backend_accepts_gpu_tensors(driver):
     backend = "cpu:hfreduce,cuda:hfreduce"
     outcome = ranks(backend_operations, Layout.two_zones(1, 2), driver, backend=backend)
     assert outcome == [True] * 4
@@ -334,7 +338,7 @@ def test_a_gpu_that_fails_is_named_on_every_rank(driver):
     assert ranks(a_failing_gpu, Layout.one_node(3), driver) == [True] * 3
 
 
-def test_the_backend_takes_tensors_of_gpus_through_a_daemon(driver, daemons):
+def test_the_backend_accepts_gpu_tensors_through_a_daemon(driver, daemons):
     environment = driver | daemons().environment
     backend = "cpu:hfreduce,cuda:hfreduce"
     outcome = ranks(backend_operations, Layout.one_node(2), environment, backend=backend)
@@ -346,7 +350,7 @@ def test_a_gpu_that_fails_is_named_through_a_daemon(driver, daemons):
     environment = driver | daemon.environment
     for _ in range(2):  # it serves the next group
         assert ranks(a_failing_gpu, Layout.one_node(3), environment) == [True] * 3
-    assert knows_no_gpu(daemon)
+    assert has_no_cuda(daemon)
 
 
 def a_hung_gpu(rank, size):
@@ -358,7 +362,7 @@ def a_hung_gpu(rank, size):
         hfreduce.allreduce(array, group, timeout_seconds=5.0)
     assert (raised.value.kind, raised.value.peer) == ("timed_out", 0), raised.value
     if rank == 0:
-        # Nobody else gets the array's memory while the GPU may write to it.
+        # The array's memory is not freed while the GPU may write to it.
         del array
         assert is_held()
         library.stub_allow(0, -1)
@@ -366,22 +370,22 @@ def a_hung_gpu(rank, size):
     return clean(library)
 
 
-def test_a_gpu_that_hangs_is_told_in_time_and_keeps_the_memory(driver, daemons):
+def test_a_hung_gpu_is_reported_in_time_and_its_memory_is_kept(driver, daemons):
     assert ranks(a_hung_gpu, Layout.one_node(2), driver) == [True] * 2
     served = driver | daemons().environment
     assert ranks(a_hung_gpu, Layout.one_node(2), served) == [True] * 2
 
 
 def reduce_in_pairs(rank, size):
-    """On the CPU, where the pairs' part is HFReduce's too; NVLink changes who adds, not what."""
+    """On the CPU, where HFReduce also reduces inside the pairs; with NVLink, NCCL does that."""
     pairs = Pairs.join([(0, 2), (1, 3)], pair_backend="hfreduce")
     assert (pairs.pair.size(), pairs.halves.size()) == (2, 2)
     for numel in (1, 2, 7, 70_001):
         tensor = content(rank, numel)
         pairs.all_reduce(tensor)
         assert torch.equal(tensor, sum(content(r, numel) for r in range(size))), numel
-        pairs.all_reduce(most := content(rank, numel), dist.ReduceOp.MAX)
-        assert torch.equal(most, torch.stack([content(r, numel) for r in range(size)]).amax(0))
+        pairs.all_reduce(maximum := content(rank, numel), dist.ReduceOp.MAX)
+        assert torch.equal(maximum, torch.stack([content(r, numel) for r in range(size)]).amax(0))
     with pytest.raises(ValueError, match="contiguous"):
         pairs.all_reduce(torch.zeros(4, 4).t())
     with pytest.raises(ValueError, match="AVG"):

@@ -1,4 +1,4 @@
-"""Tensors that are not contiguous, pieces that differ in size, and factors before a sum."""
+"""Tensors that are not contiguous, pieces of different sizes, and sums with factors."""
 
 import pytest
 import torch
@@ -25,19 +25,19 @@ FORMS = {
 
 
 def forms(rank, size):
-    """Each collective over each form, and over another form on every rank: by logical order."""
-    everybody = range(size)
-    total = sum(content(r) for r in everybody)
+    """Each collective over each form, and with another form on every rank: in logical order."""
+    ranks = range(size)
+    total = sum(content(r) for r in ranks)
     cases = [*[[form] * size for form in FORMS.values()]]
-    cases.append([list(FORMS.values())[r % len(FORMS)] for r in everybody])
+    cases.append([list(FORMS.values())[r % len(FORMS)] for r in ranks])
     for case in cases:
         form = case[rank]
         tensor = form(content(rank))
-        beside = tensor.untyped_storage().nbytes() // 4 == 2 * tensor.numel()
+        has_gaps = tensor.untyped_storage().nbytes() // 4 == 2 * tensor.numel()
         dist.all_reduce(tensor)
         assert torch.equal(tensor, total)
-        if beside:
-            # What lies between is not the tensor's.
+        if has_gaps:
+            # Memory between the elements does not belong to the tensor.
             between = tensor.as_strided(tensor.shape, tensor.stride(), 1)
             assert torch.equal(between, content(rank))
         dist.all_reduce_coalesced([first := form(content(rank)), second := content(rank)])
@@ -47,20 +47,20 @@ def forms(rank, size):
         assert torch.equal(tensor, content(1))
         dist.reduce(tensor := form(content(rank)), 1)
         assert torch.equal(tensor, total if rank == 1 else content(rank))
-        parts = [form(torch.zeros(2, 3, 4, 5)) for _ in everybody]
+        parts = [form(torch.zeros(2, 3, 4, 5)) for _ in ranks]
         dist.all_gather(parts, form(content(rank)))
         assert all(torch.equal(part, content(r)) for r, part in enumerate(parts))
         parts = parts if rank == 0 else None
         dist.gather(form(content(rank + 1)), parts, dst=0)
         assert parts is None or all(torch.equal(p, content(r + 1)) for r, p in enumerate(parts))
         tensor = form(torch.zeros(2, 3, 4, 5))
-        dist.scatter(tensor, [form(content(r)) for r in everybody] if rank == 0 else None, src=0)
+        dist.scatter(tensor, [form(content(r)) for r in ranks] if rank == 0 else None, src=0)
         assert torch.equal(tensor, content(rank))
         tensor = form(torch.zeros(2, 3, 4, 5))
-        dist.reduce_scatter(tensor, [form(content(rank + r)) for r in everybody])
-        assert torch.equal(tensor, sum(content(r + rank) for r in everybody))
-        sent = [form(content(10 * rank + r)) for r in everybody]
-        received = [form(torch.zeros(2, 3, 4, 5)) for _ in everybody]
+        dist.reduce_scatter(tensor, [form(content(rank + r)) for r in ranks])
+        assert torch.equal(tensor, sum(content(r + rank) for r in ranks))
+        sent = [form(content(10 * rank + r)) for r in ranks]
+        received = [form(torch.zeros(2, 3, 4, 5)) for _ in ranks]
         dist.all_to_all(received, sent)
         assert all(torch.equal(part, content(10 * r + rank)) for r, part in enumerate(received))
         after, before = (rank + 1) % size, (rank - 1) % size
@@ -69,19 +69,19 @@ def forms(rank, size):
         work.wait()
         assert torch.equal(tensor, content(before))
     # Inputs may be expanded: they are only read.
-    parts = [torch.zeros(4) for _ in everybody]
+    parts = [torch.zeros(4) for _ in ranks]
     dist.all_gather(parts, torch.tensor([float(rank)]).expand(4))
-    assert [part.tolist() for part in parts] == [[float(r)] * 4 for r in everybody]
+    assert [part.tolist() for part in parts] == [[float(r)] * 4 for r in ranks]
     return True
 
 
 @LAYOUTS
-def test_tensors_of_any_dense_form_are_taken(layout):
+def test_tensors_of_any_dense_form_are_accepted(layout):
     assert all(values(run(forms, layout, deadline_seconds=100.0)))
 
 
 def like_gloo(rank, size):
-    """Where ranks agree on the strides, the outcome is Gloo's."""
+    """With equal strides on all ranks the result is the same as Gloo's."""
     gloo = dist.new_group(backend="gloo")
     for name in ("channels_last", "transposed"):
         ours, theirs = (FORMS[name](content(rank)) for _ in range(2))
@@ -138,7 +138,7 @@ def test_pieces_of_a_reduce_scatter_may_differ_in_size(layout):
 
 
 def factors(rank, size):
-    """Each rank's factor before the sum, a number or a tensor; inputs stay as they are."""
+    """Each rank's factor is applied before the sum, a number or a tensor; inputs do not change."""
     total = sum((r + 1) * content(r) for r in range(size))
     for factor in (float(rank + 1), torch.tensor([rank + 1.0])):
         op = dist._make_nccl_premul_sum(factor)
@@ -161,7 +161,7 @@ def test_a_sum_with_factors(layout):
 
 
 def other_roots(rank, size, name):
-    """Every rank takes itself for the root; of a broadcast two do, and one waits for the second."""
+    """Every rank names itself as the root; of a broadcast two do, and one waits for the second."""
     tensor = torch.ones(100)
     calls = {
         "broadcast": lambda: dist.broadcast(tensor, min(rank, 1)),
@@ -171,7 +171,7 @@ def other_roots(rank, size, name):
     }
     try:
         calls[name]()
-        # A root of a broadcast waits for nobody: it hears of it in its next operation.
+        # The root of a broadcast does not wait: its next operation raises the error.
         dist.barrier()
     except CollectiveError as error:
         return error.kind, str(error)

@@ -30,7 +30,7 @@ MS_PRIVATE_RECURSIVE = 0x40000 | 0x4000
 
 
 def full_shm(rank, size, store):
-    """A private /dev/shm of one page, full, nothing to lock; then a group and sums of 64 MiB."""
+    """A private, full /dev/shm of one page, no locked memory; then a group and sums of 64 MiB."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS) != 0:
         return "not allowed"
@@ -45,7 +45,7 @@ def full_shm(rank, size, store):
     for tensor in (torch.ones(16 << 20), hfreduce.torch.empty(16 << 20).fill_(1)):
         dist.all_reduce(tensor)
         assert tensor.eq(size).all()
-    # Limits do not bind root, so that it locks nothing is looked up.
+    # Limits do not apply to root, so the locked memory is read.
     status = Path("/proc/self/status").read_text(encoding="ascii")
     assert re.search(r"^VmLck:\s+0 kB$", status, re.MULTILINE), status
     return True
@@ -59,13 +59,13 @@ def test_neither_dev_shm_nor_locked_memory_is_needed(tmp_path):
 
 
 def few_descriptors(rank, size, store, more, room):
-    """A soft limit with room for `more` than are open, a hard one with `room`; then a group."""
+    """A soft limit of `more` further descriptors, a hard one of `room`; then a group."""
     opened = len(list(Path("/proc/self/fd").iterdir()))
     resource.setrlimit(resource.RLIMIT_NOFILE, (opened + more, opened + room))
     dist.init_process_group("hfreduce", init_method=f"file://{store}", rank=rank, world_size=size)
-    given, taken = torch.full((size,), float(rank)), torch.empty(size)
-    dist.all_to_all_single(taken, given)
-    assert taken.tolist() == list(range(size))
+    sent, received = torch.full((size,), float(rank)), torch.empty(size)
+    dist.all_to_all_single(received, sent)
+    assert received.tolist() == list(range(size))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - opened
 
 
@@ -85,7 +85,7 @@ def test_a_low_hard_limit_of_descriptors_is_named_with_the_remedy(tmp_path):
 
 
 def few_descriptors_alone(_rank, _size):
-    """A process that may open 10 more joins a group of which no other rank comes."""
+    """A process that may open 10 more descriptors joins a group without any other rank."""
     opened = len(list(Path("/proc/self/fd").iterdir()))
     resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 10, opened + 10))
     settings = Settings.read({})
@@ -93,7 +93,7 @@ def few_descriptors_alone(_rank, _size):
     HFReduceBackend.join(dist.HashStore(), members, settings, timedelta(seconds=3))
 
 
-def test_a_low_hard_limit_of_descriptors_is_named_before_any_rank_is_met():
+def test_a_low_hard_limit_of_descriptors_is_named_before_any_connection():
     outcomes = run(few_descriptors_alone, Layout.one_node(1), backend=None)
     failure = outcomes[0].failure
     assert failure.fields["kind"] == "io", failure
@@ -115,20 +115,20 @@ def resources():
 
 
 def settled(limit):
-    """The resources once none is over its limit: a thread ends a moment after it was told to, and
-    what it holds goes with it. What leaks stays over the limit until the deadline."""
+    """The resources once none is over its limit: a thread ends a moment after its group, and
+    its resources with it. Leaked resources stay over the limit until the deadline."""
     until = time.monotonic() + SETTLE_SECONDS
     while True:
         gc.collect()
-        found = resources()
-        within = all(count <= most for count, most in zip(found, limit, strict=True))
+        counts = resources()
+        within = all(count <= most for count, most in zip(counts, limit, strict=True))
         if within or time.monotonic() >= until:
-            return found
+            return counts
         time.sleep(0.01)
 
 
 def many_groups(rank, size):
-    """Groups that are made and dismantled leave no descriptor and no thread behind."""
+    """Groups that are created and destroyed leave no descriptors and threads."""
 
     def cycle():
         group = dist.new_group(list(range(size)))
@@ -145,7 +145,7 @@ def many_groups(rank, size):
 
 
 def dropped_groups(rank, size):
-    """The same of groups that nobody shuts down: torch has forgotten them."""
+    """The same for groups that are dropped without a shutdown."""
     store = dist.distributed_c10d._get_default_store()
     limit = [count + more for count, more in zip(resources(), (2, 1, 0), strict=True)]
     for number in range(5):
@@ -174,13 +174,13 @@ def dropped_groups(rank, size):
 @pytest.mark.parametrize("function", [many_groups, dropped_groups])
 @pytest.mark.parametrize("layout", [Layout.two_zones(2, 1), Layout.one_node(3)], ids=["tcp", "shm"])
 def test_groups_leave_nothing_behind(function, layout):
-    for limit, found in values(run(function, layout)):
-        assert all(count <= most for count, most in zip(found, limit, strict=True)), (limit, found)
+    for limit, final in values(run(function, layout)):
+        assert all(count <= most for count, most in zip(final, limit, strict=True)), (limit, final)
 
 
 def test_the_import_loads_little_and_no_other_library():
     program = "import hfreduce, sys; print(*sys.modules); hfreduce.allreduce; hfreduce.Place"
-    words = [sys.executable, "-I", "-c", program]
-    loaded = set(subprocess.run(words, check=True, capture_output=True, text=True).stdout.split())
+    command = [sys.executable, "-I", "-c", program]
+    loaded = set(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
     assert "hfreduce._native" in loaded
     assert not loaded & {"torch", "numpy", "ctypes", "dataclasses", "inspect", "json", "typing"}

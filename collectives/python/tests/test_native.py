@@ -1,4 +1,4 @@
-"""The engine without torch: two endpoints in one process, and strangers at their ports."""
+"""The engine without torch: two endpoints in one process, and unknown clients at their ports."""
 
 import contextlib
 import re
@@ -22,11 +22,11 @@ def listening_ports() -> set[int]:
     inodes = set()
     for link in Path("/proc/self/fd").iterdir():
         try:
-            found = re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink()))
+            match = re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink()))
         except FileNotFoundError:
             continue
-        if found:
-            inodes.add(found[1])
+        if match:
+            inodes.add(match[1])
     ports = set()
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
@@ -48,13 +48,13 @@ def connect(ends, timeout_seconds=60.0):
     infos = [end.info() for end in ends]
     results = [None, None]
 
-    def one(rank):
+    def join(rank):
         try:
             results[rank] = ends[rank].connect(infos, timeout_seconds)
         except Exception as error:
             results[rank] = error
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -87,34 +87,34 @@ def test_two_endpoints_reduce():
     [b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 100_000, b"\x00", b""],
     ids=["http", "oversized", "zero", "nothing"],
 )
-def test_strangers_at_the_port_disturb_nobody(garbage):
+def test_unknown_clients_at_the_port_do_not_affect_the_group(garbage):
     before = listening_ports()
     ends = endpoints()
     ports = listening_ports() - before
     assert ports
-    strangers = []
+    clients = []
     for port in ports:
-        stranger = socket.create_connection(("127.0.0.1", port), timeout=60)
-        strangers.append(stranger)
-        with contextlib.suppress(OSError):  # it may hang up on us
-            stranger.sendall(garbage)
+        client = socket.create_connection(("127.0.0.1", port), timeout=60)
+        clients.append(client)
+        with contextlib.suppress(OSError):  # the endpoint may close the connection
+            client.sendall(garbage)
     communicators = connect(ends)
     assert not [each for each in communicators if isinstance(each, Exception)], communicators
     allreduce(communicators)
-    for each in (*strangers, *communicators):
+    for each in (*clients, *communicators):
         each.close()
 
 
-def test_another_key_is_refused_by_both_in_time():
+def test_a_different_key_is_refused_by_both_in_time():
     results = connect(endpoints((KEY, b"x" * 32)), timeout_seconds=2.0)
     for rank, error in enumerate(results):
         assert isinstance(error, CollectiveError), results
-        # One dials and sees another key; the other sees that somebody was refused.
+        # The dialing rank detects another key; the other rank knows that it refused a connection.
         assert error.peer == 1 - rank, results
         assert "another key" in str(error), results
 
 
-def test_the_address_that_others_use_is_chosen_and_told():
+def test_the_address_that_others_use_is_selected_and_reported():
     ends = [
         _native.Endpoint(rank, 2, PLACEMENT, KEY, address="lo,!::1", towards="localhost")
         for rank in range(2)
@@ -131,21 +131,21 @@ def test_the_address_that_others_use_is_chosen_and_told():
     assert _native.reached_at("127.0.0.3") == ["lo 127.0.0.3"]
 
 
-@pytest.mark.parametrize(("streams", "found"), [(None, 2), (1, 1), (4, 4)])
-def test_neighbors_have_as_many_streams_as_they_are_told(streams, found):
+@pytest.mark.parametrize(("streams", "expected"), [(None, 2), (1, 1), (4, 4)])
+def test_neighbors_have_the_configured_number_of_streams(streams, expected):
     ends = [_native.Endpoint(rank, 2, PLACEMENT, KEY, streams=streams) for rank in range(2)]
     communicators = connect(ends)
     allreduce(communicators)
     for rank, each in enumerate(communicators):
-        assert each.stats()["streams"] == found
+        assert each.stats()["streams"] == expected
         until = time.monotonic() + 60
         while not (peers := [p for p in each.flight()["peers"] if p["link"]]):
             assert time.monotonic() < until
-        assert [(peer["rank"], peer["streams"]) for peer in peers] == [(1 - rank, found)]
+        assert [(peer["rank"], peer["streams"]) for peer in peers] == [(1 - rank, expected)]
         each.close()
 
 
-def test_ranks_that_are_told_different_numbers_of_streams_are_named():
+def test_ranks_with_different_numbers_of_streams_are_named():
     ends = [_native.Endpoint(rank, 2, PLACEMENT, KEY, streams=rank + 1) for rank in range(2)]
     for rank, error in enumerate(connect(ends)):
         assert isinstance(error, CollectiveError), error

@@ -1,4 +1,4 @@
-"""What torch builds on collectives: FSDP2, functional collectives, meshes, coalescing, objects."""
+"""torch features over collectives: FSDP2, functional collectives, meshes, coalescing, objects."""
 
 import warnings
 from datetime import timedelta
@@ -19,7 +19,7 @@ RANKS = LAYOUT.world_size
 
 @pytest.fixture(scope="module", autouse=True)
 def _server():
-    """torch comes from a cold disk in a minute, which is no test's time."""
+    """Imports torch, which takes a minute from a cold disk and should not count for a test."""
     run(nothing, Layout.one_node(1), backend=None, deadline_seconds=110)
 
 
@@ -58,7 +58,7 @@ def shard_and_train(rank, size, kind):
 def test_fsdp2_equals_gloo_within_rounding(kind):
     ours = values(run(shard_and_train, LAYOUT, kind, deadline_seconds=100))
     gloo = values(run(shard_and_train, LAYOUT, kind, backend="gloo", deadline_seconds=100))
-    assert all(told == ours[0] for told in ours), "ranks differ"
+    assert all(result == ours[0] for result in ours), "ranks differ"
     for mine, theirs in zip(ours[0], gloo[0], strict=True):
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-4, atol=1e-5)
 
@@ -70,42 +70,42 @@ def functional(rank, size):
     warnings.simplefilter("ignore", FutureWarning)
     group = dist.group.WORLD
     own = torch.arange(8.0) + rank
-    everybody = torch.stack([torch.arange(8.0) + r for r in range(size)])
+    inputs = torch.stack([torch.arange(8.0) + r for r in range(size)])
 
     def same(tensor, expected):
         torch.testing.assert_close(fc.wait_tensor(tensor), expected, rtol=0, atol=0)
 
-    same(fc.all_reduce(own, "sum", group), everybody.sum(0))
-    same(fc.all_reduce(own, "max", group), everybody.amax(0))
-    same(fc.all_reduce(own, "avg", group), everybody.mean(0))
-    for told, factor in zip(
+    same(fc.all_reduce(own, "sum", group), inputs.sum(0))
+    same(fc.all_reduce(own, "max", group), inputs.amax(0))
+    same(fc.all_reduce(own, "avg", group), inputs.mean(0))
+    for output, factor in zip(
         fc.all_reduce_coalesced([own, own * 2], "sum", group), (1, 2), strict=True
     ):
-        same(told, everybody.sum(0) * factor)
-    same(fc.broadcast(own, 1, group), everybody[1])
-    same(fc.all_gather_tensor(own, 0, group), everybody.flatten())
-    # Along another dimension than the first: torch puts the pieces together.
+        same(output, inputs.sum(0) * factor)
+    same(fc.broadcast(own, 1, group), inputs[1])
+    same(fc.all_gather_tensor(own, 0, group), inputs.flatten())
+    # Along another dimension than the first: torch joins the pieces.
     same(fc.all_gather_tensor(own.view(4, 2), 1, group), torch.cat(
-        [each.view(4, 2) for each in everybody], dim=1))  # fmt: skip
+        [each.view(4, 2) for each in inputs], dim=1))  # fmt: skip
     first, second = fc.all_gather_into_tensor_coalesced([own, own + 1], group)
-    same(first, everybody.flatten())
-    same(second, everybody.flatten() + 1)
-    whole = everybody.sum(0)
+    same(first, inputs.flatten())
+    same(second, inputs.flatten() + 1)
+    whole = inputs.sum(0)
     same(fc.reduce_scatter_tensor(own, "sum", 0, group), whole.chunk(size)[rank])
     first, second = fc.reduce_scatter_tensor_coalesced([own, own * 2], "sum", [0, 0], group)
     same(first, whole.chunk(size)[rank])
     same(second, whole.chunk(size)[rank] * 2)
     same(
         fc.all_to_all_single(own, None, None, group),
-        torch.cat([each.chunk(size)[rank] for each in everybody]),
+        torch.cat([each.chunk(size)[rank] for each in inputs]),
     )
-    # Uneven: rank r sends r + 1 elements to everybody. Gloo refuses this.
+    # Uneven: rank r sends r + 1 elements to every rank. Gloo refuses this.
     sent, expected = [rank + 1] * size, [r + 1 for r in range(size)]
-    told = fc.all_to_all_single(torch.full((sum(sent),), float(rank)), expected, sent, group)
-    same(told, torch.cat([torch.full((r + 1,), float(r)) for r in range(size)]))
-    told = fc.permute_tensor(own, [(r + 1) % size for r in range(size)], group)
-    same(told, everybody[(rank - 1) % size])
-    if not IS_BACKEND:  # an older torch refuses the strides of its own gradient
+    output = fc.all_to_all_single(torch.full((sum(sent),), float(rank)), expected, sent, group)
+    same(output, torch.cat([torch.full((r + 1,), float(r)) for r in range(size)]))
+    output = fc.permute_tensor(own, [(r + 1) % size for r in range(size)], group)
+    same(output, inputs[(rank - 1) % size])
+    if not IS_BACKEND:  # older versions of torch refuse the strides of their own gradient
         return True
     leaf = own.clone().requires_grad_()
     fc.all_gather_tensor_autograd(leaf, 0, group).sum().backward()
@@ -114,7 +114,7 @@ def functional(rank, size):
 
 
 def coalesced(rank, size):
-    """torch's coalescing, after which the group goes on as before."""
+    """torch's coalescing, after which the group continues as before."""
     ones = [torch.full((n,), float(rank)) for n in (3, 70_001, 0)]
     with dist._coalescing_manager():
         for tensor in ones:
@@ -144,9 +144,9 @@ def objects(rank, size):
     dist.gather_object({"rank": rank, "text": "x" * rank * 1000}, gathered, dst=1)
     if rank == 1:
         assert [len(each["text"]) for each in gathered] == [1000 * r for r in range(size)]
-    told = [f"of {rank}", None] if rank == 2 else [None, None]
-    dist.broadcast_object_list(told, src=2)
-    assert told == ["of 2", None]
+    objects = [f"of {rank}", None] if rank == 2 else [None, None]
+    dist.broadcast_object_list(objects, src=2)
+    assert objects == ["of 2", None]
     mine = [None]
     dist.scatter_object_list(mine, list(range(size)) if rank == 0 else None, src=0)
     assert mine == [rank]
@@ -170,12 +170,12 @@ def groups(rank, size):
     tensor = torch.tensor(float(rank))
     dist.all_reduce(tensor, dist.ReduceOp.MAX, group=halves)
     assert tensor.item() == rank // 2 * 2 + 1
-    # torch names a split group by the number of groups of the process: before ranks differ in it.
+    # torch names a split group by the process's number of groups, which must not differ here.
     half = dist.split_group(split_ranks=[[0, 1], [2, 3]])
     tensor = torch.tensor(rank)
     dist.all_reduce(tensor, group=half)
     assert tensor.item() == rank // 2 * 4 + 1
-    # In another order than the world's, with operations between two of it.
+    # In another order than the world's, with point-to-point operations.
     turned = dist.new_group([3, 1], use_local_synchronization=True) if rank in (1, 3) else None
     if turned is not None:
         other = 4 - rank
@@ -193,7 +193,7 @@ def groups(rank, size):
 
 
 @pytest.mark.parametrize("function", [functional, coalesced, objects, groups])
-def test_it_works_with_what_torch_builds_on_it(function):
+def test_torch_features_work(function):
     assert values(run(function, LAYOUT, deadline_seconds=100)) == [True] * RANKS
 
 
@@ -209,14 +209,14 @@ def watched(rank, size, wait_all_ranks):
         absent = error.absent
     else:
         absent = None
-    # The group is as it was.
+    # The group works as before.
     dist.all_reduce(total := torch.ones(3))
     assert total.eq(size).all()
     return absent
 
 
-@pytest.mark.skipif(not IS_BACKEND, reason="an older torch asks Gloo alone")
+@pytest.mark.skipif(not IS_BACKEND, reason="older versions of torch support it only for Gloo")
 @pytest.mark.parametrize(("wait_all_ranks", "absent"), [(False, (1,)), (True, (1, 2))])
-def test_a_monitored_barrier_names_the_ranks_that_did_not_come(wait_all_ranks, absent):
+def test_a_monitored_barrier_names_the_absent_ranks(wait_all_ranks, absent):
     outcomes = values(run(watched, LAYOUT, wait_all_ranks, deadline_seconds=100))
     assert outcomes == [absent, None, None, *[absent] * (RANKS - 3)]

@@ -1,4 +1,4 @@
-"""hfreduce-perf: its oracle against other arithmetic, and the program as its users run it."""
+"""hfreduce-perf: its oracle compared with other arithmetic, and the program as users run it."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_numbers_are_rounded_once_to_nearest_even(name, value, bits):
 
 @pytest.mark.parametrize("ranks", [1, 3, 8, 100])
 @pytest.mark.parametrize("name", formats.TYPES)
-def test_no_partial_sum_outgrows_the_type(name, ranks):
+def test_no_partial_sum_exceeds_the_type(name, ranks):
     kind = formats.TYPES[name]
     columns = zip(*(oracle.data(kind, "sum", rank, ranks) for rank in range(ranks)), strict=True)
     for column in columns:
@@ -104,14 +104,14 @@ def test_one_wrong_bit_is_one_wrong_element():
         (["-n", "0"], "`0`"),
     ],
 )
-def test_options_that_make_no_sense_are_refused_by_name(arguments, word, capsys):
+def test_invalid_options_are_refused_by_name(arguments, word, capsys):
     with pytest.raises(SystemExit) as ended:
         options.parse(arguments)
     assert ended.value.code == 2
     assert word in capsys.readouterr().err
 
 
-def test_options_are_read_as_nccl_tests_has_them():
+def test_options_are_those_of_nccl_tests():
     sizes = ["-b", "8", "-e", "128M", "-f", "2"]
     rest = ["-d", "half", "-o", "avg", "-n", "7", "-w", "1"]
     parsed = options.parse(["all_reduce_perf", *sizes, *rest])
@@ -143,10 +143,10 @@ def test_every_collective_is_right(arguments):
     sizes = ["-g", "3", "-b", "24", "-e", "60000", "-f", "2500", "-n", "1", "-w", "0"]
     done = perf(*arguments, *sizes, "-J", "-")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["summary"]["wrong"] == 0
-    assert {row["wrong"] for row in told["rows"]} == {0}
-    assert all(row["time_us"] > 0 and row["of_limit"] > 0 for row in told["rows"])
+    report = json.loads(done.stdout)
+    assert report["summary"]["wrong"] == 0
+    assert {row["wrong"] for row in report["rows"]} == {0}
+    assert all(row["time_us"] > 0 and row["of_limit"] > 0 for row in report["rows"])
 
 
 def test_the_table_and_the_trace(tmp_path):
@@ -208,7 +208,7 @@ def test_an_environment_that_cannot_be_used_is_named(environment, word, monkeypa
     assert word in capsys.readouterr().err
 
 
-def test_ranks_of_a_launcher_meet_at_one_address(tmp_path):
+def test_ranks_of_a_launcher_connect_through_one_address(tmp_path):
     key = tmp_path / "key"
     key.write_text(KEY)
     common = {"WORLD_SIZE": "2", "HFREDUCE_KEY_FILE": str(key), "HFREDUCE_ADDRESS": "127.0.0.1"}
@@ -221,11 +221,12 @@ def test_ranks_of_a_launcher_meet_at_one_address(tmp_path):
     both = [first, meeting(1, first.port)]
     joined = {}
 
-    def join(one):
+    def join(rendezvous):
         settings = Settings.read(common)
-        joined[one.membership.rank] = bootstrap.join(one, one.membership, settings, LONG_SECONDS)
+        membership = rendezvous.membership
+        joined[membership.rank] = bootstrap.join(rendezvous, membership, settings, LONG_SECONDS)
 
-    threads = [threading.Thread(target=join, args=(one,)) for one in both]
+    threads = [threading.Thread(target=join, args=(rendezvous,)) for rendezvous in both]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -234,14 +235,14 @@ def test_ranks_of_a_launcher_meet_at_one_address(tmp_path):
     for communicator in joined.values():
         communicator.close()
     with pytest.raises(RendezvousError) as failed:
-        first.exchange("nobody else comes", "", time.monotonic() + 0.01)
+        first.exchange("no other rank", "", time.monotonic() + 0.01)
     assert failed.value.absent == (1,)
     with pytest.raises(SettingError):
         standalone.Rendezvous(common | {"RANK": "5"}, Settings())
 
 
 def started(*arguments):
-    """A measurement of hours, once it has begun, and its ranks."""
+    """Starts a measurement of hours; returns the process and its ranks once it runs."""
     process = subprocess.Popen(
         [
             sys.executable,
@@ -276,28 +277,28 @@ def test_a_killed_rank_ends_the_others_and_is_named():
 
 def faulty(environment, port):
     if environment["RANK"] == "1":
-        raise LookupError("a fault that nobody has foreseen")
+        raise LookupError("an unexpected error")
     return 0
 
 
-def speechless(environment, port):
+def silent(environment, port):
     return local.FAILED
 
 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (faulty, ["rank 1 ended by a fault", "LookupError: a fault that nobody has foreseen"]),
-        (speechless, ["ended with status 3 and no word"]),
+        (faulty, ["rank 1 ended by a fault", "LookupError: an unexpected error"]),
+        (silent, ["ended with status 3 and no word"]),
     ],
 )
-def test_no_rank_ends_without_a_word(body, words, capfd):
+def test_a_failed_rank_is_always_reported(body, words, capfd):
     assert local.run(options.parse(["-g", "2"]), 2, {}, body) == local.FAILED
-    told = capfd.readouterr().err
-    assert all(word in told for word in words), told
+    report = capfd.readouterr().err
+    assert all(word in report for word in words), report
 
 
-def test_an_interrupted_measurement_leaves_nobody_behind():
+def test_an_interrupted_measurement_leaves_no_process():
     process, ranks = started("-g", "2")
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=LONG_SECONDS)

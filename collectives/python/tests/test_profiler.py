@@ -38,7 +38,7 @@ def profiled(rank, size):
         dist.barrier()
 
     names = events_of(operations)
-    # Nothing is recorded, and nothing left, where nobody looks.
+    # Nothing is recorded or kept without a profiler.
     operations()
     coalesced = events_of(lambda: dist.all_reduce_coalesced([torch.ones(2), torch.ones(3)]))
     future = events_of(lambda: dist.all_reduce(tensor, async_op=True).get_future().wait())

@@ -1,4 +1,4 @@
-"""After a failure the survivors go on, and newcomers take the places of the lost."""
+"""After a failure the survivors continue, and newcomers replace the lost ranks."""
 
 import os
 import signal
@@ -21,15 +21,15 @@ LIVENESS = {"HFREDUCE_LIVENESS_SECONDS": "3"}
 
 
 def summed(communicator):
-    """Everybody's rank + 1, summed by everybody."""
+    """Sum of rank + 1 over all ranks, checked on every rank."""
     array = np.full(50_000, communicator.rank + 1, np.float32)
     hfreduce.allreduce(array, communicator)
     assert (array == array[0]).all()
     return float(array[0])
 
 
-def boards():
-    """How many nodes' boards this process has mapped, its own and those that are lent to it."""
+def mapped_segments():
+    """Number of nodes' shared-memory segments that this process has mapped."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     return sum("/memfd:hfreduce " in line for line in lines)  # registered memory has another name
 
@@ -39,12 +39,12 @@ def sums_until_it_fails():
         dist.all_reduce(torch.ones(100_000))
 
 
-def goes_on(rank, size, number):
+def continues(rank, size, number):
     dist.all_reduce(torch.ones(10))
     if rank == BAD:
         os.kill(os.getpid(), number)
     communicator = hfreduce.torch.communicator()
-    mapped = boards()
+    mapped = mapped_segments()
     with pytest.raises(CollectiveError) as failed:
         sums_until_it_fails()
     assert failed.value.peer == BAD
@@ -54,11 +54,11 @@ def goes_on(rank, size, number):
     epochs, completed = zip(*following.came_from, strict=True)
     assert epochs == (0,) * len(survivors)
     assert completed[following.rank] == communicator.completed == failed.value.sequence
-    # Some may have been through when it happened, but nobody begins the next one alone.
+    # Some ranks may have completed it at the failure, but none starts the next one alone.
     assert max(completed) - min(completed) <= 1
     result = summed(following)
-    # The communicator of the old epoch is still held, by torch; what was lent to it is not.
-    assert 0 < boards() <= mapped
+    # torch still holds the communicator of the old epoch, but its mappings are released.
+    assert 0 < mapped_segments() <= mapped
     following.close()
     return result
 
@@ -67,16 +67,16 @@ def goes_on(rank, size, number):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_survivors_go_on_without_the_lost(number, layout):
     outcomes = run(
-        goes_on, layout, int(number), environment=LIVENESS, lost=[BAD],
+        continues, layout, int(number), environment=LIVENESS, lost=[BAD],
         timeout_seconds=90, deadline_seconds=110,
     )  # fmt: skip
-    left = layout.world_size - 1
+    remaining = layout.world_size - 1
     for outcome in outcomes:
         if outcome.rank != BAD:
-            assert outcome.value == left * (left + 1) / 2, outcome
+            assert outcome.value == remaining * (remaining + 1) / 2, outcome
 
 
-def test_a_newcomer_is_taken_in_and_arguments_are_checked():
+def test_a_newcomer_joins_and_arguments_are_checked():
     key = b"k" * 32
     newcomer = _native.Newcomer("c", "A", key)
     alone = _native.Endpoint(0, 1, [("a", "A")], key)

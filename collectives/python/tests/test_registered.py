@@ -1,4 +1,4 @@
-"""Arrays and tensors in registered memory: the same sums, in place."""
+"""Arrays and tensors in registered memory: the same results, in place."""
 
 import gc
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.torch
 
 
 def sums_in_place(rank, size):
-    """numpy's and torch's, on some ranks and on all."""
+    """Registered arrays of numpy and torch, on some ranks and on all."""
     group = hfreduce.torch.communicator()
     total = sum(range(1, size + 1))
     array = hfreduce.empty((300, 1000), "float32", group)
@@ -54,7 +54,7 @@ def test_registered_tensors_are_summed_in_place():
 
 
 def refusals(rank, size):
-    """What cannot be had, and what has no elements."""
+    """Invalid allocations, and allocations without elements."""
     group = hfreduce.torch.communicator()
     with pytest.raises(TypeError, match="objects"):
         hfreduce.empty(3, object, group)
@@ -70,7 +70,7 @@ def refusals(rank, size):
     return float(kept.sum())
 
 
-def test_memory_that_cannot_be_had_is_refused_and_what_was_had_stays():
+def test_invalid_allocations_are_refused_and_memory_outlives_its_group():
     outcomes = run(refusals, Layout.one_node(2))
     assert [outcome.value for outcome in outcomes] == [10.0] * 2, outcomes
 

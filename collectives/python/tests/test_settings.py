@@ -1,4 +1,4 @@
-"""Environment variables: types, ranges, and names that were meant."""
+"""Environment variables: types, ranges, and suggestions for misspelled names."""
 
 import pytest
 from hfreduce import SettingError
@@ -50,7 +50,7 @@ def test_a_bad_value_is_named(name, value):
         Settings.read({name: value})
 
 
-def test_an_unknown_name_gets_the_nearest_one():
+def test_an_unknown_name_suggests_the_nearest_one():
     with pytest.warns(UserWarning, match="did you mean HFREDUCE_KEY_FILE"):
         Settings.read({"HFREDUCE_KEYFILE": "x"})
 

@@ -1,4 +1,4 @@
-"""What the wheel brings: a library that needs no other, and types that say what it has."""
+"""Contents of the wheel: a library without further dependencies, and types that match it."""
 
 import re
 import subprocess
@@ -17,13 +17,13 @@ ANYWHERE = {
     "libdl.so.2",
     "librt.so.1",
 }
-"""glibc and the compiler's: neither a GPU's nor a network card's library, no MPI, no Python."""
+"""glibc and the compiler's runtime: no libraries of GPUs, network cards, MPI or Python."""
 
-# The buffer protocol has no method's name before Python 3.12.
+# Before Python 3.12 the buffer protocol has no method names.
 UNSEEN = r"hfreduce\._native\.Registered\.__buffer__"
 
 
-def test_the_engine_needs_no_library_but_the_systems():
+def test_the_engine_needs_only_libraries_of_the_system():
     read = subprocess.run(
         ["readelf", "--dynamic", _native.__file__], capture_output=True, text=True, check=True
     )
@@ -32,7 +32,7 @@ def test_the_engine_needs_no_library_but_the_systems():
     assert {name for name in needed if not name.startswith("ld-linux")} <= ANYWHERE
 
 
-def test_the_stubs_say_what_the_engine_has(tmp_path):
+def test_the_stubs_match_the_engine(tmp_path):
     allowed = tmp_path / "allowed"
     allowed.write_text(f"{UNSEEN}\n")
     compared = subprocess.run(

@@ -1,4 +1,4 @@
-"""Sums of sparse tensors, as embeddings have for gradients."""
+"""Allreduce of sparse tensors, as gradients of embeddings are."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ LAYOUT = Layout.two_zones(1, 2)
 
 
 def tensor_of(rank, dtype, dense_dims):
-    """A rank's entries: as many as it has number, some places twice and some everybody's."""
+    """As many entries as the rank's number; some indices repeat, some are shared by all ranks."""
     random = torch.Generator().manual_seed(rank)
     places = torch.randint(0, 6, (2, rank), generator=random)
     shape = (6, 6, *([3] * dense_dims))
@@ -34,27 +34,27 @@ def sums(rank, size):
     return True
 
 
-def test_sums_are_those_of_dense_tensors():
+def test_sums_equal_those_of_dense_tensors():
     values(run(sums, LAYOUT))
 
 
 def differ(rank, size):
-    told = []
+    errors = []
     for shape in ((4, 4), (4,)):
         own = torch.zeros(shape if rank == 2 else (5, 5)).to_sparse()
         with pytest.raises(ValueError, match="rank 2 has another shape than rank 0") as caught:
             dist.all_reduce(own)
-        told.append(str(caught.value))
-    # The group is whole after that.
+        errors.append(str(caught.value))
+    # The group works after that.
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
     assert tensor.eq(size).all()
-    return told
+    return errors
 
 
-def test_other_shapes_are_refused_on_all_ranks():
+def test_different_shapes_are_refused_on_all_ranks():
     first, *others = values(run(differ, LAYOUT))
-    assert all(told == first for told in others)
+    assert all(other == first for other in others)
     assert "[2, 4, 4] and [2, 5, 5]" in first[0]
 
 

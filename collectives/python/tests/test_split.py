@@ -1,4 +1,4 @@
-"""Groups that are split from another, and what becomes of groups."""
+"""Groups that are split from another group, and groups with equal names."""
 
 import pytest
 import torch
@@ -8,12 +8,12 @@ from hfreduce.testing import Layout, run, values
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.skipif(not IS_BACKEND, reason="an older torch splits no group"),
+    pytest.mark.skipif(not IS_BACKEND, reason="this torch version cannot split groups"),
 ]
 
 
 def split(rank, size):
-    """By the parent's ranks, in their order; what is split may be split again."""
+    """Ranks of the parent, in the given order; a split group can be split again."""
     halves = dist.split_group(None, [[3, 1], [0, 2]])
     members = [3, 1] if rank in (1, 3) else [0, 2]
     assert dist.get_process_group_ranks(halves) == members
@@ -46,7 +46,7 @@ def test_a_group_is_split_by_its_ranks(layout):
 
 
 def same_names(rank, size):
-    """Groups that not all ranks make: torch gives both halves of the world the same names."""
+    """Groups that only some ranks create: torch gives both halves of the world the same names."""
     members = [rank % 2, rank % 2 + 2]
     for _ in range(5):
         half = dist.new_group(members)

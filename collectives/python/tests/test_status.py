@@ -1,4 +1,4 @@
-"""Who waits for whom, from outside: `hfreduce status` over running, stopped and killed ranks."""
+"""`hfreduce status` over running, stopped and killed ranks: which rank waits for which."""
 
 import json
 import os
@@ -29,7 +29,7 @@ PATIENT = {"HFREDUCE_LIVENESS_SECONDS": str(PATIENCE_SECONDS)}
 
 
 def until_it_may_go(folder):
-    """Rank 1 does not call the second sum before a file is there."""
+    """Rank 1 does not call the second sum before a file exists."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not Path(folder, "go").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -47,7 +47,7 @@ def two_sums(rank, size, folder):
 
 @contextmanager
 def running(folder, layout, lost=()):
-    """The ranks run meanwhile; afterwards the last sum happens. Gives a place for the outcomes."""
+    """Runs the ranks during the block; afterwards the yielded list has their outcomes."""
     with ThreadPoolExecutor(1) as pool:
         outcomes = []
         future = pool.submit(
@@ -68,23 +68,25 @@ def directories(folder):
 def look_until(folder, accept, patience_seconds=0.0):
     """The first group for which `accept` is true."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    found = []
+    groups = []
     while time.monotonic() < deadline:
-        found = status.groups(flight.find([folder / "run"]), patience_seconds)
-        if found and accept(found[0]):
-            return found[0]
+        groups = status.groups(flight.find([folder / "run"]), patience_seconds)
+        if groups and accept(groups[0]):
+            return groups[0]
         time.sleep(0.02)
-    raise AssertionError([status.table(group) for group in found])
+    raise AssertionError([status.table(group) for group in groups])
 
 
 def in_second_sum(group, waiting=2):
-    # 0 is the meeting, 1 the first sum.
-    there = [rank for rank in group.ranks if rank.sequence == 2 and rank.waits_for is not None]
-    return len(there) == waiting
+    # 0 is the rendezvous, 1 the first sum.
+    waiting_ranks = [
+        rank for rank in group.ranks if rank.sequence == 2 and rank.waits_for is not None
+    ]
+    return len(waiting_ranks) == waiting
 
 
 def commands_of_the_page(group, run_dir):
-    """What docs/operations/hung-jobs.md shows, typed beside a job that lives."""
+    """Runs the commands of docs/operations/hung-jobs.md for a running job."""
     page = (Path(__file__).parents[3] / "docs/operations/hung-jobs.md").read_text()
     shown = re.findall(r"^hfreduce (status.*)$", page, re.MULTILINE)
     assert len(shown) >= 7
@@ -95,18 +97,18 @@ def commands_of_the_page(group, run_dir):
         words = shlex.split(line.partition(" >")[0], comments=True)
         command = [sys.executable, "-m", "hfreduce", *words]
         environment = {**os.environ, "HFREDUCE_RUN_DIR": str(run_dir)}
-        typed = subprocess.Popen(
+        process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         if "--watch" in words:
-            assert typed.stdout.readline(), typed.stderr.read()
-            typed.terminate()
-        said, errors = typed.communicate(timeout=PATIENCE_SECONDS)
-        # 1: somebody is waited for too long by now.
-        assert "--watch" in words or (typed.returncode in (0, 1) and said), (line, errors)
+            assert process.stdout.readline(), process.stderr.read()
+            process.terminate()
+        output, errors = process.communicate(timeout=PATIENCE_SECONDS)
+        # 1: by now a rank has been waited for too long.
+        assert "--watch" in words or (process.returncode in (0, 1) and output), (line, errors)
 
 
-def test_who_has_not_come_is_named_while_the_others_wait(tmp_path, capsys):
+def test_an_absent_rank_is_named_while_the_others_wait(tmp_path, capsys):
     with running(tmp_path, Layout.one_node(3)) as outcomes:
         group = look_until(tmp_path, in_second_sum)
         assert re.fullmatch(
@@ -123,15 +125,15 @@ def test_who_has_not_come_is_named_while_the_others_wait(tmp_path, capsys):
         assert "waiting for rank 1 to call it" in shown
         by_process = ["--pid", str(group.ranks[0].pid)]
         assert main(["status", *where, *by_process, *impatient]) == 1
-        [told] = json.loads(capsys.readouterr().out)["groups"]
-        assert [rank["rank"] for rank in told["ranks"]] == [0, 1, 2]
+        [printed] = json.loads(capsys.readouterr().out)["groups"]
+        assert [rank["rank"] for rank in printed["ranks"]] == [0, 1, 2]
         assert main(["status", *where, "--job", "another"]) == 3
         commands_of_the_page(group, tmp_path / "run")
     assert [outcome.value for outcome in outcomes] == ["done"] * 3
-    assert list((tmp_path / "run").iterdir()) == [], "an end in order leaves nothing"
+    assert list((tmp_path / "run").iterdir()) == [], "a clean end leaves no files"
 
 
-def test_a_stopped_rank_is_seen_and_may_go_on(tmp_path):
+def test_a_stopped_rank_is_reported_and_may_continue(tmp_path):
     with running(tmp_path, Layout.two_zones(2, 1)) as outcomes:
         group = look_until(tmp_path, lambda group: in_second_sum(group, 3))
         pid = group.ranks[BAD].pid
@@ -146,17 +148,17 @@ def test_a_stopped_rank_is_seen_and_may_go_on(tmp_path):
     assert [outcome.value for outcome in outcomes] == ["done"] * 4
 
 
-def test_a_killed_rank_is_read_after_its_death_and_survivors_leave_their_records(tmp_path):
+def test_a_killed_rank_and_its_survivors_can_be_read_afterwards(tmp_path):
     with running(tmp_path, Layout.one_node(3), lost=[BAD]) as outcomes:
         group = look_until(tmp_path, in_second_sum)
         os.kill(group.ranks[BAD].pid, signal.SIGKILL)
         dead = []
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not dead and time.monotonic() < deadline:
-            found = flight.find([tmp_path / "run"])
-            dead = [r for r in found if r.data["rank"] == BAD and r.life == "dead"]
+            recorders = flight.find([tmp_path / "run"])
+            dead = [r for r in recorders if r.data["rank"] == BAD and r.life == "dead"]
         assert [entry["state"] for entry in dead[0].data["entries"]] == ["completed"] * 2
-    assert main(["status", "--run-dir", str(tmp_path / "run")]) == 3, "the survivors took leave"
+    assert main(["status", "--run-dir", str(tmp_path / "run")]) == 3, "the survivors have ended"
     assert main(["status", "--run-dir", str(tmp_path / "run"), "--ended"]) == 1
     for outcome in outcomes:
         if outcome.rank == BAD:
@@ -171,7 +173,7 @@ def test_a_killed_rank_is_read_after_its_death_and_survivors_leave_their_records
         assert (last["sequence"], last["state"], last["waiting_for"]) == (2, "started", BAD)
 
 
-def test_where_nothing_runs(tmp_path, capsys):
+def test_status_without_running_ranks(tmp_path, capsys):
     (tmp_path / "stray.flight").write_bytes(b"something else")
     assert main(["status", "--run-dir", str(tmp_path)]) == 3
     assert "no rank of HFReduce runs here" in capsys.readouterr().out
@@ -182,7 +184,7 @@ def test_where_nothing_runs(tmp_path, capsys):
     assert ended.value.code == 2
 
 
-# What the recorders say, made up.
+# Recorders with fictitious contents.
 
 
 def entry(
@@ -208,17 +210,17 @@ def recorder(rank, entries, *, life="running", world=4, waits=None, peers=(), **
     return flight.Recorder(data | more, life, 100 + rank)
 
 
-def one(recorders):
+def only_group(recorders):
     [group] = status.groups(recorders, 5.0)
     return group
 
 
-def test_a_rank_of_another_machine_is_named_by_who_hears_it():
+def test_a_rank_of_another_node_is_reported_by_the_rank_that_hears_it():
     peer = {
         "rank": 3, "node": "b0", "link": True, "sequence": None, "waiting_for": None,
         "left": False, "heard_ns": 30_900_000_000,
     }  # fmt: skip
-    group = one([
+    group = only_group([
         recorder(0, [entry(812)], waits=1),
         recorder(1, [entry(812)], waits=3, peers=[peer]),
     ])  # fmt: skip
@@ -231,13 +233,13 @@ def test_a_rank_of_another_machine_is_named_by_who_hears_it():
     assert "heard 0.1 s ago" in status.table(group)
     assert "(1 on other machines, not heard here)" in status.table(group)
     assert "reached at: n0 eth0 10.0.0.0, n1 eth0 10.0.0.1\n" in status.table(group)
-    group = one([recorder(0, [entry(812)], peers=[{**peer, "streams": 4}]), recorder(1, [])])
+    group = only_group([recorder(0, [entry(812)], peers=[{**peer, "streams": 4}]), recorder(1, [])])
     assert [rank.streams for rank in group.ranks] == [4, 0, 0]
     assert "10.0.0.1; 4 TCP streams to each neighbor\n" in status.table(group)
 
 
-def test_ranks_that_disagree_are_seen_before_they_fail():
-    group = one([
+def test_a_mismatch_is_reported_before_the_ranks_fail():
+    group = only_group([
         recorder(0, [entry(7)]),
         recorder(1, [entry(7)]),
         recorder(2, [entry(7, text="broadcast(5 × float32, root 0)")]),
@@ -246,16 +248,16 @@ def test_ranks_that_disagree_are_seen_before_they_fail():
     assert "rank 2 (node n2, pid 102) called broadcast(5 × float32, root 0)" in group.conclusion
 
 
-def test_who_is_waited_for_at_the_start_is_named():
-    group = one([
+def test_an_absent_rank_is_named_at_the_start():
+    group = only_group([
         recorder(rank, [], waits=3, state="connecting") for rank in range(3)
     ])  # fmt: skip
     assert (group.verdict, group.culprits) == ("stuck", [3])
     assert group.conclusion == "3 ranks connect for 31 s; 3 ranks wait for rank 3"
 
 
-def test_a_dead_rank_comes_before_everything_that_follows_from_it():
-    group = one([
+def test_a_dead_rank_has_precedence_over_its_consequences():
+    group = only_group([
         recorder(0, [entry(9)], waits=1),
         recorder(1, [entry(8, state="completed")], life="dead"),
     ])  # fmt: skip
@@ -263,26 +265,26 @@ def test_a_dead_rank_comes_before_everything_that_follows_from_it():
     assert group.conclusion == "rank 1 (node n1, pid 101) is dead; 1 rank waits"
 
 
-def test_what_moves_is_left_alone_and_the_dead_are_not_shown():
+def test_a_moving_group_has_no_culprits_and_dead_groups_are_omitted():
     assert status.groups([recorder(0, [], life="dead")], 5.0) == []
-    group = one([recorder(0, [entry(3, called=30_000_000_000)]), recorder(1, [])])
+    group = only_group([recorder(0, [entry(3, called=30_000_000_000)]), recorder(1, [])])
     assert (group.verdict, group.culprits) == ("moving", [])
-    idle = one([recorder(0, [entry(3, state="completed", called=1_000_000_000)])])
+    idle = only_group([recorder(0, [entry(3, state="completed", called=1_000_000_000)])])
     assert idle.conclusion == "no operation is under way for 30 s, after operation #3"
 
 
-def test_ranks_that_wait_for_each_other_do_not_keep_the_view_waiting():
-    group = one([recorder(0, [entry(3)], waits=1), recorder(1, [entry(3)], waits=0)])
+def test_a_cycle_of_waiting_ranks_is_reported():
+    group = only_group([recorder(0, [entry(3)], waits=1), recorder(1, [entry(3)], waits=0)])
     assert group.verdict == "stuck"
 
 
-def test_what_prometheus_reads_and_what_the_trace_viewer_shows():
+def test_output_for_prometheus_and_for_the_trace_viewer():
     done = entry(1, state="completed", called=2_000_000_000) | {"finished_ns": 5_000_000_000}
     held = entry(2, called=6_000_000_000)
-    made = [recorder(rank, [done, held], world=3, waits=1, operations=3) for rank in (0, 2)]
-    made.append(recorder(1, [done], world=3, operations=2))
-    [group] = status.groups(made, 5.0)
-    lines = exposition.prometheus([group], made).splitlines()
+    recorders = [recorder(rank, [done, held], world=3, waits=1, operations=3) for rank in (0, 2)]
+    recorders.append(recorder(1, [done], world=3, operations=2))
+    [group] = status.groups(recorders, 5.0)
+    lines = exposition.prometheus([group], recorders).splitlines()
     assert all(
         line.startswith(("# HELP hfreduce_", "# TYPE hfreduce_", "hfreduce_")) for line in lines
     )
@@ -295,16 +297,16 @@ def test_what_prometheus_reads_and_what_the_trace_viewer_shows():
     assert [line for line in lines if line.startswith("hfreduce_culprit{")] == [
         'hfreduce_culprit{group="g",rank="1"} 1'
     ]
-    events = json.loads(exposition.trace([group], made))["traceEvents"]
+    events = json.loads(exposition.trace([group], recorders))["traceEvents"]
     shown = [event for event in events if event["ph"] == "X"]
     assert [(event["tid"], event["args"]["number"]) for event in shown] == [
         (0, 1), (0, 2), (2, 1), (2, 2), (1, 1),
     ]  # fmt: skip
     assert (shown[0]["ts"], shown[0]["dur"]) == (2e6, 3e6)
-    assert (shown[1]["ts"], shown[1]["dur"]) == (6e6, 25e6), "until it was looked at"
+    assert (shown[1]["ts"], shown[1]["dur"]) == (6e6, 25e6), "until it was read"
 
 
-def test_the_command_writes_them_where_nothing_runs_too(tmp_path, capsys):
+def test_these_outputs_work_without_running_ranks(tmp_path, capsys):
     where = ["--run-dir", str(tmp_path)]
     assert main(["status", *where, "-o", "prometheus"]) == 3
     assert 'hfreduce_ranks{life="running"} 0' in capsys.readouterr().out

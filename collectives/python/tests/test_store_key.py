@@ -1,4 +1,4 @@
-"""With a key file nothing in torch's store lets a stranger into the group."""
+"""With a key file torch's store contains nothing that lets another process join the group."""
 
 import os
 import subprocess
@@ -18,11 +18,11 @@ KEY = "5c" * 32
 
 
 @pytest.mark.parametrize("with_file", [True, False])
-def test_the_store_has_a_key_only_where_no_file_has_it(tmp_path, with_file):
-    """torch's store on the network is readable by anybody: here it is a file, read by this test."""
+def test_the_store_has_a_key_only_without_a_key_file(tmp_path, with_file):
+    """Any host can read torch's store on the network; here it is a file, which the test reads."""
     store, key = tmp_path / "store", tmp_path / "key"
     key.write_text(KEY)
-    environment = {name: one for name, one in os.environ.items() if name != "HFREDUCE_KEY_FILE"}
+    environment = {name: value for name, value in os.environ.items() if name != "HFREDUCE_KEY_FILE"}
     if with_file:
         environment["HFREDUCE_KEY_FILE"] = str(key)
     ranks = [

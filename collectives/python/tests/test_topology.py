@@ -1,4 +1,4 @@
-"""The topology file: what is read from it, and what is refused with file, field and value."""
+"""The topology file: parsing, and errors that name file, field and value."""
 
 import copy
 import json
@@ -29,7 +29,7 @@ def test_ranks_fill_one_node_after_the_other():
     assert places == [Place("a0", "A", "127.0.0.1"), Place("b0", "B")]
 
 
-def test_the_file_must_describe_as_many_ranks_as_the_job_has():
+def test_the_number_of_ranks_must_match_the_world_size():
     topology = parse_topology(json.dumps(GOOD), "t.json")
     with pytest.raises(
         TopologyError, match=r"t\.json: ranks_per_node: 2 nodes of 2 ranks are 4.*5"
@@ -66,7 +66,7 @@ def test_a_bad_field_is_named_with_its_value(change, message):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '"x"', "[" * 100_000])
-def test_what_is_no_object_is_refused(text):
+def test_a_file_without_an_object_is_refused(text):
     with pytest.raises(TopologyError, match=r"t\.json: file: "):
         parse_topology(text, "t.json")
 
@@ -88,7 +88,7 @@ PLACES = [
 
 
 def accepted_or_refused(text):
-    """Whatever the text, there is a topology that other parts can use, or an error of ours."""
+    """Every text gives a usable topology or a TopologyError."""
     try:
         topology = parse_topology(text, "t.json")
     except TopologyError as error:
@@ -102,7 +102,7 @@ def accepted_or_refused(text):
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.sampled_from(PLACES), JSON)
-def test_any_value_in_any_field_is_taken_or_refused_by_name(path, value):
+def test_any_value_in_any_field_is_accepted_or_refused_by_name(path, value):
     document = copy.deepcopy(GOOD)
     *parents, last = path
     at = document
@@ -114,6 +114,6 @@ def test_any_value_in_any_field_is_taken_or_refused_by_name(path, value):
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.integers(0, 400), st.integers(0, 40), st.text(max_size=8))
-def test_a_file_with_a_piece_exchanged_is_taken_or_refused(start, length, piece):
+def test_a_file_with_a_replaced_part_is_accepted_or_refused(start, length, piece):
     text = json.dumps(GOOD)
     accepted_or_refused(text[:start] + piece + text[start + length :])

@@ -1,14 +1,14 @@
-"""Test files of torch's sources over our backend: each test ends as over Gloo, or is listed.
+"""Test files of torch's sources over HFReduce: each test ends as over Gloo, or is listed.
 
 The files are not part of the wheel. TORCH_SOURCES names torch's sources: a checkout of the
-installed release, or those that Debian has (`deb-src` of its release 13 among apt's sources)::
+installed release, or Debian's source package (with `deb-src` of release 13 in apt's sources)::
 
     git clone --depth 1 --branch v2.15.0 https://github.com/pytorch/pytorch
     apt-get source --download-only pytorch && tar xJf pytorch_*.orig.tar.xz
 
     TORCH_SOURCES=pytorch-v2.6.0 pytest -m torch collectives/python/tests/test_torch_files.py
 
-The files run unchanged. What an older file expects of an older torch fails over both backends.
+The files run unchanged. Expectations of an older file about an older torch fail over both backends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECONDS = 900
 
 
 def endings(backend: str, sources: Path, file: str) -> dict[str, str]:
-    """How each test of a file ended over a backend, by class and name; failures with their text."""
+    """Result of each test of a file over a backend, by class and name; failures with their text."""
     done = subprocess.run(
         [sys.executable, FOLDER / "torch_files.py", backend, sources / "test/distributed", file],
         capture_output=True,
@@ -36,17 +36,17 @@ def endings(backend: str, sources: Path, file: str) -> dict[str, str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    ended = json.loads(done.stdout.splitlines()[-1])
-    short = {test: ".".join(test.split(".")[-2:]) for kind in ended.values() for test in kind}
+    results = json.loads(done.stdout.splitlines()[-1])
+    short = {test: ".".join(test.split(".")[-2:]) for kind in results.values() for test in kind}
     return (
-        {short[test]: "passed" for test in ended["passed"]}
-        | {short[test]: f"skipped: {why}" for test, why in ended["skipped"].items()}
-        | {short[test]: f"failed: {text}" for test, text in ended["failed"].items()}
+        {short[test]: "passed" for test in results["passed"]}
+        | {short[test]: f"skipped: {why}" for test, why in results["skipped"].items()}
+        | {short[test]: f"failed: {text}" for test, text in results["failed"].items()}
     )
 
 
 def kind(ending: str) -> str:
-    """Of a failure the word alone: the text has the names of backends and processes."""
+    """A failure without its text, which contains the names of backends and processes."""
     return "failed" if ending.startswith("failed") else ending
 
 
@@ -56,7 +56,7 @@ def kind(ending: str) -> str:
 @pytest.mark.parametrize("file", LISTED["files"])
 def test_torchs_files_end_as_over_gloo(file: str) -> None:
     if "TORCH_SOURCES" not in os.environ:
-        pytest.skip("TORCH_SOURCES names no checkout of torch's sources")
+        pytest.skip("TORCH_SOURCES is not set to a checkout of torch's sources")
     pytest.importorskip("expecttest", reason="torch's tests import it; it is in our dev group")
     sources = Path(os.environ["TORCH_SOURCES"])
     gloo, ours = (endings(backend, sources, file) for backend in ("gloo", "hfreduce"))
@@ -64,8 +64,8 @@ def test_torchs_files_end_as_over_gloo(file: str) -> None:
     differ = [test for test in gloo if kind(gloo[test]) != kind(ours[test])]
     unlisted = [test for test in differ if test not in LISTED["differ"]]
     if unlisted:
-        texts = [f"{test}: over Gloo {gloo[test]}\nover ours {ours[test]}" for test in unlisted]
+        texts = [f"{test}: over Gloo {gloo[test]}\nover HFReduce {ours[test]}" for test in unlisted]
         pytest.fail("\n\n".join(texts), pytrace=False)
-    # What no longer differs leaves the list.
+    # Tests that no longer differ must be removed from the list.
     same = [test for test in LISTED["differ"] if test in gloo and test not in differ]
     assert not same

@@ -1,4 +1,4 @@
-"""Every type that can be reduced, against torch's own arithmetic and against Gloo."""
+"""Every type that can be reduced, compared with torch's arithmetic and with Gloo."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ OPERATIONS = (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.
 
 
 def same(actual, expected, what):
-    """One number everywhere, and NaN where there is one; zeros may differ in sign."""
+    """Equal numbers, and NaN in the same positions; zeros may differ in sign."""
     actual, expected = actual.double(), expected.double()
     equal = actual.eq(expected) | (actual.isnan() & expected.isnan())
     assert equal.all(), (what, actual[~equal][:4], expected[~equal][:4])
@@ -85,8 +85,8 @@ def integers(rank, size):
     return True
 
 
-def beside_gloo(rank, size):
-    """The same calls through Gloo, for the types that it has."""
+def compared_with_gloo(rank, size):
+    """The same calls through Gloo, for the types that it supports."""
     gloo = dist.new_group(backend="gloo")
     generator = torch.Generator().manual_seed(rank)
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32,
@@ -99,7 +99,7 @@ def beside_gloo(rank, size):
             other = tensor.clone()
             dist.all_reduce(tensor, op)
             dist.all_reduce(other, op, group=gloo)
-            # Gloo rounds the short types after every step: some of their last places differ.
+            # Gloo rounds short types after every step, so their last digits may differ.
             steps = {torch.bfloat16: 0.03, torch.float16: 0.004}.get(dtype)
             limits = {} if steps is None else {"rtol": steps, "atol": steps}
             torch.testing.assert_close(tensor, other, **limits)
@@ -107,7 +107,7 @@ def beside_gloo(rank, size):
 
 
 def large_averages(rank, size):
-    """A sum that the type cannot hold, an average that it can."""
+    """The type cannot represent the sum, but the average."""
     tensor = torch.full((1000,), 60_000.0, dtype=torch.float16)
     dist.all_reduce(tensor, dist.ReduceOp.AVG)
     assert tensor.eq(60_000).all(), tensor[:3]
@@ -118,7 +118,7 @@ def large_averages(rank, size):
 
 
 def flushed_subnormals(rank, size):
-    """The results of a thread that flushes subnormals are those of one that does not."""
+    """A thread that flushes subnormals gets the same results as one that does not."""
     types = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
     inputs = {
         # Patterns of subnormals: 1 to 7 times the smallest number.
@@ -149,7 +149,7 @@ def flushed_subnormals(rank, size):
 
 @pytest.mark.parametrize(
     ("function", "ranks"),
-    [(pairs_of_bytes, 2), (patterns_of_16_bits, 2), (integers, 3), (beside_gloo, 3),
+    [(pairs_of_bytes, 2), (patterns_of_16_bits, 2), (integers, 3), (compared_with_gloo, 3),
      (large_averages, 4)],
     ids=lambda value: getattr(value, "__name__", None),
 )  # fmt: skip
@@ -162,5 +162,5 @@ def test_integers_between_zones():
 
 
 @pytest.mark.parametrize("layout", [Layout.one_node(2), Layout.two_zones(1, 2)], ids=["shm", "tcp"])
-def test_subnormals_are_kept_whatever_the_calling_thread_does(layout):
+def test_subnormals_are_kept_if_the_calling_thread_flushes_them(layout):
     assert all(values(run(flushed_subnormals, layout)))

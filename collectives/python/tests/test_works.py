@@ -1,4 +1,4 @@
-"""What torch hands out for an operation: asked whether it has ended, and who sent."""
+"""torch's works of operations: completion and source ranks."""
 
 import time
 from datetime import timedelta
@@ -17,7 +17,7 @@ POLL_SECONDS = 60
 
 
 def polled(work):
-    """As scripts do it that have something else to do meanwhile."""
+    """Polls like a script that works on something else meanwhile."""
     deadline = time.monotonic() + POLL_SECONDS
     while not work.is_completed():
         assert time.monotonic() < deadline, "never completed"
@@ -26,7 +26,7 @@ def polled(work):
 
 def poll(rank, size):
     tensor = torch.full((1000,), float(rank))
-    # The others call it when we have seen that it is under way.
+    # The others call it when rank 0 has seen that it is in progress.
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
         work = dist.all_reduce(tensor, async_op=True)
@@ -37,7 +37,7 @@ def poll(rank, size):
         work = dist.all_reduce(tensor, async_op=True)
     polled(work)
     assert tensor.eq(sum(range(size))).all()
-    # Whose results are put in their places afterwards, and are read without a wait.
+    # Outputs that are copied to their destinations at the end, and are read without a wait.
     pieces = [torch.full((3, 2), -1.0)[:, 0] for _ in range(size)]
     work = dist.all_gather(pieces, torch.full((3,), float(rank)), async_op=True)
     polled(work)
@@ -45,7 +45,7 @@ def poll(rank, size):
     assert work.is_success()
     with pytest.raises(RuntimeError, match="no receive from anybody"):
         work._source_rank()
-    # The works of another backend are asked as ever.
+    # The works of another backend behave as before.
     gloo = dist.new_group(backend="gloo")
     work = dist.all_reduce(torch.ones(3), group=gloo, async_op=True)
     polled(work)
@@ -68,7 +68,7 @@ def levels(rank, size):
     for work in works:
         work.wait()
     assert all(tensor.eq(sum(range(size))).all() for tensor in tensors)
-    # One that nothing is above is never held back.
+    # A group of the highest priority is never held back.
     assert hfreduce.torch.stats(high)["held_back"] == 0
     with pytest.raises(SettingError, match=r"Options\.priority='urgent': expected low or normal"):
         hfreduce.torch.Options(priority="urgent")
@@ -77,38 +77,38 @@ def levels(rank, size):
     return True
 
 
-def test_groups_have_levels():
+def test_groups_have_priorities():
     values(run(levels, LAYOUT))
 
 
-def from_anybody(rank, size):
-    told = []
+def from_any_rank(rank, size):
+    received = []
     if rank == 0:
         for _ in range(2 * (size - 1)):
             tensor = torch.zeros(5)
-            told.append((dist.recv(tensor), tensor.tolist()))
+            received.append((dist.recv(tensor), tensor.tolist()))
     else:
         for step in range(2):
             dist.send(torch.full((5,), 10.0 * rank + step), 0)
-    # In a group whose ranks are counted otherwise.
+    # In a group with other rank numbers.
     few = dist.new_group([1, 3])
     if rank == 1:
         tensor = torch.zeros(1)
-        told.append((dist.recv(tensor, group=few), tensor.tolist()))
+        received.append((dist.recv(tensor, group=few), tensor.tolist()))
     elif rank == 3:
         dist.send(torch.tensor([7.0]), 1, group=few)
-    return told
+    return received
 
 
-def test_a_receive_from_anybody_says_who_sent():
-    told = values(run(from_anybody, LAYOUT))
-    # Of one sender in order; of several, as they came.
+def test_a_receive_from_any_rank_returns_the_sender():
+    received = values(run(from_any_rank, LAYOUT))
+    # Messages of one sender arrive in order; those of several senders in any order.
     expected = [(rank, [10.0 * rank + step] * 5) for rank in (1, 2, 3) for step in (0, 1)]
-    assert sorted(told[0]) == expected
-    assert told[1] == [(3, [7.0])]
+    assert sorted(received[0]) == expected
+    assert received[1] == [(3, [7.0])]
 
 
-def waits_for_anybody(rank, size):
+def waits_for_any_rank(rank, size):
     group = dist.new_group(timeout=timedelta(seconds=1))
     if rank == 0:
         with pytest.raises(Exception, match="waiting for a message from any rank") as caught:
@@ -117,5 +117,5 @@ def waits_for_anybody(rank, size):
     return None
 
 
-def test_nobody_who_sends_is_a_timeout():
-    assert "the timeout of 1.0 s" in values(run(waits_for_anybody, Layout.one_node(2)))[0]
+def test_a_receive_without_a_sender_times_out():
+    assert "the timeout of 1.0 s" in values(run(waits_for_any_rank, Layout.one_node(2)))[0]

@@ -1,9 +1,9 @@
-"""Runs test files of torch's sources with a backend in Gloo's place, and prints how they ended.
+"""Runs test files of torch's sources with another backend in place of Gloo, and prints the results.
 
 `python torch_files.py BACKEND FOLDER FILE...`: FOLDER is `test/distributed` of torch's sources, a
 FILE is relative to it. With `gloo` as BACKEND nothing is replaced. The last line is JSON: passed,
 failed and skipped tests with the reasons. ONLY=WORD in the environment selects tests by name. Ranks
-are forked, so that what is replaced here is replaced in all of them.
+are forked, so that the replacements apply to all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchs_own import Like
+from torch_suite import Like
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ GROUP_SECONDS = timedelta(seconds=50)
 
 
 def replace_gloo(backend: str) -> None:
-    """Whoever asks torch for Gloo gets `backend`, by name or by the class of its groups."""
+    """Replaces Gloo by `backend`, both by name and by the class of its groups."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
@@ -39,7 +39,7 @@ def replace_gloo(backend: str) -> None:
     dist.Backend.default_device_backend_map["cpu"] = Like(backend)
     gloo_options = c10d.ProcessGroupGloo._Options
 
-    def asked(function: Any) -> Any:
+    def redirected(function: Any) -> Any:
         def called(*args: Any, **keywords: Any) -> Any:
             position = {"init_process_group": 0, "new_group": 2}.get(function.__name__)
             if position is not None and len(args) > position and isinstance(args[position], str):
@@ -57,7 +57,7 @@ def replace_gloo(backend: str) -> None:
 
     for name in ("init_process_group", "new_group", "new_subgroups", "get_backend"):
         original = getattr(c10d, name)
-        replacement = asked(original)
+        replacement = redirected(original)
         for module in [*sys.modules.values()]:
             if vars(module).get(name) is original:
                 setattr(module, name, replacement)
@@ -65,14 +65,14 @@ def replace_gloo(backend: str) -> None:
 
 
 def replace_constructor() -> None:
-    """Tests that make a group or a debug wrapper of Gloo's directly make one of ours."""
+    """Replaces the constructors of Gloo's groups and debug wrappers by HFReduce's."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
     gloo_options = c10d.ProcessGroupGloo._Options
 
-    class InGloosPlace:
-        """What makes a group where a test makes one of Gloo's directly."""
+    class GlooReplacement:
+        """Constructor of a group for tests that create a group of Gloo directly."""
 
         _Options = gloo_options
         create_device = staticmethod(c10d.ProcessGroupGloo.create_device)
@@ -84,12 +84,14 @@ def replace_constructor() -> None:
             from hfreduce.bootstrap import Membership
             from hfreduce.settings import Settings
 
-            given = getattr(options[0], "_timeout", options[0]) if options else GROUP_SECONDS
+            timeout = getattr(options[0], "_timeout", options[0]) if options else GROUP_SECONDS
             members = Membership(rank, tuple(range(size)), size)
             settings = Settings.read(os.environ)
             group = dist.ProcessGroup(store, rank, size)
             kind = dist.ProcessGroup.BackendType.CUSTOM
-            joined = HFReduceBackend.join(dist.PrefixStore("own", store), members, settings, given)
+            joined = HFReduceBackend.join(
+                dist.PrefixStore("own", store), members, settings, timeout
+            )
             group._set_default_backend(kind)
             group._register_backend(torch.device("cpu"), kind, joined)
             return group
@@ -98,7 +100,7 @@ def replace_constructor() -> None:
     wrapped = []
 
     def create_wrapper(group: Any, *args: Any, **keywords: Any) -> Any:
-        """torch's debug wrapper takes a backend, which does not hold the group that it is of."""
+        """torch's debug wrapper gets a backend, which does not keep its group alive."""
         import torch
 
         wrapped.append(group)
@@ -106,11 +108,11 @@ def replace_constructor() -> None:
         return original_wrapper(backend_of, *args, **keywords)
 
     dist._create_process_group_wrapper = create_wrapper
-    dist.ProcessGroupGloo = InGloosPlace
+    dist.ProcessGroupGloo = GlooReplacement
 
 
 def fork_ranks() -> None:
-    """Ranks are forked, wherever a test would have them spawned."""
+    """Forks ranks where a test would spawn them."""
     import torch
 
     context = torch.multiprocessing.get_context("fork")
@@ -129,7 +131,7 @@ def load(folder: Path, file: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-    # torch's own hook refuses tests that another script runs.
+    # torch's hook refuses tests that are run by another script.
     vars(module).pop("load_tests", None)
     return module
 

@@ -1,7 +1,7 @@
-"""Runs the tests that torch has for its backends over a backend, and prints how each ended as JSON.
+"""Runs torch's tests of its backends over a backend, and prints the results as JSON.
 
-`python torchs_own.py BACKEND RANKS [NAME...]`. Ranks are forked, so that torch is imported once.
-torch's tests skip by the name of the backend: what they run over Gloo is run over every backend,
+`python torch_suite.py BACKEND RANKS [NAME...]`. Ranks are forked, so that torch is imported once.
+torch's tests are skipped by the name of the backend: here every backend runs those of Gloo,
 and the names of the profiler's events are expected of every backend.
 """
 
@@ -32,7 +32,7 @@ class Like(str):
 
 
 def suite(backend: str, ranks: int, folder: str, names: list[str]) -> unittest.TestSuite:
-    # Read where torch's tests are imported: they skip what Gloo does not do.
+    # torch's tests read these at import, and skip what Gloo does not support.
     os.environ |= {
         "BACKEND": "gloo",
         "WORLD_SIZE": str(ranks),
@@ -47,13 +47,13 @@ def suite(backend: str, ranks: int, folder: str, names: list[str]) -> unittest.T
     torch.set_num_threads(1)
     common_distributed.TIMEOUT_OVERRIDE = {}
     distributed_test.BACKEND = Like(backend)
-    # By this name torch skips what needs eight ranks; it is not read for anything else.
+    # With this name torch skips tests that need eight ranks; it has no other effect.
     os.environ["BACKEND"] = "mpi"
     if backend not in distributed_test.PROFILING_SUPPORTED_BACKENDS:
         distributed_test.PROFILING_SUPPORTED_BACKENDS.append(backend)
         distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.append(backend)
 
-    class Own(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
+    class Suite(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
         def setUp(self) -> None:
             super().setUp()
             fork = torch.multiprocessing.get_context("fork")
@@ -61,8 +61,8 @@ def suite(backend: str, ranks: int, folder: str, names: list[str]) -> unittest.T
                 self._spawn_processes()
 
     if names:
-        return unittest.TestSuite(Own(name) for name in names)
-    return unittest.defaultTestLoader.loadTestsFromTestCase(Own)
+        return unittest.TestSuite(Suite(name) for name in names)
+    return unittest.defaultTestLoader.loadTestsFromTestCase(Suite)
 
 
 def main() -> None:

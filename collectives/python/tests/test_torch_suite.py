@@ -1,4 +1,4 @@
-"""torch's own tests of its backends, over ours: each ends as over Gloo, or is listed."""
+"""torch's own tests of its backends, over HFReduce: each ends as over Gloo, or is listed."""
 
 import json
 import subprocess
@@ -10,32 +10,32 @@ import torch
 
 FOLDER = Path(__file__).parent
 SECONDS = 1500
-EXPECTED = json.loads((FOLDER / "torchs_own.json").read_text(encoding="utf-8"))
-"""What passes, fails and is skipped with 4 ranks and torch's release; over Gloo all but `failed`
-passes and the same is skipped, with the same reasons."""
+EXPECTED = json.loads((FOLDER / "torch_suite.json").read_text(encoding="utf-8"))
+"""Results with 4 ranks and this release of torch. Over Gloo all but `failed`
+passes, and the same tests are skipped with the same reasons."""
 
 
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 30)
-def test_torchs_own_tests_end_as_over_gloo():
+def test_the_suite_of_torch_ends_as_over_gloo():
     pytest.importorskip("expecttest", reason="torch's tests import it; it is in our dev group")
     if not torch.__version__.startswith(EXPECTED["torch"]):
         pytest.skip(f"the list is of torch {EXPECTED['torch']}, this is {torch.__version__}")
     done = subprocess.run(
-        [sys.executable, FOLDER / "torchs_own.py", "hfreduce", str(EXPECTED["ranks"])],
+        [sys.executable, FOLDER / "torch_suite.py", "hfreduce", str(EXPECTED["ranks"])],
         capture_output=True,
         text=True,
         timeout=SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    ended = json.loads(done.stdout.splitlines()[-1])
-    failed = ended["failed"]
+    results = json.loads(done.stdout.splitlines()[-1])
+    failed = results["failed"]
     unexpected = [failed[name] for name in failed if name not in EXPECTED["failed"]]
     if unexpected:
-        # Whole: the ranks' own tracebacks are the last part of the first of them.
+        # In full: the tracebacks of the ranks are at the end of the first text.
         pytest.fail("\n".join(unexpected), pytrace=False)
     assert sorted(failed) == sorted(EXPECTED["failed"])
-    assert ended["skipped"] == EXPECTED["skipped"]
-    assert sorted(ended["passed"]) == EXPECTED["passed"]
+    assert results["skipped"] == EXPECTED["skipped"]
+    assert sorted(results["passed"]) == EXPECTED["passed"]
