@@ -1,7 +1,7 @@
-"""A Kubernetes for tests: an API server in memory over HTTP, and nodes that run scripted pods.
+"""In-memory Kubernetes for tests: an API server over HTTP, and nodes that run scripted pods.
 
-`async with ApiServer() as api:` serves at `api.url`; `api.store` is what it stores, `api.faults`
-counts calls and commits faults. `Kubelets(api.store)` are the nodes.
+`async with ApiServer() as api:` serves at `api.url`. `api.store` holds the objects, and
+`api.faults` records calls and injects faults. `Kubelets(api.store)` are the nodes.
 """
 
 from fakekube.apiserver.faults import Call, Death, Fault, Faults

@@ -1,4 +1,4 @@
-"""What the in-memory API server refuses, with the bodies that a real one sends."""
+"""Error responses of the in-memory API server, with the bodies of a real one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class ApiRefusal(Exception):  # noqa: N818 - an answer, not a failure of the server
-    """An answer other than success: HTTP status, reason word, message."""
+    """An error response: HTTP status, reason, message."""
 
     def __init__(
         self, code: int, reason: str, message: str, *, retry_after_seconds: int | None = None
@@ -36,23 +36,23 @@ class ApiRefusal(Exception):  # noqa: N818 - an answer, not a failure of the ser
 
 
 def not_found(plural: str, name: str) -> ApiRefusal:
-    """404."""
+    """404 Not Found."""
     return ApiRefusal(404, "NotFound", f'{plural} "{name}" not found')
 
 
 def conflict(plural: str, name: str, why: str) -> ApiRefusal:
-    """409, of a write."""
+    """409 Conflict, of a write."""
     message = f'Operation cannot be fulfilled on {plural} "{name}": {why}'
     return ApiRefusal(409, "Conflict", message)
 
 
 def expired(why: str) -> ApiRefusal:
-    """410."""
+    """410 Expired."""
     return ApiRefusal(410, "Expired", why)
 
 
 def invalid(plural: str, name: str, why: str) -> ApiRefusal:
-    """422."""
+    """422 Invalid."""
     return ApiRefusal(422, "Invalid", f'{plural} "{name}" is invalid: {why}')
 
 

@@ -1,4 +1,4 @@
-"""What a test's world must give back: tasks of its event loop, and files of its process."""
+"""Leak check: tasks and open files that outlive a test."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["nothing_left"]
 
 FILES = Path("/proc/self/fd")
 CLOSING_SECONDS = 20.0
-"""A transport that is closed gives its socket back some turns of the loop later."""
+"""A closed transport closes its socket some iterations of the loop later."""
 
 
 @contextlib.asynccontextmanager
 async def nothing_left(closing_seconds: float = CLOSING_SECONDS) -> AsyncIterator[None]:
     """Fails if a task or an open file outlives the body.
 
-    A body that fails is not asked: it may have been cut off before it could clean up.
+    A failing body is not checked: it may have been interrupted before its cleanup.
     """
     tasks, files = asyncio.all_tasks(), _files()
     yield
     try:
         async with asyncio.timeout(closing_seconds):
-            while _left(tasks, files):  # noqa: ASYNC110 - nobody tells
+            while _left(tasks, files):  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.005)
     except TimeoutError:
         raise AssertionError(f"left behind: {_left(tasks, files)}") from None
@@ -40,11 +40,11 @@ def _left(tasks: set[asyncio.Task[object]], files: dict[str, str]) -> list[str]:
 
 
 def _files() -> dict[str, str]:
-    """Numbers, and what is open under them."""
+    """Open file descriptors and their targets."""
     found: dict[str, str] = {}
     for path in FILES.iterdir():
         if int(path.name) <= 2:
-            continue  # pytest puts other files there
-        with contextlib.suppress(OSError):  # the one that lists them
+            continue  # pytest replaces these
+        with contextlib.suppress(OSError):  # the descriptor that lists them
             found[path.name] = str(path.readlink())
     return found

@@ -95,10 +95,10 @@ def started_cluster(options: Options) -> Iterator[Cluster]:
         unavailable(str(error))
     state = Path(tempfile.mkdtemp(prefix="flyer-e2e-")) / "cluster"
     with guarded(state):
-        began = time.monotonic()
+        started_at = time.monotonic()
         started = up(state, options)
         if not options.light:
-            record("cluster", "ready_seconds", time.monotonic() - began, most=60)
+            record("cluster", "ready_seconds", time.monotonic() - started_at, most=60)
         yield Cluster(started)
     # Regardless of what ran on it: pods, mounts of 3FS, nodes that lost power.
     assert not pids_of_cluster(State(state))

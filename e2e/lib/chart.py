@@ -95,7 +95,7 @@ class Release:
     def install(self) -> float:
         """Installs or upgrades and waits until all is ready; the seconds that it took."""
         self._prepare_disks()
-        began = time.monotonic()
+        started_at = time.monotonic()
         sets = [
             word
             for key, value in self.values.items()
@@ -106,7 +106,7 @@ class Release:
             "--wait", f"--timeout={INSTALL_SECONDS:.0f}s",
             stdin=json.dumps(VALUES), deadline_s=INSTALL_SECONDS + 60,
         )  # fmt: skip
-        return time.monotonic() - began
+        return time.monotonic() - started_at
 
     def _prepare_disks(self) -> None:
         """As with local disks: pins each storage service to the node that holds its chunks."""

@@ -64,7 +64,7 @@ class Control:
     def __init__(self, cluster: Cluster, namespace: str, api: Api) -> None:
         self.cluster, self.namespace, self.api = cluster, namespace, api
         self.events: list[Any] = []
-        self.told = asyncio.Event()
+        self.reported = asyncio.Event()
         self.registry = CollectorRegistry()
         self.host = str(cluster.state.gateway)
         self.gateway = Gateway(
@@ -80,7 +80,7 @@ class Control:
 
     def _tell(self, event: Any) -> None:
         self.events.append(event)
-        self.told.set()
+        self.reported.set()
         # No FlyerJob status stores it.
         asyncio.get_running_loop().call_soon(self.gateway.stored, [event])
 
@@ -91,8 +91,8 @@ class Control:
                 for event in self.events:
                     if event.job.endswith(f"/{job}" if job else "") and isinstance(event, kind):
                         return event
-                self.told.clear()
-                await self.told.wait()
+                self.reported.clear()
+                await self.reported.wait()
 
     async def start(
         self, name: str, script: str, *arguments: str, token: bool = False

@@ -1,7 +1,7 @@
-"""Our admission policies as the API server enforces them, and who a request comes from.
+"""Fire-Flyer's admission policies as the API server enforces them, and the users of requests.
 
-Every policy of `flyer.api.policies` is in force. Its names are not the chart's: the operator is
-`OPERATOR` and the agent on the nodes `AGENT`.
+Every policy of `flyer.api.policies` is in force. User names differ from the chart's: the operator
+is `OPERATOR`, the node agent `AGENT`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SYSTEM_CLASSES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Whom a request is from. Nobody is authenticated: a header says it, as `acting` makes it."""
+    """The user of a request, which its headers name without authentication; see `acting`."""
 
     name: str
     groups: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class User:
 
     @classmethod
     def of(cls, headers: Mapping[str, str], otherwise: User) -> User:
-        """From the headers by which kubectl and our clients impersonate somebody."""
+        """The user in the impersonation headers of kubectl and the product's clients."""
         name = headers.get("Impersonate-User")
         if not name:
             return otherwise
@@ -74,7 +74,7 @@ ADMINISTRATOR: Final = User("kubernetes-admin", (MASTERS,))
 
 
 def acting(user: str, *groups: str, node: str = "") -> dict[str, str]:
-    """Headers of a request by somebody; of one group at most, as a mapping has each key once."""
+    """Impersonation headers of a user with at most one group, as a mapping has each key once."""
     assert len(groups) <= 1, groups
     headers = {"Impersonate-User": user}
     if groups:
@@ -86,7 +86,7 @@ def acting(user: str, *groups: str, node: str = "") -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A write, as policies see it."""
+    """A write, as seen by policies."""
 
     operation: str  # CREATE, UPDATE or DELETE
     target: ObjectPath
@@ -149,7 +149,7 @@ class _Policy:
         ]
 
     def matches(self, request: Request) -> bool:
-        """Whether it is about such writes."""
+        """Whether the policy applies to this write."""
         return any(
             request.target.group in rule["apiGroups"]
             and request.operation in rule["operations"]
@@ -158,7 +158,7 @@ class _Policy:
         )
 
     def mutate(self, request: Request, old: Object | None, new: Object) -> Object:
-        """The object as this policy changes it."""
+        """The object after this policy's mutations."""
         variables = self._given(request, old, new)
         for mutation in self._mutations if self._applies(request, variables) else ():
             change = mutation(self._values(mutation, variables, None))
@@ -168,7 +168,7 @@ class _Policy:
     def validate(
         self, request: Request, old: Object | None, new: Object | None, store: Store, allows: Any
     ) -> None:
-        """Refuse the write, or not."""
+        """Raise if the write is refused."""
         variables = self._given(request, old, new)
         if not self._applies(request, variables):
             return
@@ -177,12 +177,12 @@ class _Policy:
                 self._validate(request, validation, {**variables, "params": params}, allows)
 
     def _params(self, store: Store) -> list[Object | None]:
-        """What it is asked for; of a parameter that is not there nothing: all have Allow then."""
+        """The parameters of the policy; without a parameter object the write is allowed."""
         if not self._param_kind:
             return [None]
         plural = _PARAMETERS[self._param_kind]
         if not self._param:
-            return list(store.all(plural))  # the selector of every object
+            return list(store.all(plural))  # selects every object
         found = store.find(plural, self._param)
         return [] if found is None else [found]
 
@@ -216,11 +216,11 @@ class _Policy:
         raise self._refusal(request, validation.code, message)
 
     def _values(self, expression: Expression, variables: Object, allows: Any) -> Values:
-        """The variables that the expression uses, and those that these use, computed."""
+        """The values of the variables that the expression uses, directly or indirectly."""
         computed: Object = {}
         for name in self._used(expression.text):
             values = Values({**variables, "variables": dict(computed)}, allows)
-            with contextlib.suppress(Failure):  # it fails where it is used
+            with contextlib.suppress(Failure):  # raised where it is used
                 computed[name] = self._variables[name](values)
         return Values({**variables, "variables": computed}, allows)
 
@@ -230,12 +230,12 @@ class _Policy:
         while grown:
             below = {
                 name
-                for one in wanted
-                for name in re.findall(r"\bvariables\.(\w+)", self._variables[one].text)
+                for item in wanted
+                for name in re.findall(r"\bvariables\.(\w+)", self._variables[item].text)
             }
             grown = not below <= wanted
             wanted |= below
-        return (name for name in self._variables if name in wanted)  # each after those it uses
+        return (name for name in self._variables if name in wanted)  # in order of use
 
     def _refusal(self, request: Request, code: int, why: str) -> ApiRefusal:
         reason = next(name for name, one in _CODES.items() if one == code)
@@ -246,7 +246,7 @@ class _Policy:
 
 
 def _as_map(expression: str) -> str:
-    """`Object{a: Object.a{b: X}}` as maps; each with one field, which is all that we write."""
+    """`Object{a: Object.a{b: X}}` as nested maps with one field each, the only form in use."""
     found = re.sub(r"\bObject[.\w]*\{(\w+):", r"{'\1':", expression)
     assert "Object" not in found, expression
     return found
@@ -267,26 +267,26 @@ def _policies() -> tuple[_Policy, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What the store asks about one write."""
+    """Admission of one write."""
 
     admission: Admission
     request: Callable[[Object | None, Object | None], Request]
 
     def mutate(self, old: Object | None, new: Object) -> Object:
-        """Before validation: the object to store instead."""
+        """The mutated object, before validation."""
         return self.admission.mutate(self.request(old, new), old, new)
 
     def validate(self, old: Object | None, new: Object | None) -> None:
-        """After validation: refuse it, or not."""
+        """Raise if a policy refuses the write, after validation."""
         self.admission.validate(self.request(old, new), old, new)
 
 
 class Admission:
-    """All policies over one store.
+    """All policies of one store.
 
-    `grants` are the rights that `authorizer` knows: (user or group, resource, name, verb); the
-    name `*` is any, and the group system:masters has every right. `off` names policies that are not
-    in force; `*`: none is.
+    `grants` are the rights for `authorizer`: (user or group, resource, name, verb). The name `*`
+    matches any name, and the group system:masters has every right. `off` names disabled policies;
+    `*` disables all.
     """
 
     def __init__(self, store: Store) -> None:
@@ -295,23 +295,23 @@ class Admission:
         self._store = store
 
     def gate(self, request: Callable[[Object | None, Object | None], Request]) -> Gate:
-        """Admission of one write, whose request depends on what is there."""
+        """Admission of one write; its operation depends on whether the object exists."""
         return Gate(self, request)
 
     def matching(self, request: Request) -> Iterator[_Policy]:
-        """The policies that are in force for it."""
+        """The policies that apply to it."""
         for policy in () if "*" in self.off else _policies():
             if policy.matches(request) and policy.name.partition(".")[0] not in self.off:
                 yield policy
 
     def mutate(self, request: Request, old: Object | None, new: Object) -> Object:
-        """The object to store instead."""
+        """The mutated object."""
         for policy in self.matching(request):
             new = policy.mutate(request, old, new)
         return self._with_priority(request, new)
 
     def _with_priority(self, request: Request, new: Object) -> Object:
-        """A new pod with the value of its PriorityClass. A class that is not there is let pass."""
+        """A new pod with the value of its PriorityClass. A missing class is ignored."""
         spec = new.get("spec")
         if (request.operation, request.target.resource) != ("CREATE", "pods"):
             return new
@@ -323,7 +323,7 @@ class Admission:
         return new if value is None else {**new, "spec": {**spec, "priority": value}}
 
     def validate(self, request: Request, old: Object | None, new: Object | None) -> None:
-        """Refuse the write, or not."""
+        """Raise if the write is refused."""
         for policy in self.matching(request):
             policy.validate(request, old, new, self._store, self._allows)
 

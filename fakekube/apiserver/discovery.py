@@ -12,7 +12,7 @@ _VERBS: Final = ["create", "delete", "get", "list", "patch", "update", "watch"]
 
 
 def discover(path: str, store: Store) -> dict[str, Any] | None:
-    """The answer to a path that is about the server itself; None: it is about objects."""
+    """The response to a path of the server itself; None: the path names objects."""
     path = path.rstrip("/")
     kinds = [table.kind for table in store.tables.values()]
     match path.split("/")[1:]:

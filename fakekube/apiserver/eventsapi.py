@@ -1,6 +1,6 @@
-"""The group events.k8s.io: the same objects as events of the core group, under other names.
+"""API group events.k8s.io: events of the core group with other field names.
 
-What is written is checked as the API server does; it is stored, and read, in the core group.
+Writes are validated as by the API server; events are stored and read in the core group.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Object = dict[str, Any]
 
 
 def is_event(target: ObjectPath) -> bool:
-    """Whether a request is about this group's events."""
+    """Whether a request names events of this group."""
     return (target.group, target.plural) == (GROUP, PLURAL)
 
 
 def created(value: Object) -> Object:
-    """A new event as the core group has it, or a refusal."""
+    """A new event in the core group's form. Raises ApiRefusal."""
     name = value.get("metadata", {}).get("name", "")
     for field in _REQUIRED:
         if not value.get(field):
@@ -78,7 +78,7 @@ def _check_series(name: str, value: Object) -> None:
 
 
 def refused(target: ObjectPath) -> ApiRefusal:
-    """What this server does not do with them."""
+    """Refuses the operations that this server does not implement."""
     return ApiRefusal(
         405, "MethodNotAllowed", f"{GROUP} {target.plural} are read as core events here"
     )

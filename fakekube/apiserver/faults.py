@@ -1,7 +1,7 @@
-"""Faults that the in-memory API server commits on request, and the record of every call.
+"""Fault injection of the in-memory API server, and the record of all calls.
 
-Calls are counted as an API server counts them: one for each request that it answered, watches
-apart. `agent` is the User-Agent, so that one caller's faults leave the others alone.
+Calls are counted as by an API server: one for each answered request, without watches. `agent` is
+the User-Agent, so that faults can be limited to one client.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ class Call:
 
     @property
     def writes(self) -> bool:
-        """Whether it may have changed something. A token review stores nothing."""
+        """Whether it may have changed an object. A token review stores nothing."""
         return self.verb in WRITES and self.resource != "tokenreviews"
 
 
 @dataclass(slots=True)
 class Fault:
-    """What happens to the next `times` calls that match (empty fields match everything).
+    """A fault of the next `times` calls that match (empty fields match everything).
 
-    With `every` n: to the first, the n+1st, the 2n+1st … of them. With `by_chance` too: to each
-    with a chance of 1 in n, the same in each run. Else calls that come n at a time, as renewals of
-    a Lease do, may keep in step with it, and whatever is called between them is hit each time.
+    With `every` n, it hits the first, the n+1st, the 2n+1st … matching call. With `by_chance` it
+    hits each with a probability of 1/n, the same calls in each run. Otherwise calls that come n at
+    a time, such as renewals of a Lease, could stay in step with it, so that the same call is always
+    hit.
 
     refuse: answered with `code`. hang: never answered. drop: the connection is cut before the
     call is performed. lose: the call is performed, and the connection cut before the answer.
@@ -58,13 +59,13 @@ class Fault:
     seconds: float = 0.0
     every: int = 1
     by_chance: bool = False
-    watches: bool = True  # also to requests that open a watch
+    watches: bool = True  # also hits requests that open a watch
     seen: int = 0
     committed: int = 0
     _random: Random = field(default_factory=lambda: Random(0))
 
     def matches(self, call: Call) -> bool:
-        """Whether it is meant for this call."""
+        """Whether it matches this call."""
         return (
             self.times > 0
             and (self.watches or call.verb != "watch")
@@ -75,7 +76,7 @@ class Fault:
         )
 
     def hits(self) -> bool:
-        """Whether it happens to this one of the calls that match."""
+        """Whether it hits this one of the matching calls."""
         before = self._random.randrange(self.every) if self.by_chance else self.seen % self.every
         self.seen += 1
         if before:
@@ -87,10 +88,10 @@ class Fault:
 
 @dataclass(slots=True)
 class Death:
-    """An agent that dies with its n-th call that counts (`writes`: writes alone).
+    """Death of an agent at its n-th counted call (`writes`: only writes count).
 
-    The call is performed or not (`performed`), its answer never arrives, `then` runs, and nothing
-    that the agent sends from then on is heard.
+    The call is performed or not (`performed`) and never answered, `then` is called, and later
+    requests of the agent are ignored.
     """
 
     agent: str
@@ -98,19 +99,19 @@ class Death:
     then: Callable[[], None]
     performed: bool = True
     writes: bool = False
-    ignore: str = ""  # a resource whose calls do not count
+    ignore: str = ""  # resource whose calls are not counted
     seen: int = 0
 
 
 @dataclass(slots=True)
 class WatchFaults:
-    """What happens to the events of watches, and how often it has."""
+    """Faults of watch events, with counters."""
 
     double: bool = False
     delay_seconds: float = 0.0
     frozen: bool = False  # connected, silent, no bookmarks
     bookmarks: bool = True
-    cut_after: int = 0  # events of each stream; 0: never. The proxy does it.
+    cut_after: int = 0  # events of each stream; 0: never. Only the proxy implements it.
     doubled: int = 0
     delayed: int = 0
     cut: int = 0
@@ -118,7 +119,7 @@ class WatchFaults:
 
 @dataclass(slots=True)
 class Faults:
-    """All of them; also the record of calls."""
+    """All faults, and the record of calls."""
 
     calls: list[Call] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -127,7 +128,7 @@ class Faults:
     watches: WatchFaults = field(default_factory=WatchFaults)
 
     def add(self, fault: Fault) -> Fault:
-        """Commit this fault from now on."""
+        """Add a fault."""
         self.faults.append(fault)
         return fault
 
@@ -141,26 +142,26 @@ class Faults:
         writes: bool = False,
         ignore: str = "",
     ) -> Death:
-        """Let the agent die with its `after`-th call from now (1: the next)."""
+        """Let the agent die at its `after`-th call from now (1: the next)."""
         death = Death(agent, after, then, performed, writes, ignore)
         self.deaths.append(death)
         return death
 
     def clear(self) -> None:
-        """No more faults; the dead stay dead."""
+        """Remove all faults; dead agents stay dead."""
         self.faults.clear()
         self.deaths.clear()
         self.watches = WatchFaults()
 
     def take(self, call: Call) -> Fault | None:
-        """The fault of this call, if it has one."""
+        """The fault that hits this call, if any."""
         for fault in self.faults:
             if fault.matches(call) and fault.hits():
                 return fault
         return None
 
     def dies(self, call: Call) -> Death | None:
-        """Whether the agent dies with this call."""
+        """Whether the agent dies at this call."""
         for death in self.deaths:
             counts = (call.writes or not death.writes) and call.resource != death.ignore
             if death.agent == call.agent and counts:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Whom a token stands for."""
+    """The account and pod of a token."""
 
     namespace: str
     service_account: str
@@ -24,7 +24,7 @@ class Token:
 
 
 class Tokens:
-    """Tokens live as long as the pod that they are bound to."""
+    """Issued tokens, each valid as long as its pod exists."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -38,7 +38,7 @@ class Tokens:
         service_account: str = "default",
         audiences: tuple[str, ...] = ("fireflyer-gateway",),
     ) -> str:
-        """A projected token of this pod, which must exist."""
+        """Issue a projected token for an existing pod."""
         uid = self._store.get("pods", pod, namespace)["metadata"]["uid"] if pod else ""
         text = _token(namespace, pod, uid)
         self._tokens[text] = Token(namespace, service_account, audiences, pod, uid)
@@ -49,7 +49,9 @@ class Tokens:
         spec = body.get("spec", {})
         token = self._tokens.get(spec.get("token", ""))
         wanted = spec.get("audiences") or []
-        audiences = [one for one in (token.audiences if token else ()) if one in wanted]
+        audiences = [
+            audience for audience in (token.audiences if token else ()) if audience in wanted
+        ]
         if token is None or (wanted and not audiences) or not self._bound(token):
             status: dict[str, Any] = {"authenticated": False, "error": "invalid bearer token"}
             return {**body, "status": status}
@@ -74,10 +76,10 @@ class Tokens:
 
 
 def _token(namespace: str, pod: str, uid: str) -> str:
-    """In the form of a projected token; in place of the signature, what nobody can guess."""
+    """A token in the form of a projected one, with a random signature."""
     bound = {"pod": {"name": pod, "uid": uid}} if pod else {}
     claims = {"kubernetes.io": {"namespace": namespace, **bound}}
-    parts = [json.dumps(one).encode() for one in ({"alg": "RS256"}, claims)]
+    parts = [json.dumps(claim).encode() for claim in ({"alg": "RS256"}, claims)]
     parts.append(secrets.token_bytes(24))
     return ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts)
 

@@ -10,24 +10,24 @@ from flyer.api import GROUP, VERSION
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One resource: where it is in the URL and how it behaves."""
+    """One resource: its place in URLs, and its behaviour."""
 
     plural: str
     kind: str
     group: str = ""
     version: str = "v1"
     namespaced: bool = True
-    status: bool = False  # has the status subresource: the two halves are written apart
-    generation: bool = False  # metadata.generation counts changes of anything but status
+    status: bool = False  # has the status subresource
+    generation: bool = False  # metadata.generation counts changes of all but the status
 
     @property
     def api_version(self) -> str:
-        """As objects carry it."""
+        """The `apiVersion` of its objects."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
 
 def custom(plural: str, kind: str, *, namespaced: bool = False) -> Kind:
-    """One of Fire-Flyer's own kinds."""
+    """A resource of Fire-Flyer."""
     return Kind(plural, kind, GROUP, VERSION, namespaced, status=True, generation=True)
 
 

@@ -1,4 +1,4 @@
-"""The patch formats of the Kubernetes API, as far as a test needs them. Pure functions."""
+"""Patch formats of the Kubernetes API, as far as tests need them. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ JSON = "application/json-patch+json"
 APPLY = "application/apply-patch+yaml"
 STRATEGIC = "application/strategic-merge-patch+json"
 
-# Lists of maps that strategic merge and server-side apply merge by one of these keys.
+# Keys by which strategic merge and server-side apply merge lists of maps.
 _LIST_KEYS = {
     "conditions": "type",
     "containers": "name",
@@ -40,7 +40,7 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def strategic(target: Any, patch: Any, field: str = "") -> Any:
-    """Merge in which the well-known lists of maps merge by their keys."""
+    """Strategic merge: well-known lists of maps are merged by their keys."""
     if isinstance(patch, list):
         key = _LIST_KEYS.get(field)
         if key is None or not all(isinstance(item, dict) for item in patch):
@@ -110,7 +110,7 @@ def _operate(holder: Any, last: str, kind: str, value: Any) -> None:
 
 
 def apply(target: Any, configuration: dict[str, Any], before: dict[str, Any] | None) -> Any:
-    """Server-side apply: what the manager applied before and leaves out now is removed."""
+    """Server-side apply: fields that the manager applied before and omits now are removed."""
     result = _without(target, before, configuration) if before else target
     return strategic(result, configuration)
 

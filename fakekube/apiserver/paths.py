@@ -1,4 +1,4 @@
-"""What a request's path names."""
+"""Object paths of requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fakekube.errors import ApiRefusal
 
 @dataclass(frozen=True, slots=True)
 class ObjectPath:
-    """A collection (no name), an object, or a subresource of one."""
+    """A collection (without a name), an object, or a subresource."""
 
     group: str
     version: str
@@ -20,12 +20,12 @@ class ObjectPath:
 
     @property
     def resource(self) -> str:
-        """As in RBAC rules: with its subresource."""
+        """The resource as in RBAC rules, with its subresource."""
         return f"{self.plural}/{self.subresource}" if self.subresource else self.plural
 
 
 def parse(path: str) -> ObjectPath:
-    """The place of `/api/v1/…` or `/apis/GROUP/VERSION/…`."""
+    """Parse `/api/v1/…` or `/apis/GROUP/VERSION/…`."""
     parts = [part for part in path.split("/") if part]
     if parts[:1] == ["api"] and len(parts) > 2:
         group, version, rest = "", parts[1], parts[2:]

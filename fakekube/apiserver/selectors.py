@@ -22,7 +22,7 @@ def selector(labels: str, fields: str) -> Callable[[dict[str, Any]], bool]:
 
 
 def _split(text: str) -> list[str]:
-    """At commas that are not inside parentheses."""
+    """Split at commas outside parentheses."""
     return [term.strip() for term in re.split(r",(?![^(]*\))", text) if term.strip()]
 
 

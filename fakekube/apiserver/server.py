@@ -1,9 +1,9 @@
-"""An API server in memory, over HTTP: what our clients and kopf use of a real one.
+"""In-memory API server over HTTP: the subset of the API that the product's clients and kopf use.
 
-Our CRDs (schema, defaults, CEL rules) and our admission policies are in force. A request is from
-whom its impersonation headers name, else from an administrator. Not served: authentication, RBAC
-(but for `authorizer` in policies), validation of other kinds beyond metadata and the types of a
-pod's fields, server-side printing, old API versions.
+Fire-Flyer's CRDs (schema, defaults, CEL rules) and admission policies are in force. The user of a
+request is named by its impersonation headers, otherwise an administrator. Not implemented:
+authentication, RBAC (except `authorizer` in policies), validation of other kinds beyond metadata
+and the types of a pod's fields, server-side printing, old API versions.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": 
 class ApiServer:
     """Serves one store on a free port of 127.0.0.1 until closed.
 
-    `bookmark_seconds`: how often silent watches get a bookmark. Calls are recorded, and faults
-    asked for, in `faults`. Requests that name nobody are from `user`.
+    `bookmark_seconds`: interval of bookmarks on idle watches. `faults` records calls and injects
+    faults. Requests without impersonation headers are from `user`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ApiServer:
         self.faults = Faults()
         self.tokens = Tokens(self.store)
         self.admission = Admission(self.store)
-        self.logs: dict[tuple[str, str], str] = {}  # of pods: (namespace, name)
+        self.logs: dict[tuple[str, str], str] = {}  # (namespace, name) of pods
         self.url = ""
         self._kept: dict[int, tuple[int, dict[Any, Any]]] = {}  # by table
         self._bookmark_seconds = bookmark_seconds
@@ -86,7 +86,7 @@ class ApiServer:
         self.url = f"http://127.0.0.1:{bound}"
 
     async def close(self) -> None:
-        """Cut all connections and stop listening. `start` serves the same objects again."""
+        """Close all connections and stop listening. `start` serves the same objects again."""
         self.cut_watches()
         self._closing.set()
         if self._runner is not None:
@@ -94,23 +94,23 @@ class ApiServer:
             self._runner = None
 
     def cut_watches(self, resource: str = "") -> int:
-        """End these watch streams now; how many."""
-        chosen = [one for one in self._watches if resource in ("", one.resource)]
+        """End these watch streams. Returns how many."""
+        chosen = [item for item in self._watches if resource in ("", item.resource)]
         for watch in chosen:
             watch.cut()
         return len(chosen)
 
     def expire_watches(self, resource: str = "") -> None:
-        """Tell these watchers that their version is too old (410), and forget the history."""
+        """Send 410 to these watches, and discard the history."""
         self.store.compact()
         for watch in self._watches:
             if resource in ("", watch.resource):
                 watch.expire()
 
     def keep_lists(self) -> None:
-        """From now on lists at version 0 are answered from what is there now, as a server's cache.
+        """Answer lists at version 0 from the present objects from now on, as a stale server cache.
 
-        The watches that follow them tell the rest.
+        Watches that start from such a list send the later changes.
         """
         for table in self.store.tables.values():
             self._kept[id(table)] = (self.store.version, dict(table.entries))
@@ -247,9 +247,9 @@ class ApiServer:
         self, request: web.Request, target: ObjectPath, options: Any, admit: Any
     ) -> web.Response:
         selects = _selector(request)
-        for one in self.store.all(target.plural, target.namespace or None):
-            if selects(one):
-                name, namespace = one["metadata"]["name"], one["metadata"]["namespace"]
+        for item in self.store.all(target.plural, target.namespace or None):
+            if selects(item):
+                name, namespace = item["metadata"]["name"], item["metadata"]["namespace"]
                 self.store.delete(target.plural, name, namespace, options, admit=admit)
         return _answer({"kind": "Status", "apiVersion": "v1", "status": "Success"})
 
@@ -405,7 +405,7 @@ def _refused(refusal: ApiRefusal) -> web.Response:
 
 
 def _cut(request: web.Request) -> web.Response:
-    """Break the connection: whatever is answered never arrives."""
+    """Break the connection: the response never arrives."""
     if request.transport is not None:
         request.transport.abort()
     return web.Response(status=500)

@@ -1,7 +1,7 @@
-"""The objects of the in-memory API server: versions, writes, deletion, history. No I/O.
+"""Object store of the in-memory API server: versions, writes, deletion, history. No I/O.
 
-An object, once stored, is never changed in place: a write stores another one. So what a watcher
-or a test holds stays what it was.
+A stored object is never changed in place: a write stores a new one, so that references of watchers
+and tests stay valid.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ __all__ = ["Admit", "Store"]
 
 
 class Admit(Protocol):
-    """Admission of one write; an object before or after it is None where there is none."""
+    """Admission of one write; the old or new object is None if it does not exist."""
 
     def mutate(self, old: Object | None, new: Object) -> Object:
-        """Before validation: the object to store instead."""
+        """The mutated object, before validation."""
 
     def validate(self, old: Object | None, new: Object | None) -> None:
-        """After validation: refuse it, or not."""
+        """Raise if the write is refused, after validation."""
 
 
 class Store:
-    """Everything that is stored.
+    """All stored objects.
 
-    Objects of our kinds are checked against their CRDs, and the metadata of all objects against
-    what the API server takes, whoever writes them. Admission is the caller's: `admit` of a write.
+    Every write validates Fire-Flyer's kinds against their CRDs, and the metadata of all objects.
+    The caller provides the admission of a write (`admit`).
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -56,7 +56,7 @@ class Store:
     # -- reading -------------------------------------------------------------------------------
 
     def table(self, plural: str, group: str | None = None) -> Table:
-        """The table of a resource; the group may be left out where it is unambiguous."""
+        """The table of a resource; the group may be omitted if it is unambiguous."""
         if group is not None:
             if (group, plural) not in self.tables:
                 raise ApiRefusal(
@@ -66,7 +66,7 @@ class Store:
         return next(table for (_, name), table in self.tables.items() if name == plural)
 
     def find(self, plural: str, name: str, namespace: str = "") -> Object | None:
-        """The stored object, which must not be changed."""
+        """The stored object, which must not be modified."""
         entry = self.table(plural).entries.get((namespace, name))
         return entry.object if entry else None
 
@@ -87,13 +87,13 @@ class Store:
         ]
 
     def since(self, table: Table, version: int) -> Iterator[Change]:
-        """What changed after a version, or 410."""
+        """The changes after a version. Raises 410."""
         if version < table.forgotten:
             raise expired(f"too old resource version: {version} ({table.forgotten + 1})")
         return iter([change for change in table.history if change.version > version])
 
     def compact(self) -> None:
-        """Forget the history, as etcd does: watches of old versions get 410."""
+        """Discard the history, as etcd does: watches of old versions get 410."""
         for table in self.tables.values():
             table.history.clear()
             table.forgotten = self.version
@@ -102,7 +102,7 @@ class Store:
 
     @contextlib.contextmanager
     def unchecked(self) -> Iterator[None]:
-        """What is written inside was stored under an older definition: nothing is checked."""
+        """Writes inside are not validated, as if they were stored under an older definition."""
         self._checked = False
         try:
             yield
@@ -223,7 +223,7 @@ class Store:
         *,
         admit: Admit | None = None,
     ) -> Object:
-        """Delete, or begin to: finalizers and the grace of pods keep an object for a while."""
+        """Delete the object, or mark it: finalizers and the grace period of pods delay deletion."""
         options = options or {}
         table, key = self.table(plural), (namespace, name)
         before = self._entry(table, key)

@@ -20,7 +20,7 @@ HISTORY_MAX = 100_000
 
 
 class Entry:
-    """One version of one object, and its bytes once somebody wanted them."""
+    """One version of one object, with its encoding once that was requested."""
 
     __slots__ = ("_encoded", "object", "version")
 
@@ -39,7 +39,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One step of the history; `before` is None for a new object, `after.object` is the last."""
+    """One change; `before` is None for a new object, `after` holds the last version."""
 
     version: int
     deleted: bool
@@ -49,11 +49,11 @@ class Change:
 
 @dataclass(slots=True)
 class Table:
-    """All objects of one kind, and what changed lately."""
+    """All objects of one kind, and their latest changes."""
 
     kind: Kind
     entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
     history: deque[Change] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
-    forgotten: int = 0  # versions up to this one are out of the history
+    forgotten: int = 0  # versions up to this one are no longer in the history
     watchers: set[Callable[[Change], None]] = field(default_factory=set)
     checks: list[Callable[[Object | None, Object], str]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The watch streams of the in-memory API server."""
+"""Watch streams of the in-memory API server."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class Watch:
         self._queue: asyncio.Queue[Change | ApiRefusal | None] = asyncio.Queue()
 
     def cut(self) -> None:
-        """End the stream in the middle, as a restarted server does."""
+        """Break the stream, as a restarted server does."""
         self._queue.put_nowait(None)
 
     def expire(self) -> None:
-        """Say in the stream that its version is too old, and end it."""
+        """Send 410 in the stream, and end it."""
         self._queue.put_nowait(ApiRefusal(410, "Expired", "too old resource version"))
 
     async def serve(
         self, request: web.Request, version: int, *, seconds: float, bookmark_seconds: float
     ) -> web.StreamResponse:
-        """Send until the time is over or the caller is gone."""
+        """Send until the timeout or until the client disconnects."""
         past = list(self._store.since(self._table, version)) if version else []
         if not version:
             entries = self._table.entries
@@ -116,7 +116,7 @@ class Watch:
             faults.doubled += 1
 
     def _kind(self, change: Change) -> str:
-        """ADDED, MODIFIED, DELETED for this selector; empty: nothing to it."""
+        """ADDED, MODIFIED or DELETED for this selector; empty: not visible to it."""
         after = change.after.object
         if self._namespace and after["metadata"].get("namespace") != self._namespace:
             return ""

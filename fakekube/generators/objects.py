@@ -1,7 +1,7 @@
-"""Random objects as users, kubelets and other controllers write them, for property tests.
+"""Random objects for property tests, as users, kubelets and other controllers write them.
 
-`any_object` takes a valid object of one of our kinds and puts JSON in the place of some fields of
-its schema. `any_typed` makes a value of a Kubernetes type: what a real API server could hold.
+`any_object` replaces some fields of a valid object of Fire-Flyer's kinds by random JSON.
+`any_typed` creates a value of a Kubernetes type that a real API server could store.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ _KIND_OF: Final = {kind.plural: kind.kind for kind in crd.KINDS}
 
 
 def valid_object(plural: str, name: str) -> dict[str, Any]:
-    """One that is taken."""
+    """A valid object."""
     value = {"apiVersion": names.API_VERSION, "kind": _KIND_OF[plural]}
     return {**value, "metadata": {"name": name}, "spec": _copy(_VALID[plural])}
 
 
 def any_object(random: Random, plural: str, name: str, half: str = "spec") -> dict[str, Any]:
-    """A valid one with JSON in the place of one to three fields of its spec or status."""
+    """A valid object with random JSON in one to three fields of its spec or status."""
     value = valid_object(plural, name)
     part = value.setdefault(half, {})
     if plural == names.PLURAL_JOBS and random.random() < 0.3:
@@ -77,7 +77,7 @@ def any_object(random: Random, plural: str, name: str, half: str = "spec") -> di
 
 
 def _disturb(random: Random, holder: dict[str, Any], schema: dict[str, Any]) -> None:
-    """Set some field: to a value near what is right, to JSON, or to something within it."""
+    """Set a field to a nearly valid value or to JSON, or change a field inside it."""
     properties = schema.get("properties")
     if not properties:
         return
@@ -93,7 +93,7 @@ def _disturb(random: Random, holder: dict[str, Any], schema: dict[str, Any]) -> 
 
 
 def _near(random: Random, schema: dict[str, Any], depth: int = 3) -> Any:
-    """A value of the schema's type, mostly; often at its bounds."""
+    """A value, mostly of the schema's type and often at its bounds."""
     kind = schema.get("type")
     if random.random() < 0.05:
         return None
@@ -116,7 +116,7 @@ def _near(random: Random, schema: dict[str, Any], depth: int = 3) -> Any:
 
 
 def any_metadata(random: Random, uids: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Labels, annotations, finalizers and owners, some of which no API server takes."""
+    """Labels, annotations, finalizers and owners, some of them invalid."""
     found: dict[str, Any] = {}
     for field in ("labels", "annotations"):
         if random.random() < 0.7:
@@ -132,7 +132,7 @@ def any_metadata(random: Random, uids: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def any_owner(random: Random, uids: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A reference to a job, to nothing, or malformed."""
+    """An owner reference: to a job, dangling, or malformed."""
     value = {
         "apiVersion": random.choice((names.API_VERSION, "fireflyer.dev/v9", "apps/v1", "v1", "")),
         "kind": random.choice((names.KIND_JOB, names.KIND_JOB, "ReplicaSet", "")),
@@ -144,7 +144,7 @@ def any_owner(random: Random, uids: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def any_typed(random: Random, kind: str, depth: int = 5) -> Any:
-    """A value of a type of the official client, such as V1Pod: required fields are there."""
+    """A value of a type of the official client, such as V1Pod, with its required fields."""
     if match := re.fullmatch(r"[lL]ist\[(.+)\]", kind):
         return [any_typed(random, match[1], depth - 1) for _ in range(random.randrange(3))]
     if match := re.fullmatch(r"[dD]ict[\[(]str, (.+)[\])]", kind):
@@ -177,7 +177,7 @@ _TYPED_TEXTS: Final = (
 
 @functools.cache
 def _fields(kind: str) -> dict[str, tuple[str, bool]] | None:
-    """Of a type of the official client: the field's JSON name, its type, whether it is required."""
+    """Fields of a type of the official client: JSON name, type, whether it is required."""
     from kubernetes.client import models
 
     model = getattr(models, kind, None)
@@ -193,4 +193,4 @@ def _fields(kind: str) -> dict[str, tuple[str, bool]] | None:
 def _copy(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _copy(one) for name, one in value.items()}
-    return [_copy(one) for one in value] if isinstance(value, list) else value
+    return [_copy(item) for item in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Random JSON in the place of pod templates, for property tests: mostly near what is valid."""
+"""Random pod templates for property tests, most of them nearly valid."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["WHOLE", "any_json", "any_template"]
 TEXTS = (
     "", "x", "8", "64Gi", "1e9", "1e999", "node-a", "In", "Gt", "Always", "trainer", "ü", "a.b/c",
 )  # fmt: skip
-# Field names of pods, so that values reach the places that are read.
+# Field names of pods, so that values reach the fields that the operator reads.
 FIELDS = (
     "affinity", "allowPrivilegeEscalation", "args", "claimName", "claims", "command", "comand",
     "containers", "contianers", "cpu", "dnsPolicy", "effect", "env", "ephemeral",
@@ -30,7 +30,7 @@ WHOLE = {"name": "trainer", "image": "i", "command": ["python", "train.py"]}
 
 
 def any_json(random: Random, depth: int = 4) -> Any:
-    """A value, mostly small."""
+    """A JSON value, mostly small."""
     kind = random.randrange(10 if depth else 6)
     if kind < 6:
         return (
@@ -44,7 +44,7 @@ def any_json(random: Random, depth: int = 4) -> Any:
 
 
 def any_template(random: Random) -> Any:
-    """Mostly a template that would do, with some JSON in the place of some fields."""
+    """A template, mostly a valid one with random JSON in some fields."""
     if random.random() < 0.1:
         return any_json(random)
     container: dict[str, Any] = dict(WHOLE)

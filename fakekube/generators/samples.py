@@ -1,4 +1,4 @@
-"""Objects that the API server takes, for tests whose subject is something else."""
+"""Valid sample objects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def job_object(name: str, *, nodes: int = 1, **spec: Any) -> dict[str, Any]:
 
 
 def owned_by(owner: dict[str, Any]) -> dict[str, Any]:
-    """The part of a dependent's metadata that names its controller."""
+    """Metadata that names the controller of a dependent."""
     metadata = owner["metadata"]
     reference = {
         "apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": metadata["name"],

@@ -1,13 +1,13 @@
 """Containers of simulated pods: the product's sidecar, and a scripted launcher with one rank.
 
-The sidecar is `flyer.sidecar.Sidecar` with the settings of the pod's own environment, over real
-sockets: hello, start order, suspension, reports and reconnects are the product's. The launcher and
-the rank follow `flyer.job.container` and `flyer.job.handle` in one task each: a process per pod
-would cost a test more than all the rest.
+The sidecar is `flyer.sidecar.Sidecar` with the settings from the pod's environment, over real
+sockets: hello, start order, suspension, reports and reconnects are the product's code. The launcher
+and the rank follow `flyer.job.container` and `flyer.job.handle` in one task each, because processes
+would dominate the cost of a test.
 
-A rank that is suspended, or gets a SIGTERM, saves one step more and releases; node rank 0 speaks
-for the gang, and the others leave once it has saved. An order to kill is SIGKILL at once, without
-the launcher's second of grace. `Behaviour` has what else a pod may do.
+A rank that is suspended, or gets a SIGTERM, saves one more step and releases; node rank 0 reports
+for the gang, and the others exit once it has saved. An order to kill is SIGKILL at once, without
+the launcher's second of grace. `Behaviour` has the variants.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ if TYPE_CHECKING:
 __all__ = ["Behaviour", "Containers"]
 
 LINE_BYTES_MAX: Final = 1 << 20
-DONE_SECONDS: Final = 3.0  # as the launcher's
+DONE_SECONDS: Final = 3.0  # as in the launcher
 LEAVE_SECONDS: Final = 5.0
-"""A rank that has released waits so long for SIGTERM, as `Job.release` does."""
-# The sidecar's, shortened: what a test waits for is not a pause between two tries.
+"""Time for which a released rank waits for SIGTERM, as in `Job.release`."""
+# The sidecar's pauses between attempts, shortened for tests.
 RETRY_SECONDS: Final = 0.02
 RETRY_SECONDS_MAX: Final = 0.2
 REPORT_SECONDS: Final = 0.02
@@ -67,19 +67,19 @@ REPORT_SECONDS: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """What a pod's processes do when they are asked to leave."""
+    """Behaviour of a pod's processes when they are asked to exit."""
 
     saves: bool = True
-    """Rank 0 writes a checkpoint before it releases."""
+    """Whether rank 0 writes a checkpoint before it releases."""
     deaf: bool = False
-    """The ranks ignore the suspension and SIGTERM: only SIGKILL ends them."""
+    """Whether ranks ignore the suspension and SIGTERM, so that only SIGKILL ends them."""
     hung: bool = False
-    """The launcher obeys no order once its rank runs."""
+    """Whether the launcher ignores orders once its rank runs."""
 
 
 @dataclass(slots=True)
 class _Gang:
-    """What a collective would spread among the ranks of an attempt."""
+    """State of an attempt that collectives would distribute among its ranks."""
 
     saved: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -113,17 +113,19 @@ class _Pod:
         self.over = asyncio.Event()
         """The main container has ended, and its launcher has reported it if it could."""
         work = [self.sidecar.run(), self._launch(), self._main()]
-        self._serving, *self._others = [asyncio.create_task(one, context=context) for one in work]
+        self._serving, *self._others = [
+            asyncio.create_task(coroutine, context=context) for coroutine in work
+        ]
 
-    # -- what the kubelet does -----------------------------------------------------------------
+    # -- calls of the kubelet ------------------------------------------------------------------
 
     def exit(self, end: Exit) -> None:
-        """The main container's processes end like this, unless they have ended."""
+        """End the main container's processes, unless they have ended."""
         if not self._exit.done():
             self._exit.set_result(end)
 
     def terminate(self) -> None:
-        """SIGTERM to the main container."""
+        """Send SIGTERM to the main container."""
         if self._behaviour.hung and self._running:
             return
         if not self._running:
@@ -137,7 +139,7 @@ class _Pod:
         await self.drop()
 
     async def drop(self) -> None:
-        """SIGKILL to all containers."""
+        """Send SIGKILL to all containers."""
         tasks = [self._serving, *self._others]
         for task in tasks:
             task.cancel()
@@ -232,7 +234,7 @@ class _Pod:
 
 
 class _Socket:
-    """A connection of the job socket."""
+    """Serve a connection of the job socket."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -245,7 +247,7 @@ class _Socket:
         self._writer.transport.abort()
 
     async def ask(self, request: Request) -> Reply:
-        """Answered in order."""
+        """Responds in order."""
         self._writer.write(encode(request))
         return parse_reply(await self._reader.readuntil(b"\n"))
 
@@ -255,9 +257,9 @@ def _blame(end: Exit) -> dict[str, Any] | None:
     if (not end.status and not end.signal) or end.status in (EXIT_SUSPENDED, EXIT_NO_START):
         return None
     if end.signal == TERMINATED.signal:
-        return None  # it ended its ranks itself
+        return None  # it terminated its ranks itself
     return {
-        "rank": 0,  # the sidecar makes it the pod's first
+        "rank": 0,  # the sidecar adds the pod's first rank
         "time": time.time(),
         "exit_status": None if end.signal else end.status,
         "signal": end.signal or None,
@@ -266,10 +268,10 @@ def _blame(end: Exit) -> dict[str, Any] | None:
 
 
 class Containers:
-    """Of all pods of a cluster that are made for a gang; others have none."""
+    """Containers of a cluster's gang pods; other pods have no processes."""
 
     def __init__(self, tokens: Tokens, network: PodNetwork) -> None:
-        self.behaviour = Behaviour()  # of pods that start from now on
+        self.behaviour = Behaviour()  # of pods that start later
         self._tokens = tokens
         self._network = network
         self._pods: dict[str, _Pod] = {}
@@ -309,20 +311,20 @@ class Containers:
         return self._pods[uid].sidecar
 
     def exit(self, uid: str, end: Exit) -> bool:
-        """Let the main container end; False: there is none."""
+        """End the main container. Returns whether there is one."""
         pod = self._pods.get(uid)
         if pod is not None:
             pod.exit(end)
         return pod is not None
 
     def cut(self, uid: str) -> None:
-        """The pod's machine has no network any more, or no power."""
+        """The pod's node has lost its network or power."""
         pod = self._pods.get(uid)
         if pod is not None:
             self._network.cut(pod.address)
 
     async def terminate(self, uid: str, seconds: float) -> None:
-        """SIGTERM, and SIGKILL after so long; returns when the main container has ended."""
+        """Send SIGTERM, then SIGKILL after `seconds`; return when the main container has ended."""
         pod = self._pods.get(uid)
         if pod is None:
             return
@@ -341,10 +343,10 @@ class Containers:
             self._pods.pop(uid, None)
 
     def drop(self, uid: str) -> None:
-        """The pod's machine is gone, or nothing knows of the pod any more: SIGKILL to all.
+        """Send SIGKILL to all: the pod's node is gone, or the pod is unknown.
 
-        Its connections are reset, as by a machine that boots again; one that only falls silent
-        would keep them.
+        Its connections are reset, as by a node that has rebooted; a node that is only silent would
+        keep them.
         """
         pod = self._pods.pop(uid, None)
         if pod is not None:
@@ -353,7 +355,7 @@ class Containers:
             task.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        """Nothing runs any more."""
+        """Whether nothing runs."""
         for uid in list(self._pods):
             self.drop(uid)
         await asyncio.gather(*self._ending, return_exceptions=True)
@@ -361,9 +363,9 @@ class Containers:
 
 
 def _environment(pod: Object) -> dict[str, str] | None:
-    """Of the pod's sidecar, if it has one."""
+    """The environment of the pod's sidecar, if it has one."""
     spec = pod["spec"]
-    for one in (*spec.get("initContainers", ()), *spec.get("containers", ())):
-        if one.get("name") == SIDECAR_CONTAINER:
-            return {entry["name"]: entry.get("value", "") for entry in one.get("env", ())}
+    for container in (*spec.get("initContainers", ()), *spec.get("containers", ())):
+        if container.get("name") == SIDECAR_CONTAINER:
+            return {entry["name"]: entry.get("value", "") for entry in container.get("env", ())}
     return None

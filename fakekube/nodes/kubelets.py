@@ -1,7 +1,7 @@
-"""The nodes of the in-memory cluster: they run bound pods by script, in a few milliseconds each.
+"""Nodes of the in-memory cluster, which run bound pods by script in a few milliseconds each.
 
-They write into the store directly, so that the calls that the API server counts are those of the
-components under test. Also here: what the scheduler of Kubernetes does with ungated pods.
+They write into the store directly, so that the API server counts only calls of the components under
+test. They also bind ungated pods, as kube-scheduler does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Kubelets", "node_object", "wanted_node"]
 
 START_SECONDS: Final = 0.002
 TERM_SECONDS: Final = 1.0
-"""A container gets no longer between SIGTERM and SIGKILL, whatever its pod's grace."""
+"""Maximum time between SIGTERM and SIGKILL, even with a longer grace period."""
 
 
 def node_object(
@@ -39,7 +39,7 @@ def node_object(
     dedicated: bool = True,
     address: str = "",
 ) -> Object:
-    """A ready node with Fire-Flyer's labels. Without an address nobody can ask it anything."""
+    """A ready node with Fire-Flyer's labels. Without an address it cannot be probed."""
     labels = {
         "kubernetes.io/hostname": name,
         "topology.kubernetes.io/zone": zone,
@@ -69,9 +69,9 @@ def node_object(
 class Kubelets:
     """All nodes.
 
-    `exits(pod)` is asked when a pod starts: an Exit that comes after `seconds`, or None for a pod
-    that runs until somebody ends it (`finish`). With `containers`, processes stand behind the pods:
-    they end by themselves too, and a pod's status follows theirs.
+    `exits(pod)` is called when a pod starts. It returns an Exit that happens after `seconds`, or
+    None for a pod that runs until `finish`. With `containers`, pods have processes, which may also
+    end by themselves; a pod's status follows them.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Kubelets:
         self.exits = exits
         self.start_seconds = start_seconds
         self.term_seconds = term_seconds
-        self.tells_end_after_seconds = 0.0  # how long a container's end takes to be in its status
+        self.tells_end_after_seconds = 0.0  # delay of a container's end in its status
         self.tells_end_after: Callable[[], float] = lambda: self.tells_end_after_seconds
         self.stopped_nodes: set[str] = set()  # their kubelets are dead
         self.stuck_nodes: set[str] = set()  # their pods never end
@@ -107,13 +107,13 @@ class Kubelets:
         await self.close()
 
     def open(self) -> None:
-        """Run what is bound, from now on."""
+        """Start to run bound pods."""
         self.store.table("pods", "").watchers.add(self._changed)
         for pod in self.store.all("pods"):
             self._look(pod)
 
     async def close(self) -> None:
-        """Stop running anything."""
+        """Stop all pods."""
         self.store.table("pods", "").watchers.discard(self._changed)
         for task in list(self._tasks):
             task.cancel()
@@ -121,14 +121,14 @@ class Kubelets:
         if self.containers is not None:
             await self.containers.close()
 
-    # -- what tests do -------------------------------------------------------------------------
+    # -- calls of tests ------------------------------------------------------------------------
 
     def add_node(self, name: str, zone: str, **details: Any) -> Object:
-        """A node joins."""
+        """Add a node."""
         return self.store.create("nodes", node_object(name, zone, **details))
 
     def finish(self, namespace: str, name: str, end: Exit | None = None) -> None:
-        """The pod's container ends now; its status says so when the kubelet gets to it."""
+        """End the pod's container; the kubelet updates the status later."""
         seconds = self.tells_end_after() if self.containers is None else 0.0
         if seconds:
             self._spawn(self._finish_later(seconds, namespace, name, end))
@@ -145,25 +145,25 @@ class Kubelets:
         pod = self.store.find("pods", name, namespace)
         deaf = self.stopped_nodes | self.stuck_nodes
         if pod is None or pod["spec"].get("nodeName") in deaf:
-            return  # nobody there to say so
+            return  # the kubelet is stopped
         if pod["status"]["phase"] in ("Pending", "Running"):
             self._end(pod, end or Exit())
 
     def lose_node(self, name: str) -> None:
-        """The machine dies: its kubelet falls silent and the node becomes NotReady."""
+        """Lose the node: its kubelet stops and the node becomes NotReady."""
         self.stopped_nodes.add(name)
         self._drop_containers(name)
         self.set_ready(name, ready=False)
 
     def cut_node(self, name: str) -> None:
-        """The machine falls silent, and its connections stay open. Kubernetes has not noticed."""
+        """Cut the node off; its connections stay open. Kubernetes has not noticed yet."""
         self.stopped_nodes.add(name)
         for pod in self.store.all("pods"):
             if self.containers is not None and pod["spec"].get("nodeName") == name:
                 self.containers.cut(pod["metadata"]["uid"])
 
     def answers(self, address: str) -> bool:
-        """Whether there is a machine at this address that lives."""
+        """Whether a live node has this address."""
         return any(
             {"type": "InternalIP", "address": address} in node["status"].get("addresses", ())
             for node in self.store.all("nodes")
@@ -176,7 +176,7 @@ class Kubelets:
                 self.containers.drop(pod["metadata"]["uid"])
 
     def return_node(self, name: str) -> None:
-        """It boots again: nothing runs on it any more, and its kubelet says so."""
+        """Reboot the node: nothing runs on it, and its kubelet reports that."""
         self.stopped_nodes.discard(name)
         self._drop_containers(name)
         for pod in self.store.all("pods"):
@@ -301,7 +301,7 @@ class Kubelets:
         task.add_done_callback(lambda _: self._concluding.pop(uid, None))
 
     async def _conclude(self, pod: Object, end: Exit) -> None:
-        """The sidecar is stopped after the main container; then the pod has ended."""
+        """Stop the sidecar after the main container; then the pod has ended."""
         assert self.containers is not None, "one of its containers has ended"
         await asyncio.sleep(self.tells_end_after())
         if pod["spec"]["nodeName"] in self.stopped_nodes | self.stuck_nodes:

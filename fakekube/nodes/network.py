@@ -1,11 +1,11 @@
 """Loopback network of simulated pods: connections come from the pod's address, to service names.
 
-A pod's tasks run in a context that `PodNetwork.of` made. What they connect to is resolved by the
-network's services, and the connection is bound to the pod's own address of 127.0.0.0/8, so that a
-server sees the address that the API server has in the pod's status.
+A pod's tasks run in a context from `PodNetwork.of`. The network's services resolve the hosts of
+their connections, which are bound to the pod's address in 127.0.0.0/8, so that a server sees the
+address in the pod's status.
 
-`cut` stands for a machine that lost its network or its power: its connections stay open, as nobody
-ends them, and nothing goes through them any more.
+`cut` simulates a node that lost its network or power: its connections stay open and transfer no
+more data.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class PodNetwork:
         return context
 
     def port(self, host: str) -> int:
-        """Where a service is served now."""
+        """The present port of a service."""
         if host not in self.services:
             raise ConnectionRefusedError(f"no service is named {host}")
         return self.services[host]()
 
     def cut(self, address: str) -> None:
-        """Nothing goes to or from this address any more."""
+        """Stop all traffic of this address."""
         self._cut.add(address)
         for transport in self._transports.get(address, ()):
             _silence(transport)
 
     async def connected(self, address: str, transport: asyncio.Transport) -> None:
-        """A connection was opened from this address. Waits until cancelled if that is cut off."""
+        """Record a connection of this address. Waits until cancelled if the address is cut off."""
         self._transports.setdefault(address, WeakSet()).add(transport)
         if address in self._cut:
             transport.abort()
@@ -68,7 +68,7 @@ def _silence(transport: asyncio.Transport) -> None:
 
 
 def _install(loop: asyncio.AbstractEventLoop) -> None:
-    """Once for each loop: tasks outside of pods connect as before."""
+    """Patch the loop once; tasks outside pods connect as before."""
     if hasattr(loop, _INSTALLED):
         return
     connect = loop.create_connection

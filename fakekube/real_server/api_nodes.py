@@ -1,4 +1,4 @@
-"""Nodes of a real API server without kubelets: what those would write is written here."""
+"""Nodes of a real API server without kubelets: writes the statuses that kubelets would write."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ BEAT_SECONDS = 3.0
 
 
 class ApiNodes:
-    """Runs bound pods by writing their statuses, and plays Kubernetes' scheduler."""
+    """Runs bound pods by writing their statuses, and acts as kube-scheduler."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._nodes: dict[str, list[dict[str, Any]]] = {}  # their conditions
+        self._nodes: dict[str, list[dict[str, Any]]] = {}  # conditions
         self._address = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._started: set[str] = set()
@@ -37,28 +37,28 @@ class ApiNodes:
 
     @property
     def store(self) -> ApiNodes:
-        """Who knows the pods, for `FakeGateway`."""
+        """The pods, for `FakeGateway`."""
         return self
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.pods.run())
             group.create_task(self._beat())
 
     async def _beat(self) -> None:
-        """Say that the nodes live, or the control plane takes them for lost."""
+        """Report that the nodes are alive; otherwise the control plane marks them as lost."""
         while True:
             now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
             for name, conditions in list(self._nodes.items()):
-                told = [{**condition, "lastHeartbeatTime": now} for condition in conditions]
+                reported = [{**condition, "lastHeartbeatTime": now} for condition in conditions]
                 with contextlib.suppress(ApiError):
-                    status = {"conditions": told}
+                    status = {"conditions": reported}
                     await self._api.merge(NODES, name, {"status": status}, subresource="status")
             await asyncio.sleep(BEAT_SECONDS)
 
     async def add(self, name: str, zone: str, node_class: str, *, dedicated: bool = True) -> None:
-        """A node of a class of its own, ready."""
+        """Create a ready node with a separate class."""
         node = node_object(name, zone, node_class=node_class, dedicated=dedicated)
         status = node.pop("status")
         node["apiVersion"], node["kind"] = "v1", "Node"
@@ -67,12 +67,12 @@ class ApiNodes:
         self._nodes[name] = status["conditions"]
 
     def find(self, plural: str, name: str, namespace: str) -> dict[str, Any] | None:
-        """A pod; nothing else is kept."""
+        """The pod; other resources are not stored."""
         assert plural == "pods", plural
         return self.pods.get(namespace, name)
 
     def finish_job(self, namespace: str, job: str, attempt: int) -> None:
-        """All pods of a job's attempt end well, those too that are not known to run yet."""
+        """End all pods of a job's attempt successfully, including those that do not run yet."""
         self._finishing.add((namespace, job, str(attempt)))
         for pod in self.pods.values():
             self._finish_if_asked(pod)
@@ -86,7 +86,7 @@ class ApiNodes:
             self.finish(metadata["namespace"], metadata["name"], Exit())
 
     def finish(self, namespace: str, name: str, end: Exit) -> None:
-        """A pod ends."""
+        """End a pod."""
         state = {"terminated": {"exitCode": end.status, "reason": "Completed"}}
         phase = "Failed" if end.status else "Succeeded"
         statuses = [{"name": "trainer", "state": state, "image": "i", "imageID": "i",

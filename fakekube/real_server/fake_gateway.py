@@ -1,6 +1,6 @@
-"""A gateway without sidecars, for a real API server without kubelets, whose pods have no processes.
+"""Gateway without sidecars, for a real API server without kubelets, whose pods have no processes.
 
-Tests in memory use the product's gateway and sidecars: see `containers`.
+Tests in memory use the product's gateway and sidecars: see `fakekube.nodes.containers`.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ __all__ = ["FakeGateway", "Gang", "PodRunner"]
 
 
 class PodStore(Protocol):
-    """Where pods are looked up."""
+    """A store of pods."""
 
     def find(self, plural: str, name: str, namespace: str) -> dict[str, Any] | None:
-        """The object, if there is one."""
+        """The object, if it exists."""
 
 
 class PodRunner(Protocol):
-    """Who runs the pods: `Kubelets` in memory, or `ApiNodes`."""
+    """The runner of the pods: `Kubelets` in memory, or `ApiNodes`."""
 
     @property
     def store(self) -> PodStore:
         """Its pods."""
 
     def finish(self, namespace: str, name: str, end: Exit) -> None:
-        """Let a pod end."""
+        """End a pod."""
 
 
 @dataclass(slots=True)
@@ -61,11 +61,11 @@ class Gang:
 
 
 class FakeGateway:
-    """The interface of the gateway over pods that `Kubelets` run.
+    """The gateway's interface for pods without processes.
 
-    A gang is up when all its pods have addresses. A signalled gang acknowledges, saves one step
-    more and ends, unless `deaf`. What its sidecars said they say again to the next leader's
-    gateway: `said`, which all gateways of a cluster share, is their memory.
+    A gang is up when all its pods have addresses. A signalled gang acknowledges, saves one more
+    step and exits, unless `deaf`. Its sidecars repeat their reports to the next leader's gateway:
+    `said`, which all gateways of a cluster share, holds them.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class FakeGateway:
         self._kubelets = kubelets
 
     async def serve(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         await asyncio.Event().wait()
 
     def expect(self, job: FlyerJob, start: Start, pods: Sequence[PodIdentity]) -> None:
-        """These pods are this attempt."""
+        """Accept the pods of an attempt."""
         known = self.gangs.get(start.job)
         if known is not None and known.start.attempt == start.attempt:
             return
@@ -100,7 +100,7 @@ class FakeGateway:
                 self._locate(gang, pod.uid, found["status"].get("podIP", ""))
 
     def locate(self, uid: str, ip: str) -> None:
-        """Where a pod is."""
+        """Record a pod's address."""
         for gang in self.gangs.values():
             if any(pod.uid == uid for pod in gang.pods):
                 self._locate(gang, uid, ip)
@@ -113,7 +113,7 @@ class FakeGateway:
             self._enqueue(GangStarted(gang.start.job, gang.start.attempt))
 
     def signal(self, signal: Signal) -> None:
-        """Ask the job to save and release."""
+        """Ask the job to checkpoint and release."""
         self.signals.append(signal)
         gang = self.gangs.get(signal.job)
         if gang is None or gang.start.attempt != signal.attempt or self.deaf:
@@ -125,25 +125,25 @@ class FakeGateway:
             CheckpointReported(job, attempt, step, f"step-{step}"),
             Released(job, attempt),
         ]
-        # Asked again, by the next leader, a gang that has saved and left saves no further step.
+        # A gang that has saved and released saves no further step if the next leader asks again.
         for event in self._said.setdefault((job, attempt), left):
             self._enqueue(event)
         for pod in gang.pods:
             self._kubelets.finish(pod.namespace, pod.name, Exit())
 
     def kill(self, job: str, attempt: int) -> set[str]:
-        """End the attempt's ranks from inside, unless they are deaf."""
+        """End the attempt's ranks through their launchers, unless they are deaf."""
         gang = self.gangs.get(job)
         if gang is None or gang.start.attempt != attempt or self.deaf:
             return set()
-        told = {pod.uid for pod in gang.pods if pod.uid in gang.located}
+        reported = {pod.uid for pod in gang.pods if pod.uid in gang.located}
         for pod in gang.pods:
-            if pod.uid in told:
+            if pod.uid in reported:
                 self._kubelets.finish(pod.namespace, pod.name, Exit(137, 9))
-        return told
+        return reported
 
     async def conclude(self, uid: str, status: Outcome) -> Outcome:
-        """A pod has ended: tells PodExited, once."""
+        """Report PodExited, once, for a pod that has ended."""
         for gang in self.gangs.values():
             for rank, pod in enumerate(gang.pods):
                 if pod.uid == uid and uid not in gang.concluded:
@@ -169,11 +169,11 @@ class FakeGateway:
         return [pod.name for pod in gang.pods if pod.uid not in gang.located] if gang else []
 
     def stored(self, events: Iterable[Event]) -> None:
-        """Nothing of this gateway waits for an acknowledgement."""
+        """This gateway acknowledges nothing."""
 
     def republish_streams(self, job: str) -> None:
-        """No gang of this gateway loses its streams."""
+        """Gangs of this gateway never lose their streams."""
 
     def heartbeats(self) -> dict[str, Heartbeat]:
-        """What is heard of each node."""
+        """The latest sign of life of each node."""
         return dict(self.heartbeats_of)

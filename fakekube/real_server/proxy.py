@@ -1,8 +1,8 @@
-"""Between clients and a real API server: every call is counted, and any can be an agent's last.
+"""Proxy in front of a real API server: counts calls, injects faults and kills clients.
 
-Clients speak plain HTTP to it, or TLS where it has a certificate; it adds the credentials of
-whoever made it, if any. It commits `faults`, to watches those of `faults.watches`, and asks
-`reaper` whose last a write is.
+Clients use plain HTTP, or TLS if the proxy has a certificate. The proxy adds its own credentials,
+if any, injects `faults` into calls and `faults.watches` into watches, and asks `reaper` whether a
+write kills its client.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HOP_BY_HOP = frozenset({"connection", "content-length", "host", "transfer-encod
 
 
 class Proxy:
-    """Serves at `url` for as long as it is entered."""
+    """Serves at `url` while it is entered."""
 
     def __init__(
         self, access: Access, host: str = "127.0.0.1", context: ssl.SSLContext | None = None
@@ -56,7 +56,7 @@ class Proxy:
         )
         app = web.Application(client_max_size=64 * 2**20)
         app.router.add_route("*", "/{path:.*}", self._serve)
-        # Who hangs up ends its watch: nothing of the dead is kept.
+        # A client that disconnects ends its watch, so that dead clients leave nothing.
         self._runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True
         )
@@ -68,7 +68,7 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The URL at which it listens."""
         assert self._runner is not None, "not entered"
         return int(self._runner.addresses[0][1])
 
@@ -83,7 +83,7 @@ class Proxy:
         if call.agent in self.faults.dead:
             return _cut(request)
         fault = self.faults.take(call)
-        # A watch is no call that counts.
+        # Watches are not counted.
         death = None if call.verb == "watch" else self.faults.dies(call)
         if death is not None and not death.performed:
             death.then()
@@ -113,7 +113,7 @@ class Proxy:
         if self.reaper is None or key is None or not self.reaper.dies(call, key):
             return False
         self.faults.dead.add(call.agent)
-        # The dead hang up, which cancels us.
+        # A dead client disconnects, which cancels this handler.
         await asyncio.shield(asyncio.create_task(self.reaper.kill(call.agent)))
         return True
 
@@ -146,7 +146,7 @@ class Proxy:
         ) as answer:
             watches = answer.ok and call.verb == "watch"
             if cut or (answer.ok and await self._kills(call, key)):
-                if not watches:  # whose answer has no end
+                if not watches:  # an endless response
                     await answer.read()
                 return _cut(request)
             headers = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP_BY_HOP}
@@ -165,7 +165,7 @@ class Proxy:
 
 
 async def _committed(fault: Fault, request: web.Request) -> web.Response | None:
-    """What the caller is answered instead; None: as if nothing were wrong, perhaps later."""
+    """The injected response; None: the request is forwarded, possibly after a delay."""
     match fault.do:
         case "delay":
             await asyncio.sleep(fault.seconds)

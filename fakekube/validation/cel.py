@@ -1,8 +1,8 @@
 """CEL expressions with the functions that Kubernetes adds, by Google's own runtime.
 
-Static types are not known here: an expression that reads a field of the wrong type fails when it
-is evaluated, where the API server would refuse the definition. Costs are not counted. The runtime's
-bindings end a text at a NUL.
+There is no static type check: an expression that reads a field of the wrong type fails when it is
+evaluated, while the API server would refuse the definition. Costs are not computed. The bindings of
+the runtime end strings at a NUL.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["Expression", "Failure", "Values", "escaped"]
 
 _DYN: Final = cel.Type.DYN
-_CHECK: Final = cel.Type.Map(cel.Type.STRING, _DYN)  # of the authorizer, while it is built
-# Property names that CEL reserves: Kubernetes writes them as `__NAME__`.
+_CHECK: Final = cel.Type.Map(cel.Type.STRING, _DYN)  # of the authorizer during its construction
+# Reserved words of CEL: Kubernetes writes such property names as `__NAME__`.
 _RESERVED: Final = frozenset(
     {
         "true", "false", "null", "in", "as", "break", "const", "continue", "else", "for",
@@ -35,7 +35,7 @@ _NAMES: Final = (
 
 
 class Failure(Exception):  # noqa: N818 - a result of an evaluation
-    """An expression that has no value, such as for a field that is absent."""
+    """An expression cannot be evaluated, for example because a field is absent."""
 
 
 def _member(
@@ -58,7 +58,7 @@ def _account(check: dict[str, Any], namespace: str, name: str) -> dict[str, Any]
     return {**check, "user": user, "groups": groups}
 
 
-# The one evaluation at a time asks this whether an `authorizer` check is allowed.
+# Answers `authorizer` checks of the running evaluation; evaluations never overlap.
 _allows: list[Any] = []
 
 
@@ -101,7 +101,7 @@ class Values:
 
     @property
     def activation(self) -> cel.Activation:
-        """The same in the runtime's form, made once."""
+        """The same in the runtime's form, converted once."""
         if self._activation is None:
             self._activation = _environment().Activation(self.variables)
         return self._activation
@@ -127,10 +127,10 @@ class Expression:
 
 
 def escaped(value: Any, schema: dict[str, Any]) -> Any:
-    """The value with reserved property names as CEL sees them; keys of maps stay as they are."""
+    """The value with escaped property names; keys of maps are unchanged."""
     if isinstance(value, list):
         part = schema.get("items") or {}
-        return [escaped(one, part) for one in value] if _escapes(part) else value
+        return [escaped(item, part) for item in value] if _escapes(part) else value
     properties = schema.get("properties") or {}
     if not isinstance(value, dict) or not _escapes(schema):
         return value
@@ -143,13 +143,13 @@ def escaped(value: Any, schema: dict[str, Any]) -> Any:
 
 
 def _escapes(schema: dict[str, Any]) -> bool:
-    """Whether some property in it has a reserved name."""
+    """Whether a property in it has a reserved name."""
     known = _escaping.get(id(schema))
     if known is None or known[0] is not schema:
         properties = schema.get("properties") or {}
         items = schema.get("items")
         found = not _RESERVED.isdisjoint(properties) or any(
-            _escapes(one) for one in (*properties.values(), *([items] if items else []))
+            _escapes(value) for value in (*properties.values(), *([items] if items else []))
         )
         known = _escaping[id(schema)] = (schema, found)
     return known[1]

@@ -1,4 +1,4 @@
-"""Our CRDs as the API server enforces them: pruning, defaults, schema, CEL rules."""
+"""Fire-Flyer's CRDs as the API server enforces them: pruning, defaults, schema, CEL rules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Rule:
     message: str
     computed: Expression | None
     field_path: str
-    transition: bool  # compares with oldSelf: holds for updates alone
+    transition: bool  # compares with oldSelf: evaluated only for updates
 
     @classmethod
     def of(cls, entry: dict[str, str]) -> _Rule:
@@ -48,7 +48,7 @@ class _Rule:
         )
 
     def error(self, values: Values, path: str, shown: str) -> str:
-        """What the API server says of a value for which the rule does not hold; empty: it does."""
+        """The API server's message for a value that violates the rule; empty: it holds."""
         try:
             if self.expression(values) is True:
                 return ""
@@ -64,7 +64,7 @@ class _Rule:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """The rules of one part of a schema and of its members; parts without any are left out."""
+    """The rules of a part of a schema and of its members; parts without rules are omitted."""
 
     schema: dict[str, Any]
     rules: tuple[_Rule, ...]
@@ -74,20 +74,20 @@ class _Node:
 
     @classmethod
     def of(cls, schema: dict[str, Any]) -> _Node | None:
-        rules = tuple(_Rule.of(one) for one in schema.get("x-kubernetes-validations") or ())
+        rules = tuple(_Rule.of(rule) for rule in schema.get("x-kubernetes-validations") or ())
         properties = {
             name: node
             for name, part in (schema.get("properties") or {}).items()
             if (node := cls.of(part)) is not None
         }
         items, extra = schema.get("items"), schema.get("additionalProperties")
-        below = [cls.of(one) if isinstance(one, dict) else None for one in (items, extra)]
+        below = [cls.of(part) if isinstance(part, dict) else None for part in (items, extra)]
         if not rules and not properties and below == [None, None]:
             return None
         return cls(schema, rules, properties, *below)
 
     def errors(self, value: Any, old: Any, path: str = "") -> Iterator[str]:
-        """Of a value whose shape is right. `old` is None where nothing was stored."""
+        """Errors of a value that matches the schema. `old` is None for a new value."""
         if value is None:
             return
         yield from self._own(value, old, path)
@@ -107,8 +107,8 @@ class _Node:
     def _own(self, value: Any, old: Any, path: str) -> Iterator[str]:
         unchanged = old is not None and value == old
         rules = [
-            one for one in self.rules
-            if (old is not None if one.transition else not unchanged)
+            item for item in self.rules
+            if (old is not None if item.transition else not unchanged)
         ]  # fmt: skip
         if not rules:
             return
@@ -134,7 +134,7 @@ class Definition:
         """Remove unknown fields, in place; `strict` refuses them."""
         unknown = list(prune(value, self._schema))
         if strict and unknown:
-            listed = ", ".join(f'unknown field "{one}"' for one in unknown)
+            listed = ", ".join(f'unknown field "{item}"' for item in unknown)
             raise ApiRefusal(400, "BadRequest", f"strict decoding error: {listed}")
 
     def complete(self, value: dict[str, Any]) -> None:
@@ -142,7 +142,7 @@ class Definition:
         apply_defaults(value, self._schema)
 
     def check(self, value: dict[str, Any], old: dict[str, Any] | None) -> None:
-        """Refuse an object that breaks its schema or a rule."""
+        """Refuse an object that violates its schema or a rule."""
         name = value["metadata"]["name"]
         known = () if old is None else (_body(old),)
         errors = list(schema_errors(_body(value), self._schema, "", *known))
@@ -157,12 +157,12 @@ class Definition:
 
 
 def _body(value: dict[str, Any]) -> dict[str, Any]:
-    """Without the metadata, which another validation looks at."""
+    """The object without metadata, which is validated separately."""
     return {name: one for name, one in value.items() if name != "metadata"}
 
 
 def _seen(value: dict[str, Any]) -> dict[str, Any]:
-    """As rules see it: of the metadata the name alone."""
+    """The object as rules see it: only the name in its metadata."""
     metadata = {
         name: one for name, one in value["metadata"].items() if name in ("name", "generateName")
     }
@@ -171,9 +171,11 @@ def _seen(value: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _definitions() -> dict[str, Definition]:
-    return {one.plural: one for one in (Definition(kind) for kind in crd.KINDS)}
+    return {
+        definition.plural: definition for definition in (Definition(kind) for kind in crd.KINDS)
+    }
 
 
 def definition_of(plural: str, group: str) -> Definition | None:
-    """The definition of one of our kinds; None for others."""
+    """The definition of one of Fire-Flyer's kinds; None for others."""
     return _definitions().get(plural) if group == GROUP else None

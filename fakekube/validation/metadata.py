@@ -1,4 +1,4 @@
-"""Validation of object metadata, in the API server's words."""
+"""Validation of object metadata, with the API server's messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OWNER_TYPES: Final[dict[str, type]] = {
 
 
 def type_error(metadata: Any) -> str:
-    """Why this cannot be decoded as metadata (400); empty: it can be."""
+    """Why this cannot be decoded as metadata (400); empty: it can."""
     if not isinstance(metadata, dict):
         return "metadata: expected an object"
     for name, kind in _TYPES.items():
@@ -38,17 +38,17 @@ def type_error(metadata: Any) -> str:
                 return f"metadata.{name}[{key}]: cannot unmarshal into str"
     if not all(isinstance(finalizer, str) for finalizer in metadata.get("finalizers") or ()):
         return "metadata.finalizers: cannot unmarshal into str"
-    for one in metadata.get("ownerReferences") or ():
-        if not isinstance(one, dict):
+    for owner in metadata.get("ownerReferences") or ():
+        if not isinstance(owner, dict):
             return "metadata.ownerReferences: cannot unmarshal into OwnerReference"
         for name, wanted in _OWNER_TYPES.items():
-            if one.get(name) is not None and not isinstance(one[name], wanted):
+            if owner.get(name) is not None and not isinstance(owner[name], wanted):
                 return f"metadata.ownerReferences.{name}: cannot unmarshal into {wanted.__name__}"
     return ""
 
 
 def metadata_errors(metadata: dict[str, Any], *, names_label: bool = False) -> Iterator[str]:
-    """What is refused (422) of metadata whose types are right."""
+    """Errors (422) of metadata with valid types."""
     name = metadata.get("name", "")
     pattern, longest = (_LABEL, 63) if names_label else (_SUBDOMAIN, 253)
     if not pattern.fullmatch(name) or len(name) > longest:
@@ -66,14 +66,14 @@ def metadata_errors(metadata: dict[str, Any], *, names_label: bool = False) -> I
     size = sum(len(key.encode()) + len(one.encode()) for key, one in annotations.items())
     if size > _ANNOTATIONS_BYTES_MAX:
         yield f"metadata.annotations: Too long: may not be more than {_ANNOTATIONS_BYTES_MAX} bytes"
-    for one in metadata.get("finalizers") or ():
-        if not _qualified(one):
-            yield f"metadata.finalizers: Invalid value: {json.dumps(one)}: name part must"
+    for finalizer in metadata.get("finalizers") or ():
+        if not _qualified(finalizer):
+            yield f"metadata.finalizers: Invalid value: {json.dumps(finalizer)}: name part must"
     yield from _owner_errors(metadata.get("ownerReferences") or ())
 
 
 def _owner_errors(owners: Any) -> Iterator[str]:
-    controllers = [one for one in owners if one.get("controller")]
+    controllers = [item for item in owners if item.get("controller")]
     if len(controllers) > 1:
         yield (
             "metadata.ownerReferences: Invalid value: only one reference can have Controller set "

@@ -1,4 +1,4 @@
-"""How the API server decodes a pod: types and unknown fields, by the official client's models."""
+"""Types and unknown fields of pods, checked with the official client's models."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["decode_pod", "type_errors", "unknown_fields"]
 _QUANTITY: Final = re.compile(
     r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(([KMGTPE]i)|[numkMGTPE]|([eE][+-]?[0-9]+))?"
 )
-# Maps of quantities, which may be written as numbers.
+# Maps of quantities, whose values may be numbers.
 _QUANTITIES: Final = frozenset({"limits", "requests", "overhead", "capacity", "allocatable"})
 _SCALARS: Final[dict[str, type]] = {"str": str, "bool": bool, "int": int, "datetime": str}
 
 
 def decode_pod(value: Any, *, strict: bool) -> None:
-    """Refuse (400) what cannot be read as a pod, as `strict` also unknown fields."""
+    """Refuse (400) a value that cannot be decoded as a pod; `strict` refuses unknown fields."""
     prefix = 'Pod in version "v1" cannot be handled as a Pod: '
     if why := next(type_errors(value), ""):
         raise ApiRefusal(400, "BadRequest", prefix + why)
@@ -34,7 +34,7 @@ def decode_pod(value: Any, *, strict: bool) -> None:
 
 
 def unknown_fields(value: Any, kind: str = "V1Pod", place: str = "") -> Iterator[str]:
-    """Their paths, such as `spec.containers[0].comand`."""
+    """Paths of unknown fields, such as `spec.containers[0].comand`."""
     if match := re.fullmatch(r"[lL]ist\[(.+)\]", kind):
         for index, one in enumerate(value if isinstance(value, list) else ()):
             yield from unknown_fields(one, match[1], f"{place}[{index}]")
@@ -51,7 +51,7 @@ def unknown_fields(value: Any, kind: str = "V1Pod", place: str = "") -> Iterator
 
 
 def type_errors(value: Any, kind: str = "V1Pod", place: str = "") -> Iterator[str]:
-    """Values of another type than their field's, with their paths. A null is left out."""
+    """Values whose type differs from their field's, with their paths. Nulls are ignored."""
     if value is None:
         return
     wanted = _python_type(kind)

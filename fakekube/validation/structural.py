@@ -1,7 +1,7 @@
 """Structural schemas of CRDs: pruning, defaults and validation, as kube-apiserver does them.
 
-Messages have the API server's wording, so that a test can be run against both. An update is
-validated with ratcheting: a part that did not change is not validated again.
+Messages equal the API server's, so that a test can run against both. Updates are validated with
+ratcheting: unchanged parts are not validated again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _PRESERVE: Final = "x-kubernetes-preserve-unknown-fields"
 
 
 def as_decoded(value: Any) -> Any:
-    """As Go's JSON decoder and encoder leave it: 1.0 is 1, and a lone surrogate is U+FFFD."""
+    """The value after Go's JSON decoder and encoder: 1.0 is 1, a lone surrogate is U+FFFD."""
     if isinstance(value, dict):
         return {_as_text(name): as_decoded(one) for name, one in value.items()}
     if isinstance(value, list):
-        return [as_decoded(one) for one in value]
+        return [as_decoded(item) for item in value]
     if isinstance(value, float) and value.is_integer() and abs(value) <= 2**53:
         return int(value)
     return _as_text(value) if isinstance(value, str) else value
@@ -65,10 +65,10 @@ def prune(value: Any, schema: Schema, path: str = "") -> Iterator[str]:
 
 
 def apply_defaults(value: Any, schema: Schema) -> None:
-    """Add defaults, in place; a null where none may be counts as absent if there is a default."""
+    """Add defaults, in place; an invalid null counts as absent if there is a default."""
     if isinstance(value, list):
-        for one in value:
-            apply_defaults(one, schema.get("items") or {})
+        for item in value:
+            apply_defaults(item, schema.get("items") or {})
         return
     if not isinstance(value, dict):
         return
@@ -81,12 +81,12 @@ def apply_defaults(value: Any, schema: Schema) -> None:
             apply_defaults(value[name], part)
     extra = schema.get("additionalProperties")
     if isinstance(extra, dict):
-        for one in value.values():
-            apply_defaults(one, extra)
+        for entry in value.values():
+            apply_defaults(entry, extra)
 
 
 def schema_errors(value: Any, schema: Schema, path: str = "", old: Any = _MISSING) -> Iterator[str]:
-    """What the schema refuses, each as `FIELD: REASON`; `old` is the stored value of an update."""
+    """Schema errors, each as `FIELD: REASON`; `old` is the stored value of an update."""
     if old is not _MISSING and value == old:
         return
     if value is None and (schema.get("nullable") or "type" not in schema):
@@ -97,7 +97,7 @@ def schema_errors(value: Any, schema: Schema, path: str = "", old: Any = _MISSIN
         yield f'{path}: Invalid value: "{kind}": {path} in body must be of type {wanted}: "{kind}"'
         return
     if "enum" in schema and value not in schema["enum"]:
-        listed = ", ".join(json.dumps(one) for one in schema["enum"])
+        listed = ", ".join(json.dumps(item) for item in schema["enum"])
         yield f"{path}: Unsupported value: {json.dumps(value)}: supported values: {listed}"
     if isinstance(value, str):
         yield from _text_errors(value, schema, path)
@@ -156,7 +156,7 @@ def _list_errors(value: list[Any], schema: Schema, path: str, old: Any) -> Itera
 
 
 def _key_of(item: Any, schema: Schema) -> Any:
-    """What may be there once in a list of type set or map; None: anything goes."""
+    """The key that must be unique in a list of type set or map; None: no constraint."""
     kind = schema.get("x-kubernetes-list-type")
     if kind == "set":
         return item
@@ -166,11 +166,13 @@ def _key_of(item: Any, schema: Schema) -> Any:
 
 
 def correlated(item: Any, old: Any, schema: Schema) -> Any:
-    """The stored item that this item of a list is a new version of, or a marker for none."""
+    """The stored item that corresponds to this list item, or a marker for none."""
     if schema.get("x-kubernetes-list-type") != "map" or not isinstance(old, list):
         return _MISSING
     key = _key_of(item, schema)
-    return next((one for one in old if key is not None and _key_of(one, schema) == key), _MISSING)
+    return next(
+        (entry for entry in old if key is not None and _key_of(entry, schema) == key), _MISSING
+    )
 
 
 def _object_errors(value: dict[str, Any], schema: Schema, path: str, old: Any) -> Iterator[str]:
@@ -209,7 +211,7 @@ def _kind_of(value: Any) -> str:
 
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """As RE2 reads it, where `$` is the end and not also the place before a last newline."""
+    """The pattern as RE2 reads it: `$` does not match before a final newline."""
     return re.compile(re.sub(r"(?<!\\)\$$", r"\\Z", pattern), re.ASCII)
 
 

@@ -221,11 +221,11 @@ def test_a_machine_that_loses_power_costs_its_gang_the_time_to_notice(
     before = status(cluster, "moves", namespace)["assignment"]["nodes"]
     victim = before[1]["name"]
     machine = cluster.machine(victim)
-    began = time.monotonic()
+    started_at = time.monotonic()
     machine.power_off()
     try:
         found = wait_phase(cluster, "moves", namespace, "Running", attempt=2)
-        record("faults", "power_cut_to_running_seconds", time.monotonic() - began, most=10)
+        record("faults", "power_cut_to_running_seconds", time.monotonic() - started_at, most=10)
         assert victim not in [node["name"] for node in found["assignment"]["nodes"]]
         seen = step(cluster, "moves", namespace)
         wait_step(cluster, "moves", namespace, seen + 10)

@@ -55,8 +55,8 @@ GANGS = {"low": 2, "high": 1}  # attempts
 
 def spared(key: Key) -> bool:
     """Commits that survive: a process killed at a commit could not be killed at its event."""
-    told = {"phase Running", "phase Succeeded"}
-    return key[:3] == ("update", "flyerjobs/status", "high") and not told.isdisjoint(key)
+    reported = {"phase Running", "phase Succeeded"}
+    return key[:3] == ("update", "flyerjobs/status", "high") and not reported.isdisjoint(key)
 
 
 def gang(name: str, runs: Path) -> dict[str, Any]:
@@ -140,9 +140,9 @@ async def test_killed_with_every_write(
         killed = Killed(spared)
         life = Life(api, namespace, killed)
         proxy.reaper = killed.reaper
-        began = time.monotonic()
+        started_at = time.monotonic()
         await live(life, runs)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started_at
         made = {key[2]: n for key, n in killed.reaper.seen.items() if key[:2] == ("create", "pods")}
         topology = await api.get(FLYERTOPOLOGIES, TOPOLOGY_NAME)
         deaths = len(killed.reaper.deaths)
@@ -165,8 +165,8 @@ async def test_killed_with_every_write(
         final = json.loads((runs / name / "final.json").read_text())
         assert final == {"state": lockstep.state_after(STEPS), "attempt": attempts}
     for rank in (0, 1):
-        begun = json.loads((runs / "low" / f"begun-2-{rank}").read_text())
-        assert begun["step"] == HELD_AT, "what it saved when it gave way, and nothing older"
+        loaded = json.loads((runs / "low" / f"begun-2-{rank}").read_text())
+        assert loaded["step"] == HELD_AT, "what it saved when it gave way, and nothing older"
 
 
 def all_back(release: chart.Release, deaths: int) -> bool:

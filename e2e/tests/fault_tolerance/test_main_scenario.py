@@ -85,11 +85,11 @@ def test_a_run_over_two_zones_survives_everything(release: chart.Release, namesp
     volume.sh("cat /usr/lib/python3*/*.py > /volume/corpus")
 
     volume.hold("patient", 30)
-    began = time.monotonic()
+    started_at = time.monotonic()
     patient_job = gang("patient", "normal", collectives={"daemon": True})
     cluster.apply(patient_job, namespace=namespace)
     wait_step(cluster, "patient", namespace, 5)
-    record("main_scenario", "apply_to_steps_seconds", time.monotonic() - began)
+    record("main_scenario", "apply_to_steps_seconds", time.monotonic() - started_at)
     running = status(cluster, "patient", namespace)
     assert running["zones"] == "A+B"
     assert len(running["assignment"]["crossZonePair"]) == 2
@@ -138,11 +138,11 @@ def evicted_in(cluster: Cluster, namespace: str, attempt: int) -> bool:
 def gives_way(volume: Volume) -> None:
     """The urgent job preempts the run and ends; the run resumes from its checkpoint."""
     cluster, namespace = volume.cluster, volume.namespace
-    began = time.monotonic()
+    started_at = time.monotonic()
     first = status(cluster, "patient", namespace)["history"]["attempt"]
     cluster.apply(gang("urgent", "high"), namespace=namespace)
     wait_phase(cluster, "urgent", namespace, "Running", "Succeeded")
-    record("main_scenario", "urgent_apply_to_running_seconds", time.monotonic() - began)
+    record("main_scenario", "urgent_apply_to_running_seconds", time.monotonic() - started_at)
     wait_for("the eviction", lambda: evicted_in(cluster, namespace, first), END_SECONDS)
     evicted = status(cluster, "patient", namespace)
     saved = int(evicted["checkpoint"]["step"])
@@ -165,13 +165,13 @@ def daemon_dies(volume: Volume) -> None:
     attempt, node = before["history"]["attempt"], before["assignment"]["nodes"][2]["name"]
     (pod,) = pods_of(cluster, "patient", namespace, attempt=attempt, node_rank=2)
     cluster.kill_container(pod, "flyer-hfreduced")
-    began = time.monotonic()
+    started_at = time.monotonic()
     wait_for("the restart", lambda: evicted_in(cluster, namespace, attempt), END_SECONDS)
     eviction = status(cluster, "patient", namespace)["eviction"]
     assert "hfreduced" in eviction["message"], eviction
     assert node in eviction["message"], eviction
     found = wait_phase(cluster, "patient", namespace, "Running", attempt=attempt + 1)
-    record("main_scenario", "hfreduced_killed_to_running_seconds", time.monotonic() - began)
+    record("main_scenario", "hfreduced_killed_to_running_seconds", time.monotonic() - started_at)
     wait_step(cluster, "patient", namespace, 65)
     resumed = logs(cluster, "patient", namespace, attempt=attempt + 1)
     assert f"attempt {attempt + 1} from step {found['checkpoint']['step']}" in resumed
@@ -244,14 +244,14 @@ def operator_dies(volume: Volume) -> None:
     before = status(cluster, "patient", namespace)
     epoch, attempt = before["epoch"], before["history"]["attempt"]
     cluster.kill_container(cluster.get("pod", old, NAMESPACE), "operator")
-    began = time.monotonic()
+    started_at = time.monotonic()
     # The container is started again under the pod's name; whichever process leads is another one.
     wait_for(
         "another term",
         lambda: status(cluster, "patient", namespace)["epoch"] > epoch or leader() not in ("", old),
         END_SECONDS,
     )
-    record("main_scenario", "leader_killed_to_next_seconds", time.monotonic() - began)
+    record("main_scenario", "leader_killed_to_next_seconds", time.monotonic() - started_at)
     volume.hold("patient", 105)
     wait_step(cluster, "patient", namespace, 105)
     assert status(cluster, "patient", namespace)["epoch"] > epoch

@@ -127,7 +127,7 @@ def test_a_gpu_with_xid_79_leaves_is_reset_and_returns(
     status = wait_for(
         "NodeHealth", lambda: found if (found := health(cluster))["state"] == "Unhealthy" else None
     )
-    told = time.monotonic() - started
+    seconds = time.monotonic() - started
     wait_for("7 GPUs", lambda: allocatable(cluster) == 7 or None)
     left = time.monotonic() - started
     device = next(item for item in status["devices"] if item["id"] == lost)
@@ -141,7 +141,7 @@ def test_a_gpu_with_xid_79_leaves_is_reset_and_returns(
     assert "Xid79" in codes, "the cause is kept"
     pod = cluster.get("pod", agent, NAMESPACE)
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
-    record("device_plugin", "xid_to_node_health_seconds", told)
+    record("device_plugin", "xid_to_node_health_seconds", seconds)
     record("device_plugin", "xid_to_allocatable_seconds", left, most=2)
 
 
@@ -178,10 +178,10 @@ def registrations(cluster: Cluster, agent: str) -> list[tuple[float, str]]:
         lines = cluster.kubectl(f"--namespace={NAMESPACE}", "logs", agent).splitlines()
     except KubectlError:  # the kubelet that serves the log is just starting
         return []
-    told = [json.loads(line) for line in lines if line.startswith("{")]
+    reported = [json.loads(line) for line in lines if line.startswith("{")]
     return [
         (datetime.fromisoformat(registration["timestamp"]).timestamp(), registration["resource"])
-        for registration in told
+        for registration in reported
         if registration["event"] == "registered"
     ]
 

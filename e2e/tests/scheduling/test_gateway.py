@@ -50,10 +50,10 @@ with context.wrap_socket(socket.create_connection((host, int(port))), server_hos
 
 
 async def test_a_gang_starts_is_suspended_and_gives_its_nodes_back(control: Control) -> None:
-    began = time.monotonic()
+    started_at = time.monotonic()
     made = await control.start("gpt", STEPS)
     await control.watch(made, GangStarted)
-    print(f"created to running: {time.monotonic() - began:.1f} s")
+    print(f"created to running: {time.monotonic() - started_at:.1f} s")
     await control.event(ProgressReported)
     asked_at = time.time()
     job = f"{control.namespace}/gpt"

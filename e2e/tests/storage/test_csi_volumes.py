@@ -116,11 +116,11 @@ def test_two_nodes_share_a_volume_that_outlives_daemons_mount_managers_and_drive
     deployed: Deployed,
 ) -> None:
     first, second = deployed.nodes
-    began = time.monotonic()
+    started_at = time.monotonic()
     volume = create(deployed, "pvc-1")
     here = mount(first, volume, "pod-a")
     sh(f"echo first > {here}/byte")
-    print(f"claim to first byte, without Kubernetes: {time.monotonic() - began:.2f} s")
+    print(f"claim to first byte, without Kubernetes: {time.monotonic() - started_at:.2f} s")
     there = mount(second, volume, "pod-b")
     assert sh(f"cat {there}/byte").stdout == "first\n"
     sh(f"echo second >> {there}/byte")
@@ -134,9 +134,9 @@ def test_two_nodes_share_a_volume_that_outlives_daemons_mount_managers_and_drive
         file.write(b" after")
         os.fsync(file.fileno())
     assert sh(f"cat {there}/open").stdout == "before after"
-    told = condition(first, volume, here)
-    assert not told.volume_condition.abnormal
-    assert "replaced 1 times" in told.volume_condition.message
+    reported = condition(first, volume, here)
+    assert not reported.volume_condition.abnormal
+    assert "replaced 1 times" in reported.volume_condition.message
 
     # A stopped daemon is reported, and continues.
     held = first.mount_manager_client.state()[1][0]
@@ -159,9 +159,9 @@ def test_two_nodes_share_a_volume_that_outlives_daemons_mount_managers_and_drive
     assert sh(f"cat {there}/over").stdout == "old new"
 
     for node, pod in ((first, "pod-a"), (second, "pod-b")):
-        began = time.monotonic()
+        started_at = time.monotonic()
         undo(node, volume, pod)
-        assert time.monotonic() - began < 2 * UNDO_SECONDS_MAX
+        assert time.monotonic() - started_at < 2 * UNDO_SECONDS_MAX
         assert node.mount_manager_client.state() == ([], [])
     deployed.controller().DeleteVolume(
         csi.DeleteVolumeRequest(volume_id=volume), timeout=CALL_SECONDS
@@ -214,9 +214,9 @@ def test_undoing_never_waits_for_a_cluster_that_is_gone(deployed: Deployed) -> N
         waiting = subprocess.Popen(["cat", f"{here}/file"], stderr=subprocess.DEVNULL)
         time.sleep(0.5)
         for unstage in (False, True):
-            began = time.monotonic()
+            started_at = time.monotonic()
             undo(node, volume, "pod", unstage=unstage)
-            assert time.monotonic() - began < UNDO_SECONDS_MAX * (2 if unstage else 1)
+            assert time.monotonic() - started_at < UNDO_SECONDS_MAX * (2 if unstage else 1)
         waiting.wait(PATIENCE_SECONDS)
         assert node.mount_manager_client.state() == ([], [])
     finally:

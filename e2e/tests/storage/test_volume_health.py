@@ -25,8 +25,10 @@ NODE = "node-a2"
 
 def summary(cluster: Cluster, namespace: str, pod: str) -> dict[str, Any] | None:
     """The pod's one claim in the kubelet's `/stats/summary`."""
-    told = json.loads(cluster.kubectl("get", "--raw", f"/api/v1/nodes/{NODE}/proxy/stats/summary"))
-    for item in told["pods"]:
+    reported = json.loads(
+        cluster.kubectl("get", "--raw", f"/api/v1/nodes/{NODE}/proxy/stats/summary")
+    )
+    for item in reported["pods"]:
         if item["podRef"]["name"] == pod and item["podRef"]["namespace"] == namespace:
             for volume in item.get("volume", ()):
                 if "pvcRef" in volume:
@@ -51,14 +53,14 @@ def test_the_kubelet_tells_use_and_condition_of_a_claim(
     volumes.sh(cluster, namespace, "pod", fill)
 
     def used() -> dict[str, Any] | None:
-        told = summary(cluster, namespace, "pod")
-        return told if told and told["usedBytes"] == 8 * MEBIBYTE else None
+        reported = summary(cluster, namespace, "pod")
+        return reported if reported and reported["usedBytes"] == 8 * MEBIBYTE else None
 
-    told = wait_for("the kubelet to tell what is used", used, SECONDS)
-    assert told["pvcRef"] == {"name": "data", "namespace": namespace}
-    assert (told["capacityBytes"], told["availableBytes"]) == (64 * MEBIBYTE, 56 * MEBIBYTE)
-    assert told["inodesUsed"] >= 1
-    assert told["volumeHealthStats"] == {"abnormal": False}
+    reported = wait_for("the kubelet to tell what is used", used, SECONDS)
+    assert reported["pvcRef"] == {"name": "data", "namespace": namespace}
+    assert (reported["capacityBytes"], reported["availableBytes"]) == (64 * MEBIBYTE, 56 * MEBIBYTE)
+    assert reported["inodesUsed"] >= 1
+    assert reported["volumeHealthStats"] == {"abnormal": False}
     assert metric(cluster, namespace, "kubelet_volume_stats_used_bytes") == 8 * MEBIBYTE
     assert metric(cluster, namespace, "kubelet_volume_stats_capacity_bytes") == 64 * MEBIBYTE
 

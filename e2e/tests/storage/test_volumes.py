@@ -31,7 +31,7 @@ def test_a_claim_is_shared_by_nodes_grows_and_leaves_nothing(
     def sh(pod: str, command: str) -> str:
         return volumes.sh(cluster, namespace, pod, command)
 
-    began = time.monotonic()
+    started_at = time.monotonic()
     cluster.apply(
         claim("data", "64Mi"),
         pod_with("writer", WRITER, "data"),
@@ -40,7 +40,7 @@ def test_a_claim_is_shared_by_nodes_grows_and_leaves_nothing(
     )
     cluster.wait_ready("writer", namespace=namespace, deadline_s=SECONDS)
     sh("writer", "echo first > /volume/byte")
-    record("volumes", "claim_to_first_byte_seconds", time.monotonic() - began, most=3)
+    record("volumes", "claim_to_first_byte_seconds", time.monotonic() - started_at, most=3)
     cluster.wait_ready("reader", namespace=namespace, deadline_s=SECONDS)
     assert sh("reader", "cat /volume/byte") == "first\n"
     sh("reader", "echo second >> /volume/byte && mkdir /volume/sub && mv /volume/byte /volume/sub/")

@@ -169,7 +169,8 @@ class Cluster:
             if answers_probes:
                 details["address"] = f"192.0.2.{len(self.store.all('nodes')) + 1}"
             number = sum(
-                one["metadata"]["name"].startswith(zone.lower()) for one in self.store.all("nodes")
+                node["metadata"]["name"].startswith(zone.lower())
+                for node in self.store.all("nodes")
             )
             self.kubelets.add_node(f"{zone.lower()}{number}", zone, **details)
 
@@ -272,7 +273,7 @@ class Cluster:
             return []
         occupied = (job.get("status") or {}).get("occupied", [])
         attempt = int(labels["fireflyer.dev/attempt"])
-        if any(one["name"] == node and one["attempt"] == attempt for one in occupied):
+        if any(item["name"] == node and item["attempt"] == attempt for item in occupied):
             return []
         return [f"{pod['metadata']['name']} lives on {node}, which nobody decided"]
 

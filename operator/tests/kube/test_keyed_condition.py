@@ -58,7 +58,7 @@ async def test_after_its_time_it_says_what_is_so() -> None:
 
 async def test_one_that_is_cancelled_leaves_the_others() -> None:
     changes, first, second = KeyedCondition(), Condition(), Condition()
-    waiting = [asyncio.create_task(changes.until("a", one)) for one in (first, second)]
+    waiting = [asyncio.create_task(changes.until("a", holds)) for holds in (first, second)]
     await settle()
     waiting[0].cancel()
     with pytest.raises(asyncio.CancelledError):

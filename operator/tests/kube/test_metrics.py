@@ -103,7 +103,7 @@ def test_a_state_of_nodes_that_no_node_has_any_more_is_counted_as_0():
 
 async def test_a_preemption_over_two_zones(cluster, until):
     cluster.nodes("AABB")
-    begun = time.monotonic()
+    started_at = time.monotonic()
     operator = cluster.operator(LEASE)
     read = Gauges(operator)
     await until(lambda: operator.serves)
@@ -162,7 +162,7 @@ async def test_a_preemption_over_two_zones(cluster, until):
     assert read("flyer_gangs_started_total") == 3
     assert read("flyer_scheduler_rebuilds_total") == 0
     assert read("flyer_decision_duration_seconds_count") > 3
-    assert 0 < read("flyer_decision_duration_seconds_sum") < time.monotonic() - begun
+    assert 0 < read("flyer_decision_duration_seconds_sum") < time.monotonic() - started_at
 
 
 async def test_a_gang_that_saved_nothing_loses_all_its_time(cluster, until, monkeypatch):
@@ -223,14 +223,14 @@ async def test_calls_are_those_that_the_api_server_counted(cluster, until):
             if call.agent == operator.name
         )
 
-    def told():
+    def reported():
         keys, names = counted(), ("verb", "resource", "code")
         return {
             key: read("flyer_api_requests_total", **dict(zip(names, key, strict=True)))
             for key in keys
         }
 
-    await until(lambda: told() == counted())
+    await until(lambda: reported() == counted())
     calls = counted()
     assert refused.committed == 1
     assert calls["create", "pods/binding", "409"] == 1

@@ -179,8 +179,8 @@ def _kept_nodes(job: Mapping[str, Any]) -> frozenset[str]:
     if isinstance(assignment, dict) and status.get("phase") not in ("Succeeded", "Failed"):
         listed.append(assignment.get("nodes"))
     for nodes in listed:
-        for one in nodes if isinstance(nodes, list) else ():
-            name = one.get("name") if isinstance(one, dict) else None
+        for node in nodes if isinstance(nodes, list) else ():
+            name = node.get("name") if isinstance(node, dict) else None
             if isinstance(name, str):
                 found.add(name)
     return frozenset(found)

@@ -18,19 +18,19 @@ async def watched(api_server, connect):
     tasks = []
 
     async def start(resource=FLYERJOBS, *, optional=False, **settings):
-        told = []
+        reported = []
         cache = Cache(
             connect(page_objects=3),
             resource,
             lambda one: one["spec"]["maxRestarts"],
-            lambda key, before, after: told.append((key[1], before, after)),
+            lambda key, before, after: reported.append((key[1], before, after)),
             settings=WatchSettings(backoff_seconds=0.01, **settings),
             optional=optional,
         )
         tasks.append(asyncio.create_task(cache.run()))
         async with asyncio.timeout(60):
             await cache.synced.wait()
-        return cache, told
+        return cache, reported
 
     yield start
     for task in tasks:
@@ -53,13 +53,13 @@ def put(api_server, name, n):
 
 def stored(api_server):
     return {
-        one["metadata"]["name"]: one["spec"]["maxRestarts"]
-        for one in api_server.store.all("flyerjobs")
+        job["metadata"]["name"]: job["spec"]["maxRestarts"]
+        for job in api_server.store.all("flyerjobs")
     }
 
 
 def held(cache, api_server):
-    names = [one["metadata"]["name"] for one in api_server.store.all("flyerjobs")]
+    names = [job["metadata"]["name"] for job in api_server.store.all("flyerjobs")]
     found = {name: cache.get("default", name) for name in names}
     return found if len(found) == len(cache) else None
 
@@ -67,28 +67,28 @@ def held(cache, api_server):
 async def test_it_lists_and_follows(api_server, watched, until):
     for index in range(8):
         put(api_server, f"j{index}", index)
-    cache, told = await watched()
-    assert len(told) == 8
+    cache, reported = await watched()
+    assert len(reported) == 8
     put(api_server, "j0", 100)
     api_server.store.delete("flyerjobs", "j1", "default")
     await until(lambda: held(cache, api_server) == stored(api_server))
-    assert told[8:] == [("j0", 0, 100), ("j1", 1, None)]
+    assert reported[8:] == [("j0", 0, 100), ("j1", 1, None)]
 
 
 async def test_doubled_and_late_events_change_nothing(api_server, watched, until):
-    cache, told = await watched()
+    cache, reported = await watched()
     api_server.faults.watches.double = True
     api_server.faults.watches.delay_seconds = 0.02
     for n in range(5):
         put(api_server, "a", n)
     await until(lambda: cache.get("default", "a") == 4)
-    assert [after for _, _, after in told] == [0, 1, 2, 3, 4]
+    assert [after for _, _, after in reported] == [0, 1, 2, 3, 4]
     api_server.store.delete("flyerjobs", "a", "default")
     await until(lambda: len(cache) == 0)
 
 
 async def test_an_answer_to_a_write_is_seen_before_the_watch_tells_it(api_server, watched):
-    cache, told = await watched()
+    cache, reported = await watched()
     api_server.faults.watches.delay_seconds = 0.05
     put(api_server, "a", 1)
     old = api_server.store.get("flyerjobs", "a", "default")
@@ -98,7 +98,7 @@ async def test_an_answer_to_a_write_is_seen_before_the_watch_tells_it(api_server
     cache.offer(api_server.store.get("flyerjobs", "a", "default"))
     cache.offer(old)
     assert cache.get("default", "a") == 2
-    assert len(told) == 2
+    assert len(reported) == 2
 
 
 async def test_a_deleted_object_does_not_come_back(api_server, watched, until):
@@ -113,19 +113,19 @@ async def test_a_deleted_object_does_not_come_back(api_server, watched, until):
 
 
 async def test_broken_streams_go_on_where_they_were(api_server, watched, until):
-    cache, told = await watched()
+    cache, reported = await watched()
     for n in range(5):
         put(api_server, "a", n)
         await until(lambda n=n: cache.get("default", "a") == n)
         api_server.cut_watches()
     assert cache.relists == 0
-    assert [after for _, _, after in told] == [0, 1, 2, 3, 4]
+    assert [after for _, _, after in reported] == [0, 1, 2, 3, 4]
 
 
 async def test_a_history_that_is_gone_is_listed_again(api_server, watched, until):
     put(api_server, "gone", 1)
     put(api_server, "stays", 1)
-    cache, told = await watched()
+    cache, reported = await watched()
     api_server.faults.watches.frozen = True
     put(api_server, "new", 1)
     api_server.store.delete("flyerjobs", "gone", "default")
@@ -133,7 +133,7 @@ async def test_a_history_that_is_gone_is_listed_again(api_server, watched, until
     api_server.expire_watches()
     await until(lambda: held(cache, api_server) == stored(api_server))
     assert cache.relists >= 1
-    assert ("gone", 1, None) in told
+    assert ("gone", 1, None) in reported
 
 
 async def test_a_silent_stream_is_dead(api_server, watched, until):

@@ -88,8 +88,8 @@ async def test_a_watch_tells_what_changed_since_a_version(http, api):
     api.store.create("flyerjobs", job("elsewhere"), "kube-system")
     async with http.get(JOBS, params={"watch": "1", "resourceVersion": version}) as response:
         api.store.delete("flyerjobs", "a", "default")
-        told = await events(response, 2)
-    assert [(one["type"], one["object"]["metadata"]["name"]) for one in told] == [
+        reported = await events(response, 2)
+    assert [(event["type"], event["object"]["metadata"]["name"]) for event in reported] == [
         ("ADDED", "b"),
         ("DELETED", "a"),
     ]
@@ -101,8 +101,8 @@ async def test_a_watch_with_a_selector_sees_objects_come_and_go(http, api):
     async with http.get("/api/v1/nodes", params=params) as response:
         api.store.patch("nodes", "n", {"metadata": {"labels": {"a": "2"}}})
         api.store.patch("nodes", "n", {"metadata": {"labels": {"a": "3"}}})
-        told = await events(response, 2)
-    assert [one["type"] for one in told] == ["ADDED", "DELETED"]
+        reported = await events(response, 2)
+    assert [event["type"] for event in reported] == ["ADDED", "DELETED"]
 
 
 async def test_watches_get_bookmarks_and_410_in_the_stream_and_at_the_start(http, api):
@@ -112,9 +112,9 @@ async def test_watches_get_bookmarks_and_410_in_the_stream_and_at_the_start(http
             assert json.loads(await response.content.readline())["type"] == "BOOKMARK"
         api.store.create("flyerjobs", job("a"), "default")
         api.expire_watches("flyerjobs")
-        told = await events(response, 2)
-    assert [one["type"] for one in told] == ["ADDED", "ERROR"]
-    assert told[1]["object"]["code"] == 410
+        reported = await events(response, 2)
+    assert [event["type"] for event in reported] == ["ADDED", "ERROR"]
+    assert reported[1]["object"]["code"] == 410
     assert (await http.get(JOBS, params=params)).status == 410
 
 

@@ -41,8 +41,8 @@ async def stand():
             return apis[-1]
 
         yield proxy, api, killed
-        for one in apis:
-            await one.close()
+        for item in apis:
+            await item.close()
 
 
 async def test_each_different_write_has_one_death_and_is_performed(stand):
@@ -50,7 +50,7 @@ async def test_each_different_write_has_one_death_and_is_performed(stand):
     with pytest.raises(UnreachableError):
         await api("operator-1").create(PODS, pod("a"), "default")
     second = api("operator-2")
-    assert [one["metadata"]["name"] for one in await second.list(PODS)] == ["a"]
+    assert [item["metadata"]["name"] for item in await second.list(PODS)] == ["a"]
     await second.create(LEASES, LEASE, "default")
     with pytest.raises(UnreachableError):
         await second.delete(PODS, "a", "default")
@@ -68,8 +68,8 @@ async def test_of_writes_sent_at_once_one_is_performed(stand):
     first = api("operator-1")
     made = [first.create(PODS, pod(name), "default") for name in "abc"]
     assert all(
-        isinstance(one, UnreachableError)
-        for one in await asyncio.gather(*made, return_exceptions=True)
+        isinstance(item, UnreachableError)
+        for item in await asyncio.gather(*made, return_exceptions=True)
     )
     assert len(await api("operator-2").list(PODS)) == 1
     assert killed == ["operator-1"]

@@ -59,9 +59,9 @@ async def started(harness: Any, nodes: int = 2, name: str = "gpt") -> tuple[Any,
     for pod in gang.pods:
         await harness.sidecar(pod.name)
     launchers = [await launcher(harness, pod.name) for pod in gang.pods]
-    for one in launchers:
-        await one.hear("start")
-        await one.say(op="launcher", state="running")
+    for launched in launchers:
+        await launched.hear("start")
+        await launched.say(op="launcher", state="running")
     await harness.event(GangStarted, gang.key)
     return gang, launchers
 

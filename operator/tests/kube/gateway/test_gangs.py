@@ -42,7 +42,7 @@ async def test_nobody_starts_before_all_are_there(harness: Any) -> None:
     await harness.until(lambda: sidecar.state.acknowledged >= sidecar.state.report.revision)
     assert harness.sidecars["gpt-1-0"].state.start is None  # an address is still not known
     harness.gateway.locate("uid-gpt-1-1", "10.0.0.2")
-    orders = [(await one.hear("start"))["pod"] for one in (first, second)]
+    orders = [(await launched.hear("start"))["pod"] for launched in (first, second)]
     port = harness.sidecars["gpt-1-0"].state.report.port
     assert [order["node_rank"] for order in orders] == [0, 1]
     assert {(order["master_addr"], order["master_port"]) for order in orders} == {
@@ -61,7 +61,7 @@ async def test_it_is_known_when_each_node_was_heard(harness: Any) -> None:
     gang, _ = await started(harness)
     first = harness.gateway.heartbeats()
     assert first.keys() == {"a0", "a1"}
-    assert all(one.replaceable for one in first.values())
+    assert all(value.replaceable for value in first.values())
     await harness.until(
         lambda: all(harness.gateway.heartbeats()[name] > first[name] for name in first)
     )
@@ -89,8 +89,8 @@ async def test_of_a_gang_that_ran_before_we_led_a_sidecar_is_missed_that_never_c
         gang.job = gang.job.replace(status=gang.job.status.replace(phase=phase))
         harness.expect(gang)
         heard = harness.gateway.heartbeats()
-        assert {one.received_at for one in heard.values()} == {0.0}
-        assert [one.replaceable for one in heard.values()] == [missed, missed]
+        assert {heartbeat.received_at for heartbeat in heard.values()} == {0.0}
+        assert [value.replaceable for value in heard.values()] == [missed, missed]
         harness.gateway.forget(gang.key, 1)
 
 
@@ -143,8 +143,8 @@ async def test_a_suspension_goes_there_and_back(harness: Any) -> None:
         await harness.event(SuspendReceived)
         await asyncio.to_thread(rank.release, 9)
         await harness.event(Released)
-    for one in launchers:  # all ranks may go now, wherever the API server and kubelets are
-        await one.hear("terminate")
+    for launched in launchers:  # all ranks may go now, wherever the API server and kubelets are
+        await launched.hear("terminate")
     kinds = [type(event).__name__ for event in harness.events]
     assert kinds == ["GangStarted", "SuspendReceived", "Released"]
 
@@ -174,16 +174,16 @@ async def test_a_checkpoint_is_acknowledged_and_the_gang_ends_once_it_is_stored(
         for fact in (saved, state):
             assert not harness.gateway._gangs[gang.key].order(0, 0.0).terminate
             harness.gateway.stored([fact])
-        for one in launchers:
-            await one.hear("terminate")
+        for launched in launchers:
+            await launched.hear("terminate")
     assert await sidecar.flush(60)
 
 
 async def test_a_job_that_never_opened_its_socket_gets_sigterm(harness: Any) -> None:
     gang, launchers = await started(harness)
     harness.signal(gang)
-    for one in launchers:
-        await one.hear("terminate")
+    for launched in launchers:
+        await launched.hear("terminate")
     await harness.event(SuspendReceived)
 
 
@@ -194,8 +194,8 @@ async def test_half_of_the_grace_without_an_answer_gets_sigterm(harness: Any) ->
         state = harness.sidecars["gpt-1-1"].state
         await harness.until(lambda: state.acknowledged >= state.report.revision)
         harness.signal(gang, seconds=2)
-        for one in launchers:
-            await one.hear("terminate")
+        for launched in launchers:
+            await launched.hear("terminate")
     assert not [event for event in harness.events if isinstance(event, SuspendReceived)]
 
 
@@ -211,8 +211,8 @@ async def test_an_attempt_that_is_over_is_killed_by_its_own_launchers(harness: A
     await launchers[0].say(op="ended", code=-9, failure=None)
     await launchers[0].hear("done")
     await harness.sidecars["gpt-1-0"].end()
-    told = {"uid-gpt-1-0", "uid-gpt-1-1"}
-    await harness.until(lambda: harness.gateway.kill(gang.key, gang.attempt) == told)
+    reported = {"uid-gpt-1-0", "uid-gpt-1-1"}
+    await harness.until(lambda: harness.gateway.kill(gang.key, gang.attempt) == reported)
 
 
 async def test_the_gateway_restarts_in_the_middle_of_a_suspension(harness: Any) -> None:

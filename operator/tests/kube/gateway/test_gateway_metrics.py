@@ -18,7 +18,7 @@ async def test_a_gang_comes_and_goes(harness: Any) -> None:
         return value
 
     gang = harness.gang()
-    begun = time.monotonic()
+    started_at = time.monotonic()
     harness.expect(gang)
     assert read("flyer_gateway_connections") == 0
     rank0, rank1 = [await harness.greeted(pod.name) for pod in gang.pods]
@@ -34,7 +34,7 @@ async def test_a_gang_comes_and_goes(harness: Any) -> None:
     assert read("flyer_gateway_messages_total", kind="report") == 4
     assert read("flyer_gateway_start_seconds_count") == 1
     took = read("flyer_gateway_start_seconds_sum") or 0.0
-    assert 0 < took <= time.monotonic() - begun
+    assert 0 < took <= time.monotonic() - started_at
 
     assert read("flyer_gateway_signal_seconds_count") == 0
     asked = time.monotonic()
@@ -42,14 +42,14 @@ async def test_a_gang_comes_and_goes(harness: Any) -> None:
     for raw in (rank0, rank1):
         while (await raw.hear_kind("order") or {}).get("suspend") is None:
             pass
-    told = Report(
+    reported = Report(
         revision=3, launcher=LauncherState.RUNNING, port=4000, ranks_seen=2, suspended=True
     )
     # That another rank's sidecar knows is not what is measured, and rank 0's counts once.
-    await rank1.say(told)
+    await rank1.say(reported)
     await harness.until(lambda: read("flyer_gateway_messages_total", kind="report") == 5)
     assert read("flyer_gateway_signal_seconds_count") == 0
-    await rank0.say(told, replace(told, revision=4, received=True))
+    await rank0.say(reported, replace(reported, revision=4, received=True))
     await harness.event(SuspendReceived)
     assert read("flyer_gateway_signal_seconds_count") == 1
     took = read("flyer_gateway_signal_seconds_sum") or 0.0

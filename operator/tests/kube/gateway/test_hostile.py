@@ -393,4 +393,4 @@ async def test_of_a_forgotten_gang_no_end_is_told(harness: Any) -> None:
     harness.expect(harness.gang(attempt=2, nodes=1))
     assert await waiting == Killed(9)
     assert harness.events == []
-    assert {one.start.attempt for one in harness.gateway._woken} == {2}
+    assert {item.start.attempt for item in harness.gateway._woken} == {2}

@@ -37,7 +37,7 @@ async def test_all_pods_of_an_attempt_get_one_key_and_others_another(harness: An
     second = await keys_of(harness, "gpt-2-0", "gpt-2-1")
     harness.expect(harness.gang("other"))
     third = await keys_of(harness, "other-1-0", "other-1-1")
-    found = [set(one) for one in (first, second, third)]
+    found = [set(item) for item in (first, second, third)]
     assert all(len(match) == 1 for match in found)
     assert len(set.union(*found)) == 3
     assert all(len(bytes.fromhex(key or "")) == 32 for match in found for key in match)
@@ -79,8 +79,8 @@ async def test_a_sidecar_hands_it_to_its_launcher_and_keeps_it_to_itself(harness
     order = parse_from_gateway(path.read_bytes())
     assert key not in repr(order)
     readable = [
-        one for one in path.parent.rglob("*")
-        if one.is_file() and one != path and key in one.read_text(errors="replace")
+        item for item in path.parent.rglob("*")
+        if item.is_file() and item != path and key in item.read_text(errors="replace")
     ]  # fmt: skip
     assert readable == []
 

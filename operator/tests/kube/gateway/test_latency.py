@@ -73,13 +73,13 @@ async def test_rank_0_knows_in_milliseconds(harness: Any, record_property: Any) 
             assert await watcher.stdout.readline() == b"ready\n"
             seconds = []
             for sample in range(SAMPLES):
-                began = time.monotonic()
+                started_at = time.monotonic()
                 harness.signal(gang, seconds=100 + 10 * sample)
                 while True:  # the answer to this signal, not to one before
                     heard, left = (await watcher.stdout.readline()).split()
                     if float(left) > 95 + 10 * sample:
                         break
-                seconds.append(float(heard) - began)
+                seconds.append(float(heard) - started_at)
     finally:
         watcher.kill()
         await watcher.wait()

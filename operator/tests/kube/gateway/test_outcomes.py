@@ -96,9 +96,9 @@ SIGKILL = Killed(9, "rank 1: killed by SIGKILL")
 
 
 def limited(found: dict[str, Any], container: str, limit: str) -> dict[str, Any]:
-    for one in found["spec"]["containers"]:
-        if one["name"] == container:
-            one["resources"] = {"limits": {"memory": limit}}
+    for value in found["spec"]["containers"]:
+        if value["name"] == container:
+            value["resources"] = {"limits": {"memory": limit}}
     return found
 
 

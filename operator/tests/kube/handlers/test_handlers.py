@@ -106,16 +106,16 @@ def test_a_handler_of_a_term_that_is_over_writes_nothing(over):
     if over:
         stop.set()
     registry = Handlers(lambda: NODES)._registry(stop)
-    (handler,) = [one.fn for one in registry._watching._handlers if one.id == "flyerquotas"]
+    (handler,) = [watch.fn for watch in registry._watching._handlers if watch.id == "flyerquotas"]
     handler(type=None, body=quota(), patch=patch)
     assert bool(patch) is not over
 
 
 async def test_a_thread_that_does_not_stop_is_alone(monkeypatch):
-    begun, gate = [], threading.Event()
+    runs, gate = [], threading.Event()
 
     def serve(handlers, stop):
-        begun.append((handlers, stop))
+        runs.append((handlers, stop))
         gate.wait(30)  # whatever it is told
 
     monkeypatch.setattr(Handlers, "_serve", serve)
@@ -124,19 +124,19 @@ async def test_a_thread_that_does_not_stop_is_alone(monkeypatch):
     first, second = Handlers(lambda: NODES), Handlers(lambda: NODES)
     tasks = [asyncio.create_task(first.run())]
     try:
-        while not begun:
+        while not runs:
             await asyncio.sleep(0.01)
         tasks[0].cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await tasks[0]
-        assert begun[0][1].is_set()
+        assert runs[0][1].is_set()
         tasks.append(asyncio.create_task(second.run()))
         await asyncio.sleep(0.1)
-        assert [one for one, _ in begun] == [first]
+        assert [one for one, _ in runs] == [first]
         gate.set()
-        while len(begun) < 2:
+        while len(runs) < 2:
             await asyncio.sleep(0.01)
-        assert begun[1][0] is second
+        assert runs[1][0] is second
     finally:
         gate.set()
         for task in tasks:

@@ -69,7 +69,7 @@ def test_a_labelled_pod_gets_tools_hfreduce_and_its_environment() -> None:
     assert [init_container["name"] for init_container in spec["initContainers"]] == ["flyer-tools"]
     (trainer,) = spec["containers"]
     assert "command" not in trainer
-    env = {one["name"]: one for one in trainer["env"]}
+    env = {variable["name"]: variable for variable in trainer["env"]}
     assert env["PYTHONPATH"]["value"] == "/flyer/lib"
     assert env["HFREDUCE_ADDRESS"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
     assert "FLYER_SOCKET" not in env
@@ -88,7 +88,9 @@ def test_with_the_daemon_a_pod_gets_its_sidecar_too() -> None:
     assert (tools["name"], daemon["name"]) == ("flyer-tools", "flyer-hfreduced")
     assert daemon["restartPolicy"] == "Always"
     (trainer,) = changed["spec"]["containers"]
-    socket = next(one["value"] for one in trainer["env"] if one["name"] == "HFREDUCE_DAEMON")
+    socket = next(
+        variable["value"] for variable in trainer["env"] if variable["name"] == "HFREDUCE_DAEMON"
+    )
     assert socket in daemon["command"]
     # Both see the socket's folder.
     for container in (trainer, daemon):
@@ -144,7 +146,7 @@ def test_the_named_container_is_the_one() -> None:
     body["metadata"]["annotations"] = {"fireflyer.dev/inject-container": "absent"}
     unchanged, warnings = inject(body, SETTINGS)
     assert unchanged == body
-    assert "there are: first, pytorch" in warnings[0]
+    assert "containers: first, pytorch" in warnings[0]
 
 
 def test_the_users_own_settings_stay_and_are_warned_about() -> None:

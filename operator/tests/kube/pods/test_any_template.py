@@ -51,11 +51,14 @@ def _check(cases):
     for _ in range(cases):
         template = any_template(generator)
         try:
-            told = outcome(template, dedicated=generator.random() < 0.5)
+            reported = outcome(template, dedicated=generator.random() < 0.5)
         except Exception as error:
             raise AssertionError(f"{template!r}") from error
-        assert told == "pods" or "spec." in told or "template" in told, (told, template)
-        seen["pods" if told == "pods" else "refused"] += 1
+        assert reported == "pods" or "spec." in reported or "template" in reported, (
+            reported,
+            template,
+        )
+        seen["pods" if reported == "pods" else "refused"] += 1
     assert min(seen.values()) > cases / 50, seen  # both ends are reached
 
 
@@ -97,9 +100,9 @@ def test_any_template_many_times():
     ],
 )  # fmt: skip
 def test_what_cannot_become_a_gang_is_refused_with_field_and_remedy(spec, field, remedy):
-    told = outcome({"spec": {"containers": [WHOLE], **spec}}, dedicated=True)
-    assert field in told
-    assert remedy in told
+    reported = outcome({"spec": {"containers": [WHOLE], **spec}}, dedicated=True)
+    assert field in reported
+    assert remedy in reported
 
 
 def test_null_is_read_as_left_out():

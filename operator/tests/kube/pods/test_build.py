@@ -246,7 +246,7 @@ def test_a_daemon_is_a_sidecar_of_its_own_that_only_this_pod_reaches() -> None:
         assert daemon["securityContext"]["runAsNonRoot"] is True
         (mount,) = daemon["volumeMounts"]
         assert mount in trainer["volumeMounts"], "the folder that both have"
-        (volume,) = [one for one in spec["volumes"] if one["name"] == mount["name"]]
+        (volume,) = [item for item in spec["volumes"] if item["name"] == mount["name"]]
         assert "emptyDir" in volume, "and nobody else"
 
 

@@ -205,13 +205,13 @@ async def test_a_registration_that_comes_late_or_is_written_over_is_told_too(
     value = {"metadata": {"name": "flyer-injection"}, "webhooks": hooks}
     api_server.store.create("mutatingwebhookconfigurations", value)
 
-    def told():
+    def reported():
         stored = api_server.store.get("mutatingwebhookconfigurations", "flyer-injection")
         return "caBundle" in stored["webhooks"][0]["clientConfig"]
 
-    await until(told)
+    await until(reported)
     api_server.store.patch("mutatingwebhookconfigurations", "flyer-injection", {"webhooks": hooks})
-    await until(told)
+    await until(reported)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 

@@ -138,7 +138,7 @@ def parsed(found: dict[str, Any]) -> FlyerJob | None:
     try:
         return FlyerJob.model_validate(found)
     except ValidationError as error:
-        places = [one["loc"][:2] for one in error.errors()]
+        places = [item["loc"][:2] for item in error.errors()]
     assert set(places) == {("spec", "template")}, places
     return None
 

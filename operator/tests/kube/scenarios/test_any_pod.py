@@ -77,7 +77,7 @@ async def _run(cluster, until, cases):
     operator = cluster.operator(LEASE)
     await until(lambda: operator.serves, 20)
     term = operator.leader.term
-    names = [one["metadata"]["name"] for one in cluster.store.all("nodes")]
+    names = [node["metadata"]["name"] for node in cluster.store.all("nodes")]
     made = []
     for number in range(cases):
         job = any_job(generator, number)

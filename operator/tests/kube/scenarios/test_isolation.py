@@ -16,8 +16,8 @@ CONTAINER = {"name": "trainer", "image": "i", "command": ["train"]}
 
 def events(cluster, name, reason):
     return [
-        one for one in cluster.store.all("events")
-        if one["involvedObject"]["name"] == name and one["reason"] == reason
+        event for event in cluster.store.all("events")
+        if event["involvedObject"]["name"] == name and event["reason"] == reason
     ]  # fmt: skip
 
 
@@ -93,9 +93,9 @@ async def test_an_exception_about_one_job_quarantines_it(cluster, until, monkeyp
         await until(lambda: cluster.phase("bad") is Phase.RUNNING)
         cluster.finish("bad")
     await until(lambda: condition(cluster, "bad", "Quarantined"))
-    told = condition(cluster, "bad", "Quarantined")
-    assert told["status"] == "True"
-    assert "spec.colour: 7" in told["message"]
+    reported = condition(cluster, "bad", "Quarantined")
+    assert reported["status"] == "True"
+    assert "spec.colour: 7" in reported["message"]
     await until(lambda: events(cluster, "bad", "Quarantined"))
     await up(cluster, until, "next")
     assert operator.leader.term is term

@@ -122,7 +122,7 @@ async def test_a_dead_node_is_replaced(cluster, until, monkeypatch):
     assert lost not in status.assignment.names
     assert status.eviction.reason == "NodeFailures"
     cluster.kubelets.return_node(lost)
-    await until(lambda: {one.attempt for one in cluster.status("a").occupied} == {2})
+    await until(lambda: {node.attempt for node in cluster.status("a").occupied} == {2})
 
 
 async def test_a_gang_one_of_whose_pods_is_evicted_saves_before_it_leaves(cluster, until):
@@ -164,7 +164,7 @@ async def test_a_pod_that_vanishes_restarts_the_gang(cluster, until):
     }
     # The others of the first attempt were killed from inside: what they wrote can be read.
     ended = [pod for pod in cluster.pods("a", living=False) if pod not in cluster.pods("a")]
-    assert [one["metadata"]["name"] for one in ended] == ["a-1-0"]
+    assert [item["metadata"]["name"] for item in ended] == ["a-1-0"]
 
 
 async def test_pods_that_do_not_die_from_inside_are_deleted(cluster, until, monkeypatch):

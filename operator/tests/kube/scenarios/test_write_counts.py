@@ -124,7 +124,9 @@ async def test_a_reclaim_takes_no_more_than_is_needed(cluster, until):
 
 
 def events_of(cluster, jobs):
-    return [one for one in cluster.store.all("events") if one["involvedObject"]["name"] in jobs]
+    return [
+        event for event in cluster.store.all("events") if event["involvedObject"]["name"] in jobs
+    ]
 
 
 async def test_idleness_costs_nothing(cluster, until):

@@ -61,8 +61,8 @@ def test_a_source_at_its_limit_replaces_its_own_and_takes_none_of_others() -> No
     others = fill(limits, "other", 4)
     answer = limits.admit("mine", 0.0)
     assert answer.evicted is mine[0]
-    for one in mine[1:]:
-        one.busy = True
+    for item in mine[1:]:
+        item.busy = True
     assert answer.slot is not None
     answer.slot.busy = True
     assert limits.admit("mine", 0.0).slot is None
@@ -171,9 +171,9 @@ def test_limits_hold_in_any_order(steps: list[tuple[int, bool, int, bool]]) -> N
             held[victim].busy = busy
             if not busy:
                 limits.release(held.pop(victim))
-        shares = Counter((one.source, one.expected) for one in held)
+        shares = Counter((item.source, item.expected) for item in held)
         assert len(limits) == len(held)
-        assert limits.total == sum(not one.expected for one in held) <= SETTINGS.total_max
+        assert limits.total == sum(not entry.expected for entry in held) <= SETTINGS.total_max
         for (_, is_expected), share in shares.items():
             limit = SETTINGS.expected_source_max if is_expected else SETTINGS.source_max
             assert share <= limit

@@ -64,9 +64,9 @@ async def make_server() -> AsyncIterator[Callable[..., Door]]:
         return made[-1]
 
     yield make
-    for one in made:
-        one.running.cancel()
-        await asyncio.gather(one.running, return_exceptions=True)
+    for server in made:
+        server.running.cancel()
+        await asyncio.gather(server.running, return_exceptions=True)
 
 
 async def ended(connection: Connection) -> bytes:
@@ -182,7 +182,7 @@ async def test_what_costs_little_comes_first() -> None:
 
     async with semaphore.acquire("a"):
         asked = [("a", 8), ("b", 8), ("a", 1), ("c", 2), ("b", 1), ("a", 1)]
-        tasks = [asyncio.create_task(work(*one)) for one in asked]
+        tasks = [asyncio.create_task(work(*request)) for request in asked]
         await asyncio.sleep(0)
     await asyncio.gather(*tasks)
     assert order == [("a", 1), ("b", 1), ("c", 2), ("a", 1), ("a", 8), ("b", 8)]

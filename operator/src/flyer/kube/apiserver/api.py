@@ -232,12 +232,12 @@ class Api(Streams):
         while True:
             headers = await self._headers(content_type if data is not None else "")
             async with self._slots:
-                begun = time.monotonic()
+                started_at = time.monotonic()
                 try:
                     return await self._try(verb, method, kind, label, url, data, headers, query)
                 except ApiError as error:
                     failure = error
-            spent_seconds += time.monotonic() - begun
+            spent_seconds += time.monotonic() - started_at
             wait_seconds = failure.retry_after_seconds
             if wait_seconds is None:
                 wait_seconds = pause_seconds * random.uniform(0.5, 1.5)  # noqa: S311 - spreads

@@ -1,13 +1,13 @@
-"""The operator's own certificates: an authority, the leaf that it serves with, and their renewal.
+"""The operator's certificates: a certificate authority, its leaf certificate, and their renewal.
 
-They live in one Secret, so that every leader serves the same. Pods are given the authorities' PEM
-(`bundle`) when they are made and never again, so an authority is in the bundle long before a leaf
-is signed by it. `renewed` is all: Secret data in, Secret data out; whoever stores it compares and
-swaps, and takes what another leader stored meanwhile.
+One Secret holds them, so that every leader serves the same certificate. Pods receive the PEM of the
+authorities (`bundle`) only when they are created, so an authority is in the bundle long before it
+signs a leaf. `renewed` is a pure function from Secret data to Secret data; the caller stores its
+result with compare-and-swap, and uses what another leader has stored in the meantime.
 
 No pod mounts that Secret: the kubelet of a pod's node may read every Secret that the pod mounts,
-with all of its keys. The webhook has one of its own (`renewed_webhook`), without the authority's
-key, with a leaf that is good for no gateway.
+with all of its keys. The webhook has a separate Secret (`renewed_webhook`), without the authority's
+key, with a leaf that is not valid for the gateway.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ SECRET_NAME: Final = "flyer-certificates"  # noqa: S105  a name
 WEBHOOK_SECRET_NAME: Final = "flyer-webhook-certificate"  # noqa: S105  a name
 
 AUTHORITY_LIFE: Final = timedelta(days=3650)
-# The successor enters the bundle; a year later it signs. No pod lives that long untouched.
+# The next authority enters the bundle a year before it signs; no pod runs that long.
 SUCCESSOR_BEFORE: Final = timedelta(days=1825)
 HANDOVER_BEFORE: Final = timedelta(days=1460)
 LEAF_LIFE: Final = timedelta(days=90)
 LEAF_BEFORE: Final = timedelta(days=30)
 CLOCKS_DIFFER: Final = timedelta(minutes=5)
 
-# Keys of the Secret; `tls.*` and `ca.crt` as the API's own type of Secret has them.
+# Keys of the Secret; `tls.*` and `ca.crt` as in Secrets of the type kubernetes.io/tls.
 LEAF, LEAF_KEY, BUNDLE = "tls.crt", "tls.key", "ca.crt"
 AUTHORITY, AUTHORITY_KEY = "authority.crt", "authority.key"
 SUCCESSOR, SUCCESSOR_KEY = "successor.crt", "successor.key"
@@ -64,11 +64,11 @@ class Certificates:
     """PEM texts."""
 
     bundle: str
-    """Authorities to trust: of now, and of the time to come."""
+    """Trusted authorities: the current one and its successor."""
     certificate: str
     key: str
     secret: str = ""
-    """From which the keys of jobs' collectives are derived; nobody but the gateway has it."""
+    """Seed from which the keys of jobs' collectives are derived; only the gateway has it."""
 
     def __repr__(self) -> str:
         """Without the key."""
@@ -76,7 +76,7 @@ class Certificates:
 
 
 def certificates_of(data: Mapping[str, bytes]) -> Certificates:
-    """What to serve with, from the Secret's (decoded) data."""
+    """The certificates in the decoded data of the Secret."""
     bundle, leaf, key = (data[name].decode() for name in (BUNDLE, LEAF, LEAF_KEY))
     return Certificates(bundle, leaf, key, data.get(SECRET, b"").decode())
 
@@ -84,10 +84,10 @@ def certificates_of(data: Mapping[str, bytes]) -> Certificates:
 def renewed(
     data: Mapping[str, bytes] | None, names: Sequence[str], now: datetime
 ) -> dict[str, bytes]:
-    """The data as it should be; equal to `data` where nothing is due.
+    """The renewed data; equal to `data` if nothing is due.
 
-    `names`: DNS names and IP addresses under which the operator is reached. What cannot be read is
-    made anew: pods that run then have to be started again, but nothing is stuck.
+    `names`: DNS names and IP addresses of the operator. Unreadable data is replaced: pods that run
+    then have to be restarted, but new ones can connect.
     """
     kept = dict(data or {})
     secret = kept.get(SECRET, b"")
@@ -120,9 +120,9 @@ def renewed_webhook(
     names: Sequence[str],
     now: datetime,
 ) -> dict[str, bytes]:
-    """The data of the webhook's Secret; equal to `data` where nothing is due.
+    """The renewed data of the webhook's Secret; equal to `data` if nothing is due.
 
-    `authorities`: as `renewed` gives it.
+    `authorities`: the result of `renewed`.
     """
     authority = _pair(authorities, AUTHORITY, AUTHORITY_KEY, now)
     if authority is None:
@@ -145,7 +145,7 @@ _Pair = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 
 
 def _pair(data: Mapping[str, bytes], name: str, key_name: str, now: datetime) -> _Pair | None:
-    """A certificate and its key, if both are there, belong together and are still good."""
+    """A certificate and its key, if both exist, match and are still valid."""
     try:
         certificate = x509.load_pem_x509_certificate(data[name])
         key = serialization.load_pem_private_key(data[key_name], None)

@@ -28,11 +28,11 @@ class _Waiting:
     failure: Failure
     due: float
     status_due: float | None = None
-    """The end of the wait for the pod's status, of a SIGKILL that the sidecar cannot explain."""
+    """Deadline for the pod's status, after a SIGKILL that the sidecar cannot explain."""
 
 
 class Exits:
-    """The ends of one attempt, by node rank."""
+    """The exits of one attempt, by node rank."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
@@ -41,18 +41,18 @@ class Exits:
         self._failures: list[Failure] = []
 
     def known(self, node_rank: int) -> bool:
-        """Whether this pod's end has come, told or not."""
+        """Whether this pod has ended, reported or not."""
         return node_rank in self.reported or node_rank in self._waiting
 
     @property
     def root_cause(self) -> Failure | None:
-        """The failure that the others follow from, as far as is known."""
+        """The root cause, as far as it is known."""
         return first(self._failures)
 
     def add(
         self, node_rank: int, outcome: Outcome, failure: Failure | None, now: float
     ) -> list[tuple[int, Outcome]]:
-        """A pod ended; what is to be told at once. A second account of it changes nothing."""
+        """Record an exit; returns the exits to report at once. A repeated exit changes nothing."""
         if self.known(node_rank):
             return []
         if not _is_suspicious(outcome):
@@ -71,7 +71,7 @@ class Exits:
         return []
 
     def explain(self, node_rank: int, status: Outcome) -> None:
-        """The pod's own status is known: a memory limit that was exceeded explains a SIGKILL."""
+        """Record the pod's status: an exceeded memory limit explains a SIGKILL."""
         waiting = self._waiting.get(node_rank)
         if waiting is None or waiting.status_due is None:
             return
@@ -79,21 +79,21 @@ class Exits:
         self._waiting[node_rank] = replace(waiting, outcome=outcome, status_due=None)
 
     def due(self) -> float | None:
-        """When `tick` has something to tell."""
+        """When `tick` has exits to report."""
         if not self._waiting:
             return None
-        due = min(one.due for one in self._waiting.values())
-        unexplained = [one.status_due for one in self._waiting.values() if one.status_due]
+        due = min(item.due for item in self._waiting.values())
+        unexplained = [item.status_due for item in self._waiting.values() if item.status_due]
         return max(due, min(unexplained, default=due))
 
     def tick(self, now: float) -> list[tuple[int, Outcome]]:
-        """What is to be told now, the root_cause one first."""
+        """The exits to report now, the root cause first."""
         due = self.due()
         if due is None or now < due:
             return []
         ordered = []
         while self._waiting:
-            root_cause = first(one.failure for one in self._waiting.values())
+            root_cause = first(item.failure for item in self._waiting.values())
             node_rank = next(
                 rank for rank, one in self._waiting.items() if one.failure is root_cause
             )
@@ -110,7 +110,7 @@ def _is_suspicious(outcome: Outcome) -> bool:
 
 
 def _unknown(node_rank: int, outcome: Outcome, now: float, *, lost_peers: bool) -> Failure:
-    """Stands for an end that only the pod's status tells of, to find its place among others."""
+    """A stand-in for an exit that only the pod's status reports, to rank it among the others."""
     return Failure(
         job="",
         attempt=0,

@@ -1,7 +1,7 @@
 """State of one attempt in the gateway: its pods' reports and orders. Pure.
 
-The barrier, the order, the signal and the translation of reports into engine events live here;
-sockets and timers do not. `now` is wall-clock time, as deadlines are.
+Contains the start barrier, orders, signals and the translation of reports into engine events, but
+no sockets and timers. `now` is wall-clock time, as deadlines are.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["Gang", "Member"]
 
 REASON_CHARACTERS_MAX: Final = 1000
 _RUNNING = (LauncherState.RUNNING, LauncherState.ENDED)
-# Where a gang is that an earlier leader started.
+# Phases of gangs that an earlier leader started.
 _ADOPTED = (Phase.RUNNING, Phase.SUSPENDING)
 
 
@@ -60,19 +60,19 @@ class Member:
     ip: str
     connected: bool = False
     version: int = VERSION
-    """Of the protocol that its sidecar speaks."""
+    """Protocol version of its sidecar."""
     asked: bool = False
-    """Over the stream that is open now, it was told of the suspension."""
+    """Whether the suspension was sent over the present stream."""
     report: Report | None = None
 
     @property
     def launcher(self) -> LauncherState:
-        """How far it is, as far as it said."""
+        """The latest reported progress."""
         return self.report.launcher if self.report else LauncherState.ABSENT
 
 
 class Gang:
-    """The state of one attempt. Methods return the events that are to be told, in order."""
+    """The state of one attempt. Methods return the events to report, in order."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Gang:
         now: float,
         key: str | None = None,
     ) -> None:
-        """`key`: of the attempt's collectives, the same whichever leader makes the gang."""
+        """`key`: key of the attempt's collectives, the same for every leader."""
         self.job, self.start = job, start
         self._key = key
         self.adopted = job.status is not None and job.status.phase in _ADOPTED
@@ -92,7 +92,7 @@ class Gang:
         ]
         self.exits = Exits(settings)
         self.order_version = 1
-        """Grows when some member's order changed."""
+        """Increases when the order of a member changes."""
         self.expected_at = now
         self.started_at: float | None = None
         self.signalled_at: float | None = None
@@ -100,7 +100,7 @@ class Gang:
         self.metrics: dict[str, float] = {}
         self._settings = settings
         self._orders: list[StartOrder] | None = None
-        self._heard = True  # as told
+        self._heard = True  # as reported
         self._deadline: float | None = None
         self._reason = ""
         self._terminate_at: float | None = None
@@ -110,7 +110,7 @@ class Gang:
         self._step_due: float | None = None
 
     def _in_order(self, pods: Sequence[PodIdentity]) -> list[PodIdentity]:
-        """By rank, which the pods' names tell; who is not there (any more) has no uid."""
+        """Members by rank, which is in the pods' names; a missing pod has no uid."""
         by_name = {pod.name: pod for pod in pods}
         namespace, _, job = self.start.job.partition("/")
         names = [
@@ -121,10 +121,10 @@ class Gang:
             raise ValueError(f"{self.start.job}: pod {min(unknown)} is none of its attempt")
         return [by_name.get(name) or PodIdentity(namespace, name, "") for name in names]
 
-    # -- what happens --------------------------------------------------------------------------
+    # -- changes -------------------------------------------------------------------------------
 
     def replace(self, pods: Sequence[PodIdentity]) -> None:
-        """The same attempt is expected again: addresses may be news, and so may a pod be."""
+        """The same attempt is expected again, possibly with new addresses or pods."""
         for member, pod in zip(list(self.members), self._in_order(pods), strict=True):
             if pod.uid and member.identity.uid != pod.uid:
                 self.members[member.node_rank] = Member(member.node_rank, pod, pod.ip)
@@ -132,25 +132,25 @@ class Gang:
                 self.locate(member.node_rank, pod.ip)
 
     def locate(self, node_rank: int, ip: str) -> None:
-        """Where a pod is."""
+        """Record a pod's address."""
         self.members[node_rank].ip = ip
         self._pass_barrier()
 
     def connect(self, node_rank: int, version: int = VERSION) -> None:
-        """Its sidecar's stream is open."""
+        """Record that the sidecar's stream is open."""
         self.members[node_rank].connected = True
         self.members[node_rank].version = version
         self.members[node_rank].asked = False
 
     def disconnect(self, node_rank: int) -> None:
-        """Its sidecar's stream is over."""
+        """Record that the sidecar's stream has ended."""
         self.members[node_rank].connected = False
         self.members[node_rank].asked = False
 
     def streams(self) -> list[Event]:
-        """Whether every sidecar whose pod has not ended has a stream, if that has changed.
+        """Report a change of whether every sidecar of a live pod has a stream.
 
-        Told of a gang that runs: one that starts is waited for by its start deadline.
+        Only for a running gang: the start deadline bounds the wait for a starting one.
         """
         if self.started_at is None and not self.adopted:
             return []
@@ -164,17 +164,17 @@ class Gang:
         return [kind(self.start.job, self.start.attempt)]
 
     def all_streams(self) -> list[Event]:
-        """As `streams`, for an engine that has forgotten what was reported to it."""
+        """As `streams`, for an engine whose state was rebuilt."""
         self._heard = True
         return self.streams()
 
     def take(self, node_rank: int, report: Report, now: float) -> list[Event]:
-        """All that a pod said so far. Raises `ProtocolError` for what cannot be its own to say."""
+        """Take a pod's report. Raises `ProtocolError` for a report about another pod's ranks."""
         member = self.members[node_rank]
         self._check(member, report)
         old, member.report = member.report, report
         if old is not None and report.revision < old.revision:
-            old = None  # a sidecar that lost its memory; it says again what it still knows
+            old = None  # the sidecar was restarted and reports its state again
         self._pass_barrier()
         events = self._progress(report, now)
         events += self._checkpoints(old, report)
@@ -189,17 +189,17 @@ class Gang:
         return events
 
     def stored(self, event: Event) -> set[int]:
-        """What follows from an event is stored. Node ranks whose reports said it."""
+        """The effects of an event are stored. Returns the node ranks that reported it."""
         node_ranks = self._unstored.stored(event)
         self._end_released()
         return node_ranks
 
     def is_stored(self, node_rank: int) -> bool:
-        """Whether all that a pod reported and must outlive this leader is stored."""
+        """Whether every durable fact that a pod reported is stored."""
         return not self._unstored.has(node_rank)
 
     def signal(self, signal: Signal, now: float) -> list[Event]:
-        """The engine asks the job to suspend, or gives it more time."""
+        """Ask the job to suspend, or extend its deadline."""
         first = self._deadline is None
         self._deadline = signal.deadline
         self._reason = f"{signal.reason} by {signal.by}"[:REASON_CHARACTERS_MAX]
@@ -212,34 +212,34 @@ class Gang:
     def conclude(
         self, node_rank: int, outcome: Outcome, failure: Failure | None, now: float
     ) -> list[Event]:
-        """A pod ended so; the first account of it counts."""
+        """Record a pod's exit; only the first report counts."""
         return self._exit_events(self.exits.add(node_rank, outcome, failure, now))
 
     def pod_ended(self, node_rank: int, status: Outcome, now: float) -> list[Event]:
-        """As `conclude`, with what the pod's status says; it explains a SIGKILL told before."""
+        """As `conclude`, from the pod's status, which explains a SIGKILL reported earlier."""
         events = self.conclude(node_rank, status, None, now)
         self.exits.explain(node_rank, status)
         return events
 
     def due(self) -> float | None:
-        """When `tick` has something to do."""
+        """When `tick` is due."""
         times = (self._step_due, self._terminate_at, self.exits.due())
         return min((at for at in times if at is not None), default=None)
 
     def tick(self, now: float) -> list[Event]:
-        """Time passed."""
+        """Process the deadlines that have passed."""
         events: list[Event] = []
         if self._step_due is not None and now >= self._step_due:
             events += self._flush()
         if self._terminate_at is not None and now >= self._terminate_at:
             self._terminate_at = None
             if not self._received and not self._terminate:
-                self._terminate = True  # half of the grace is over, and nobody answers
+                self._terminate = True  # half of the grace period without an acknowledgement
                 self.order_version += 1
         return events + self._exit_events(self.exits.tick(now))
 
     def order(self, node_rank: int, now: float) -> Order:
-        """All that is wanted of a pod now."""
+        """The present order of a pod."""
         member = self.members[node_rank]
         suspend = None
         if self._deadline is not None:
@@ -251,7 +251,7 @@ class Gang:
         return Order(start=start, suspend=suspend, terminate=self._terminate, kill=self._kill)
 
     def kill(self) -> set[str]:
-        """The attempt is over: its ranks are to be killed. Uids of pods that end by themselves."""
+        """Kill the ranks of an ended attempt. Returns uids of pods that end by themselves."""
         if not self._kill:
             self._kill = True
             self.order_version += 1
@@ -263,7 +263,7 @@ class Gang:
         }
 
     def absent(self) -> list[str]:
-        """Names of pods that the start still waits for."""
+        """Names of the pods that the start is waiting for."""
         return [member.identity.name for member in self.members if not self._is_ready(member)]
 
     # -- the start -----------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class Gang:
         return there and bool(member.ip)
 
     def _pass_barrier(self) -> None:
-        """Once every pod's launcher waits, and every address is known, all may start."""
+        """Start all ranks once every launcher waits and every address is known."""
         leader = self.members[0].report
         if self._orders is not None or not all(self._is_ready(member) for member in self.members):
             return
@@ -281,7 +281,7 @@ class Gang:
             return
         addresses = [member.ip for member in self.members]
         output_seconds = self._settings.output_seconds
-        # All members or none: a group in which some have another key does not form.
+        # All members have the same key, or none has one; otherwise the group cannot form.
         take_it = all(member.version >= KEY_VERSION for member in self.members)
         self._orders = start_orders(
             self.job, self.start, addresses, leader.port, output_seconds,
@@ -322,7 +322,7 @@ class Gang:
         return []
 
     def _flush(self) -> list[Event]:
-        """The newest progress, before anything that follows it."""
+        """The latest progress, reported before later events."""
         self._step_due = None
         if self.step is None or self.step == self._step_told:
             return []
@@ -355,18 +355,18 @@ class Gang:
     def _end_released(self) -> None:
         """End the pods of a gang that released, without waiting for the kubelets' SIGTERM.
 
-        Its checkpoint is stored first: once its sidecars have ended, no later leader hears of it.
+        Its checkpoint is stored first: once its sidecars have ended, no later leader learns of it.
         """
         if self._released and not self._unstored and not self._terminate:
             self._terminate = True
             self.order_version += 1
 
     def is_forged(self, node_rank: int, report: Report) -> bool:
-        """Whether it acknowledges what nobody asked of it."""
+        """Whether the report acknowledges a suspension that was not requested."""
         return report.received and not self.members[node_rank].asked
 
     def _fall_back(self) -> list[Event]:
-        """SIGTERM for a job none of whose ranks ever opened its socket."""
+        """Send SIGTERM to a job of which no rank has opened the job socket."""
         if self._deadline is None or self._terminate:
             return []
         reports = [member.report for member in self.members if member.connected and member.report]
@@ -379,7 +379,7 @@ class Gang:
         self._received = True
         return [SuspendReceived(self.start.job, self.start.attempt)]
 
-    # -- ends ----------------------------------------------------------------------------------
+    # -- exits ---------------------------------------------------------------------------------
 
     def _ended(self, member: Member, report: Report, now: float) -> list[Event]:
         events: list[Event] = []
@@ -399,7 +399,7 @@ class Gang:
         if rank is None:
             if end.traceback is None and end.error_type is None and end.rank_signal is None:
                 return None
-            rank = member.node_rank * self.job.spec.ranks_per_node  # its sidecar does not know
+            rank = member.node_rank * self.job.spec.ranks_per_node  # unknown to its sidecar
         failure = self._failure(member, rank, end.time, status=end.rank_status)
         return replace(
             failure,
@@ -412,7 +412,7 @@ class Gang:
     def _failure(
         self, member: Member, rank: int, time: float, *, status: int | None, text: str | None = None
     ) -> Failure:
-        """Whose it is we know ourselves: job, node and node rank are not the pod's to say."""
+        """The exit with the gateway's job, node and node rank, not the reported ones."""
         return Failure(
             job=self.start.job,
             attempt=self.start.attempt,

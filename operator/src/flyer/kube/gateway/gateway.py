@@ -45,18 +45,18 @@ log = logging.getLogger(__name__)
 
 
 class Heartbeat(NamedTuple):
-    """What is heard of a node."""
+    """The latest sign of life of a node."""
 
     received_at: float
-    """When its sidecar said something last, by the loop's clock; 0 = it is still to come."""
+    """Time of its sidecar's latest message, by the loop's clock; 0: none yet."""
     replaceable: bool
-    """Whether its silence may be judged: what runs there gets no further alone."""
+    """Whether its silence may be acted on: the rest of its gang cannot continue without it."""
     runs: bool = True
-    """Whether ranks may be running there: the launcher has come, or nothing is known yet."""
+    """Whether ranks may be running: the launcher has connected, or nothing is known yet."""
 
 
 class Gateway:
-    """Serves until cancelled. All methods are called in the event loop that serves."""
+    """Serves until cancelled. All methods are called in the serving event loop."""
 
     def __init__(
         self,
@@ -79,52 +79,50 @@ class Gateway:
         self._gangs: dict[str, Gang] = {}
         self._members: dict[str, tuple[Gang, int]] = {}
         self._streams: dict[str, Stream] = {}
-        self._received_at: dict[str, float] = {}  # of members whose stream has ended
+        self._received_at: dict[str, float] = {}  # members whose stream has ended
         self._addresses: Counter[str] = Counter()  # of members' pods
         self._reviews = TokenReviewer(identities, self._members.__contains__, settings)
         self._timers: dict[Gang, asyncio.TimerHandle] = {}
         self._woken: dict[Gang, int] = {}
-        self._changes = (
-            KeyedCondition()
-        )  # of members: their streams, accounts and being expected, by uid
+        self._changes = KeyedCondition()  # of members, by uid: streams, exits and expectation
 
     @property
     def port(self) -> int:
-        """Where it listens, once `listen` has been called."""
+        """The bound port, after `listen`."""
         return self._listener.port
 
     def use(self, certificates: Certificates) -> None:
-        """Serve with these from the next connection on; before `serve` at the latest."""
+        """Use these certificates from the next connection on. Required before `serve`."""
         load_certificates(self._context, certificates)
         self._secret = certificates.secret
 
     def listen(self) -> None:
-        """Take the port, so that a failure is known at once."""
+        """Bind the port, so that a failure is reported at once."""
         self._listener.open()
 
     async def serve(self) -> None:
-        """Serve; returns only by being cancelled."""
+        """Serve until cancelled."""
         if not self._listener.port:
             self.listen()
         await self._listener.run()
 
-    # -- what the operator knows and wants -----------------------------------------------------
+    # -- calls of the operator -----------------------------------------------------------------
 
     def expect(self, job: FlyerJob, start: Start, pods: Sequence[PodIdentity]) -> None:
-        """These pods are this attempt (their names say which rank): let their sidecars in.
+        """Accept the sidecars of an attempt's pods, whose names contain their ranks.
 
-        Called when the pods were created, and again by a new leader for every gang that is alive.
-        The same attempt again is no news; a later one replaces it. Pods that are gone already are
-        missing. GangStarted follows, once; what the gang says becomes events.
+        Called when the pods were created, and again by a new leader for every live gang. A repeated
+        call changes nothing; a later attempt replaces an earlier one. Pods that are already gone
+        are missing. GangStarted is reported once; the gang's reports become events.
         """
         known = self._gangs.get(start.job)
         if known is not None and known.start.attempt > start.attempt:
             return
         if known is not None and known.start.attempt == start.attempt:
-            before = {one.identity.uid for one in known.members}
-            self._addresses -= Counter(one.ip for one in known.members)
+            before = {item.identity.uid for item in known.members}
+            self._addresses -= Counter(item.ip for item in known.members)
             known.replace(pods)
-            self._addresses += Counter(one.ip for one in known.members if one.ip)
+            self._addresses += Counter(item.ip for item in known.members if item.ip)
             for uid in before - {pod.uid for pod in pods}:
                 self._dismiss(uid)
             gang = known
@@ -133,16 +131,16 @@ class Gateway:
                 self.forget(start.job, known.start.attempt)
             gang = Gang(job, start, pods, self._settings, self._clock(), self._key(job, start))
             self._gangs[start.job] = gang
-            self._addresses += Counter(one.ip for one in gang.members if one.ip)
+            self._addresses += Counter(item.ip for item in gang.members if item.ip)
         for member in gang.members:
             if member.identity.uid:
                 self._members[member.identity.uid] = (gang, member.node_rank)
         self._apply(gang, gang.streams())
 
     def locate(self, uid: str, ip: str) -> None:
-        """The pods cache saw where a pod is. Repeating it is harmless; unknown pods are ignored.
+        """Record a pod's address from the cache. Idempotent; unknown pods are ignored.
 
-        The start order waits for the address of every pod of the gang.
+        The start order requires the address of every pod of the gang.
         """
         member = self._members.get(uid)
         if member is not None and ip and member[0].members[member[1]].ip != ip:
@@ -153,16 +151,16 @@ class Gateway:
             self._apply(gang, ())
 
     def signal(self, signal: Signal) -> None:
-        """Ask the job to save and release: in milliseconds where its sidecars are connected."""
+        """Ask the job to checkpoint and release; connected sidecars receive it in milliseconds."""
         gang = self._gang(signal.job, signal.attempt)
         if gang is not None:
             self._apply(gang, gang.signal(signal, self._clock()))
 
     def kill(self, job: str, attempt: int) -> set[str]:
-        """The attempt is over: have its ranks killed by their own launchers.
+        """Kill the ranks of an attempt that is over, through their launchers.
 
-        Returns the uids of the pods that hear it, or whose launchers have ended: they end by
-        themselves, and their logs stay.
+        Returns the uids of the pods that receive it, or whose launchers have ended: they end by
+        themselves and keep their logs.
         """
         gang = self._gang(job, attempt)
         if gang is None:
@@ -172,11 +170,11 @@ class Gateway:
         return self_ending
 
     async def conclude(self, uid: str, status: Outcome) -> Outcome:
-        """A pod has ended (phase Succeeded or Failed, or gone): tell PodExited, exactly once.
+        """Report PodExited, exactly once, for a pod that has ended (Succeeded, Failed or gone).
 
-        `status` is what the pod's status says (`outcome_of`), which counts only when the sidecar
-        said nothing. Returns what counted. Tell NodeEmptied after this has returned; it takes at
-        most `account_seconds` + `peer_lost_seconds`.
+        `status` is the outcome from the pod's status (`outcome_of`), which is used only without a
+        report of the sidecar. Returns the reported outcome. Takes at most `account_seconds` +
+        `peer_lost_seconds`; report NodeEmptied only afterwards.
         """
         member = self._members.get(uid)
         if member is None:
@@ -198,7 +196,7 @@ class Gateway:
         return gang.exits.reported.get(node_rank, status)
 
     def forget(self, job: str, attempt: int) -> None:
-        """The attempt is over: its sidecars are sent away, and no event of it is told any more."""
+        """The attempt is over: disconnect its sidecars, and report no more of its events."""
         gang = self._gang(job, attempt)
         if gang is None:
             return
@@ -206,14 +204,14 @@ class Gateway:
         self._woken.pop(gang, None)
         if (timer := self._timers.pop(gang, None)) is not None:
             timer.cancel()
-        self._addresses -= Counter(one.ip for one in gang.members)
+        self._addresses -= Counter(item.ip for item in gang.members)
         for member in gang.members:
             self._dismiss(member.identity.uid)
 
     def stored(self, events: Iterable[Event]) -> None:
-        """What follows from these events is stored, so that the next leader knows it.
+        """The effects of these events are stored, so that the next leader knows them.
 
-        Only then are checkpoints and life states acknowledged to their sidecars.
+        Checkpoints and user states are acknowledged to their sidecars only now.
         """
         for event in events:
             if not isinstance(event, CheckpointReported | UserStateSet):
@@ -227,31 +225,31 @@ class Gateway:
                     stream.wake()
             self._apply(gang, ())
 
-    # -- what the operator may want to show ----------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------
 
     def absent(self, job: str) -> list[str]:
-        """Names of pods that the start of the job's attempt still waits for."""
+        """Names of the pods that the start of the job's attempt is waiting for."""
         gang = self._gangs.get(job)
         return gang.absent() if gang is not None else []
 
     def republish_streams(self, job: str) -> None:
-        """The engine was rebuilt, and no status stores whether a running gang has its streams."""
+        """Report again whether running gangs have their streams: the engine was rebuilt."""
         gang = self._gangs.get(job)
         if gang is not None:
             self._apply(gang, gang.all_streams())
 
     def failure(self, job: str) -> Failure | None:
-        """The failure that the others of the job's attempt follow from, with its traceback."""
+        """The root cause of the failures of the job's attempt, with its traceback."""
         gang = self._gangs.get(job)
         return gang.exits.root_cause if gang is not None else None
 
     def heartbeats(self) -> dict[str, Heartbeat]:
-        """What is heard of each node where something runs, since we listen.
+        """The latest sign of life of each node with pods, since this gateway listens.
 
-        Replaceable are nodes of gangs that run on several: what is left of such a gang ends before
-        another attempt begins, and the one that is only silent gets no further alone. The last one
-        that runs, or a job of one node, would go on. Of a gang that ran before we led a sidecar is
-        missed also if it never came to us; one that starts may take its time.
+        Replaceable are nodes of gangs on several nodes: the rest of such a gang ends before another
+        attempt starts, and a node that is only silent cannot continue alone. The last running pod
+        of a gang, or a job of one node, could continue. In a gang that an earlier leader started, a
+        sidecar that never connected counts as silent; in a starting gang it does not.
         """
         found: dict[str, Heartbeat] = {}
         running = [
@@ -272,7 +270,7 @@ class Gateway:
         return found
 
     def progress(self, job: str) -> tuple[int, dict[str, float]] | None:
-        """The newest step of the job's attempt, and the numbers that came with it."""
+        """The latest step of the job's attempt, with the numbers reported with it."""
         gang = self._gangs.get(job)
         if gang is None or gang.step is None:
             return None
@@ -301,7 +299,7 @@ class Gateway:
     async def _serve_member(
         self, stream: Stream, version: int, uid: str, gang: Gang, node_rank: int
     ) -> None:
-        """One stream a pod: a new one replaces the old, which may be half-open and never end."""
+        """One stream per pod: a new one replaces the old one, which may be half-open."""
         old = self._streams.get(uid)
         if old is not None:
             old.end(RefusedError("replaced", "another stream of this pod took its place"))
@@ -353,7 +351,7 @@ class Gateway:
         self._changes.notify(gang.members[node_rank].identity.uid)
 
     def _key(self, job: FlyerJob, start: Start) -> str | None:
-        """Key of the attempt's collectives: derived, so that the next leader has the same."""
+        """Key of the attempt's collectives, derived so that the next leader has the same."""
         if not self._secret:
             return None
         words = f"collectives/{job.metadata.uid}/{start.attempt}"
@@ -365,7 +363,7 @@ class Gateway:
             address = address.removeprefix("::ffff:")
         return address in self._addresses
 
-    # -- afterwards ----------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------
 
     def _gang(self, job: str, attempt: int) -> Gang | None:
         gang = self._gangs.get(job)
@@ -380,7 +378,7 @@ class Gateway:
         self._changes.notify(uid)
 
     def _apply(self, gang: Gang, events: Iterable[Event]) -> None:
-        """Tell what there is to tell, wake the streams if there are new orders, set the timer."""
+        """Report events, wake the streams if there are new orders, and set the timer."""
         ended = []
         for event in events:
             self._enqueue(event)

@@ -30,32 +30,32 @@ class PodIdentity:
     name: str
     uid: str
     ip: str = ""
-    """Where its peers reach it; empty while nobody knows (a token's review does not tell)."""
+    """Its address for its peers; empty while unknown (a token review does not contain it)."""
 
 
 class TokenRefusedError(Exception):
-    """The API server does not accept the token, or it is bound to no pod. Never hold the token."""
+    """The API server rejects the token, or it is not bound to a pod. Never contains the token."""
 
 
 class IdentityUnknownError(Exception):
-    """The API server could not be asked; the same token may be good later."""
+    """The API server cannot be reached; the same token may be accepted later."""
 
 
 class Identities(Protocol):
-    """Asks the API server."""
+    """Token reviews by the API server."""
 
     async def review(self, token: str) -> PodIdentity:
-        """Whose token this is, for the audience `fireflyer-gateway` alone.
+        """The pod of this token, which must have the audience `fireflyer-gateway`.
 
-        Raises `TokenRefusedError` or `IdentityUnknownError`. Must itself end within seconds.
+        Raises `TokenRefusedError` or `IdentityUnknownError`. Must return within seconds.
         """
         ...
 
 
 def claimed_pod(token: str) -> str:
-    """Uid of the pod that a projected token claims to be bound to; empty: it claims none.
+    """Uid of the pod that a projected token claims to be bound to; empty: none.
 
-    Unverified: anybody can write it. It may refuse a token without a review, never accept one.
+    The claim is not verified. It may be used to refuse a token without a review, never to accept.
     """
     parts = token.split(".")
     if len(parts) != 3:

@@ -33,37 +33,37 @@ class Connection:
 
     @property
     def source(self) -> str:
-        """The source that its slot counts for."""
+        """The source to which its slot is charged."""
         return self._accepted.slot.source
 
     @property
     def expected(self) -> bool:
-        """Whether it comes from the address of a pod that should connect."""
+        """Whether it comes from the address of an expected pod."""
         return self._accepted.slot.expected
 
     def busy(self) -> None:
-        """Its token is reviewed: it is not evicted any more."""
+        """Its token is being reviewed: it can no longer be evicted."""
         self._accepted.slot.busy = True
 
     def authenticated(self) -> None:
-        """Its pod is known: it does not count as unauthenticated any more."""
+        """Its pod is known: it no longer counts as unauthenticated."""
         self._accepted.authenticated()
 
 
 class _Protocol(asyncio.StreamReaderProtocol):
-    """Knows its transport."""
+    """Stores its transport."""
 
     transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The TLS handshake is over."""
+        """The TLS handshake is complete."""
         assert isinstance(transport, asyncio.Transport), transport
         self.transport = transport
         super().connection_made(transport)
 
 
 class Listener:
-    """Accepts until cancelled; every connection is a task that ends within its deadlines."""
+    """Accepts connections until cancelled; each is a task with deadlines."""
 
     def __init__(
         self,
@@ -134,6 +134,6 @@ class Listener:
         except RefusedError as error:
             if error.code:
                 self._metrics.refusals.labels(error.code).inc()
-                # Anybody can cause these in any number: the metric counts them.
+                # Any client can cause these, in any number: a metric counts them.
                 log.debug("gateway: %s refused: %s: %s", address, error.code, error)
             await one.stream.refuse(error)

@@ -9,22 +9,22 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 __all__ = ["REFUSAL_REASONS", "GatewayMetrics"]
 
 REFUSAL_REASONS: Final = (
-    "bad_field",  # a message with a wrong field
+    "bad_field",  # a message with an invalid field
     "bad_handshake",  # no TLS, or no hello first
     "bad_line",  # oversized, or no JSON object
     "bad_operation",  # a message of an unknown kind
-    "bad_rank",  # speaks for a rank of another pod
+    "bad_rank",  # reports about a rank of another pod
     "bad_token",  # the API server does not accept the token
     "bad_version",
-    "flood",  # more messages a second than a sidecar has
+    "flood",  # more messages per second than a sidecar sends
     "forgotten",  # its attempt is over
     "replaced",  # a newer stream of the same pod
-    "review_unavailable",  # the API server could not be asked
+    "review_unavailable",  # the API server cannot be reached
     "silent",  # no whole line in time
-    "slow",  # does not read what it is sent
-    "too_many",  # connections, in all or of one address
-    "unasked",  # acknowledged a suspension that it was not told of; not a reason to hang up
-    "unknown_pod",  # a good token of a pod that is in no gang
+    "slow",  # does not read the sent data
+    "too_many",  # too many connections, in total or from one address
+    "unasked",  # acknowledged a suspension that was not sent; does not close the stream
+    "unknown_pod",  # a valid token of a pod without a gang
 )
 
 
@@ -32,7 +32,7 @@ MESSAGE_KINDS: Final = ("hello", "report", "beat")
 
 
 class GatewayMetrics:
-    """One set of series, made once a process: leaders' terms come and go."""
+    """The gateway's series. Created once per process, for all leader terms."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.refusals = Counter(

@@ -26,12 +26,12 @@ def start_orders(
     output_seconds: float,
     key: str | None,
 ) -> list[StartOrder]:
-    """One a pod, in rank order, as `addresses` are; `port` is free on the first."""
+    """The orders in rank order, as `addresses`; `port` is free on the first node."""
     history_id = (job.status.history.id if job.status else "") or job.metadata.uid or ""
     preemption, progress_deadline = job.spec.preemption, job.spec.progress_deadline
     if progress_deadline is not None:
         output_seconds = min(output_seconds, progress_deadline.seconds / 4)
-    # Of a large gang the greatest part: built once for all.
+    # The largest part of the orders of a large gang: built once.
     topology = topology_document(
         job=start.job,
         chain=history_id,

@@ -26,12 +26,12 @@ _STATUSES: Final = (
 )  # fmt: skip
 LOST_PEERS: Final = Killed(0, "it lost its peers, and none of them says why")
 _HEADLINE = re.compile(r"^rank (\d+) on node \S+: (exit status \d+|killed by .+)$", re.MULTILINE)
-# Statuses with which a container runtime says that the program never ran.
+# Exit statuses by which a container runtime reports that the program never ran.
 _NOT_STARTED: Final = frozenset({"StartError", "ContainerCannotRun", "CreateContainerError"})
 
 
 def outcome_of_code(code: int, failure: Failure | None) -> Outcome:
-    """From a launcher's exit status, or a signal's number below zero."""
+    """The outcome of a launcher's exit status; a negative number is a signal."""
     if code == 0:
         return Succeeded()
     if code == EXIT_SUSPENDED:
@@ -47,14 +47,14 @@ def outcome_of_code(code: int, failure: Failure | None) -> Outcome:
 
 
 def explained(outcome: Outcome, failure: Failure) -> Outcome:
-    """Whom a pod lost, in its rank's words, where nothing else says why."""
+    """The lost peer that a rank reported, if there is no other reason."""
     if outcome != LOST_PEERS or not failure.traceback:
         return outcome
     return Killed(0, _cut(f"it lost its peers: {_last_line(failure)}"))
 
 
 def outcome_of(pod: Mapping[str, Any] | None) -> Outcome:
-    """From a pod's JSON in a terminal phase; None: it is gone without a trace."""
+    """The outcome of a pod in a terminal phase; None: the pod is gone."""
     if pod is None:
         return Killed(0, "the pod is gone")
     status = pod.get("status") or {}
@@ -78,7 +78,7 @@ def outcome_of(pod: Mapping[str, Any] | None) -> Outcome:
 
 
 def _terminated(pod: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any] | None:
-    """How the container that the launcher runs in ended, if it ever ran."""
+    """How the launcher's container terminated, if it ever ran."""
     containers = (pod.get("spec") or {}).get("containers") or []
     names = [
         container["name"] for container in containers if container.get("command") == LAUNCH_COMMAND
@@ -92,22 +92,24 @@ def _terminated(pod: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, 
 
 
 def is_out_of_memory(outcome: Outcome) -> bool:
-    """Whether a memory limit ended the pod."""
+    """Whether the pod exceeded a memory limit."""
     return isinstance(outcome, Killed) and outcome.reason.startswith(_OOM)
 
 
 def _out_of_memory(pod: Mapping[str, Any], status: Mapping[str, Any]) -> str:
-    """Which container the kernel killed for its memory; empty: none, as far as is known."""
+    """The container that the kernel killed for its memory; empty: none is known."""
     spec = pod.get("spec") or {}
     for kind, field in _STATUSES:
         limits = {
-            one.get("name"): ((one.get("resources") or {}).get("limits") or {}).get("memory")
-            for one in spec.get(kind) or ()
+            container.get("name"): ((container.get("resources") or {}).get("limits") or {}).get(
+                "memory"
+            )
+            for container in spec.get(kind) or ()
         }
-        for one in status.get(field) or ():
-            ends = [(one.get(when) or {}).get("terminated") for when in ("state", "lastState")]
+        for item in status.get(field) or ():
+            ends = [(item.get(when) or {}).get("terminated") for when in ("state", "lastState")]
             if any(end and end.get("reason") == _OOM for end in ends):
-                name = one.get("name")
+                name = item.get("name")
                 limit = limits.get(name)
                 if limit is None:
                     return f"{_OOM}: container {name} has no memory limit, and its node ran out"
@@ -132,7 +134,7 @@ def _never_ran(status: Mapping[str, Any]) -> Outcome:
 
 
 def _words(message: str, headline: re.Match[str] | None) -> str:
-    """The last line of the traceback that the launcher left, with its rank."""
+    """The last line of the traceback in the termination message, with its rank."""
     lines = [line for line in message.strip().splitlines() if line.strip()]
     if headline is None:
         return lines[-1] if lines else ""

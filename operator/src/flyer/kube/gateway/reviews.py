@@ -1,8 +1,8 @@
 """Token reviews for the gateway: admission, concurrency limits, and a cache of refused tokens.
 
 A token that does not claim to belong to an expected pod is refused without a review. Connections
-from the addresses of expected pods have reviews of their own, so that a flood of claims from
-elsewhere delays no member.
+from the addresses of expected pods have a separate limit, so that a flood of claims from other
+addresses delays no member.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["TokenReviewer"]
 
 
 class TokenReviewer:
-    """Asks `identities`; `expects` is given a pod's uid."""
+    """Reviews by `identities`; `expects(uid)` returns whether a pod is expected."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class TokenReviewer:
         self._settings = settings
         self._members = asyncio.Semaphore(settings.reviews_max)
         self._unexpected = FairSemaphore(settings.unexpected_reviews_max)
-        self._refused: OrderedDict[bytes, tuple[float, str]] = OrderedDict()  # digest → until, why
+        self._refused: OrderedDict[bytes, tuple[float, str]] = OrderedDict()  # by digest
 
     async def review(self, token: str, connection: Connection) -> PodIdentity:
-        """Whose token this is. Raises `RefusedError`."""
+        """The pod of this token. Raises `RefusedError`."""
         if not self._expects(claimed_pod(token)):
             raise RefusedError("unknown_pod", "the token belongs to no pod of a gang that runs")
         loop = asyncio.get_running_loop()

@@ -16,7 +16,7 @@ class GatewaySettings:
 
     host: str = "0.0.0.0"  # noqa: S104  pods of all nodes connect
     port: int = GATEWAY_PORT
-    """0: any free one, which `Gateway.port` tells."""
+    """0: any free port, which is `Gateway.port` then."""
 
     hello_seconds: float = 10.0
     """Timeout of the TLS handshake, and of the first line."""
@@ -34,19 +34,19 @@ class GatewaySettings:
     """Timeout of a write; a slower sidecar is disconnected and reconnects."""
 
     connections_max: int = 20_000
-    """Open connections in all: twice the nodes of the largest cluster in mind."""
+    """Maximum number of open connections: twice the nodes of the largest supported cluster."""
     limits: ConnectionLimitSettings = field(default_factory=ConnectionLimitSettings)
-    """Of them, those that have not authenticated yet, and how they are shared among sources."""
+    """Limits of the unauthenticated ones, in total and per source."""
     unexpected_reviews_max: int = 4
-    """Token reviews under way at once for connections from unexpected addresses; a further
-    `reviews_max` are for the addresses of expected pods alone."""
+    """Concurrent token reviews for connections from unexpected addresses, in addition to the
+    `reviews_max` for the addresses of expected pods."""
     refusals_max: int = 4096
-    """Refused tokens that are remembered, so that saying one again costs no review."""
+    """Number of cached refused tokens, which are refused again without a review."""
     refusal_seconds: float = 5.0
-    """And for how long: the API server may not know a new pod yet. It does not apply to connections
-    from the addresses of expected pods."""
+    """Lifetime in this cache: the API server may not know a new pod yet. Connections from the
+    addresses of expected pods do not use the cache."""
     lines_per_second: float = 20.0
-    """Reports of one stream, in the long run; a sidecar sends at most ten."""
+    """Maximum average rate of reports of one stream; a sidecar sends at most ten per second."""
     lines_burst: int = 100
 
     progress_seconds: float = 0.2
@@ -58,7 +58,7 @@ class GatewaySettings:
     peer_lost_seconds: float = 3.0
     """Time for which a pod that lost its peers is held for the peer's report."""
     status_seconds: float = 3.0
-    """A pod whose rank got a SIGKILL waits so long for its status: only the kubelet knows whether
-    the kernel sent it, because a memory limit was exceeded."""
+    """Wait for the status of a pod whose rank got a SIGKILL: only the kubelet knows whether the
+    kernel sent it because a memory limit was exceeded."""
     account_seconds: float = 2.0
     """Time for which a terminated pod's sidecar report is awaited."""

@@ -1,7 +1,7 @@
 """Stream: one connection of a sidecar, with limits on lines in both directions.
 
 Reads and writes are two tasks that share nothing but this object. What is written is the newest
-order, not a queue of them, so a slow reader costs one buffer and is dropped after its time.
+order, not a queue of them, so a slow reader costs one buffer and is disconnected at its timeout.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REFUSAL_SECONDS_MAX = 1.0
 
 
 class RefusedError(Exception):
-    """The stream ends: `code` is one of `REFUSAL_REASONS`; empty when the sidecar just left."""
+    """Ends the stream. `code` is one of `REFUSAL_REASONS`; empty: the sidecar disconnected."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class RefusedError(Exception):
 
 
 class Stream:
-    """From the handshake on."""
+    """A stream after its TLS handshake."""
 
     def __init__(
         self,
@@ -65,21 +65,23 @@ class Stream:
         self._tokens_at = self.heard_at = asyncio.get_running_loop().time()
 
     def wake(self) -> None:
-        """There may be a new order to send."""
+        """Check whether there is a new order to send."""
         self._wake.set()
 
     def end(self, error: RefusedError) -> None:
-        """End it from outside, for this reason."""
+        """End the stream for this reason."""
         if self._ending is None:
             self._ending = error
         self._wake.set()
 
     async def hello(self) -> Hello:
-        """The first line."""
+        """Read the first line."""
         try:
             message = await self._read(self._settings.hello_seconds)
         except ProtocolError as error:
-            raise RefusedError("bad_handshake", f"the first line is no hello: {error}") from error
+            raise RefusedError(
+                "bad_handshake", f"the first line is not a hello: {error}"
+            ) from error
         if not isinstance(message, Hello):
             raise RefusedError("bad_handshake", f"say `hello` first, not `{message.kind}`")
         return message
@@ -92,9 +94,9 @@ class Stream:
         stored: Callable[[], bool] = lambda: True,
         spoken: int = VERSION,
     ) -> None:
-        """Until one side has enough. Raises `RefusedError`, or OSError when the network failed.
+        """Serve until one side ends the stream. Raises `RefusedError`, or OSError of the network.
 
-        A report is acknowledged once `stored` says so; `wake` has it asked again.
+        A report is acknowledged once `stored` returns true; `wake` has it called again.
         """
         settings = self._settings
         welcome = Welcome(settings.sidecars_beat_seconds, settings.silence_seconds, spoken)
@@ -113,7 +115,7 @@ class Stream:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def refuse(self, error: RefusedError) -> None:
-        """Say why, if the other side still reads, and hang up."""
+        """Send the reason, if the peer still reads, and close the connection."""
         if error.code:
             with contextlib.suppress(OSError, TimeoutError):
                 self._writer.write(encode(Refusal(error.code, str(error))))
@@ -123,7 +125,7 @@ class Stream:
                     await self._writer.wait_closed()
 
     def abort(self) -> None:
-        """Hang up now, whatever is unsent."""
+        """Close the connection at once, without sending the rest."""
         self._writer.transport.abort()
 
     async def _listen(self, take: Callable[[Report], None]) -> None:
@@ -182,7 +184,7 @@ class Stream:
         return message
 
     def _spend(self) -> None:
-        """A token a line; they come back with time."""
+        """Take one token per line from a bucket that refills over time."""
         now = asyncio.get_running_loop().time()
         earned = (now - self._tokens_at) * self._settings.lines_per_second
         self._tokens = min(self._tokens + earned, float(self._settings.lines_burst)) - 1

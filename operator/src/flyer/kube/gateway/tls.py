@@ -13,14 +13,14 @@ __all__ = ["load_certificates", "server_context", "trust_clients"]
 
 
 def server_context() -> ssl.SSLContext:
-    """TLS 1.3 alone: both ends are ours."""
+    """TLS 1.3 only: both ends are part of Fire-Flyer."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context
 
 
 def load_certificates(context: ssl.SSLContext, certificates: Certificates) -> None:
-    """From the next handshake on. Only files can be loaded; this one is in memory, on no disk."""
+    """Use it from the next handshake on. The ssl module loads only files: this one is in memory."""
     descriptor = os.memfd_create("certificates", os.MFD_CLOEXEC)
     try:
         os.write(descriptor, (certificates.certificate + certificates.key).encode())

@@ -1,7 +1,7 @@
 """Reported facts of one gang that its job's status does not contain yet. Pure.
 
-A sidecar ends once its last report is acknowledged, and then nothing can report it to the next
-leader. So what must outlive the leader is acknowledged when it is stored, not when it arrived.
+A sidecar ends once its last report is acknowledged, and cannot repeat it to the next leader.
+Therefore durable facts are acknowledged when they are stored, not when they arrive.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Unstored:
                 self._keys.setdefault(event, set()).add(key)
 
     def stored(self, event: Event) -> set[int]:
-        """What follows from an event is stored. Returns the node ranks whose reports said it."""
+        """The effects of an event are stored. Returns the node ranks that reported it."""
         keys = set(self._keys.get(event, ()))
         self._forget(event, keys)
         for key in keys:

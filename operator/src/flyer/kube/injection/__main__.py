@@ -1,8 +1,8 @@
 """`flyer-webhook`: the injection webhook, a process without rights.
 
 It has no access to the API server and shares nothing with the scheduler: certificates come from
-files (a mounted Secret that the operator fills), settings from the environment. What a client does
-to it costs injection at most, which fails open.
+files (a mounted Secret that the operator writes), settings from the environment. A hostile client
+can at most prevent injection, which fails open.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def serve(settings: WebhookSettings) -> None:
-    """Serve the webhook once certificates are there, and probes and metrics at once."""
+    """Serve probes and metrics at once, and the webhook once there are certificates."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -85,7 +85,7 @@ class _Process:
         )
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Serve until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._serve_status())
             serving: asyncio.Task[None] | None = None
@@ -96,7 +96,7 @@ class _Process:
                 await asyncio.sleep(LOOK_SECONDS if there else LOOK_SECONDS / 10)
 
     def _renew(self, use: Callable[[Certificates], None]) -> bool:
-        """Read the files; whether there are certificates."""
+        """Read the files. Returns whether there are certificates."""
         folder = Path(self._settings.certificates_folder)
         try:
             found = Certificates(
@@ -105,7 +105,7 @@ class _Process:
             if found != self._held:
                 use(found)
                 self._held = found
-        except (OSError, ValueError) as error:  # not there yet, or half replaced
+        except (OSError, ValueError) as error:  # missing, or being replaced
             if self._held is None:
                 log.info("no certificates yet: %s", error)
         return self._held is not None

@@ -1,7 +1,7 @@
 """Injection into a foreign training pod: the additions of a FlyerJob's pod, without the gateway.
 
-Pure. There is no launcher here, so nothing is wrapped, and no topology, so HFReduce takes every
-host name for a machine. Applying it twice changes nothing the second time.
+Pure and idempotent. There is no launcher, so no command is wrapped, and no topology, so HFReduce
+treats every host name as a node.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ANNOTATION_CONTAINER", "inject"]
 
-# The label's values: the collectives alone, or with hfreduced as a sidecar beside them.
+# The label's values: the collectives, without or with hfreduced as a native sidecar.
 COLLECTIVES, WITH_DAEMON = "true", "daemon"
 ANNOTATION_CONTAINER: Final = "fireflyer.dev/inject-container"
 # Kubernetes copies the node's zone to a pod's label when the pod is bound (from 1.35 on).
@@ -38,7 +38,7 @@ ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 
 
 def inject(pod: dict[str, Any], settings: PodSettings) -> tuple[dict[str, Any], list[str]]:
-    """The pod with what is added, and warnings for whoever creates it. `pod` stays as it is."""
+    """A copy of the pod with the additions, and warnings for the client that creates it."""
     metadata = pod.get("metadata") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if labels.get(LABEL_INJECT) not in (COLLECTIVES, WITH_DAEMON) or LABEL_JOB in labels:
@@ -50,7 +50,7 @@ def inject(pod: dict[str, Any], settings: PodSettings) -> tuple[dict[str, Any], 
     if trainer is None:
         names = ", ".join(str(container.get("name")) for container in spec["containers"])
         return pod, [
-            f'{ANNOTATION_CONTAINER}: "{wanted}" is no container of this pod (there are: {names}): '
+            f'{ANNOTATION_CONTAINER}: the pod has no container "{wanted}" (containers: {names}); '
             "nothing was injected"
         ]
     warnings = _warnings(trainer, with_daemon=labels[LABEL_INJECT] == WITH_DAEMON)
@@ -73,7 +73,10 @@ def _trainer(spec: dict[str, Any], name: str | None) -> dict[str, Any] | None:
 
 def _warnings(trainer: dict[str, Any], *, with_daemon: bool) -> list[str]:
     warnings = []
-    path = next((one for one in trainer.get("env") or [] if one.get("name") == "PYTHONPATH"), None)
+    path = next(
+        (variable for variable in trainer.get("env") or [] if variable.get("name") == "PYTHONPATH"),
+        None,
+    )
     if path is not None and LIBRARY_FOLDER not in str(path.get("value", "")):
         warnings.append(
             f"container {trainer.get('name')} sets PYTHONPATH, which is left alone: add "
@@ -94,6 +97,6 @@ def _warnings(trainer: dict[str, Any], *, with_daemon: bool) -> list[str]:
 
 def _add_field(container: dict[str, Any], name: str, path: str) -> None:
     env = container.get("env") or []
-    if all(one.get("name") != name for one in env):
+    if all(variable.get("name") != name for variable in env):
         field = {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
         container["env"] = [field, *env]

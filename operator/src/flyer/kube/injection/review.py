@@ -1,4 +1,4 @@
-"""AdmissionReview v1 in, AdmissionReview v1 out. Pure; whatever comes in, the pod is allowed."""
+"""Responses to AdmissionReview v1 requests. Pure; every pod is allowed."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
 
 __all__ = ["INJECTED", "UNCHANGED", "NoReviewError", "respond"]
 
-WARNING_CHARACTERS_MAX = 250  # longer ones are cut by the API server
+WARNING_CHARACTERS_MAX = 250  # the API server truncates longer warnings
 
 INJECTED, UNCHANGED = "injected", "unchanged"
 
 
 class NoReviewError(ValueError):
-    """The request is no AdmissionReview: there is no uid to answer to."""
+    """The request is not an AdmissionReview: there is no uid to respond to."""
 
 
 def respond(
     review: object, settings: PodSettings, own_namespaces: frozenset[str]
 ) -> tuple[dict[str, Any], str]:
-    """The answer, and INJECTED or UNCHANGED.
+    """The response, and INJECTED or UNCHANGED.
 
-    Pods of `own_namespaces` are left alone whatever the configuration's selectors say: our own must
-    start without us.
+    Pods in `own_namespaces` are never changed, whatever the selectors of the configuration are:
+    Fire-Flyer's pods must start without the webhook.
     """
     request = review.get("request") if isinstance(review, dict) else None
     if not isinstance(request, dict) or not isinstance(request.get("uid"), str):
-        raise NoReviewError("the body is no AdmissionReview with a request")
+        raise NoReviewError("the body is not an AdmissionReview with a request")
     pod = request.get("object")
     patch: list[dict[str, Any]] = []
     warnings: list[str] = []
@@ -59,7 +59,7 @@ def _has_containers(pod: dict[str, Any]) -> bool:
 
 
 def _patch(before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, Any]]:
-    """Whole fields of the spec: `add` replaces what is there."""
+    """A JSON patch of whole fields of the spec: `add` replaces an existing field."""
     old, new = before["spec"], after["spec"]
     return [
         {"op": "add", "path": f"/spec/{field}", "value": value}

@@ -16,27 +16,27 @@ class WebhookSettings:
     """Each field is a flag: `--metrics-port`, FLYER_METRICS_PORT."""
 
     namespace: str = "fireflyer-system"
-    """Our own namespace: nothing is injected there."""
+    """The operator's namespace, in which nothing is injected."""
     host: str = ""
-    """Address to listen on; empty: all of both families."""
+    """Address to listen on; empty: all IPv4 and IPv6 addresses."""
     port: int = 9443
     metrics_port: int = 8080
     certificates_folder: str = "/etc/flyer/certificates"
     """`ca.crt`, `tls.crt` and `tls.key`, as the operator keeps them in its Secret."""
     client_ca_file: str = ""
-    """Authority of the API server's client certificate; empty: none is asked for."""
+    """Authority of the API server's client certificate; empty: none is required."""
     log_level: str = "info"
     sidecar_image: str = "fireflyer/controller"
     collectives_image: str = "fireflyer/collectives"
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: str = ""
-    """Names, separated by commas."""
+    """Comma-separated names."""
 
 
 def parse_webhook_settings(
     arguments: list[str] | None = None, env: dict[str, str] | None = None
 ) -> WebhookSettings:
-    """From the command line; what it leaves out from the environment."""
+    """Parse the command line; missing flags come from the environment."""
     parser = argparse.ArgumentParser(
         prog="flyer-webhook",
         description="Serves the injection webhook. Each flag can also be given as an environment "

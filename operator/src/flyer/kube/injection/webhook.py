@@ -1,9 +1,8 @@
-"""The webhook's server: HTTPS, one path. It never refuses a pod, and answers within its time.
+"""HTTPS server of the injection webhook. It allows every pod and responds within a deadline.
 
-An answer other than 200 makes the API server continue without it (`failurePolicy: Ignore`), which
-is what anything unexpected comes to. Connections, bodies and processor time are bounded, and
-sources are served fairly by the sizes of their reviews: a client that floods it delays itself
-before it delays the API server.
+After an error the API server continues without it (`failurePolicy: Ignore`). Connections, bodies
+and processor time are bounded, and sources are served fairly by the sizes of their reviews: a
+client that floods the webhook delays itself before it delays the API server.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ __all__ = ["INJECTION_PATH", "INJECTION_PORT", "InjectionMetrics", "Webhook"]
 INJECTION_PATH: Final = "/inject"
 INJECTION_PORT: Final = 9443
 REVIEW_BYTES_MAX: Final = 3 * 1024 * 1024
-"""The API server takes no larger request; the review of a creation has the object once."""
+"""Limit of the API server's requests; the review of a creation contains the object once."""
 COST_BYTES: Final = 64 * 1024
-"""A review of a pod is seldom larger, and takes milliseconds; one of 3 MiB of brackets a second."""
-ANSWER_SECONDS: Final = 4.0  # below the configuration's five
+"""Most reviews are smaller and take milliseconds; 3 MiB of brackets take a second."""
+ANSWER_SECONDS: Final = 4.0  # less than the five of the webhook configuration
 FAILED, REFUSED = "failed", "refused"
 LIMITS: Final = WebSettings(
-    # With every body at its limit 384 MiB. The API server may be one source: it has most places.
+    # 384 MiB with every body at its limit. The API server may be one source: it has most slots.
     limits=ConnectionLimitSettings(total_max=128, source_max=96, rate_per_second=200.0, burst=400),
     head_seconds=10.0,
     answer_seconds=ANSWER_SECONDS,
@@ -53,7 +52,7 @@ log = logging.getLogger(__name__)
 
 
 class InjectionMetrics:
-    """Made once a process."""
+    """The webhook's series, created once per process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.injections = Counter(
@@ -65,7 +64,7 @@ class InjectionMetrics:
 
 
 class Webhook:
-    """Serves until cancelled; every replica does."""
+    """Serves until cancelled, on every replica."""
 
     def __init__(
         self,
@@ -80,7 +79,7 @@ class Webhook:
     ) -> None:
         """`client_authority`: PEM of the authority of the API server's client certificate.
 
-        With it, a client without such a certificate gets no further than the TLS handshake.
+        If it is set, the TLS handshake fails for a client without such a certificate.
         """
         self._settings = settings
         self._own_namespaces = own_namespaces
@@ -100,15 +99,15 @@ class Webhook:
 
     @property
     def port(self) -> int:
-        """The bound port, once it listens."""
+        """The bound port, while it listens."""
         return self._server_.port
 
     def use(self, certificates: Certificates) -> None:
-        """Serve with these from the next connection on; before `serve` at the latest."""
+        """Use these certificates from the next connection on. Required before `serve`."""
         load_certificates(self._context, certificates)
 
     async def serve(self) -> None:
-        """Serve; returns only by being cancelled."""
+        """Serve until cancelled."""
         self._server_.open(self._host, self._port)
         self.listening.set()
         await self._server_.run()

@@ -154,7 +154,9 @@ def add_daemon(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSetti
 
 def add_shared_memory(spec: dict[str, Any], trainer: dict[str, Any]) -> None:
     """Add a /dev/shm as large as the memory limit, for gradients exchanged within a node."""
-    if any(one.get("mountPath") == _SHARED_MEMORY_FOLDER for one in _list(trainer, "volumeMounts")):
+    if any(
+        mount.get("mountPath") == _SHARED_MEMORY_FOLDER for mount in _list(trainer, "volumeMounts")
+    ):
         return
     add_named(spec, "volumes", {"name": _SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}})
     add_mount(trainer, _SHARED_MEMORY_VOLUME, _SHARED_MEMORY_FOLDER)
@@ -170,9 +172,9 @@ def add_traffic_classes(trainer: dict[str, Any], allocatable: Mapping[str, str])
 def add_environment(container: dict[str, Any], environment: Mapping[str, str]) -> None:
     """Add variables that the user did not set, before the user's, which may refer to them."""
     own = _list(container, "env")
-    known = {one.get("name") for one in own}
+    known = {item.get("name") for item in own}
     added = [{"name": key, "value": value} for key, value in environment.items()]
-    container["env"] = [one for one in added if one["name"] not in known] + own
+    container["env"] = [entry for entry in added if entry["name"] not in known] + own
 
 
 def add_resource(container: dict[str, Any], name: str, amount: str) -> None:
@@ -189,7 +191,7 @@ def add_mount(
 ) -> None:
     """Add a volume mount, unless the path is in use."""
     mounts = _list(container, "volumeMounts")
-    if all(one.get("mountPath") != path for one in mounts):
+    if all(item.get("mountPath") != path for item in mounts):
         mount: dict[str, Any] = {"name": volume, "mountPath": path}
         if read_only:
             mount["readOnly"] = True
@@ -199,7 +201,7 @@ def add_mount(
 def add_named(spec: dict[str, Any], field: str, item: dict[str, Any]) -> None:
     """Append an item to a list of named items, unless its name exists."""
     items = _list(spec, field)
-    if all(one.get("name") != item["name"] for one in items):
+    if all(existing.get("name") != item["name"] for existing in items):
         spec[field] = [*items, item]
 
 

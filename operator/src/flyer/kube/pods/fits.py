@@ -131,7 +131,7 @@ def _holds(term: Mapping[str, Any], node: NodeFacts) -> bool:
         return False  # as for kube-scheduler
     own = {"metadata.name": node.name}
     return all(_matches(expression, node.labels) for expression in expressions) and all(
-        _matches(one, own) for one in fields
+        _matches(item, own) for item in fields
     )
 
 

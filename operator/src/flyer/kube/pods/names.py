@@ -98,6 +98,7 @@ def host_name(job: str, attempt: int, node_rank: int) -> str:
 def label_value(text: str) -> str:
     """The text as a valid label value."""
     kept = "".join(
-        one if one.isascii() and (one.isalnum() or one in "-_.") else "." for one in text
+        character if character.isascii() and (character.isalnum() or character in "-_.") else "."
+        for character in text
     )
     return kept[:LABEL_CHARACTERS_MAX].strip("-_.")

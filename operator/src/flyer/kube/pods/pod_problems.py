@@ -75,10 +75,10 @@ def pod_problem(pod: Mapping[str, Any]) -> PodProblem | None:
 
 def _waiting(status: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for kind in ("initContainerStatuses", "containerStatuses"):
-        for one in status.get(kind) or ():
-            waiting = (one.get("state") or {}).get("waiting")
+        for container in status.get(kind) or ():
+            waiting = (container.get("state") or {}).get("waiting")
             if waiting:
-                yield str(one.get("name")), waiting
+                yield str(container.get("name")), waiting
 
 
 def _cut(message: Any) -> str:

@@ -107,7 +107,7 @@ def without_nulls(value: Any, depth: int = 0) -> Any:
     if isinstance(value, dict):
         return {key: without_nulls(one, depth + 1) for key, one in value.items() if one is not None}
     if isinstance(value, list):
-        return [without_nulls(one, depth + 1) for one in value]
+        return [without_nulls(item, depth + 1) for item in value]
     return value
 
 

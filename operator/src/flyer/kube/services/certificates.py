@@ -78,8 +78,8 @@ class CertificateManager:
                 log.warning("cannot renew certificates, retrying: %s", error)
                 await asyncio.sleep(RETRY_SECONDS)
             else:
-                told = self._told or not self._webhook
-                await asyncio.sleep(LOOK_SECONDS if told else RETRY_SECONDS)
+                reported = self._told or not self._webhook
+                await asyncio.sleep(LOOK_SECONDS if reported else RETRY_SECONDS)
 
     async def refresh(self) -> Certificates:
         """Read the Secrets, renew and store what is due, and call the callbacks."""

@@ -39,9 +39,9 @@ def inbox(seconds_left=60.0, nodes=("x", "y")):
 async def due(queue):
     """What is due next, and how long that took."""
     loop = asyncio.get_running_loop()
-    begun = loop.time()
+    started_at = loop.time()
     await queue.wait(5.0)
-    return queue.take(), loop.time() - begun
+    return queue.take(), loop.time() - started_at
 
 
 async def test_a_job_leaves_in_one_piece():
@@ -119,7 +119,7 @@ async def test_submissions_are_taken_a_few_at_a_time_in_turn_by_namespace(monkey
         assert 0 < len(events) <= module.SUBMITTED_MAX
         assert seconds < 1
         rest += events
-    assert [one for one in [*first, *rest] if one in flood] == flood
+    assert [item for item in [*first, *rest] if item in flood] == flood
 
 
 async def test_a_removal_follows_the_submission_of_its_job():
@@ -219,7 +219,7 @@ def test_the_wishes_of_one_namespace_leave_steps_short(clock):
     first = queue.take()
     assert wish in first
     assert len(first) == module.EDITED_EACH + 1
-    found = [one for one in first if one is not wish]
+    found = [item for item in first if item is not wish]
     while queue.due_seconds == 0.0:
         taken = queue.take()
         assert len(taken) <= module.EDITED_EACH

@@ -37,13 +37,13 @@ async def test_an_object_that_cannot_be_read_is_told_of_once(cluster: Any, until
         cluster.submit("odd", 1, progressDeadline="soon")
     cluster.submit("a", 1)
 
-    def told() -> list[Any]:
-        return [one for one in cluster.store.all("events") if one["reason"] == "InvalidJob"]
+    def reported() -> list[Any]:
+        return [event for event in cluster.store.all("events") if event["reason"] == "InvalidJob"]
 
-    await until(told)
+    await until(reported)
     cluster.edit("odd", queue="other")
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
-    [event] = told()
+    [event] = reported()
     assert event["involvedObject"]["name"] == "odd"
     assert event["type"] == "Warning"
     assert "spec.progressDeadline" in event["message"]
@@ -58,5 +58,5 @@ def test_the_page_has_every_reason() -> None:
         "TopologyPlacementFailed", "QuotaExceeded", "TemplateRefused",
     }  # fmt: skip
     assert set(PENDING_REASONS) - rows == never
-    assert [one for one in never if one not in text] == []
+    assert [item for item in never if item not in text] == []
     assert set(WAITING_REASONS) <= set(RECORDED_REASONS)

@@ -87,7 +87,7 @@ async def test_the_announcer_writes_the_last_count(
         recorder.record("default/gpt", "uid-1", DROPPED)
 
     def counts() -> list[int]:
-        return [one.get("series", {}).get("count", 1) for one in api_server.store.all("events")]
+        return [event.get("series", {}).get("count", 1) for event in api_server.store.all("events")]
 
     await until(lambda: counts() == [3])
     running.cancel()
@@ -152,7 +152,7 @@ async def test_a_long_message_that_is_not_ascii_is_stored(
     recorder.record("default/gpt", "uid-1", JobEvent("Failed", "x" + "é" * 1000, warning=True))
     await until(lambda: api_server.store.all("events") or not recorder._series._recorded)
     running.cancel()
-    assert [one["message"] for one in api_server.store.all("events")] == ["x" + "é" * 511]
+    assert [event["message"] for event in api_server.store.all("events")] == ["x" + "é" * 511]
 
 
 def test_series_remember_no_more_of_a_message_than_is_stored() -> None:

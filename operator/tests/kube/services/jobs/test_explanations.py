@@ -127,7 +127,7 @@ async def test_a_job_whose_reason_changes_again_and_again_is_stored_in_its_turn(
     for _ in jobs:
         commits.answers.put_nowait(True)
     await until(lambda: len(commits.written) == len(jobs))
-    assert [one.job for one in commits.written] == jobs
+    assert [commit.job for commit in commits.written] == jobs
 
 
 async def test_one_is_under_way_while_a_decision_is_stored(explains, until):
@@ -349,7 +349,7 @@ async def test_a_reason_that_is_not_taken_for_long_leaves_its_job_alone(cluster,
     await until(lambda: all(cluster.status(name).pending is not None for name in "xy"))
     await until(lambda: failing.seen)
     count = 0
-    while not [one for one in cluster.store.all("events") if one["reason"] == "Quarantined"]:
+    while not [event for event in cluster.store.all("events") if event["reason"] == "Quarantined"]:
         cluster.submit(f"z{count}")
         await until(lambda name=f"z{count}": cluster.status(name).pending is not None)
         count += 1

@@ -29,10 +29,10 @@ LEASE = LeaseSettings(
 )
 
 
-def told(cluster, name, reason):
+def events_of(cluster, name, reason):
     return [
-        one for one in cluster.store.all("events")
-        if one["involvedObject"]["name"] == name and one["reason"] == reason
+        event for event in cluster.store.all("events")
+        if event["involvedObject"]["name"] == name and event["reason"] == reason
     ]  # fmt: skip
 
 
@@ -56,7 +56,7 @@ async def test_an_event_that_cannot_be_taken_in_is_dropped(cluster, until, monke
     term = operator.leader.term
     operator.gateway._enqueue(CheckpointReported("default/a", 1, 7, "x" * 5000))
     operator.gateway._enqueue(UserStateSet("default/a", 1, 5))
-    await until(lambda: told(cluster, "a", "EventDropped"))
+    await until(lambda: events_of(cluster, "a", "EventDropped"))
     await until(lambda: cluster.status("a").history.user_state == 5)
     assert operator.leader.term is term
     cluster.submit("c")
@@ -83,7 +83,7 @@ async def test_a_job_that_cannot_be_judged_is_left_alone_and_tried_again(
 
     monkeypatch.setattr(transitions, "request_suspension", fails)
     cluster.edit("a", suspend=True)
-    await until(lambda: told(cluster, "a", "Quarantined"))
+    await until(lambda: events_of(cluster, "a", "Quarantined"))
     cluster.submit("c", 2)  # one node is free, and that of `a` is kept
     cluster.submit("d")
     cluster.edit("b", suspend=True)
@@ -113,7 +113,7 @@ async def test_a_status_that_is_not_taken_stops_nobody_else(cluster, until, code
     cluster.submit("d")
     # The node that `b` gives back goes to one of them; that of `a` to nobody.
     await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
-    await until(lambda: told(cluster, "a", "Quarantined"))
+    await until(lambda: events_of(cluster, "a", "Quarantined"))
     await until(lambda: Phase.RUNNING in (cluster.phase("c"), cluster.phase("d")))
     running = next(name for name in "cd" if cluster.phase(name) is Phase.RUNNING)
     cluster.finish(running)
@@ -124,9 +124,11 @@ async def test_a_status_that_is_not_taken_stops_nobody_else(cluster, until, code
     assert len(cluster.pods("a")) == 1
     guarded.times = 0
     await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
-    await until(lambda: all(cluster.phase(one) in (Phase.RUNNING, Phase.SUCCEEDED) for one in "cd"))
+    await until(
+        lambda: all(cluster.phase(item) in (Phase.RUNNING, Phase.SUCCEEDED) for item in "cd")
+    )
     assert operator.leader.term is term
-    assert len(told(cluster, "a", "Quarantined")) == 1
+    assert len(events_of(cluster, "a", "Quarantined")) == 1
 
 
 @pytest.mark.parametrize("code", [403, 500])
@@ -140,7 +142,7 @@ async def test_what_is_told_once_of_a_job_that_is_left_alone_is_not_lost(cluster
     cluster.server.faults.add(guarded)
     cluster.finish("a")
     cluster.edit("b", suspend=True)
-    await until(lambda: told(cluster, "a", "Quarantined"))
+    await until(lambda: events_of(cluster, "a", "Quarantined"))
     await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
     guarded.times = 0
     await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
@@ -167,15 +169,15 @@ def test_what_is_told_again_and_again_of_a_job_in_quarantine_is_kept_once():
     lost, back = StreamLost("n/a", 1), StreamRestored("n/a", 1)
     for step in range(1000):
         saved, word = CheckpointReported("n/a", 1, step, "/p"), UserStateSet("n/a", 1, step)
-        told = [NodeEmptied("x", "n/a", 1), PodExited("n/a", 1, "x", Killed(9)), lost, back, lost,
+        events = [NodeEmptied("x", "n/a", 1), PodExited("n/a", 1, "x", Killed(9)), lost, back, lost,
                 saved, word]  # fmt: skip
-        assert controller.hold_back([*told, others]) == [others]
-        controller.retain(told[:2])
+        assert controller.hold_back([*events, others]) == [others]
+        controller.retain(events[:2])
     quarantine.retry_now("n/a")
     quarantine.release_due()
     kept = controller.take_retained()
-    assert set(kept) == {*told}
-    assert len(kept) == len({*told})
+    assert set(kept) == {*events}
+    assert len(kept) == len({*events})
     assert kept.index(back) < kept.index(lost)
 
 
@@ -200,8 +202,8 @@ async def test_a_status_that_conflicts_again_and_again_stops_nobody_else(
     monkeypatch.setattr(cluster.server, "_call", call)
     for name in "ab":
         cluster.edit(name, suspend=True)
-    await until(lambda: told(cluster, "a", "Quarantined"))
-    assert "changed 20 times" in told(cluster, "a", "Quarantined")[0]["message"]
+    await until(lambda: events_of(cluster, "a", "Quarantined"))
+    assert "changed 20 times" in events_of(cluster, "a", "Quarantined")[0]["message"]
     await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
     cluster.submit("c")
     await until(lambda: cluster.phase("c") is Phase.RUNNING)
@@ -220,18 +222,18 @@ async def test_who_is_left_alone_and_deleted_keeps_its_finalizer_while_its_pods_
     guarded = Fault("refuse", resource="flyerjobs/status", name="a", code=403, times=10**6)
     cluster.server.faults.add(guarded)
     cluster.edit("a", suspend=True)
-    await until(lambda: told(cluster, "a", "Quarantined"))
+    await until(lambda: events_of(cluster, "a", "Quarantined"))
     cluster.store.delete("flyerjobs", "a", "default")
     seen = guarded.seen
     cluster.submit("b")
     await until(lambda: cluster.phase("b") is Phase.RUNNING)
     await until(lambda: guarded.seen > seen)
-    kept = [one["metadata"]["name"] for one in cluster.store.all("flyerjobs")]
+    kept = [job["metadata"]["name"] for job in cluster.store.all("flyerjobs")]
     assert "a" in kept or not cluster.pods("a")
     guarded.times = 0
 
     def gone():
-        return "a" not in [one["metadata"]["name"] for one in cluster.store.all("flyerjobs")]
+        return "a" not in [job["metadata"]["name"] for job in cluster.store.all("flyerjobs")]
 
     await until(gone)
     assert not cluster.pods("a")
@@ -247,7 +249,7 @@ async def test_what_a_job_that_is_left_alone_holds_counts_against_its_quota(clus
     guarded = Fault("refuse", resource="flyerjobs/status", name="a", code=403, times=10**6)
     cluster.server.faults.add(guarded)
     cluster.edit("a", suspend=True)
-    await until(lambda: told(cluster, "a", "Quarantined"))
+    await until(lambda: events_of(cluster, "a", "Quarantined"))
     cluster.submit("b")
     await until(lambda: cluster.phase("b") is Phase.RUNNING)
     cluster.submit("c")
@@ -270,7 +272,7 @@ async def test_the_nodes_of_a_job_that_was_left_alone_and_is_gone_are_given_out(
     guarded = Fault("refuse", resource="flyerjobs/status", name="a", code=403, times=10**6)
     cluster.server.faults.add(guarded)
     cluster.edit("a", suspend=True)
-    await until(lambda: told(cluster, "a", "Quarantined"))
+    await until(lambda: events_of(cluster, "a", "Quarantined"))
     cluster.submit("b")
     await until(lambda: cluster.status("b").pending is not None)
     cluster.store.delete("flyerjobs", "a", "default")
@@ -352,7 +354,7 @@ async def test_jobs_in_quarantine_cost_no_rebuild_before_they_are_tried_again(
         cluster.submit(name)
     cluster.submit("good")
     await until(lambda: cluster.phase("good") is Phase.RUNNING)
-    await until(lambda: all(told(cluster, name, "Quarantined") for name in bad))
+    await until(lambda: all(events_of(cluster, name, "Quarantined") for name in bad))
     assert rebuilds(operator) == 0
 
 
@@ -368,7 +370,7 @@ async def test_reasons_that_are_not_taken_cost_no_rebuild(cluster, until, monkey
         )
         cluster.submit(name)
     cluster.submit("waits")
-    await until(lambda: all(told(cluster, name, "Quarantined") for name in bad))
+    await until(lambda: all(events_of(cluster, name, "Quarantined") for name in bad))
     await until(lambda: cluster.status("waits").pending is not None)
     assert rebuilds(operator) == 0
     assert set(operator.leader.term.state.jobs) == {"default/runs", "default/waits"}
@@ -413,7 +415,7 @@ async def test_a_job_of_another_controller_is_not_touched(cluster, until):
     assert not cluster.pods("theirs")
     assert cluster.store.find("flyerjobs", "theirs", "default") == before
     assert "status" not in cluster.store.find("flyerjobs", "ours", "default")
-    assert not told(cluster, "theirs", "InvalidJob")
+    assert not events_of(cluster, "theirs", "InvalidJob")
 
 
 def test_a_name_that_another_controllers_job_took_is_ours_no_more():

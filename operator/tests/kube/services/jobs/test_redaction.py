@@ -11,7 +11,7 @@ JOBS = {"prod/gpt-5", "team-a/mine"}
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         ("prod/gpt-5 of ann has 2 at priority high", "another job has 2 at priority high"),
         ("kept for prod/gpt-5, which is quarantined", "kept for another job, which is quarantined"),
@@ -28,8 +28,8 @@ JOBS = {"prod/gpt-5", "team-a/mine"}
         ),
     ],
 )
-def test_names_of_other_namespaces_are_left_out(words, told):
-    assert Redactor(JOBS.__contains__).redact(words, "team-a/mine") == told
+def test_names_of_other_namespaces_are_left_out(words, reported):
+    assert Redactor(JOBS.__contains__).redact(words, "team-a/mine") == reported
 
 
 def test_every_field_of_a_status_is_covered():
@@ -70,8 +70,8 @@ def test_a_job_that_is_gone_by_now_stays_unnamed():
     )
     left = Eviction(reason="Preempted", by="prod/gpt-5", message=words, time=0.0, attempt=1)
     nobody = Redactor(lambda _key: False)
-    for one in (status, status.replace(suspension=None, eviction=left)):
-        assert "prod" not in json.dumps(nobody.redact_status(one, "team-a/mine").to_object())
+    for item in (status, status.replace(suspension=None, eviction=left)):
+        assert "prod" not in json.dumps(nobody.redact_status(item, "team-a/mine").to_object())
 
 
 def test_a_user_whose_name_has_a_slash_is_named():
@@ -92,11 +92,11 @@ async def test_a_preempted_and_a_waiting_tenant_read_no_names(cluster, until):
     cluster.submit("later", namespace="team-a", priority="low")
     await until(lambda: cluster.status("later", "team-a").pending, 20)
     await until(lambda: cluster.status("mine", "team-a").eviction, 20)
-    told = list(cluster.store.all("flyerjobs", "team-a"))
-    told += list(cluster.store.all("events", "team-a"))
-    assert "another job" in json.dumps(told)
-    assert "secret" not in json.dumps(told)
-    assert "prod/" not in json.dumps(told)
+    reported = list(cluster.store.all("flyerjobs", "team-a"))
+    reported += list(cluster.store.all("events", "team-a"))
+    assert "another job" in json.dumps(reported)
+    assert "secret" not in json.dumps(reported)
+    assert "prod/" not in json.dumps(reported)
 
 
 async def test_a_victim_never_reads_of_a_job_that_was_deleted_since(cluster, until):
@@ -136,6 +136,6 @@ async def test_a_fault_at_a_job_names_no_other(cluster, until, monkeypatch):
 
     await until(quarantined, 20)
     await until(lambda: cluster.store.all("events", "team-a"), 20)
-    told = [quarantined().message, *cluster.store.all("events", "team-a")]
-    assert "beside another job" in json.dumps(told)
-    assert "secret" not in json.dumps(told)
+    reported = [quarantined().message, *cluster.store.all("events", "team-a")]
+    assert "beside another job" in json.dumps(reported)
+    assert "secret" not in json.dumps(reported)

@@ -73,7 +73,7 @@ async def test_a_tenant_reads_what_the_leader_decided(
 
     def decided() -> bool:
         waiting = [cluster.status(name, OURS).pending for name in names[1:]]
-        return all(one is not None and one.time is not None for one in waiting)
+        return all(item is not None and item.time is not None for item in waiting)
 
     await until(decided)
     state = operator.leader.term.state
@@ -81,14 +81,14 @@ async def test_a_tenant_reads_what_the_leader_decided(
         lambda key: cluster.store.find("flyerjobs", *key.split("/")[::-1]) is not None
     )
     for name in names:
-        key, told = f"{OURS}/{name}", await tenant.why(name)
+        key, reported = f"{OURS}/{name}", await tenant.why(name)
         wanted = engine.explain(state, key, time.time())
-        assert (told.verdict, told.position) == (wanted.verdict, wanted.position), name
-        assert told.summary == redactor.redact(wanted.summary, key)
+        assert (reported.verdict, reported.position) == (wanted.verdict, wanted.position), name
+        assert reported.summary == redactor.redact(wanted.summary, key)
         messages = [redactor.redact(blocker.message, key) for blocker in wanted.blockers]
-        assert [reason.message for reason in told.reasons] == messages
+        assert [reason.message for reason in reported.reasons] == messages
         commands = [f"{remedy.command}  # {remedy.effect}" for remedy in wanted.remedies]
-        assert told.unblock == [
+        assert reported.unblock == [
             command for command in commands if redactor.redact(command, key) == command
         ]
         assert "secret" not in json.dumps(cluster.store.get("flyerjobs", name, OURS))
@@ -113,8 +113,10 @@ async def test_a_node_that_is_out_comes_with_the_command_that_brings_it_back(
     cluster.submit("waits", 3, namespace=OURS)
     await until(lambda: cluster.status("waits", OURS).pending)
     await until(lambda: cluster.status("waits", OURS).pending.unblock)
-    told = await tenant.why("waits")
-    assert "node a0 is out: drained by anna: disk" in [reason.message for reason in told.reasons]
+    reported = await tenant.why("waits")
+    assert "node a0 is out: drained by anna: disk" in [
+        reason.message for reason in reported.reasons
+    ]
     release = """kubectl patch nodehealth a0 --type=merge -p '{"spec":{"drain":null}}'"""
-    assert f"{release}  # makes a0 schedulable again: drained by anna: disk" in told.unblock
-    assert "kubectl uncordon a1  # makes a1 schedulable again" in told.unblock
+    assert f"{release}  # makes a0 schedulable again: drained by anna: disk" in reported.unblock
+    assert "kubectl uncordon a1  # makes a1 schedulable again" in reported.unblock

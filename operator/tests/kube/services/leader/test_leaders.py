@@ -21,9 +21,9 @@ async def test_a_standby_takes_over_a_running_gang(cluster, until):
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
     before = cluster.status("a")
     first.kill()
-    begun = time.monotonic()
+    started_at = time.monotonic()
     await until(lambda: second.serves)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - started_at < 30
     cluster.edit("a", suspend=True)
     await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
     after = cluster.status("a")

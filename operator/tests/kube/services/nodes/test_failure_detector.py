@@ -166,11 +166,11 @@ def test_whose_silence_is_left_to_kubernetes_is_told_once():
     watch.talks, watch.answering, watch.alone = everybody, everybody - {"n1"}, {"n3"}
     watch.look()
     watch.talks -= {"n1", "n2", "n3"}
-    told = []
+    reported = []
     for _ in range(40):
         watch.look()
-        told.append(watch.detector.unresolved())
-    assert [one for one in told if one] == [
+        reported.append(watch.detector.unresolved())
+    assert [event for event in reported if event] == [
         {
             "n1": "it has never answered a probe",
             "n2": "it answers probes",

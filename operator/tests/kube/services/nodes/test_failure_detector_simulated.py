@@ -35,10 +35,10 @@ class Machines:
     def received_at(self, name, now):
         """When it said its last word to the present leader; 0 = none yet."""
         last = min(now, self.cut_at) if name == VICTIM else now
-        began = self.talks_from[name]
-        if last < began:
+        started_at = self.talks_from[name]
+        if last < started_at:
             return 0.0
-        return max(began, last - (last - self._beats[name]) % BEAT_SECONDS)
+        return max(started_at, last - (last - self._beats[name]) % BEAT_SECONDS)
 
     def probe(self, name, now):
         """Whether it answers, and when that is known."""
@@ -59,9 +59,9 @@ class Leader:
         )  # fmt: skip
 
     def look(self, now):
-        for one in [one for one in self._probes if one[0] <= now]:
-            self._probes.remove(one)
-            self.detector.probed(one[1], answered=one[2])
+        for item in [item for item in self._probes if item[0] <= now]:
+            self._probes.remove(item)
+            self.detector.probed(item[1], answered=item[2])
         heartbeats = {name: self._machines.received_at(name, now) for name in self._machines.names}
         heard = {name: Heartbeat(at, replaceable=True) for name, at in heartbeats.items()}
         for name in self.detector.tick(heard, now):

@@ -47,7 +47,7 @@ def refuse(cluster, status):
     cluster.store.table("pods").watchers.add(look)
 
 
-def told(cluster, name):
+def messages_of(cluster, name):
     events = cluster.store.all("events")
     return [event["message"] for event in events if event["involvedObject"]["name"] == name]
 
@@ -68,7 +68,10 @@ async def test_a_cause_of_the_job_is_said_and_gives_the_nodes_back(cluster, unti
     cluster.operator(LEASE, backoff_seconds=5.0, backoff_seconds_max=5.0)
     refuse(cluster, lambda _node: waiting(reason, message))
     cluster.submit("bad", 2, maxRestarts=1)
-    await until(lambda: any(reason in one and message in one for one in told(cluster, "bad")), 20)
+    await until(
+        lambda: any(reason in event and message in event for event in messages_of(cluster, "bad")),
+        20,
+    )
     await until(lambda: not cluster.status("bad").occupied, 20)
     status = cluster.status("bad")
     assert status.eviction.reason == "StartFailed"
@@ -98,7 +101,7 @@ async def test_a_kubelet_that_does_not_take_a_pod_is_avoided(cluster, until):
     cluster.submit("job", 2)
     await until(lambda: cluster.phase("job") is Phase.RUNNING, 20)
     assert "a0" not in cluster.status("job").assignment.names
-    assert any("OutOfmemory" in one for one in told(cluster, "job"))
+    assert any("OutOfmemory" in event for event in messages_of(cluster, "job"))
 
 
 async def test_a_missing_claim_is_named(cluster, until):
@@ -109,7 +112,10 @@ async def test_a_missing_claim_is_named(cluster, until):
     container = {"name": "trainer", "image": "i", "command": ["t"]}
     cluster.submit("job", template={"spec": {"containers": [container], "volumes": [volume]}})
     await until(
-        lambda: any("claimName" in one and "lost" in one for one in told(cluster, "job")), 20
+        lambda: any(
+            "claimName" in event and "lost" in event for event in messages_of(cluster, "job")
+        ),
+        20,
     )
 
 
@@ -127,8 +133,8 @@ async def test_a_claims_name_reaches_no_object_of_others(cluster, until):
     name = "../../other/pods/theirs"
     volume = {"name": "data", "persistentVolumeClaim": {"claimName": name}}
     cluster.submit("job", template={"spec": {"containers": [CONTAINER], "volumes": [volume]}})
-    await until(lambda: any(" claim" in one for one in told(cluster, "job")), 20)
-    assert not any("Secretly" in one for one in told(cluster, "job"))
+    await until(lambda: any(" claim" in item for item in messages_of(cluster, "job")), 20)
+    assert not any("Secretly" in event for event in messages_of(cluster, "job"))
     gets = [call for call in cluster.server.faults.calls if call.verb == "get"]
     assert not any(get.name == "theirs" for get in gets)
 

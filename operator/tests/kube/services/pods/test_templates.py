@@ -81,9 +81,9 @@ async def test_what_cannot_run_is_refused_before_nodes_are_taken(
     cluster.nodes("A")
     cluster.operator(LEASE)
     cluster.submit("bad", template=body)
-    told = await refused(cluster, until)
-    assert field in told
-    assert remedy in told
+    reported = await refused(cluster, until)
+    assert field in reported
+    assert remedy in reported
     cluster.submit("next")
     await until(lambda: cluster.phase("next") is Phase.RUNNING, 20)
 
@@ -129,9 +129,9 @@ async def test_a_claim_that_binds_late_is_refused_on_dedicated_nodes(cluster, un
     if runs:
         await until(lambda: cluster.phase("bad") is Phase.RUNNING, 20)
         return
-    told = await refused(cluster, until)
-    assert "spec.template.spec.volumes[0].persistentVolumeClaim.claimName" in told
-    assert "Immediate" in told
+    reported = await refused(cluster, until)
+    assert "spec.template.spec.volumes[0].persistentVolumeClaim.claimName" in reported
+    assert "Immediate" in reported
 
 
 async def test_an_outage_refuses_no_template(cluster, until):

@@ -77,8 +77,8 @@ class EventRecorder:
                     write = await self._queue.get()
             except TimeoutError:
                 counts_at = loop.time() + event_series.WRITE_SECONDS
-                for one in self._series.overdue(time.time()):
-                    self._post(one)
+                for item in self._series.overdue(time.time()):
+                    self._post(item)
                 continue
             try:
                 if write.repeats:

@@ -307,8 +307,8 @@ class LeaderTerm:
         attempt, assignment = status.history.attempt, status.assignment
         # In every phase: a node without a living pod is assigned to the next job.
         pods = self._cache.pods_of(job.key, job.metadata.uid)
-        living = {one.node for one in pods if not one.ended}
-        if not living.issuperset(one.name for one in status.occupied):
+        living = {pod.node for pod in pods if not pod.ended}
+        if not living.issuperset(node.name for node in status.occupied):
             await self._confirm(job)
         if status.phase in _LIVE and assignment is not None:
             self._gangs.adopt(
@@ -343,7 +343,8 @@ class LeaderTerm:
         self._metrics.decided(time.monotonic() - started)
         self._wake_at = now + IDLE_SECONDS_MAX
         commits = [
-            replace(one, status=self._redacted(one)) for one in actions if isinstance(one, Commit)
+            replace(action, status=self._redacted(action))
+            for action in actions if isinstance(action, Commit)
         ]  # fmt: skip
         commits = self._explanations.defer(commits)
         gone: set[str] = set()
@@ -383,7 +384,7 @@ class LeaderTerm:
             case Stop():
                 self._gangs.stop(action)
             case Signal(job=key, reason=reason, by=by):
-                reason, by = (self._redactor.redact(one, key) for one in (reason, by))
+                reason, by = (self._redactor.redact(text, key) for text in (reason, by))
                 self._gateway.signal(replace(action, reason=reason, by=by))
             case HoldToken(job=key) if key not in gone:
                 await self._token.hold(key)

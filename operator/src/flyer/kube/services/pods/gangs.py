@@ -134,7 +134,7 @@ class Gangs:
             return
         job = self._capped(job)
         self._gangs[start.job] = _Gang(start.attempt, settled=True)
-        pods = [one for one in self._pods_of(start.job) if one.attempt == start.attempt]
+        pods = [pod for pod in self._pods_of(start.job) if pod.attempt == start.attempt]
         self._expect(job, start, [(pod.rank, _identity(pod)) for pod in pods])
 
     def stop(self, stop: Stop) -> None:
@@ -207,7 +207,7 @@ class Gangs:
         outcome = pod.outcome if pod.outcome is not None else self._dependencies.outcome_of(None)
         await self._gateway.conclude(pod.uid, outcome)
         del self._leaving[pod.uid]
-        if any(one.uid == pod.uid for one in self._pods_of(pod.job)):
+        if any(known.uid == pod.uid for known in self._pods_of(pod.job)):
             self._concluded.add(pod.uid)
         self.report_empty_nodes(pod.job)
 
@@ -218,18 +218,18 @@ class Gangs:
             return
         attempt = state.status.history.attempt
         made = self._all_made(self._gangs.get(job), attempt, state)
-        occupied = [one for one in state.status.occupied if made or one.attempt != attempt]
+        occupied = [node for node in state.status.occupied if made or node.attempt != attempt]
         if not occupied:
             return
         # The earliest attempt with a live pod, by node; "": not bound yet.
         first: dict[str, int] = {}
-        pods = [one for one in self._pods_of(job) if not one.ended]
-        for pod in (*pods, *(one for one in self._leaving.values() if one.job == job)):
+        pods = [pod for pod in self._pods_of(job) if not pod.ended]
+        for pod in (*pods, *(leaving for leaving in self._leaving.values() if leaving.job == job)):
             first[pod.node] = min(pod.attempt, first.get(pod.node, pod.attempt))
-        for one in occupied:
-            held = [first[name] for name in ("", one.name) if name in first]
-            if not held or min(held) > one.attempt:
-                self._enqueue(NodeEmptied(one.name, job, one.attempt))
+        for node in occupied:
+            held = [first[name] for name in ("", node.name) if name in first]
+            if not held or min(held) > node.attempt:
+                self._enqueue(NodeEmptied(node.name, job, node.attempt))
 
     def _all_made(self, gang: _Gang | None, attempt: int, state: JobState) -> bool:
         """Whether all pods have been created, so that a missing pod is gone."""
@@ -300,18 +300,18 @@ class Gangs:
             for rank, one in enumerate(made)
         ]
         self._expect(job, start, identities)
-        for one in made:
-            address = (one.get("status") or {}).get("podIP")
+        for pod in made:
+            address = (pod.get("status") or {}).get("podIP")
             if address:
-                self._gateway.locate(one["metadata"]["uid"], address)
+                self._gateway.locate(pod["metadata"]["uid"], address)
         await _all(
             [self._pod_control.bind(one, name) for one, name in zip(made, names, strict=True)],
         )
         watch = self._start_monitor.watch(start, manifests[0]["spec"])
         self._spawn(watch, f"start of {start.job}", start.job)
         old = [
-            one for one in self._pods_of(start.job)
-            if one.ended and one.attempt <= start.attempt - ATTEMPTS_KEPT
+            pod for pod in self._pods_of(start.job)
+            if pod.ended and pod.attempt <= start.attempt - ATTEMPTS_KEPT
         ]  # fmt: skip
         for pod in sorted(old, key=lambda one: one.attempt)[:PRUNED_MAX]:
             await self._pod_control.delete(pod.namespace, pod.name, pod.uid, 0)
@@ -362,7 +362,7 @@ class Gangs:
             await self._linger(stop, LINGER_SECONDS if over else LINGER_RELEASED_SECONDS)
             kill_seconds = LINGER_KILLED_SECONDS
         self_ending = self._gateway.kill(stop.job, stop.attempt)
-        await self._delete([one for one in self._living(stop) if one.uid not in self_ending], stop)
+        await self._delete([pod for pod in self._living(stop) if pod.uid not in self_ending], stop)
         if self_ending:
             await self._linger(stop, kill_seconds)
             await self._delete(self._living(stop), stop)
@@ -380,9 +380,9 @@ class Gangs:
     def _living(self, stop: Stop) -> list[PodView]:
         nodes = frozenset(stop.nodes)  # called often, for thousands of pods
         return [
-            one
-            for one in self._pods_of(stop.job)
-            if one.attempt <= stop.attempt and not one.ended and (not one.node or one.node in nodes)
+            pod
+            for pod in self._pods_of(stop.job)
+            if pod.attempt <= stop.attempt and not pod.ended and (not pod.node or pod.node in nodes)
         ]
 
     async def _linger(self, stop: Stop, seconds: float) -> None:

@@ -152,7 +152,7 @@ class PodControl:
             return True
         occupied = (job.get("status") or {}).get("occupied") or ()
         here = any(
-            one.get("name") == pod.node and one.get("attempt") == pod.attempt for one in occupied
+            node.get("name") == pod.node and node.get("attempt") == pod.attempt for node in occupied
         )
         return job["metadata"]["uid"] == pod.owner and here
 

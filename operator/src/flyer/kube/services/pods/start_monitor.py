@@ -74,8 +74,8 @@ class StartMonitor:
         while self.is_starting(start.job, start.attempt):
             await asyncio.sleep(POLL_SECONDS)
             pods = [
-                one for one in self._pods_of(start.job)
-                if one.attempt == start.attempt and not one.ended
+                pod for pod in self._pods_of(start.job)
+                if pod.attempt == start.attempt and not pod.ended
             ]  # fmt: skip
             if loop.time() - started_at >= PENDING_SECONDS:
                 places = self._absent(start)
@@ -111,7 +111,7 @@ class StartMonitor:
     def _report(self, job: str, attempt: int, problems: dict[str, PodProblem]) -> None:
         if not self.is_starting(job, attempt):
             return
-        own = [one for one in problems.values() if one.job_fault]
+        own = [problem for problem in problems.values() if problem.job_fault]
         node, problem = next(iter(problems.items()))
         if own:
             why = f"its pods cannot start: {own[0]}"

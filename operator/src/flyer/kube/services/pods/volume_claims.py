@@ -87,8 +87,8 @@ class _Classes:
             return False  # bound to an existing volume
         if self._found is None:
             self._found = await self._api.list(STORAGECLASSES)
-        for one in self._found:
-            default = (one["metadata"].get("annotations") or {}).get(_DEFAULT) == "true"
-            if one["metadata"]["name"] == name or (name is None and default):
-                return bool(one.get("volumeBindingMode") == _LATE)
+        for value in self._found:
+            default = (value["metadata"].get("annotations") or {}).get(_DEFAULT) == "true"
+            if value["metadata"]["name"] == name or (name is None and default):
+                return bool(value.get("volumeBindingMode") == _LATE)
         return False
