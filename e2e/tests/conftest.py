@@ -35,6 +35,13 @@ def machines(cluster: Cluster) -> dict[str, FakeHardware]:
     return {node: fake_hardware(cluster, node) for node in cluster.state.nodes}
 
 
+@pytest.fixture
+def node_processes(cluster: Cluster) -> None:
+    """For tests that stop a program of a node: kind's nodes run their own."""
+    if cluster.state.kind:
+        pytest.skip("kind runs the nodes' programs: set FLYER_E2E_ENGINE=processes")
+
+
 @pytest.fixture(scope="session")
 def release(cluster: Cluster, machines: dict[str, FakeHardware]) -> chart.Release:
     """The whole suite, running: operator, device plugin, 3FS, CSI driver."""

@@ -186,6 +186,7 @@ def registrations(cluster: Cluster, agent: str) -> list[tuple[float, str]]:
     ]
 
 
+@pytest.mark.usefixtures("node_processes")
 def test_kubelet_restarts_are_survived_and_containers_keep_their_gpus(
     cluster: Cluster,
     hardware: FakeHardware,
