@@ -68,12 +68,12 @@ proptest! {
     #![proptest_config(cases(1000))]
 
     #[test]
-    fn a_call_that_is_nearly_right_is_refused_or_inside_the_arena(edits in edits()) {
+    fn a_damaged_call_is_refused_or_stays_inside_the_arena(edits in edits()) {
         let arena = Segment::create("test", 8192).unwrap();
-        let mut one = call(Fingerprint { kind: Kind::Send, ..fingerprint(16) }, 4096);
-        one.transfers.push(Transfer { peer: 1, sends: true, offset: 0, bytes: 64, tag: 1 });
-        for (one, world) in [(one, 2), (call(fingerprint(16), 0), 1)] {
-            let text = edited(&serde_json::to_value(&one).unwrap(), &edits);
+        let mut request = call(Fingerprint { kind: Kind::Send, ..fingerprint(16) }, 4096);
+        request.transfers.push(Transfer { peer: 1, sends: true, offset: 0, bytes: 64, tag: 1 });
+        for (request, world) in [(request, 2), (call(fingerprint(16), 0), 1)] {
+            let text = edited(&serde_json::to_value(&request).unwrap(), &edits);
             let Ok(read) = serde_json::from_str::<Call>(&text) else { continue };
             let Ok(taken) = validate::operation(&read, &arena, 0, world) else { continue };
             for (buffer, region) in [(&taken.input, read.input), (&taken.output, read.output)] {
@@ -87,7 +87,7 @@ proptest! {
     }
 }
 
-/// Stops the daemon of a test, also of one that fails.
+/// Stops the daemon of a test, also of call that fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -96,7 +96,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Runs a scripted rank and a rank of the library in one group; returns the error of the latter's
+/// Runs a scripted rank and a rank of the library in call group; returns the error of the latter's
 /// allreduce, after `act`.
 fn with_peer(act: impl FnOnce(&mut MessageSocket<UnixStream>)) -> CollectiveError {
     let folder = tempfile::tempdir().unwrap();
@@ -120,7 +120,7 @@ fn with_peer(act: impl FnOnce(&mut MessageSocket<UnixStream>)) -> CollectiveErro
                 daemon.accept_for(Duration::from_millis(20)).unwrap();
             }
         });
-        let other = AnyEndpoint::open(options(0, 2), &KEY, Some(&path)).unwrap();
+        let peer = AnyEndpoint::open(options(0, 2), &KEY, Some(&path)).unwrap();
         let mut stream = UnixStream::connect(&path).unwrap();
         let (process, own, key, newcomer) = (1, options(1, 2), KEY.to_vec(), false);
         let open = Open { version: VERSION, process, options: own, key, newcomer };
@@ -134,62 +134,62 @@ fn with_peer(act: impl FnOnce(&mut MessageSocket<UnixStream>)) -> CollectiveErro
         else {
             panic!("rejected");
         };
-        let infos = [String::from_utf8(other.info()).unwrap(), info];
+        let infos = [String::from_utf8(peer.info()).unwrap(), info];
         let bytes: Vec<Vec<u8>> = infos.iter().cloned().map(String::into_bytes).collect();
         line.send(&Request::Connect { infos: infos.to_vec(), timeout_ms: 60_000 });
-        let other = other.connect(&bytes, TIMEOUT).unwrap();
-        let told = await_message(&mut line, Instant::now() + TIMEOUT);
-        assert!(matches!(told, Ok(Response::Connected { .. })), "{told:?}");
+        let peer = peer.connect(&bytes, TIMEOUT).unwrap();
+        let answer = await_message(&mut line, Instant::now() + TIMEOUT);
+        assert!(matches!(answer, Ok(Response::Connected { .. })), "{answer:?}");
         act(&mut line);
         drop(line);
         let mut data = [1.0_f32; 4];
         // SAFETY: the array outlives the operation, which is waited for.
         let buffer = unsafe { Buffer::new([(data.as_mut_ptr().cast(), 16)]) };
-        let made = other.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true);
+        let made = peer.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true);
         let ended = made.map_err(WaitError::Failed).and_then(|work| work.wait(None));
-        // The daemon continues to serve other ranks.
+        // The daemon continues to serve peer ranks.
         assert!(AnyEndpoint::open(options(0, 1), &KEY, Some(&path)).is_ok());
         match ended {
             Err(WaitError::Failed(error)) => error,
-            other => panic!("{other:?}"),
+            peer => panic!("{peer:?}"),
         }
     })
 }
 
 #[test]
-fn a_rank_whose_process_ends_is_named() {
+fn a_rank_whose_process_ends_is_reported() {
     let error = with_peer(|_| {});
     assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::PeerDied, Some(1)));
     assert!(error.to_string().contains("its process ended"), "{error}");
 }
 
 #[test]
-fn a_rank_that_leaves_is_not_taken_for_dead() {
+fn a_rank_that_leaves_does_not_count_as_dead() {
     let error = with_peer(|line| line.send(&Request::Leave { timeout_ms: 1000 }));
     assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::PeerLeft, Some(1)));
 }
 
 #[test]
-fn a_call_that_cannot_be_ends_its_own_group() {
+fn an_invalid_call_ends_only_its_group() {
     let error = with_peer(|line| {
         line.send(&Request::Call(Box::new(call(fingerprint(4), u64::MAX - 8))));
-        let told = await_message(line, Instant::now() + TIMEOUT);
-        assert!(matches!(told, Ok(Response::Broken { .. })), "{told:?}");
+        let answer = await_message(line, Instant::now() + TIMEOUT);
+        assert!(matches!(answer, Ok(Response::Broken { .. })), "{answer:?}");
     });
     assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::Protocol, Some(1)));
     assert!(error.to_string().contains("invalid call"), "{error}");
 }
 
 #[test]
-fn memory_that_a_rank_has_taken_back_is_another_one_in_the_next_epoch() {
+fn revoked_memory_is_replaced_in_the_next_epoch() {
     let error = with_peer(|line| {
         let (members, completed) = (vec![Member::Rank(1)], 1);
         let ask = Reconfigure { members, completed, retired: true, timeout_ms: 60_000 };
         line.send(&Request::Reconfigure(ask));
-        let told = await_message(line, Instant::now() + TIMEOUT);
-        let Ok(Response::Reconfigured(told)) = told else { panic!("{told:?}") };
-        assert_eq!((told.infos.len(), told.rank, told.epoch), (1, 0, 1));
-        assert!(told.other_memory);
+        let answer = await_message(line, Instant::now() + TIMEOUT);
+        let Ok(Response::Reconfigured(answer)) = answer else { panic!("{answer:?}") };
+        assert_eq!((answer.infos.len(), answer.rank, answer.epoch), (1, 0, 1));
+        assert!(answer.other_memory);
         line.send(&Request::Memory);
         line.stream().set_nonblocking(false).unwrap();
         let soon = Deadline::after(TIMEOUT);
@@ -197,14 +197,14 @@ fn memory_that_a_rank_has_taken_back_is_another_one_in_the_next_epoch() {
         assert_eq!(fds.len(), 1);
         line.stream().set_nonblocking(true).unwrap();
         line.send(&Request::Call(Box::new(call(fingerprint(4), 0))));
-        let told = await_message(line, Instant::now() + TIMEOUT);
-        assert!(matches!(&told, Ok(Response::Done(done)) if done.len() == 1), "{told:?}");
+        let answer = await_message(line, Instant::now() + TIMEOUT);
+        assert!(matches!(&answer, Ok(Response::Done(done)) if done.len() == 1), "{answer:?}");
     });
     assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::PeerLeft, Some(1)));
 }
 
 #[test]
-fn the_rank_asks_for_it_and_hands_out_its_blocks() {
+fn a_rank_requests_its_arena_and_allocates_its_blocks() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
     let rules = Rules {
@@ -239,12 +239,12 @@ fn the_rank_asks_for_it_and_hands_out_its_blocks() {
 }
 
 #[test]
-fn a_late_answer_is_not_taken_for_that_of_the_next_attempt() {
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    [&ours, &theirs].into_iter().for_each(|end| end.set_nonblocking(true).unwrap());
+fn a_late_answer_is_not_used_for_the_next_attempt() {
+    let (client_end, daemon_end) = UnixStream::pair().unwrap();
+    [&client_end, &daemon_end].into_iter().for_each(|end| end.set_nonblocking(true).unwrap());
     let (own, mut daemon) = (
-        MessageSocket::with_limit(ours, MESSAGE_BYTES_MAX),
-        MessageSocket::with_limit(theirs, MESSAGE_BYTES_MAX),
+        MessageSocket::with_limit(client_end, MESSAGE_BYTES_MAX),
+        MessageSocket::with_limit(daemon_end, MESSAGE_BYTES_MAX),
     );
     let info = hfreduce_engine::endpoint::Endpoint::new(options(0, 1), &KEY).unwrap().info();
     let infos = vec![serde_json::from_slice(&info).unwrap()];
@@ -253,11 +253,11 @@ fn a_late_answer_is_not_taken_for_that_of_the_next_attempt() {
     let comm = session.start(own, 1).unwrap();
     let again = || comm.reconfigure(&[Member::Rank(0)], TIMEOUT).map(drop).unwrap_err();
     let error = std::thread::scope(|scope| {
-        let asked = scope.spawn(again);
+        let attempt = scope.spawn(again);
         let until = Instant::now() + TIMEOUT;
         while !matches!(await_message(&mut daemon, until).unwrap(), Request::Reconfigure(_)) {}
         daemon.send(&Response::Left); // No answer.
-        asked.join().unwrap()
+        attempt.join().unwrap()
     });
     assert!(error.to_string().contains("unexpected message Left"), "{error}");
     let infos = vec![String::from_utf8(info).unwrap()];

@@ -161,8 +161,8 @@ pub(crate) fn await_message<W: DeserializeOwned>(
 ) -> Result<W, String> {
     loop {
         line.flush();
-        if let Some(word) = line.next_message() {
-            return Ok(word);
+        if let Some(message) = line.next_message() {
+            return Ok(message);
         }
         if let Some(why) = line.ended() {
             return Err(why.to_owned());

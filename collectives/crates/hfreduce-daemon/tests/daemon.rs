@@ -1,5 +1,5 @@
-//! Ranks that a daemon serves: the same results as with threads of their own, and nobody's harm but
-//! their own.
+//! Ranks that a daemon serves: the same results as with in-process drivers, and isolation between groups and
+//! users.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -21,7 +21,7 @@ use support::{
 
 const F32: DType = DType::F32;
 
-/// What every operation gives this rank.
+/// Digests of this rank's result of every operation.
 fn everything(comm: &Communicator) -> Vec<u64> {
     let (rank, world) = (comm.rank(), comm.world_size());
     let last = world as u32 - 1;
@@ -31,11 +31,11 @@ fn everything(comm: &Communicator) -> Vec<u64> {
         allreduce(comm, &mut data).wait(None).unwrap();
         results.push(digest(&data));
         let mut block = comm.allocate(count * 4).unwrap();
-        // SAFETY: the block is ours alone until the next call and after its end.
-        let there = unsafe { std::slice::from_raw_parts_mut(block.base().cast::<f32>(), count) };
-        there.copy_from_slice(&values(rank, 1, count));
-        allreduce(comm, there).wait(None).unwrap();
-        results.push(digest(there));
+        // SAFETY: outgoing is no other reference to the block until the next call and after its end.
+        let outgoing = unsafe { std::slice::from_raw_parts_mut(block.base().cast::<f32>(), count) };
+        outgoing.copy_from_slice(&values(rank, 1, count));
+        allreduce(comm, outgoing).wait(None).unwrap();
+        results.push(digest(outgoing));
         let _ = &mut block;
     }
     let own = values(rank, 2, 5000);
@@ -66,31 +66,32 @@ fn everything(comm: &Communicator) -> Vec<u64> {
     done(comm.alltoall(from, to, &counts, &counts, F32, TIMEOUT, true));
     results.push(digest(&output));
     if world > 1 {
-        // Received late: what was called after it ends before it.
+        // Received late: an operation called after the receive ends before it.
         let (next, before) = ((rank + 1) % world as u32, (rank + last) % world as u32);
-        let (mut there, mut here) = (own.clone(), vec![0.0; 5000]);
-        let received = comm.recv(buffer(&mut here), F32, before, 7, TIMEOUT).unwrap();
+        let (mut outgoing, mut incoming) = (own.clone(), vec![0.0; 5000]);
+        let received = comm.recv(buffer(&mut incoming), F32, before, 7, TIMEOUT).unwrap();
         done(comm.barrier(TIMEOUT, true));
-        done(comm.send(buffer(&mut there), F32, next, 7, TIMEOUT));
+        done(comm.send(buffer(&mut outgoing), F32, next, 7, TIMEOUT));
         received.wait(None).unwrap();
-        results.push(digest(&here));
-        let received = comm.recv_any(buffer(&mut here), F32, 8, TIMEOUT).unwrap();
-        done(comm.send(buffer(&mut there), F32, next, 8, TIMEOUT));
+        results.push(digest(&incoming));
+        let received = comm.recv_any(buffer(&mut incoming), F32, 8, TIMEOUT).unwrap();
+        done(comm.send(buffer(&mut outgoing), F32, next, 8, TIMEOUT));
         received.wait(None).unwrap();
         assert_eq!(received.source(), Some(before));
-        results.push(digest(&here));
+        results.push(digest(&incoming));
     }
-    let (mut one, mut two) = (values(rank, 5, 10), values(rank, 6, 999));
+    let (mut first, mut second) = (values(rank, 5, 10), values(rank, 6, 999));
     // SAFETY: both outlive the operation, which is waited for.
-    let pieces =
-        unsafe { Buffer::new([(one.as_mut_ptr().cast(), 40), (two.as_mut_ptr().cast(), 999 * 4)]) };
+    let pieces = unsafe {
+        Buffer::new([(first.as_mut_ptr().cast(), 40), (second.as_mut_ptr().cast(), 999 * 4)])
+    };
     done(comm.allreduce(pieces, F32, ReduceOp::Sum, 3, TIMEOUT, true));
-    results.extend([digest(&one), digest(&two)]);
+    results.extend([digest(&first), digest(&second)]);
     results
 }
 
 #[test]
-fn the_bits_are_the_same_both_ways_and_mixed() {
+fn bits_are_equal_with_without_and_with_some_daemons() {
     let daemons: Vec<Served> = (0..3).map(|_| Served::new(16)).collect();
     for (nodes, locals) in [(1, 1), (1, 3), (2, 2), (3, 1)] {
         let through = |chosen: fn(u32) -> bool| {
@@ -105,7 +106,7 @@ fn the_bits_are_the_same_both_ways_and_mixed() {
 }
 
 #[test]
-fn what_is_registered_is_used_in_place() {
+fn registered_memory_is_used_in_place() {
     let daemon = Served::new(2);
     let at = |_| Some(daemon.path.clone());
     run_at(
@@ -115,7 +116,7 @@ fn what_is_registered_is_used_in_place() {
         |comm| {
             let comm = comm.unwrap();
             let block = comm.allocate(1 << 20).unwrap();
-            // SAFETY: ours until the call and after its end.
+            // SAFETY: outgoing is no other reference to it until the call and after its end.
             let data =
                 unsafe { std::slice::from_raw_parts_mut(block.base().cast::<f32>(), 1 << 18) };
             data.copy_from_slice(&numbers(comm.rank(), 1, 1 << 18));
@@ -130,7 +131,7 @@ fn what_is_registered_is_used_in_place() {
 }
 
 #[test]
-fn memory_that_fills_meanwhile_is_summed_meanwhile() {
+fn pipelined_memory_is_reduced_while_it_arrives() {
     let daemon = Served::new(2);
     const HALF: usize = 1 << 20;
     run_at(
@@ -148,9 +149,9 @@ fn memory_that_fills_meanwhile_is_summed_meanwhile() {
                 comm.send(pipelined.clone(), F32, peer, 0, TIMEOUT).map(drop).unwrap_err();
             assert_eq!(refused.cause.kind, ErrorKind::Invalid);
             let work = comm.allreduce(pipelined, F32, ReduceOp::Sum, 0, TIMEOUT, false).unwrap();
-            // What was called later does not wait for it.
-            let mut word = [rank as f32];
-            let sent = comm.send(buffer(&mut word), F32, peer, 1, TIMEOUT).unwrap();
+            // A later call does not wait for it.
+            let mut message = [rank as f32];
+            let sent = comm.send(buffer(&mut message), F32, peer, 1, TIMEOUT).unwrap();
             let mut other = [9.0];
             let received = comm.recv(buffer(&mut other), F32, peer, 1, TIMEOUT).unwrap();
             sent.wait(None).unwrap();
@@ -159,7 +160,7 @@ fn memory_that_fills_meanwhile_is_summed_meanwhile() {
             work.arrived(&watermarks, HALF);
             let until = Instant::now() + TIMEOUT;
             while watermarks.delivered() == 0 {
-                assert!(Instant::now() < until, "nothing came back of the first half");
+                assert!(Instant::now() < until, "no output of the first half");
                 std::thread::yield_now();
             }
             assert!(watermarks.delivered() <= HALF && !work.is_done());
@@ -173,7 +174,7 @@ fn memory_that_fills_meanwhile_is_summed_meanwhile() {
 }
 
 #[test]
-fn groups_do_not_hear_of_each_others_end() {
+fn the_end_of_a_group_does_not_affect_others() {
     let daemon = Served::new(16);
     let both = Barrier::new(4);
     let group = |breaks: bool| {
@@ -201,7 +202,7 @@ fn groups_do_not_hear_of_each_others_end() {
             assert!(error.to_string().contains("a test"), "{error}");
         }
     });
-    // The next group at the same door.
+    // The next group at the same socket.
     assert!(group_of_two(&daemon).iter().all(|sum| *sum == 3.0));
 }
 
@@ -220,10 +221,10 @@ fn group_of_two(daemon: &Served) -> Vec<f32> {
 }
 
 #[test]
-fn strangers_at_the_socket_harm_nobody() {
+fn invalid_messages_at_the_socket_do_not_disturb_a_group() {
     let daemon = Served::new(8);
     let frame = |text: &str| [&(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
-    let said = [
+    let inputs = [
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
         vec![0xff; 64],
         frame("{}"),
@@ -238,13 +239,13 @@ fn strangers_at_the_socket_harm_nobody() {
         |_| {},
         |comm| {
             let comm = comm.unwrap();
-            for words in &said {
-                let mut stranger = UnixStream::connect(&daemon.path).unwrap();
-                stranger.write_all(words).unwrap();
-                stranger.shutdown(std::net::Shutdown::Write).unwrap();
-                stranger.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-                // It ends, with nothing or with a refusal.
-                let _ = stranger.read_to_end(&mut Vec::new());
+            for input in &inputs {
+                let mut stream = UnixStream::connect(&daemon.path).unwrap();
+                stream.write_all(input).unwrap();
+                stream.shutdown(std::net::Shutdown::Write).unwrap();
+                stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+                // The connection ends, with or without a refusal.
+                let _ = stream.read_to_end(&mut Vec::new());
                 let mut data = numbers(comm.rank(), 1, 1000);
                 allreduce(&comm, &mut data).wait(None).unwrap();
             }
@@ -253,7 +254,7 @@ fn strangers_at_the_socket_harm_nobody() {
 }
 
 #[test]
-fn what_it_cannot_do_is_refused_with_the_remedy() {
+fn requests_over_a_limit_are_refused_with_the_remedy() {
     let daemon = Served::new(1);
     let place = placement(1, 1);
     run_at(
@@ -263,7 +264,7 @@ fn what_it_cannot_do_is_refused_with_the_remedy() {
         |comm| {
             let comm = comm.unwrap();
             let mut data = [1.0];
-            // Its only place is taken, and the group goes on.
+            // Its only slot is in use, and the group continues.
             let full = AnyEndpoint::open(Options::new(0, place.clone()), &KEY, Some(&daemon.path));
             let full = full.map(drop).unwrap_err().to_string();
             assert!(full.contains("has 1 ranks") && full.contains("--ranks-max"), "{full}");
@@ -283,11 +284,11 @@ fn what_it_cannot_do_is_refused_with_the_remedy() {
     assert!(little.to_string().contains("HFREDUCE_REGISTERED_BYTES"), "{little}");
 }
 
-/// What a rank of a group of two on one node may take besides registered memory is 10 MiB.
+/// A rank of a group of two on one node needs at most 10 MiB besides registered memory.
 const TWO_RANKS: usize = 20 << 20;
 
 #[test]
-fn a_group_that_wants_more_memory_than_its_user_may_have_ends_alone() {
+fn a_group_over_its_users_memory_limit_ends_alone() {
     let daemon = Served::with_memory(8, 2 * (2 * TWO_RANKS + (24 << 20)));
     let at = |_| Some(daemon.path.clone());
     let sums = |bytes: usize| {
@@ -313,7 +314,7 @@ fn a_group_that_wants_more_memory_than_its_user_may_have_ends_alone() {
             let mut data = [1.0];
             allreduce(&comm, &mut data).wait(None).unwrap();
             if comm.rank() == 0 {
-                // 8 MiB of each of its ranks are there for the other group, and 32 MiB are not.
+                // 8 MiB for each of its ranks are available to the other group, and 32 MiB are not.
                 assert_eq!(sums(8 << 20), [Ok(2.0), Ok(2.0)]);
                 for error in sums(32 << 20).into_iter().map(Result::unwrap_err) {
                     let remedy = "HFREDUCE_REGISTERED_BYTES";
@@ -326,11 +327,11 @@ fn a_group_that_wants_more_memory_than_its_user_may_have_ends_alone() {
         },
     );
     daemon.eventually_empty();
-    assert_eq!(sums(8 << 20), [Ok(2.0), Ok(2.0)], "what ended has given its memory back");
+    assert_eq!(sums(8 << 20), [Ok(2.0), Ok(2.0)], "a group that ended has released its memory");
 }
 
 #[test]
-fn a_board_that_is_larger_than_what_a_user_may_have_is_not_made() {
+fn a_segment_over_its_users_memory_limit_is_not_created() {
     let daemon = Served::with_memory(8, 1 << 30);
     let mut options = Options::new(0, placement(1, 2));
     (options.slots, options.slot_bytes) = (Some(64), 64 << 20);
@@ -338,7 +339,7 @@ fn a_board_that_is_larger_than_what_a_user_may_have_is_not_made() {
     assert_eq!(refused.cause.kind, ErrorKind::Io);
     let text = refused.to_string();
     assert!(text.contains("0 of 536870912 in use") && text.contains("--memory-max"), "{text}");
-    // 64 slots of 64 MiB on both links of four of a large group.
+    // 64 slots of 64 MiB on both links of four neighbors in a large group.
     let mut options = Options::new(1, placement(8, 1));
     (options.slots, options.window, options.slot_bytes) = (Some(2), 64, 8 << 20);
     let refused = AnyEndpoint::open(options, &KEY, Some(&daemon.path)).map(drop).unwrap_err();
@@ -346,7 +347,7 @@ fn a_board_that_is_larger_than_what_a_user_may_have_is_not_made() {
 }
 
 #[test]
-fn calls_that_are_under_way_count_as_memory_of_their_user() {
+fn calls_in_progress_count_as_memory_of_their_user() {
     let daemon = Served::with_memory(2, 2 * (TWO_RANKS + (20 << 20)));
     let at = |_| Some(daemon.path.clone());
     run_at(
@@ -358,8 +359,8 @@ fn calls_that_are_under_way_count_as_memory_of_their_user() {
             let block = comm.allocate(4096).unwrap();
             let receive = || {
                 // SAFETY: the block outlives the works, which have ended when the group is broken.
-                let there = unsafe { Buffer::new([(block.base(), 4)]) };
-                comm.recv(there, F32, 1 - comm.rank(), 0, TIMEOUT)
+                let outgoing = unsafe { Buffer::new([(block.base(), 4)]) };
+                comm.recv(outgoing, F32, 1 - comm.rank(), 0, TIMEOUT)
             };
             let works: Vec<_> = (0..30_000).map_while(|_| receive().ok()).collect();
             let error = works[0].wait(None).unwrap_err().to_string();
@@ -390,7 +391,7 @@ fn registered_memory_does_not_take_the_addresses_of_other_users() {
             })
         },
     );
-    // All map their own 10 TiB, and not each of them those of both others.
+    // Each rank maps its 10 TiB, but not all of them also those of both others.
     let errors: Vec<String> =
         ended.into_iter().filter_map(|ended| ended.err()).map(|error| error.to_string()).collect();
     let named = |error: &String| error.contains("of 61572651155456 in use");
@@ -398,8 +399,8 @@ fn registered_memory_does_not_take_the_addresses_of_other_users() {
 }
 
 #[test]
-fn connections_that_are_more_than_a_user_may_have_end_their_own_group() {
-    // Without messages two ranks of a node may have 48 descriptors each.
+fn a_group_over_its_users_descriptor_limit_ends_alone() {
+    // Without messages two ranks of a node need at most 48 descriptors each.
     let daemon = Served::with_descriptors(8, 2 * (2 * 48 + 3));
     let at = |_| Some(daemon.path.clone());
     let exchange = |messages: bool| {
@@ -411,22 +412,22 @@ fn connections_that_are_more_than_a_user_may_have_end_their_own_group() {
                 let comm = comm.unwrap();
                 let mut data = [1.0];
                 allreduce(&comm, &mut data).wait(None).unwrap();
-                let (mut there, mut here) = ([1.0], [0.0]);
+                let (mut outgoing, mut incoming) = ([1.0], [0.0]);
                 let mut swap = || {
                     let peer = 1 - comm.rank();
-                    let sent = comm.send(buffer(&mut there), F32, peer, 1, TIMEOUT)?;
-                    let came = comm.recv(buffer(&mut here), F32, peer, 1, TIMEOUT)?;
+                    let sent = comm.send(buffer(&mut outgoing), F32, peer, 1, TIMEOUT)?;
+                    let received = comm.recv(buffer(&mut incoming), F32, peer, 1, TIMEOUT)?;
                     let failed = |error| match error {
                         WaitError::Failed(error) => error,
                         other => panic!("{other}"),
                     };
-                    sent.wait(None).and_then(|()| came.wait(None)).map_err(failed)
+                    sent.wait(None).and_then(|()| received.wait(None)).map_err(failed)
                 };
                 messages.then(|| swap().map_err(|error| error.to_string()))
             },
         )
     };
-    // A connection from and one to each other rank.
+    // One connection from and one to each other rank.
     for error in exchange(true).into_iter().map(|ended| ended.unwrap().unwrap_err()) {
         assert!(error.contains("99 of 99 in use") && error.contains("LimitNOFILE"), "{error}");
     }
@@ -435,7 +436,7 @@ fn connections_that_are_more_than_a_user_may_have_end_their_own_group() {
 }
 
 #[test]
-fn a_daemon_that_is_told_to_stop_says_so() {
+fn a_stopping_daemon_reports_that_it_was_stopped() {
     let daemon = std::sync::Mutex::new(Some(Served::new(4)));
     let path = daemon.lock().unwrap().as_ref().unwrap().path.clone();
     run_at(
@@ -457,7 +458,7 @@ fn a_daemon_that_is_told_to_stop_says_so() {
 }
 
 #[test]
-fn what_arrives_is_heard_behind_more_calls_than_a_daemon_takes() {
+fn progress_of_inputs_is_read_although_more_calls_wait_than_a_daemon_accepts() {
     const BYTES: usize = 4096;
     let daemon = Served::new(1);
     let at = |_| Some(daemon.path.clone());
@@ -470,7 +471,7 @@ fn what_arrives_is_heard_behind_more_calls_than_a_daemon_takes() {
             let block = comm.allocate(5000 * BYTES).unwrap();
             let start = |at: usize| {
                 let watermarks = Arc::new(Watermarks::default());
-                // SAFETY: its own part of the block, which outlives the works.
+                // SAFETY: a separate part of the block, which outlives the works.
                 let buffer = unsafe { Buffer::new([(block.base().add(at * BYTES), BYTES)]) };
                 let buffer = buffer.pipelined(watermarks.clone());
                 let soon = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! What ranks say does not fill the log of a daemon, which is that of all its users.
+//! Messages of ranks cannot fill the log of a daemon, which all of its users share.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -21,7 +21,7 @@ use tracing::{Event, Metadata, Subscriber};
 static LINES: AtomicUsize = AtomicUsize::new(0);
 static LONGEST: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts instead of writing.
+/// Counts log lines instead of writing them.
 struct Counting;
 
 struct Bytes(usize);
@@ -34,7 +34,7 @@ impl Visit for Bytes {
 
 impl Subscriber for Counting {
     fn enabled(&self, about: &Metadata<'_>) -> bool {
-        // What a rank writes goes to the log of its own process.
+        // A rank logs to the log of its process.
         about.target() != "hfreduce_daemon::client::driver"
     }
 
@@ -59,21 +59,21 @@ impl Subscriber for Counting {
 }
 
 #[test]
-fn no_line_of_the_log_is_as_long_as_what_ranks_say() {
+fn log_lines_are_bounded_whatever_ranks_send() {
     tracing::subscriber::set_global_default(Counting).unwrap();
     let daemon = Served::new(8);
     let long = "x".repeat(1 << 20);
-    // A word that does not exist is part of the message about it.
-    let mut stranger = UnixStream::connect(&daemon.path).unwrap();
-    let word = format!("\"{long}\"");
-    stranger.write_all(&(word.len() as u32).to_le_bytes()).unwrap();
-    stranger.write_all(word.as_bytes()).unwrap();
-    stranger.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let _ = stranger.read_to_end(&mut Vec::new());
-    // Names come with every error.
-    for named in [true, false] {
+    // The message about an unknown request quotes it.
+    let mut stream = UnixStream::connect(&daemon.path).unwrap();
+    let request = format!("\"{long}\"");
+    stream.write_all(&(request.len() as u32).to_le_bytes()).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let _ = stream.read_to_end(&mut Vec::new());
+    // Every error contains names.
+    for long_job in [true, false] {
         let mut options = Options::new(0, placement(1, 1));
-        match named {
+        match long_job {
             true => options.job = long.clone(),
             false => options.placement[0].0 = long.clone(),
         }
@@ -82,7 +82,7 @@ fn no_line_of_the_log_is_as_long_as_what_ranks_say() {
         assert!(refused.to_string().contains("1048576 bytes"), "another error");
         assert!(refused.to_string().contains("use shorter names"), "another error");
     }
-    // More than is read before a rank has said who it is.
+    // More bytes than are read before a rank is admitted.
     let mut options = Options::new(0, placement(1, 1));
     options.towards = Some("x".repeat(5 << 20));
     assert!(AnyEndpoint::open(options, &KEY, Some(&daemon.path)).is_err());

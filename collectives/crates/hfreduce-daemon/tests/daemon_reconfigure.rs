@@ -1,4 +1,4 @@
-//! Ranks that a daemon serves go on with other members, as those do that have threads of their own.
+//! Ranks that a daemon serves continue with other members, like those with in-process drivers.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -18,22 +18,22 @@ fn ranks(list: &[u32]) -> Vec<Member> {
     list.iter().map(|rank| Member::Rank(*rank)).collect()
 }
 
-/// Everybody's rank + 1, summed by everybody, in memory of both kinds.
+/// Allreduce of rank + 1, in memory of both kinds.
 fn sum(comm: &Communicator) -> f32 {
     let mut data = vec![(comm.rank() + 1) as f32; 100_000];
     allreduce(comm, &mut data).wait(None).unwrap();
     assert!(data.iter().all(|value| *value == data[0]));
     let block = comm.allocate(100_000 * 4).unwrap();
-    // SAFETY: the block is ours alone until the call and after its end.
-    let there = unsafe { std::slice::from_raw_parts_mut(block.base().cast::<f32>(), 100_000) };
-    there.fill((comm.rank() + 1) as f32);
-    allreduce(comm, there).wait(None).unwrap();
-    assert_eq!(there, data);
+    // SAFETY: registered is no other reference to the block until the call and after its end.
+    let registered = unsafe { std::slice::from_raw_parts_mut(block.base().cast::<f32>(), 100_000) };
+    registered.fill((comm.rank() + 1) as f32);
+    allreduce(comm, registered).wait(None).unwrap();
+    assert_eq!(registered, data);
     data[0]
 }
 
 #[test]
-fn survivors_go_on_with_and_without_daemons() {
+fn survivors_continue_with_and_without_daemons() {
     let daemons: Vec<Served> = (0..3).map(|_| Served::new(16)).collect();
     type Chosen = fn(u32) -> bool;
     let ways: [Chosen; 2] = [|_| true, |rank| rank % 2 == 1];
@@ -53,27 +53,27 @@ fn survivors_go_on_with_and_without_daemons() {
                     sum(&comm);
                     summed.wait();
                     if comm.rank() == lost {
-                        comm.abort("this one has an accident");
+                        comm.abort("injected fault");
                         return;
                     }
                     while comm.error().is_none() {
                         std::thread::yield_now();
                     }
-                    let kept = comm.allocate(4096).unwrap();
+                    let block = comm.allocate(4096).unwrap();
                     let next = comm.reconfigure(&ranks(&list), TIMEOUT).unwrap();
                     assert_eq!((next.world_size(), next.epoch()), (list.len(), 1));
                     assert_eq!(list[next.rank() as usize], comm.rank());
-                    // The meeting and two sums, on every survivor.
+                    // The rendezvous barrier and two sums, on every survivor.
                     assert_eq!(next.previous_epochs(), vec![Some((0, 3)); list.len()]);
                     let all = (1..=list.len()).sum::<usize>() as f32;
                     assert_eq!(sum(&next), all);
                     assert!(comm.barrier(TIMEOUT, true).is_err(), "the old epoch is over");
-                    // SAFETY: the block is ours alone until the call and after its end.
-                    let old = unsafe { std::slice::from_raw_parts_mut(kept.base().cast(), 1024) };
+                    // SAFETY: registered is no other reference to the block until the call and after its end.
+                    let old = unsafe { std::slice::from_raw_parts_mut(block.base().cast(), 1024) };
                     old.fill(1.0);
                     allreduce(&next, old).wait(None).unwrap();
                     assert_eq!(old[1023], list.len() as f32, "memory outlives epochs");
-                    // Again, from a whole epoch, the other way round.
+                    // Again, from a complete epoch, in reverse order.
                     let turned: Vec<u32> = (0..next.world_size() as u32).rev().collect();
                     let third = next.reconfigure(&ranks(&turned), TIMEOUT).unwrap();
                     assert_eq!((third.epoch(), sum(&third)), (2, all));
@@ -95,11 +95,11 @@ fn newcomer(daemon: Option<&Served>) -> AnyNewcomer {
 }
 
 #[test]
-fn newcomers_are_taken_in_with_and_without_daemons() {
-    let (one, other) = (Served::new(4), Served::new(4));
+fn newcomers_are_accepted_with_and_without_daemons() {
+    let (members_daemon, newcomer_daemon) = (Served::new(4), Served::new(4));
     for (members_served, newcomer_served) in [(true, true), (true, false), (false, true)] {
-        let arrival = newcomer(newcomer_served.then_some(&other));
-        // Nobody names it in time: it may wait again.
+        let arrival = newcomer(newcomer_served.then_some(&newcomer_daemon));
+        // No member lists it in time: it may wait again.
         let early = arrival.join(Duration::from_millis(50)).map(drop).unwrap_err();
         assert_eq!(early.cause.kind, ErrorKind::TimedOut, "{early}");
         let info = arrival.info();
@@ -112,7 +112,7 @@ fn newcomers_are_taken_in_with_and_without_daemons() {
             });
             let sums = run_at(
                 &placement(1, 2),
-                |_| members_served.then(|| one.path.clone()),
+                |_| members_served.then(|| members_daemon.path.clone()),
                 |_| {},
                 |comm| {
                     let comm = comm.unwrap();
@@ -124,12 +124,12 @@ fn newcomers_are_taken_in_with_and_without_daemons() {
             assert_eq!((sums, joined.join().unwrap()), (vec![6.0; 2], 6.0));
         });
     }
-    one.eventually_empty();
-    other.eventually_empty();
+    members_daemon.eventually_empty();
+    newcomer_daemon.eventually_empty();
 }
 
 #[test]
-fn a_newcomer_that_is_gone_is_named_at_once() {
+fn a_newcomer_that_has_exited_is_reported_at_once() {
     let daemon = Served::new(4);
     let arrival = newcomer(Some(&daemon));
     let info = arrival.info();
@@ -146,13 +146,13 @@ fn a_newcomer_that_is_gone_is_named_at_once() {
             let error = comm.reconfigure(&list, TIMEOUT).map(drop).unwrap_err();
             assert_eq!(error.cause.kind, ErrorKind::PeerDied, "{error}");
             let next = comm.reconfigure(&ranks(&[0]), TIMEOUT).unwrap();
-            assert_eq!(sum(&next), 1.0, "it goes on with fewer");
+            assert_eq!(sum(&next), 1.0, "the group continues with fewer ranks");
         },
     );
 }
 
 #[test]
-fn lists_that_make_no_sense_are_refused_and_break_nothing() {
+fn invalid_member_lists_are_refused_without_side_effects() {
     let daemon = Served::new(2);
     run_at(
         &placement(2, 1),
@@ -169,7 +169,7 @@ fn lists_that_make_no_sense_are_refused_and_break_nothing() {
             assert!(refused(&[]).contains("first member"));
             assert!(refused(&ranks(&[0, 7])).contains("rank 7 is not in an epoch"));
             assert!(refused(&ranks(&[1 - comm.rank()])).contains("is not in the list of members"));
-            assert_eq!(sum(&comm), 3.0, "the epoch goes on");
+            assert_eq!(sum(&comm), 3.0, "the epoch continues");
             comm.close(TIMEOUT);
             assert!(refused(&ranks(&[0, 1])).contains("before it is closed"));
         },
@@ -177,9 +177,9 @@ fn lists_that_make_no_sense_are_refused_and_break_nothing() {
 }
 
 #[test]
-fn different_lists_and_who_does_not_come_are_told_as_without_a_daemon() {
+fn different_lists_and_absent_ranks_are_reported_as_without_a_daemon() {
     let daemon = Served::new(4);
-    let (told, over) = (Barrier::new(2), Barrier::new(3));
+    let (reported, over) = (Barrier::new(2), Barrier::new(3));
     run_at(
         &placement(3, 1),
         |_| Some(daemon.path.clone()),
@@ -195,7 +195,7 @@ fn different_lists_and_who_does_not_come_are_told_as_without_a_daemon() {
             let differ = comm.reconfigure(&ranks(&list), soon).map(drop).unwrap_err();
             assert_eq!(differ.cause.kind, ErrorKind::Mismatch, "{differ}");
             assert!(differ.to_string().contains("[0, 1, 2]"), "{differ}");
-            told.wait();
+            reported.wait();
             let absent = comm.reconfigure(&ranks(&[0, 1, 2]), soon).map(drop).unwrap_err();
             assert_eq!(absent.cause.peer, Some(2), "{absent}");
             over.wait();
@@ -204,9 +204,9 @@ fn different_lists_and_who_does_not_come_are_told_as_without_a_daemon() {
     );
 }
 
-/// Both of rank 0's ends: it waits for rank 1, which never calls, and its daemon is told to stop.
+/// Rank 0 waits for rank 1, which never calls, and then the daemon of rank 0 stops.
 #[test]
-fn a_daemon_that_stops_meanwhile_names_itself() {
+fn a_daemon_that_stops_during_reconfiguration_is_reported() {
     let daemons = Mutex::new(vec![Served::new(4), Served::new(4)]);
     let paths: Vec<PathBuf> =
         daemons.lock().unwrap().iter().map(|daemon| daemon.path.clone()).collect();
@@ -220,9 +220,9 @@ fn a_daemon_that_stops_meanwhile_names_itself() {
             if comm.rank() == 1 {
                 waits.wait();
                 drop(daemons.lock().unwrap().remove(0));
-                // It has told its ranks by now: the attempt to have us, too, is over.
+                // The daemon has notified its ranks by now: the attempt that includes this rank has ended.
                 let next = comm.reconfigure(&ranks(&[1]), TIMEOUT).unwrap();
-                assert_eq!(sum(&next), 1.0, "who is served elsewhere goes on");
+                assert_eq!(sum(&next), 1.0, "a rank of another daemon continues");
                 return;
             }
             waits.wait();

@@ -1,8 +1,7 @@
-//! Pinned memory: mapped on the GPU's memory node, registered with the driver, used again.
+//! Pinned memory: allocated on the GPU's NUMA node, registered with the driver, and reused.
 //!
-//! A block goes back to the arena when it is dropped, and only whoever knows that no copy touches it
-//! any more drops it; otherwise it is left to the process for good (`abandon`), with its
-//! registration, its mapping and the context.
+//! A block returns to the arena when it is dropped, which requires that no copy accesses it any more. Otherwise
+//! it is leaked deliberately (`abandon`), together with its registration, its mapping and the context.
 
 use std::any::Any;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,10 +11,10 @@ use crate::context::Context;
 use crate::error::DeviceError;
 use crate::numa;
 
-/// Registering costs about as much for a page as for a few of them.
+/// Registering one page costs about as much as registering a few.
 const BLOCK_BYTES_MIN: usize = 64 << 10;
 
-/// Registered memory. Given back when dropped.
+/// Registered memory. Unregistered and unmapped when dropped.
 #[derive(Debug)]
 struct Slab {
     context: Arc<Context>,
@@ -23,7 +22,7 @@ struct Slab {
     bytes: usize,
 }
 
-// SAFETY: an address range; who uses it when is the blocks' matter.
+// SAFETY: an address range; the blocks' owners synchronise the accesses.
 unsafe impl Send for Slab {}
 
 impl Slab {
@@ -36,27 +35,27 @@ impl Slab {
         };
         let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
         let flags = flags | libc::MAP_ANONYMOUS;
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        // SAFETY: a fresh mapping at an address chosen by the kernel.
         let memory = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, flags, -1, 0) };
         if memory == libc::MAP_FAILED {
             return Err(host(std::io::Error::last_os_error()));
         }
         let memory: *mut u8 = memory.cast();
-        // A forked child would share these pages until one of both writes, and the GPU's copy
-        // would land in the wrong one's.
-        // SAFETY: our mapping.
+        // A forked child would share these pages until one of the two processes writes, and the GPU's copy
+        // would then write to the wrong process's pages.
+        // SAFETY: a mapping of this function.
         unsafe { libc::madvise(memory.cast(), bytes, libc::MADV_DONTFORK) };
         if let Some(node) = node
             && let Err(error) = numa::prefer(memory.addr(), bytes, node)
         {
-            tracing::info!(%error, node, "pinned memory cannot be placed beside the GPU");
+            tracing::info!(%error, node, "cannot place pinned memory on the GPU's NUMA node");
         }
         let current = context.enter();
         // SAFETY: mapped until `drop`, which unregisters first.
         let pinned =
             current.and_then(|_current| unsafe { context.cuda.register(ordinal, memory, bytes) });
         if let Err(error) = pinned {
-            // SAFETY: our mapping, which nobody else has seen.
+            // SAFETY: a mapping of this function, with no other reference to it.
             unsafe { libc::munmap(memory.cast(), bytes) };
             return Err(error);
         }
@@ -66,21 +65,23 @@ impl Slab {
 
 static ABANDONED: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
 
-/// Keeps what the GPU may still write to as long as the process: it is lost, but no leak.
-pub(crate) fn abandon(kept: impl Any + Send) {
-    ABANDONED.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(kept));
+/// Keeps memory that the GPU may still write to until the process ends: a bounded, deliberate leak.
+pub(crate) fn abandon(memory: impl Any + Send) {
+    ABANDONED.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(memory));
 }
 
 impl Drop for Slab {
     fn drop(&mut self) {
         let _current = self.context.enter();
         match self.context.cuda.unregister(self.context.ordinal, self.memory) {
-            // SAFETY: our mapping; no copy uses it and the driver has let go of it.
+            // SAFETY: this slab's mapping; no copy uses it and the driver has unregistered it.
             Ok(()) => unsafe {
                 libc::munmap(self.memory.cast(), self.bytes);
             },
-            // The GPU may still know these pages: nobody else may get them.
-            Err(error) => tracing::warn!(%error, bytes = self.bytes, "pinned memory stays pinned"),
+            // The GPU may still access these pages: they must not be reused.
+            Err(error) => {
+                tracing::warn!(%error, bytes = self.bytes, "cannot unregister pinned memory")
+            }
         }
     }
 }
@@ -92,83 +93,83 @@ struct Pool {
     free_bytes: usize,
 }
 
-/// All pinned memory of one device.
+/// The pinned memory of one device.
 #[derive(Debug)]
 pub struct Arena {
     context: Arc<Context>,
     node: Option<usize>,
     limit_bytes: usize,
     pool: Mutex<Pool>,
-    bell: Condvar,
+    returned: Condvar,
 }
 
 impl Arena {
     pub(crate) fn new(context: Arc<Context>, node: Option<usize>, limit_bytes: usize) -> Arc<Self> {
-        let (pool, bell) = (Mutex::default(), Condvar::new());
-        Arc::new(Self { context, node, limit_bytes, pool, bell })
+        let (pool, returned) = (Mutex::default(), Condvar::new());
+        Arc::new(Self { context, node, limit_bytes, pool, returned })
     }
 
     fn pool(&self) -> MutexGuard<'_, Pool> {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A block of at least `bytes`; waits until `deadline` for others to come back.
+    /// Returns a block of at least `bytes`; waits until `deadline` for blocks to be returned.
     pub(crate) fn take(
         self: &Arc<Self>,
         bytes: usize,
         until: Instant,
     ) -> Result<Block, DeviceError> {
-        // Larger ones are refused below, whatever their class.
-        let wanted = size_class(bytes.min(self.limit_bytes + 1)).max(bytes);
+        // Larger requests are refused below, whatever their size class.
+        let class_bytes = size_class(bytes.min(self.limit_bytes + 1)).max(bytes);
         let mut pool = self.pool();
         loop {
             let full = DeviceError::Full {
-                wanted,
+                wanted: class_bytes,
                 used: pool.used_bytes,
                 limit: self.limit_bytes,
                 device: self.context.ordinal,
             };
-            if wanted > self.limit_bytes {
+            if class_bytes > self.limit_bytes {
                 return Err(full);
             }
-            if let Some(at) = pool.free.iter().position(|slab| slab.bytes == wanted) {
+            if let Some(at) = pool.free.iter().position(|slab| slab.bytes == class_bytes) {
                 let slab = pool.free.swap_remove(at);
-                pool.free_bytes -= wanted;
-                pool.used_bytes += wanted;
+                pool.free_bytes -= class_bytes;
+                pool.used_bytes += class_bytes;
                 return Ok(Block { arena: self.clone(), slab: Some(slab) });
             }
-            if pool.used_bytes + wanted <= self.limit_bytes {
+            if pool.used_bytes + class_bytes <= self.limit_bytes {
                 let mut old = Vec::new();
-                while pool.used_bytes + pool.free_bytes + wanted > self.limit_bytes {
+                while pool.used_bytes + pool.free_bytes + class_bytes > self.limit_bytes {
                     let Some(slab) = pool.free.pop() else { break };
                     pool.free_bytes -= slab.bytes;
                     old.push(slab);
                 }
-                pool.used_bytes += wanted;
+                pool.used_bytes += class_bytes;
                 drop(pool);
                 drop(old);
-                // Pinning takes milliseconds; nobody else waits for it.
-                return match Slab::new(&self.context, wanted, self.node) {
+                // Pinning takes milliseconds; other threads do not wait for it.
+                return match Slab::new(&self.context, class_bytes, self.node) {
                     Ok(slab) => Ok(Block { arena: self.clone(), slab: Some(slab) }),
                     Err(error) => {
-                        self.pool().used_bytes -= wanted;
-                        self.bell.notify_all();
+                        self.pool().used_bytes -= class_bytes;
+                        self.returned.notify_all();
                         Err(error)
                     }
                 };
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = until.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return Err(full);
             }
-            pool = match self.bell.wait_timeout(pool, left) {
+            pool = match self.returned.wait_timeout(pool, remaining) {
                 Ok((pool, _)) => pool,
                 Err(poisoned) => poisoned.into_inner().0,
             };
         }
     }
 
-    /// Gives back what nobody uses.
+    /// Releases unused memory.
     pub(crate) fn purge(&self) {
         let mut pool = self.pool();
         pool.free_bytes = 0;
@@ -177,14 +178,14 @@ impl Arena {
         drop(free);
     }
 
-    /// Pinned bytes, used or kept for the next operation.
+    /// Pinned bytes, in use or cached for the next operation.
     pub(crate) fn pinned_bytes(&self) -> usize {
         let pool = self.pool();
         pool.used_bytes + pool.free_bytes
     }
 }
 
-/// Sizes that are used again by tensors of about the same size; at most a quarter is wasted.
+/// Size classes, so that tensors of similar size reuse blocks; at most a quarter is wasted.
 fn size_class(bytes: usize) -> usize {
     let step = (bytes.next_power_of_two() / 8).max(BLOCK_BYTES_MIN);
     bytes.max(1).next_multiple_of(step)
@@ -201,7 +202,7 @@ impl Block {
     /// The address of a byte.
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {
         let slab = self.slab.as_ref().filter(|slab| offset <= slab.bytes);
-        // SAFETY: inside the mapping, or just behind it.
+        // SAFETY: inside the mapping, or one past its end.
         slab.map_or(std::ptr::null_mut(), |slab| unsafe { slab.memory.add(offset) })
     }
 }
@@ -214,7 +215,7 @@ impl Drop for Block {
             pool.free_bytes += slab.bytes;
             pool.free.push(slab);
             drop(pool);
-            self.arena.bell.notify_all();
+            self.arena.returned.notify_all();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One device's primary context, streams and events: given back when dropped.
+//! One device's primary context, streams and events, released when dropped.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::cuda::{Cuda, Handle};
 use crate::error::DeviceError;
 
-/// The context that torch and everybody else in the process uses too.
+/// The primary context, which torch and other users in the process share.
 #[derive(Debug)]
 pub struct Context {
     pub(crate) cuda: Arc<Cuda>,
@@ -31,7 +31,7 @@ impl Context {
         self.cuda.pci(self.ordinal, self.device)
     }
 
-    /// Makes it the calling thread's context until the guard goes.
+    /// Makes it the calling thread's context until the guard is dropped.
     pub(crate) fn enter(&self) -> Result<Current<'_>, DeviceError> {
         self.cuda.push(self.ordinal, self.context)?;
         Ok(Current { context: self })
@@ -41,7 +41,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         if let Err(error) = self.cuda.release(self.ordinal, self.device) {
-            tracing::warn!(%error, "a GPU's context was not given back");
+            tracing::warn!(%error, "cannot release a GPU's context");
         }
     }
 }
@@ -57,7 +57,7 @@ impl Drop for Current<'_> {
     }
 }
 
-/// A stream of ours.
+/// A stream of this crate.
 #[derive(Debug)]
 pub struct Stream {
     context: Arc<Context>,
@@ -77,15 +77,15 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // Work that is still queued goes on; the driver frees the stream after it.
+        // Queued work continues; the driver frees the stream after it.
         let _current = self.context.enter();
         if let Err(error) = self.context.cuda.end_stream(self.context.ordinal, self.handle) {
-            tracing::warn!(%error, "a stream was not given back");
+            tracing::warn!(%error, "cannot destroy a stream");
         }
     }
 }
 
-/// A mark in a stream.
+/// An event in a stream.
 #[derive(Debug)]
 pub struct Event {
     context: Arc<Context>,
@@ -96,19 +96,19 @@ pub struct Event {
 unsafe impl Send for Event {}
 
 impl Event {
-    /// Not recorded yet. The context must be current.
+    /// An event that is not recorded yet. The context must be current.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, DeviceError> {
         let handle = context.cuda.new_event(context.ordinal)?;
         Ok(Self { context: context.clone(), handle })
     }
 
-    /// Marks what is in a stream of somebody else, which may be one of the driver's own.
+    /// Records the event in a stream of another user, which may be one of the driver's default streams.
     pub(crate) fn mark(&self, stream: usize) -> Result<(), DeviceError> {
         let stream = std::ptr::without_provenance_mut(stream);
         self.context.cuda.record(self.context.ordinal, self.handle, stream)
     }
 
-    /// Passes when everything that is in `stream` now has ended.
+    /// Records the event: it completes when all work queued in `stream` so far has completed.
     pub(crate) fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
         self.context.cuda.record(self.context.ordinal, self.handle, stream.handle)
     }
@@ -117,7 +117,7 @@ impl Event {
         self.context.ordinal
     }
 
-    /// What is queued in `stream` from now on begins after this.
+    /// Makes work that is queued in `stream` from now on wait for the event.
     pub(crate) fn before(&self, stream: &Stream) -> Result<(), DeviceError> {
         self.context.cuda.follow(self.context.ordinal, stream.handle, self.handle)
     }
@@ -131,7 +131,7 @@ impl Drop for Event {
     fn drop(&mut self) {
         let _current = self.context.enter();
         if let Err(error) = self.context.cuda.end_event(self.context.ordinal, self.handle) {
-            tracing::warn!(%error, "an event was not given back");
+            tracing::warn!(%error, "cannot destroy an event");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The CUDA driver API: the functions that copies need, found at run time.
+//! The CUDA driver API: the functions that copies need, loaded at run time.
 //!
-//! Types and values are those of `cuda.h`; names carry the version suffix that fixes their ABI. The
-//! list below is all that is ever called: it copies, orders and pins, and launches nothing.
+//! Types and values are those of `cuda.h`; names have the version suffix that fixes their ABI. The list below
+//! is complete: these functions copy, order and pin, and none launches a kernel.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -10,27 +10,27 @@ use libloading::os::unix::Library;
 
 use crate::error::DeviceError;
 
-/// The driver's library, as every installation names it.
+/// Name of the driver's library in every installation.
 pub const LIBRARY: &str = "libcuda.so.1";
 
-/// `CUcontext`, `CUstream`, `CUevent`: addresses that only the driver understands.
+/// `CUcontext`, `CUstream`, `CUevent`: opaque pointers of the driver.
 pub type Handle = *mut c_void;
 /// `CUdeviceptr`.
 pub type Pointer = u64;
 
 /// `CU_STREAM_NON_BLOCKING`: not ordered with the legacy default stream.
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
-/// `CU_EVENT_DISABLE_TIMING`: cheaper to record and to ask.
+/// `CU_EVENT_DISABLE_TIMING`: cheaper to record and to query.
 pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context.
 pub(crate) const HOST_REGISTER_PORTABLE: c_uint = 1;
 /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE` and its value for memory of a device.
 const ATTRIBUTE_MEMORY_TYPE: c_int = 2;
 const MEMORY_TYPE_DEVICE: c_uint = 2;
-/// `CU_POINTER_ATTRIBUTE_BUFFER_ID`: one for each allocation of the process, never given twice.
+/// `CU_POINTER_ATTRIBUTE_BUFFER_ID`: unique for each allocation of the process, never reused.
 const ATTRIBUTE_BUFFER_ID: c_int = 7;
-/// `CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID`: the physical memory behind an address, which may change
-/// under an allocation whose addresses were reserved.
+/// `CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID`: the physical memory behind an address, which may change under an
+/// allocation with reserved addresses.
 const ATTRIBUTE_MEMORY_BLOCK_ID: c_int = 20;
 /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
 const ATTRIBUTE_DEVICE_ORDINAL: c_int = 9;
@@ -39,15 +39,15 @@ macro_rules! functions {
     ($($field:ident = $symbol:ident ( $($argument:ty),* );)*) => {
         struct Functions { $($field: unsafe extern "C" fn($($argument),*) -> c_int,)* }
 
-        /// Every function of the driver that is called, by name.
+        /// Names of all driver functions that are called.
         pub const FUNCTIONS: &[&str] = &[$(stringify!($symbol)),*];
 
         impl Functions {
             fn of(library: &Library, path: &str) -> Result<Self, DeviceError> {
                 $(
-                    // SAFETY: the type is the one that `cuda.h` gives this versioned name.
-                    let found = unsafe { library.get(concat!(stringify!($symbol), "\0").as_bytes()) };
-                    let $field: unsafe extern "C" fn($($argument),*) -> c_int = match found {
+                    // SAFETY: the type is the one that `cuda.h` declares for this versioned name.
+                    let symbol_address = unsafe { library.get(concat!(stringify!($symbol), "\0").as_bytes()) };
+                    let $field: unsafe extern "C" fn($($argument),*) -> c_int = match symbol_address {
                         Ok(symbol) => *symbol,
                         Err(_) => {
                             let symbol = stringify!($symbol);
@@ -89,7 +89,7 @@ functions! {
 /// The driver, loaded and initialised.
 pub struct Cuda {
     functions: Functions,
-    // Dropped after the functions that point into it.
+    // Dropped after the functions, which point into it.
     _library: Library,
 }
 
@@ -99,11 +99,11 @@ impl std::fmt::Debug for Cuda {
     }
 }
 
-/// Calls a function and makes its code an error that names it.
+/// Calls a function and converts its code to an error with its name.
 macro_rules! call {
     ($cuda:expr, $device:expr, $field:ident, $symbol:literal, $($argument:expr),*) => {{
-        // SAFETY: the arguments are what `cuda.h` asks for: handles that the driver gave and that
-        // were not given back, and memory that the callers of this module's functions vouch for.
+        // SAFETY: the arguments satisfy `cuda.h`: valid handles of the driver that were not released, and
+        // memory that the callers of this module's functions guarantee.
         let code = unsafe { ($cuda.functions.$field)($($argument),*) };
         $cuda.check(code, $symbol, $device)
     }};
@@ -113,12 +113,12 @@ impl Cuda {
     /// Loads and initialises the driver.
     ///
     /// # Errors
-    /// There is none here, it is too old, or it finds no GPU.
+    /// The driver is missing or too old, or finds no GPU.
     pub fn load(library: &str) -> Result<Arc<Self>, DeviceError> {
-        // The driver runs threads of its own: its code stays, however soon we are through with it.
+        // The driver runs threads: its code must stay loaded after this is dropped.
         let flags = libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NODELETE;
-        // SAFETY: the driver's initialisers are meant to run in any program that opens it; which
-        // library that is, the caller decides.
+        // SAFETY: the driver's initialisers may run in any program that opens it; the caller chooses the
+        // library.
         let opened = unsafe { Library::open(Some(library), flags) };
         let opened = opened.map_err(|error| {
             let why =
@@ -131,17 +131,17 @@ impl Cuda {
         Ok(Arc::new(cuda))
     }
 
-    /// How many GPUs are visible.
+    /// Number of visible GPUs.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The error of the driver.
     pub fn devices(&self) -> Result<i32, DeviceError> {
         let mut count = 0;
         call!(self, -1, device_count, "cuDeviceGetCount", &mut count)?;
         Ok(count)
     }
 
-    /// The device that owns this memory; `None` for memory of the host or of nobody.
+    /// The device that owns this memory; `None` for host memory and unknown addresses.
     pub fn owner_of(&self, pointer: Pointer) -> Option<i32> {
         let mut kind: c_uint = 0;
         let mut ordinal: c_int = -1;
@@ -169,15 +169,15 @@ impl Cuda {
         (kind == MEMORY_TYPE_DEVICE && ordinal >= 0).then_some(ordinal)
     }
 
-    /// The allocation of an address, and the physical memory behind it; `None` if the driver does not
-    /// tell.
+    /// The allocation of an address, and the physical memory behind it; `None` if the driver does not report
+    /// them.
     pub(crate) fn memory_of(&self, pointer: Pointer) -> Option<(u64, u64)> {
         let number = |attribute: c_int| {
             let mut number = 0_u64;
             let at = (&raw mut number).cast();
-            let told =
+            let result =
                 call!(self, -1, pointer_attribute, "cuPointerGetAttribute", at, attribute, pointer);
-            told.ok().map(|()| number)
+            result.ok().map(|()| number)
         };
         Some((number(ATTRIBUTE_BUFFER_ID)?, number(ATTRIBUTE_MEMORY_BLOCK_ID)?))
     }
@@ -188,7 +188,7 @@ impl Cuda {
         Ok(device)
     }
 
-    /// Its place on the PCI bus, as in sysfs.
+    /// The address on the PCI bus, as in sysfs.
     pub(crate) fn pci(&self, ordinal: i32, device: c_int) -> Result<String, DeviceError> {
         let mut name = [0; 32];
         let length = name.len() as c_int;
@@ -227,7 +227,7 @@ impl Cuda {
         call!(self, ordinal, stream_destroy, "cuStreamDestroy_v2", stream)
     }
 
-    /// What is queued in `stream` from now on begins after the event.
+    /// Makes work that is queued in `stream` from now on wait for the event.
     pub(crate) fn follow(
         &self,
         ordinal: i32,
@@ -257,7 +257,7 @@ impl Cuda {
         call!(self, ordinal, event_record, "cuEventRecord", event, stream)
     }
 
-    /// True once everything before the event has ended.
+    /// True once all work before the event has completed.
     pub(crate) fn has_passed(&self, ordinal: i32, event: Handle) -> Result<bool, DeviceError> {
         match call!(self, ordinal, event_query, "cuEventQuery", event) {
             Ok(()) => Ok(true),
@@ -283,7 +283,7 @@ impl Cuda {
     }
 
     /// # Safety
-    /// Both must stay until an event after this in the stream has passed.
+    /// Both ranges must stay valid until an event that follows in the stream has completed.
     pub(crate) unsafe fn copy_down(
         &self,
         ordinal: i32,
@@ -312,18 +312,18 @@ impl Cuda {
         if code == 0 {
             return Ok(());
         }
-        let words = |ask: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
+        let text_of = |query: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
             let mut text = std::ptr::null();
-            // SAFETY: the driver fills in a static string, or leaves null for an unknown code.
+            // SAFETY: the driver stores a static string, or null for an unknown code.
             unsafe {
-                if ask(code, &mut text) == 0 && !text.is_null() {
+                if query(code, &mut text) == 0 && !text.is_null() {
                     return CStr::from_ptr(text).to_string_lossy().into_owned();
                 }
             }
             "unknown".to_owned()
         };
-        let name = words(self.functions.error_name);
-        let text = words(self.functions.error_string);
+        let name = text_of(self.functions.error_name);
+        let text = text_of(self.functions.error_string);
         Err(DeviceError::Call { call, device, code, name, text })
     }
 }

@@ -1,6 +1,6 @@
-//! Which bytes of an operation are copied next: a pure function of what has been so far.
+//! The next bytes of an operation to copy: a pure function of the progress so far.
 //!
-//! Both directions are prefixes: `0 … landed … issued … wanted`. A chunk is a whole one, or the rest.
+//! Both directions are prefixes: `0 … landed … issued … total`. A chunk is a whole one, or the remainder.
 
 use std::ops::Range;
 
@@ -14,33 +14,33 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// Nothing of `total` bytes copied yet; `chunk` bytes at a time.
+    /// A cursor over `total` bytes, copied in chunks of `chunk` bytes.
     pub fn new(total: usize, chunk: usize) -> Self {
         Self { total, chunk: chunk.max(1), issued: 0, landed: 0 }
     }
 
-    /// What to queue next, if the bytes before `there` may be copied.
-    pub fn next(&self, there: usize) -> Option<Range<usize>> {
+    /// The next range to queue, if the bytes before `available` may be copied.
+    pub fn next(&self, available: usize) -> Option<Range<usize>> {
         let end = (self.issued + self.chunk).min(self.total);
-        (self.issued < end && end <= there).then_some(self.issued..end)
+        (self.issued < end && end <= available).then_some(self.issued..end)
     }
 
-    /// These were queued.
+    /// Records that the range was queued.
     pub fn issued(&mut self, range: &Range<usize>) {
         self.issued = range.end;
     }
 
-    /// The bytes before `end` have been copied.
+    /// Records that the bytes before `end` have been copied.
     pub fn landed(&mut self, end: usize) {
         self.landed = self.landed.max(end);
     }
 
-    /// True if nothing is left to queue.
+    /// True if all bytes are queued.
     pub fn is_issued(&self) -> bool {
         self.issued == self.total
     }
 
-    /// True once everything has been copied.
+    /// True once all bytes have been copied.
     pub fn is_landed(&self) -> bool {
         self.landed == self.total
     }

@@ -1,4 +1,4 @@
-//! A GPU as callers see it: operations of the engine on its memory.
+//! A GPU with the engine's operations on its memory.
 
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
@@ -21,20 +21,20 @@ use crate::windows::Windows;
 use crate::worker::{self, Inbox};
 
 const ALIGNMENT_BYTES: usize = 4096;
-/// There is no "never".
+/// Infinite timeouts are not supported.
 pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// What may be chosen.
+/// Settings of a device.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Bytes of one copy. Small ones overlap better, large ones cost fewer calls (about 6 µs each).
     pub chunk_bytes: usize,
-    /// Pinned memory that is used at most.
+    /// Maximum pinned memory.
     pub pinned_bytes_max: usize,
-    /// How long the driver may keep silent beyond a deadline, and closing wait for copies that are
-    /// queued; what they use stays theirs after that.
+    /// Time after a deadline that the driver has to answer, and that closing waits for queued copies; their
+    /// memory is not reused after that.
     pub patience: Duration,
-    /// The library of GDRCopy, for small copies, where it is there; none: it is not asked for.
+    /// GDRCopy's library, for small copies; none disables it.
     pub gdrcopy: Option<String>,
 }
 
@@ -49,7 +49,7 @@ impl Default for Settings {
     }
 }
 
-/// Memory of a device.
+/// A range of a device's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Range {
     /// Its address.
@@ -58,44 +58,45 @@ pub struct Range {
     pub bytes: usize,
 }
 
-/// What an operation reads and writes.
+/// Memory that an operation reads and writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// What is copied to the host first.
+    /// Range that is copied to the host first.
     pub input: Range,
-    /// What is copied from the host afterwards.
+    /// Range that is copied from the host afterwards.
     pub output: Range,
-    /// Length of the engine's one buffer, where input and output are one; otherwise 0.
+    /// Length of the engine's buffer if input and output share it, otherwise 0.
     pub shared_bytes: usize,
 }
 
 impl Memory {
-    /// One range; `brings` and `takes`: this rank contributes to the operation, gets its result.
+    /// One range for input and output; `brings`: this rank contributes to the operation; `takes`: it receives
+    /// the result.
     pub fn in_place(range: Range, brings: bool, takes: bool) -> Self {
-        let kept = |wanted: bool| if wanted { range } else { Range::default() };
-        Self { input: kept(brings), output: kept(takes), shared_bytes: range.bytes }
+        let range_if = |used: bool| if used { range } else { Range::default() };
+        Self { input: range_if(brings), output: range_if(takes), shared_bytes: range.bytes }
     }
 
-    /// Two ranges.
+    /// Separate ranges for input and output.
     pub fn apart(input: Range, output: Range) -> Self {
         Self { input, output, shared_bytes: 0 }
     }
 }
 
-/// What a device did, for people and tests.
+/// Counters of a device.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Bytes copied from the GPU.
     pub down_bytes: AtomicU64,
     /// Bytes copied to the GPU.
     pub up_bytes: AtomicU64,
-    /// Bytes among both that the processor copied, through GDRCopy.
+    /// Of these, the bytes that the processor copied with GDRCopy.
     pub by_processor_bytes: AtomicU64,
-    /// Times that the worker paused for a copy.
+    /// Number of pauses of the worker while it waited for a copy.
     pub pauses: AtomicU64,
 }
 
-/// One GPU, opened. Closed when dropped, after at most a few seconds.
+/// An open GPU. Closed when dropped, within a few seconds.
 pub struct Device {
     context: Arc<Context>,
     arena: Arc<Arena>,
@@ -105,22 +106,22 @@ pub struct Device {
     gdrcopy: Result<(), String>,
     worker: Thread,
     join: Mutex<Option<JoinHandle<()>>>,
-    /// Only this process has the worker.
+    /// The process that opened it: forked children have no worker.
     process: u32,
 }
 
 impl Device {
-    /// Opens a GPU: retains the context that the whole process shares, and starts its thread.
+    /// Opens a GPU: retains the context that the whole process shares, and starts the worker thread.
     ///
     /// # Errors
-    /// What the driver or the system says.
+    /// The error of the driver or the system.
     pub fn open(cuda: &Arc<Cuda>, ordinal: i32, settings: Settings) -> Result<Self, DeviceError> {
         let context = Context::new(cuda.clone(), ordinal)?;
         let node = numa::node_of(&context.pci()?, Path::new("/sys"));
         let counters = Arc::new(Counters::default());
         let gdr = match &settings.gdrcopy {
             Some(library) => Gdr::open(library),
-            None => Err("it is not asked for".to_owned()),
+            None => Err("it is disabled".to_owned()),
         };
         let (gdr, gdrcopy) = match gdr {
             Ok(gdr) => (Some(gdr), Ok(())),
@@ -159,38 +160,38 @@ impl Device {
         })
     }
 
-    /// Its number in this process.
+    /// The device's number in this process.
     pub fn ordinal(&self) -> i32 {
         self.context.ordinal
     }
 
-    /// What it did.
+    /// The counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Whether GDRCopy was there when this was opened, or why not.
+    /// Whether GDRCopy was available when the device was opened.
     ///
     /// # Errors
-    /// In words.
+    /// The reason why it is not.
     pub fn gdrcopy(&self) -> Result<(), &str> {
         self.gdrcopy.as_ref().map_err(String::as_str).copied()
     }
 
-    /// Pinned bytes, used or kept for the next operation.
+    /// Pinned bytes, in use or cached for the next operation.
     pub fn pinned_bytes(&self) -> usize {
         self.arena.pinned_bytes()
     }
 
-    /// Starts an operation along the trees on memory of this device: the sum of its first chunks
-    /// runs while the last ones are still being copied. `stream`: where the memory is made ready
-    /// (`CUstream`, or the driver's numbers 0, 1, 2). `call` gives the operation to the engine.
+    /// Starts an operation along the trees on memory of this device: its first chunks are reduced while the
+    /// last ones are still being copied. `stream`: the stream that makes the memory ready (`CUstream`, or the
+    /// driver's numbers 0, 1, 2). `call` submits the operation to the engine.
     ///
     /// # Errors
-    /// What `call` says; a failure of the device, of which all ranks hear.
+    /// The error of `call`, or a failure of the device, which is reported to all ranks.
     ///
     /// # Safety
-    /// The memory must stay allocated, and be left alone, until the work is drained.
+    /// The memory must stay allocated, and must not be accessed, until the work is drained.
     pub unsafe fn start(
         &self,
         communicator: &Communicator,
@@ -204,8 +205,8 @@ impl Device {
         let (mut parts, buffers) = self
             .prepare(memory, stream, timeout, Some(&pace))
             .map_err(|error| communicator.fail(error.kind(), operation, error.to_string()))?;
-        let left = parts.deadline.saturating_duration_since(Instant::now());
-        let work = call(buffers.0, buffers.1, left)?;
+        let remaining = parts.deadline.saturating_duration_since(Instant::now());
+        let work = call(buffers.0, buffers.1, remaining)?;
         parts.pace = Some(pace);
         let _ = parts.work.set(work.clone());
         let settled = parts.settled.clone();
@@ -213,8 +214,8 @@ impl Device {
         Ok(self.handle(work, settled))
     }
 
-    /// Starts an operation between pairs. The engine reads its input when it is called, so this
-    /// waits until the input has been copied from the GPU.
+    /// Starts a point-to-point operation. The engine reads its input when it is called, so this waits until the
+    /// input has been copied from the GPU.
     ///
     /// # Errors
     /// As for [`Device::start`].
@@ -249,8 +250,8 @@ impl Device {
                 return Err(broken(late));
             }
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        match call(buffers.0, buffers.1, left) {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        match call(buffers.0, buffers.1, remaining) {
             Ok(work) => {
                 let _ = later.set(work.clone());
                 self.worker.unpark();
@@ -294,7 +295,7 @@ impl Device {
         };
         let buffer = |at: usize, bytes: usize| {
             let place = block.as_ref().map(|block: &Block| (block.at(at), bytes));
-            // SAFETY: the job holds the block until the engine and the copies are through with it.
+            // SAFETY: the job keeps the block until the engine and the copies have finished with it.
             let buffer = unsafe { Buffer::new(place) };
             match pace {
                 Some(pace) => buffer.pipelined(pace.clone()),
@@ -329,7 +330,7 @@ impl Device {
         self.worker.unpark();
     }
 
-    /// Ends its thread and gives its memory back; operations under way fail.
+    /// Ends the worker thread and releases the memory; operations in progress fail.
     pub fn close(&self) {
         if self.process != std::process::id() {
             return;
@@ -338,12 +339,12 @@ impl Device {
         self.worker.unpark();
         let join = self.join.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(join) = join else { return };
-        // It waits for copies that long, and then gives back what it has.
+        // The worker waits that long for copies, and then releases its resources.
         if self.inbox.wait_for_end(self.settings.patience * 2) {
             let _ = join.join();
             self.arena.purge();
         } else {
-            // A call of the driver does not come back, and the next one would not either.
+            // A call of the driver does not return, and another call would block too.
             arena::abandon(self.arena.clone());
         }
     }
@@ -352,7 +353,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // The driver works in the parent alone; nothing of it may be called here.
+            // The driver works only in the parent; its functions must not be called here.
             std::mem::forget((self.arena.clone(), self.context.clone()));
         }
         self.close();

@@ -1,9 +1,9 @@
-//! What goes wrong with a GPU: the call, the device, the code, and what to do.
+//! Errors of GPUs: the call, the device, the code, and the remedy.
 
-/// Why a device cannot be used, or failed.
+/// The reason why a device cannot be used, or failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// No driver.
+    /// The driver's library cannot be loaded.
     #[error(
         "the CUDA driver `{library}` cannot be loaded ({why}); install the NVIDIA driver, ask for a \
          GPU in the pod, or name the library in HFREDUCE_CUDA_LIBRARY"
@@ -11,49 +11,49 @@ pub enum DeviceError {
     Library {
         /// The name or path that was tried.
         library: String,
-        /// The loader's words.
+        /// The loader's message.
         why: String,
     },
-    /// A driver without a function that we need.
+    /// The driver lacks a required function.
     #[error("`{library}` has no {symbol}; a driver for CUDA 11.2 or later is needed")]
     Symbol {
         /// The library.
         library: String,
-        /// What it lacks.
+        /// The missing function.
         symbol: &'static str,
     },
-    /// A call that the driver refused.
+    /// A call that returned an error.
     #[error("{call} on device {device} failed: {name} ({code}), {text}; {}", remedy(*.code))]
     Call {
         /// The function.
         call: &'static str,
-        /// The device's number, -1 before one was chosen.
+        /// The device's number, -1 before a device is chosen.
         device: i32,
         /// CUresult.
         code: i32,
         /// Its name in the driver.
         name: String,
-        /// The driver's words for it.
+        /// The driver's description of it.
         text: String,
     },
-    /// A copy that did not end.
+    /// A copy that did not complete.
     #[error(
-        "{what} on device {device} has not ended by the operation's deadline; look for a hung \
+        "{what} on device {device} is not complete at the operation's deadline; look for a hung \
          kernel before it in the stream, or for Xid messages in the kernel's log"
     )]
     Late {
-        /// What was waited for.
+        /// The operation.
         what: &'static str,
         /// The device's number.
         device: i32,
     },
-    /// More pinned memory than allowed.
+    /// The limit of pinned memory is reached.
     #[error(
         "{wanted} bytes of pinned memory for device {device} ({used} of {limit} bytes are in use); \
          raise HFREDUCE_PINNED_BYTES or reduce in smaller pieces"
     )]
     Full {
-        /// Bytes asked for.
+        /// Bytes requested.
         wanted: usize,
         /// Bytes in use.
         used: usize,
@@ -62,30 +62,30 @@ pub enum DeviceError {
         /// The device's number.
         device: i32,
     },
-    /// The machine refused something.
+    /// A system call failed.
     #[error("{what} for device {device}: {why}")]
     Host {
-        /// What was asked for.
+        /// The operation.
         what: &'static str,
         /// The device's number.
         device: i32,
-        /// The system's words.
+        /// The system's message.
         why: String,
     },
-    /// The device was closed, or belongs to the process that this one was forked from.
+    /// The device was closed, or belongs to the parent of this forked process.
     #[error("device {device} {why}; open it again in this process")]
     Closed {
         /// The device's number.
         device: i32,
-        /// What happened.
+        /// The reason.
         why: &'static str,
     },
 }
 
-/// CUresult: the call is not done yet.
+/// CUresult: the work is not complete yet.
 pub(crate) const NOT_READY: i32 = 600;
 
-/// What a person does about a code of the driver.
+/// The remedy for a code of the driver.
 fn remedy(code: i32) -> &'static str {
     match code {
         2 => "free memory of this GPU, or lower HFREDUCE_PINNED_BYTES",
@@ -95,8 +95,8 @@ fn remedy(code: i32) -> &'static str {
         100 | 101 => "no such GPU is visible: look at CUDA_VISIBLE_DEVICES and the pod's resources",
         214 | 215 | 220 | 221 | 226 => "the GPU is faulty: drain its node and look for its Xid",
         700 | 714..=719 => "a kernel of the program failed before: run with CUDA_LAUNCH_BLOCKING=1",
-        712 | 713 => "the memory was registered by somebody else: this is a bug, report it",
-        802 | 803 => "driver and library do not fit: install one version of both",
+        712 | 713 => "the memory is already registered: this is a bug, report it",
+        802 | 803 => "driver and library do not match: install the same version of both",
         _ => "look at `nvidia-smi` and the kernel's log for Xid messages",
     }
 }

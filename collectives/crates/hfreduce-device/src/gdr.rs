@@ -1,7 +1,7 @@
 //! GDRCopy: a GPU's memory mapped into this process, read and written by the processor.
 //!
-//! Types and names are those of `gdrapi.h` 2; found at run time, as the driver is. Not being there is
-//! a state: copies then go by the copy engines alone.
+//! Types and names are those of `gdrapi.h` 2, loaded at run time like the driver. GDRCopy is optional: without
+//! it all copies use the copy engines.
 
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
 
@@ -9,7 +9,7 @@ use libloading::os::unix::Library;
 
 use crate::cuda::Pointer;
 
-/// Its library, as packages name it.
+/// Name of its library in packages.
 pub const LIBRARY: &str = "libgdrapi.so.2";
 
 /// `gdr_t`.
@@ -39,15 +39,15 @@ macro_rules! functions {
     ($($field:ident = $symbol:ident ( $($argument:ty),* ) -> $result:ty;)*) => {
         struct Functions { $($field: unsafe extern "C" fn($($argument),*) -> $result,)* }
 
-        /// Every function of the library that is called, by name.
+        /// Names of all functions of the library that are called.
         pub const FUNCTIONS: &[&str] = &[$(stringify!($symbol)),*];
 
         impl Functions {
             fn of(library: &Library) -> Result<Self, String> {
                 $(
-                    // SAFETY: the type is the one that `gdrapi.h` gives this name.
-                    let found = unsafe { library.get(concat!(stringify!($symbol), "\0").as_bytes()) };
-                    let $field: unsafe extern "C" fn($($argument),*) -> $result = match found {
+                    // SAFETY: the type is the one that `gdrapi.h` declares for this name.
+                    let symbol_address = unsafe { library.get(concat!(stringify!($symbol), "\0").as_bytes()) };
+                    let $field: unsafe extern "C" fn($($argument),*) -> $result = match symbol_address {
                         Ok(symbol) => *symbol,
                         Err(_) => return Err(concat!("it has no ", stringify!($symbol)).to_owned()),
                     };
@@ -70,37 +70,36 @@ functions! {
     read = gdr_copy_from_mapping(Pin, *mut c_void, *const c_void, usize) -> c_int;
 }
 
-/// A connection to its kernel module. One thread uses it.
+/// A connection to its kernel module, for use by one thread.
 pub struct Gdr {
     functions: Functions,
     session: Session,
-    // Dropped after the functions that point into it.
+    // Dropped after the functions, which point into it.
     _library: Library,
 }
 
-// SAFETY: the library keeps nothing of a session in a thread; one thread at a time calls it.
+// SAFETY: the library has no thread-local state; one thread at a time calls it.
 unsafe impl Send for Gdr {}
 
-/// Memory of a GPU, mapped. Give it back with [`Gdr::give_back`].
+/// Mapped memory of a GPU. Release it with [`Gdr::release`].
 pub struct Mapped {
     pin: Pin,
     map: *mut c_void,
     bytes: usize,
-    /// The GPU's address of the map's first byte.
+    /// The GPU's address of the mapping's first byte.
     from: Pointer,
 }
 
-// SAFETY: an address range, used by whoever holds it.
+// SAFETY: an address range, used only by its owner.
 unsafe impl Send for Mapped {}
 
 impl Gdr {
-    /// Loads the library and connects to its kernel module, or says why not.
+    /// Loads the library and connects to its kernel module.
     ///
     /// # Errors
-    /// In words: it is a state, and nothing fails for it.
+    /// The reason why GDRCopy is not available, which is not a failure.
     pub fn open(library: &str) -> Result<Self, String> {
-        // SAFETY: its initialisers only read the environment; which library that is, the caller
-        // decides.
+        // SAFETY: its initialisers only read the environment; the caller chooses the library.
         let opened = unsafe { Library::open(Some(library), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         let opened = opened.map_err(|error| {
             std::error::Error::source(&error).map_or(error.to_string(), |e| e.to_string())
@@ -116,32 +115,32 @@ impl Gdr {
         Ok(Self { functions, session, _library: opened })
     }
 
-    /// Maps `bytes` bytes of a GPU's memory from `from` on, both multiples of a GPU's page.
+    /// Maps `bytes` bytes of a GPU's memory at `from`, both multiples of a GPU's page.
     pub(crate) fn map(&self, from: Pointer, bytes: usize) -> Result<Mapped, String> {
         let mut pin = Pin::default();
-        // SAFETY: an address that the driver checks, and a place for the handle.
+        // SAFETY: an address that the driver checks, and storage for the handle.
         let code =
             unsafe { (self.functions.pin)(self.session, from as c_ulong, bytes, 0, 0, &mut pin) };
-        told("gdr_pin_buffer", code)?;
+        check("gdr_pin_buffer", code)?;
         let mut map = std::ptr::null_mut();
-        // SAFETY: a handle of this session, and a place for the address.
+        // SAFETY: a handle of this session, and storage for the address.
         let code = unsafe { (self.functions.map)(self.session, pin, &mut map, bytes) };
-        if let Err(why) = told("gdr_map", code) {
+        if let Err(why) = check("gdr_map", code) {
             self.unpin(pin);
             return Err(why);
         }
         let mapped = Mapped { pin, map, bytes, from };
         let mut info = Info::default();
-        // SAFETY: a handle of this session, and a place for what it tells.
+        // SAFETY: a handle of this session, and storage for its properties.
         let code = unsafe { (self.functions.info)(self.session, pin, &mut info) };
-        let checked = told("gdr_get_info_v2", code).and_then(|()| match info.address == from {
+        let checked = check("gdr_get_info_v2", code).and_then(|()| match info.address == from {
             true => Ok(()),
             false => Err(format!("it mapped {:#x} instead of {from:#x}", info.address)),
         });
         match checked {
             Ok(()) => Ok(mapped),
             Err(why) => {
-                self.give_back(mapped);
+                self.release(mapped);
                 Err(why)
             }
         }
@@ -160,10 +159,10 @@ impl Gdr {
     ) -> Result<(), String> {
         // SAFETY: the caller's promise.
         let code = unsafe { (self.functions.read)(mapped.pin, to.cast(), mapped.at(from), bytes) };
-        told("gdr_copy_from_mapping", code)
+        check("gdr_copy_from_mapping", code)
     }
 
-    /// Copies to the GPU; whatever is queued on it after this finds the bytes.
+    /// Copies to the GPU; work that is queued on it afterwards reads the new bytes.
     ///
     /// # Safety
     /// The GPU's memory is allocated and mapped by `mapped`; `from` is readable for `bytes`.
@@ -176,16 +175,16 @@ impl Gdr {
     ) -> Result<(), String> {
         // SAFETY: the caller's promise.
         let code = unsafe { (self.functions.write)(mapped.pin, mapped.at(to), from.cast(), bytes) };
-        told("gdr_copy_to_mapping", code)
+        check("gdr_copy_to_mapping", code)
     }
 
     /// Unmaps and unpins.
-    pub(crate) fn give_back(&self, mapped: Mapped) {
+    pub(crate) fn release(&self, mapped: Mapped) {
         let Mapped { pin, map, bytes, .. } = mapped;
-        // SAFETY: what `map` made, which nobody uses any more.
+        // SAFETY: a mapping made by `map`, not used any more.
         let code = unsafe { (self.functions.unmap)(self.session, pin, map, bytes) };
-        if let Err(why) = told("gdr_unmap", code) {
-            tracing::warn!(why, "memory of a GPU stays mapped");
+        if let Err(why) = check("gdr_unmap", code) {
+            tracing::warn!(why, "cannot unmap memory of a GPU");
         }
         self.unpin(pin);
     }
@@ -194,27 +193,27 @@ impl Gdr {
         // SAFETY: a handle of this session that is not mapped.
         let code = unsafe { (self.functions.unpin)(self.session, pin) };
         // Memory that its owner has freed meanwhile is not pinned any more.
-        if let Err(why) = told("gdr_unpin_buffer", code) {
-            tracing::debug!(why, "memory of a GPU may stay pinned");
+        if let Err(why) = check("gdr_unpin_buffer", code) {
+            tracing::debug!(why, "cannot unpin memory of a GPU");
         }
     }
 }
 
 impl Drop for Gdr {
     fn drop(&mut self) {
-        // SAFETY: what `open` gave; nothing of it is mapped any more.
+        // SAFETY: a session made by `open`, without mappings.
         let _ = unsafe { (self.functions.close)(self.session) };
     }
 }
 
 impl Mapped {
-    /// Where a byte of the GPU's memory lies here.
+    /// Address of a byte of the GPU's memory in this process.
     fn at(&self, address: Pointer) -> *mut c_void {
         self.map.wrapping_byte_add((address - self.from) as usize)
     }
 }
 
-fn told(call: &'static str, code: c_int) -> Result<(), String> {
+fn check(call: &'static str, code: c_int) -> Result<(), String> {
     match code {
         0 => Ok(()),
         code => Err(format!("{call} failed: {}", std::io::Error::from_raw_os_error(code.abs()))),

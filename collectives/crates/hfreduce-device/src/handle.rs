@@ -1,4 +1,4 @@
-//! What a call gives back.
+//! Handle of an operation on a device's memory.
 
 use std::sync::Arc;
 use std::thread::Thread;
@@ -10,10 +10,10 @@ use crate::device::TIMEOUT_MAX;
 use crate::error::DeviceError;
 use crate::settled::{Failure, Settled};
 
-/// How long an operation that failed waits for copies that are queued before its error is raised.
+/// Time that a failed operation waits for queued copies before its error is returned.
 const DRAINING: Duration = Duration::from_secs(1);
 
-/// A handle of one operation on a device's memory.
+/// Handle of one operation on a device's memory.
 #[derive(Clone)]
 pub struct DeviceWork {
     pub(crate) work: Work,
@@ -24,8 +24,8 @@ pub struct DeviceWork {
 }
 
 impl DeviceWork {
-    /// Waits until the result is in the device's memory, at most `timeout` (the operation's own
-    /// deadline ends it anyway): whatever the caller queues after that, in any stream, finds it.
+    /// Waits until the result is in the device's memory, at most `timeout` (the operation's deadline ends it
+    /// anyway): work that the caller queues after that, in any stream, reads the result.
     ///
     /// # Errors
     /// [`WaitError`].
@@ -41,27 +41,29 @@ impl DeviceWork {
         match self.settled.wait(until, |state| state.end.is_some()) {
             Some(Ok(())) => Ok(()),
             Some(Err(Failure::Collective(error))) => Err(self.failed(error).into()),
-            Some(Err(Failure::Device(error))) => Err(self.failed(self.told(&error)).into()),
+            Some(Err(Failure::Device(error))) => {
+                Err(self.failed(self.collective_error(&error)).into())
+            }
             None if until < last => Err(WaitError::StillRunning {
                 operation: self.work.describe(),
                 sequence: self.work.sequence(),
                 waited: started.elapsed(),
             }),
             None => {
-                // The worker itself hangs, in a call of the driver that does not come back.
+                // The worker hangs in a call of the driver that does not return.
                 let late = DeviceError::Late { what: "a call of the driver", device: self.device };
-                let error = self.told(&late);
+                let error = self.collective_error(&late);
                 self.work.abort(late.kind(), &late.to_string());
                 Err(self.failed(error).into())
             }
         }
     }
 
-    fn told(&self, error: &DeviceError) -> CollectiveError {
+    fn collective_error(&self, error: &DeviceError) -> CollectiveError {
         self.work.failure(error.kind(), "copying to the GPU", &error.to_string())
     }
 
-    /// No copy begins any more; those that are queued get a moment to end.
+    /// Starts no further copy; queued copies get a moment to end.
     fn failed(&self, error: CollectiveError) -> CollectiveError {
         self.settled.end(Err(Failure::Collective(error.clone())));
         self.worker.unpark();
@@ -74,7 +76,7 @@ impl DeviceWork {
         self.work.is_ours()
     }
 
-    /// Runs `callback` once it has ended, at once if it has: see [`Work::on_end`].
+    /// Runs `callback` once the operation has ended, at once if it has: see [`Work::on_end`].
     pub fn on_end(&self, callback: Callback) {
         self.settled.on_end(callback);
         self.worker.unpark();
@@ -85,41 +87,41 @@ impl DeviceWork {
         self.work.failure(kind, phase, detail)
     }
 
-    /// True once it has ended.
+    /// True once the operation has ended.
     pub fn is_done(&self) -> bool {
         self.settled.is_ended()
     }
 
-    /// True once no copy touches its memory any more, however it ended.
+    /// True once no copy accesses the operation's memory any more, however it ended.
     pub fn is_drained(&self) -> bool {
         self.settled.state().drained
     }
 
-    /// Waits for that.
+    /// Waits until the operation is drained; false after the timeout.
     pub fn drain(&self, timeout: Duration) -> bool {
         self.settled.wait(Instant::now() + timeout.min(TIMEOUT_MAX), |state| state.drained);
         self.is_drained()
     }
 
-    /// True if it should have ended long ago.
+    /// True if the operation should have ended long ago.
     pub fn is_overdue(&self) -> bool {
         !self.is_done() && self.work.is_overdue()
     }
 
-    /// Why it failed, if it did.
+    /// The error, if the operation failed.
     pub fn error(&self) -> Option<CollectiveError> {
         match self.settled.state().end.as_ref()?.as_ref().err()? {
             Failure::Collective(error) => Some(error.clone()),
-            Failure::Device(error) => Some(self.told(error)),
+            Failure::Device(error) => Some(self.collective_error(error)),
         }
     }
 
-    /// Who sent what a receive from anybody was given, once it is known.
+    /// The sender of a receive from any rank, once known.
     pub fn source(&self) -> Option<u32> {
         self.work.source()
     }
 
-    /// Its number in the communicator.
+    /// The operation's number in the communicator.
     pub fn sequence(&self) -> u64 {
         self.work.sequence()
     }

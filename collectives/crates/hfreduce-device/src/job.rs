@@ -1,8 +1,8 @@
-//! One operation on a GPU's memory: its copies, their ends, and what its caller hears.
+//! One operation on a GPU's memory: its copies, their completion, and the result for its caller.
 //!
-//! Order for each byte: copied down → `arrived` → summed → `delivered` → copied up → ended. Once the
-//! operation has ended in failure no further copy is queued; those that are queued are waited for
-//! (*drained*) before the block goes back. A job that is dropped before leaves its block to nobody.
+//! Order for each byte: copied down → `arrived` → reduced → `delivered` → copied up → ended. After a failure no
+//! further copy is queued; queued copies must complete (*drained*) before the block is reused. The block of a
+//! job that is dropped earlier is leaked.
 
 mod small;
 
@@ -22,13 +22,13 @@ use crate::error::DeviceError;
 use crate::settled::{Failure, Settled};
 use crate::windows::Windows;
 
-/// Copies of one operation that are queued at a time and direction: enough to keep a copy engine
-/// busy while the worker looks elsewhere.
+/// Maximum number of queued copies of one operation in each direction: enough to keep a copy engine busy while
+/// the worker serves other jobs.
 const QUEUED_MAX: usize = 8;
-/// How often the driver is asked again about a copy after it gave an error instead of an answer.
+/// Number of queries of a copy's state after the driver returned errors.
 const DRAIN_TRIES: u32 = 3;
 
-/// What all jobs of a device use.
+/// State shared by all jobs of a device.
 pub struct Lane {
     pub context: Arc<Context>,
     pub down: Stream,
@@ -39,12 +39,12 @@ pub struct Lane {
 
 struct Flight {
     event: Event,
-    /// The event was recorded after the copy.
+    /// The event has been recorded after the copy.
     marked: bool,
     end: usize,
 }
 
-/// See the module's text.
+/// See the module's documentation.
 pub struct Job {
     ready: Event,
     memory: Memory,
@@ -55,9 +55,9 @@ pub struct Job {
     flights_down: VecDeque<Flight>,
     flights_up: VecDeque<Flight>,
     follows: [bool; 2],
-    /// By direction: the processor did not copy it, so the copy engine does.
+    /// By direction: the copy engine copies, because the processor did not.
     engine_copies: [bool; 2],
-    /// The caller's stream is asked for what the processor copies then.
+    /// The caller's stream must be queried before the processor copies.
     asks_stream: bool,
     pace: Option<Arc<Watermarks>>,
     settled: Arc<Settled>,
@@ -66,19 +66,19 @@ pub struct Job {
     drain_errors: u32,
 }
 
-/// What a job is made of.
+/// Parts of a job.
 pub struct Parts {
     /// Recorded in the caller's stream: the memory is ready after it.
     pub ready: Event,
     pub memory: Memory,
     pub block: Option<Block>,
-    /// Where in the block the output lies.
+    /// Offset of the output in the block.
     pub output_at: usize,
     pub chunk_bytes: usize,
-    /// Where copies and the sum overlap.
+    /// Progress, if copies and reduction overlap.
     pub pace: Option<Arc<Watermarks>>,
     pub settled: Arc<Settled>,
-    /// The engine's operation, once it has it.
+    /// The engine's operation, once submitted.
     pub work: Arc<OnceLock<Work>>,
     pub deadline: Instant,
 }
@@ -107,34 +107,34 @@ impl Job {
         }
     }
 
-    /// True while copies down are left to queue: the next job's wait for their turn.
+    /// True while copies down remain to be queued: those of the next job wait for their turn.
     pub fn holds_the_way_down(&self) -> bool {
         !self.down.is_issued() && !self.settled.is_ended()
     }
 
-    /// True while the GPU has something to do for it.
+    /// True while copies of it are queued on the GPU.
     pub fn is_flying(&self) -> bool {
         !self.flights_down.is_empty() || !self.flights_up.is_empty()
     }
 
-    /// True while the GPU must be asked whether something has ended.
+    /// True while the GPU must be queried for the completion of copies.
     pub fn is_asking(&self) -> bool {
         self.is_flying() || self.asks_stream
     }
 
-    /// True once nothing is left to do, or nothing can be done.
+    /// True once all work is done, or none can be done.
     pub fn is_over(&self) -> bool {
         self.settled.is_ended()
             && !self.is_engines()
             && (!self.is_flying() || self.drain_errors > DRAIN_TRIES)
     }
 
-    /// True while the engine may touch the block.
+    /// True while the engine may access the block.
     fn is_engines(&self) -> bool {
         self.work.get().map_or_else(|| self.settled.state().claimed, |work| !work.is_done())
     }
 
-    /// Does what can be done now; true if anything moved. The context is current.
+    /// Does what is possible now; true if there was progress. The context is current.
     pub fn advance(&mut self, lane: &mut Lane, may_begin: bool) -> bool {
         if self.settled.is_ended() {
             return self.drain(lane);
@@ -170,7 +170,7 @@ impl Job {
             return Ok(true);
         }
         if Instant::now() >= self.deadline && (summed || engine.is_none()) {
-            // While the engine has it, the engine judges, who also knows whose fault it is.
+            // While the engine runs the operation, the engine reports the timeout: it also knows the cause.
             return Err(self.late(lane));
         }
         Ok(moved)
@@ -221,15 +221,15 @@ impl Job {
             true => (&lane.down, &mut self.flights_down),
             false => (&lane.up, &mut self.flights_up),
         };
-        // It counts as flying before it is queued: a call that fails may have queued it.
+        // Counts as queued before the call: a call that fails may have queued the copy.
         let event = Event::new(&lane.context)?;
         flights.push_back(Flight { event, marked: false, end: range.end });
         let bytes = range.len();
         if down {
             self.down.issued(&range);
             let from = self.memory.input.pointer + range.start as u64;
-            // SAFETY: block and input stay until this job is drained: the block is ours, the input
-            // is the caller's promise.
+            // SAFETY: block and input stay until this job is drained: the job owns the block, and the caller
+            // guarantees the input.
             unsafe { cuda.copy_down(ordinal, block.at(range.start), from, bytes, stream.handle)? };
         } else {
             self.up.issued(&range);
@@ -277,12 +277,12 @@ impl Job {
         Ok(moved)
     }
 
-    /// The driver could not be asked.
-    pub fn trouble(&mut self) {
+    /// Records that the driver could not be queried.
+    pub fn record_query_failure(&mut self) {
         self.drain_errors += 1;
     }
 
-    /// Ends it here and, through the engine, on every rank.
+    /// Fails the operation here and, through the engine, on every rank.
     pub fn fail(&mut self, error: &DeviceError) {
         let Some(work) = self.work.get() else {
             self.settled.end(Err(Failure::Device(error.clone())));
@@ -299,24 +299,24 @@ impl Job {
         self.settled.end(Err(Failure::Collective(work.failure(kind, phase, &detail))));
     }
 
-    /// Waits, without blocking, for copies that are queued; the operation has ended.
+    /// Polls queued copies of an operation that has ended, without blocking.
     fn drain(&mut self, lane: &Lane) -> bool {
         let mut moved = false;
         let both = [(&mut self.flights_down, &lane.down), (&mut self.flights_up, &lane.up)];
         for (flights, stream) in both {
             while let Some(flight) = flights.front_mut() {
-                let asked = match flight.marked {
+                let completed = match flight.marked {
                     true => flight.event.has_passed(),
-                    // Queued or not: whatever is in the stream now ends before this mark.
+                    // Queued or not: all work in the stream now completes before this event.
                     false => flight.event.record(stream).map(|()| false),
                 };
-                match asked {
+                match completed {
                     Ok(true) => drop(flights.pop_front()),
                     Ok(false) if flight.marked => break,
                     Ok(false) => flight.marked = true,
                     Err(error) => {
                         self.drain_errors += 1;
-                        tracing::warn!(%error, "the GPU does not say whether a copy has ended");
+                        tracing::warn!(%error, "cannot query whether a copy has completed");
                         return true;
                     }
                 }
@@ -332,7 +332,7 @@ impl Drop for Job {
         let closed = DeviceError::Closed { device: self.ready.ordinal(), why: "was closed" };
         self.settled.end(Err(Failure::Device(closed)));
         if self.is_flying() || self.is_engines() {
-            // A copy may still come: its memory is never used for anything else.
+            // A copy may still write: its memory is never reused.
             arena::abandon(self.block.take());
             for flight in self.flights_down.drain(..).chain(self.flights_up.drain(..)) {
                 drop(flight);
@@ -345,7 +345,7 @@ impl Drop for Job {
 }
 
 impl DeviceError {
-    /// The engine's word for it.
+    /// The engine's kind of this error.
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             Self::Late { .. } => ErrorKind::TimedOut,

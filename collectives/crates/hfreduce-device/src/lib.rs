@@ -1,19 +1,19 @@
-//! Memory of GPUs for the collective engine: brought and taken by the copy engines, chunk by chunk.
+//! GPU memory for the collective engine: copied by the copy engines, chunk by chunk.
 //!
 //! ```text
 //! caller's stream ─event─▶ D2H stream ─▶ pinned block ─▶ engine ─▶ pinned block ─▶ H2D stream
 //!                             (copies)      arrived ▲       ▼ delivered    (copies)
 //!                                            └──── worker: one thread per device ────┘
 //! ```
-//! - [`cuda`]: the driver API, loaded when first asked for; no GPU is a state, not a fault.
-//! - [`gdr`], `windows`: small copies, which the processor makes itself where GDRCopy is there.
-//! - `context`, `arena`, `numa`: the device, its pinned memory and where that lies.
-//! - `cursor`: which bytes are copied next (pure). `job`: one operation. `worker`: the thread.
-//! - [`device`]: what callers use.
+//! - [`cuda`]: the driver API, loaded at the first use; a missing GPU is not an error.
+//! - [`gdr`], `windows`: small copies, which the processor makes itself if GDRCopy is available.
+//! - `context`, `arena`, `numa`: the device, its pinned memory and its NUMA placement.
+//! - `cursor`: the next bytes to copy (pure). `job`: one operation. `worker`: the thread.
+//! - [`device`]: the public interface.
 //!
-//! Absent on purpose: kernels (the list of functions has no launch in it), link-time dependencies,
-//! and any wait without an end. A block and the caller's memory belong to the copies until these are
-//! known to have ended, however the operation itself ended.
+//! Deliberately absent: kernels (the list of functions contains no launch), link-time dependencies, and
+//! unbounded waits. A block and the caller's memory are reserved for the copies until these are known to have
+//! ended, however the operation itself ended.
 
 mod arena;
 mod context;

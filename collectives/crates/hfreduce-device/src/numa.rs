@@ -1,23 +1,23 @@
-//! Where pinned memory lies: beside the GPU, so that copies do not cross the processors' link.
+//! NUMA placement of pinned memory: near the GPU, so that copies do not cross the processors' interconnect.
 
 use std::path::Path;
 
-/// `MPOL_PREFERRED` of `linux/mempolicy.h`: that node while it has room, then the nearest.
+/// `MPOL_PREFERRED` of `linux/mempolicy.h`: this node if it has free memory, then the nearest.
 const PREFERRED: libc::c_ulong = 1;
 const NODES_MAX: usize = 1024;
 
-/// The memory node of a PCI device, where the machine has several and says so.
+/// The NUMA node of a PCI device, if the host has several and reports it.
 pub fn node_of(pci: &str, sysfs: &Path) -> Option<usize> {
     let path = sysfs.join("bus/pci/devices").join(pci).join("numa_node");
     let text = std::fs::read_to_string(path).ok()?;
-    // -1: the firmware does not know.
+    // -1: unknown to the firmware.
     text.trim().parse::<usize>().ok().filter(|node| *node < NODES_MAX)
 }
 
-/// Asks for pages of this node from an address on; they must not have been touched yet.
+/// Requests pages of this node for an address range; the pages must not have been accessed yet.
 ///
 /// # Errors
-/// What the kernel says: containers may forbid it, and the memory then lies anywhere.
+/// The kernel's error: containers may forbid the call, and the placement is then arbitrary.
 pub fn prefer(address: usize, bytes: usize, node: usize) -> std::io::Result<()> {
     const WORD: usize = libc::c_ulong::BITS as usize;
     let mut mask = [0 as libc::c_ulong; NODES_MAX / WORD];
@@ -25,7 +25,7 @@ pub fn prefer(address: usize, bytes: usize, node: usize) -> std::io::Result<()> 
         return Err(std::io::ErrorKind::InvalidInput.into());
     };
     *word |= 1 << (node % WORD);
-    // SAFETY: the kernel reads the mask and changes nothing but the policy of these addresses.
+    // SAFETY: the kernel reads the mask and changes only the policy of these addresses.
     let done = unsafe {
         libc::syscall(libc::SYS_mbind, address, bytes, PREFERRED, mask.as_ptr(), NODES_MAX, 0)
     };
@@ -42,9 +42,9 @@ mod tests {
         let device = sysfs.path().join("bus/pci/devices/0000:c1:00.0");
         std::fs::create_dir_all(&device).unwrap();
         assert_eq!(node_of("0000:c1:00.0", sysfs.path()), None);
-        for (said, node) in [("3\n", Some(3)), ("-1\n", None), ("x", None), ("99999", None)] {
-            std::fs::write(device.join("numa_node"), said).unwrap();
-            assert_eq!(node_of("0000:c1:00.0", sysfs.path()), node, "{said}");
+        for (content, node) in [("3\n", Some(3)), ("-1\n", None), ("x", None), ("99999", None)] {
+            std::fs::write(device.join("numa_node"), content).unwrap();
+            assert_eq!(node_of("0000:c1:00.0", sysfs.path()), node, "{content}");
         }
     }
 

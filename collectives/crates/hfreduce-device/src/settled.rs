@@ -1,4 +1,4 @@
-//! What the caller's handle and the worker share of one operation.
+//! State of an operation that the caller's handle and the worker share.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,33 +8,33 @@ use hfreduce_engine::{Callback, CollectiveError};
 
 use crate::error::DeviceError;
 
-/// Why an operation ended.
+/// The reason why an operation ended.
 #[derive(Clone, Debug)]
 pub enum Failure {
-    /// Before the engine had it.
+    /// A failure before the engine had it.
     Device(DeviceError),
-    /// As every rank hears it.
+    /// The error that every rank reports.
     Collective(CollectiveError),
 }
 
-/// What the caller's handle and the worker share.
+/// State of an operation that the caller's handle and the worker share.
 #[derive(Default)]
 pub struct Settled {
     ended: AtomicBool,
     state: Mutex<State>,
     callbacks: Mutex<Vec<Callback>>,
-    bell: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 pub struct State {
     /// The whole input is in host memory.
     pub arrived: bool,
-    /// How it ended.
+    /// Result, once it has ended.
     pub end: Option<Result<(), Failure>>,
     /// No copy of it is queued any more.
     pub drained: bool,
-    /// Somebody is about to give the block to the engine.
+    /// A thread is about to submit the block to the engine.
     pub claimed: bool,
 }
 
@@ -43,29 +43,29 @@ impl Settled {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True once it has ended: no new copy begins.
+    /// True once it has ended: no further copy starts.
     pub fn is_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Keeps the block for the engine, unless it has ended already.
+    /// Reserves the block for the engine, unless the operation has ended already.
     pub fn claim(&self) -> bool {
         let mut state = self.state();
         state.claimed = state.end.is_none();
         state.claimed
     }
 
-    /// The engine did not take it.
+    /// Records that the engine did not accept it.
     pub fn disclaim(&self) {
         self.state().claimed = false;
     }
 
     pub fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.state());
-        self.bell.notify_all();
+        self.changed.notify_all();
     }
 
-    /// Ends it in this way, unless it has ended before.
+    /// Ends the operation, unless it has ended before.
     pub fn end(&self, how: Result<(), Failure>) {
         self.change(|state| {
             state.end.get_or_insert(how);
@@ -77,7 +77,7 @@ impl Settled {
         }
     }
 
-    /// Runs `callback` once it has ended: on the thread that ends it, or at once.
+    /// Runs `callback` once the operation has ended: on the thread that ends it, or at once.
     pub fn on_end(&self, callback: Callback) {
         {
             let mut callbacks = self.callbacks();
@@ -93,7 +93,7 @@ impl Settled {
         self.callbacks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `until` for what `ready` looks for; how it ended, if it did.
+    /// Waits until `until` for the condition `ready`; returns the result, if the operation ended.
     pub fn wait(
         &self,
         until: Instant,
@@ -101,11 +101,11 @@ impl Settled {
     ) -> Option<Result<(), Failure>> {
         let mut state = self.state();
         while !ready(&state) {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = until.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 break;
             }
-            state = match self.bell.wait_timeout(state, left) {
+            state = match self.changed.wait_timeout(state, remaining) {
                 Ok((state, _)) => state,
                 Err(poisoned) => poisoned.into_inner().0,
             };

@@ -1,8 +1,8 @@
-//! The thread of one device: it queues copies, asks which have ended, and tells engine and callers.
+//! The worker thread of a device: queues copies, queries their completion, and notifies engine and callers.
 //!
-//! A copy's end has no descriptor to sleep on, and the driver's blocking wait has no deadline. So the
-//! worker asks: at once while things move, then after growing pauses of at most [`PAUSE_MAX`]. While
-//! only the engine works it sleeps, and what the engine delivers wakes it.
+//! Completion of a copy has no descriptor to sleep on, and the driver's blocking wait has no deadline. So the
+//! worker polls: continuously while there is progress, then with growing pauses of at most [`PAUSE_MAX`]. While
+//! only the engine works it sleeps, and output that the engine delivers wakes it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -16,10 +16,10 @@ use crate::job::{Job, Lane};
 /// A copy of 64 KiB takes about this long.
 const PAUSE_MIN: Duration = Duration::from_micros(5);
 const PAUSE_MAX: Duration = Duration::from_micros(200);
-/// How often an operation that only waits for other ranks is looked at without being called.
+/// Poll interval of an operation that only waits for other ranks.
 const GLANCE: Duration = Duration::from_millis(10);
 
-/// Jobs on their way to the worker.
+/// Queue of jobs for the worker.
 #[derive(Default)]
 pub struct Inbox {
     state: Mutex<State>,
@@ -38,7 +38,7 @@ impl Inbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands a job over; gives it back if the worker has been stopped.
+    /// Queues a job; returns it if the worker has been stopped.
     pub fn put(&self, job: Job) -> Result<(), Box<Job>> {
         let mut state = self.state();
         if state.stopped {
@@ -48,18 +48,18 @@ impl Inbox {
         Ok(())
     }
 
-    /// The worker takes no more jobs and ends those that it has.
+    /// Stops the worker: it accepts no more jobs and ends the present ones.
     pub fn stop(&self) {
         self.state().stopped = true;
     }
 
-    /// The worker has given everything back that it could.
+    /// Records that the worker has released its resources, as far as possible.
     pub fn ended(&self) {
         self.state().ended = true;
         self.bell.notify_all();
     }
 
-    /// Waits for that, for at most `patience`.
+    /// Waits for the end of the worker, for at most `patience`.
     pub fn wait_for_end(&self, patience: Duration) -> bool {
         let waited = self.bell.wait_timeout_while(self.state(), patience, |state| !state.ended);
         waited.is_ok_and(|(state, _)| state.ended)
@@ -71,7 +71,7 @@ impl Inbox {
     }
 }
 
-/// Runs until it is stopped and has nothing left, or for `patience` after it was stopped.
+/// Runs until it is stopped and has no jobs left, or for `patience` after it was stopped.
 pub fn run(inbox: &Inbox, lane: &mut Lane, patience: Duration) {
     let mut jobs: VecDeque<Job> = VecDeque::new();
     let mut pause = PAUSE_MIN;
@@ -117,7 +117,7 @@ fn advance(jobs: &mut VecDeque<Job>, lane: &mut Lane) -> bool {
         Err(error) => {
             for job in jobs.iter_mut() {
                 job.fail(&error);
-                job.trouble();
+                job.record_query_failure();
             }
             return true;
         }

@@ -1,4 +1,4 @@
-//! Operations on memory of GPUs: right results, in the right order, with nothing left behind.
+//! Operations on GPU memory: correct results, in the right order, without leaks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod support;
@@ -10,7 +10,7 @@ use hfreduce_engine::{Buffer, CollectiveError, Communicator, DType, ErrorKind, R
 use support::{ALL, CHUNK_BYTES, DOWN, Stub, TIMEOUT, Tensor};
 use support::{allreduce, eventually, placement, run, settings, sum, values};
 
-/// Several engine chunks and copies, and a rest that is neither.
+/// Several engine chunks and copies, and a remainder that is neither.
 const NUMEL: usize = 8 * CHUNK_BYTES / 4 + 3;
 
 fn one(
@@ -28,7 +28,7 @@ fn apart(input: &Tensor<'_>, output: &Tensor<'_>) -> Memory {
 }
 
 #[test]
-fn sums_of_every_size_arrive_on_every_gpu() {
+fn sums_of_every_size_are_correct_on_every_gpu() {
     let stub = Stub::new();
     for layout in [placement(1, 2), placement(2, 1), placement(2, 2)] {
         let world = layout.len() as u32;
@@ -47,7 +47,7 @@ fn sums_of_every_size_arrive_on_every_gpu() {
 }
 
 #[test]
-fn every_operation_along_the_trees() {
+fn every_tree_operation_is_correct() {
     let stub = Stub::new();
     run(&placement(2, 2), |comm| {
         let (rank, world) = (comm.rank(), 4_usize);
@@ -85,7 +85,7 @@ fn every_operation_along_the_trees() {
 }
 
 #[test]
-fn operations_between_pairs_read_what_the_stream_made() {
+fn point_to_point_operations_read_the_streams_output() {
     let stub = Stub::new();
     run(&placement(2, 1), |comm| {
         let rank = comm.rank();
@@ -109,7 +109,7 @@ fn operations_between_pairs_read_what_the_stream_made() {
 }
 
 #[test]
-fn memory_that_comes_later_is_refused_where_it_must_be_there() {
+fn pipelined_memory_is_refused_where_the_input_must_be_complete() {
     let stub = Stub::new();
     run(&placement(2, 1), |comm| {
         let device = stub.device(0).unwrap();
@@ -124,13 +124,13 @@ fn memory_that_comes_later_is_refused_where_it_must_be_there() {
 }
 
 #[test]
-fn the_first_chunk_is_back_before_the_last_one_came() {
+fn the_first_chunk_is_copied_up_before_the_last_one_is_copied_down() {
     let stubs = [Stub::new(), Stub::new()];
     run(&placement(2, 1), |comm| {
         let stub = &stubs[comm.rank() as usize];
         let device = stub.device(0).unwrap();
         let tensor = stub.tensor(&values(comm.rank(), NUMEL));
-        // Three of the nine copies down run, and no more until a sum has gone back up.
+        // Three of the nine copies down run, and the others only once a sum has been copied up.
         stub.allow(DOWN, 3);
         let work = allreduce(&device, comm, &tensor, 0, TIMEOUT).unwrap();
         eventually("a copy up", || stub.journal().contains('u'));
@@ -146,7 +146,7 @@ fn the_first_chunk_is_back_before_the_last_one_came() {
 }
 
 #[test]
-fn a_second_operation_comes_down_while_the_first_one_is_summed() {
+fn a_second_operation_is_copied_down_while_the_first_is_reduced() {
     let stub = Stub::new();
     let world = run(&placement(2, 1), |comm| {
         let device = stub.device(0).unwrap();
@@ -164,7 +164,7 @@ fn a_second_operation_comes_down_while_the_first_one_is_summed() {
 }
 
 #[test]
-fn nothing_is_read_before_the_callers_stream_made_it() {
+fn memory_is_not_read_before_the_callers_stream_reaches_it() {
     let stubs = [Stub::new(), Stub::new()];
     run(&placement(2, 1), |comm| {
         let stub = &stubs[comm.rank() as usize];
@@ -184,7 +184,7 @@ fn nothing_is_read_before_the_callers_stream_made_it() {
 }
 
 #[test]
-fn pinned_memory_is_bounded_and_used_again() {
+fn pinned_memory_is_bounded_and_reused() {
     let stub = Stub::new();
     run(&placement(2, 1), |comm| {
         let limit = 3 << 20;
@@ -193,7 +193,7 @@ fn pinned_memory_is_bounded_and_used_again() {
         let device = device.unwrap();
         let tensors: Vec<Tensor<'_>> =
             (0..8).map(|_| stub.tensor(&values(comm.rank(), NUMEL))).collect();
-        // More than fits: the later ones wait for the memory of the first ones.
+        // More than fits: the later operations wait for the memory of the earlier ones.
         let works: Vec<DeviceWork> = tensors
             .iter()
             .map(|tensor| allreduce(&device, comm, tensor, 0, TIMEOUT).unwrap())
@@ -211,18 +211,22 @@ fn pinned_memory_is_bounded_and_used_again() {
 }
 
 #[test]
-fn a_gpu_that_is_not_there_says_what_to_do() {
-    let missing = Cuda::load("libcuda-that-nobody-has.so.1").unwrap_err();
+fn errors_about_missing_gpus_contain_the_remedy() {
+    let missing = Cuda::load("libcuda-missing.so.1").unwrap_err();
     assert!(matches!(missing, DeviceError::Library { .. }), "{missing}");
     assert!(missing.to_string().contains("HFREDUCE_CUDA_LIBRARY"), "{missing}");
-    let other = Cuda::load("libc.so.6").unwrap_err();
-    assert!(matches!(other, DeviceError::Symbol { symbol: "cuInit", .. }), "{other}");
+    let without_symbols = Cuda::load("libc.so.6").unwrap_err();
+    assert!(
+        matches!(without_symbols, DeviceError::Symbol { symbol: "cuInit", .. }),
+        "{without_symbols}"
+    );
     let stub = Stub::new();
-    let number = stub.device(7).err().unwrap();
-    let DeviceError::Call { call: "cuDeviceGet", device: 7, code: 101, .. } = number else {
-        panic!("{number}");
+    let invalid_ordinal = stub.device(7).err().unwrap();
+    let DeviceError::Call { call: "cuDeviceGet", device: 7, code: 101, .. } = invalid_ordinal
+    else {
+        panic!("{invalid_ordinal}");
     };
-    assert!(number.to_string().contains("CUDA_VISIBLE_DEVICES"), "{number}");
+    assert!(invalid_ordinal.to_string().contains("CUDA_VISIBLE_DEVICES"), "{invalid_ordinal}");
     let host = 1_u64;
     assert_eq!(stub.cuda.owner_of((&raw const host).addr() as u64), None);
     assert_eq!(stub.cuda.owner_of(stub.tensor(&[1.0]).range().pointer), Some(0));
@@ -230,7 +234,7 @@ fn a_gpu_that_is_not_there_says_what_to_do() {
 }
 
 #[test]
-fn the_list_of_functions_launches_nothing() {
+fn the_list_of_functions_contains_no_launch() {
     let copies = ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"];
     for name in hfreduce_device::cuda::FUNCTIONS {
         let harmless = !["Launch", "Graph", "Memset", "Module"].iter().any(|w| name.contains(w));

@@ -1,4 +1,4 @@
-//! Memory of GPUs of ranks that a daemon serves: the ranks copy, the daemon adds and knows no GPU.
+//! GPU memory of ranks that a daemon serves: the ranks copy, the daemon reduces and needs no GPU.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod support;
@@ -18,11 +18,11 @@ use support::{
 };
 use support::{sum, values};
 
-/// Several engine chunks and copies, and a rest that is neither.
+/// Several engine chunks and copies, and a remainder that is neither.
 const NUMEL: usize = 8 * CHUNK_BYTES / 4 + 3;
 const ILLEGAL_ADDRESS: i32 = 700;
 
-/// A daemon in a thread of its own. Dropped, it stops.
+/// A daemon in a separate thread. Stops when dropped.
 struct Served {
     path: PathBuf,
     stop: Arc<AtomicBool>,
@@ -43,16 +43,16 @@ impl Served {
         };
         let daemon = Daemon::bind(&path, rules).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
+        let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
-            while !told.load(Ordering::SeqCst) {
+            while !stopped.load(Ordering::SeqCst) {
                 daemon.accept_for(Duration::from_millis(20)).unwrap();
             }
         });
         Self { path, stop, thread: Some(thread), _folder: folder }
     }
 
-    /// For every rank.
+    /// The socket path of every rank.
     fn all(&self) -> impl Fn(u32) -> Option<PathBuf> {
         |_| Some(self.path.clone())
     }
@@ -66,7 +66,7 @@ impl Drop for Served {
 }
 
 #[test]
-fn sums_are_right_with_and_without_daemons_beside_each_other() {
+fn sums_are_correct_for_a_mix_of_ranks_with_and_without_daemons() {
     let (stub, daemon) = (Stub::new(), Served::new());
     for served in [2, 1] {
         for layout in [placement(1, 2), placement(2, 1), placement(2, 2)] {
@@ -81,7 +81,7 @@ fn sums_are_right_with_and_without_daemons_beside_each_other() {
                     assert!(work.is_done() && work.drain(TIMEOUT) && work.error().is_none());
                     assert_eq!(tensor.read(), sum(world, numel), "{numel}");
                 }
-                // Several at a time, and one of the processor's memory between them.
+                // Several concurrent operations, and one on host memory between them.
                 let tensors: Vec<_> =
                     (0..3).map(|_| stub.tensor(&values(comm.rank(), NUMEL))).collect();
                 let start = |at: usize| allreduce(&device, comm, &tensors[at], 0, TIMEOUT).unwrap();
@@ -102,7 +102,7 @@ fn sums_are_right_with_and_without_daemons_beside_each_other() {
 }
 
 #[test]
-fn every_operation_takes_and_brings_what_is_this_ranks() {
+fn every_operation_copies_exactly_this_ranks_parts() {
     let (stub, daemon) = (Stub::new(), Served::new());
     run_at(&placement(2, 2), daemon.all(), |comm| {
         let (rank, world) = (comm.rank(), 4_usize);
@@ -136,7 +136,7 @@ fn every_operation_takes_and_brings_what_is_this_ranks() {
         });
         let block = rank as usize * NUMEL..(rank as usize + 1) * NUMEL;
         assert_eq!(output.read(), sum(4, world * NUMEL)[block]);
-        // Between pairs the input is copied before the call.
+        // Point-to-point: the input is copied before the call.
         let counts = [500; 4];
         let (input, output) = (stub.tensor(&values(rank, 2000)), stub.tensor(&[0.0; 2000]));
         let memory = Memory::apart(input.range(), output.range());
@@ -154,13 +154,13 @@ fn every_operation_takes_and_brings_what_is_this_ranks() {
 }
 
 #[test]
-fn the_first_chunk_is_back_before_the_last_one_came() {
+fn the_first_chunk_is_copied_up_before_the_last_one_is_copied_down() {
     let (stubs, daemon) = ([Stub::new(), Stub::new()], Served::new());
     run_at(&placement(2, 1), daemon.all(), |comm| {
         let stub = &stubs[comm.rank() as usize];
         let device = stub.device(0).unwrap();
         let tensor = stub.tensor(&values(comm.rank(), NUMEL));
-        // Three of the nine copies down run, and no more until a sum has gone back up.
+        // Three of the nine copies down run, and the others only once a sum has been copied up.
         stub.allow(DOWN, 3);
         let work = allreduce(&device, comm, &tensor, 0, TIMEOUT).unwrap();
         eventually("a copy up", || stub.journal().contains('u'));
@@ -173,7 +173,7 @@ fn the_first_chunk_is_back_before_the_last_one_came() {
 }
 
 #[test]
-fn small_copies_are_the_processors_and_slow_ones_are_waited_for() {
+fn small_copies_use_the_processor_and_slow_ones_are_awaited() {
     let (stubs, daemon) = ([Stub::new(), Stub::new()], Served::new());
     stubs[1].delay(Duration::from_millis(2));
     run_at(&placement(1, 2), daemon.all(), |comm| {
@@ -192,7 +192,7 @@ fn small_copies_are_the_processors_and_slow_ones_are_waited_for() {
     stubs.iter().for_each(|stub| stub.assert_clean("after small ones"));
 }
 
-/// One allreduce of two served ranks of which rank 0's driver has this fault; true if it was met.
+/// One allreduce of two served ranks in which rank 0's driver has this fault; true if the fault occurred.
 fn with_fault(daemon: &Served, call: &str, after: i64, sticky: bool) -> bool {
     let what = format!("{call} fails at call {after} (for good: {sticky})");
     let stubs = [Stub::new(), Stub::new()];
@@ -230,7 +230,7 @@ fn with_fault(daemon: &Served, call: &str, after: i64, sticky: bool) -> bool {
 }
 
 #[test]
-fn a_call_that_fails_is_named_on_every_rank_and_the_daemon_lives_on() {
+fn every_rank_reports_a_failed_call_and_the_daemon_continues() {
     let daemon = Served::new();
     let calls = ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuEventQuery", "cuEventRecord"];
     for call in calls {
@@ -243,7 +243,7 @@ fn a_call_that_fails_is_named_on_every_rank_and_the_daemon_lives_on() {
 }
 
 #[test]
-fn a_copy_that_does_not_end_is_told_by_the_deadline_and_keeps_its_memory() {
+fn a_hung_copy_is_reported_at_the_deadline_and_its_memory_is_not_reused() {
     const SHORT: Duration = Duration::from_secs(4);
     for direction in [DOWN, UP] {
         let (stubs, daemon) = ([Stub::new(), Stub::new()], Served::new());
@@ -259,7 +259,7 @@ fn a_copy_that_does_not_end_is_told_by_the_deadline_and_keeps_its_memory() {
             if comm.rank() == 0 {
                 let WaitError::Failed(error) = waited.unwrap_err() else { panic!("still running") };
                 assert_eq!(error.cause.kind, ErrorKind::TimedOut, "{error}");
-                // A machine so slow that it did not come that far in time has shown nothing.
+                // On a very slow host the fault may not have occurred in time.
                 let met = direction == DOWN || stub.journal().contains('U');
                 assert!(error.cause.peer == Some(0) || !met, "{error}");
                 assert!(!work.is_drained() || !met);
@@ -277,7 +277,7 @@ fn a_copy_that_does_not_end_is_told_by_the_deadline_and_keeps_its_memory() {
 }
 
 #[test]
-fn a_daemon_that_stops_leaves_the_gpus_memory_to_their_copies() {
+fn a_stopping_daemon_keeps_memory_of_running_copies() {
     let stubs = [Stub::new(), Stub::new()];
     let daemon = std::sync::Mutex::new(Some(Served::new()));
     let path = daemon.lock().unwrap().as_ref().unwrap().path.clone();

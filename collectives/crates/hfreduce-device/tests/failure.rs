@@ -1,4 +1,4 @@
-//! Drivers that fail and GPUs that hang: one error on every rank, and no copy into anybody's memory.
+//! Drivers that fail and GPUs that hang: one error on every rank, and no copy into released memory.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod support;
@@ -13,10 +13,10 @@ use support::{allreduce, eventually, placement, run, settings, sum, values};
 
 const NUMEL: usize = 10 * CHUNK_BYTES / 4;
 const ILLEGAL_ADDRESS: i32 = 700;
-/// A deadline that passes, after all that comes before it on a busy machine.
+/// A deadline that passes, but after all preceding steps even on a busy host.
 const SHORT: Duration = Duration::from_secs(4);
 
-/// What gives something back: where that fails, it is still there.
+/// Functions that release something: if one fails, the resource remains.
 const RELEASES: [&str; 5] = [
     "cuDevicePrimaryCtxRelease_v2",
     "cuCtxPopCurrent_v2",
@@ -25,7 +25,7 @@ const RELEASES: [&str; 5] = [
     "cuMemHostUnregister",
 ];
 
-/// One allreduce of two ranks of which rank 0's driver has this fault; true if it was met.
+/// One allreduce of two ranks in which rank 0's driver has this fault; true if the fault occurred.
 fn with_fault(call: &str, after: i64, sticky: bool) -> bool {
     let what = format!("{call} fails at call {after} (for good: {sticky})");
     let stubs = [Stub::new(), Stub::new()];
@@ -53,15 +53,15 @@ fn with_fault(call: &str, after: i64, sticky: bool) -> bool {
         if let Some(error) = &error {
             assert_eq!(error.cause.kind, ErrorKind::Device, "{what}: {error}");
             assert_eq!(error.cause.peer, Some(0), "{what}: {error}");
-            let said = ["on device 0", call, "ILLEGAL_ADDRESS (700)", "CUDA_LAUNCH_BLOCKING"];
-            let said = said.iter().filter(|word| !error.cause.detail.contains(**word));
-            // A context that is lost fails with the next call, whatever that is.
-            let missing: Vec<_> = said.filter(|word| !sticky || **word != call).collect();
+            let expected = ["on device 0", call, "ILLEGAL_ADDRESS (700)", "CUDA_LAUNCH_BLOCKING"];
+            let expected = expected.iter().filter(|word| !error.cause.detail.contains(**word));
+            // A lost context fails at the next call, whichever that is.
+            let missing: Vec<_> = expected.filter(|word| !sticky || **word != call).collect();
             assert!(missing.is_empty(), "{what}: {missing:?} in {error}");
         } else {
             assert_eq!(tensor.read(), sum(2, NUMEL), "{what}");
         }
-        // A rank that failed while its peer had the sum already leaves late: both stay until then.
+        // A rank that failed after its peer had the sum closes late: both stay until then.
         comm.close(TIMEOUT);
         error.is_some()
     });
@@ -75,24 +75,24 @@ fn with_fault(call: &str, after: i64, sticky: bool) -> bool {
 }
 
 #[test]
-fn any_call_that_fails_once_is_named_on_every_rank_and_leaves_nothing() {
+fn every_rank_reports_any_call_that_fails_once_without_leaks() {
     let mut met = 0;
-    // The driver is up when the fault begins; two are asked by others.
+    // The driver is initialised when the fault starts; other code calls the rest.
     let before = ["cuInit", "cuGetErrorName", "cuGetErrorString", "cuDeviceGetCount"];
     let before = [before.as_slice(), &["cuPointerGetAttribute"]].concat();
     for call in FUNCTIONS.iter().filter(|call| !before.contains(call)) {
-        let mut here = 0;
+        let mut met_here = 0;
         for after in [1, 2, 5, 11] {
-            here += i32::from(with_fault(call, after, false));
+            met_here += i32::from(with_fault(call, after, false));
         }
-        assert!(here > 0 || RELEASES.contains(call), "{call} failed and nobody noticed");
+        assert!(met_here > 0 || RELEASES.contains(call), "the failure of {call} was not reported");
         met += here;
     }
     assert!(met > 20, "{met}");
 }
 
 #[test]
-fn a_context_that_is_lost_is_named_and_its_memory_is_nobodys() {
+fn a_lost_context_is_reported_and_its_memory_is_not_reused() {
     let calls = ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuEventQuery", "cuEventRecord"];
     for call in calls {
         for after in [1, 4] {
@@ -102,7 +102,7 @@ fn a_context_that_is_lost_is_named_and_its_memory_is_nobodys() {
 }
 
 #[test]
-fn a_copy_that_does_not_end_is_told_by_the_deadline_and_keeps_its_memory() {
+fn a_hung_copy_is_reported_at_the_deadline_and_its_memory_is_not_reused() {
     std::thread::scope(|scope| {
         for direction in [DOWN, UP] {
             scope.spawn(move || hung_copy(direction));
@@ -112,7 +112,7 @@ fn a_copy_that_does_not_end_is_told_by_the_deadline_and_keeps_its_memory() {
 
 fn hung_copy(direction: i32) {
     let stubs = [Stub::new(), Stub::new()];
-    // A machine so slow that it did not come that far in time has shown nothing.
+    // On a very slow host the fault may not have occurred in time.
     let met = || direction == DOWN || stubs[0].journal().contains('U');
     run(&placement(2, 1), |comm| {
         let stub = &stubs[comm.rank() as usize];
@@ -127,18 +127,18 @@ fn hung_copy(direction: i32) {
             let WaitError::Failed(error) = waited.unwrap_err() else { panic!("still running") };
             assert_eq!(error.cause.kind, ErrorKind::TimedOut, "{error}");
             assert!(error.cause.peer == Some(0) || !met(), "{error}");
-            // Raised in time, though the GPU still has our addresses.
+            // Returned in time, although the GPU still uses the memory.
             assert!(!work.is_drained() || !met());
             let queued = stub.journal().matches(['D', 'U']).count();
             stub.allow(direction, ALL);
             assert!(work.drain(TIMEOUT));
-            assert_eq!(stub.journal().matches(['D', 'U']).count(), queued, "a copy began late");
+            assert_eq!(stub.journal().matches(['D', 'U']).count(), queued, "a copy started late");
         } else if direction == DOWN {
             let WaitError::Failed(error) = waited.unwrap_err() else { panic!("still running") };
             assert_eq!(error.cause.peer, Some(0), "{error}");
         } else {
-            // It has the sum; the other's trouble comes after that.
-            eventually("the news", || comm.error().is_some());
+            // This rank has the sum; the other rank's failure follows.
+            eventually("the abort", || comm.error().is_some());
             assert!(comm.error().unwrap().cause.peer == Some(0) || !met());
         }
         drop((work, device, tensor));
@@ -148,7 +148,7 @@ fn hung_copy(direction: i32) {
 }
 
 #[test]
-fn what_a_hung_gpu_knows_is_never_given_to_anybody_else() {
+fn memory_known_to_a_hung_gpu_is_never_reused() {
     let stubs = [Stub::new(), Stub::new()];
     run(&placement(2, 1), |comm| {
         let stub = &stubs[comm.rank() as usize];
@@ -161,7 +161,7 @@ fn what_a_hung_gpu_knows_is_never_given_to_anybody_else() {
         assert!(work.wait(None).is_err());
         drop(device);
         if comm.rank() == 0 {
-            // Closed with copies under way: the block stays registered and mapped for them.
+            // Closed with copies in progress: the block stays registered and mapped for them.
             assert!(!work.is_drained() && stub.count("registrations") == 1);
             stub.allow(DOWN, ALL);
             eventually("the late copies", || all_done(stub));
@@ -173,7 +173,7 @@ fn what_a_hung_gpu_knows_is_never_given_to_anybody_else() {
 }
 
 #[test]
-fn a_driver_that_does_not_come_back_holds_nobody() {
+fn a_driver_call_that_does_not_return_blocks_no_caller() {
     let calls = ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuEventQuery"];
     std::thread::scope(|scope| {
         for call in calls {
@@ -182,13 +182,13 @@ fn a_driver_that_does_not_come_back_holds_nobody() {
     });
 }
 
-/// A device that is closed over what hangs, on the rank where something does.
+/// Opens a device with short patience on the rank that hangs.
 fn impatient(stub: &Stub, hangs: bool) -> Device {
     let patience = if hangs { Duration::from_millis(100) } else { settings().patience };
     Device::open(&stub.cuda, 0, Settings { patience, ..settings() }).unwrap()
 }
 
-/// Everything that was queued has been done.
+/// True if all queued copies are done.
 fn all_done(stub: &Stub) -> bool {
     let journal = stub.journal();
     journal.matches(['D', 'U']).count() == journal.matches(['d', 'u']).count()
@@ -208,7 +208,7 @@ fn stalled(call: &str) {
         if comm.rank() == 0 {
             let WaitError::Failed(error) = waited.unwrap_err() else { panic!("{call}") };
             assert_eq!(error.cause.kind, ErrorKind::TimedOut, "{call}");
-            // A machine so slow that it did not come that far has shown nothing.
+            // On a very slow host the fault may not have occurred in time.
             if stub.count("stalls") > 0 {
                 assert_eq!(error.cause.peer, Some(0), "{call}: {error}");
                 assert!(!work.is_drained(), "{call}");
@@ -216,7 +216,7 @@ fn stalled(call: &str) {
         }
         drop(device);
         stub.open();
-        // What was closed over is kept for ever, whatever comes back later.
+        // Memory in use at the close is kept forever, even if the call returns later.
         assert!(comm.rank() == 1 || stub.count("registrations") > 0 || work.drain(TIMEOUT));
         let stalled = if call.contains("HtoD") { 'u' } else { 'd' };
         let seen = || stub.count("stalls") == 0 || stub.journal().contains(stalled);
@@ -227,7 +227,7 @@ fn stalled(call: &str) {
 }
 
 #[test]
-fn a_slow_gpu_is_waited_for() {
+fn a_slow_gpu_is_awaited() {
     let stub = Stub::new();
     stub.delay(Duration::from_millis(2));
     run(&placement(2, 1), |comm| {
@@ -243,12 +243,12 @@ fn a_slow_gpu_is_waited_for() {
 }
 
 #[test]
-fn the_other_rank_dies_and_the_gpus_copies_end_first() {
+fn copies_are_drained_before_an_abort_by_another_rank_returns_the_memory() {
     let stubs = [Stub::new(), Stub::new()];
     run(&placement(2, 1), |comm| {
         let stub = &stubs[comm.rank() as usize];
         if comm.rank() == 1 {
-            comm.abort("enough");
+            comm.abort("abort of the test");
             return;
         }
         let device = stub.device(0).unwrap();

@@ -1,4 +1,4 @@
-//! Small copies that the processor makes: which ones, when, and what happens where it cannot.
+//! Small copies by the processor: which copies, when, and the fallback if it cannot.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod support;
@@ -16,7 +16,7 @@ use support::{allreduce, eventually, placement, run, settings, sum, values};
 const SMALL: usize = READ_BYTES_MAX / 4;
 
 #[test]
-fn the_size_decides_who_copies() {
+fn the_size_decides_between_processor_and_copy_engine() {
     let stubs = [Stub::new(), Stub::new()];
     run(&placement(2, 1), |comm| {
         let stub = &stubs[comm.rank() as usize];
@@ -45,7 +45,7 @@ fn the_size_decides_who_copies() {
 }
 
 #[test]
-fn a_rank_that_brings_or_takes_nothing_copies_one_way() {
+fn a_rank_without_input_or_output_copies_in_one_direction() {
     let stubs = [Stub::new(), Stub::new()];
     run(&placement(2, 1), |comm| {
         let stub = &stubs[comm.rank() as usize];
@@ -64,7 +64,7 @@ fn a_rank_that_brings_or_takes_nothing_copies_one_way() {
 }
 
 #[test]
-fn nothing_is_touched_before_the_callers_stream_made_it() {
+fn memory_is_not_accessed_before_the_callers_stream_reaches_it() {
     let stubs = [Stub::new(), Stub::new()];
     run(&placement(2, 1), |comm| {
         let stub = &stubs[comm.rank() as usize];
@@ -73,9 +73,9 @@ fn nothing_is_touched_before_the_callers_stream_made_it() {
         let tensor = stub.tensor(&[-1.0; SMALL]);
         stub.gate(stream);
         let work = allreduce(&device, comm, &tensor, stream, TIMEOUT).unwrap();
-        // Asked again and again, so it had its chance to be too early.
+        // Polled repeatedly, so a copy that starts too early would be seen.
         let pauses = || device.counters().pauses.load(Ordering::Relaxed);
-        eventually("a question", || pauses() > 3);
+        eventually("a poll", || pauses() > 3);
         assert_eq!(stub.journal(), "");
         tensor.write(&values(comm.rank(), SMALL));
         stub.open();
@@ -86,7 +86,7 @@ fn nothing_is_touched_before_the_callers_stream_made_it() {
 }
 
 #[test]
-fn windows_are_used_again_and_never_for_other_memory() {
+fn windows_are_reused_but_never_for_other_memory() {
     let stubs = [Stub::new(), Stub::new()];
     run(&placement(2, 1), |comm| {
         let stub = &stubs[comm.rank() as usize];
@@ -100,7 +100,7 @@ fn windows_are_used_again_and_never_for_other_memory() {
         let tensor = stub.tensor(&[0.0; SMALL]);
         (0..20).for_each(|_| add(&tensor));
         assert_eq!(stub.count("pins"), 1);
-        // The old window shows pages that are nobody's now.
+        // The old window maps pages that have been freed.
         for (same, pins) in [(false, 2), (true, 3)] {
             tensor.again(same);
             (0..3).for_each(|_| add(&tensor));
@@ -116,7 +116,7 @@ fn windows_are_used_again_and_never_for_other_memory() {
 }
 
 #[test]
-fn whatever_fails_in_it_the_copy_engines_do_its_work() {
+fn copy_engines_replace_gdrcopy_after_any_failure() {
     for call in FUNCTIONS {
         let stubs = [Stub::new(), Stub::new()];
         run(&placement(2, 1), |comm| {
@@ -136,7 +136,7 @@ fn whatever_fails_in_it_the_copy_engines_do_its_work() {
                 assert!(device.gdrcopy().unwrap_err().contains("/dev/gdrdrv"));
             }
             let releases = ["gdr_close", "gdr_unmap", "gdr_unpin_buffer"].contains(call);
-            // The last one comes down by the engine anyway.
+            // The last copy down uses the engine in any case.
             let engine = stub.journal().matches(['D', 'U']).count();
             assert_eq!(engine > 1, comm.rank() == 0 && !releases, "{call}: {}", stub.journal());
         });
@@ -146,13 +146,13 @@ fn whatever_fails_in_it_the_copy_engines_do_its_work() {
 }
 
 #[test]
-fn where_it_is_not_there_nothing_fails() {
+fn operations_succeed_without_gdrcopy() {
     let stub = Stub::new();
     run(&placement(1, 2), |comm| {
         for (library, why) in [
-            (Some("libgdrapi-that-nobody-has.so"), "libgdrapi-that-nobody-has.so"),
+            (Some("libgdrapi-missing.so"), "libgdrapi-missing.so"),
             (Some("libc.so.6"), "it has no gdr_open"),
-            (None, "not asked for"),
+            (None, "disabled"),
         ] {
             let gdrcopy = library.map(str::to_owned);
             let device = Device::open(&stub.cuda, 0, Settings { gdrcopy, ..settings() }).unwrap();
@@ -167,7 +167,7 @@ fn where_it_is_not_there_nothing_fails() {
 }
 
 #[test]
-fn a_copy_that_does_not_come_back_holds_nobody() {
+fn a_copy_that_does_not_return_blocks_no_caller() {
     let stubs = [Stub::new(), Stub::new()];
     run(&placement(2, 1), |comm| {
         let stub = &stubs[comm.rank() as usize];
@@ -182,14 +182,14 @@ fn a_copy_that_does_not_come_back_holds_nobody() {
         let work = allreduce(&device, comm, &tensor, 0, Duration::from_secs(4)).unwrap();
         let WaitError::Failed(error) = work.wait(None).unwrap_err() else { panic!() };
         assert_eq!(error.cause.kind, ErrorKind::TimedOut, "{error}");
-        // A machine so slow that it did not come that far has shown nothing.
+        // On a very slow host the fault may not have occurred in time.
         if stubs[0].count("stalls") > 0 {
             assert_eq!(error.cause.peer, Some(0), "{error}");
             assert!(comm.rank() == 1 || !work.is_drained());
         }
         drop(device);
         stub.open();
-        // What was closed over ends, and the tensor is the caller's again.
+        // Memory in use at the close is released, and the tensor can be reused.
         assert!(work.drain(TIMEOUT));
         comm.close(TIMEOUT);
     });

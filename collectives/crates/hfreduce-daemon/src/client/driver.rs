@@ -184,13 +184,13 @@ impl ClientDriver {
         calls.into_iter().for_each(|call| self.queued.push(call));
         let mut any = false;
         while let Some(call) = self.queued.next() {
-            self.begin(call);
+            self.submit(call);
             any = true;
         }
         any
     }
 
-    fn begin(&mut self, call: Submission) {
+    fn submit(&mut self, call: Submission) {
         let Submission { operation, work } = call;
         if self.shared.broken.get().is_none() {
             match self.memory.stage(&operation, self.shared.identity.rank) {
@@ -232,9 +232,9 @@ impl ClientDriver {
     /// Handles messages of the daemon; true if there were any.
     fn listen(&mut self) -> bool {
         let mut any = false;
-        while let Some(word) = self.line.next_message() {
+        while let Some(message) = self.line.next_message() {
             any = true;
-            self.hear(word);
+            self.hear(message);
         }
         if any {
             self.heard = Instant::now();
@@ -251,8 +251,8 @@ impl ClientDriver {
         any
     }
 
-    fn hear(&mut self, word: Response) {
-        match word {
+    fn hear(&mut self, message: Response) {
+        match message {
             Response::Delivered { ticket, end } => self.copy_delivered(ticket, end),
             Response::Done(done) => done.into_iter().for_each(|done| self.complete(done)),
             Response::Broken { cause, record, retired } => {
@@ -265,7 +265,7 @@ impl ClientDriver {
             | Response::Connected { .. }
             | Response::Reconfigured(_)
             | Response::Refused(_) => {
-                let detail = format!("{} sent {word:?} to a connected group", self.name);
+                let detail = format!("{} sent {message:?} to a connected group", self.name);
                 self.fail(self.own_reason(ErrorKind::Protocol, &detail));
             }
         }

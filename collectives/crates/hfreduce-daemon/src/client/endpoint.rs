@@ -130,9 +130,9 @@ impl DaemonNewcomer {
                 *lock(&self.line) = Some(line);
                 Err(*error)
             }
-            Answer::Reconfigured(told) => {
-                let channels = told.channels;
-                let session = ClientSession::following((options, arena, name), &mut line, *told);
+            Answer::Reconfigured(update) => {
+                let channels = update.channels;
+                let session = ClientSession::following((options, arena, name), &mut line, *update);
                 session.map_err(|why| lost(&why))?.start(line, channels)
             }
         }
@@ -168,11 +168,11 @@ fn enter(
     let (process, key) = (std::process::id(), key.to_vec());
     let open = Open { version: VERSION, process, options: options.clone(), key, newcomer };
     // A daemon at its limit rejects the rank, possibly before it has read the request.
-    let said = stream.write_all(&framed(&Request::Open(Box::new(open))));
+    let sent = stream.write_all(&framed(&Request::Open(Box::new(open))));
     let arena = receive_arena(&stream, deadline);
     stream.set_nonblocking(true).map_err(|error| absent(&error))?;
     let came = match arena {
-        Err(MemoryError::None(error)) => return Err(absent(&said.err().unwrap_or(error))),
+        Err(MemoryError::None(error)) => return Err(absent(&sent.err().unwrap_or(error))),
         came => came,
     };
     let mut line = MessageSocket::with_limit(stream, MESSAGE_BYTES_MAX);

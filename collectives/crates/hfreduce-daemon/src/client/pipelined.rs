@@ -5,7 +5,7 @@ use super::ClientDriver;
 use crate::protocol::Request;
 
 impl ClientDriver {
-    /// Copies what has arrived to where the daemon finds it, and says so; true if anything has.
+    /// Copies input that has arrived to the arena, and reports it; true if there was any.
     pub(crate) fn stage_arrived(&mut self) -> bool {
         let mut any = false;
         for ticket in &self.pipelined {
@@ -21,7 +21,7 @@ impl ClientDriver {
         any
     }
 
-    /// Copies what is final to where its caller has it, and says so.
+    /// Copies output that is final to the caller's buffer, and reports it.
     pub(crate) fn copy_delivered(&mut self, ticket: u64, end: usize) {
         let Some(call) = self.calls.get_mut(&ticket) else { return };
         let end = end.min(call.operation.output.bytes());

@@ -58,17 +58,17 @@ impl ClientSession {
     pub(crate) fn following(
         (options, arena, name): (&Options, &Arc<Arena>, &str),
         line: &mut MessageSocket<UnixStream>,
-        told: Reconfigured,
+        update: Reconfigured,
     ) -> Result<Self, String> {
-        let read = told.infos.iter().map(|info| serde_json::from_str(info));
+        let read = update.infos.iter().map(|info| serde_json::from_str(info));
         let infos: Vec<Info> =
             read.collect::<Result<_, _>>().map_err(|error| format!("invalid info: {error}"))?;
-        let arena = match told.other_memory {
+        let arena = match update.other_memory {
             true => other_arena(line)?,
             false => arena.clone(),
         };
-        let options = options.clone().of_epoch(&infos, told.rank as usize);
-        Ok(Self::new(options, arena, name.to_owned(), infos, told.epoch))
+        let options = options.clone().of_epoch(&infos, update.rank as usize);
+        Ok(Self::new(options, arena, name.to_owned(), infos, update.epoch))
     }
 
     /// Creates the communicator of an epoch that the daemon has connected.
@@ -170,9 +170,9 @@ impl Session for ClientSession {
             refuse(ErrorKind::PeerDied, detail)
         };
         let failed = match heard(&mut line, until) {
-            Ok(Answer::Reconfigured(told)) => {
-                let (channels, own) = (told.channels, (&self.options, &self.arena, &*self.name));
-                let session = Self::following(own, &mut line, *told).map_err(|why| lost(&why))?;
+            Ok(Answer::Reconfigured(update)) => {
+                let (channels, own) = (update.channels, (&self.options, &self.arena, &*self.name));
+                let session = Self::following(own, &mut line, *update).map_err(|why| lost(&why))?;
                 return session.start(line, channels);
             }
             Ok(Answer::Refused(error)) => *error,
@@ -201,7 +201,7 @@ pub(crate) fn heard(
 ) -> Result<Answer, String> {
     loop {
         match await_message::<Response>(line, until)? {
-            Response::Reconfigured(told) => return Ok(Answer::Reconfigured(told)),
+            Response::Reconfigured(update) => return Ok(Answer::Reconfigured(update)),
             Response::Refused(error) => return Ok(Answer::Refused(error)),
             Response::Delivered { .. }
             | Response::Done(_)

@@ -105,9 +105,9 @@ impl BufferStager {
         if bytes == 0 {
             return Ok(Place::Registered(Region::default()));
         }
-        let found = buffer.contiguous(0, bytes).and_then(|place| self.arena.find(place, bytes));
-        if let Some(found) = found.filter(|found| found.whole_pages) {
-            return Ok(Place::Registered(Region { offset: found.offset, bytes }));
+        let region = buffer.contiguous(0, bytes).and_then(|place| self.arena.find(place, bytes));
+        if let Some(region) = region.filter(|region| region.whole_pages) {
+            return Ok(Place::Registered(Region { offset: region.offset, bytes }));
         }
         let whole = match bytes < STEP_BYTES {
             true => bytes.next_power_of_two().max(PAGE_BYTES),

@@ -55,8 +55,8 @@ enum Opened {
 impl Opened {
     fn new(options: Options, key: &[u8], newcomer: bool) -> Result<Self, CollectiveError> {
         match newcomer {
-            true => Newcomer::new(options, key).map(|one| Self::Newcomer(Box::new(one))),
-            false => Endpoint::new(options, key).map(|one| Self::Rank(Box::new(one))),
+            true => Newcomer::new(options, key).map(|newcomer| Self::Newcomer(Box::new(newcomer))),
+            false => Endpoint::new(options, key).map(|endpoint| Self::Rank(Box::new(endpoint))),
         }
     }
 

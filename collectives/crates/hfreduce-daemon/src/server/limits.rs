@@ -107,13 +107,13 @@ mod tests {
     #[test]
     fn a_user_cannot_exhaust_the_connections_of_others() {
         let places = ConnectionLimits::new(2, None, 0);
-        let one: Vec<ConnectionSlot> = (0..2).map(|_| places.take(7).ok().unwrap()).collect();
+        let slots: Vec<ConnectionSlot> = (0..2).map(|_| places.take(7).ok().unwrap()).collect();
         let refused = places.take(7).err().unwrap();
         assert!(refused.contains("user 7 has 2 ranks at hfreduced"), "{refused}");
-        assert!(Arc::ptr_eq(&one[0].share, &one[1].share));
+        assert!(Arc::ptr_eq(&slots[0].share, &slots[1].share));
         let other = places.take(8).ok().unwrap();
-        assert!(!Arc::ptr_eq(&one[0].share, &other.share), "users have separate priorities");
-        drop(one);
+        assert!(!Arc::ptr_eq(&slots[0].share, &other.share), "users have separate priorities");
+        drop(slots);
         assert_eq!(places.taken(), 1);
         drop((places.take(7), other));
         assert_eq!(places.taken(), 0);

@@ -25,7 +25,7 @@ pub(crate) struct Served {
 pub(crate) struct Pipelined {
     pub watermarks: Arc<Watermarks>,
     /// Bytes of output that were reported to the rank.
-    pub told: usize,
+    pub reported: usize,
 }
 
 impl Pipelined {
@@ -33,8 +33,8 @@ impl Pipelined {
         let delivered = self.watermarks.delivered();
         // All input that has arrived was reduced: the rank may wait for its output before it sends
         // more.
-        let all = delivered > self.told && delivered == self.watermarks.arrived();
-        all || delivered >= self.told + STEP_BYTES
+        let all = delivered > self.reported && delivered == self.watermarks.arrived();
+        all || delivered >= self.reported + STEP_BYTES
     }
 }
 
@@ -57,8 +57,8 @@ impl Served {
             return;
         }
         if let Some(pipelined) = &mut self.pipelined {
-            pipelined.told = pipelined.watermarks.delivered();
-            line.send(&Response::Delivered { ticket: self.ticket, end: pipelined.told });
+            pipelined.reported = pipelined.watermarks.delivered();
+            line.send(&Response::Delivered { ticket: self.ticket, end: pipelined.reported });
         }
     }
 }

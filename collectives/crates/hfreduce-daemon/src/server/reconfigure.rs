@@ -29,7 +29,7 @@ impl Session<'_> {
         // the epoch unchanged.
         if following.is_ok() || communicator.error().is_some() {
             self.calls.clear();
-            self.told = true;
+            self.end_reported = true;
         }
         let next = match following {
             Ok(next) => next,
@@ -39,7 +39,7 @@ impl Session<'_> {
                 return if self.client.is_stopped() { Next::End } else { Next::Wait };
             }
         };
-        let began = send_reconfigured(&mut self.client, &next, &self.arena).and_then(|arena| {
+        let started = send_reconfigured(&mut self.client, &next, &self.arena).and_then(|arena| {
             if !Arc::ptr_eq(&self.arena, &arena) {
                 self.reached = 0;
             }
@@ -47,9 +47,9 @@ impl Session<'_> {
             next.watch_client(self.client.line.stream()).map_err(|error| error.to_string())
         });
         self.communicator = next;
-        self.told = false;
+        self.end_reported = false;
         self.heard = Instant::now();
-        if let Err(why) = began {
+        if let Err(why) = started {
             self.fail(ErrorKind::PeerDied, why);
             return Next::End;
         }

@@ -38,7 +38,7 @@ pub struct Session<'a> {
     memory: Charge,
     pub(crate) reached: usize,
     /// The rank was notified of the end of this epoch; it may leave or reconfigure.
-    pub(crate) told: bool,
+    pub(crate) end_reported: bool,
     pub(crate) heard: Instant,
     beat: Instant,
 }
@@ -58,10 +58,21 @@ impl<'a> Session<'a> {
         liveness: Duration,
         memory: Charge,
     ) -> Self {
-        let (calls, told, now) = (Calls::default(), false, Instant::now());
+        let (calls, end_reported, now) = (Calls::default(), false, Instant::now());
         let (heard, beat) = (now, now);
         let reached = 0;
-        Self { client, communicator, arena, liveness, calls, memory, reached, told, heard, beat }
+        Self {
+            client,
+            communicator,
+            arena,
+            liveness,
+            calls,
+            memory,
+            reached,
+            end_reported,
+            heard,
+            beat,
+        }
     }
 
     /// Serves the rank until it leaves or is gone.
@@ -76,10 +87,10 @@ impl<'a> Session<'a> {
         let gone = self.client.is_gone(); // Messages sent before are still read.
         while self.calls.len() < CALLS_MAX
             && self.client.line.unsent() < UNREAD_MAX
-            && let Some(word) = self.client.line.next_message()
+            && let Some(message) = self.client.line.next_message()
         {
             self.heard = Instant::now();
-            match word {
+            match message {
                 Request::Call(call) => self.call(&call),
                 Request::Arrived { ticket, end } => {
                     self.calls.get(ticket).into_iter().for_each(|call| call.arrived(end));
@@ -146,7 +157,7 @@ impl<'a> Session<'a> {
         self.reached = reached;
         let pipelined = call
             .pipelined
-            .then(|| Pipelined { watermarks: Arc::new(Watermarks::default()), told: 0 });
+            .then(|| Pipelined { watermarks: Arc::new(Watermarks::default()), reported: 0 });
         if let Some(Pipelined { watermarks, .. }) = &pipelined {
             (input, output) =
                 (input.pipelined(watermarks.clone()), output.pipelined(watermarks.clone()));
@@ -170,7 +181,7 @@ impl<'a> Session<'a> {
             self.client.line.send(&Response::Done(done));
         }
         // All operations of a broken group end; then their memory is not accessed any more.
-        if !self.told
+        if !self.end_reported
             && let Some(error) = self.communicator.error()
             && self.calls.have_all_ended()
         {
@@ -178,12 +189,12 @@ impl<'a> Session<'a> {
             let retired = self.arena.is_retired();
             self.client.line.send(&Response::Broken { cause: *error.cause, record, retired });
             self.calls.clear();
-            self.told = true;
+            self.end_reported = true;
         }
-        if self.told && self.client.is_stopped() {
+        if self.end_reported && self.client.is_stopped() {
             return Next::End;
         }
-        if !self.told && self.beat.elapsed() >= BEAT {
+        if !self.end_reported && self.beat.elapsed() >= BEAT {
             self.beat = Instant::now();
             self.client.line.send(&Response::Beat);
         }

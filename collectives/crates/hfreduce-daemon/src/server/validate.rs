@@ -45,42 +45,46 @@ pub fn operation(
 
 /// Checks types and lengths.
 fn sizes(fingerprint: &Fingerprint, call: &Call, rank: u32, world: usize) -> Result<(), String> {
-    let said = || format!("{} with {:?} and {:?}", fingerprint.describe(), call.input, call.output);
-    let dtype = DType::from_code(fingerprint.dtype).ok_or_else(said)?;
+    let mismatch =
+        || format!("{} with {:?} and {:?}", fingerprint.describe(), call.input, call.output);
+    let dtype = DType::from_code(fingerprint.dtype).ok_or_else(mismatch)?;
     let element = usize::from(fingerprint.element_bytes);
     if element != dtype.size_bytes() || fingerprint.root as usize >= world {
-        return Err(said());
+        return Err(mismatch());
     }
     if fingerprint.kind.reduces() {
-        let op = ReduceOp::from_code(fingerprint.op).ok_or_else(said)?;
+        let op = ReduceOp::from_code(fingerprint.op).ok_or_else(mismatch)?;
         if !op.supports(dtype) {
-            return Err(said());
+            return Err(mismatch());
         }
     }
-    let one = usize::try_from(fingerprint.count).ok().and_then(|count| count.checked_mul(element));
-    let one = one.ok_or_else(said)?;
-    let all = one.checked_mul(world).ok_or_else(said)?;
+    let block =
+        usize::try_from(fingerprint.count).ok().and_then(|count| count.checked_mul(element));
+    let block = block.ok_or_else(mismatch)?;
+    let all = block.checked_mul(world).ok_or_else(mismatch)?;
     let is_root = fingerprint.root == rank;
-    let wanted = match fingerprint.kind {
-        Kind::Allreduce | Kind::Broadcast | Kind::Reduce | Kind::Send | Kind::Recv => (one, one),
-        Kind::Allgather => (one, all),
-        Kind::ReduceScatter => (all, one),
-        Kind::Gather => (one, if is_root { all } else { 0 }),
-        Kind::Scatter => (if is_root { all } else { 0 }, one),
+    let expected = match fingerprint.kind {
+        Kind::Allreduce | Kind::Broadcast | Kind::Reduce | Kind::Send | Kind::Recv => {
+            (block, block)
+        }
+        Kind::Allgather => (block, all),
+        Kind::ReduceScatter => (all, block),
+        Kind::Gather => (block, if is_root { all } else { 0 }),
+        Kind::Scatter => (if is_root { all } else { 0 }, block),
         Kind::Barrier => (0, 0),
         Kind::Alltoall => (call.input.bytes, call.output.bytes),
     };
-    // Number of transfers: at most one to and one from each rank.
+    // Number of transfers: at most block to and block from each rank.
     let transfers = match fingerprint.kind {
         Kind::Send | Kind::Recv => 1..=1,
         Kind::Gather | Kind::Scatter | Kind::Alltoall => 0..=2 * world,
         _ => 0..=0,
     };
-    match wanted == (call.input.bytes, call.output.bytes)
+    match expected == (call.input.bytes, call.output.bytes)
         && transfers.contains(&call.transfers.len())
     {
         true => Ok(()),
-        false => Err(said()),
+        false => Err(mismatch()),
     }
 }
 

@@ -1,20 +1,20 @@
-//! Copies that are small enough for the processor: made whole and at once, as soon as the caller's
-//! stream has made the memory ready.
+//! Small copies, which the processor makes in one step as soon as the caller's stream has made the memory
+//! ready.
 
 use super::*;
 
 impl Job {
-    /// True while the processor is to make this copy.
+    /// True while the processor shall make this copy.
     pub(super) fn is_processors(&self, lane: &Lane, down: bool) -> bool {
         let (cursor, range) = match down {
             true => (&self.down, self.memory.input),
             false => (&self.up, self.memory.output),
         };
-        let begun = cursor.is_issued() || self.engine_copies[usize::from(down)];
-        !begun && lane.windows.suits(down, range.bytes)
+        let started = cursor.is_issued() || self.engine_copies[usize::from(down)];
+        !started && lane.windows.suits(down, range.bytes)
     }
 
-    /// Makes a small copy whole, once all of it may be copied; true if it did.
+    /// Makes a small copy once all of its bytes may be copied; true if it did.
     pub(super) fn copy_at_once(
         &mut self,
         lane: &mut Lane,
@@ -33,8 +33,8 @@ impl Job {
             return Ok(false);
         }
         let (windows, cuda) = (&mut lane.windows, &lane.context.cuda);
-        // SAFETY: block and memory stay until this job is drained, as for the copy engine; the stream
-        // has made the memory ready; what goes up was delivered and is written no more.
+        // SAFETY: block and memory stay until this job is drained, as for the copy engine; the stream has made
+        // the memory ready; output that was delivered is not written any more.
         let copied = unsafe {
             match down {
                 true => windows.read(cuda, block.at(0), range.pointer, range.bytes),

@@ -1,4 +1,4 @@
-//! A driver of our own making, and groups of ranks as threads whose memory is on its GPUs.
+//! A stub of the CUDA driver, and groups of ranks as threads with memory on its GPUs.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::ffi::{CString, c_char, c_int, c_long};
@@ -36,7 +36,7 @@ fn compiled() -> &'static Path {
     &made.1
 }
 
-/// A driver that nobody else in this process has: its counters and faults are its own.
+/// A driver that only one test uses, with separate counters and faults.
 pub struct Stub {
     pub cuda: Arc<Cuda>,
     library: Library,
@@ -49,14 +49,14 @@ impl Stub {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("libcuda.so.1");
         std::fs::copy(compiled(), &path).unwrap();
-        // SAFETY: our own library.
+        // SAFETY: a library of this test.
         let library = unsafe { Library::new(&path) }.unwrap();
         let cuda = Cuda::load(path.to_str().unwrap()).unwrap();
         Self { cuda, library, path, _folder: folder }
     }
 
     fn function<T: Copy>(&self, name: &str) -> T {
-        // SAFETY: the callers below give the types of the stub's source.
+        // SAFETY: the callers below use the types of the stub's source.
         *unsafe { self.library.get::<T>(name) }.unwrap()
     }
 
@@ -74,7 +74,7 @@ impl Stub {
         unsafe { allow(direction, count) }
     }
 
-    /// The next call of this function does not come back before [`Stub::open`].
+    /// The next call of this function does not return before [`Stub::open`].
     pub fn stall(&self, call: &str) {
         let call = CString::new(call).unwrap();
         let stall: unsafe extern "C" fn(*const c_char) = self.function("stub_stall");
@@ -92,13 +92,13 @@ impl Stub {
         let name = CString::new(what).unwrap();
         let count: unsafe extern "C" fn(*const c_char) -> c_long = self.function("stub_count");
         // SAFETY: a string that outlives the call.
-        let found = unsafe { count(name.as_ptr()) };
-        assert!(found >= 0, "{what}: {found}");
-        found
+        let value = unsafe { count(name.as_ptr()) };
+        assert!(value >= 0, "{what}: {value}");
+        value
     }
 
-    /// What was queued (`D`, `U`) and done (`d`, `u`), and what the processor read and wrote (`r`, `w`),
-    /// in this order.
+    /// Copies queued (`D`, `U`) and completed (`d`, `u`) by the engines, and reads and writes by the processor
+    /// (`r`, `w`), in order.
     pub fn journal(&self) -> String {
         let read: unsafe extern "C" fn(c_long, *mut u64, *mut usize) -> c_int =
             self.function("stub_journal");
@@ -119,7 +119,7 @@ impl Stub {
         stream
     }
 
-    /// What comes behind this in the stream waits for [`Stub::open`].
+    /// Work queued in the stream after this waits for [`Stub::open`].
     pub fn gate(&self, stream: usize) {
         let gate: unsafe extern "C" fn(usize) = self.function("stub_gate");
         // SAFETY: a handle of this stub.
@@ -132,7 +132,7 @@ impl Stub {
         unsafe { open() }
     }
 
-    /// Nothing of ours is left, nothing was touched that is not ours, and no kernel ran.
+    /// Checks that nothing leaked, that no foreign memory was accessed, and that no kernel ran.
     pub fn assert_clean(&self, what: &str) {
         self.assert_sound(what);
         for kind in ["registrations", "streams", "events", "contexts", "depth", "windows"] {
@@ -149,18 +149,18 @@ impl Stub {
         Device::open(&self.cuda, ordinal, settings())
     }
 
-    /// Where this stub's library is.
+    /// Path of this stub's library.
     pub fn path(&self) -> &str {
         self.path.to_str().unwrap()
     }
 
-    /// A device that has GDRCopy, too.
+    /// A device with GDRCopy.
     pub fn device_with_gdrcopy(&self) -> Device {
         let gdrcopy = Some(self.path().to_owned());
         Device::open(&self.cuda, 0, Settings { gdrcopy, ..settings() }).unwrap()
     }
 
-    /// Memory of a GPU that holds these values.
+    /// GPU memory that holds these values.
     pub fn tensor(&self, values: &[f32]) -> Tensor<'_> {
         let allocate: unsafe extern "C" fn(usize) -> u64 = self.function("stub_device_alloc");
         // SAFETY: a plain number.
@@ -176,7 +176,7 @@ pub fn settings() -> Settings {
     Settings { chunk_bytes: CHUNK_BYTES, pinned_bytes_max: 64 << 20, patience, gdrcopy: None }
 }
 
-/// Memory of a stub's GPU, which is memory of this process.
+/// Memory of a stub's GPU, which is host memory of this process.
 pub struct Tensor<'a> {
     stub: &'a Stub,
     pointer: u64,
@@ -188,10 +188,10 @@ impl Tensor<'_> {
         Range { pointer: self.pointer, bytes: self.numel * 4 }
     }
 
-    /// Another allocation at the same address, or the same one over other memory.
+    /// Replaces the allocation by another one at the same address, or maps it to other memory.
     pub fn again(&self, same: bool) {
         let again: unsafe extern "C" fn(u64, c_int) = self.stub.function("stub_device_again");
-        // SAFETY: what the stub gave.
+        // SAFETY: an address of the stub.
         unsafe { again(self.pointer, c_int::from(same)) }
     }
 
@@ -214,7 +214,7 @@ impl Tensor<'_> {
 impl Drop for Tensor<'_> {
     fn drop(&mut self) {
         let free: unsafe extern "C" fn(u64) = self.stub.function("stub_device_free");
-        // SAFETY: what the stub gave.
+        // SAFETY: an address of the stub.
         unsafe { free(self.pointer) }
     }
 }
@@ -224,7 +224,7 @@ pub fn placement(nodes: usize, locals: usize) -> Vec<(String, String)> {
     (0..nodes * locals).map(|rank| (format!("n{}", rank / locals), "A".to_owned())).collect()
 }
 
-/// Runs `body` as every rank at once and returns what each returned.
+/// Runs `body` as every rank at once and returns the results.
 pub fn run<T: Send>(
     placement: &[(String, String)],
     body: impl Fn(&Communicator) -> T + Sync,
@@ -249,7 +249,7 @@ pub fn run_at<T: Send>(
         })
         .collect();
     let infos: Vec<Vec<u8>> = endpoints.iter().map(AnyEndpoint::info).collect();
-    // Who fails at once fails nobody who still connects.
+    // A rank that fails at once must not break ranks that still connect.
     let connected = Barrier::new(placement.len());
     std::thread::scope(|scope| {
         let ranks: Vec<_> = endpoints
@@ -267,12 +267,12 @@ pub fn run_at<T: Send>(
     })
 }
 
-/// Values that no other rank has; their sums are exact.
+/// Values that differ on every rank; their sums are exact.
 pub fn values(rank: u32, numel: usize) -> Vec<f32> {
     (0..numel).map(|at| ((at * 31 + rank as usize * 7) % 1021) as f32).collect()
 }
 
-/// What an allreduce of [`values`] gives.
+/// The result of an allreduce of [`values`].
 pub fn sum(world: u32, numel: usize) -> Vec<f32> {
     let mut total = vec![0.0; numel];
     for rank in 0..world {
@@ -297,11 +297,11 @@ pub fn allreduce(
     }
 }
 
-/// Waits for something that comes by itself.
+/// Waits for a condition that becomes true without further calls.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     while !holds() {
-        assert!(Instant::now() < deadline, "{what} did not come");
+        assert!(Instant::now() < deadline, "{what}: not within the timeout");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
