@@ -1,76 +1,35 @@
 //! Client side of one connection.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use bytes::Bytes;
-use tokio::io::{AsyncRead, BufReader};
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
+use super::config::{CallOptions, ConnectionConfig};
+use super::shared::{Awaited, Shared};
 use crate::BoxFuture;
 use crate::auth::AuthError;
-use crate::auth::credentials::{Credential, Credentials};
-use crate::class::TrafficClass;
+use crate::auth::credentials::Credential;
 use crate::deadline::Deadline;
-use crate::fault::{Fault, FaultCode};
+use crate::fault::FaultCode;
 use crate::rpc::channel;
 use crate::rpc::error::RpcError;
-use crate::rpc::frame::{Kind, Limits};
-use crate::rpc::io::{
-    Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, write_frames,
-};
+use crate::rpc::frame::Kind;
+use crate::rpc::io::{Outgoing, write_frames};
 use crate::rpc::lease::LeaseError;
-use crate::rpc::message::{DIRECT_BYTES_MAX, Payload, Reply, decode};
-use crate::rpc::not_after::{NotAfter, PeerClock};
+use crate::rpc::message::{DIRECT_BYTES_MAX, Payload, Reply};
 use crate::rpc::stream::{Stream, prepare};
 
 /// Requests up to this size are sent without an offer, one at a time per connection, as long as the
 /// server accepts them: the round trip of an offer would take about as long as the transfer.
 const UNOFFERED_BYTES_MAX: usize = 256 << 10;
-/// Time after a refusal during which all large requests are offered.
-const OFFER_PERIOD: Duration = Duration::from_secs(5);
 
 /// Slots for calls are counted per class; higher classes share those of lower ones.
 const CLASSES: usize = 16;
-
-/// Limits and timeouts of a connection.
-#[derive(Clone, Debug)]
-pub struct ConnectionConfig {
-    /// Name of the service; both sides sign it (`crate::auth`).
-    pub context: String,
-    /// The credential: the cluster's key, or a ticket. Also determines whether TLS is required.
-    pub credentials: Credentials,
-    /// Traffic class of the socket.
-    pub class: TrafficClass,
-    /// Frame limits in both directions.
-    pub limits: Limits,
-    /// Maximum calls in flight per class; further calls wait for a slot until their deadline.
-    pub calls_in_flight_max: usize,
-    /// Timeout of connecting and authenticating.
-    pub connect_timeout: Duration,
-    /// Timeout of the rest of a reply that has started to arrive, and of a peer that accepts no
-    /// bytes.
-    pub stall_timeout: Duration,
-}
-
-impl ConnectionConfig {
-    /// The defaults for a service of this name.
-    pub fn new(context: impl Into<String>, credentials: impl Into<Credentials>) -> Self {
-        Self {
-            context: context.into(),
-            credentials: credentials.into(),
-            class: TrafficClass::Other,
-            limits: Limits::default(),
-            calls_in_flight_max: 1024,
-            connect_timeout: Duration::from_secs(3),
-            stall_timeout: Duration::from_secs(30),
-        }
-    }
-}
 
 /// An authenticated connection. Dropping it closes it and fails its pending calls.
 pub struct Connection {
@@ -80,48 +39,6 @@ pub struct Connection {
     outbox: mpsc::Sender<Outgoing<()>>,
     call_slots: [Semaphore; CLASSES],
     driver: JoinHandle<()>,
-}
-
-struct Shared {
-    config: ConnectionConfig,
-    peer: String,
-    next_request_id: AtomicU64,
-    waiting: Mutex<Waiting>,
-    peer_clock: Mutex<PeerClock>,
-    started: Instant,
-    /// Arrival time of the last frame, in milliseconds since `started`.
-    alive_ms: AtomicU64,
-    /// Held by the caller that requests a reading of the server's clock.
-    clock_refresh: tokio::sync::Mutex<()>,
-    /// Held by the one large request that is sent without an offer.
-    unoffered: Semaphore,
-    /// Large requests are offered until this time, in milliseconds since `started`.
-    offer_until_ms: AtomicU64,
-}
-
-/// Pending calls; `ended` once no more frames can arrive.
-#[derive(Default)]
-struct Waiting {
-    calls: HashMap<u64, Awaited>,
-    ended: Option<String>,
-}
-
-enum Awaited {
-    /// An offer that waits for its grant.
-    Grant(oneshot::Sender<Result<(), Fault>>),
-    Reply(oneshot::Sender<Result<Reply, Fault>>),
-}
-
-/// Options of a call in addition to its bytes and its deadline.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CallOptions<'a> {
-    /// The server does not start the call once this has expired, even if its frame was delayed.
-    pub not_after: Option<&'a NotAfter>,
-    /// The server's budget that the call counts against.
-    pub class: u8,
-    /// Fails the call before its deadline if no frame arrives on the connection for this time. A
-    /// server that is busy with other calls of this connection does not trigger it.
-    pub idle_timeout: Option<Duration>,
 }
 
 impl Connection {
@@ -412,179 +329,6 @@ impl Drop for Connection {
         self.shared.end("closed by this side".into());
     }
 }
-
-impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
-        // No code panics while it holds the lock, and the map would stay consistent if it did.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Registers a pending call. An error means that no more frames can arrive.
-    fn expect(&self, request_id: u64, awaited: Awaited) -> Result<(), RpcError> {
-        let mut waiting = self.lock();
-        if waiting.ended.is_some() {
-            drop(waiting);
-            return Err(self.unreachable());
-        }
-        waiting.calls.insert(request_id, awaited);
-        Ok(())
-    }
-
-    /// Waits for a reply until the deadline, or until the connection has been silent for too long.
-    async fn wait<T>(
-        &self,
-        mut answer: oneshot::Receiver<T>,
-        start: Instant,
-        deadline: Deadline,
-        idle_timeout: Option<Duration>,
-    ) -> Option<Result<T, oneshot::error::RecvError>> {
-        loop {
-            let until = match idle_timeout {
-                Some(idle) => deadline.instant().min(self.alive_at().max(start) + idle),
-                None => deadline.instant(),
-            };
-            match tokio::time::timeout_at(until.into(), &mut answer).await {
-                Ok(answered) => return Some(answered),
-                Err(_) if deadline.passed() => return None,
-                Err(_) => {
-                    let idle = idle_timeout.unwrap_or_default();
-                    if self.alive_at().max(start).elapsed() >= idle {
-                        return None;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Permission to send one large request without an offer.
-    fn unoffered(&self) -> Option<SemaphorePermit<'_>> {
-        let now_ms = self.started.elapsed().as_millis() as u64;
-        let offers = now_ms < self.offer_until_ms.load(Relaxed);
-        if offers { None } else { self.unoffered.try_acquire().ok() }
-    }
-
-    fn offer_for_a_while(&self) {
-        let until = self.started.elapsed() + OFFER_PERIOD;
-        self.offer_until_ms.store(until.as_millis() as u64, Relaxed);
-    }
-
-    fn alive_at(&self) -> Instant {
-        self.started + Duration::from_millis(self.alive_ms.load(Relaxed))
-    }
-
-    fn timed_out(&self, start: Instant, sent: bool) -> RpcError {
-        RpcError::TimedOut {
-            context: self.config.context.clone(),
-            peer: self.peer.clone(),
-            waited_ms: start.elapsed().as_millis() as u64,
-            sent,
-        }
-    }
-
-    fn unreachable(&self) -> RpcError {
-        RpcError::Unreachable {
-            context: self.config.context.clone(),
-            peer: self.peer.clone(),
-            detail: self.lock().ended.clone().unwrap_or_else(|| "closed".into()),
-        }
-    }
-
-    fn faulted(&self, fault: Fault) -> RpcError {
-        RpcError::Faulted { context: self.config.context.clone(), peer: self.peer.clone(), fault }
-    }
-
-    fn peer_clock(&self) -> PeerClock {
-        *self.peer_clock.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lease_lost(&self) -> RpcError {
-        RpcError::LeaseLost { context: self.config.context.clone(), peer: self.peer.clone() }
-    }
-
-    fn lost(&self) -> RpcError {
-        RpcError::Lost {
-            context: self.config.context.clone(),
-            peer: self.peer.clone(),
-            detail: self.lock().ended.clone().unwrap_or_else(|| "closed".into()),
-        }
-    }
-
-    fn end(&self, detail: String) {
-        let mut waiting = self.lock();
-        waiting.ended.get_or_insert(detail);
-        // Dropping the senders wakes all waiting calls.
-        waiting.calls.clear();
-    }
-
-    async fn read(&self, read_half: impl AsyncRead + Unpin, answers: &WeakOutbox) -> ReadError {
-        let mut reader = BufReader::with_capacity(READ_BUFFER_BYTES, read_half);
-        loop {
-            if let Err(error) = self.read_one(&mut reader, answers).await {
-                return error;
-            }
-        }
-    }
-
-    async fn read_one(
-        &self,
-        reader: &mut (impl AsyncRead + Unpin),
-        answers: &WeakOutbox,
-    ) -> Result<(), ReadError> {
-        let stall_timeout = self.config.stall_timeout;
-        let header = read_header(reader, &self.config.limits, stall_timeout).await?;
-        self.alive_ms.store(self.started.elapsed().as_millis() as u64, Relaxed);
-        if header.kind == Kind::Grant {
-            self.granted(header.request_id, answers);
-            return Ok(());
-        }
-        if !matches!(header.kind, Kind::Reply | Kind::Fault) {
-            return Err(ReadError::Direction(header.kind));
-        }
-        let (message, payload) = read_body(reader, &header, stall_timeout).await?;
-        self.alive_ms.store(self.started.elapsed().as_millis() as u64, Relaxed);
-        *self.peer_clock.lock().unwrap_or_else(PoisonError::into_inner) =
-            PeerClock::now(header.time_ms);
-        let fault = || {
-            decode(&message)
-                .unwrap_or_else(|error| Fault::internal(format!("unreadable fault: {error}")))
-        };
-        // A reply without a pending call belongs to a call that timed out.
-        let awaited = self.lock().calls.remove(&header.request_id);
-        match (awaited, header.kind) {
-            (Some(Awaited::Reply(caller)), Kind::Reply) => {
-                let _ = caller.send(Ok(Reply { message, payload: payload.into() }));
-            }
-            (Some(Awaited::Reply(caller)), _) => {
-                let _ = caller.send(Err(fault()));
-            }
-            (Some(Awaited::Grant(caller)), Kind::Fault) => {
-                let _ = caller.send(Err(fault()));
-            }
-            (Some(Awaited::Grant(_)), _) | (None, _) => {}
-        }
-        Ok(())
-    }
-
-    /// The server has reserved memory; if the call has timed out meanwhile, the grant is declined.
-    fn granted(&self, request_id: u64, answers: &WeakOutbox) {
-        let mut waiting = self.lock();
-        let used = match waiting.calls.remove(&request_id) {
-            Some(Awaited::Grant(caller)) => caller.send(Ok(())).is_ok(),
-            Some(other) => {
-                waiting.calls.insert(request_id, other);
-                true
-            }
-            None => false,
-        };
-        drop(waiting);
-        if !used && let Some(outbox) = answers.upgrade() {
-            // If the queue is full, the server's grant times out.
-            let _ = outbox.try_send(Outgoing::bare(Kind::Decline, request_id, ()));
-        }
-    }
-}
-
-type WeakOutbox = mpsc::WeakSender<Outgoing<()>>;
 
 struct PendingCall<'a> {
     connection: &'a Connection,

@@ -10,7 +10,8 @@ use serde::de::DeserializeOwned;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use super::connection::{CallOptions, Connection, ConnectionConfig};
+use super::config::{CallOptions, ConnectionConfig};
+use super::connection::Connection;
 use crate::deadline::Deadline;
 use crate::rpc::error::{Executed, RpcError};
 use crate::rpc::message::{Payload, Reply, decode, encode};
