@@ -131,8 +131,8 @@ impl Arena {
         if limited.into_iter().any(|kind| rustix::process::getrlimit(kind).current.is_some()) {
             return 0;
         }
-        let told = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let total = told.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
         let kilobytes = total.and_then(|line| line.trim().strip_suffix(" kB"));
         kilobytes.and_then(|count| count.parse::<usize>().ok()).map_or(0, |count| count << 10)
     }

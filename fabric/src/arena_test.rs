@@ -12,7 +12,7 @@ fn peer_of(arena: &Arena) -> Segment {
 }
 
 #[test]
-fn a_peer_finds_the_same_bytes_at_the_offset() {
+fn a_peer_reads_the_same_bytes_at_the_offset() {
     let arena = arena(8 * MIB);
     let peer = peer_of(&arena);
     let _other = arena.allocate(100).unwrap();
@@ -28,7 +28,7 @@ fn a_peer_finds_the_same_bytes_at_the_offset() {
 }
 
 #[test]
-fn only_what_lies_in_one_block_is_found() {
+fn only_ranges_within_one_block_are_located() {
     let arena = arena(MIB);
     let block = arena.allocate(3 * PAGE_BYTES + 10).unwrap();
     let next = arena.allocate(10).unwrap();
@@ -45,7 +45,7 @@ fn only_what_lies_in_one_block_is_found() {
 }
 
 #[test]
-fn a_thousand_blocks_come_and_go_zeroed_and_leave_one_gap() {
+fn a_thousand_blocks_are_zeroed_and_merge_into_one_gap_when_freed() {
     let arena = arena(16 * MIB);
     let mut held = Vec::new();
     for round in 0..1000_usize {
@@ -79,13 +79,13 @@ fn a_full_arena_says_how_full_it_is() {
 }
 
 #[test]
-fn what_is_taken_back_is_out_of_the_peers_reach() {
+fn revoked_memory_is_inaccessible_to_the_peer() {
     let arena = arena(4 * MIB);
     let peer = peer_of(&arena);
     let block = arena.allocate(2 * PAGE_BYTES + 100).unwrap();
     let other = arena.allocate(100).unwrap();
     let found = arena.find(block.base(), block.bytes()).unwrap();
-    let beside = arena.find(other.base(), 100).unwrap();
+    let adjacent = arena.find(other.base(), 100).unwrap();
     // SAFETY: inside the block, and the peer's map of it.
     unsafe {
         block.base().write(1);
@@ -96,7 +96,7 @@ fn what_is_taken_back_is_out_of_the_peers_reach() {
         peer.at(found.offset + 2 * PAGE_BYTES as u64, 100).unwrap().write_bytes(3, 100);
         assert_eq!(block.base().read(), 2);
         assert_eq!(block.base().add(2 * PAGE_BYTES).read(), 0);
-        peer.at(beside.offset, 1).unwrap().write(4);
+        peer.at(adjacent.offset, 1).unwrap().write(4);
         assert_eq!(other.base().read(), 4);
     }
     assert!(arena.is_retired() && arena.find(other.base(), 1).is_none());
@@ -107,7 +107,7 @@ fn what_is_taken_back_is_out_of_the_peers_reach() {
 }
 
 #[test]
-fn what_is_entrusted_to_a_peer_is_handed_out_by_it() {
+fn a_delegated_arena_is_allocated_by_the_peer() {
     let arena = arena(MIB);
     arena.delegate();
     assert_eq!(arena.allocate(10).unwrap_err(), ArenaError::Retired);

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_goes_forward_and_saturates() {
+    fn arithmetic_saturates() {
         let first = BootInstant::now();
         let later = first.after(Duration::from_secs(60));
         assert_eq!(later.since(first), Duration::from_secs(60));
@@ -54,7 +54,7 @@ mod tests {
 
     /// A time namespace shifts only the clock that counts suspend, as a suspended node does.
     #[test]
-    fn it_goes_on_while_the_machine_is_suspended() {
+    fn it_advances_while_the_machine_is_suspended() {
         let here = BootInstant::now().0.as_secs();
         let shown = std::process::Command::new("unshare")
             .args(["--time", "--boottime", "100000", "--fork"])

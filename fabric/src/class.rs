@@ -71,7 +71,7 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn every_class_has_marks_of_its_own() {
+    fn every_class_has_distinct_marks() {
         let dscps: BTreeSet<u8> = TrafficClass::ALL.iter().map(|c| c.marks().dscp).collect();
         let levels: BTreeSet<u8> =
             TrafficClass::ALL.iter().map(|c| c.marks().service_level).collect();

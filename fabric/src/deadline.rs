@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_deadline_in_the_past_has_nothing_left() {
+    fn a_deadline_in_the_past_has_no_time_left() {
         assert_eq!(Deadline::after(Duration::ZERO).remaining(), None);
         assert!(Deadline::after(Duration::ZERO).passed());
     }

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_sees_the_end_while_a_forked_child_lives() {
+    fn a_peer_sees_the_close_while_a_forked_child_lives() {
         // More descriptors than one block holds.
         let pairs: Vec<_> = (0..BLOCK + 10).map(|_| pair()).collect();
         let registered: Vec<_> = pairs.iter().map(|(own, _)| close_in_children(own)).collect();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_registered_no_more_is_left_to_children() {
+    fn memory_that_is_no_longer_registered_is_inherited_by_children() {
         let (own, mut peer) = pair();
         drop(close_in_children(&own));
         let child = Child::fork();

@@ -181,9 +181,9 @@ impl AddressSelector {
         all.sort_by_key(|one| one.rank(route));
         let mut chosen: Vec<Interface> = Vec::new();
         for of in self.0.iter().filter(|term| !term.excluded).map(|term| &term.of) {
-            for one in all.iter().filter(|one| of.fits(one)).map(|one| of.of(one)) {
-                if !chosen.iter().any(|other| other.address == one.address) {
-                    chosen.push(one);
+            for interface in all.iter().filter(|found| of.fits(found)).map(|found| of.of(found)) {
+                if !chosen.iter().any(|other| other.address == interface.address) {
+                    chosen.push(interface);
                 }
             }
         }

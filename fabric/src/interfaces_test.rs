@@ -28,7 +28,7 @@ fn names(wanted: &str, route: Option<&str>) -> Vec<String> {
 }
 
 #[test]
-fn the_route_comes_first_and_what_other_machines_have_too_comes_last() {
+fn the_default_route_is_first_and_addresses_shared_by_machines_are_last() {
     assert_eq!(names("", Some("10.100.1.5")), ["ib1", "eth0", "ib0", "eth1", "docker0"]);
     assert_eq!(names("", None), ["eth0", "ib0", "ib1", "eth1", "docker0"]);
     // A route over a bridge is a valid route.
@@ -38,7 +38,7 @@ fn the_route_comes_first_and_what_other_machines_have_too_comes_last() {
 }
 
 #[test]
-fn what_is_named_is_taken_in_the_order_of_the_names() {
+fn named_interfaces_are_used_in_the_order_of_the_names() {
     for (wanted, chosen) in [
         ("eth0", &["eth0"][..]),
         ("10.0.0.5", &["eth0"]),
@@ -58,7 +58,7 @@ fn what_is_named_is_taken_in_the_order_of_the_names() {
 }
 
 #[test]
-fn an_address_of_loopback_is_taken_as_it_is() {
+fn a_loopback_address_is_used_unchanged() {
     assert_eq!(names("lo,!::1", None), ["lo"]);
     let wanted: AddressSelector = "127.0.0.7".parse().unwrap();
     let chosen = wanted.select(&machine(), None).unwrap();
@@ -66,14 +66,14 @@ fn an_address_of_loopback_is_taken_as_it_is() {
 }
 
 #[test]
-fn a_machine_of_loopback_alone_is_reached_there() {
+fn a_machine_with_only_loopback_uses_it() {
     let wanted = AddressSelector::default();
     assert_eq!(wanted.select(&machine()[..1], None).unwrap(), machine()[..1]);
     assert_eq!(wanted.select(&[], None).unwrap(), []);
 }
 
 #[test]
-fn what_fits_nothing_is_an_error_that_lists_what_there_is() {
+fn a_selector_without_a_match_is_an_error_that_lists_the_interfaces() {
     for wanted in ["ib9", "192.168.0.0/16", "10.0.0.6", "ib0,!ib*", "!*"] {
         let error =
             wanted.parse::<AddressSelector>().unwrap().select(&machine(), None).unwrap_err();
@@ -83,7 +83,7 @@ fn what_fits_nothing_is_an_error_that_lists_what_there_is() {
 }
 
 #[test]
-fn what_cannot_be_read_is_refused() {
+fn invalid_selectors_are_refused() {
     for text in [
         ",",
         "eth0,",
@@ -105,9 +105,9 @@ fn this_machine_has_interfaces_and_routes_end_at_one_of_them() {
     assert!(here.iter().any(|one| one.loopback), "{here:?}");
     // No process can listen at an address of another node or at one that was parsed incorrectly; an
     // address that was removed meanwhile is not listed again.
-    for one in here.iter().filter(|one| one.address.is_ipv4()) {
-        let listens = std::net::TcpListener::bind((one.address, 0)).is_ok();
-        assert!(listens || !interfaces().contains(one), "{one}");
+    for interface in here.iter().filter(|interface| interface.address.is_ipv4()) {
+        let listens = std::net::TcpListener::bind((interface.address, 0)).is_ok();
+        assert!(listens || !interfaces().contains(interface), "{interface}");
     }
     if let Some(source) = source_towards(None) {
         assert!(here.iter().any(|one| one.address == source), "{source} in {here:?}");
@@ -118,7 +118,7 @@ fn this_machine_has_interfaces_and_routes_end_at_one_of_them() {
 
 proptest! {
     #[test]
-    fn any_text_is_read_or_refused_and_comes_back_the_same(text in "[!a-z0-9*?./:, ]{0,24}") {
+    fn any_text_is_refused_or_survives_a_round_trip(text in "[!a-z0-9*?./:, ]{0,24}") {
         if let Ok(wanted) = text.parse::<AddressSelector>() {
             prop_assert_eq!(wanted.to_string().parse::<AddressSelector>().unwrap(), wanted.clone());
             let _ = wanted.select(&machine(), None);

@@ -229,12 +229,12 @@ fn peer_option<T>(stream: &UnixStream, option: libc::c_int) -> Option<T> {
     let mut value = MaybeUninit::<T>::uninit();
     let mut length = size_of::<T>() as libc::socklen_t;
     // SAFETY: a socket of ours, and a buffer of the given length.
-    let told = unsafe {
+    let status = unsafe {
         let place = value.as_mut_ptr().cast();
         libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, option, place, &mut length)
     };
     // SAFETY: the kernel reports that it has written all of it, and every bit pattern is valid.
-    (told == 0 && length as usize == size_of::<T>()).then(|| unsafe { value.assume_init() })
+    (status == 0 && length as usize == size_of::<T>()).then(|| unsafe { value.assume_init() })
 }
 
 /// Retries a call that a signal interrupted. With a timeout on the socket, stopping and continuing
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_signal_interrupts_is_called_again_within_the_deadline() {
+    fn interrupted_calls_are_retried_within_the_deadline() {
         let mut left = vec![
             Ok(7),
             Err(io::ErrorKind::Interrupted.into()),
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_view_reads_what_the_segment_holds_and_nothing_beside_it() {
+    fn a_view_reads_only_the_content_of_the_segment() {
         let segment = Segment::create("lent", 8192).unwrap();
         // SAFETY: inside the segment.
         unsafe { segment.base().add(4096).write(7) };
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_nobody_ends() {
+    fn waiting_for_a_missing_peer_times_out() {
         let name = format!("fabric-shm-unused-{}", std::process::id());
         let listener = listen(&name).unwrap();
         let error = accept(&listener, Deadline::after(Duration::from_millis(20))).unwrap_err();

@@ -72,14 +72,14 @@ fn another_key_is_refused_on_both_sides() {
 }
 
 #[test]
-fn a_proof_for_one_service_is_nothing_to_another() {
+fn a_proof_for_one_service_is_invalid_at_another() {
     let (accepted, dialed) =
         meet(key(1), "threefs/meta", |s| dial(&s, &key(1), CONTEXT, &[], soon()));
     assert!(accepted.is_err() && dialed.is_err());
 }
 
 #[test]
-fn a_greeting_that_was_changed_on_the_way_is_refused() {
+fn a_modified_greeting_is_refused() {
     let nonces = ([1; 32], [2; 32]);
     let (dialer, hello) = Dialer::new(&key(1), CONTEXT, nonces.0);
     let (acceptor, challenge) = Acceptor::new(&key(1), CONTEXT, &hello, nonces.1).unwrap();
@@ -104,7 +104,7 @@ fn a_dialer_without_the_key_cannot_pass_by_reflection() {
 }
 
 #[test]
-fn garbage_is_named_as_such() {
+fn garbage_is_reported_as_garbage() {
     let (accepted, ()) = meet(key(1), CONTEXT, |mut stream| {
         stream.write_all(b"GET / HTTP/1.1\r\nHost: a-long-enough-name\r\n\r\n").unwrap();
     });
@@ -114,19 +114,19 @@ fn garbage_is_named_as_such() {
 }
 
 #[test]
-fn a_peer_that_says_nothing_costs_the_deadline_and_no_more() {
+fn a_silent_peer_is_dropped_at_the_deadline() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (stream, _) = listener.accept().unwrap();
-    let begun = Instant::now();
+    let started = Instant::now();
     let verdict = accept(&stream, &key(1), CONTEXT, Deadline::after(Duration::from_millis(30)));
     assert!(matches!(verdict, Err(AuthError::Broken { .. })));
-    assert!(begun.elapsed() < Duration::from_secs(60));
+    assert!(started.elapsed() < Duration::from_secs(60));
     drop(silent);
 }
 
 #[test]
-fn a_key_file_that_is_short_or_absent_is_named() {
+fn a_short_or_absent_key_file_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("key");
     assert!(Key::read(&path).unwrap_err().to_string().contains("key`"));
@@ -138,6 +138,6 @@ fn a_key_file_that_is_short_or_absent_is_named() {
 }
 
 #[test]
-fn a_key_never_prints() {
+fn a_key_is_not_printed() {
     assert_eq!(format!("{:?}", key(9)), "Key(…)");
 }

@@ -195,7 +195,7 @@ fn lengths_are_checked_before_a_ticket_is_read_and_versions_are_named() {
 
 proptest! {
     #[test]
-    fn no_bytes_open_a_connection(
+    fn random_bytes_never_authenticate(
         hello in proptest::array::uniform32(any::<u8>()),
         tail in proptest::collection::vec(any::<u8>(), 16..1100),
         proof in proptest::array::uniform32(any::<u8>()),

@@ -23,14 +23,14 @@ fn a_bare_key_is_key_zero_and_a_ring_may_name_it() {
 }
 
 #[test]
-fn bytes_that_are_no_text_stay_a_bare_key() {
+fn bytes_that_are_not_text_are_a_bare_key() {
     let content: Vec<u8> = (128..=255).chain(b"\n1".iter().copied()).chain(200..=250).collect();
     let ring = KeyRing::parse(Path::new("ring"), &content).unwrap();
     assert_eq!(ring.signing().1.bytes(), content);
 }
 
 #[test]
-fn what_is_wrong_with_a_ring_is_named_and_keys_are_not_quoted() {
+fn errors_of_a_key_ring_name_the_problem_without_quoting_keys() {
     let cases = [
         (format!("1:{FIRST}\n{SECOND}"), "line 2"),
         (format!("1:{FIRST}\n1:{SECOND}"), "id 1 is used twice"),
@@ -50,7 +50,7 @@ fn what_is_wrong_with_a_ring_is_named_and_keys_are_not_quoted() {
 }
 
 #[test]
-fn a_file_that_changes_is_read_again_and_a_bad_one_changes_nothing() {
+fn a_changed_file_is_reloaded_and_an_invalid_one_is_ignored() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("key");
     std::fs::write(&path, FIRST).unwrap();
@@ -72,7 +72,7 @@ fn a_file_that_changes_is_read_again_and_a_bad_one_changes_nothing() {
 }
 
 #[test]
-fn keys_never_print() {
+fn keys_are_not_printed() {
     let shown = format!("{:?} {:?}", parse(FIRST).unwrap(), Keys::from(parse(FIRST).unwrap()));
     assert_eq!(shown, "KeyRing([0]) KeyRing([0])");
 }

@@ -18,7 +18,7 @@ fn ticket() -> Ticket {
 }
 
 #[test]
-fn a_file_gives_back_what_was_sealed() {
+fn a_sealed_file_can_be_read_back() {
     let sealed = ticket().seal(&ring()).unwrap();
     assert_eq!(sealed.ticket().key_id, 3);
     let text = sealed.to_text();
@@ -30,7 +30,7 @@ fn a_file_gives_back_what_was_sealed() {
 }
 
 #[test]
-fn neither_the_ring_key_nor_another_ticket_gives_the_secret() {
+fn the_ring_key_and_other_tickets_do_not_reveal_the_secret() {
     let one = ticket().seal(&ring()).unwrap();
     let other = Ticket { directory: 78, ..ticket() }.seal(&ring()).unwrap();
     assert_ne!(one.secret().bytes(), other.secret().bytes());
@@ -38,7 +38,7 @@ fn neither_the_ring_key_nor_another_ticket_gives_the_secret() {
 }
 
 #[test]
-fn a_ticket_is_genuine_while_its_key_is_in_the_ring() {
+fn a_ticket_is_valid_while_its_key_is_in_the_ring() {
     let sealed = ticket().seal(&ring()).unwrap();
     assert!(sealed.is_genuine(&ring()));
     let parse = |content: &[u8]| KeyRing::parse(Path::new("ring"), content).unwrap();
@@ -53,7 +53,7 @@ fn a_ticket_is_genuine_while_its_key_is_in_the_ring() {
 }
 
 #[test]
-fn fields_have_bounds_and_a_long_path_is_cut() {
+fn fields_are_bounded_and_a_long_path_is_truncated() {
     let long = |field: &str, value: String| {
         let mut ticket = ticket();
         match field {
@@ -72,7 +72,7 @@ fn fields_have_bounds_and_a_long_path_is_cut() {
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_named_and_the_secret_is_not_quoted() {
+fn errors_of_a_file_name_the_problem_without_quoting_the_secret() {
     let text = ticket().seal(&ring()).unwrap().to_text();
     let secret = text.trim().rsplit(':').next().unwrap().to_owned();
     let ticket_part = text.split(':').nth(1).unwrap();
@@ -92,7 +92,7 @@ fn what_is_wrong_with_a_file_is_named_and_the_secret_is_not_quoted() {
 }
 
 #[test]
-fn a_secret_never_prints() {
+fn a_secret_is_not_printed() {
     let sealed = ticket().seal(&ring()).unwrap();
     let secret = sealed.to_text().trim().rsplit(':').next().unwrap().to_owned();
     assert!(!format!("{sealed:?}").contains(&secret));
@@ -100,7 +100,7 @@ fn a_secret_never_prints() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_a_ticket_or_a_refusal(bytes in proptest::collection::vec(any::<u8>(), 0..1200)) {
+    fn any_bytes_are_decoded_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..1200)) {
         let _ = Ticket::decode(&bytes);
     }
 

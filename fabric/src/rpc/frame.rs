@@ -186,12 +186,12 @@ mod tests {
     }
 
     #[test]
-    fn a_header_comes_back_as_it_went() {
+    fn a_header_survives_a_round_trip() {
         assert_eq!(Header::decode(&header().encode(), &Limits::default()), Ok(header()));
     }
 
     #[test]
-    fn every_flipped_bit_is_seen() {
+    fn every_flipped_bit_is_detected() {
         for bit in 0..HEADER_BYTES * 8 {
             let mut bytes = header().encode();
             bytes[bit / 8] ^= 1 << (bit % 8);
@@ -210,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::array::uniform32(any::<u8>())) {
+        fn no_bytes_cause_a_panic(bytes in prop::array::uniform32(any::<u8>())) {
             let mut all = [0; HEADER_BYTES];
             all[..32].copy_from_slice(&bytes);
             prop_assert!(Header::decode(&all, &Limits::default()).is_err());

@@ -70,12 +70,12 @@ pub(super) async fn accept(
     within(context, deadline, async {
         let mut hello = [0; HELLO_BYTES];
         // A probe may also reset the connection instead of closing it.
-        let begun = stream.read(&mut hello[..MAGIC_BYTES]).await.unwrap_or(0);
-        if begun == 0 {
+        let received = stream.read(&mut hello[..MAGIC_BYTES]).await.unwrap_or(0);
+        if received == 0 {
             return Ok(None);
         }
         let (magic, rest) = hello.split_at_mut(MAGIC_BYTES);
-        stream.read_exact(&mut magic[begun..]).await.map_err(broken(context))?;
+        stream.read_exact(&mut magic[received..]).await.map_err(broken(context))?;
         let mut first = [0; MAGIC_BYTES];
         first.copy_from_slice(magic);
         // An older version sends fewer bytes, so waiting for a full hello would block.

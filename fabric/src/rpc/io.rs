@@ -47,12 +47,13 @@ pub(super) async fn read_header(
     stall_timeout: Duration,
 ) -> Result<Header, ReadError> {
     let mut bytes = [0; HEADER_BYTES];
-    let begun = reader.read(&mut bytes).await?;
-    if begun == 0 {
+    let received = reader.read(&mut bytes).await?;
+    if received == 0 {
         return Err(ReadError::Closed);
     }
-    if begun < HEADER_BYTES {
-        within(stall_timeout, async { Ok(reader.read_exact(&mut bytes[begun..]).await?) }).await?;
+    if received < HEADER_BYTES {
+        within(stall_timeout, async { Ok(reader.read_exact(&mut bytes[received..]).await?) })
+            .await?;
     }
     Ok(Header::decode(&bytes, limits)?)
 }
@@ -207,11 +208,11 @@ async fn flush(
     writer: &mut (impl AsyncWrite + Unpin),
     stalled: &impl Fn(Duration) -> bool,
 ) -> io::Result<()> {
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
         match tokio::time::timeout(STALL_CHECK, writer.flush()).await {
             Ok(flushed) => return flushed,
-            Err(_) if stalled(begun.elapsed()) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(_) if stalled(started.elapsed()) => return Err(io::ErrorKind::TimedOut.into()),
             Err(_) => {}
         }
     }
@@ -231,12 +232,12 @@ async fn write_parts(
         }
         let vectors: Vec<IoSlice<'_>> =
             parts.iter().take(VECTORS_PER_WRITE).map(|part| IoSlice::new(part)).collect();
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut written = loop {
             let write = tokio::time::timeout(STALL_CHECK, writer.write_vectored(&vectors));
             match write.await {
                 Ok(written) => break written?,
-                Err(_) if stalled(begun.elapsed()) => return Err(io::ErrorKind::TimedOut.into()),
+                Err(_) if stalled(started.elapsed()) => return Err(io::ErrorKind::TimedOut.into()),
                 Err(_) => {}
             }
         };

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_fence_lets_pass_what_comes_while_the_right_is_held() {
+    async fn a_fence_admits_requests_while_the_lease_is_held() {
         let soon = || Deadline::after(Duration::from_millis(20));
         let lease = Lease::default();
         assert_eq!(lease.wait_valid(soon()).await, Ok(None));

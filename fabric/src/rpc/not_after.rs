@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reading_is_shown_before_the_moment_whose_it_is_also_by_a_slow_clock() {
+    fn a_clock_reading_never_exceeds_the_true_time_even_with_a_slow_clock() {
         let at = BootInstant::now();
         for reading in [1, 1000, u32::MAX - 5] {
             let heard = PeerClock::Reading { reading, at };
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_knows_moments_over_its_turn() {
+    fn a_clock_handles_wraparound() {
         let clock = ConnectionClock::start();
         let ahead = clock.instant_of(clock.reading().wrapping_add(5_000)).remaining();
         assert!(ahead > Duration::from_secs(1) && ahead <= Duration::from_secs(5));

@@ -67,14 +67,14 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gives_way_while_there_is_room() {
+    fn no_connection_is_evicted_while_there_is_space() {
         let mut table = HandshakeTable::new(3);
         assert!((0..3).all(|at| table.add(v4(1), at).is_none()));
         assert_eq!(table.iter().copied().collect::<Vec<_>>(), [0, 1, 2]);
     }
 
     #[test]
-    fn the_busiest_source_loses_its_oldest() {
+    fn the_busiest_source_loses_its_oldest_connection() {
         let mut table = HandshakeTable::new(4);
         table.add(v4(1), "honest");
         for flood in ["a", "b", "c"] {
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn among_equal_sources_the_oldest_gives_way() {
+    fn among_equal_sources_the_oldest_connection_is_evicted() {
         let mut table = HandshakeTable::new(2);
         table.add(v4(1), 1);
         table.add(v4(2), 2);

@@ -293,7 +293,7 @@ mod tests {
 
     /// A connection is tracked only while it holds or requests credits.
     #[tokio::test]
-    async fn a_credit_of_no_bytes_leaves_nothing_behind() {
+    async fn a_credit_of_zero_bytes_is_not_recorded() {
         let bytes = Bytes::new(10, 1);
         for connection in 0..100 {
             drop(bytes.acquire(service(connection), 0, soon()).await.unwrap());
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_waiter_that_is_dropped_leaves_nothing_behind() {
+    async fn a_dropped_waiter_is_removed() {
         let bytes = Bytes::new(10, 1);
         let held = bytes.acquire(service(1), 10, soon()).await.unwrap();
         let waiter = tokio::spawn({

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_volume_has_its_share_and_services_keep_theirs() {
+    fn volumes_and_services_have_separate_shares() {
         let slots = CallSlots::new(16, 4);
         let take = |volume| (0..16).map_while(|_| slots.take(volume)).collect::<Vec<_>>();
         let taken = || [None, Some(1), Some(2)].map(|holder| slots.are_exhausted(holder));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_has_one_place_at_least() {
+    fn a_volume_has_at_least_one_slot() {
         let slots = CallSlots::new(2, 8);
         assert!(slots.take(Some(1)).is_some());
     }

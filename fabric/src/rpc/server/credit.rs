@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_keeps_to_its_share_and_a_large_request_to_all() {
+    fn a_connection_is_limited_to_its_share_and_a_large_request_to_the_total() {
         let mut credits = Credits::new(100, 25);
         let first = credits.request('a', None, 20);
         let second = credits.request('a', None, 20);
@@ -363,7 +363,7 @@ mod tests {
 
     /// A grant examines no connection that waits for its own share, whatever their number.
     #[test]
-    fn connections_that_wait_for_their_share_have_no_turn_until_they_give_something_back() {
+    fn connections_at_their_share_have_no_turn_until_they_release_memory() {
         let mut credits = Credits::new(1_000, 10);
         for peer in 0..50 {
             let _ = (credits.request(peer, Some(1), 1), credits.request(peer, Some(1), 100));
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_has_no_more_for_having_more_connections() {
+    fn a_volumes_share_does_not_depend_on_its_number_of_connections() {
         let mut credits = Credits::new(64, 8);
         let alone = taken(&mut credits, 1, 50);
         assert_eq!(alone.len(), 32, "as much stays free");
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_whose_share_is_taken_is_short_of_memory_that_its_own_connections_hold() {
+    fn a_volume_at_its_share_waits_for_memory_of_its_connections() {
         let mut credits = Credits::new(64, 8);
         let _ = (
             credits.request(0, None, 48),
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_waits_for_others_is_not_overtaken_by_volumes_and_by_services_it_is() {
+    fn a_waiting_volume_is_overtaken_by_services_but_not_by_other_volumes() {
         let mut credits = Credits::new(16, 8);
         let held = credits.request(1, Some(1), 8);
         assert_eq!(credits.grant(), [held]);
@@ -444,7 +444,7 @@ mod tests {
         /// No credits are lost in any sequence, and every request is granted once others return
         /// theirs.
         #[test]
-        fn all_are_served_in_the_end(steps in prop::collection::vec((0_u8..5, 0_usize..40, 0_u8..3), 1..200)) {
+        fn all_waiters_are_served(steps in prop::collection::vec((0_u8..5, 0_usize..40, 0_u8..3), 1..200)) {
             let mut credits = Credits::new(32, 8);
             // Two services, and two volumes, one with two connections.
             let volume = |peer: u8| (peer > 1).then_some(u64::from(peer / 2));

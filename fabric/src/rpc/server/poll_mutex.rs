@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn one_is_polled_at_a_time_and_all_end() {
+    async fn futures_are_polled_one_at_a_time_and_all_complete() {
         static INSIDE: AtomicUsize = AtomicUsize::new(0);
         static MOST: AtomicUsize = AtomicUsize::new(0);
         let mutex = Arc::new(PollMutex::default());

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_over_its_share_loses_its_own_oldest() {
+    fn an_address_over_its_share_loses_its_oldest_connection() {
         let mut connections = Unauthenticated::new(8, 2);
         assert_eq!(connections.insert(address(1), 1, 1), None);
         assert_eq!(connections.insert(address(1), 2, 2), None);
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_pool_takes_from_the_address_with_the_most() {
+    fn a_full_pool_evicts_from_the_address_with_the_most_connections() {
         let mut connections = Unauthenticated::new(4, 3);
         for (number, last) in [(1, 7), (2, 9), (3, 9), (4, 9)] {
             assert_eq!(connections.insert(address(last), number, number), None);

@@ -171,7 +171,7 @@ async fn a_renewed_ticket_takes_new_calls_to_a_new_connection() {
 }
 
 #[tokio::test]
-async fn strangers_are_refused_whatever_they_send() {
+async fn unauthenticated_peers_are_refused_whatever_they_send() {
     let running = started().await;
     let sealed = ticket(100).seal(&ring()).unwrap();
     let text = sealed.to_text();
@@ -209,7 +209,7 @@ async fn strangers_are_refused_whatever_they_send() {
 }
 
 #[tokio::test]
-async fn a_recorded_handshake_is_worth_nothing() {
+async fn a_replayed_handshake_is_refused() {
     let running = started().await;
     // A proxy that records what a genuine client sends.
     let proxy = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -112,9 +112,12 @@ async fn send(
 }
 
 async fn until(mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let started = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "the condition was not met within 60 s");
+        assert!(
+            started.elapsed() < Duration::from_secs(60),
+            "the condition was not met within 60 s"
+        );
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
@@ -130,7 +133,7 @@ async fn held(running: &Running, class: u8) -> tokio::task::JoinHandle<Result<Re
 }
 
 #[tokio::test]
-async fn a_full_class_is_waited_for_and_delays_no_other_class_and_no_small_request() {
+async fn a_full_class_delays_only_its_large_requests() {
     let running = serve(narrow).await;
     let holder = held(&running, 0).await;
     let connection = open(&running).await;
@@ -151,7 +154,7 @@ async fn a_full_class_is_waited_for_and_delays_no_other_class_and_no_small_reque
 /// A request that would need an offer's round trip is sent immediately, and offered after a
 /// refusal.
 #[tokio::test]
-async fn a_request_of_medium_size_is_sent_unasked_until_memory_is_short() {
+async fn a_medium_request_is_sent_without_a_grant_until_memory_is_short() {
     let running = serve(narrow).await;
     let medium = || Payload::from(Bytes::from(vec![1; 100 * KIB]));
     let connection = open(&running).await;
@@ -175,7 +178,7 @@ async fn a_request_of_medium_size_is_sent_unasked_until_memory_is_short() {
 }
 
 #[tokio::test]
-async fn an_offer_ends_at_its_deadline_having_sent_nothing() {
+async fn an_offer_ends_at_its_deadline_without_sending_its_payload() {
     let running = serve(narrow).await;
     let holder = held(&running, 0).await;
     let connection = open(&running).await;
@@ -190,7 +193,7 @@ async fn an_offer_ends_at_its_deadline_having_sent_nothing() {
 }
 
 #[tokio::test]
-async fn a_caller_that_gives_up_or_dies_gives_its_memory_back() {
+async fn a_caller_that_gives_up_or_dies_releases_its_memory() {
     let running = serve(narrow).await;
     let holder = held(&running, 0).await;
     let (gives_up, dies) = (open(&running).await, open(&running).await);
@@ -234,7 +237,7 @@ fn header(kind: Kind, request_id: u64, payload_bytes: usize) -> Header {
 }
 
 #[tokio::test]
-async fn a_peer_that_never_uses_its_grant_or_stops_in_the_middle_loses_it() {
+async fn a_peer_that_does_not_use_its_grant_or_stalls_loses_it() {
     let running = serve(|config| {
         narrow(config);
         config.grant_timeout = Duration::from_millis(100);
@@ -256,7 +259,7 @@ async fn a_peer_that_never_uses_its_grant_or_stops_in_the_middle_loses_it() {
 }
 
 #[tokio::test]
-async fn an_older_caller_that_offers_nothing_is_served_as_memory_allows() {
+async fn an_older_caller_without_offers_is_served_as_memory_allows() {
     let running = serve(narrow).await;
     let mut older = raw(&running).await;
     for request_id in 0..3 {
@@ -321,7 +324,7 @@ async fn readers_that_stop_do_not_keep_the_memory_of_replies_from_others() {
 }
 
 #[tokio::test]
-async fn a_reply_is_not_made_for_a_caller_that_has_given_up() {
+async fn no_reply_is_produced_for_a_caller_that_has_given_up() {
     memory_is_short_for(b"read").await;
 }
 
@@ -365,7 +368,7 @@ async fn memory_is_short_for(what: &'static [u8; 4]) {
 }
 
 #[tokio::test]
-async fn a_busy_server_is_waited_for_and_a_silent_one_is_not() {
+async fn callers_wait_for_a_busy_server_but_not_for_a_silent_one() {
     let running = serve(narrow).await;
     let connection = open(&running).await;
     let idle_timeout = Some(Duration::from_millis(150));
@@ -393,7 +396,7 @@ async fn silent(running: &Running, last: u8) -> Option<TcpStream> {
 
 /// More silent connections than the server has slots, from one address and from many.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_strangers_never_keep_a_member_out() {
+async fn silent_connections_never_exclude_authenticated_peers() {
     for addresses in [1, 40] {
         let running = serve(|config| {
             (config.connections_max, config.unauthenticated_max) = (64, 32);
@@ -403,17 +406,17 @@ async fn silent_strangers_never_keep_a_member_out() {
         })
         .await;
         let before = open(&running).await;
-        let mut strangers = Vec::new();
+        let mut silent_streams = Vec::new();
         for number in 0..400_u32 {
-            strangers.extend(silent(&running, 1 + (number % addresses) as u8).await);
+            silent_streams.extend(silent(&running, 1 + (number % addresses) as u8).await);
             if number % 20 == 0 {
                 send(&before, b"x", Payload::empty(), 0, soon()).await.unwrap();
                 send(&*open(&running).await, b"x", Payload::empty(), 0, soon()).await.unwrap();
             }
         }
-        let kept = if addresses == 1 { 8 } else { 32 };
-        until(|| running.stats.evicted.load(Relaxed) >= 400 - kept).await;
-        assert_eq!(strangers.len(), 400);
+        let remaining = if addresses == 1 { 8 } else { 32 };
+        until(|| running.stats.evicted.load(Relaxed) >= 400 - remaining).await;
+        assert_eq!(silent_streams.len(), 400);
         send(&before, b"x", large(), 0, soon()).await.unwrap();
     }
 }
@@ -421,25 +424,25 @@ async fn silent_strangers_never_keep_a_member_out() {
 #[tokio::test]
 async fn the_connections_of_one_address_are_bounded() {
     let running = serve(|config| config.connections_per_address_max = 3).await;
-    let mut kept = Vec::new();
+    let mut connections = Vec::new();
     for _ in 0..3 {
-        kept.push(open(&running).await);
+        connections.push(open(&running).await);
     }
     let over = open(&running).await;
     let refused = send(&over, b"x", Payload::empty(), 0, soon()).await;
     assert!(refused.is_err());
-    kept.pop();
+    connections.pop();
     // Its slot is released once the server has noticed that it closed.
-    let begun = Instant::now();
+    let started = Instant::now();
     while send(&*open(&running).await, b"x", Payload::empty(), 0, soon()).await.is_err() {
-        assert!(begun.elapsed() < Duration::from_secs(60));
+        assert!(started.elapsed() < Duration::from_secs(60));
     }
 }
 
 /// Calls of one volume, over any number of connections, leave slots to other volumes, and those of
 /// all volumes leave slots to services.
 #[tokio::test]
-async fn the_calls_of_one_volume_keep_no_other_caller_out() {
+async fn calls_of_one_volume_do_not_exclude_other_callers() {
     let running = serve(|config| {
         config.budgets = vec![Budget { calls_max: 16, shares: 4, ..Budget::default() }];
     })
@@ -470,7 +473,7 @@ async fn the_calls_of_one_volume_keep_no_other_caller_out() {
 /// The same holds for the memory of requests and of replies: a volume with many connections has no
 /// more of it, and alternates with a volume that has a single connection.
 #[tokio::test]
-async fn the_memory_of_a_volume_with_many_connections_leaves_room_for_one_with_a_single_one() {
+async fn a_volume_with_many_connections_leaves_memory_to_one_with_a_single_connection() {
     let running = serve(|config| {
         let bytes_max = 8 * (MIB + KIB);
         let reply_bytes_max = bytes_max;
@@ -505,7 +508,7 @@ async fn the_memory_of_a_volume_with_many_connections_leaves_room_for_one_with_a
 }
 
 #[tokio::test]
-async fn connections_with_tickets_leave_places_to_services() {
+async fn connections_with_tickets_leave_slots_to_services() {
     let running = serve(|config| config.connections_max = 8).await;
     let mut connections = Vec::new();
     for volume in 0..6 {
@@ -520,7 +523,7 @@ async fn connections_with_tickets_leave_places_to_services() {
 }
 
 #[tokio::test]
-async fn the_connections_of_one_volume_leave_places_to_others() {
+async fn connections_of_one_volume_leave_slots_to_others() {
     let running = serve(|config| config.connections_max = 64).await;
     let mut connections = Vec::new();
     for _ in 0..36 {

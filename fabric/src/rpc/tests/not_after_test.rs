@@ -66,7 +66,7 @@ async fn call(
 const LONG: Duration = Duration::from_secs(60);
 
 #[tokio::test]
-async fn what_lay_in_a_socket_until_its_right_had_ended_is_not_begun() {
+async fn a_request_that_expires_in_the_socket_is_not_started() {
     let running = started().await;
     let network = network(&running).await;
     let connection = connect(&network.address).await;
@@ -90,7 +90,7 @@ async fn what_lay_in_a_socket_until_its_right_had_ended_is_not_begun() {
 }
 
 #[tokio::test]
-async fn an_operation_that_was_given_up_is_not_begun_later_either() {
+async fn an_abandoned_operation_is_not_started_later() {
     let running = started().await;
     let network = network(&running).await;
     let connection = connect(&network.address).await;
@@ -106,24 +106,24 @@ async fn an_operation_that_was_given_up_is_not_begun_later_either() {
 }
 
 #[tokio::test]
-async fn a_handler_is_told_until_when_it_may_begin() {
-    struct Tells;
-    impl Service for Tells {
+async fn a_handler_receives_the_time_until_which_it_may_start() {
+    struct Echo;
+    impl Service for Echo {
         async fn handle(&self, call: Call) -> Result<Reply, Fault> {
-            let left = call.expires.map(|at| at.remaining().as_millis() as u64);
-            Reply::of(&left)
+            let remaining = call.expires.map(|at| at.remaining().as_millis() as u64);
+            Reply::of(&remaining)
         }
     }
     let server = Server::bind("127.0.0.1:0", ServerConfig::new(CONTEXT, key())).await.unwrap();
     let (address, (handle, shutdown)) = (server.address().to_string(), Shutdown::new());
-    let task = tokio::spawn(server.serve(Tells, shutdown));
+    let task = tokio::spawn(server.serve(Echo, shutdown));
     let connection = connect(&address).await;
     let not_after =
         NotAfter { lease: Lease::default(), end: Deadline::after(Duration::from_secs(1000)) };
     for _ in 0..2 {
         let reply = call(&connection, &not_after, LONG).await.unwrap();
-        let left: Option<u64> = decode(&reply.message).unwrap();
-        assert!(left.unwrap() > 100_000 && left.unwrap() <= 900_000, "{left:?}");
+        let remaining: Option<u64> = decode(&reply.message).unwrap();
+        assert!(remaining.unwrap() > 100_000 && remaining.unwrap() <= 900_000, "{remaining:?}");
     }
     let reply = connection.call(Bytes::from_static(b"x"), Payload::empty(), soon()).await.unwrap();
     assert_eq!(decode::<Option<u64>>(&reply.message).unwrap(), None);
@@ -132,7 +132,7 @@ async fn a_handler_is_told_until_when_it_may_begin() {
 }
 
 #[tokio::test]
-async fn a_lost_right_sends_nothing_and_a_missing_one_waits() {
+async fn a_request_with_a_lost_lease_is_not_sent_and_one_without_a_lease_waits() {
     let running = started().await;
     let connection = connect(&running.address).await;
     let not_after = not_after();

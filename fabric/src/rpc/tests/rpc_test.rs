@@ -109,7 +109,7 @@ fn header(message_bytes: usize, payload_bytes: usize) -> Header {
 }
 
 #[tokio::test]
-async fn messages_and_payloads_of_all_sizes_come_back() {
+async fn messages_and_payloads_of_all_sizes_survive_a_round_trip() {
     let running = started().await;
     let connection = open(&running).await;
     for length in [0, 1, 2, 4096, 65_537, 5 << 20] {
@@ -157,7 +157,7 @@ async fn garbage_ends_its_connection_and_no_other() {
 }
 
 #[tokio::test]
-async fn a_stranger_who_sends_garbage_is_refused() {
+async fn an_unauthenticated_peer_that_sends_garbage_is_refused() {
     let running = started().await;
     let mut stream = TcpStream::connect(&running.address).await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n").await.unwrap();
@@ -166,38 +166,41 @@ async fn a_stranger_who_sends_garbage_is_refused() {
 }
 
 #[tokio::test]
-async fn a_stranger_who_says_nothing_is_dropped() {
+async fn a_silent_unauthenticated_peer_is_dropped() {
     let running = serve("127.0.0.1:0", |config| config.handshake_timeout = SHORT).await;
     let mut stream = TcpStream::connect(&running.address).await.unwrap();
     assert!(closed_by_peer(&mut stream).await);
 }
 
-async fn counted(counter: &AtomicU64, wanted: u64) {
-    let begun = Instant::now();
-    while counter.load(Relaxed) < wanted {
-        assert!(begun.elapsed() < Duration::from_secs(60), "never counted");
+async fn counted(counter: &AtomicU64, expected: u64) {
+    let started = Instant::now();
+    while counter.load(Relaxed) < expected {
+        assert!(
+            started.elapsed() < Duration::from_secs(60),
+            "the counter did not reach {expected}"
+        );
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test]
-async fn a_probe_that_only_looks_whether_the_port_is_open_is_no_refusal() {
+async fn a_port_probe_does_not_count_as_a_refusal() {
     let running = started().await;
     drop(TcpStream::connect(&running.address).await.unwrap());
     let reset = TcpStream::connect(&running.address).await.unwrap();
     socket2::SockRef::from(&reset).set_linger(Some(Duration::ZERO)).unwrap();
     drop(reset);
     counted(&running.stats.silent, 2).await;
-    let mut begun = TcpStream::connect(&running.address).await.unwrap();
-    begun.write_all(&[7]).await.unwrap();
-    drop(begun);
+    let mut partial = TcpStream::connect(&running.address).await.unwrap();
+    partial.write_all(&[7]).await.unwrap();
+    drop(partial);
     counted(&running.stats.refused, 1).await;
     assert_eq!(running.stats.silent.load(Relaxed), 2);
     echo(&open(&running).await, b"x", Bytes::new()).await;
 }
 
 #[tokio::test]
-async fn an_oversized_length_is_refused_before_memory_is_taken() {
+async fn an_oversized_length_is_refused_before_memory_is_allocated() {
     let running = started().await;
     let mut stream = raw(&running).await;
     stream.write_all(&header(5, u32::MAX as usize).encode()).await.unwrap();
@@ -211,7 +214,7 @@ async fn an_oversized_length_is_refused_before_memory_is_taken() {
 }
 
 #[tokio::test]
-async fn half_a_frame_does_not_hold_a_place_for_ever() {
+async fn half_a_frame_does_not_hold_a_slot_forever() {
     let running = serve("127.0.0.1:0", |config| {
         config.budgets = vec![Budget { calls_max: 1, ..Budget::default() }];
         config.stall_timeout = SHORT;
@@ -306,7 +309,7 @@ async fn too_much_in_flight_is_answered_not_queued() {
 }
 
 #[tokio::test]
-async fn a_handler_that_breaks_answers_and_the_connection_lives() {
+async fn a_panicking_handler_returns_an_error_and_the_connection_stays() {
     let running = started().await;
     let connection = open(&running).await;
     let error =
@@ -381,7 +384,7 @@ async fn shutdown_lets_running_calls_end() {
 }
 
 #[tokio::test]
-async fn nobody_there_ends_by_the_deadline_with_the_address() {
+async fn a_missing_peer_is_reported_with_its_address_by_the_deadline() {
     let pool = Pool::new("127.0.0.1:1", PoolConfig::new(ConnectionConfig::new(CONTEXT, key())));
     let deadline = Deadline::after(Duration::from_millis(100));
     let error = pool.call(Bytes::new(), Payload::empty(), deadline).await.unwrap_err();
@@ -390,7 +393,7 @@ async fn nobody_there_ends_by_the_deadline_with_the_address() {
 }
 
 #[tokio::test]
-async fn a_taken_port_is_named() {
+async fn a_port_in_use_is_named() {
     let running = started().await;
     let error = Server::bind(&running.address, ServerConfig::new(CONTEXT, key())).await.err();
     assert!(error.unwrap().to_string().contains(&running.address));

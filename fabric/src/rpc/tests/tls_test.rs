@@ -23,7 +23,7 @@ use crate::rpc::stream::Metered;
 use crate::rpc::*;
 use crate::tls::{Accepts, BINDING_LABEL, client_context, server_context};
 
-const SECRET: &[u8] = b"the plaintext that nobody on the path may see";
+const SECRET: &[u8] = b"a plaintext that must not appear on the path";
 
 async fn serving(accepts: Accepts) -> Running {
     serve("127.0.0.1:0", |config| config.tls = accepts).await
@@ -98,7 +98,7 @@ async fn recorded(tls: bool) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn nothing_of_a_call_or_of_the_handshake_is_readable_on_the_path() {
+async fn no_part_of_a_call_or_of_the_handshake_is_sent_in_plaintext() {
     let contains = |bytes: &[u8], part: &[u8]| bytes.windows(part.len()).any(|it| it == part);
     let (plain, tls) = (recorded(false).await, recorded(true).await);
     for part in [SECRET, b"FFAUTH02"] {
@@ -245,7 +245,7 @@ async fn a_changed_byte_ends_the_connection_and_is_never_data() {
 }
 
 #[tokio::test]
-async fn sides_that_differ_are_refused_by_name_with_the_remedy() {
+async fn peers_with_different_tls_settings_are_refused_with_the_remedy() {
     let cases = [
         (Accepts::Tls, false, TlsError::Required, "set `tls: true` in the cluster.json"),
         (Accepts::Plain, true, TlsError::NotServed, "set `tls: true` in the service's"),
@@ -287,7 +287,7 @@ async fn until_closed(mut stream: impl tokio::io::AsyncRead + Unpin) -> usize {
 }
 
 #[tokio::test]
-async fn strangers_with_tls_are_refused_whatever_they_send() {
+async fn unauthenticated_tls_peers_are_refused_whatever_they_send() {
     let running = serving(Accepts::Tls).await;
     // A hello that never ends, in records of 16 KiB: the byte limit ends it.
     let endless = [vec![0x16, 3, 1, 0x40, 0, 1, 0, 0xea, 0x60], vec![0; 64 << 10]].concat();
@@ -353,7 +353,7 @@ async fn a_hello_that_never_ends_is_closed_by_its_length() {
 }
 
 #[tokio::test]
-async fn strangers_that_are_silent_at_any_step_have_few_places_and_little_time() {
+async fn peers_silent_at_any_handshake_step_have_few_slots_and_little_time() {
     let running = serve("127.0.0.1:0", |config| {
         config.tls = Accepts::Tls;
         (config.unauthenticated_max, config.unauthenticated_per_address_max) = (8, 8);
@@ -416,7 +416,7 @@ fn request(request_id: u64, payload_bytes: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn frames_leave_a_stream_that_keeps_them_until_it_is_flushed() {
+async fn frames_are_flushed_through_a_buffering_stream() {
     let (ours, mut theirs) = tokio::io::duplex(1 << 16);
     let (outbox, mut queue) = tokio::sync::mpsc::channel(1);
     tokio::spawn(
@@ -492,7 +492,7 @@ async fn keys_are_rotated_under_tls_and_a_removed_one_closes_its_connections() {
 }
 
 #[tokio::test]
-async fn a_ticket_opens_over_tls_and_its_end_closes_the_connection() {
+async fn a_ticket_is_accepted_over_tls_and_its_expiry_closes_the_connection() {
     let running = serving(Accepts::Tls).await;
     let ticket = Ticket {
         cluster: DEFAULT_CLUSTER.into(),
