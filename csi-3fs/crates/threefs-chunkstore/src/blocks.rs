@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbors_merge_and_the_best_fit_is_allocated() {
+    fn adjacent_runs_merge_and_the_best_fit_is_allocated() {
         let mut free = FreeBlocks::default();
         free.release(0, 10);
         free.release(20, 4);

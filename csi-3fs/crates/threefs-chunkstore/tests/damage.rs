@@ -65,7 +65,7 @@ fn a_flipped_bit_is_reported_by_chunk_and_block_and_a_new_write_repairs_it() {
         .open(folder.path().join("data"))
         .unwrap();
     let used = 4 * 5 * 4096;
-    let mut told = 0;
+    let mut reported = 0;
     for position in (0..used).step_by(1_117) {
         let mut byte = [0];
         data.read_exact_at(&mut byte, position).unwrap();
@@ -76,7 +76,7 @@ fn a_flipped_bit_is_reported_by_chunk_and_block_and_a_new_write_repairs_it() {
                 Err(StoreError::Corrupt { chunk: damaged, block }) => {
                     assert_eq!(damaged, chunk(index));
                     assert!(block < 5);
-                    told += 1;
+                    reported += 1;
                 }
                 Err(error) => panic!("{error}"),
             }
@@ -84,7 +84,7 @@ fn a_flipped_bit_is_reported_by_chunk_and_block_and_a_new_write_repairs_it() {
         data.write_all_at(&byte, position).unwrap();
     }
     // The last block of each chunk is used only in part: flips behind its end are harmless.
-    assert!(told >= used / 1_117 - 4, "{told}");
+    assert!(reported >= used / 1_117 - 4, "{reported}");
     data.write_all_at(&[0xff; 64], 100).unwrap();
     let hurt = (0..4).find(|index| read(&store, *index).is_err()).unwrap();
     let partial = store.apply(&update(chunk(hurt), 2, ContentChange::Write { offset: 9 }), b"x");

@@ -45,7 +45,7 @@ fn config() -> StoreConfig {
 }
 
 #[test]
-fn a_forgotten_inode_leaves_nothing_and_rejects_updates_also_after_a_restart() {
+fn a_forgotten_inode_has_no_chunks_and_rejects_updates_even_after_a_restart() {
     let disk = MemoryDisk::default();
     let store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
     let chunk = |inode, index| ChunkId::new(InodeId(inode), index);

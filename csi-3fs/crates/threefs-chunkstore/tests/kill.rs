@@ -89,7 +89,7 @@ fn listen(output: ChildStdout) -> Receiver<Vec<u8>> {
 }
 
 #[test]
-fn fifty_kills_lose_no_promise() {
+fn fifty_kills_lose_no_acknowledged_write() {
     let folder = tempfile::tempdir().unwrap();
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let mut promised: BTreeMap<ChunkId, u64> = BTreeMap::new();

@@ -61,7 +61,7 @@ fn a_dead_target_goes_to_the_end_and_the_rest_serve() {
 }
 
 #[test]
-fn when_all_that_serve_die_at_once_any_of_them_may_lead() {
+fn if_all_serving_targets_die_at_once_any_of_them_may_lead() {
     let dead = scan(&[Serving, Serving, Syncing], &[None, None, None]);
     assert_eq!(dead, [(1, LastSrv), (2, LastSrv), (3, Offline)]);
     // The old head does not come back: the other target has every acknowledged update.
@@ -82,7 +82,7 @@ fn when_all_that_serve_die_at_once_any_of_them_may_lead() {
 }
 
 #[test]
-fn one_that_distrusts_its_data_leads_only_where_it_was_the_head() {
+fn a_target_with_doubtful_data_leads_only_if_it_was_the_head() {
     assert_eq!(scan(&[Serving, Serving], &[None, Some(Online)]), [(1, LastSrv), (2, Offline)]);
     assert_eq!(scan(&[Serving, Serving], &[Some(Online), None]), [(1, LastSrv), (2, LastSrv)]);
     assert_eq!(
@@ -107,7 +107,7 @@ fn a_promoted_target_takes_the_place_of_those_that_served_last() {
 }
 
 #[test]
-fn only_the_last_one_brings_a_dead_chain_back() {
+fn only_the_last_serving_target_revives_a_dead_chain() {
     assert_eq!(
         scan(&[LastSrv, Offline, Offline], &[None, Some(Online), None]),
         [(1, LastSrv), (2, Waiting), (3, Offline)]
@@ -119,7 +119,7 @@ fn only_the_last_one_brings_a_dead_chain_back() {
 }
 
 #[test]
-fn a_new_chain_comes_to_life_by_the_same_rules() {
+fn a_new_chain_starts_by_the_same_rules() {
     let places: Vec<_> = (1..=3).map(|n| (TargetId(n), NodeId(n as u32))).collect();
     let mut chain = Chain::create(ChainId(1), &places);
     for _ in 0..6 {
@@ -159,7 +159,7 @@ fn an_unfinished_sync_waits_when_its_predecessor_dies() {
 }
 
 #[test]
-fn an_old_up_to_date_does_not_end_a_newer_sync() {
+fn a_stale_up_to_date_report_does_not_end_a_newer_sync() {
     let before = chain(&[Serving, Syncing]);
     let mut reported = reports(&[Some(UpToDate), Some(UpToDate)], NOW);
     if let Some(report) = reported.get_mut(&TargetId(2)) {
@@ -169,7 +169,7 @@ fn an_old_up_to_date_does_not_end_a_newer_sync() {
 }
 
 #[test]
-fn a_serving_target_that_is_not_sure_of_itself_is_synced_again() {
+fn a_serving_target_that_reports_doubtful_data_is_synced_again() {
     let before = chain(&[Serving, Serving]);
     let transition = advance(&before, &reports(&[Some(UpToDate), Some(Online)], NOW));
     assert_eq!(transition.chain.state_of(TargetId(2)), Some(Offline));
@@ -180,7 +180,7 @@ fn a_serving_target_that_is_not_sure_of_itself_is_synced_again() {
 }
 
 #[test]
-fn a_target_given_up_by_its_service_is_dead() {
+fn a_target_that_its_service_reports_offline_is_dead() {
     assert_eq!(
         scan(&[Serving, Serving], &[Some(Gone), Some(UpToDate)]),
         [(2, Serving), (1, Offline)]

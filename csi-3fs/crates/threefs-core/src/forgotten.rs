@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbors_are_one_entry() {
+    fn adjacent_inodes_share_one_entry() {
         let mut forgotten = ForgottenInodes::default();
         for inode in [5, 7, 6, 9, 8, u64::MAX] {
             forgotten.insert(InodeRange::one(InodeId(inode)));
@@ -154,7 +154,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_set(ranges in prop::collection::vec((0u64..60, 0u64..5), 0..40)) {
+        fn entries_behave_like_a_set(ranges in prop::collection::vec((0u64..60, 0u64..5), 0..40)) {
             let mut forgotten = ForgottenInodes::default();
             let mut model = BTreeSet::new();
             for (first, more) in ranges {

@@ -67,7 +67,7 @@ fn purge_op(actions: &[Action]) -> OpId {
 }
 
 #[test]
-fn the_head_purges_after_its_successor_and_goes_on_with_a_higher_version() {
+fn the_head_purges_after_its_successor_and_continues_with_a_higher_version() {
     let mut bench = head_with_a_removed_chunk();
     bench.now += PURGE_AFTER_MS - 1;
     assert!(bench.tick().is_empty(), "a repeated update may still come");
@@ -100,7 +100,7 @@ fn an_update_waits_for_a_purge_no_longer_than_for_its_answer() {
 }
 
 #[test]
-fn a_purge_that_failed_is_tried_again() {
+fn a_failed_purge_is_retried() {
     let mut bench = head_with_a_removed_chunk();
     bench.now += PURGE_AFTER_MS;
     let (call, ..) = call_of(&bench.tick());
@@ -112,7 +112,7 @@ fn a_purge_that_failed_is_tried_again() {
 }
 
 #[test]
-fn a_sync_hands_the_floor_of_versions_on_before_it_compares() {
+fn a_sync_transfers_the_version_floor_before_it_compares() {
     let mut bench = Bench::serving(1, 3, &[(1, Serving)]);
     bench.metas.2 = ChunkVersion(5);
     let starts = bench.give(Event::Routing(chain(4, &[(1, Serving), (2, Syncing)])));
@@ -128,7 +128,7 @@ fn a_sync_hands_the_floor_of_versions_on_before_it_compares() {
 }
 
 #[test]
-fn a_chunk_that_was_written_again_is_not_purged() {
+fn a_rewritten_chunk_is_not_purged() {
     let mut bench = head_with_a_removed_chunk();
     bench.set(state(6, tags(6)), None);
     bench.now += PURGE_AFTER_MS;
@@ -141,7 +141,7 @@ fn a_chunk_that_was_written_again_is_not_purged() {
 }
 
 #[test]
-fn a_new_head_finds_what_was_removed_before() {
+fn a_new_head_purges_chunks_removed_under_its_predecessor() {
     let mut bench = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
     bench.give(Event::Lease { valid_until: Millis(10 * PURGE_AFTER_MS) });
     bench.set(removed(5), None);
@@ -153,7 +153,7 @@ fn a_new_head_finds_what_was_removed_before() {
 }
 
 #[test]
-fn nothing_is_purged_while_a_replica_is_synced() {
+fn purges_wait_while_a_replica_is_syncing() {
     let mut bench = head_with_a_removed_chunk();
     bench.give(Event::Routing(chain(4, &[(1, Serving), (2, Syncing)])));
     bench.now += PURGE_AFTER_MS;
@@ -184,7 +184,7 @@ fn a_replica_between_two_others_purges_after_its_successor() {
 }
 
 #[test]
-fn a_forward_from_before_a_purge_is_refused_and_a_later_one_taken() {
+fn a_forward_from_before_a_purge_is_refused_and_a_later_one_accepted() {
     let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving)]);
     bench.set(removed(5), None);
     let op = purge_op(&bench.purge(2, 1, 5, 7));
@@ -197,7 +197,7 @@ fn a_forward_from_before_a_purge_is_refused_and_a_later_one_taken() {
 }
 
 #[test]
-fn an_update_of_what_a_replica_should_have_is_still_a_disagreement() {
+fn an_update_of_a_chunk_that_a_replica_lacks_is_still_a_mismatch() {
     let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving)]);
     bench.forward(2, 1, 9);
     assert_eq!(bench.replica.report(Millis(bench.now)).state, LocalState::Online);

@@ -36,7 +36,7 @@ impl Store {
         Self(Arc::new(backend))
     }
 
-    /// Begins a transaction.
+    /// Starts a transaction.
     ///
     /// # Errors
     /// Errors of the store.

@@ -31,7 +31,7 @@ fn soon() -> Deadline {
 }
 
 #[tokio::test]
-async fn a_snapshot_does_not_see_what_comes_later() {
+async fn a_snapshot_does_not_see_later_commits() {
     for (store, _folder) in stores() {
         put(&store, b"a", b"1").await;
         let mut before = store.begin().await.unwrap();
@@ -47,19 +47,19 @@ async fn a_snapshot_does_not_see_what_comes_later() {
 #[tokio::test]
 async fn write_skew_conflicts() {
     for (store, _folder) in stores() {
-        let (mut one, mut two) = (store.begin().await.unwrap(), store.begin().await.unwrap());
-        one.get(b"a").await.unwrap();
-        two.get(b"b").await.unwrap();
-        one.set(b"b", b"1");
-        two.set(b"a", b"1");
-        one.commit().await.unwrap();
-        assert_eq!(two.commit().await, Err(KvError::Conflict));
+        let (mut first, mut second) = (store.begin().await.unwrap(), store.begin().await.unwrap());
+        first.get(b"a").await.unwrap();
+        second.get(b"b").await.unwrap();
+        first.set(b"b", b"1");
+        second.set(b"a", b"1");
+        first.commit().await.unwrap();
+        assert_eq!(second.commit().await, Err(KvError::Conflict));
         assert_eq!(get(&store, b"a").await, None);
     }
 }
 
 #[tokio::test]
-async fn a_row_that_appears_in_a_range_that_was_read_conflicts() {
+async fn a_new_row_in_a_range_that_was_read_conflicts() {
     for (store, _folder) in stores() {
         let mut counts = store.begin().await.unwrap();
         assert!(counts.range(&KeyRange::prefix(b"d/"), 10).await.unwrap().is_empty());
@@ -70,7 +70,7 @@ async fn a_row_that_appears_in_a_range_that_was_read_conflicts() {
 }
 
 #[tokio::test]
-async fn behind_the_limit_of_a_range_nothing_conflicts() {
+async fn rows_after_the_limit_of_a_range_read_do_not_conflict() {
     for (store, _folder) in stores() {
         put(&store, b"d/1", b"").await;
         put(&store, b"d/2", b"").await;
@@ -166,7 +166,7 @@ async fn stamps_grow_with_every_commit_and_name_rows() {
 }
 
 #[tokio::test]
-async fn a_watch_wakes_for_its_key_alone() {
+async fn a_watch_wakes_only_for_its_key() {
     for (store, _folder) in stores() {
         let mut watch = store.watch(b"w/1");
         put(&store, b"w/2", b"").await;
@@ -184,7 +184,7 @@ async fn a_watch_wakes_for_its_key_alone() {
 }
 
 #[tokio::test]
-async fn what_is_over_a_bound_is_refused_and_leaves_nothing() {
+async fn a_transaction_over_a_bound_is_refused_completely() {
     for (store, _folder) in stores() {
         type Write = fn(&mut Transaction);
         let writes: [(&str, Write); 4] = [
@@ -209,7 +209,7 @@ async fn what_is_over_a_bound_is_refused_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_row_that_is_no_counter_fails_only_who_adds_to_it() {
+async fn a_row_that_is_not_a_counter_fails_only_its_transaction() {
     for (store, _folder) in stores() {
         put(&store, b"text", b"text").await;
         let mut bad = store.begin().await.unwrap();
@@ -237,7 +237,7 @@ impl Operation for Increment {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn conflicting_operations_are_run_again_until_they_succeed() {
+async fn conflicting_operations_are_retried_until_they_succeed() {
     for (store, _folder) in stores() {
         let tasks: Vec<_> = (0..20)
             .map(|_| {
@@ -255,7 +255,7 @@ async fn conflicting_operations_are_run_again_until_they_succeed() {
 }
 
 #[tokio::test]
-async fn the_embedded_store_is_there_again_after_a_restart_and_for_one_at_a_time() {
+async fn the_embedded_store_survives_a_restart_and_has_one_owner() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("deep/kv");
     let config = EmbeddedConfig::new(&path);
@@ -268,13 +268,13 @@ async fn the_embedded_store_is_there_again_after_a_restart_and_for_one_at_a_time
     drop(store);
     let store = Store::embedded(config).unwrap();
     assert_eq!(get(&store, b"a").await.unwrap(), b"1");
-    assert!(store.begin().await.unwrap().read_version() >= version, "versions went back");
+    assert!(store.begin().await.unwrap().read_version() >= version, "versions do not decrease");
     assert_ne!(store.exclusive_opening(), opening);
-    assert_eq!(get(&store, b"\0version").await, None, "the store's own rows are not for reading");
+    assert_eq!(get(&store, b"\0version").await, None, "internal rows are hidden");
 }
 
 #[tokio::test]
-async fn a_full_store_says_so_and_goes_on_when_there_is_space() {
+async fn a_full_store_reports_it_and_resumes_when_space_is_freed() {
     let folder = tempfile::tempdir().unwrap();
     let map_bytes_max = 1 << 20;
     let path = folder.path().to_owned();

@@ -46,7 +46,7 @@ fn dump_elsewhere(folder: &Path, file: &Path) {
 }
 
 #[tokio::test]
-async fn a_dump_of_a_running_store_is_one_moment_of_it() {
+async fn a_dump_of_a_running_store_is_a_consistent_snapshot() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("dump");
     let store = Store::embedded(config(&folder.path().join("store"))).unwrap();
@@ -78,7 +78,7 @@ async fn a_dump_of_a_running_store_is_one_moment_of_it() {
 }
 
 #[tokio::test]
-async fn what_is_loaded_is_what_was_dumped_and_versions_go_on() {
+async fn loaded_rows_equal_the_dumped_ones_and_versions_continue() {
     let folder = tempfile::tempdir().unwrap();
     let (first, second) = (folder.path().join("first"), folder.path().join("second"));
     let file = folder.path().join("dump");
@@ -101,7 +101,7 @@ async fn what_is_loaded_is_what_was_dumped_and_versions_go_on() {
 }
 
 #[tokio::test]
-async fn a_dump_that_is_cut_altered_or_of_another_kind_is_refused_and_makes_nothing() {
+async fn a_truncated_altered_or_foreign_dump_is_refused_and_creates_no_store() {
     let folder = tempfile::tempdir().unwrap();
     let (store, file) = (folder.path().join("store"), folder.path().join("dump"));
     put(&Store::embedded(config(&store)).unwrap(), 0..100, b"value").await;

@@ -76,7 +76,7 @@ fn listen(output: ChildStdout) -> Receiver<u64> {
 }
 
 #[test]
-fn what_was_acknowledged_survives_kill_9() {
+fn acknowledged_commits_survive_kill_9() {
     if let Ok(path) = std::env::var(CHILD) {
         return runtime().block_on(commit_for_ever(Path::new(&path)));
     }
@@ -85,7 +85,7 @@ fn what_was_acknowledged_survives_kill_9() {
     let mut acknowledged = BTreeSet::new();
     for round in 0..ROUNDS {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "what_was_acknowledged_survives_kill_9", "--nocapture"])
+            .args(["--exact", "acknowledged_commits_survive_kill_9", "--nocapture"])
             .env(CHILD, &path)
             .stdout(Stdio::piped())
             .spawn()

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn adjacent_ranges_become_one_and_a_cut_keeps_the_chunk_with_the_end() {
+    fn adjacent_ranges_merge_and_a_truncation_keeps_the_chunk_with_the_end() {
         let mut written = Written::of_bytes(0, 100, 10);
         written.add_bytes(100, 101, 10);
         assert_eq!(written, of(&[(0, 10)]));
@@ -170,7 +170,7 @@ mod tests {
     proptest! {
         /// The set holds exactly the chunks that were added and not cut since.
         #[test]
-        fn it_is_the_set_of_what_was_written(
+        fn it_equals_the_set_of_written_chunks(
             steps in prop::collection::vec((0u32..60, 0u32..20, any::<bool>()), 0..60),
         ) {
             let mut written = Written::default();

@@ -47,7 +47,7 @@ async fn serve(service: impl Service) -> (MetaClient, ShutdownHandle) {
 /// The service's clock decides whether an attempt has expired, possibly shortly before the client's
 /// deadline.
 #[tokio::test]
-async fn a_last_attempt_that_came_too_late_does_not_hide_why_the_others_were_refused() {
+async fn an_expired_last_attempt_does_not_hide_the_reason_of_earlier_refusals() {
     let (client, _keep) = serve(Late::default()).await;
     let error = client.create(At::path("/file"), true, deadline()).await.unwrap_err();
     assert!(matches!(&error, MetaClientError::Refused(MetaError::Unavailable { .. })), "{error}");
@@ -56,7 +56,7 @@ async fn a_last_attempt_that_came_too_late_does_not_hide_why_the_others_were_ref
 
 /// Without an earlier refusal, only the fault is known.
 #[tokio::test]
-async fn a_first_attempt_that_came_too_late_says_so() {
+async fn an_expired_first_attempt_reports_the_expiry() {
     let (client, _keep) = serve(Late(AtomicU64::new(1))).await;
     let error = client.create(At::path("/file"), true, deadline()).await.unwrap_err();
     assert!(matches!(&error, MetaClientError::Rpc(_)), "{error}");

@@ -112,7 +112,7 @@ impl Service {
 
     fn spawn(arguments: &str) -> Child {
         Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "services_that_are_killed_lose_nothing_and_repeat_nothing"])
+            .args(["--exact", "killed_services_neither_lose_nor_repeat_changes"])
             .env(CHILD, arguments)
             .spawn()
             .unwrap()
@@ -137,7 +137,7 @@ fn free_address() -> String {
 }
 
 #[test]
-fn services_that_are_killed_lose_nothing_and_repeat_nothing() {
+fn killed_services_neither_lose_nor_repeat_changes() {
     match std::env::var(CHILD) {
         Err(_) => {
             tokio::runtime::Runtime::new().unwrap().block_on(work_while_services_are_killed());
@@ -254,7 +254,7 @@ async fn try_meta(folder: &Path, mgmtd: &str, name: &str) -> Result<(), MetaRunE
 }
 
 #[tokio::test]
-async fn a_store_that_is_not_the_clusters_is_refused_until_it_is_adopted() {
+async fn a_store_of_another_cluster_is_refused_until_it_is_adopted() {
     let folder = tempfile::tempdir().unwrap();
     let (_mgmtd, _keep, mgmtd) = start_mgmtd(&folder.path().join("a")).await;
     let (_other, _keep_other, other) = start_mgmtd(&folder.path().join("b")).await;
@@ -282,7 +282,7 @@ async fn a_store_that_is_not_the_clusters_is_refused_until_it_is_adopted() {
 }
 
 #[tokio::test]
-async fn a_copy_of_an_earlier_life_is_refused_and_a_dump_of_it_is_taken() {
+async fn an_old_copy_of_the_store_is_refused_and_a_dump_of_it_accepted() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     let (_mgmtd, _keep, mgmtd) = start_mgmtd(path).await;
@@ -309,7 +309,7 @@ async fn a_copy_of_an_earlier_life_is_refused_and_a_dump_of_it_is_taken() {
 }
 
 #[tokio::test]
-async fn without_chains_there_are_directories_and_files_wait_until_the_deadline() {
+async fn without_chains_directories_work_and_files_wait_until_the_deadline() {
     let folder = tempfile::tempdir().unwrap();
     let (_mgmtd, _keep, mgmtd) = start_mgmtd(folder.path()).await;
     let config = meta("127.0.0.1:0", &mgmtd, folder.path());
@@ -391,7 +391,7 @@ async fn relay_that_stops(server: String, stop: tokio::sync::watch::Receiver<boo
 /// Clients that request long replies and do not receive them: their connections end, the memory
 /// stays bounded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replies_that_are_not_taken_do_not_fill_the_memory() {
+async fn unread_replies_do_not_fill_the_memory() {
     const CONNECTIONS: usize = 20;
     const CALLS: usize = 400;
     let folder = tempfile::tempdir().unwrap();

@@ -59,7 +59,7 @@ async fn steps_until(
 }
 
 #[tokio::test]
-async fn nodes_that_come_get_as_much_as_the_others_and_no_chain_loses_a_replica() {
+async fn new_nodes_get_an_equal_share_and_no_chain_loses_a_replica() {
     let mut cluster = Cluster::whole().await;
     let before = cluster.routing();
     for id in 4..=5 {
@@ -86,7 +86,7 @@ async fn nodes_that_come_get_as_much_as_the_others_and_no_chain_loses_a_replica(
 }
 
 #[tokio::test]
-async fn a_successor_of_the_manager_goes_on_with_the_moves() {
+async fn a_successor_of_the_manager_continues_the_moves() {
     let mut cluster = Cluster::whole().await;
     cluster.nodes.push(FakeNode::new(4));
     steps_until(&mut cluster, "a move starts", 3, |it| !it.moves.is_empty()).await;
@@ -99,7 +99,7 @@ async fn a_successor_of_the_manager_goes_on_with_the_moves() {
 }
 
 #[tokio::test]
-async fn a_node_that_dies_while_it_is_filled_delays_its_moves_only() {
+async fn a_node_that_dies_while_it_is_filled_delays_only_its_moves() {
     let mut cluster = Cluster::whole().await;
     cluster.nodes.push(FakeNode::new(4));
     steps_until(&mut cluster, "a move starts", 3, |it| !it.moves.is_empty()).await;
@@ -117,7 +117,7 @@ async fn a_node_that_dies_while_it_is_filled_delays_its_moves_only() {
 }
 
 #[tokio::test]
-async fn a_node_that_never_comes_back_holds_up_no_move_once_it_is_to_leave() {
+async fn a_lost_node_does_not_delay_moves_once_it_is_draining() {
     let mut cluster = Cluster::whole().await;
     cluster.nodes.push(FakeNode::new(4));
     steps_until(&mut cluster, "new files use it, and a move is under way", 3, |it| {
@@ -141,7 +141,7 @@ async fn a_node_that_never_comes_back_holds_up_no_move_once_it_is_to_leave() {
 
 /// The node of a chain that was just added dies before the chain has started: no other node can start it.
 #[tokio::test]
-async fn a_node_that_dies_before_its_chains_have_begun_holds_up_no_others() {
+async fn a_node_that_dies_before_its_chains_start_does_not_delay_others() {
     let mut cluster = Cluster::whole().await;
     cluster.nodes.push(FakeNode::new(4));
     steps_until(&mut cluster, "chains are added", 0, |it| it.chains.len() == 8).await;
@@ -171,7 +171,7 @@ async fn a_node_that_dies_before_its_chains_have_begun_holds_up_no_others() {
 }
 
 #[tokio::test]
-async fn a_move_to_a_full_disk_is_given_up_and_not_begun_again_at_once() {
+async fn a_move_to_a_full_disk_is_cancelled_and_not_restarted_at_once() {
     let mut cluster = Cluster::whole().await;
     cluster.nodes.push(FakeNode::new(4));
     cluster.nodes[3].full = true;
@@ -194,7 +194,7 @@ async fn a_move_to_a_full_disk_is_given_up_and_not_begun_again_at_once() {
 }
 
 #[tokio::test]
-async fn a_node_with_little_room_gets_nothing_more() {
+async fn a_node_with_little_space_gets_no_more_targets() {
     let mut cluster = Cluster::whole().await;
     cluster.nodes[0].used_bytes = 10;
     let before = states_of(&cluster.routing(), 1).len();
@@ -212,7 +212,7 @@ async fn a_node_with_little_room_gets_nothing_more() {
 }
 
 #[tokio::test]
-async fn on_demand_nothing_moves_until_it_is_asked_for() {
+async fn with_manual_rebalancing_targets_move_only_on_request() {
     let mut cluster = Cluster::whole().await;
     let manager = Manager::new(cluster.store.clone(), 1, "m1", BOOTSTRAP, TIMERS).on_demand();
     cluster.manager = manager;
@@ -234,7 +234,7 @@ async fn on_demand_nothing_moves_until_it_is_asked_for() {
 }
 
 #[tokio::test]
-async fn a_node_that_leaves_is_empty_in_the_end() {
+async fn a_drained_node_becomes_empty() {
     let mut cluster = Cluster::whole().await;
     cluster.nodes.push(FakeNode::new(4));
     steps_until(&mut cluster, "balance", 3, |it| it.chains.len() == 8 && balanced(it)).await;
@@ -254,7 +254,7 @@ async fn a_node_that_leaves_is_empty_in_the_end() {
 }
 
 #[tokio::test]
-async fn what_cannot_leave_is_told_and_leaves_when_there_is_room() {
+async fn targets_that_cannot_move_are_reported_and_move_when_there_is_space() {
     let mut cluster = Cluster::whole().await;
     let manager = Manager::new(cluster.store.clone(), 1, "m1", BOOTSTRAP, TIMERS).on_demand();
     cluster.manager = manager;

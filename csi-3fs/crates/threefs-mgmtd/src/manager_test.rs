@@ -8,6 +8,9 @@ use threefs_core::routing::PublicState;
 
 use super::*;
 
+#[path = "recovery_test.rs"]
+mod recovery;
+
 pub(super) const TIMERS: Timers =
     Timers { node_failure_ms: 1000, primary_lease_ms: 3000, scan_ms: 50 };
 pub(super) const BOOTSTRAP: Bootstrap = Bootstrap { nodes: 3, replicas: 3, chains_per_node: 2 };
@@ -152,7 +155,7 @@ fn serves(routing: &RoutingInfo, node: u32) -> bool {
 }
 
 #[tokio::test]
-async fn a_new_cluster_makes_its_chains_and_becomes_whole() {
+async fn a_new_cluster_creates_its_chains_and_becomes_healthy() {
     let cluster = Cluster::whole().await;
     let routing = cluster.routing();
     assert_eq!(routing.chains.len(), 6);
@@ -164,7 +167,7 @@ async fn a_new_cluster_makes_its_chains_and_becomes_whole() {
 }
 
 #[tokio::test]
-async fn nothing_is_made_before_all_nodes_are_there() {
+async fn chains_are_created_only_once_all_nodes_are_registered() {
     let mut cluster = Cluster::new();
     cluster.nodes[2].dead = true;
     for _ in 0..40 {
@@ -176,7 +179,7 @@ async fn nothing_is_made_before_all_nodes_are_there() {
 }
 
 #[tokio::test]
-async fn a_dead_node_leaves_and_comes_back_through_syncing() {
+async fn a_dead_node_leaves_its_chains_and_returns_through_syncing() {
     let mut cluster = Cluster::whole().await;
     cluster.nodes[1].dead = true;
     let died = cluster.now;
@@ -211,7 +214,7 @@ async fn a_restart_quicker_than_any_timeout_stops_serving_before_the_first_answe
 }
 
 #[tokio::test]
-async fn a_former_life_is_told_to_end_and_changes_nothing() {
+async fn a_former_process_is_told_to_exit_and_changes_no_state() {
     let mut cluster = Cluster::whole().await;
     let straggler = cluster.nodes[0].beat();
     cluster.nodes[0].restart();
@@ -233,7 +236,7 @@ async fn an_old_heartbeat_is_stale() {
 }
 
 #[tokio::test]
-async fn a_heartbeat_whose_answer_was_lost_is_answered_again_and_keeps_nobody_alive() {
+async fn a_repeated_heartbeat_is_answered_again_without_extending_the_lease() {
     let mut cluster = Cluster::whole().await;
     let beat = cluster.nodes[0].beat();
     let first = cluster.manager.heartbeat(beat.clone(), cluster.now).await.unwrap();
@@ -248,7 +251,7 @@ async fn a_heartbeat_whose_answer_was_lost_is_answered_again_and_keeps_nobody_al
 }
 
 #[tokio::test]
-async fn a_pause_of_mgmtd_itself_is_not_taken_for_silence_of_the_nodes() {
+async fn a_pause_of_mgmtd_does_not_count_as_silence_of_the_nodes() {
     let mut cluster = Cluster::whole().await;
     let before = cluster.routing();
     // Shorter than the primary's lease, longer than it takes to be dead.
@@ -262,20 +265,7 @@ async fn a_pause_of_mgmtd_itself_is_not_taken_for_silence_of_the_nodes() {
 }
 
 #[tokio::test]
-async fn the_whole_cluster_dies_and_comes_back_by_the_last_one_that_served() {
-    let mut cluster = Cluster::whole().await;
-    cluster.nodes.iter_mut().for_each(|node| node.dead = true);
-    cluster
-        .steps_until("all down", |routing| {
-            routing.chains.values().all(|chain| chain.head().is_none())
-        })
-        .await;
-    cluster.nodes.iter_mut().for_each(FakeNode::restart);
-    cluster.steps_until("whole", is_whole).await;
-}
-
-#[tokio::test]
-async fn a_restarted_mgmtd_continues_without_disturbing_anybody() {
+async fn a_restarted_mgmtd_continues_without_disturbing_nodes() {
     let mut cluster = Cluster::whole().await;
     let before = cluster.routing();
     // The same store through another manager, whose predecessor no longer renews its lease.
@@ -292,7 +282,7 @@ async fn a_restarted_mgmtd_continues_without_disturbing_anybody() {
 }
 
 #[tokio::test]
-async fn a_node_that_restarts_while_mgmtd_begins_is_not_taken_for_its_former_life() {
+async fn a_node_that_restarts_during_a_start_of_mgmtd_is_distinguished_from_its_former_process() {
     let mut cluster = Cluster::whole().await;
     cluster.manager = Manager::new(cluster.store.clone(), 2, "m2", BOOTSTRAP, TIMERS);
     while cluster.manager.status(cluster.now).await.is_err() {
@@ -308,7 +298,7 @@ async fn a_node_that_restarts_while_mgmtd_begins_is_not_taken_for_its_former_lif
 }
 
 #[tokio::test]
-async fn the_cluster_keeps_its_id_over_managers_and_publishes_it() {
+async fn the_cluster_id_survives_a_change_of_manager_and_is_published() {
     let mut cluster = Cluster::whole().await;
     assert_eq!(cluster.manager.routing(cluster.now).await.unwrap().cluster, ClusterId(1));
     cluster.manager = Manager::new(cluster.store.clone(), 2, "m2", BOOTSTRAP, TIMERS);
@@ -317,7 +307,7 @@ async fn the_cluster_keeps_its_id_over_managers_and_publishes_it() {
 }
 
 #[tokio::test]
-async fn a_manager_that_lost_its_store_makes_no_chains_over_the_old_ones() {
+async fn a_manager_without_its_store_does_not_create_chains_over_existing_ones() {
     for data in [DataFolder::Of(ClusterId(1)), DataFolder::Unmarked] {
         let mut cluster = Cluster::whole().await;
         cluster.store = Store::memory();
@@ -386,7 +376,7 @@ async fn of_two_managers_the_one_without_the_lease_is_fenced() {
 }
 
 #[tokio::test]
-async fn a_primary_that_cannot_renew_says_so_before_another_may_take_over() {
+async fn a_primary_that_cannot_renew_its_lease_steps_down_before_a_takeover() {
     let cluster = Cluster::whole().await;
     let late = cluster.now.after(TIMERS.primary_lease_ms);
     let error = cluster.manager.routing(late).await.unwrap_err();
@@ -394,7 +384,7 @@ async fn a_primary_that_cannot_renew_says_so_before_another_may_take_over() {
 }
 
 #[tokio::test]
-async fn a_store_that_only_one_process_can_open_is_taken_over_at_once() {
+async fn the_lease_in_an_exclusively_opened_store_is_taken_over_at_once() {
     let folder = tempfile::tempdir().unwrap();
     for epoch in 1..4 {
         let store =
@@ -406,158 +396,9 @@ async fn a_store_that_only_one_process_can_open_is_taken_over_at_once() {
 }
 
 #[test]
-fn a_bootstrap_that_cannot_be_is_refused_with_the_field_and_the_value() {
+fn an_invalid_bootstrap_is_refused_with_the_field_and_the_value() {
     let bad = Bootstrap { nodes: 2, replicas: 3, chains_per_node: 1 };
     assert!(bad.check().unwrap_err().contains("replicas is 3"));
     let bad = Bootstrap { nodes: 2, replicas: 1, chains_per_node: 0 };
     assert!(bad.check().unwrap_err().contains("chains_per_node is 0"));
-}
-
-/// All nodes die and the first one comes back with another disk.
-#[tokio::test]
-async fn a_disk_that_did_not_serve_never_leads_and_is_named() {
-    let mut cluster = Cluster::whole().await;
-    cluster.nodes.iter_mut().for_each(|node| node.dead = true);
-    cluster
-        .steps_until("all down", |routing| {
-            routing
-                .chains
-                .values()
-                .all(|chain| chain.targets.iter().all(|place| place.state == PublicState::LastSrv))
-        })
-        .await;
-    let node = &mut cluster.nodes[0];
-    node.restart();
-    (node.store, node.chunks) = (StoreId(77), 0);
-    for _ in 0..60 {
-        cluster.step().await;
-    }
-    let routing = cluster.routing();
-    assert!(routing.chains.values().all(|chain| chain.head().is_none()), "{:#?}", routing.chains);
-    let status = cluster.manager.status(cluster.now).await.unwrap();
-    assert_eq!(status.foreign_stores.len(), 6);
-    let named = &status.foreign_stores[0];
-    assert_eq!(
-        (named.node, named.served_with, named.reported),
-        (NodeId(1), StoreId(1), StoreId(77))
-    );
-    // Another one of the last serving targets leads, and the new disk is synced from it.
-    cluster.nodes[2].restart();
-    cluster
-        .steps_until("served by node 3", |routing| {
-            routing.chains.values().all(|chain| chain.head().is_some_and(|it| it.node == NodeId(3)))
-        })
-        .await;
-    cluster.steps_until("node 1 synced", |routing| serves(routing, 1)).await;
-    let status = cluster.manager.status(cluster.now).await.unwrap();
-    assert_eq!(status.foreign_stores, []);
-}
-
-#[tokio::test]
-async fn an_operator_may_promote_a_copy_that_holds_chunks() {
-    let mut cluster = Cluster::whole().await;
-    cluster.nodes[1].dead = true;
-    cluster.steps_until("without node 2", |routing| !serves(routing, 2)).await;
-    for node in [0, 2] {
-        cluster.nodes[node].dead = true;
-    }
-    cluster
-        .steps_until("all down", |routing| {
-            routing.chains.values().all(|chain| chain.head().is_none())
-        })
-        .await;
-    cluster.nodes[1].restart();
-    for _ in 0..40 {
-        cluster.step().await;
-    }
-    let routing = cluster.routing();
-    let chain = routing.chains.values().next().unwrap();
-    let place = chain.targets.iter().find(|place| place.node == NodeId(2)).unwrap();
-    assert_eq!(place.state, PublicState::Waiting, "it may have missed updates");
-    let target = place.target;
-    let now = cluster.now;
-    cluster.nodes[1].chunks = 0;
-    cluster.step().await;
-    let refused = cluster.manager.promote(target, true, cluster.now).await.unwrap_err();
-    assert!(refused.to_string().contains("its store is empty"), "{refused}");
-    cluster.nodes[1].chunks = 5;
-    cluster.step().await;
-    let meaning = cluster.manager.promote(target, false, cluster.now).await.unwrap();
-    assert_eq!((meaning.chunks, meaning.was_complete), (5, true));
-    assert_eq!(meaning.served_last.len(), 2);
-    assert_eq!(cluster.routing().chains[&chain.id], *chain, "so far only asked");
-    cluster.manager.promote(target, true, cluster.now).await.unwrap();
-    let id = chain.id;
-    cluster
-        .steps_until("led by it", |routing| {
-            routing.chains[&id].head().is_some_and(|head| head.target == target)
-        })
-        .await;
-    let refused = cluster.manager.promote(target, true, now).await.unwrap_err();
-    assert!(refused.to_string().contains("has a serving target"), "{refused}");
-    // The last serving targets are synced from it.
-    for node in [0, 2] {
-        cluster.nodes[node].restart();
-    }
-    cluster.steps_until("whole", is_whole).await;
-}
-
-/// Power failure: the last heartbeats are from different times.
-#[tokio::test]
-async fn nodes_that_die_shortly_after_each_other_are_equals() {
-    let mut cluster = Cluster::whole().await;
-    for node in 0..3 {
-        cluster.nodes[node].dead = true;
-        for _ in 0..3 {
-            cluster.step().await;
-        }
-    }
-    cluster
-        .steps_until("all down", |routing| {
-            routing
-                .chains
-                .values()
-                .all(|chain| chain.targets.iter().all(|place| place.state == PublicState::LastSrv))
-        })
-        .await;
-}
-
-/// All processes are killed; two restart before they are declared dead, the third has lost its disk
-/// and never returns.
-#[tokio::test]
-async fn nodes_that_restart_at_once_do_not_leave_a_dead_one_as_the_only_authority() {
-    for first in 0..3 {
-        let mut cluster = Cluster::whole().await;
-        let (second, lost) = ((first + 1) % 3, (first + 2) % 3);
-        // A sync from a dead node does not complete.
-        cluster.nodes.iter_mut().for_each(|node| (node.dead, node.full) = (true, true));
-        cluster.step().await;
-        cluster.nodes[first].restart();
-        cluster.step().await;
-        cluster.step().await;
-        cluster.nodes[second].restart();
-        cluster
-            .steps_until("served", |routing| {
-                routing.chains.values().all(|chain| {
-                    let gone =
-                        chain.targets.iter().find(|place| place.node == NodeId(lost as u32 + 1));
-                    chain.head().is_some()
-                        && gone.is_some_and(|place| place.state == PublicState::Offline)
-                })
-            })
-            .await;
-    }
-}
-
-/// One node restarts while the others are alive: it is demoted at their next heartbeat.
-#[tokio::test]
-async fn a_restart_next_to_living_nodes_is_not_held_up() {
-    let mut cluster = Cluster::whole().await;
-    cluster.nodes[1].restart();
-    for _ in 0..3 {
-        cluster.step().await;
-    }
-    assert!(cluster.routing().chains.values().all(|chain| chain.head().is_some()));
-    let status = cluster.manager.status(cluster.now).await.unwrap();
-    assert!(status.nodes.iter().all(|node| node.alive), "{:?}", status.nodes);
 }

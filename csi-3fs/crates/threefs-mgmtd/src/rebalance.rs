@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_node_receives_nothing_and_may_give() {
+    fn a_full_node_receives_no_targets_and_can_lose_some() {
         let on = |nodes: &[u32]| nodes.iter().copied().map(NodeId).collect::<BTreeSet<_>>();
         let chains: BTreeMap<ChainId, BTreeSet<NodeId>> =
             (1..=6).map(|id| (ChainId(id), on(&[2, 3]))).collect();

@@ -106,7 +106,7 @@ async fn a_second_mgmtd_on_the_same_store_or_port_is_refused_with_the_reason() {
 }
 
 #[tokio::test]
-async fn nobody_answers_and_the_deadline_holds() {
+async fn the_deadline_holds_without_any_reply() {
     let client = MgmtdClient::new(&["127.0.0.1:1".into()], &key());
     let error = client.status(Deadline::after(Duration::from_millis(200))).await.unwrap_err();
     assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
@@ -128,7 +128,7 @@ fn ticket() -> SealedTicket {
 
 /// A refused heartbeat ends the leases of a node: a volume credential could stop the cluster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn long_polls_of_a_volume_never_keep_a_heartbeat_out() {
+async fn long_polls_of_a_volume_never_exclude_a_heartbeat() {
     let folder = tempfile::tempdir().unwrap();
     let (address, _handle, _task) = start("127.0.0.1:0", folder.path()).await;
     let node = MgmtdClient::new(std::slice::from_ref(&address), &key());

@@ -105,8 +105,8 @@ impl BorrowedViews {
     /// Waits, up to a time limit, until all payloads are released. Must be called detached:
     /// releasing a view needs the interpreter.
     pub(crate) fn wait_for_release(&self) {
-        let begun = Instant::now();
-        while Arc::strong_count(&self.0) > 1 && begun.elapsed() < RETURN_WAIT {
+        let started = Instant::now();
+        while Arc::strong_count(&self.0) > 1 && started.elapsed() < RETURN_WAIT {
             std::thread::yield_now();
         }
     }

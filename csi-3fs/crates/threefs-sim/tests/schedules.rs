@@ -78,7 +78,7 @@ fn one_seed() {
 }
 
 #[test]
-fn a_seed_says_the_same_each_time() {
+fn a_seed_is_deterministic() {
     for seed in 0..5 {
         let (a, b) = (run(seed, Mutation::None).unwrap(), run(seed, Mutation::None).unwrap());
         assert_eq!((a.events, a.answers), (b.events, b.answers));
@@ -87,7 +87,7 @@ fn a_seed_says_the_same_each_time() {
 
 /// `THREEFS_SIM_MUTATION` selects one.
 #[test]
-fn each_bug_on_purpose_is_found() {
+fn each_seeded_bug_is_detected() {
     let chosen = std::env::var("THREEFS_SIM_MUTATION").ok();
     let is_chosen = |it: &Mutation| chosen.as_ref().is_none_or(|name| *name == format!("{it:?}"));
     let mut survivors = Vec::new();

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 #[test]
-fn every_promise_has_its_tests() {
+fn every_guarantee_has_tests() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
     let text = std::fs::read_to_string(root.join("docs/concepts/storage-semantics.md")).unwrap();
     let promises: Vec<&str> = text.split("\n**S").skip(1).collect();

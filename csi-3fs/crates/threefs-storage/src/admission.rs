@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_classes_together_take_the_memory_and_no_more() {
+    fn all_classes_together_use_at_most_the_memory() {
         let budgets = budgets(PARTS << 20);
         assert_eq!(budgets.len(), usize::from(class::COUNT));
         let all: usize = budgets.iter().map(|it| it.bytes_max + it.reply_bytes_max).sum();

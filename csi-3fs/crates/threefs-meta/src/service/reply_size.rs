@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_page_has_room() {
+    fn the_longest_page_fits() {
         let entry = Entry {
             name: "n".repeat(NAME_BYTES_MAX),
             inode: InodeId(u64::MAX),
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_inodes_have_room() {
+    fn the_longest_inodes_fit() {
         let mut written = Written::default();
         for number in 0..RANGES_MAX as u64 {
             let at = u64::from(u32::MAX) - number * 2;

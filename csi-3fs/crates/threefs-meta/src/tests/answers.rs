@@ -149,7 +149,7 @@ async fn a_ticket_does_not_fill_the_store_with_answers() {
 
 /// A client that writes many files in one change and stops leaves few bytes.
 #[tokio::test]
-async fn of_a_batch_little_is_kept_and_its_retry_gets_the_files_as_they_are() {
+async fn a_batch_keeps_a_short_record_and_its_retry_reads_the_current_files() {
     let volumes = Volumes::new().await;
     let mut files = Vec::new();
     for number in 0..FILES {

@@ -102,7 +102,7 @@ async fn many_clients_leave_a_tree_on_disk() {
 }
 
 #[tokio::test]
-async fn two_moves_that_would_make_a_circle_do_not_both_happen() {
+async fn two_renames_that_would_form_a_cycle_do_not_both_succeed() {
     for round in 0..100 {
         let fixture = Arc::new(Fixture::interleaving().await);
         // By inode, so that no path is read: only the walk to the root can conflict.

@@ -32,7 +32,7 @@ fn attribute(path: &str, name: &str, value: Option<&[u8]>) -> MetaChange {
 }
 
 #[tokio::test]
-async fn a_path_of_the_control_plane_follows_no_link_and_leads_nowhere_up() {
+async fn a_path_of_the_control_plane_follows_no_links_and_no_parent_entries() {
     let fixture = Fixture::memory().await;
     fixture.make_directory("/volumes/a/data").await;
     fixture.make_directory("/volumes/b/data").await;
@@ -73,7 +73,7 @@ async fn a_path_of_the_control_plane_follows_no_link_and_leads_nowhere_up() {
 }
 
 #[tokio::test]
-async fn reserved_attributes_are_the_control_planes_alone() {
+async fn reserved_attributes_are_restricted_to_the_control_plane() {
     let fixture = Fixture::memory().await;
     fixture.make_directory("/v").await;
     let caller = Identity::CONTROL_PLANE;
@@ -144,7 +144,7 @@ async fn a_limit_of_inodes_bounds_all_metadata_of_a_volume() {
 }
 
 #[tokio::test]
-async fn special_files_are_made_moved_linked_and_removed() {
+async fn special_files_are_created_moved_linked_and_removed() {
     let fixture = Fixture::memory().await;
     let make = |path: &str, kind, device| MetaChange::MakeSpecial {
         at: At::path(path),

@@ -342,7 +342,7 @@ async fn run(actions: Vec<Action>) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
     #[test]
-    fn the_tree_is_as_the_model(actions in prop::collection::vec(action(), 1..40)) {
+    fn the_tree_matches_the_model(actions in prop::collection::vec(action(), 1..40)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(run(actions));
     }

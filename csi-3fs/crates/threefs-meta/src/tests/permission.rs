@@ -78,7 +78,7 @@ fn not_permitted(result: &MetaResult) -> bool {
 }
 
 #[tokio::test]
-async fn names_are_made_moved_and_removed_by_who_may_write_in_their_directory() {
+async fn creating_moving_and_removing_names_requires_write_permission_on_the_directory() {
     let fixture = Fixture::memory().await;
     assert!(denied(&ask(&fixture, &ALICE, create("/file")).await), "the root is root's");
     ask(&fixture, &Identity::ROOT, make_directory("/home", 0o755)).await.unwrap();
@@ -108,7 +108,7 @@ async fn names_are_made_moved_and_removed_by_who_may_write_in_their_directory() 
 }
 
 #[tokio::test]
-async fn in_a_sticky_directory_everybody_removes_only_his_own() {
+async fn in_a_sticky_directory_users_remove_only_their_files() {
     let fixture = Fixture::memory().await;
     ask(&fixture, &Identity::ROOT, make_directory("/tmp", 0o1777)).await.unwrap();
     ask(&fixture, &ALICE, create("/tmp/alice")).await.unwrap();
@@ -128,7 +128,7 @@ async fn in_a_sticky_directory_everybody_removes_only_his_own() {
 }
 
 #[tokio::test]
-async fn modes_owners_and_times_are_the_owners_to_change() {
+async fn only_the_owner_changes_mode_owner_and_times() {
     let fixture = Fixture::memory().await;
     ask(&fixture, &Identity::ROOT, make_directory("/open", 0o777)).await.unwrap();
     ask(&fixture, &ALICE, create("/open/file")).await.unwrap();
@@ -152,7 +152,7 @@ async fn modes_owners_and_times_are_the_owners_to_change() {
 }
 
 #[tokio::test]
-async fn what_is_made_in_a_set_group_directory_has_its_group() {
+async fn entries_created_in_a_setgid_directory_inherit_its_group() {
     let fixture = Fixture::memory().await;
     ask(&fixture, &Identity::ROOT, make_directory("/team", 0o2777)).await.unwrap();
     ask(&fixture, &Identity::ROOT, change_owner("/team", None, Some(55))).await.unwrap();
@@ -164,7 +164,7 @@ async fn what_is_made_in_a_set_group_directory_has_its_group() {
 }
 
 #[tokio::test]
-async fn opening_asks_for_what_the_mode_gives() {
+async fn open_checks_the_file_mode() {
     let fixture = Fixture::memory().await;
     ask(&fixture, &Identity::ROOT, make_directory("/d", 0o777)).await.unwrap();
     ask(&fixture, &ALICE, create("/d/file")).await.unwrap();

@@ -16,6 +16,10 @@ use crate::tests::fixture::{Fixture, config, create, make_directory, rename, soo
 use crate::tests::invariants::check_tree;
 use crate::{Identity, Inode, InodeKind};
 
+mod lengths;
+mod model;
+mod races;
+
 fn set_quota(path: &str, bytes_max: Option<u64>, inodes_max: Option<u64>) -> MetaChange {
     MetaChange::SetQuota { at: At::path(path), bytes_max, inodes_max }
 }
@@ -67,7 +71,7 @@ async fn refusal(fixture: &Fixture, change: MetaChange) -> MetaError {
 }
 
 #[tokio::test]
-async fn every_quota_above_holds_and_says_which_one_refused() {
+async fn every_enclosing_quota_is_enforced_and_named_in_the_error() {
     let fixture = Fixture::memory().await;
     let outer = fixture.make_directory("/v").await;
     let inner = fixture.make_directory("/v/inner").await;
@@ -101,7 +105,7 @@ async fn every_quota_above_holds_and_says_which_one_refused() {
 }
 
 #[tokio::test]
-async fn a_directory_that_is_in_use_gets_its_quota_with_all_that_is_below() {
+async fn a_quota_on_a_directory_in_use_counts_everything_below_it() {
     let fixture = Fixture::memory().await;
     fixture.make_directory("/v/a/b").await;
     fixture.make_directory("/v/own").await;
@@ -130,7 +134,7 @@ async fn a_directory_that_is_in_use_gets_its_quota_with_all_that_is_below() {
 }
 
 #[tokio::test]
-async fn files_move_between_quotas_and_those_with_several_names_do_not() {
+async fn files_move_between_quotas_unless_they_have_several_links() {
     let fixture = Fixture::memory().await;
     for path in ["/one", "/two"] {
         fixture.make_directory(path).await;
@@ -163,7 +167,7 @@ async fn files_move_between_quotas_and_those_with_several_names_do_not() {
 }
 
 #[tokio::test]
-async fn a_writer_is_stopped_before_he_writes_and_gives_back_what_he_did_not_need() {
+async fn a_writer_is_refused_before_it_writes_and_returns_unused_reservations() {
     let fixture = Fixture::memory().await;
     fixture.make_directory("/v").await;
     fixture.change(set_quota("/v", Some(100), None)).await.unwrap();
@@ -189,7 +193,7 @@ async fn a_writer_is_stopped_before_he_writes_and_gives_back_what_he_did_not_nee
 }
 
 #[tokio::test]
-async fn what_is_removed_while_somebody_has_it_open_counts_until_he_closes() {
+async fn removed_open_files_count_until_they_are_closed() {
     let fixture = Fixture::memory().await;
     fixture.make_directory("/v").await;
     fixture.change(set_quota("/v", Some(100), None)).await.unwrap();
@@ -220,7 +224,7 @@ async fn what_is_removed_while_somebody_has_it_open_counts_until_he_closes() {
 }
 
 #[tokio::test]
-async fn a_removed_volume_frees_those_above_at_once() {
+async fn a_removed_volume_is_uncharged_from_enclosing_quotas_at_once() {
     let fixture = Fixture::memory().await;
     fixture.make_directory("/all/v/deep").await;
     fixture.change(set_quota("/all", Some(100), None)).await.unwrap();
@@ -234,276 +238,6 @@ async fn a_removed_volume_frees_those_above_at_once() {
     fixture.collect_all().await;
     assert_eq!(used(&fixture, "/all").await, (0, 0));
     check_tree(&fixture.store).await;
-}
-
-#[derive(Clone, Debug)]
-enum Action {
-    Change(Kind, usize, usize, u64),
-    Collect,
-    Recount,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    Create,
-    MakeDirectory,
-    Unlink,
-    RemoveDirectory,
-    RemoveTree,
-    Rename,
-    Exchange,
-    Link,
-    Report,
-    Reserve,
-    EndSession,
-    SetLength,
-    SetQuota,
-    Open,
-    Close,
-}
-
-const PLACES: [&str; 12] = [
-    "/a", "/b", "/a/x", "/a/y", "/b/x", "/b/y", "/a/x/1", "/a/x/2", "/b/x/1", "/a/y/1", "/c", "/d",
-];
-
-fn action() -> impl Strategy<Value = Action> {
-    use Kind::*;
-    let kinds = prop::sample::select(vec![
-        Create,
-        Create,
-        Create,
-        MakeDirectory,
-        MakeDirectory,
-        MakeDirectory,
-        Unlink,
-        RemoveDirectory,
-        RemoveTree,
-        Rename,
-        Rename,
-        Rename,
-        Exchange,
-        Link,
-        Report,
-        Report,
-        Reserve,
-        Reserve,
-        EndSession,
-        SetLength,
-        SetQuota,
-        SetQuota,
-        Open,
-        Close,
-    ]);
-    let places = 0..PLACES.len();
-    prop_oneof![
-        12 => (kinds, places.clone(), places, 0u64..60)
-            .prop_map(|(kind, one, two, number)| Action::Change(kind, one, two, number)),
-        1 => Just(Action::Collect),
-        1 => Just(Action::Recount),
-    ]
-}
-
-/// The current bytes of an action; `None` if the location does not have it.
-async fn change_of(
-    fixture: &Fixture,
-    kind: Kind,
-    one: &str,
-    two: &str,
-    number: u64,
-) -> Option<MetaChange> {
-    let at = || At::path(one);
-    let file = fixture.stat(one).await.ok().filter(|inode| !inode.is_directory());
-    let session = u128::from(number % 3);
-    Some(match kind {
-        Kind::Create => create(one),
-        Kind::MakeDirectory => make_directory(one, false),
-        Kind::Unlink => MetaChange::Unlink { at: at() },
-        Kind::RemoveDirectory => MetaChange::RemoveDirectory { at: at() },
-        Kind::RemoveTree => MetaChange::RemoveTree { at: at() },
-        Kind::Rename => rename(one, two),
-        Kind::Exchange => {
-            MetaChange::Rename { from: at(), to: At::path(two), mode: RenameMode::Exchange }
-        }
-        Kind::Link => MetaChange::Link { from: at(), to: At::path(two) },
-        Kind::Report => report(&file?, number, &[]),
-        Kind::Reserve => reserve(&file?, session, number),
-        Kind::EndSession => report(&file?, 0, &[session]),
-        Kind::SetLength => MetaChange::SetLength { at: At::inode(file?.id), length: number },
-        Kind::SetQuota => set_quota(one, Some(2 * number), Some(number / 10)),
-        Kind::Open => {
-            let (client, at) = (fixture.client, At::inode(file?.id));
-            let _ = fixture.query(MetaQuery::Open { at, access: 4, client }).await;
-            return None;
-        }
-        Kind::Close => {
-            let (client, release) = (fixture.client, vec![file?.id]);
-            let report_open =
-                MetaQuery::ReportOpenFiles { client, add: vec![], release, all: true };
-            let _ = fixture.query(report_open).await;
-            return None;
-        }
-    })
-}
-
-async fn run(actions: Vec<Action>) {
-    let fixture = Fixture::memory().await;
-    for action in &actions {
-        match action {
-            Action::Collect => {
-                let _ = fixture.tree.collect().await.unwrap();
-            }
-            Action::Recount => fixture.recount().await,
-            Action::Change(kind, one, two, number) => {
-                let (one, two) = (PLACES[*one], PLACES[*two]);
-                let Some(change) = change_of(&fixture, *kind, one, two, *number).await else {
-                    continue;
-                };
-                match fixture.change(change).await {
-                    Err(error @ MetaError::Damaged { .. }) => panic!("{error}"),
-                    Err(MetaError::Unavailable { detail }) => panic!("{detail}"),
-                    _ => {}
-                }
-            }
-        }
-        check_tree(&fixture.store).await;
-    }
-    // Nothing is stored, so each file counts for what it needs in the end.
-    fixture.recount().await;
-    check_tree(&fixture.store).await;
-    let mut txn = fixture.store.begin().await.unwrap();
-    for (key, value) in txn.range(&KeyRange::prefix(b"INOD"), usize::MAX).await.unwrap() {
-        let row = InodeRow::decode(&key, &value).unwrap();
-        if row.charged {
-            assert_eq!((row.charged_end, row.excess), (row.needed_end(), 0), "{}", row.inode.id);
-        }
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
-    #[test]
-    fn counters_are_what_the_inodes_are(actions in prop::collection::vec(action(), 1..60)) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(run(actions));
-    }
-}
-
-/// Many writers fill a quota to its last byte and inode, and none exceeds it.
-async fn race(store: Store, writers: u64) {
-    let fixture = Arc::new(Fixture::open(store, config()).await);
-    fixture.make_directory("/v/in").await;
-    fixture.change(set_quota("/v", Some(1000), Some(40))).await.unwrap();
-    fixture.change(set_quota("/v/in", Some(900), None)).await.unwrap();
-    let tasks: Vec<_> = (0..writers)
-        .map(|number| {
-            let fixture = Arc::clone(&fixture);
-            tokio::spawn(async move {
-                let (mut files, mut bytes) = (0u64, 0u64);
-                for round in 0..20u64 {
-                    let path = format!("/v/in/{number}-{round}");
-                    let client = ClientId(u128::from(number) + 1);
-                    let at = |sequence| RequestId { client, sequence, finished_below: 0 };
-                    let call = |sequence, change| MetaRequest::Change {
-                        id: at(sequence),
-                        caller: Identity::ROOT,
-                        change,
-                    };
-                    let made =
-                        fixture.tree.answer(call(3 * round + 1, create(&path)), soon()).await;
-                    let file = match made {
-                        Ok(MetaReply::Opened { inode, .. }) => inode,
-                        Err(MetaError::QuotaExceeded { .. }) => continue,
-                        other => panic!("{other:?}"),
-                    };
-                    files += 1;
-                    let grow = reserve(&file, 1, 7 + number);
-                    match fixture.tree.answer(call(3 * round + 2, grow), soon()).await {
-                        Ok(_) => {}
-                        Err(MetaError::QuotaExceeded { .. }) => continue,
-                        other => panic!("{other:?}"),
-                    }
-                    let done = report(&file, 7 + number, &[1]);
-                    fixture.tree.answer(call(3 * round + 3, done), soon()).await.unwrap();
-                    bytes += 7 + number;
-                }
-                (files, bytes)
-            })
-        })
-        .collect();
-    let (mut files, mut bytes) = (0, 0);
-    for task in tasks {
-        let done = task.await.unwrap();
-        files += done.0;
-        bytes += done.1;
-        let quota = quotas(&fixture, "/v").await[0];
-        assert!(quota.bytes_used <= 1000 && quota.inodes_used <= 40, "{quota:?}");
-    }
-    assert_eq!(used(&fixture, "/v/in").await, (bytes, files));
-    assert_eq!(files, 39, "every inode was given away, one is the directory");
-    check_tree(&fixture.store).await;
-}
-
-#[tokio::test]
-async fn no_race_passes_a_limit_in_memory() {
-    for _ in 0..10 {
-        race(Store::new(Yielding(Store::memory())), 8).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_race_passes_a_limit_on_disk() {
-    let folder = tempfile::tempdir().unwrap();
-    race(Store::embedded(EmbeddedConfig::new(folder.path())).unwrap(), 16).await;
-}
-
-#[tokio::test]
-async fn the_layout_of_a_file_bounds_its_length() {
-    let fixture = Fixture::memory().await;
-    fixture.create("/file").await;
-    let set = |length| MetaChange::SetLength { at: At::path("/file"), length };
-    // A sparse pebibyte has only a length.
-    fixture.change(set(1 << 50)).await.unwrap();
-    assert_eq!(fixture.stat("/file").await.unwrap().length(), 1 << 50);
-    let refused = refusal(&fixture, set(1 << 53)).await;
-    assert!(matches!(refused, MetaError::FileTooLarge { .. }), "{refused}");
-    assert_eq!(LayoutDefaults::default().chunk_bytes, 0);
-}
-
-/// Reported and reserved lengths are bounded like set ones: kernels fail lookups of a length beyond
-/// 2^63, and one near it would use up the quotas above.
-#[tokio::test]
-async fn no_client_says_that_a_file_is_longer_than_it_can_be() {
-    let fixture = Fixture::memory().await;
-    fixture.make_directory("/v").await;
-    fixture.change(set_quota("/v", None, None)).await.unwrap();
-    let file = fixture.create("/v/file").await;
-    let InodeKind::File { layout, .. } = &file.kind else { panic!("{file:?}") };
-    let max = u64::from(layout.chunk_bytes) << 32;
-    let names_the_bound = |error: MetaError| {
-        let MetaError::FileTooLarge { detail } = error else { return false };
-        detail.contains(&max.to_string())
-    };
-    let refused = |reply: Result<MetaReply, MetaError>| match reply {
-        Ok(MetaReply::Inodes(inodes)) => {
-            inodes.into_iter().all(|inode| inode.is_err_and(names_the_bound))
-        }
-        Err(error) => names_the_bound(error),
-        Ok(_) => false,
-    };
-    for length in [max + 1, i64::MAX as u64, i64::MAX as u64 + 1, u64::MAX - 1, u64::MAX] {
-        assert!(refused(fixture.change(report(&file, length, &[])).await), "report {length}");
-        assert!(refused(fixture.change(reserve(&file, 1, length)).await), "reserve {length}");
-        let written = crate::Written::of_bytes(0, length, layout.chunk_bytes);
-        let report = LengthReport { inode: file.id, length, truncate_version: 0, written };
-        let close =
-            MetaChange::Close { inode: file.id, session: SessionId(1), report: Some(report) };
-        assert!(refused(fixture.change(close).await), "close {length}");
-        assert_eq!(fixture.stat("/v/file").await.unwrap(), file);
-        assert_eq!(used(&fixture, "/v").await, (0, 1));
-        check_tree(&fixture.store).await;
-    }
-    fixture.change(report(&file, max, &[])).await.unwrap();
-    assert_eq!(used(&fixture, "/v").await, (max, 1));
 }
 
 /// Session rows are in the store shared by all volumes: a client that starts sessions without limit
@@ -567,69 +301,4 @@ async fn write_sessions_count_for_the_metadata_of_their_volume() {
     fixture.tree.sweep(fixture.tree.config.session_timeout_ms + 1_000_000).await.unwrap();
     assert_eq!(quotas(&fixture, "/v").await[0].metadata_used, before.metadata_used);
     check_tree(&fixture.store).await;
-}
-
-/// A sparse file of 2^58 bytes costs nothing: files of a volume without a byte limit must not use
-/// up the counters above it.
-#[tokio::test]
-async fn sparse_files_exhaust_the_counters_of_their_own_volume_alone() {
-    let fixture = Fixture::memory().await;
-    for path in ["/v", "/v/hostile", "/v/other"] {
-        fixture.make_directory(path).await;
-        fixture.change(set_quota(path, None, None)).await.unwrap();
-    }
-    let hostile = fixture.stat("/v/hostile").await.unwrap().id;
-    let layout = LayoutDefaults { chunk_bytes: 64 << 20, stripe: 1 };
-    let mut refused = 0;
-    // As many of the longest files as fit, then the rest.
-    let lengths = [1 << 58; 31].into_iter().chain((0..=58).rev().map(|shift| 1 << shift));
-    for (number, length) in lengths.enumerate() {
-        let at = At::path(format!("/v/hostile/{number}"));
-        let (mode, exclusive, write, track_open) = (0o644, true, false, false);
-        let create =
-            MetaChange::Create { at: at.clone(), mode, exclusive, layout, write, track_open };
-        fixture.change(create).await.unwrap();
-        match fixture.change(MetaChange::SetLength { at, length }).await {
-            Ok(_) => {}
-            Err(MetaError::QuotaExceeded { directory, .. }) if directory == hostile => refused += 1,
-            Err(error) => panic!("{error}"),
-        }
-    }
-    assert!(refused > 0);
-    check_tree(&fixture.store).await;
-    let file = fixture.create("/v/other/file").await;
-    fixture.change(report(&file, 1 << 52, &[])).await.unwrap();
-    // What is above all others does not fit into another counter: a separate limit would not be exact.
-    let plain = fixture.make_directory("/plain").await;
-    for number in 0..33 {
-        let at = At::entry(plain.id, number.to_string());
-        let (mode, exclusive, write, track_open) = (0o644, true, false, false);
-        let create =
-            MetaChange::Create { at: at.clone(), mode, exclusive, layout, write, track_open };
-        fixture.change(create).await.unwrap();
-        fixture.change(MetaChange::SetLength { at, length: 1 << 58 }).await.unwrap();
-    }
-    let error = refusal(&fixture, set_quota("/plain", None, None)).await;
-    assert!(error.to_string().contains("remove sparse ones"), "{error}");
-}
-
-/// Invalid defaults are refused when they are set, not by each creation.
-#[tokio::test]
-async fn a_directory_takes_no_layout_that_its_files_cannot_have() {
-    let fixture = Fixture::memory().await;
-    let make = |path: &str, chunk_bytes, parents| {
-        let defaults = LayoutDefaults { chunk_bytes, stripe: 0 };
-        MetaChange::MakeDirectory { at: At::path(path), mode: 0o755, parents, defaults }
-    };
-    for chunk_bytes in [1, 100_000, (64 << 10) - 1, 32 << 10, 128 << 20, u32::MAX] {
-        for parents in [false, true] {
-            let error = refusal(&fixture, make("/d", chunk_bytes, parents)).await;
-            assert!(matches!(error, MetaError::Invalid { .. }), "{error}");
-            assert!(error.to_string().contains(&format!("`{chunk_bytes}`")), "{error}");
-        }
-    }
-    for (path, chunk_bytes) in [("/a", 0), ("/b", 64 << 10), ("/c/d", 64 << 20)] {
-        fixture.change(make(path, chunk_bytes, true)).await.unwrap();
-        fixture.create(&format!("{path}/file")).await;
-    }
 }

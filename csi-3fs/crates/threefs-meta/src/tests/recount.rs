@@ -66,7 +66,7 @@ async fn granted_end(fixture: &Fixture, file: InodeId) -> u64 {
 }
 
 #[tokio::test]
-async fn what_was_given_back_counts_until_no_capability_for_it_is_good() {
+async fn returned_bytes_count_until_their_capabilities_expire() {
     let (fixture, file) = volume(TreeConfig { recount_wait_ms: 3_600_000, ..config() }).await;
     for step in ["end", "cut"] {
         reserve(&fixture, file.id, 80).await;
@@ -93,7 +93,7 @@ async fn what_was_given_back_counts_until_no_capability_for_it_is_good() {
 }
 
 #[tokio::test]
-async fn what_is_stored_and_was_never_reported_counts_on_and_is_not_cut() {
+async fn unreported_stored_bytes_stay_counted_and_are_not_truncated() {
     let (fixture, file) = volume(config()).await;
     reserve(&fixture, file.id, 80).await;
     fixture.recorder.stored.lock().unwrap().insert(file.id, 50);
@@ -133,7 +133,7 @@ async fn what_is_stored_and_was_never_reported_counts_on_and_is_not_cut() {
 /// Between the query to storage and its reply the file is reserved further and released again:
 /// those capabilities are valid for longer.
 #[tokio::test]
-async fn what_was_given_back_meanwhile_waits_for_its_own_time() {
+async fn bytes_returned_meanwhile_wait_for_their_own_expiry() {
     let (fixture, file) = volume(config()).await;
     reserve(&fixture, file.id, 40).await;
     end(&fixture, file.id).await;
@@ -160,7 +160,7 @@ async fn what_was_given_back_meanwhile_waits_for_its_own_time() {
 }
 
 #[tokio::test]
-async fn after_a_restart_it_waits_anew() {
+async fn the_wait_starts_again_after_a_restart() {
     let (fixture, file) = volume(TreeConfig { recount_wait_ms: 200, ..config() }).await;
     reserve(&fixture, file.id, 80).await;
     end(&fixture, file.id).await;
@@ -178,7 +178,7 @@ async fn after_a_restart_it_waits_anew() {
 
 /// More files than one page.
 #[tokio::test]
-async fn every_file_has_its_turn() {
+async fn every_file_is_processed_in_turn() {
     let (fixture, _) = volume(config()).await;
     let (bytes_max, inodes_max) = (Some(900), None);
     let quota = MetaChange::SetQuota { at: At::path("/v"), bytes_max, inodes_max };
@@ -226,7 +226,7 @@ async fn an_eighth_more_than_the_limit_is_the_most_that_can_be_stored() {
 
 /// Each change sees the whole room for excess, and one gets it.
 #[tokio::test]
-async fn sessions_that_end_side_by_side_share_the_room_for_excess() {
+async fn sessions_that_end_concurrently_share_the_excess_limit() {
     let fixture = Arc::new(Fixture::interleaving().await);
     fixture.make_directory("/v").await;
     let (bytes_max, inodes_max) = (Some(100), None);
@@ -255,7 +255,7 @@ async fn sessions_that_end_side_by_side_share_the_room_for_excess() {
 
 /// Bytes released by one file do not raise the limit for another file in the same change.
 #[tokio::test]
-async fn a_change_that_also_gives_back_stays_within_the_limit() {
+async fn a_change_that_also_returns_bytes_stays_within_the_limit() {
     let (fixture, file) = volume(config()).await;
     let second = fixture.create("/v/second").await;
     reserve(&fixture, file.id, 8).await;
@@ -302,7 +302,7 @@ async fn a_removed_file_that_counts_again_counts_as_used() {
 
 /// Files with excess in one quota are moved to another, where the next one has room again.
 #[tokio::test]
-async fn files_that_are_moved_to_another_quota_are_excess_there_as_far_as_there_is_room() {
+async fn files_moved_to_another_quota_become_excess_there_within_its_limit() {
     let (fixture, _) = volume(config()).await;
     fixture.make_directory("/w").await;
     let (bytes_max, inodes_max) = (Some(100), None);
@@ -329,7 +329,7 @@ async fn files_that_are_moved_to_another_quota_are_excess_there_as_far_as_there_
 
 /// A client may report a file as open after its removal: then the chunks stay.
 #[tokio::test]
-async fn a_removed_file_that_is_held_later_counts_again() {
+async fn a_removed_file_that_is_reopened_counts_again() {
     let (fixture, file) = volume(config()).await;
     cut(&fixture, 80).await;
     fixture.change(MetaChange::Unlink { at: At::path("/v/file") }).await.unwrap();
@@ -347,7 +347,7 @@ async fn a_removed_file_that_is_held_later_counts_again() {
 }
 
 #[tokio::test]
-async fn a_file_that_cannot_be_counted_holds_up_no_other() {
+async fn a_file_that_cannot_be_counted_does_not_delay_others() {
     let (fixture, file) = volume(config()).await;
     let quota = file.quota.unwrap();
     reserve(&fixture, file.id, 80).await;
@@ -370,7 +370,7 @@ async fn a_file_that_cannot_be_counted_holds_up_no_other() {
 
 /// A volume may have as many waiting files as its quota has inodes.
 #[tokio::test]
-async fn of_files_that_wait_nothing_is_read_but_since_when() {
+async fn waiting_files_are_checked_by_age_only() {
     let most = Arc::new(AtomicU64::new(0));
     let store = Store::new(MostReads(Store::memory(), Arc::clone(&most)));
     let config = TreeConfig { recount_wait_ms: 3_600_000, ..config() };
@@ -453,7 +453,7 @@ impl Backend for ByFours {
 
 /// One volume may have many waiting files, and those of others follow them.
 #[tokio::test]
-async fn files_are_counted_side_by_side() {
+async fn files_are_counted_concurrently() {
     let by_fours = Arc::new(AtomicBool::new(false));
     let store = ByFours(Store::memory(), Arc::clone(&by_fours), Barrier::new(4));
     let fixture = Fixture::open(Store::new(store), config()).await;
@@ -472,7 +472,7 @@ async fn files_are_counted_side_by_side() {
 }
 
 #[tokio::test]
-async fn sessions_that_end_in_one_change_share_the_room_for_excess() {
+async fn sessions_that_end_in_one_change_share_the_excess_limit() {
     let (fixture, file) = volume(config()).await;
     let second = fixture.create("/v/second").await;
     let reservation = |inode: InodeId| {

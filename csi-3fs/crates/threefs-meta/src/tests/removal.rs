@@ -107,7 +107,7 @@ impl ChunkTrimmer for Reader {
 }
 
 #[tokio::test]
-async fn a_file_cannot_be_read_any_more_when_its_chunks_go() {
+async fn a_file_is_unreadable_before_its_chunks_are_removed() {
     let reader = Arc::new(Reader::default());
     let trimmer = Arc::clone(&reader) as Arc<dyn ChunkTrimmer>;
     let tree = Arc::new(Tree::open(Store::memory(), config(), routing(), trimmer).await.unwrap());
@@ -123,7 +123,7 @@ async fn a_file_cannot_be_read_any_more_when_its_chunks_go() {
 }
 
 #[tokio::test]
-async fn a_removed_file_is_dead_for_a_while_before_its_chunks_go() {
+async fn the_chunks_of_a_removed_file_are_removed_after_a_delay() {
     let slow = TreeConfig { dead_grace_ms: 3_600_000, ..config() };
     let fixture = Fixture::open(Store::memory(), slow).await;
     let file = fixture.create("/file").await;
@@ -138,7 +138,7 @@ async fn a_removed_file_is_dead_for_a_while_before_its_chunks_go() {
 }
 
 #[tokio::test]
-async fn what_was_open_survives_a_restart_until_its_holder_is_heard_or_gone() {
+async fn open_files_survive_a_restart_until_their_client_reports_or_expires() {
     let store = Store::memory();
     let quick = TreeConfig { session_timeout_ms: 1, ..config() };
     let (holder, kept, closed);
@@ -167,7 +167,7 @@ async fn what_was_open_survives_a_restart_until_its_holder_is_heard_or_gone() {
 }
 
 #[tokio::test]
-async fn a_dead_file_that_turns_out_to_be_open_lives_again() {
+async fn a_removed_file_that_is_reported_open_is_revived() {
     let slow = TreeConfig { dead_grace_ms: 20, ..config() };
     let fixture = Fixture::open(Store::memory(), slow).await;
     let file = fixture.create("/file").await;
@@ -217,7 +217,7 @@ async fn existing(fixture: &Fixture, path: &str, chunks: u32) -> Vec<u32> {
 }
 
 #[tokio::test]
-async fn a_file_that_is_written_at_more_places_than_its_inode_keeps_knows_all_its_chunks() {
+async fn a_file_with_more_written_ranges_than_its_inode_stores_records_all_chunks() {
     const CHUNKS: u32 = 3000;
     let fixture = Fixture::memory().await;
     let file = fixture.create("/file").await;
@@ -251,7 +251,7 @@ async fn a_file_that_is_written_at_more_places_than_its_inode_keeps_knows_all_it
 }
 
 #[tokio::test]
-async fn every_change_makes_a_new_version_and_content_is_counted_apart() {
+async fn every_change_has_a_new_version_and_content_a_separate_one() {
     let fixture = Fixture::memory().await;
     let made = fixture.create("/file").await;
     let grown = reported(&fixture, report(&made, 0, 5)).await;
@@ -277,7 +277,7 @@ async fn every_change_makes_a_new_version_and_content_is_counted_apart() {
 }
 
 #[tokio::test]
-async fn only_chains_that_can_hold_chunks_need_be_asked() {
+async fn only_chains_that_can_hold_chunks_are_queried() {
     let fixture = Fixture::memory().await;
     fixture.make_directory("/q").await;
     let quota =
@@ -311,7 +311,7 @@ async fn only_chains_that_can_hold_chunks_need_be_asked() {
 }
 
 #[tokio::test]
-async fn files_on_a_chain_that_is_away_hold_up_no_others() {
+async fn files_on_an_unavailable_chain_do_not_delay_others() {
     let fixture = Fixture::memory().await;
     let mut files = Vec::new();
     for number in 0..600 {
@@ -364,7 +364,7 @@ async fn a_restored_tree_uses_no_inode_number_that_the_lost_one_may_have_used() 
 /// Storage bounds how many forgotten files it remembers, and a holder of a capability for a removed
 /// file may write to it until it expires.
 #[tokio::test]
-async fn a_file_that_a_capability_may_be_good_for_is_forgotten_once_more_after_its_life() {
+async fn a_file_with_a_live_capability_is_forgotten_again_after_the_expiry() {
     let forgotten = |fixture: &Fixture| fixture.recorder.trims.lock().unwrap().len();
     let store = Store::memory();
     let slow = TreeConfig { recount_wait_ms: 3_600_000, ..config() };
@@ -405,7 +405,7 @@ async fn a_file_that_a_capability_may_be_good_for_is_forgotten_once_more_after_i
 
 /// Tombstones count for no quota, and a ticket holder may create and remove files all the time.
 #[tokio::test]
-async fn little_is_kept_of_files_that_are_forgotten_once_more() {
+async fn records_of_files_to_forget_again_are_small() {
     let slow = TreeConfig { recount_wait_ms: 3_600_000, ..config() };
     let fixture = Fixture::open(Store::memory(), slow).await;
     fixture.make_directory("/v").await;

@@ -113,7 +113,7 @@ async fn the_directory_of_the_credential_is_its_root() {
 }
 
 #[tokio::test]
-async fn inodes_of_others_cannot_be_named() {
+async fn inodes_of_other_volumes_are_refused() {
     let volumes = Volumes::new().await;
     let plain = volumes.fixture.stat("/volumes/plain").await.unwrap().id;
     let above = volumes.fixture.stat("/volumes").await.unwrap().id;
@@ -155,7 +155,7 @@ async fn inodes_of_others_cannot_be_named() {
 }
 
 #[tokio::test]
-async fn one_foreign_file_of_a_batch_leaves_the_others() {
+async fn one_foreign_file_in_a_batch_does_not_affect_the_others() {
     let volumes = Volumes::new().await;
     let mut own = Vec::new();
     for path in ["/data/one", "/data/two"] {
@@ -207,7 +207,7 @@ async fn sessions_of_files_elsewhere_are_not_ended() {
 }
 
 #[tokio::test]
-async fn a_volume_that_is_made_again_is_none_of_a_former_credential() {
+async fn a_recreated_volume_refuses_credentials_of_the_former_one() {
     let volumes = Volumes::new().await;
     let created = volumes.change(create("/data/former")).await.unwrap();
     let MetaReply::Opened { inode: former, .. } = created else { panic!("{created:?}") };
@@ -238,7 +238,7 @@ async fn a_volume_that_is_made_again_is_none_of_a_former_credential() {
 }
 
 #[tokio::test]
-async fn what_is_not_in_the_volume_cannot_be_held() {
+async fn inodes_outside_the_volume_cannot_be_held() {
     let volumes = Volumes::new().await;
     // Existing inodes of other volumes, and future inode numbers.
     let add: Vec<InodeId> = (0..200).map(|more| InodeId(volumes.secret.id.0 + more)).collect();
@@ -259,7 +259,7 @@ async fn what_is_not_in_the_volume_cannot_be_held() {
 }
 
 #[tokio::test]
-async fn links_that_lead_out_are_refused_or_end_in_the_volume() {
+async fn links_out_of_the_volume_are_refused_or_resolved_inside_it() {
     let volumes = Volumes::new().await;
     let link = |path: &str, target: &str| MetaChange::MakeSymlink {
         at: At::path(path),
@@ -281,7 +281,7 @@ async fn links_that_lead_out_are_refused_or_end_in_the_volume() {
 }
 
 #[tokio::test]
-async fn what_belongs_to_the_control_plane_needs_the_key() {
+async fn control_plane_requests_require_the_cluster_key() {
     let volumes = Volumes::new().await;
     let at = At::path("/");
     is_refused(volumes.query(MetaQuery::Status).await);
@@ -373,7 +373,7 @@ async fn a_directory_without_a_quota_is_refused_with_the_remedy() {
 }
 
 #[test]
-fn a_scope_cannot_be_sent() {
+fn a_client_cannot_send_a_scope() {
     let caller = Identity { scope: Some(InodeId(7)), ..Identity::ROOT };
     let bytes = fabric::rpc::encode(&caller).unwrap();
     let read: Identity = fabric::rpc::decode(&bytes).unwrap();

@@ -52,7 +52,7 @@ async fn refused(fixture: &Fixture, change: MetaChange) -> String {
 }
 
 #[tokio::test]
-async fn symbolic_links_lead_on_and_circles_of_them_end() {
+async fn symbolic_links_are_followed_and_cycles_detected() {
     let fixture = Fixture::memory().await;
     let file = fixture.make_directory("/d/e").await;
     let file = (file, fixture.create("/d/e/file").await).1;
@@ -85,7 +85,7 @@ async fn symbolic_links_lead_on_and_circles_of_them_end() {
 }
 
 #[tokio::test]
-async fn bad_names_and_places_are_refused_with_what_is_wrong() {
+async fn invalid_names_and_locations_are_refused_with_the_reason() {
     let fixture = Fixture::memory().await;
     fixture.create("/file").await;
     let long = "n".repeat(256);
@@ -127,7 +127,7 @@ async fn bad_names_and_places_are_refused_with_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn files_take_their_layout_from_themselves_their_directory_and_the_service() {
+async fn files_use_their_layout_that_of_the_directory_or_the_default() {
     let fixture = Fixture::memory().await;
     let defaults = LayoutDefaults { chunk_bytes: 1 << 16, stripe: 2 };
     let (at, mode) = (At::path("/d"), 0o755);
@@ -153,7 +153,7 @@ async fn files_take_their_layout_from_themselves_their_directory_and_the_service
 }
 
 #[tokio::test]
-async fn lengths_grow_by_reports_and_reports_from_before_a_cut_are_passed_over() {
+async fn lengths_grow_by_reports_and_reports_from_before_a_truncation_are_ignored() {
     let fixture = Fixture::memory().await;
     let before = fixture.create("/file").await;
     let reports = vec![report(&before, 100), report(&before, 50)];
@@ -208,7 +208,7 @@ async fn reports_of_many_files_with_all_their_ranges_are_answered() {
 
 /// Each commit is a flush of the store, which the caller waits for.
 #[tokio::test]
-async fn a_longer_length_is_one_commit_and_a_cut_two() {
+async fn an_extension_takes_one_commit_and_a_truncation_two() {
     let fixture = Fixture::memory().await;
     let file = fixture.create("/file").await;
     let commits = || async { fixture.store.snapshot().await.unwrap().version() };
@@ -228,7 +228,7 @@ async fn a_longer_length_is_one_commit_and_a_cut_two() {
 
 /// Storage is unavailable for a moment; opening the file in the meantime completes the truncation.
 #[tokio::test]
-async fn a_cut_that_is_asked_for_again_takes_nothing_that_came_after_it() {
+async fn a_repeated_truncation_does_not_remove_later_data() {
     for length in [3, 0] {
         let fixture = Fixture::memory().await;
         let file = fixture.create("/file").await;
@@ -252,7 +252,7 @@ async fn a_cut_that_is_asked_for_again_takes_nothing_that_came_after_it() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_cut_leaves_a_later_one_alone() {
+async fn the_end_of_a_truncation_does_not_affect_a_later_one() {
     let fixture = Fixture::memory().await;
     let file = fixture.create("/file").await;
     let reports = vec![report(&file, 9)];
@@ -273,7 +273,7 @@ async fn the_end_of_a_cut_leaves_a_later_one_alone() {
 }
 
 #[tokio::test]
-async fn a_cut_that_storage_cannot_do_yet_keeps_writers_out_until_it_is_done() {
+async fn a_truncation_pending_in_storage_excludes_writers_until_it_completes() {
     let fixture = Fixture::memory().await;
     let file = fixture.create("/file").await;
     fixture
@@ -298,7 +298,7 @@ async fn a_cut_that_storage_cannot_do_yet_keeps_writers_out_until_it_is_done() {
 }
 
 #[tokio::test]
-async fn a_cut_that_was_answered_is_not_repeated_by_its_retry() {
+async fn an_answered_truncation_is_not_repeated_by_its_retry() {
     let fixture = Fixture::memory().await;
     let file = fixture.create("/file").await;
     fixture
@@ -321,7 +321,7 @@ async fn a_cut_that_was_answered_is_not_repeated_by_its_retry() {
 }
 
 #[tokio::test]
-async fn a_removed_file_keeps_its_chunks_while_somebody_writes() {
+async fn a_removed_file_keeps_its_chunks_while_a_client_writes() {
     let fixture = Fixture::memory().await;
     let file = fixture.create("/file").await;
     let (_, session) = opened(&fixture, "/file").await;
@@ -337,7 +337,7 @@ async fn a_removed_file_keeps_its_chunks_while_somebody_writes() {
 }
 
 #[tokio::test]
-async fn chunks_that_storage_cannot_remove_are_tried_again_and_hold_nobody_up() {
+async fn chunks_that_storage_cannot_remove_are_retried_without_delaying_others() {
     let fixture = Fixture::memory().await;
     fixture.create("/file").await;
     fixture.change(unlink("/file")).await.unwrap();
@@ -352,7 +352,7 @@ async fn chunks_that_storage_cannot_remove_are_tried_again_and_hold_nobody_up() 
 }
 
 #[tokio::test]
-async fn a_removed_tree_is_gone_at_once_and_collected_completely() {
+async fn a_removed_tree_disappears_at_once_and_is_collected_completely() {
     let fixture = Fixture::memory().await;
     for directory in 0..3 {
         fixture.make_directory(&format!("/t/{directory}")).await;
@@ -375,7 +375,7 @@ async fn a_removed_tree_is_gone_at_once_and_collected_completely() {
 }
 
 #[tokio::test]
-async fn sessions_of_clients_that_are_gone_end() {
+async fn sessions_of_expired_clients_end() {
     let quick = TreeConfig { session_timeout_ms: 1, ..config() };
     let fixture = Fixture::open(Store::memory(), quick).await;
     fixture.create("/file").await;
@@ -418,7 +418,7 @@ async fn a_retry_after_a_restart_gets_the_first_answer() {
 }
 
 #[tokio::test]
-async fn answers_that_the_client_has_are_forgotten_and_never_executed_again() {
+async fn acknowledged_replies_are_forgotten_and_their_requests_never_repeated() {
     let fixture = Fixture::memory().await;
     let client = fixture.client;
     let call = |sequence, finished_below, change| {
@@ -437,7 +437,7 @@ async fn answers_that_the_client_has_are_forgotten_and_never_executed_again() {
 }
 
 #[tokio::test]
-async fn directories_know_their_path_and_when_they_changed() {
+async fn directories_have_a_path_and_a_modification_time() {
     let fixture = Fixture::memory().await;
     let deep = fixture.make_directory("/a/b/c").await;
     fixture.change(rename("/a/b", "/moved")).await.unwrap();
@@ -461,7 +461,7 @@ async fn directories_know_their_path_and_when_they_changed() {
 }
 
 #[tokio::test]
-async fn each_directory_is_a_link_to_the_one_above_it() {
+async fn each_directory_counts_as_a_link_of_its_parent() {
     let fixture = Fixture::memory().await;
     let links = async |path: &str| fixture.stat(path).await.unwrap().links;
     for path in ["/a/1", "/a/2", "/b/3"] {
@@ -490,7 +490,7 @@ async fn each_directory_is_a_link_to_the_one_above_it() {
 }
 
 #[tokio::test]
-async fn a_store_of_the_schema_before_is_taken_over() {
+async fn a_store_of_the_previous_schema_is_migrated() {
     let store = Store::memory();
     Fixture::open(store.clone(), config()).await.create("/file").await;
     let mut txn = store.begin().await.unwrap();
@@ -522,7 +522,7 @@ async fn a_store_of_another_schema_is_refused() {
 }
 
 #[tokio::test]
-async fn a_commit_of_which_nobody_knows_is_recognised_by_its_retry_and_ends_the_service() {
+async fn a_commit_with_unknown_outcome_is_recognised_by_its_retry_and_ends_the_service() {
     let unsure = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let store = Store::new(Unsure(Store::memory(), Arc::clone(&unsure)));
     let fixture = Fixture::open(store, config()).await;

@@ -93,7 +93,7 @@ mod tests {
     /// With any number of volumes at their limits, the total stays below its fraction of the store,
     /// and one more volume has room.
     #[test]
-    fn volumes_at_their_bounds_leave_others_room() {
+    fn volumes_at_their_bounds_leave_capacity_to_others() {
         let room = AnswerBudget::of(Some(Room { used_bytes: 0, max_bytes: 64 << 30 }));
         assert_eq!(room.of_volume(0), OF_VOLUME_MAX);
         let mut used = 0;

@@ -252,7 +252,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn rows_hold_exactly_the_chunks_that_were_added_and_not_cut_since(
+        fn rows_contain_exactly_the_chunks_added_and_not_truncated_since(
             steps in prop::collection::vec((chunk(), chunk(), prop::bool::weighted(0.3)), 1..12),
         ) {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
