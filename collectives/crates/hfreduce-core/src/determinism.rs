@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_and_numbers_are_read_back() {
+    fn settings_are_parsed() {
         for code in 0..4 {
             let modes = Determinism::from_code(code);
             assert_eq!((modes.code(), modes.to_string().parse::<Determinism>()), (code, Ok(modes)));

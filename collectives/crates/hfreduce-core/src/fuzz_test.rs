@@ -242,7 +242,7 @@ proptest! {
     }
 
     #[test]
-    fn an_attempt_ends_once_whatever_is_said(
+    fn an_attempt_ends_once_for_any_messages(
         own in 0..4_usize,
         newcomer in any::<bool>(),
         story in proptest::collection::vec((0..8_u64, message(), 0..8_u8), 0..40),

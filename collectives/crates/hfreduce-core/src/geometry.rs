@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stable_sum_takes_one_tree_from_one_root_however_it_is_cut() {
+    fn a_stable_sum_uses_one_tree_with_one_root_for_any_chunk_size() {
         for kind in [Kind::Allreduce, Kind::Reduce, Kind::ReduceScatter, Kind::Broadcast] {
             let modes = Determinism { stable: true, wide: false };
             let fingerprint = Fingerprint { modes, ..fingerprint(kind, 1 << 20) };
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cut_depends_on_the_size_alone() {
+    fn chunk_boundaries_depend_only_on_the_size() {
         let small = Geometry::new(&fingerprint(Kind::Allreduce, 1024), 5, 1 << 18);
         assert_eq!(small.chunks(), 1);
         let large = Geometry::new(&fingerprint(Kind::Allreduce, 1 << 20), 5, 1 << 18);

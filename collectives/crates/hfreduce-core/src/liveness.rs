@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_silent_one_is_named() {
+    fn a_silent_peer_is_reported() {
         let mut liveness = Liveness::new(3, 1000, 0);
         for now_ms in (100..=900).step_by(100) {
             liveness.heard(0, now_ms);
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn after_our_own_stop_everybody_starts_afresh() {
+    fn after_a_stop_of_this_process_all_peers_start_afresh() {
         let mut liveness = Liveness::new(1, 1000, 0);
         assert_eq!(liveness.look(60_000), None);
         assert_eq!(liveness.look(60_400), None);

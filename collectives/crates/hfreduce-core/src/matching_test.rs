@@ -51,7 +51,7 @@ fn messages_of_one_tag_are_matched_in_order() {
 }
 
 #[test]
-fn nothing_long_is_sent_before_it_is_granted() {
+fn long_messages_wait_for_a_grant() {
     let mut pairs = Pairs::default();
     let sent = envelope(Kind::Send, 7, EAGER_BYTES_MAX + 1);
     pairs.send(1, ticket(0), sent);
@@ -95,7 +95,7 @@ fn short_messages_go_with_their_offers_as_far_as_the_window_allows() {
 }
 
 #[test]
-fn bytes_that_came_with_an_offer_go_to_the_receive_that_takes_it() {
+fn bytes_of_an_offer_are_delivered_to_the_matching_receive() {
     let mut pairs = Pairs::default();
     let short = envelope(Kind::Send, 7, 4);
     let taken = |message, operation| {
@@ -136,7 +136,7 @@ fn a_peer_that_sends_more_than_its_window_unasked_is_refused() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn messages_of_another_length_are_refused() {
     let mut pairs = Pairs::default();
     pairs.receive(3, ticket(1), envelope(Kind::Recv, 8, 4)).unwrap();
     let other = pairs.offered(3, 0, envelope(Kind::Send, 8, 5), false);
@@ -157,7 +157,7 @@ fn what_does_not_fit_is_refused() {
 }
 
 #[test]
-fn empty_messages_still_meet() {
+fn empty_messages_are_matched() {
     let mut pairs = Pairs::default();
     pairs.send(1, ticket(0), envelope(Kind::Send, 7, 0));
     pairs.granted(1, 0).unwrap();
@@ -171,7 +171,7 @@ fn empty_messages_still_meet() {
 }
 
 #[test]
-fn a_receive_from_anybody_takes_the_oldest_offer_of_its_tag() {
+fn a_receive_from_any_rank_matches_the_oldest_offer_of_its_tag() {
     let mut pairs = Pairs::default();
     pairs.offered(5, 0, envelope(Kind::Send, 7, 4), false).unwrap();
     pairs.offered(2, 0, envelope(Kind::Send, 8, 4), false).unwrap();
@@ -186,7 +186,7 @@ fn a_receive_from_anybody_takes_the_oldest_offer_of_its_tag() {
 }
 
 #[test]
-fn of_receives_from_one_and_from_anybody_the_first_goes_first() {
+fn receives_from_one_rank_and_from_any_rank_match_in_order() {
     let mut pairs = Pairs::default();
     pairs.receive(ANY_RANK, ticket(1), envelope(Kind::Recv, 7, 4)).unwrap();
     pairs.receive(3, ticket(2), envelope(Kind::Recv, 7, 4)).unwrap();
@@ -202,7 +202,7 @@ fn of_receives_from_one_and_from_anybody_the_first_goes_first() {
 }
 
 #[test]
-fn many_messages_of_one_tag_do_not_hold_back_one_of_another() {
+fn many_messages_of_one_tag_do_not_delay_another_tag() {
     let mut pairs = Pairs::default();
     for number in 0..2000 {
         pairs.send(1, ticket(number), envelope(Kind::Send, 7, 8));

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_one_node_need_not_be_neighbors() {
+    fn ranks_of_one_node_need_not_be_consecutive() {
         let placement =
             Placement::new(&pairs(&[("a", "A"), ("b", "B"), ("a", "A"), ("b", "B"), ("c", "B")]))
                 .unwrap();

@@ -32,7 +32,7 @@ fn join(epoch: u32) -> Message {
 }
 
 #[test]
-fn all_who_join_are_welcomed_into_an_epoch_above_every_one_before() {
+fn all_members_join_an_epoch_above_all_previous_ones() {
     let mut coordinator = Reconfiguration::new(start(Some(0), 5));
     let dials = [1, 2].map(|member| Step::Dial { member });
     assert_eq!(steps(&mut coordinator), dials);
@@ -76,7 +76,7 @@ fn another_list_is_a_mismatch_for_all_members() {
 }
 
 #[test]
-fn an_attempt_from_before_ours_ends_nothing() {
+fn messages_of_an_earlier_attempt_do_not_end_this_one() {
     let mut member = Reconfiguration::new(start(Some(1), 6));
     member.received(3, call(2));
     let died = Rejection { kind: ErrorKind::PeerDied, member: Some(2), detail: "it ended".into() };
@@ -121,7 +121,7 @@ fn a_newcomer_joins_any_caller_and_a_single_member_agrees_at_once() {
 }
 
 #[test]
-fn a_call_that_was_overtaken_by_a_newer_one_is_over() {
+fn a_call_ends_when_a_newer_one_arrives() {
     let mut member = Reconfiguration::new(start(Some(1), 5));
     member.received(4, call(2));
     assert!(matches!(member.poll(), Some(Step::Send { line: 4, message: Message::Join { .. } })));

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_forked_child_is_not_the_maker() {
+    fn a_forked_child_is_not_the_owner() {
         let known = ForkGuard::new();
         let asked = ForkGuard { page: None, process: std::process::id() };
         assert!(known.page.is_some() && known.is_owner() && asked.is_owner());

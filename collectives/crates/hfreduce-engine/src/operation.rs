@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_count_as_one() {
+    fn several_ranges_count_as_one_buffer() {
         let mut one = [0_u8; 10];
         let mut two = [0_u8; 6];
         let (a, b) = (one.as_mut_ptr(), two.as_mut_ptr());

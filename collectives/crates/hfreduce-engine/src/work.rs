@@ -343,7 +343,7 @@ mod models {
     }
 
     #[test]
-    fn news_that_came_while_the_driver_was_given_back_are_taken() {
+    fn events_during_the_return_of_the_driver_are_handled() {
         every_order(one_of_two_takes_the_news::<Modelled>);
         assert!(breaks(one_of_two_takes_the_news::<Weak<NO_FENCE>>));
         assert!(breaks(one_of_two_takes_the_news::<Weak<NO_TOTAL_ORDER>>));

@@ -180,7 +180,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn a_segment_is_found_by_its_token_among_other_connections() {
+    fn a_segment_is_identified_by_its_token_among_other_connections() {
         let name = format!("hfreduce-lending-test-{}", std::process::id());
         let mut mapping_listener = MappingListener::new(Some(shm::listen(&name).unwrap()));
         let soon = Deadline::after(Duration::from_secs(60));

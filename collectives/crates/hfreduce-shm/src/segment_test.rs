@@ -21,7 +21,7 @@ fn fingerprint() -> Fingerprint {
 }
 
 #[test]
-fn a_slot_is_free_again_when_every_rank_released_it() {
+fn a_slot_is_free_when_every_rank_has_released_it() {
     let shm = shm();
     shm.stage(0, 6);
     assert_eq!((shm.staged(0), shm.staged_by_all(), shm.released_by_all()), (6, 0, 0));
@@ -34,7 +34,7 @@ fn a_slot_is_free_again_when_every_rank_released_it() {
 }
 
 #[test]
-fn registered_memory_is_known_by_operation() {
+fn registered_memory_is_recorded_per_operation() {
     let shm = shm();
     let memory = Registered { input: Some(0), output: None };
     shm.register(1, 3, 7, memory);
@@ -54,7 +54,7 @@ fn no_access_starts_after_an_abort() {
 }
 
 #[test]
-fn fingerprints_are_remembered_for_a_while() {
+fn fingerprints_are_kept_for_a_window() {
     let shm = shm();
     let fingerprint = fingerprint();
     shm.enter(1, 70, &fingerprint);
@@ -70,7 +70,7 @@ fn fingerprints_are_remembered_for_a_while() {
 }
 
 #[test]
-fn a_roll_forgets_the_chunk_before() {
+fn an_arrival_counter_is_reset_for_the_next_chunk() {
     let shm = shm();
     let later = 3 + SHAPE.slots as u64;
     assert!(!shm.lacks_last_arrival(3) && !shm.arrive(3, 1) && shm.lacks_last_arrival(3));
@@ -92,7 +92,7 @@ fn the_first_abort_stays() {
 }
 
 #[test]
-fn a_rank_that_died_in_its_abort_record_is_named() {
+fn a_rank_that_died_while_recording_an_abort_is_reported() {
     let shm = shm();
     assert!(shm.header().abort.claim(1) && shm.is_aborted());
     assert!(!shm.abort(0, b"second"));
@@ -117,7 +117,7 @@ fn a_fingerprint_is_kept_until_the_window_has_passed_it() {
 }
 
 #[test]
-fn the_slowest_rank_says_what_all_have_ended() {
+fn the_slowest_rank_determines_what_all_have_completed() {
     let shm = shm();
     shm.end(1, 9);
     assert_eq!(shm.ended_by_all(), 0);

@@ -110,7 +110,7 @@ mod models {
     }
 
     #[test]
-    fn bytes_are_touched_only_after_they_arrived() {
+    fn bytes_are_accessed_only_after_they_arrived() {
         every_order(what_has_arrived_is_there::<Modelled>);
         assert!(breaks(what_has_arrived_is_there::<Weak<NO_RELEASE>>));
         assert!(breaks(what_has_arrived_is_there::<Weak<NO_ACQUIRE>>));

@@ -19,7 +19,7 @@ fn abort(bytes: usize) -> Head {
 }
 
 #[test]
-fn frames_of_every_size_arrive_whole_and_in_order() {
+fn frames_of_every_size_arrive_complete_and_in_order() {
     let (one, other) = pair();
     let (mut one, mut other) =
         (Connection::new(one, 1 << 20).unwrap(), Connection::<()>::new(other, 1 << 20).unwrap());
@@ -89,7 +89,7 @@ fn a_mapped_frame_completes_when_the_peer_acknowledges_it() {
 }
 
 #[test]
-fn garbage_and_the_end_are_errors() {
+fn garbage_and_end_of_stream_are_errors() {
     let (mut one, other) = pair();
     let mut other = Connection::<()>::new(other, 4096).unwrap();
     one.write_all(&[7; 64]).unwrap();
@@ -106,7 +106,7 @@ fn garbage_and_the_end_are_errors() {
 }
 
 #[test]
-fn after_detaching_no_foreign_memory_is_touched() {
+fn caller_memory_is_not_accessed_after_detach() {
     let (one, mut other) = pair();
     let mut one = Connection::new(one, 64 << 20).unwrap();
     let big = vec![1_u8; 32 << 20];
@@ -173,7 +173,7 @@ proptest! {
     /// Modified frames, split into pieces of any size: frames within their bounds, then an error or
     /// the end.
     #[test]
-    fn what_is_nearly_a_stream_of_frames_ends(
+    fn a_damaged_stream_of_frames_is_refused(
         changes in changes(),
         cuts in proptest::collection::vec(1..200_usize, 1..12),
     ) {

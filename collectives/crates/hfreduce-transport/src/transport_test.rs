@@ -126,7 +126,7 @@ proptest! {
     #![proptest_config(cases(12))]
 
     #[test]
-    fn chunks_pass_whole_over_every_transport(
+    fn chunks_arrive_complete_over_every_transport(
         sizes in proptest::collection::vec(prop_oneof![0..200_usize, 0..SLOT_BYTES], 1..40),
     ) {
         for (name, mut one, mut other) in every() {
@@ -204,21 +204,21 @@ fn a_sender_to_a_lost_peer_receives_its_reason_first() {
             assert!(Instant::now() < until, "{name}");
             std::thread::yield_now();
         }
-        let mut told = Vec::new();
+        let mut frames = Vec::new();
         let ended = receive(&mut other, &poller, |received, other| {
             match received {
                 Received::Head(head) => other.body_owned(head.payload_bytes),
-                Received::Owned(bytes) => told.push(bytes.clone()),
+                Received::Owned(bytes) => frames.push(bytes.clone()),
                 Received::Payload(_) => panic!("{name}"),
             }
             false
         });
-        assert!(ended.is_err() && told.first() == Some(&reason), "{name}: {told:?}");
+        assert!(ended.is_err() && frames.first() == Some(&reason), "{name}: {frames:?}");
     }
 }
 
 #[test]
-fn a_link_that_is_full_takes_no_more_and_keeps_nothing_of_callers_once_detached() {
+fn a_full_link_refuses_frames_and_a_detached_one_references_no_caller_memory() {
     for (name, mut one, mut other) in every() {
         let poller = Poller::new().unwrap();
         let big = vec![1_u8; SLOT_BYTES];
@@ -299,7 +299,7 @@ fn large_chunks_take_turns_and_small_ones_stay_on_the_first_stream() {
 }
 
 #[test]
-fn a_stream_that_is_full_keeps_no_other_back() {
+fn a_full_stream_does_not_delay_the_others() {
     let (one, other) = sockets(2);
     let (mut one, poller) = (tcp(one), Poller::new().unwrap());
     let mut other = other.into_iter();
@@ -322,7 +322,7 @@ fn a_stream_that_is_full_keeps_no_other_back() {
 }
 
 #[test]
-fn a_stream_that_ends_without_close_is_the_end_and_a_reason_on_another_comes_first() {
+fn a_stream_that_ends_without_close_ends_the_link_after_a_reason_on_another_stream() {
     let (mut raw, ours) = sockets(3);
     let (mut link, poller) = (tcp(ours), Poller::new().unwrap());
     // A close frame on the other streams does not close this one.
@@ -346,18 +346,18 @@ fn a_stream_that_ends_without_close_is_the_end_and_a_reason_on_another_comes_fir
     // Both have arrived before anything is read.
     let until = Instant::now() + Duration::from_secs(120);
     raw[0].shutdown(Shutdown::Both).unwrap();
-    let mut told = None;
-    while told.is_none() {
+    let mut reason = None;
+    while reason.is_none() {
         assert!(Instant::now() < until);
         link.woken(0, Ready { token: 0, readable: true, writable: false });
         match link.receive_next(&poller).unwrap() {
             Some(Received::Head(head)) => link.body_owned(head.payload_bytes),
-            Some(Received::Owned(bytes)) => told = Some(bytes),
+            Some(Received::Owned(bytes)) => reason = Some(bytes),
             Some(Received::Payload(_)) => panic!("none was sent"),
             None => {}
         }
     }
-    assert_eq!(told.unwrap(), b"why");
+    assert_eq!(reason.unwrap(), b"why");
 }
 
 #[test]
@@ -368,7 +368,7 @@ fn garbage_on_one_stream_is_an_error() {
 }
 
 #[test]
-fn every_stream_gives_signs_of_life_and_is_missed_when_it_does_not() {
+fn every_stream_sends_heartbeats_and_a_silent_one_is_detected() {
     let (raw, ours) = sockets(3);
     let (mut link, mut peer) = (tcp(ours), tcp(raw));
     let poller = Poller::new().unwrap();

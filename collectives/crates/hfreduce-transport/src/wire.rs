@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_that_is_too_long_is_refused_before_memory_is_taken() {
+    fn an_oversized_payload_is_refused_before_memory_is_allocated() {
         let head = Head { payload_bytes: usize::MAX >> 40, ..Head::bare(Frame::Abort) };
         assert!(Head::decode(&head.encode(), 640).unwrap_err().contains("over"));
     }

@@ -35,7 +35,7 @@ fn every_mix_of_operations_ends_with_the_oracle_s_bits() {
 
 /// No frames travel back that could carry credits.
 #[test]
-fn sums_for_one_rank_alone_do_not_starve_each_other() {
+fn reductions_to_single_ranks_do_not_starve_each_other() {
     for seed in 0..60 {
         let mut choice = Seed(seed);
         let nodes = 3 + choice.below(6);
@@ -72,7 +72,7 @@ fn every_survivor_learns_which_rank_died() {
 }
 
 #[test]
-fn two_deaths_leave_no_rank_waiting() {
+fn no_rank_waits_after_two_deaths() {
     for seed in 0..100 {
         let mut choice = Seed(seed);
         let nodes = 4 + choice.below(9);
@@ -88,7 +88,7 @@ fn two_deaths_leave_no_rank_waiting() {
 }
 
 #[test]
-fn a_rank_that_calls_something_else_is_named_by_its_neighbors() {
+fn a_rank_that_calls_another_operation_is_reported_by_its_neighbors() {
     let plan = plan(2, 1);
     let mut choice = Seed(3);
     let ours = operation(&mut choice, Kind::Allreduce, 100, 2).fingerprint;

@@ -9,7 +9,7 @@ fn turn(level: Priority) -> PriorityGate {
 }
 
 #[test]
-fn chunks_are_held_back_until_higher_operations_end() {
+fn chunks_are_delayed_until_higher_operations_end() {
     let (priority_levels, now) = (Arc::new(PriorityLevels::default()), Instant::now());
     let (mut low, mut normal, mut high) =
         (turn(Priority::Low), turn(Priority::Normal), turn(Priority::High));
@@ -26,7 +26,7 @@ fn chunks_are_held_back_until_higher_operations_end() {
 }
 
 #[test]
-fn what_waits_crosswise_is_held_back_once() {
+fn operations_in_a_priority_deadlock_are_delayed_only_once() {
     let (priority_levels, start) = (Arc::new(PriorityLevels::default()), Instant::now());
     let mut low = turn(Priority::Low);
     let _stuck = priority_levels.begin(Priority::High);
@@ -52,7 +52,7 @@ fn a_stream_of_short_operations_leaves_a_window_each_time() {
 }
 
 #[test]
-fn words_are_levels_or_refused() {
+fn priority_names_are_parsed_or_refused() {
     for level in Priority::ALL {
         assert_eq!(level.to_string().parse::<Priority>(), Ok(level));
     }

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_long_ago_is_forgotten() {
+    fn old_yields_are_forgotten() {
         let mut yield_backoff = YieldBackoff::default();
         for _ in 0..2 {
             assert!(!yield_backoff.record_yield(LONG_YIELD));

@@ -28,7 +28,7 @@ fn pair() -> (TcpStream, TcpStream) {
 }
 
 #[test]
-fn an_info_that_is_nearly_right_is_blamed_on_its_rank() {
+fn a_damaged_info_is_attributed_to_its_rank() {
     let endpoints = [0, 1, 2].map(|rank| Endpoint::new(options(rank), &KEY).unwrap());
     let infos = endpoints.each_ref().map(Endpoint::info);
     let document: serde_json::Value = serde_json::from_slice(&infos[1]).unwrap();
@@ -51,7 +51,7 @@ fn an_info_that_is_nearly_right_is_blamed_on_its_rank() {
 }
 
 #[test]
-fn cards_that_are_nearly_right_make_an_epoch_or_none() {
+fn damaged_infos_lead_to_a_valid_epoch_or_an_error() {
     let endpoint = Endpoint::new(options(0), &KEY).unwrap();
     let other = Endpoint::new(options(2), &KEY).unwrap();
     let info = |endpoint: &Endpoint| {
@@ -76,7 +76,7 @@ proptest! {
     #![proptest_config(cases(300))]
 
     #[test]
-    fn words_between_members_end_the_line_or_are_words(edits in edits(), changes in changes()) {
+    fn damaged_member_messages_are_parsed_or_end_the_connection(edits in edits(), changes in changes()) {
         let message = Message::Welcome { epoch: 3, nonce: 9, infos: vec!["card".into(), "é".into()] };
         let text = edited(&serde_json::to_value(&message).unwrap(), &edits);
         let mut bytes = (text.len() as u32).to_le_bytes().to_vec();
@@ -97,7 +97,7 @@ proptest! {
     }
 
     #[test]
-    fn a_reason_that_is_nearly_one_is_a_reason(edits in edits(), changes in changes()) {
+    fn a_damaged_abort_reason_is_decoded(edits in edits(), changes in changes()) {
         let cause = AbortReason::new(ErrorKind::PeerDied, 1, "gone").with_peer(2, "b").during("x", 3, "y");
         let text = edited(&serde_json::to_value(&cause).unwrap(), &edits).into_bytes();
         for bytes in [changed(&text, &changes), text] {

@@ -68,7 +68,7 @@ fn another_process_reads_what_was_written() {
 }
 
 #[test]
-fn the_last_operations_are_kept_and_old_numbers_change_nothing() {
+fn the_last_operations_are_kept_and_updates_of_old_ones_ignored() {
     let recorder = Recorder::new(&Folders::default(), &about(1));
     let now = Instant::now();
     for sequence in 0..RECORDS as u64 + 10 {
@@ -82,7 +82,7 @@ fn the_last_operations_are_kept_and_old_numbers_change_nothing() {
 }
 
 #[test]
-fn the_file_goes_with_an_end_in_order_and_the_dump_stays() {
+fn the_file_is_removed_at_an_orderly_end_and_the_dump_stays() {
     let root = tempfile::tempdir().unwrap();
     let recorder = Recorder::new(&folders(root.path()), &about(1));
     let path = recorder.path().unwrap().to_owned();
@@ -110,7 +110,7 @@ fn a_folder_that_others_may_write_to_is_not_used() {
 }
 
 #[test]
-fn files_of_processes_from_before_the_last_start_are_swept_away() {
+fn files_of_processes_before_the_last_boot_are_removed() {
     let root = tempfile::tempdir().unwrap();
     let folders = folders(root.path());
     let recorder = Recorder::new(&folders, &about(1));
@@ -137,7 +137,7 @@ fn a_folder_of_dumps_is_bounded() {
 
 proptest::proptest! {
     #[test]
-    fn a_damaged_file_is_read_as_far_as_it_goes(
+    fn the_valid_part_of_a_damaged_file_is_read(
         damage in proptest::collection::vec((0..BYTES, 0..=255_u8), 1..200),
         length in 0..BYTES,
     ) {

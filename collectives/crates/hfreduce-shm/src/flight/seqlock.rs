@@ -97,7 +97,7 @@ mod models {
     }
 
     #[test]
-    fn a_stable_stamp_means_a_whole_record() {
+    fn a_stable_stamp_means_a_consistent_record() {
         every_order(|| a_record_is_whole::<Modelled>(true));
         assert!(breaks(|| a_record_is_whole::<Weak<NO_RELEASE>>(true)));
         assert!(breaks(|| a_record_is_whole::<Weak<NO_ACQUIRE>>(true)));
@@ -120,7 +120,7 @@ mod models {
     }
 
     #[test]
-    fn a_text_that_two_readings_agree_on_is_whole() {
+    fn a_text_that_two_readings_agree_on_is_consistent() {
         every_order(|| a_text_is_whole::<Modelled>(true));
         assert!(breaks(|| a_text_is_whole::<Weak<NO_RELEASE>>(true)));
         assert!(breaks(|| a_text_is_whole::<Weak<NO_ACQUIRE>>(true)));

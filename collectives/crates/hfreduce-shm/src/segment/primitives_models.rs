@@ -373,7 +373,7 @@ fn one_of_two_rings<A: Atomics>() {
 }
 
 #[test]
-fn a_sleeper_is_rung_for_once() {
+fn a_sleeping_rank_is_notified_once() {
     every_order(one_of_two_rings::<Modelled>);
 }
 
@@ -414,7 +414,7 @@ fn whole_or_not_at_all<A: Atomics>() {
 }
 
 #[test]
-fn a_fingerprint_is_read_whole_or_not_at_all() {
+fn a_fingerprint_is_read_completely_or_not_at_all() {
     every_order(whole_or_not_at_all::<Modelled>);
     assert!(breaks(whole_or_not_at_all::<Weak<NO_RELEASE>>));
     assert!(breaks(whole_or_not_at_all::<Weak<NO_ACQUIRE>>));
@@ -440,7 +440,7 @@ fn the_first_cause_stays<A: Atomics>() {
 }
 
 #[test]
-fn one_cause_is_recorded_and_read_whole() {
+fn one_abort_reason_is_recorded_and_read_completely() {
     every_order(the_first_cause_stays::<Modelled>);
     assert!(breaks(the_first_cause_stays::<Weak<NO_RELEASE>>));
     assert!(breaks(the_first_cause_stays::<Weak<NO_ACQUIRE>>));

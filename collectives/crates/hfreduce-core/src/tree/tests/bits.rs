@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn the_order_of_arrival_does_not_reach_the_bits() {
+fn bits_do_not_depend_on_the_order_of_arrival() {
     let mut choice = Seed(7);
     let op = operation(&mut choice, Kind::Allreduce, 20_000, 9);
     for seed in 0..20 {
@@ -62,7 +62,7 @@ fn in_pieces(seed: u64, modes: Determinism, short: bool) -> (Vec<f32>, Vec<f32>)
 }
 
 #[test]
-fn stable_sums_have_the_same_bits_in_whatever_pieces_they_come() {
+fn stable_sums_have_the_same_bits_for_any_split() {
     for seed in 0..30 {
         let modes = Determinism { stable: true, wide: seed % 3 == 0 };
         let (whole, pieces) = in_pieces(seed, modes, seed % 2 == 0);
@@ -100,7 +100,7 @@ fn a_wide_sum_is_the_exact_tree_of_binary32_rounded_once() {
 }
 
 #[test]
-fn summing_in_the_order_of_arrival_would_be_caught() {
+fn a_sum_in_the_order_of_arrival_is_detected() {
     let mut choice = Seed(7);
     let op = operation(&mut choice, Kind::Allreduce, 20_000, 9);
     let caught = (0..20).any(|seed| {

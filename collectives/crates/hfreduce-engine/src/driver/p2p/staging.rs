@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_piece_waits_for_its_own_peer_alone() {
+    fn a_piece_waits_only_for_its_peer() {
         let mut slots = Slots::default();
         assert_eq!(slots.route(false, 0), PieceRoute::Socket);
         assert_eq!(
