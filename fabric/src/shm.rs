@@ -228,7 +228,7 @@ pub fn peer_process(stream: &UnixStream) -> Option<OwnedFd> {
 fn peer_option<T>(stream: &UnixStream, option: libc::c_int) -> Option<T> {
     let mut value = MaybeUninit::<T>::uninit();
     let mut length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: a socket of ours, and a buffer of the given length.
+    // SAFETY: a socket of this process, and a buffer of the given length.
     let status = unsafe {
         let place = value.as_mut_ptr().cast();
         libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, option, place, &mut length)

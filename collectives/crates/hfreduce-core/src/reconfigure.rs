@@ -325,9 +325,9 @@ impl Reconfiguration {
     /// Reports the missing member, so that a member with an earlier deadline names the right rank.
     fn report_missing(&mut self, joined: usize) {
         let Some(missing) = self.infos.iter().position(Option::is_none) else { return };
-        let told = std::mem::replace(&mut self.awaited, missing);
+        let previous = std::mem::replace(&mut self.awaited, missing);
         for line in 1..self.start.size {
-            if self.infos[line].is_some() && (line == joined || told != missing) {
+            if self.infos[line].is_some() && (line == joined || previous != missing) {
                 self.send(line as u64, Message::Wait { member: missing });
             }
         }

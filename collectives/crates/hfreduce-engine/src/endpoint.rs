@@ -3,8 +3,8 @@
 //! ```text
 //! new      opens a port (and, as the first rank of its node, a local socket)
 //! info     what the others need to know; the caller exchanges it through any store
-//! connect  checks that all agree, meets the ranks of its node (shared memory, doorbell), dials and
-//!          accepts its tree neighbors, then meets everybody in a first barrier
+//! connect  checks that all agree, connects to the ranks of its node (shared memory, doorbell), dials
+//!          and accepts its tree neighbors, then waits for all ranks in a first barrier
 //! ```
 
 mod agreement;

@@ -56,7 +56,7 @@ impl WorkState {
     }
 
     /// Time of the call.
-    pub fn began(&self) -> Instant {
+    pub fn started_at(&self) -> Instant {
         self.deadline - self.timeout
     }
 
@@ -287,7 +287,7 @@ mod models {
         let shared = Arc::new((Completion::<A>::default(), UnsafeCell::new(0)));
         let moving = shared.clone();
         let backend = loom::thread::spawn(move || {
-            // SAFETY: loom reports whoever touches it at the same time.
+            // SAFETY: loom reports concurrent accesses.
             moving.1.with_mut(|value| unsafe { *value = 1 });
             moving.0.store(DONE);
         });
@@ -314,8 +314,8 @@ mod models {
             waiting.1.load(Ordering::Acquire) == 1
         });
         shared.1.store(1, Ordering::Release);
-        let told = shared.0.has_waiters();
-        assert!(waiter.join().unwrap() || told, "never woken");
+        let notified = shared.0.has_waiters();
+        assert!(waiter.join().unwrap() || notified, "never woken");
     }
 
     #[test]

@@ -102,7 +102,7 @@ fn cuts(size: usize, salt: u64) -> Vec<(usize, usize)> {
     cuts
 }
 
-/// The sum of one tensor, with several results of splitting it into operations.
+/// The sum of one tensor, with several ways of splitting it into operations.
 fn every_split(comm: &Communicator, dtype: DType) -> Vec<(&'static str, Vec<u8>)> {
     let (size, own) = (dtype.size_bytes(), elements(dtype, comm.rank(), NUMEL));
     let mut results = Vec::new();

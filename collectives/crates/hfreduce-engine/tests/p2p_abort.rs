@@ -21,7 +21,7 @@ const DEAF: usize = 0;
 const PEER: usize = 1;
 const ABORTS: usize = 2;
 
-/// A proxy proxy all ranks that can silence the tree links of `DEAF` without closing them.
+/// A proxy between all ranks that can silence the tree links of `DEAF` without closing them.
 #[derive(Default)]
 struct Proxy {
     /// Later connections are point-to-point.
@@ -82,7 +82,7 @@ impl Proxy {
 /// Result of a rank's wait, if it had one.
 type Ending = Option<Result<(), WaitError>>;
 
-/// Runs `body` as each of three ranks, one on each node, with a proxy proxy them. One aborts; every waiting
+/// Runs `body` as each of three ranks, one on each node, with a proxy between them. One aborts; every waiting
 /// rank must report that.
 fn with_three_ranks(body: impl Fn(Communicator, &Proxy) -> Ending + Sync) {
     let proxy = Arc::new(Proxy::default());
@@ -136,7 +136,7 @@ fn with_three_ranks(body: impl Fn(Communicator, &Proxy) -> Ending + Sync) {
     }
 }
 
-/// A message proxy `DEAF` and `PEER`; `deaf_receives`: in this direction.
+/// A message between `DEAF` and `PEER`; `deaf_receives`: in this direction.
 fn message(comm: &Communicator, data: &mut [f32], deaf_receives: bool) -> Option<Work> {
     let deaf = comm.rank() as usize == DEAF;
     let peer = if deaf { PEER as u32 } else { DEAF as u32 };

@@ -128,7 +128,7 @@ fn sums_until_an_error(comm: &Communicator) -> CollectiveError {
     }
 }
 
-/// A proxy proxy two ranks that holds both sockets of every stream.
+/// A proxy between two ranks that holds both sockets of every stream.
 struct Proxy {
     port: u16,
     streams: Arc<Mutex<Vec<(TcpStream, TcpStream)>>>,

@@ -96,7 +96,7 @@ mod models {
         let shared = Arc::new((Prefix::<A>::default(), UnsafeCell::new(0)));
         let bringing = shared.clone();
         let bringer = loom::thread::spawn(move || {
-            // SAFETY: loom reports whoever touches it at the same time.
+            // SAFETY: loom reports concurrent accesses.
             bringing.1.with_mut(|value| unsafe { *value = 1 });
             bringing.0.grow(8);
             bringing.0.grow(4);

@@ -2,7 +2,7 @@
 //! simulation of its driver's listener, connections and deadlines.
 //!
 //! A member that fails asks the scheduler for the running members and tries again, as a job would. Invariants:
-//! every attempt ends, no member is in two groups with id name, epochs only increase, the sum in a group
+//! every attempt ends, no member is in two groups with one name, epochs only increase, the sum in a group
 //! contains the contributions of exactly its members, and finally all members that can run together do.
 
 mod connections;
@@ -22,7 +22,7 @@ const TIMEOUT: Time = 2 * SECOND;
 const DIAL: Time = TIMEOUT * 9 / 16;
 /// Time to connect after an agreement.
 const CONNECT: Time = 50 * MILLISECOND;
-/// Time by which all running members must be in id group again.
+/// Time by which all running members must be in one group again.
 const HORIZON: Time = 60 * SECOND;
 
 /// A seeded bug in the driver, to verify that the simulation detects it.
@@ -45,7 +45,7 @@ enum Scenario {
     OutdatedList { member: usize, omitted: usize },
 }
 
-/// A fault of id member.
+/// A fault of one member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     Killed,
@@ -73,7 +73,7 @@ struct Connection {
     member: usize,
     /// The coordinator knows that the connection is established.
     reached: bool,
-    /// The member's attempt that accepted it, and its number reachable.
+    /// The member's attempt that accepted it, and its number there.
     taken: Option<(u32, u64)>,
     inbox: VecDeque<Option<Message>>,
     /// The last arrival at either end: a connection preserves order.

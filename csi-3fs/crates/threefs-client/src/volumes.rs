@@ -38,7 +38,7 @@ impl Client {
         inode(self.change("make directory", path, change).await?)
     }
 
-    /// Sets the limits of a directory; `None` is no limit.
+    /// Sets the limits of a directory; `None` means unlimited.
     ///
     /// # Errors
     /// Any [`ClientError`].

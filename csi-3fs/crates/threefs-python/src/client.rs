@@ -317,8 +317,8 @@ fn uninitialised<'py>(
     length: usize,
 ) -> PyResult<(Bound<'py, PyBytes>, &'py mut [u8])> {
     let size = isize::try_from(length).map_err(|error| PyValueError::new_err(error.to_string()))?;
-    // SAFETY: attached; null asks for memory that is ours to fill. The object is new, so nobody
-    // else sees it until `batch_read` returns it; it outlives the slice, because both are used
+    // SAFETY: attached; null requests uninitialised memory. The object is new, so no other
+    // code sees it until `batch_read` returns it; it outlives the slice, because both are used
     // inside `batch_read` only. Every byte is written before a success is returned: the plan's
     // reads cover the whole length, and on an error the object is dropped unseen.
     unsafe {

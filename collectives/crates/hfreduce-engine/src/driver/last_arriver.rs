@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! every rank   waits for the slot, copies its contribution into its own, counts itself in
-//! the last     adds all of them in the order of the ranks into the result slot   ─▶ everybody copies it
+//! the last     adds all of them in the order of the ranks into the result slot   ─▶ every rank copies it
 //! ```
 //! An owner would have to run once to contribute and again once all have contributed: where ranks
 //! share CPUs, that is one context switch after the other before any rank has a result. With a last

@@ -85,7 +85,7 @@ impl Driver {
     pub(super) fn stage(&mut self) -> bool {
         let from = self.next_stage;
         let local = self.shared.identity.local();
-        let (mut told, mut concerns_others) = (from, false);
+        let (mut notified, mut concerns_others) = (from, false);
         (self.wants_slot, self.wants_turn) = (false, false);
         while self.next_stage < self.next_chunk {
             let number = self.next_stage;
@@ -121,13 +121,13 @@ impl Driver {
                 self.shm.stage(local, self.next_stage);
             }
             let calls = match round {
-                true => self.fills_segment(at, self.next_stage - told),
+                true => self.fills_segment(at, self.next_stage - notified),
                 false => copies && !self.is_crowded(),
             };
             if calls {
                 self.shm.stage(local, self.next_stage);
-                self.notify_owners(told);
-                told = self.next_stage;
+                self.notify_owners(notified);
+                notified = self.next_stage;
             }
         }
         if self.next_stage == from {
@@ -135,7 +135,7 @@ impl Driver {
         }
         self.shm.stage(local, self.next_stage);
         if concerns_others {
-            self.notify_owners(told);
+            self.notify_owners(notified);
         }
         self.let_go();
         true
@@ -165,7 +165,7 @@ impl Driver {
         }
         self.shm.full_fence();
         let ready = self.shm.staged_by_all();
-        let mut told = 0_usize;
+        let mut notified = 0_usize;
         let mut round = false;
         for number in from..self.next_stage {
             let Some((at, chunk)) = self.find(number) else { break };
@@ -180,12 +180,12 @@ impl Driver {
             // A single contribution waits for no other.
             if number < ready || chunk.source == Ranks::One(self.shared.identity.rank) {
                 let owner = self.shared.identity.owner_of(chunk.index);
-                if told & (1 << owner) == 0 {
-                    told |= 1 << owner;
+                if notified & (1 << owner) == 0 {
+                    notified |= 1 << owner;
                     self.wake(owner, WAIT_INPUT);
                 }
             }
-            if told.count_ones() as usize == channels {
+            if notified.count_ones() as usize == channels {
                 break;
             }
         }

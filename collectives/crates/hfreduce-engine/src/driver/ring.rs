@@ -4,7 +4,7 @@
 //! ```text
 //! rank 0   waits for the slot, copies its contribution into it    ─▶ rank 1
 //! rank r   waits for rank r - 1, adds its contribution            ─▶ rank r + 1
-//! last     the same, divides for an average                       ─▶ everybody copies the result
+//! last     the same, divides for an average                       ─▶ every rank copies the result
 //! ```
 //! Ranks that share CPUs run one after another anyway. The data in use is then one slot per chunk
 //! instead of one per rank, which stays in the nearest caches. The order of additions is that of an

@@ -112,7 +112,7 @@ impl Counters {
         if fingerprint.kind != Kind::Allreduce {
             return;
         }
-        let since = until.map_or(done.began(), |end| end.max(done.began()));
+        let since = until.map_or(done.started_at(), |end| end.max(done.started_at()));
         let nanoseconds = now.saturating_duration_since(since).as_nanos();
         self.reduced_bytes.fetch_add(fingerprint.size_bytes(), Ordering::Relaxed);
         let nanoseconds = u64::try_from(nanoseconds).unwrap_or(u64::MAX);

@@ -35,8 +35,8 @@ fn a_damaged_info_is_attributed_to_its_rank() {
     let property = |(edits, changes): (Vec<_>, Vec<_>)| {
         let messages = edited(&document, &edits).into_bytes();
         for messages in [changed(&messages, &changes), messages] {
-            let told = [infos[0].clone(), messages, infos[2].clone()];
-            match endpoints[0].read_infos(&told) {
+            let received = [infos[0].clone(), messages, infos[2].clone()];
+            match endpoints[0].read_infos(&received) {
                 Ok(read) => {
                     prop_assert_eq!((read.len(), read[1].rank), (3, 1));
                     prop_assert!((1..=2).contains(&endpoints[0].channels(&read)));
@@ -59,9 +59,9 @@ fn damaged_infos_lead_to_a_valid_epoch_or_an_error() {
     };
     let infos = [&endpoint, &other].map(|of| serde_json::to_value(info(of)).unwrap());
     let property = |(which, edits): (usize, Vec<_>)| {
-        let mut told: Vec<String> = infos.iter().map(ToString::to_string).collect();
-        told[which] = edited(&infos[which], &edits);
-        let agreed = Agreement { epoch: 1, nonce: 2, infos: told };
+        let mut received: Vec<String> = infos.iter().map(ToString::to_string).collect();
+        received[which] = edited(&infos[which], &edits);
+        let agreed = Agreement { epoch: 1, nonce: 2, infos: received };
         let (identity, options) = (endpoint.identity.clone(), endpoint.options.clone());
         if let Some((infos, placement)) = fuzzed_epoch(identity, options, &agreed) {
             prop_assert_eq!((infos, placement), (2, 2));

@@ -255,9 +255,9 @@ fn next_epoch(
     let options = options.of_epoch(&infos, rank);
     let endpoint = Endpoint::of_epoch(identity, options, infos[rank].clone(), local_sockets);
     let endpoint = endpoint.map_err(Trouble::Failed)?;
-    let told: Vec<Vec<u8>> =
+    let encoded: Vec<Vec<u8>> =
         infos.iter().map(|info| serde_json::to_vec(info).unwrap_or_default()).collect();
-    let infos = endpoint.read_infos(&told).map_err(Trouble::Failed)?;
+    let infos = endpoint.read_infos(&encoded).map_err(Trouble::Failed)?;
     Ok((endpoint, infos))
 }
 

@@ -272,10 +272,10 @@ fn one_is_the_last<A: Atomics>() {
             thread::spawn(move || arrivals.arrive(7, local))
         })
         .into();
-    let mut told = vec![arrivals.arrive(7, 0)];
-    told.extend(ranks.into_iter().map(|rank| rank.join().unwrap()));
-    assert_eq!(told.iter().sum::<usize>(), 1 + 2 + 3, "{told:?}");
-    assert_eq!(arrivals.progress(7), (3, told.iter().position(|count| *count == 3).unwrap()));
+    let mut counts = vec![arrivals.arrive(7, 0)];
+    counts.extend(ranks.into_iter().map(|rank| rank.join().unwrap()));
+    assert_eq!(counts.iter().sum::<usize>(), 1 + 2 + 3, "{counts:?}");
+    assert_eq!(arrivals.progress(7), (3, counts.iter().position(|count| *count == 3).unwrap()));
 }
 
 #[test]

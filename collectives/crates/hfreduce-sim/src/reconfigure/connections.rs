@@ -1,4 +1,4 @@
-//! Connections between members: messages of id connection arrive in order, those of two in any order.
+//! Connections between members: messages of one connection arrive in order, those of two in any order.
 
 use std::collections::VecDeque;
 

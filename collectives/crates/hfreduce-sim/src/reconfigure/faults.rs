@@ -26,7 +26,7 @@ impl Simulation {
             }
             Fault::Unplugged => self.actors[victim].unplugged = true,
         }
-        // A group that lost a member breaks, and its members form the next id.
+        // A group that lost a member breaks, and its members form the next one.
         for id in 0..self.actors.len() {
             let broken = self.actors[id].group.is_some() && self.actors[id].list.contains(&victim);
             if broken && self.actors[id].core.is_none() {

@@ -1,7 +1,7 @@
 //! Age of queue entries, independent of the wall clock.
 //!
 //! Entries are ordered by the version of the commit that queued them. Samples of the newest
-//! version, taken from time to time, tell which entries are at least a given age. After a restart
+//! version, taken from time to time, determine which entries are at least a given age. After a restart
 //! all entries count as new: they wait again, which is harmless.
 
 use std::collections::VecDeque;

@@ -178,7 +178,7 @@ pub enum MetaChange {
         /// Precondition on the current value.
         mode: SetMode,
     },
-    /// Sets the limits of a directory; `None` is no limit. Answered with [`MetaReply::Quotas`].
+    /// Sets the limits of a directory; `None` means unlimited. Answered with [`MetaReply::Quotas`].
     SetQuota {
         /// The directory.
         at: At,

@@ -186,13 +186,13 @@ mod tests {
         let (pool, gate) = (Pool::new(), Arc::new((Mutex::new(false), Condvar::new())));
         let (at_once, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let (done, results) = mpsc::channel();
-        let (begun, beginnings) = mpsc::channel();
+        let (started, starts) = mpsc::channel();
         for rank in 0..1024 {
             let (gate, at_once, most) = (gate.clone(), at_once.clone(), most.clone());
-            let (done, begun) = (done.clone(), begun.clone());
+            let (done, started) = (done.clone(), started.clone());
             let work = move |rank: usize| {
                 most.fetch_max(at_once.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                begun.send(()).unwrap();
+                started.send(()).unwrap();
                 let open = gate.1.wait_timeout_while(lock(&gate.0), PATIENCE, |open| !*open);
                 drop(open);
                 at_once.fetch_sub(1, Ordering::SeqCst);
@@ -201,7 +201,7 @@ mod tests {
             pool.add(rank, work).unwrap();
         }
         for _ in 0..DIALERS_MAX {
-            beginnings.recv_timeout(PATIENCE).unwrap();
+            starts.recv_timeout(PATIENCE).unwrap();
         }
         // All threads are blocked in a dial; the other items wait.
         assert_eq!(lock(&pool.0).threads, DIALERS_MAX);

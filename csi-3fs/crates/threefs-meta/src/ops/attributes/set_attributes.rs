@@ -59,7 +59,7 @@ impl Operation for SetAttributes<'_> {
 }
 
 impl SetAttributes<'_> {
-    /// Root changes the owner to any user, the owner changes the group to one of its own groups.
+    /// Root changes the owner to any user, the owner changes the group to a group that it belongs to.
     /// The set-user and set-group bits are cleared.
     fn set_owner(&self, inode: &mut Inode) -> Result<(), OpError> {
         if self.uid.is_none() && self.gid.is_none() {
