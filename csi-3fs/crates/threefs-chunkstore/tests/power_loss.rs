@@ -1,5 +1,5 @@
-//! Every state that a loss of power may leave opens again, and is what some moment between the
-//! last promise and the last call was.
+//! After a loss of power the store opens in every possible state of the disk, and its content is that of some
+//! point between the last acknowledged update and the last call.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

@@ -64,7 +64,7 @@ fn a_dead_target_goes_to_the_end_and_the_rest_serve() {
 fn if_all_serving_targets_die_at_once_any_of_them_may_lead() {
     let dead = scan(&[Serving, Serving, Syncing], &[None, None, None]);
     assert_eq!(dead, [(1, LastSrv), (2, LastSrv), (3, Offline)]);
-    // The old head does not come back: the other target has every acknowledged update.
+    // The old head does not return: the other target has every acknowledged update.
     assert_eq!(
         scan(&[LastSrv, LastSrv, Offline], &[None, Some(Online), Some(Online)]),
         [(2, Serving), (3, Syncing), (1, Offline)]
@@ -74,7 +74,7 @@ fn if_all_serving_targets_die_at_once_any_of_them_may_lead() {
         scan(&[LastSrv, LastSrv, Offline], &[Some(Online), Some(Online), None]),
         [(1, Serving), (2, Offline), (3, Offline)]
     );
-    // One that comes back too late does not lead, and the chain does not wait for it.
+    // A target that returns too late does not lead, and the chain does not wait for it.
     assert_eq!(
         scan(&[Serving, Serving, Serving], &[None, Some(UpToDate), None]),
         [(2, Serving), (1, Offline), (3, Offline)]

@@ -8,7 +8,7 @@ fn a_silent_successor_gets_retries_until_the_chain_excludes_it() {
     let (op, _) = apply_op(&bench.update(1, TAG));
     let (first, node, _) = call_of(&bench.applied(op, 1));
     assert_eq!(node, NodeId(2));
-    assert_eq!(bench.replica.next_wakeup(), Some(Millis(101)), "every wait has its end");
+    assert_eq!(bench.replica.next_wakeup(), Some(Millis(101)), "every wait has a timeout");
     bench.now = 101;
     let (second, node, _) = call_of(&bench.give(Event::Tick));
     assert_eq!(node, NodeId(2));
@@ -16,7 +16,10 @@ fn a_silent_successor_gets_retries_until_the_chain_excludes_it() {
     let routing = Event::Routing(chain(4, &[(1, Serving), (3, Serving), (2, Offline)]));
     let (third, node, _) = call_of(&bench.give(routing));
     assert_eq!(node, NodeId(3));
-    assert!(bench.answer(second, Ok(done(1))).is_empty(), "about a former chain");
+    assert!(
+        bench.answer(second, Ok(done(1))).is_empty(),
+        "an answer for a former chain is ignored"
+    );
     assert!(matches!(bench.answer(third, Ok(done(1)))[..], [Action::Commit { .. }]));
 }
 
@@ -157,7 +160,7 @@ fn a_leaving_replica_serves_no_requests_whatever_routing_it_receives() {
     }
 }
 
-/// Each fence by itself: in schedules, others stand behind it.
+/// Each fence separately: in simulated schedules, another fence would refuse the request.
 #[test]
 fn a_forward_from_another_sender_or_chain_version_is_refused() {
     let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving), (3, Serving)]);

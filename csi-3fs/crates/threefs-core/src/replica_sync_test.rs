@@ -12,7 +12,7 @@ fn a_former_head_that_is_syncing_does_not_complete_its_pending_updates() {
     let replies = bench.give(Event::Routing(chain(5, &[(2, Serving), (1, Syncing)])));
     let state = Syncing;
     assert_eq!(error_of(&replies), StorageError::NotServing { target: TargetId(1), state });
-    assert!(bench.answer(call, Ok(done(1))).is_empty(), "the old answer means nothing");
+    assert!(bench.answer(call, Ok(done(1))).is_empty(), "the stale answer is ignored");
     assert!(bench.replica.is_idle());
 }
 
@@ -87,7 +87,7 @@ fn full_chunk_requests_stop_once_the_target_serves() {
         other => panic!("{other:?}"),
     };
     apply_op(&bench.ask(replace(&bench, session, 1, 1), b"data"));
-    assert!(bench.ask(replace(&bench, session, 2, 2), b"data").is_empty(), "it waits in line");
+    assert!(bench.ask(replace(&bench, session, 2, 2), b"data").is_empty(), "it is queued");
     bench.ask(StorageRequest::SyncDone(SyncDone { to, session }), b"");
     let serves = chain(6, &[(2, Serving), (1, Serving), (3, Syncing)]);
     let actions = bench.give(Event::Routing(serves));
@@ -155,7 +155,7 @@ fn a_sync_does_not_end_before_updates_in_progress() {
         panic!("{actions:?}");
     };
     let nothing = StorageReply::Metas { metas: Vec::new(), last: true };
-    assert!(bench.answer(metas, Ok(nothing)).is_empty(), "the pending update is not through");
+    assert!(bench.answer(metas, Ok(nothing)).is_empty(), "the pending update is not complete");
     let content = (state(1, tags(1)), Bytes::from_static(b"data"));
     let (replace, _, request) = call_of(&bench.give(Event::Content { op, result: Ok(content) }));
     assert!(matches!(request, StorageRequest::Replace(_)));

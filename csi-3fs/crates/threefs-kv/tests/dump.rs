@@ -72,7 +72,7 @@ async fn a_dump_of_a_running_store_is_a_consistent_snapshot() {
             .filter(|(key, _)| key.starts_with(b"ROWS"))
             .map(|(_, it)| &it[..])
             .collect();
-        assert_eq!(values.len(), 1, "rows of two moments");
+        assert_eq!(values.len(), 1, "rows of two snapshots");
     }
     writer.abort();
 }

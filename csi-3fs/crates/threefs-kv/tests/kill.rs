@@ -1,5 +1,5 @@
-//! kill -9 at random times: every acknowledged transaction is there afterwards, and none is there
-//! partially.
+//! kill -9 at random times: every acknowledged transaction exists afterwards, and no transaction
+//! exists partially.
 // A test fails by panicking, also in its helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -60,7 +60,7 @@ async fn rows(store: &Store) -> Vec<u64> {
             rows.iter().map(|(key, _)| u64::from_be_bytes(key[2..].try_into().unwrap())).collect();
         numbers.push(of_prefix);
     }
-    assert_eq!(numbers[0], numbers[1], "a transaction is there in part");
+    assert_eq!(numbers[0], numbers[1], "a transaction exists partially");
     numbers.swap_remove(0)
 }
 

@@ -116,7 +116,10 @@ async fn a_reservation_comes_with_the_capability_to_use_it() {
         let inodes = vec![file.id, volume.id, InodeId(1 << 40)];
         match client.query(MetaQuery::Capabilities { inodes }, soon()).await.unwrap() {
             MetaReply::Capabilities(signed) => {
-                assert!(signed[1..] == [None, None], "neither a directory nor nothing has chunks");
+                assert!(
+                    signed[1..] == [None, None],
+                    "directories and missing inodes have no chunks"
+                );
                 terms_of(signed[0].as_ref().unwrap())
             }
             other => panic!("{other:?}"),

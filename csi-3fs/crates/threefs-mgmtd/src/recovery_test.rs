@@ -87,7 +87,7 @@ async fn an_operator_may_promote_a_copy_that_holds_chunks() {
     let meaning = cluster.manager.promote(target, false, cluster.now).await.unwrap();
     assert_eq!((meaning.chunks, meaning.was_complete), (5, true));
     assert_eq!(meaning.served_last.len(), 2);
-    assert_eq!(cluster.routing().chains[&chain.id], *chain, "so far only asked");
+    assert_eq!(cluster.routing().chains[&chain.id], *chain, "so far only queried");
     cluster.manager.promote(target, true, cluster.now).await.unwrap();
     let id = chain.id;
     cluster

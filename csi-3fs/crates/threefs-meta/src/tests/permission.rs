@@ -219,5 +219,5 @@ async fn attributes_are_set_read_listed_and_bounded() {
     fixture.collect_all().await;
     let mut txn = fixture.store.begin().await.unwrap();
     let left = txn.range(&threefs_kv::KeyRange::prefix(b"XATT"), 10).await.unwrap();
-    assert!(left.is_empty(), "attributes go with their inode");
+    assert!(left.is_empty(), "attributes are removed with their inode");
 }

@@ -100,7 +100,7 @@ async fn unreported_stored_bytes_stay_counted_and_are_not_truncated() {
     end(&fixture, file.id).await;
     fixture.recorder.refuse.store(true, SeqCst);
     fixture.recount().await;
-    assert_eq!(used(&fixture).await, 68, "storage does not say what it has");
+    assert_eq!(used(&fixture).await, 68, "storage does not report its bytes");
     fixture.recorder.refuse.store(false, SeqCst);
     fixture.recount().await;
     assert_eq!((used(&fixture).await, granted_end(&fixture, file.id).await), (50, 0));
@@ -170,7 +170,7 @@ async fn the_wait_starts_again_after_a_restart() {
     assert_eq!(used(&again).await, 68);
     let until = Deadline::after(Duration::from_secs(60));
     while used(&again).await != 0 {
-        assert!(!until.passed(), "it waits for ever");
+        assert!(!until.passed(), "the wait does not end");
         again.recount().await;
     }
     check_tree(&again.store).await;
@@ -208,7 +208,7 @@ async fn an_eighth_more_than_the_limit_is_the_most_that_can_be_stored() {
         let reservation = Reservation { inode: second.id, session, end, truncate_version };
         fixture.change(MetaChange::Reserve { reservations: vec![reservation] }).await
     };
-    assert!(call(13).await.is_err(), "what is beyond the excess counts on");
+    assert!(call(13).await.is_err(), "bytes beyond the excess stay counted");
     call(12).await.unwrap();
     fixture.recorder.stored.lock().unwrap().extend([(file.id, 100), (second.id, 12)]);
     for _ in 0..3 {

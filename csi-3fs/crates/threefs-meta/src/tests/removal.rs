@@ -119,7 +119,7 @@ async fn a_file_is_unreadable_before_its_chunks_are_removed() {
     }
     while tree.collect().await.unwrap() > 0 {}
     assert!(reader.asked.load(SeqCst));
-    assert!(!reader.readable.load(SeqCst), "its chunks went while it could be read");
+    assert!(!reader.readable.load(SeqCst), "its chunks were removed while it was readable");
 }
 
 #[tokio::test]
@@ -128,7 +128,10 @@ async fn the_chunks_of_a_removed_file_are_removed_after_a_delay() {
     let fixture = Fixture::open(Store::memory(), slow).await;
     let file = fixture.create("/file").await;
     fixture.change(unlink("/file")).await.unwrap();
-    assert!(fixture.query(by_inode(file.id)).await.is_ok(), "who found it before may read it");
+    assert!(
+        fixture.query(by_inode(file.id)).await.is_ok(),
+        "a client that looked it up before may read it"
+    );
     fixture.collect_all().await;
     let error = fixture.query(by_inode(file.id)).await.unwrap_err();
     assert!(matches!(error, MetaError::NotFound { .. }), "{error}");
@@ -156,7 +159,7 @@ async fn open_files_survive_a_restart_until_their_client_reports_or_expires() {
     // The client is disconnected: it has not reported to the new service.
     let fixture = Fixture::open(store.clone(), quick).await;
     fixture.collect_all().await;
-    assert!(fixture.query(by_inode(kept.id)).await.is_ok(), "its holder may come back");
+    assert!(fixture.query(by_inode(kept.id)).await.is_ok(), "its client may return");
     fixture.query(report_open(holder, &[kept.id], &[], true)).await.unwrap();
     fixture.collect_all().await;
     assert!(fixture.query(by_inode(kept.id)).await.is_ok());
@@ -247,7 +250,7 @@ async fn a_file_with_more_written_ranges_than_its_inode_stores_records_all_chunk
     check_tree(&fixture.store).await;
     let rows = threefs_kv::KeyRange::prefix(b"WRIT");
     let mut txn = fixture.store.begin().await.unwrap();
-    assert!(txn.range(&rows, 1).await.unwrap().is_empty(), "its rows go with it");
+    assert!(txn.range(&rows, 1).await.unwrap().is_empty(), "its rows are removed with it");
 }
 
 #[tokio::test]

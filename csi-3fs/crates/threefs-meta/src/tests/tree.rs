@@ -141,14 +141,14 @@ async fn files_use_their_layout_that_of_the_directory_or_the_default() {
     let inherited = layout(fixture.create("/d/below/file").await);
     assert_eq!((inherited.chunk_bytes, inherited.stripe), (1 << 16, 2));
     let own = layout(fixture.create("/file").await);
-    assert_eq!((own.chunk_bytes, own.stripe), (1 << 20, 4), "no more chains than there are");
+    assert_eq!((own.chunk_bytes, own.stripe), (1 << 20, 4), "at most the existing chains");
     let mut bases = Vec::new();
     for number in 0..4 {
         let layout = layout(fixture.create(&format!("/d/{number}")).await);
         let ChainChoice::Range { base, .. } = layout.chains else { panic!() };
         bases.push(base);
     }
-    assert_eq!(bases[0], bases[2], "stripes go round");
+    assert_eq!(bases[0], bases[2], "stripes wrap around");
     assert_ne!(bases[0], bases[1]);
 }
 
@@ -169,7 +169,7 @@ async fn lengths_grow_by_reports_and_reports_from_before_a_truncation_are_ignore
     fixture.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
     assert_eq!(fixture.stat("/file").await.unwrap().length(), 80);
     fixture.change(set_length("/file", 200)).await.unwrap();
-    assert_eq!(fixture.recorder.trims.lock().unwrap().len(), 1, "growing cuts nothing");
+    assert_eq!(fixture.recorder.trims.lock().unwrap().len(), 1, "an extension truncates nothing");
 }
 
 #[tokio::test]
@@ -367,7 +367,7 @@ async fn a_removed_tree_disappears_at_once_and_is_collected_completely() {
     let MetaChange::MakeDirectory { mut at, mode, parents, defaults } = late else { panic!() };
     at.directory = inside;
     let late = MetaChange::MakeDirectory { at, mode, parents, defaults };
-    assert!(fixture.change(late).await.is_err(), "nothing is added to what is removed");
+    assert!(fixture.change(late).await.is_err(), "no name is added to a removed directory");
     check_tree(&fixture.store).await;
     fixture.collect_all().await;
     assert_eq!(fixture.recorder.trims.lock().unwrap().len(), 900);
@@ -474,7 +474,7 @@ async fn each_directory_counts_as_a_link_of_its_parent() {
     fixture.change(rename("/a/one", "/b/one")).await.unwrap();
     assert_eq!((links("/a").await, links("/b").await), (3, 4), "moved elsewhere");
     fixture.change(rename("/a/2", "/b/one")).await.unwrap();
-    assert_eq!((links("/a").await, links("/b").await), (2, 4), "in place of another one");
+    assert_eq!((links("/a").await, links("/b").await), (2, 4), "replacing another directory");
     let exchange = MetaChange::Rename {
         from: At::path("/a/file"),
         to: At::path("/b/3"),
