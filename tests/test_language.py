@@ -12,21 +12,21 @@ from tests.test_tidy import ROOT, tracked
 
 OWN = r"(?:its|their|his|our|one's)"
 LIMITS = {
-    r"\b(?:nobody|somebody|everybody|whoever|whomever|whom)\b": 458,
-    r"\b(?:tell|tells|told|telling)\b": 699,
-    r"\b(?:begin|begins|begun|began|beginning)\b": 396,
-    rf"\b(?:of {OWN} own|of ours)\b": 114,
-    r"\b(?:go|goes|going|went|gone) on\b": 51,
-    r"(?<!as )\bso (?:many|long|much)\b(?! as)": 60,
-    r"(?:^|[.(:;] ?)Who (?!am)": 45,
-    r"\b(?:is|are|was) no\b": 140,
-    r"\bbeside\b": 63,
-    r"\b(?:a|last|its|no) words?\b": 25,
-    r"\bstrangers?\b": 60,
+    r"\b(?:nobody|somebody|everybody|whoever|whomever|whom)\b": 329,
+    r"\b(?:tell|tells|told|telling)\b": 339,
+    r"\b(?:begin|begins|begun|began|beginning)\b": 292,
+    rf"\b(?:of {OWN} own|of ours)\b": 95,
+    r"\b(?:go|goes|going|went|gone) on\b": 36,
+    r"(?<!as )\bso (?:many|long|much)\b(?! as)": 56,
+    r"(?:^|[.(:;] ?)Who (?!am)": 41,
+    r"\b(?:is|are|was) no\b": 137,
+    r"\bbeside\b": 54,
+    r"\b(?:a|last|its|no) words?\b": 24,
+    r"\bstrangers?\b": 36,
     r"\b(?:farewell|takes? leave|last words)\b": 5,
     r"\b(?:he|him|his)\b": 7,
-    r"\bfor one in\b": 226,
-    r'^(?://!|""") ?(?:What|Who|Which|Where|How|From)\b': 119,
+    r"\bfor one in\b": 95,
+    r'^(?://!|""") ?(?:What|Who|Which|Where|How|From)\b': 104,
 }
 """Pattern (case is ignored) -> hits that remain."""
 
