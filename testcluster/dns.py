@@ -1,4 +1,4 @@
-"""The cluster's DNS: CoreDNS as a process of this machine, behind the Service `kube-dns`."""
+"""The cluster's DNS: CoreDNS as a process of this host, behind the Service `kube-dns`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Nodes of the test cluster with the paper's hardware: stand-in driver, sysfs and device nodes.
+"""Simulated hardware of the test cluster's nodes: driver, sysfs and device nodes.
 
-Everything lies below /var/lib/flyer-fake of a node, which is a folder of this machine too, so a
-test breaks the hardware by writing a file. The chart's own agent finds it there (`AGENT_VALUES`).
+Everything is below /var/lib/flyer-fake of a node, which is also a folder of this host, so a test
+breaks the hardware by writing a file. The chart's agent reads it there (`AGENT_VALUES`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A job of the standard library alone that counts steps; pods run this file's text.
+"""A job that counts steps with only the standard library; pods run this file's text.
 
-`python3 -c TEXT STEPS`. Ranks do not speak with each other: rank 0 tells steps and "saves" every
-tenth, which costs nothing, so that a restart goes on from there.
+`python3 -c TEXT STEPS`. Ranks do not communicate: rank 0 reports steps and "saves" every tenth,
+which costs nothing, so that a restart continues from there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Programs of a hostile pod, which runs this file's text: `python3 -c TEXT COMMAND ARGUMENTS`.
 
-Standard library alone. Programs that run until their pod is deleted print a line of counters every
-two seconds; the others print one JSON value.
+Only the standard library. Programs that run until their pod is deleted print a line of counters
+every two seconds; the others print one JSON value.
 """
 
 from __future__ import annotations

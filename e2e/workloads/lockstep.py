@@ -1,12 +1,12 @@
-"""A gang of the standard library alone whose ranks need each other at every step.
+"""A gang whose ranks need each other at every step, with only the standard library.
 
-Pods run this file's text: `python3 -c TEXT FOLDER STEPS`. Every rank's number goes into everybody's
-state, so the state after a step is the same on all ranks and in all runs: `state_after` tells it.
-Checkpoints are files in FOLDER that are renamed into place. FOLDER/until holds the run before the
-step that it names, where it is there; a run that is held still listens to the scheduler.
+Pods run this file's text: `python3 -c TEXT FOLDER STEPS`. The state after a step depends on every
+rank's number, so it is the same on all ranks and in all runs: `state_after` computes it.
+Checkpoints are files in FOLDER that are renamed into place. The file FOLDER/until, if it exists,
+names the step before which the run pauses; a paused run still obeys the scheduler.
 
-What was done is left in FOLDER too: `begun-ATTEMPT-RANK`, which is made once or not at all, and
-`final.json`. A rank that is not alone on its node fails.
+FOLDER also gets `begun-ATTEMPT-RANK`, which is created exactly once, and `final.json`. A rank that
+is not alone on its node fails.
 """
 
 from __future__ import annotations

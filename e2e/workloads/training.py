@@ -1,12 +1,11 @@
 """A training run as a user writes it: torch over HFReduce, data and checkpoints in a volume.
 
-Pods run this file's text: `python3 -c TEXT VOLUME NAME STEPS`. VOLUME/corpus is the text that it
-learns; everything of its own lies in VOLUME/NAME. A checkpoint is all parameters and the whole
-state of the optimizer, one slice a rank, and a manifest that is renamed into place last.
+Pods run this file's text: `python3 -c TEXT VOLUME NAME STEPS`. VOLUME/corpus is the training text;
+the run's own files are in VOLUME/NAME. A checkpoint contains all parameters and the whole state of
+the optimizer, one slice per rank, and a manifest that is renamed into place last.
 
-VOLUME/NAME/until holds the run before the step that it names, where it is there: so what a test
-does to a running job falls inside the run however fast the machine is. A run that is held still
-listens to the scheduler.
+The file VOLUME/NAME/until, if it exists, names the step before which the run pauses, so that a
+test's faults fall inside the run however fast the host is. A paused run still obeys the scheduler.
 """
 
 from __future__ import annotations

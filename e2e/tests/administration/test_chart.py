@@ -1,6 +1,6 @@
 """The chart on real kubelets: install, upgrade under a running job, uninstall.
 
-`build/e2e/chart.json` has the seconds that each took.
+`build/e2e/chart.json` has the duration of each.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_the_controllers_image_is_small() -> None:
     record("images", "controller_megabytes", size_bytes / 1e6, most=150)
 
 
-def test_nobody_lacks_a_right(release: chart.Release) -> None:
+def test_components_have_all_rights_that_they_use(release: chart.Release) -> None:
     """Components have all rights they use: no log contains a refused request."""
     for pod in pods(release.cluster, "app.kubernetes.io/name=fire-flyer"):
         log = release.cluster.kubectl(

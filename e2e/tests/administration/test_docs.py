@@ -1,6 +1,6 @@
 """The documentation's cluster commands, run block by block.
 
-Capital words stand for the reader's own: a job that runs, its node, a claim.
+Words in capitals are placeholders: a running job, its node, a claim.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def fixed_words(text: str) -> list[list[str]]:
     return [[re.sub(r"\S*\d\S*", "#", word) for word in line] for line in lines]
 
 
-def test_what_ends_everything(reader: tuple[Reader, dict[str, str]]) -> None:
+def test_the_commands_that_delete_everything(reader: tuple[Reader, dict[str, str]]) -> None:
     """Last in this file: the reader's jobs are gone then."""
     person, names = reader
     for block in blocks("end"):

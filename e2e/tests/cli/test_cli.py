@@ -1,4 +1,4 @@
-"""`flyer` against the real cluster: one job's life by its verbs alone, read as JSON."""
+"""`flyer` on a real cluster: one job's lifecycle through its commands, parsed as JSON."""
 
 from __future__ import annotations
 

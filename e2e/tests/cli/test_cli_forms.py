@@ -1,4 +1,4 @@
-"""The forms in which `flyer` answers on a real cluster: json, yaml, wide; and as kubectl's."""
+"""Output formats of `flyer` on a real cluster: json, yaml, wide; and as a kubectl plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exit statuses that docs/reference/cli.md promises, by a real cluster."""
+"""The exit statuses of docs/reference/cli.md on a real cluster."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def manifest(folder: Path, *jobs: dict[str, Any]) -> str:
     return str(path)
 
 
-def test_of_a_job_that_nobody_knows(release: chart.Release, namespace: str) -> None:
+def test_an_unknown_job_has_its_own_status(release: chart.Release, namespace: str) -> None:
     flyer = Flyer(release.cluster, namespace)
     for verb in ("show", "why", "logs", "suspend", "resume", "stop", "requeue"):
         said = flyer.run(verb, "none", status=NO_SUCH_JOB).stderr
@@ -51,7 +51,7 @@ def test_of_a_job_that_nobody_knows(release: chart.Release, namespace: str) -> N
     assert (error["code"], error["exitStatus"]) == ("NotFound", NO_SUCH_JOB)
 
 
-def test_of_a_manifest_that_is_refused(
+def test_a_refused_manifest_has_its_own_status(
     release: chart.Release, namespace: str, tmp_path: Path
 ) -> None:
     """Nothing of it is created, the good job neither."""
@@ -68,7 +68,9 @@ def test_of_a_manifest_that_is_refused(
     flyer.run("ps", "--no-such-option", status=BAD)
 
 
-def test_of_jobs_that_are_followed(release: chart.Release, namespace: str, tmp_path: Path) -> None:
+def test_a_followed_job_determines_the_status(
+    release: chart.Release, namespace: str, tmp_path: Path
+) -> None:
     """Interrupted, suspended, stopped under `flyer run`; and one that can never run."""
     cluster, flyer = release.cluster, Flyer(release.cluster, namespace)
     names = ("left", "paused", "ended")
@@ -101,7 +103,7 @@ def test_of_jobs_that_are_followed(release: chart.Release, namespace: str, tmp_p
     assert status(cluster, "left", namespace)["phase"] == "Running", "it was only left"
 
 
-def test_of_one_that_does_not_listen(
+def test_an_unreachable_api_server_has_its_own_status(
     release: chart.Release, namespace: str, tmp_path: Path
 ) -> None:
     cluster, flyer = release.cluster, Flyer(release.cluster, namespace)

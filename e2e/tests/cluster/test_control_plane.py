@@ -1,4 +1,4 @@
-"""The control plane alone, the base of the components' tests."""
+"""The control plane without nodes, on which tests of all components run."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_two_clusters_at_once_and_one_restarted_api_server(tmp_path: Path) -> No
         assert not pids_of_cluster(State(folder))
 
 
-def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_foreign_files_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ClusterError, match="not removed"):
         up(tmp_path, Options(light=True))

@@ -1,4 +1,4 @@
-"""`down` leaves no process, mount, interface, route, rule, control group or file."""
+"""`down` removes every process, mount, interface, route, rule, control group and file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_down_after_up_was_killed(tmp_path: Path, moment_s: float) -> None:
     assert _machine() == before
 
 
-def test_what_a_cluster_left_of_its_network_is_seen(tmp_path: Path) -> None:
+def test_leftovers_of_a_network_are_detected(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     state = State(tmp_path / "cluster")

@@ -1,4 +1,4 @@
-"""The whole cluster: the preconditions of every scenario."""
+"""The whole cluster: preconditions of every scenario."""
 
 from __future__ import annotations
 

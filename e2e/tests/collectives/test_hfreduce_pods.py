@@ -1,4 +1,4 @@
-"""`torch.distributed` over HFReduce between pods of two zones, as a script of a user has it."""
+"""`torch.distributed` over HFReduce between pods of two zones, with a user's script."""
 
 from __future__ import annotations
 

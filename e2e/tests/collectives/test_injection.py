@@ -1,6 +1,6 @@
-"""The injection webhook, called by a real API server: as the chart registers it.
+"""The injection webhook, called by a real API server as the chart registers it.
 
-Without nodes: the webhook runs in this process. On kubelets: the chart's own, and the pod runs.
+Without nodes the webhook runs in this process. On kubelets it is the chart's, and the pod runs.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def webhook_name(control_plane: Cluster) -> Iterator[str]:
     control_plane.kubectl("delete", "mutatingwebhookconfiguration", name, "--ignore-not-found")
 
 
-async def test_a_real_server_calls_it_and_goes_on_without_it(
+async def test_a_real_server_calls_it_and_continues_without_it(
     control_plane: Cluster, namespace: str, webhook_name: str
 ) -> None:
     certificates = certificates_of(renewed(None, ["127.0.0.1"], datetime.now(UTC)))

@@ -73,7 +73,7 @@ def test_a_minute_without_api_server_is_not_noticed(cluster: Cluster, namespace:
     assert found["eviction"]["lostSteps"] == 0
 
 
-def test_leaders_forced_beside_each_other_are_not_noticed(cluster: Cluster, namespace: str) -> None:
+def test_concurrent_leaders_do_not_affect_jobs(cluster: Cluster, namespace: str) -> None:
     cluster.apply(counter("ruled", 2), namespace=namespace)
     seen = wait_step(cluster, "ruled", namespace, 10)
     before = uids(cluster, "ruled", namespace)
@@ -213,9 +213,7 @@ def test_a_node_that_goes_bad_between_assignment_and_start_rolls_the_gang_back(
     assert done["phase"] == "Succeeded", done
 
 
-def test_a_machine_that_loses_power_costs_its_gang_the_time_to_notice(
-    cluster: Cluster, namespace: str
-) -> None:
+def test_a_power_cut_costs_a_gang_only_the_detection_time(cluster: Cluster, namespace: str) -> None:
     cluster.apply(counter("moves", 2, crossZone="Never"), namespace=namespace)
     wait_step(cluster, "moves", namespace, counting.SAVE_STEPS + 1)
     before = status(cluster, "moves", namespace)["assignment"]["nodes"]

@@ -1,8 +1,8 @@
-"""The chart's operator is killed with every write of two jobs' lives, on real kubelets.
+"""The chart's operator is killed at every write of two jobs' lifecycles, on real kubelets.
 
-Each different write is the last of the process that made it: the API server does it, the answer is
+Each distinct write is the last of its process: the API server performs it, the response is
 withheld, and the process gets SIGKILL. Its replica takes over, and its container is restarted.
-`test_killed_operator.py` does the same, and with every read, in one process and with played nodes.
+`test_killed_operator.py` does the same for reads too, in one process and with simulated nodes.
 """
 
 from __future__ import annotations

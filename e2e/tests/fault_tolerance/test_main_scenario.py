@@ -1,10 +1,11 @@
 """Main scenario: a training run over two zones survives all faults, bit for bit.
 
-Four pods with a pair of GPUs a piece, gradients by HFReduce over the pod network, data and
-checkpoints in a claim of 3FS. A job of a higher priority takes all nodes: it is the same training
-in one piece, and so tells what the run must come to. Its ranks make their sums themselves, those
-of the run in the `hfreduced` of their pods. One of these dies, and the run starts again from its
-checkpoint; then a kubelet, a storage service and the leading operator; it goes on through that.
+Four pods with a pair of GPUs each reduce gradients with HFReduce over the pod network; data and
+checkpoints are in a 3FS claim. A job of a higher priority takes all nodes: it is the same training
+without interruption, and provides the expected result. Its ranks reduce in their own processes,
+those of the run in the `hfreduced` of their pods. One of these is killed, and the run restarts
+from its checkpoint. Then a kubelet, a storage service and the leading operator are killed; the run
+continues.
 """
 
 from __future__ import annotations

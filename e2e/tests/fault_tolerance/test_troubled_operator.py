@@ -1,6 +1,6 @@
-"""Two jobs' lives on a real API server that fails, is slow, and has several leaders.
+"""Two jobs' lifecycles on a real API server that fails, is slow, and has several leaders.
 
-Faults come from a proxy between it and the operators.
+A proxy between it and the operators injects the faults.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ async def test_watches_that_are_broken_late_or_doubled_change_nothing(
     assert (faults.doubled > 0) is faults.double
 
 
-async def test_leaders_forced_beside_each_other_change_nothing(stage: Stage) -> None:
+async def test_concurrent_leaders_change_nothing(stage: Stage) -> None:
     for _ in range(2):
         stage.operators.start()
     epochs: set[int] = set()

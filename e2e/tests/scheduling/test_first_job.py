@@ -1,4 +1,4 @@
-"""The smallest jobs, by `kubectl apply`, through the whole stack to their end."""
+"""The smallest jobs, from `kubectl apply` to their end, through the whole stack."""
 
 from __future__ import annotations
 

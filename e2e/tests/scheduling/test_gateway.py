@@ -1,7 +1,6 @@
-"""Gangs on real kubelets with the gateway alone: real tokens, sidecars, launchers and logs.
+"""Gangs on real kubelets with only the gateway: real tokens, sidecars, launchers and logs.
 
-The scheduler's part (making and binding pods) is played by the test; everything else is what a
-cluster runs.
+The test acts as the scheduler (it creates and binds pods); everything else is the product.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ async def test_a_gang_starts_is_suspended_and_gives_its_nodes_back(control: Cont
         await control.api.delete(PODS, pod["metadata"]["name"], control.namespace, grace_seconds=5)
 
 
-async def test_a_failing_rank_is_told_with_its_traceback(control: Control) -> None:
+async def test_a_failing_rank_is_reported_with_its_traceback(control: Control) -> None:
     made = await control.start("bad", FAILING)
     exited = await control.watch(made, PodExited)
     assert exited.node == "node-b1"
@@ -96,7 +95,7 @@ async def test_a_failing_rank_is_told_with_its_traceback(control: Control) -> No
         await control.api.delete(PODS, item["metadata"]["name"], control.namespace, grace_seconds=1)
 
 
-async def test_pods_that_are_not_who_they_should_be_are_refused(control: Control) -> None:
+async def test_pods_with_a_wrong_identity_are_refused(control: Control) -> None:
     """A token for the API server, and a valid token of a pod outside any gang."""
     paths = {
         "its-own": "/var/run/secrets/kubernetes.io/serviceaccount/token",

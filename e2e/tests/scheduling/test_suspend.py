@@ -1,6 +1,6 @@
 """Latency of a suspend request to a job in pods: `build/e2e/suspend.json`.
 
-FLYER_E2E_ROUNDS=25 suspends each of the jobs so often, which is what a 99th percentile needs.
+FLYER_E2E_ROUNDS=25 suspends each job 25 times, as a 99th percentile requires.
 """
 
 from __future__ import annotations

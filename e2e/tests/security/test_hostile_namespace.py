@@ -156,7 +156,7 @@ def test_inline_volumes_reach_no_place_of_others(scene: Scene) -> None:
     scene.delete("pod", *refusals)
 
 
-def test_a_volume_that_is_removed_takes_nothing_of_others(scene: Scene) -> None:
+def test_removing_a_volume_removes_no_foreign_data(scene: Scene) -> None:
     """A claim with links to the volumes of all tenants is deleted."""
     user = scene.user
     user.create(volumes.claim("links", "64Mi"), with_claim("linker", "links", ROOT))
@@ -286,7 +286,7 @@ def test_copied_owner_references_take_nothing(scene: Scene) -> None:
     user.kubectl("delete", "pod", "--selector=app!=reader", "--wait=false")
 
 
-def test_what_a_job_may_not_ask_is_refused_with_its_field(scene: Scene) -> None:
+def test_forbidden_fields_of_jobs_are_refused_by_name(scene: Scene) -> None:
     def made(name: str, annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
         one = job(name, 1, SLEEPS)
         one["spec"] |= spec
@@ -363,7 +363,7 @@ def test_hundreds_of_jobs_take_no_ones_turn(scene: Scene) -> None:
     scene.delete("flyerjob")
 
 
-def test_names_of_others_are_in_nothing_that_a_tenant_may_read(scene: Scene) -> None:
+def test_tenants_cannot_read_names_of_other_tenants(scene: Scene) -> None:
     """A job is preempted by another namespace's, and waits for it."""
     user, theirs = scene.user, scene.victim.namespace
     user.create(job("low", 1, SLEEPS, nodeClass="a100", zone="B", priority="low"))
@@ -402,7 +402,7 @@ def test_guessed_and_foreign_tokens_open_nothing_at_the_gateway(scene: Scene) ->
     scene.delete("pod", "guesser")
 
 
-def test_strangers_at_every_port_keep_nobody_out(scene: Scene) -> None:
+def test_floods_of_every_port_exclude_no_client(scene: Scene) -> None:
     """Silent connections at every port, 8 MiB posts, and forged tokens at once, from twelve pods.
 
     Meanwhile a suspension reaches the victim's job, it resumes, another job runs to its end and
@@ -479,7 +479,7 @@ def test_the_key_of_another_job_is_not_in_torchs_store(scene: Scene) -> None:
     cluster.kubectl("delete", "flyerjob", "sums", f"--namespace={theirs}", deadline_s=END_SECONDS)
 
 
-def test_the_victims_training_is_that_of_an_undisturbed_run(scene: Scene) -> None:
+def test_the_victims_training_equals_an_undisturbed_run(scene: Scene) -> None:
     """Last: the state after all steps is, bit by bit, what the steps alone come to."""
     assert scene.victim.suspend() > 0
     scene.victim.resume()

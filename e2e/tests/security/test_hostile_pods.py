@@ -66,7 +66,7 @@ if os.environ["RANK"] == "5":
 """
 
 
-async def test_a_rank_that_lies_speaks_for_its_own_pod_and_in_vain(control: Control) -> None:
+async def test_false_messages_of_a_rank_affect_only_its_own_pod(control: Control) -> None:
     theirs = await control.start("theirs", STEPS)
     await control.watch(theirs, GangStarted, "theirs")
     address = (control.host, str(control.gateway.port), control.bundle)

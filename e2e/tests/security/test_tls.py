@@ -1,4 +1,4 @@
-"""TLS of 3FS is switched on under a writer, in the three steps of the page about keys."""
+"""TLS of 3FS is enabled during writes, in the three steps of the page about keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""csi-sanity against the driver as it is deployed: processes, a real 3FS, real FUSE mounts."""
+"""csi-sanity against the deployed driver: processes, a real 3FS, real FUSE mounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A volume on two nodes of one machine, through the driver as it is deployed, over a real 3FS."""
+"""A volume on two nodes of one host, through the deployed driver and a real 3FS."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_read_only_place_cannot_be_written(deployed: Deployed) -> None:
     assert "Read-only file system" in refused.stderr
 
 
-def test_undoing_never_waits_for_a_cluster_that_is_gone(deployed: Deployed) -> None:
+def test_unmounting_never_waits_for_a_lost_cluster(deployed: Deployed) -> None:
     node = deployed.nodes[0]
     volume = create(deployed, "doomed")
     here = mount(node, volume, "pod")

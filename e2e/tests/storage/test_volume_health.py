@@ -43,7 +43,7 @@ def metric(cluster: Cluster, namespace: str, name: str) -> float | None:
     return float(found[1]) if found else None
 
 
-def test_the_kubelet_tells_use_and_condition_of_a_claim(
+def test_the_kubelet_reports_use_and_condition_of_a_claim(
     release: chart.Release, namespace: str
 ) -> None:
     cluster = release.cluster

@@ -73,7 +73,9 @@ def test_a_claim_for_one_pod_has_one_on_all_nodes(release: chart.Release, namesp
     assert volumes.sh(cluster, namespace, late, "cat /volume/file") == "kept\n"
 
 
-def test_a_pods_own_volume_comes_and_goes_with_it(release: chart.Release, namespace: str) -> None:
+def test_an_ephemeral_volume_lives_as_long_as_its_pod(
+    release: chart.Release, namespace: str
+) -> None:
     cluster = release.cluster
     cluster.apply(
         inline_pod("scratch", HERE, size="32Mi"),

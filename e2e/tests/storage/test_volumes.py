@@ -1,4 +1,4 @@
-"""Claims of the chart's StorageClass on real kubelets: written here, read there, grown, gone."""
+"""Claims of the chart's StorageClass on real kubelets: shared, expanded, deleted."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_three_nodes_share_a_claim_and_two_write_it(release: chart.Release, name
     assert "Read-only" in reader("touch /volume/x 2>&1 || true")
 
 
-def test_a_claim_for_one_node_goes_to_another_when_it_is_left(
+def test_a_released_single_node_claim_can_move_to_another_node(
     release: chart.Release, namespace: str
 ) -> None:
     cluster = release.cluster

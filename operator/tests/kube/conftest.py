@@ -1,4 +1,4 @@
-"""A cluster in memory with operators that can be killed, and what must hold in it at any time."""
+"""An in-memory cluster with operators that can be killed, and its invariants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a replica is restarted, and when not."""
+"""Conditions under which a replica is restarted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def made(clock: Clock, *, age: float, term: Any = None) -> tuple[Health, Metrics
     return Health(cache, leader, counted, clock.monotonic), counted
 
 
-def test_an_api_server_that_is_away_is_no_reason_to_restart(clock: Clock) -> None:
+def test_an_unreachable_api_server_causes_no_restart(clock: Clock) -> None:
     found, counted = made(clock, age=3600.0)
     for code in (200, 0, 503, 504):
         counted.called("get", "leases", code, 0.1)
@@ -48,7 +48,7 @@ def test_an_api_server_that_is_away_is_no_reason_to_restart(clock: Clock) -> Non
     assert found.unhealthy_reason() == ""
 
 
-def test_a_watch_that_is_silent_while_the_api_server_answers_is_one(clock: Clock) -> None:
+def test_a_silent_watch_of_a_reachable_api_server_causes_a_restart(clock: Clock) -> None:
     found, counted = made(clock, age=100.0)
     counted.called("get", "leases", 200, 0.1)
     clock.now += health.WATCH_AGE_SECONDS_MAX + 1
@@ -64,7 +64,7 @@ def test_answers_of_watches_alone_say_nothing(clock: Clock) -> None:
     assert found.unhealthy_reason() == ""
 
 
-def test_a_scheduler_that_does_not_move_is_one(clock: Clock) -> None:
+def test_a_stalled_scheduler_causes_a_restart(clock: Clock) -> None:
     term = SimpleNamespace(serving=True, ticked_at=clock.now)
     found, _ = made(clock, age=0.0, term=term)
     assert found.unhealthy_reason() == ""

@@ -1,4 +1,4 @@
-"""Waiting for a condition: woken by its changes, and by nothing else."""
+"""Keyed conditions: waiters are woken only by changes of their key."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ async def test_it_is_asked_at_once_and_after_each_change_of_its_key() -> None:
     assert changes._waiting == {}
 
 
-async def test_what_holds_already_is_not_waited_for() -> None:
+async def test_a_condition_that_holds_returns_at_once() -> None:
     condition = Condition()
     condition.holds = True
     assert await KeyedCondition().until("a", condition, 0) is True
 
 
-async def test_after_its_time_it_says_what_is_so() -> None:
+async def test_a_timeout_returns_the_conditions_value() -> None:
     changes, condition = KeyedCondition(), Condition()
     assert await changes.until("a", condition, 0.01) is False
     assert changes._waiting == {}
 
 
-async def test_one_that_is_cancelled_leaves_the_others() -> None:
+async def test_a_cancelled_waiter_does_not_affect_others() -> None:
     changes, first, second = KeyedCondition(), Condition(), Condition()
     waiting = [asyncio.create_task(changes.until("a", holds)) for holds in (first, second)]
     await settle()

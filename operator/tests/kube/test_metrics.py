@@ -1,6 +1,6 @@
-"""What the operator's metrics say, over the life of two jobs that cross zones, one after the other.
+"""The operator's metrics during the lifecycle of two consecutive cross-zone jobs.
 
-Values are compared with what the stored statuses and the API server's own record of calls say.
+Values are compared with the stored statuses and the API server's record of calls.
 """
 
 import ast
@@ -204,7 +204,7 @@ def test_every_reason_of_an_eviction_has_its_series():
     assert found - final <= set(EVICTION_REASONS)
 
 
-async def test_calls_are_those_that_the_api_server_counted(cluster, until):
+async def test_call_metrics_equal_the_api_servers_count(cluster, until):
     cluster.nodes("AB")
     operator = cluster.operator(LEASE)
     read = Gauges(operator)

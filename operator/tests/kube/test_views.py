@@ -1,4 +1,4 @@
-"""Nodes as the scheduler sees them."""
+"""The scheduler's views of nodes."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def test_slots_are_the_devices_that_work_or_the_cores(
     assert (seen.slots, seen.ready) == (slots, usable)
 
 
-def test_of_a_jobs_metadata_what_is_ours_alone_is_kept() -> None:
+def test_only_the_operators_part_of_a_jobs_metadata_is_kept() -> None:
     """Annotations may be 256 KiB large, and the cache has every job."""
     from flyer.kube.views import shape_job
 

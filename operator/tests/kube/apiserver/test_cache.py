@@ -1,4 +1,4 @@
-"""A cache is right in the end, whatever happens to its watch."""
+"""The watch cache converges to the server's objects after every fault of its watch."""
 
 import asyncio
 import contextlib
@@ -87,7 +87,7 @@ async def test_doubled_and_late_events_change_nothing(api_server, watched, until
     await until(lambda: len(cache) == 0)
 
 
-async def test_an_answer_to_a_write_is_seen_before_the_watch_tells_it(api_server, watched):
+async def test_a_write_response_is_visible_before_its_watch_event(api_server, watched):
     cache, reported = await watched()
     api_server.faults.watches.delay_seconds = 0.05
     put(api_server, "a", 1)
@@ -122,7 +122,7 @@ async def test_broken_streams_go_on_where_they_were(api_server, watched, until):
     assert [after for _, _, after in reported] == [0, 1, 2, 3, 4]
 
 
-async def test_a_history_that_is_gone_is_listed_again(api_server, watched, until):
+async def test_an_expired_history_causes_a_new_list(api_server, watched, until):
     put(api_server, "gone", 1)
     put(api_server, "stays", 1)
     cache, reported = await watched()
@@ -144,7 +144,7 @@ async def test_a_silent_stream_is_dead(api_server, watched, until):
     assert cache.relists >= 1
 
 
-async def test_bookmarks_say_that_a_stream_lives(api_server, watched, until):
+async def test_bookmarks_keep_a_stream_alive(api_server, watched, until):
     cache, _ = await watched(silence_seconds=60.0)
     for _ in range(3):
         ages = [cache.age_seconds]
@@ -163,13 +163,13 @@ async def test_the_server_restarts_and_refuses_for_a_while(api_server, watched, 
     await until(lambda: held(cache, api_server) == stored(api_server))
 
 
-async def test_a_kind_that_is_not_installed_is_empty(api_server, watched, until):
+async def test_a_missing_optional_kind_is_empty(api_server, watched, until):
     del api_server.store.tables[("fireflyer.dev", "nodehealths")]
     cache, _ = await watched(NODEHEALTHS, optional=True)
     assert len(cache) == 0
 
 
-async def test_a_404_for_a_kind_that_is_needed_empties_nothing(api_server, watched, until):
+async def test_a_404_for_a_required_kind_keeps_the_cache(api_server, watched, until):
     put(api_server, "a", 1)
     cache, changes = await watched(FLYERJOBS)
     faults = [
@@ -203,7 +203,7 @@ class Away:
         raise UnreachableError("watch flyerjobs", "refused")
 
 
-async def test_a_server_that_is_away_is_asked_less_and_less_and_told_of_once(caplog, until):
+async def test_an_unreachable_server_is_retried_with_backoff_and_logged_once(caplog, until):
     caplog.set_level("INFO", "flyer.kube.apiserver.cache")
     api = Away(speaks={5})
     settings = WatchSettings(backoff_seconds=0.01, backoff_seconds_max=0.04)

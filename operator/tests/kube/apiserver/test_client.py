@@ -1,4 +1,4 @@
-"""Calls: what is tried again, what is told as which error, what is bounded."""
+"""API calls: retries, error types and deadlines."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ from fakekube.generators.samples import job_object as job
         Fault("hang"),
     ],
 )
-async def test_what_may_pass_is_tried_again(api_server, connect, fault):
+async def test_temporary_errors_are_retried(api_server, connect, fault):
     api = connect(answer_seconds=0.3)
     api_server.faults.add(fault)
     made = await api.create(FLYERJOBS, job("a"), "default")
@@ -36,7 +36,7 @@ async def test_what_may_pass_is_tried_again(api_server, connect, fault):
     assert fault.times == 0
 
 
-async def test_a_call_that_never_succeeds_ends(api_server, connect):
+async def test_retries_end_at_the_deadline(api_server, connect):
     api = connect(answer_seconds=0.1, call_seconds=0.5)
     api_server.faults.add(Fault("refuse", code=500, times=1000, verb="get"))
     with pytest.raises(OverloadedError, match=r"get nodes n \(500"):
@@ -81,7 +81,7 @@ async def test_retry_after_is_obeyed(api_server, connect):
     assert raised.value.retry_after_seconds == 3600
 
 
-async def test_a_lost_answer_shows_as_what_the_call_itself_did(api_server, connect):
+async def test_a_retry_after_a_lost_response_reports_the_effect_of_the_call(api_server, connect):
     api = connect()
     api_server.faults.add(Fault("lose", verb="create"))
     with pytest.raises(AlreadyExistsError):
@@ -104,7 +104,7 @@ ACCOUNT = 'is forbidden: error looking up service account new/default: serviceac
     "words",
     [f"ValidatingAdmissionPolicy 'x' {POLICY} paramKind: 'x/v1, Kind=X'", f"{ACCOUNT} not found"],
 )
-async def test_what_admission_cannot_judge_yet_is_tried_again(api_server, connect, words):
+async def test_temporary_admission_errors_are_retried(api_server, connect, words):
     answers = [words] * 2
     checks = api_server.store.table("flyerjobs").checks
     checks.append(lambda _before, _after: answers.pop() if answers else None)
@@ -112,7 +112,7 @@ async def test_what_admission_cannot_judge_yet_is_tried_again(api_server, connec
     assert not answers
 
 
-async def test_what_will_never_pass_is_told_at_once(api_server, connect):
+async def test_permanent_errors_are_raised_at_once(api_server, connect):
     api = connect()
     with pytest.raises(NotFoundError, match="flyerjobs default/a"):
         await api.get(FLYERJOBS, "a", "default")
@@ -126,7 +126,7 @@ async def test_what_will_never_pass_is_told_at_once(api_server, connect):
 
 
 @pytest.mark.parametrize("name", ["../../other/pods/x", "a/b", ".", "..", "%2e%2e", "a%2fb"])
-async def test_what_is_no_name_is_not_asked_for(api_server, connect, name):
+async def test_invalid_names_are_not_requested(api_server, connect, name):
     api = connect()
     with pytest.raises(NotFoundError, match="invalid name"):
         await api.get(CLAIMS, name, "default")

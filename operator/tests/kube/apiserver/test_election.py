@@ -1,4 +1,4 @@
-"""One leader at a time, each with an epoch of its own, and a fence that falls in time."""
+"""Leader election: one leader at a time, a unique epoch per term, a fence that closes in time."""
 
 import asyncio
 import contextlib
@@ -47,7 +47,7 @@ async def test_the_second_waits_until_the_first_gives_back(api_server, candidate
     assert lease(api_server)["holderIdentity"] == "b"
 
 
-async def test_a_renewal_that_was_under_way_does_not_keep_the_lease(api_server, candidate, connect):
+async def test_a_renewal_in_flight_does_not_keep_a_released_lease(api_server, candidate, connect):
     leader = candidate("a")
     await leader.acquire()
     stored = api_server.store.get("leases", "flyer-operator", "fireflyer-system")
@@ -57,7 +57,7 @@ async def test_a_renewal_that_was_under_way_does_not_keep_the_lease(api_server, 
     assert lease(api_server)["holderIdentity"] == ""
 
 
-async def test_a_leader_that_cannot_renew_stops_before_the_next_begins(api_server, candidate):
+async def test_a_leader_that_cannot_renew_stops_before_its_successor_starts(api_server, candidate):
     first, second = candidate("a"), candidate("b")
     await first.acquire()
     hold = asyncio.create_task(first.hold())
@@ -75,7 +75,7 @@ async def test_a_leader_that_cannot_renew_stops_before_the_next_begins(api_serve
         first.fence()
 
 
-async def test_each_term_has_an_epoch_of_its_own(candidate):
+async def test_each_term_has_a_unique_epoch(candidate):
     one = candidate("a")
     assert await one.acquire() == 1
     await one.release()
@@ -98,7 +98,7 @@ async def test_a_renewal_waits_behind_no_other_call(api_server, connect, until):
     await asyncio.gather(*others, return_exceptions=True)
 
 
-async def test_whoever_deletes_the_lease_does_not_turn_back_the_count(api_server, candidate):
+async def test_deleting_the_lease_does_not_reset_the_epoch(api_server, candidate):
     one = candidate("a")
     await one.acquire()
     assert await one.raise_epoch(41) == 41
@@ -106,7 +106,7 @@ async def test_whoever_deletes_the_lease_does_not_turn_back_the_count(api_server
     assert await one.raise_epoch(7) == 41
 
 
-async def test_a_lease_that_somebody_else_took_ends_the_term(api_server, candidate):
+async def test_a_lease_taken_by_another_holder_ends_the_term(api_server, candidate):
     one = candidate("a")
     await one.acquire()
     hold = asyncio.create_task(one.hold())
@@ -152,7 +152,7 @@ async def test_a_lease_is_taken_and_kept_though_each_write_is_performed_unheard(
     assert time.monotonic() + one.fence() >= kept_until + settings.retry_seconds
 
 
-async def test_a_renewal_that_is_never_answered_is_tried_again_in_time(api_server, connect, until):
+async def test_an_unanswered_renewal_is_retried_in_time(api_server, connect, until):
     settings = replace(SETTINGS, duration_seconds=10, renew_seconds=8)
     one = Election(connect("a", answer_seconds=100, call_seconds=100), "a", settings)
     epoch = await one.acquire()
@@ -168,7 +168,7 @@ async def test_a_renewal_that_is_never_answered_is_tried_again_in_time(api_serve
         await hold
 
 
-async def test_a_count_that_was_raised_unheard_is_known(api_server, candidate):
+async def test_an_epoch_raised_without_a_response_is_known(api_server, candidate):
     one = candidate("a")
     await one.acquire()
     api_server.faults.add(Fault("lose", verb="update", agent="a"))

@@ -1,4 +1,4 @@
-"""A limiter keeps order and width, whatever becomes of those who wait."""
+"""The limiter keeps order and width when waiting calls are cancelled or fail."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ async def test_fewer_at_once_while_something_is_urgent():
     assert log == [0, 1, 2, 3, 4]
 
 
-async def test_who_came_before_it_was_urgent_finishes():
+async def test_earlier_calls_finish_when_the_limiter_is_reduced():
     limiter, log, leave = Limiter(2, 1), [], asyncio.Event()
     tasks = [asyncio.create_task(ride(limiter, log, n, leave)) for n in range(3)]
     await settle()
@@ -40,7 +40,7 @@ async def test_who_came_before_it_was_urgent_finishes():
     assert log == [0, 1, 2]
 
 
-async def test_what_is_ahead_comes_before_all_that_wait():
+async def test_priority_calls_precede_all_waiting_ones():
     limiter, log, leave = Limiter(1, 1), [], asyncio.Event()
     tasks = [asyncio.create_task(ride(limiter, log, n, leave)) for n in range(3)]
     tasks += [asyncio.create_task(ride(limiter.priority, log, n, leave)) for n in "ab"]
@@ -51,7 +51,7 @@ async def test_what_is_ahead_comes_before_all_that_wait():
     assert log == [0, "a", "b", 1, 2]
 
 
-async def test_a_turn_is_not_lost_with_whoever_is_cancelled():
+async def test_a_cancelled_waiter_passes_its_turn_on():
     limiter, log, leave = Limiter(1, 1), [], asyncio.Event()
     tasks = [asyncio.create_task(ride(limiter, log, n, leave)) for n in range(4)]
     await settle()

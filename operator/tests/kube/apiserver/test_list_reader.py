@@ -1,4 +1,4 @@
-"""Lists are read as they arrive, however they are cut."""
+"""Lists are parsed incrementally, wherever the response is split."""
 
 import json
 
@@ -32,7 +32,7 @@ def read(text: bytes, size: int, gather: int) -> tuple[list[object], str]:
     OBJECTS, st.booleans(), st.booleans(), st.sampled_from((None, 2)),
     st.integers(1, 40), st.integers(1, 60),
 )  # fmt: skip
-def test_it_finds_what_json_finds(objects, last, ascii_only, indent, size, gather) -> None:
+def test_it_parses_the_same_values_as_json(objects, last, ascii_only, indent, size, gather) -> None:
     head = {"kind": "PodList", "metadata": {"resourceVersion": "17", "n": [1, {}]}}
     items = {"items": objects}
     value = items | head if last else head | items
@@ -47,6 +47,6 @@ def test_no_items_may_be_null() -> None:
 @pytest.mark.parametrize(
     "text", [b"", b"[1]", b'{"items":[{"a":1}', b'{"items":[{"a":1}]', b"<html>", b'{"items":[{]}}']
 )
-def test_what_is_no_list_or_torn_is_an_error(text: bytes) -> None:
+def test_invalid_and_truncated_lists_are_errors(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"list ends|not a"):
         read(text, 4, 1)

@@ -1,4 +1,4 @@
-"""The API server of our tests behaves as a real one where our code would notice."""
+"""The in-memory API server behaves as a real one where the operator depends on it."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ async def test_a_status_is_written_apart_and_compared_by_version(http):
     assert changed["status"]["phase"] == "Queued"
 
 
-async def test_a_write_that_changes_nothing_is_no_new_version(http, api):
+async def test_an_unchanged_write_creates_no_version(http, api):
     await http.post(JOBS, json=job("a", nodes=1))
     before = api.store.version
     await http.patch(f"{JOBS}/a", json={"spec": {"nodes": 1}}, headers=MERGE)
@@ -81,7 +81,7 @@ async def test_lists_come_in_pages_and_a_compacted_page_is_gone(http, api):
     assert (await http.get(JOBS, params={"continue": token})).status == 410
 
 
-async def test_a_watch_tells_what_changed_since_a_version(http, api):
+async def test_a_watch_sends_the_changes_since_a_version(http, api):
     api.store.create("flyerjobs", job("a"), "default")
     version = api.store.version
     api.store.create("flyerjobs", job("b"), "default")

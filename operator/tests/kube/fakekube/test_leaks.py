@@ -1,4 +1,4 @@
-"""The check of what a test's world leaves behind sees what is left."""
+"""The leak check detects tasks and files that outlive a test."""
 
 import asyncio
 import socket
@@ -8,7 +8,7 @@ import pytest
 from fakekube.leaks import nothing_left
 
 
-async def test_a_task_that_goes_on_is_named():
+async def test_a_leaked_task_is_named():
     leaving = nothing_left(closing_seconds=0.02)
     await leaving.__aenter__()
     task = asyncio.create_task(asyncio.sleep(60), name="forgotten")
@@ -24,7 +24,7 @@ async def test_an_open_socket_is_named():
     left.close()
 
 
-async def test_what_closes_soon_is_waited_for():
+async def test_transports_that_close_soon_are_waited_for():
     async with nothing_left():
         ends = asyncio.get_running_loop().create_task(asyncio.sleep(0.02))
         server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
@@ -34,7 +34,7 @@ async def test_what_closes_soon_is_waited_for():
     assert ends.done()
 
 
-async def test_what_was_there_before_may_stay():
+async def test_earlier_tasks_and_files_may_stay():
     with socket.socket():
         task = asyncio.create_task(asyncio.sleep(60))
         async with nothing_left(closing_seconds=0.02):

@@ -1,4 +1,4 @@
-"""A proxy that kills whoever makes a write that killed nobody before."""
+"""The proxy kills the client of each distinct write once."""
 
 import asyncio
 
@@ -75,7 +75,7 @@ async def test_of_writes_sent_at_once_one_is_performed(stand):
     assert killed == ["operator-1"]
 
 
-async def test_who_is_refused_or_somebody_else_lives(stand):
+async def test_refused_writes_and_other_agents_are_not_killed(stand):
     _, api, killed = stand
     other, operator = api("test"), api("operator-1")
     made = await other.create(PODS, pod("a"), "default")

@@ -1,4 +1,4 @@
-"""A gateway on the loopback with real TLS, a fake API server, sidecars real or raw."""
+"""A gateway on the loopback with real TLS, a fake API server, and real or raw sidecars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Secret's data: made, kept, renewed, and handed over without a pod noticing."""
+"""The certificates' Secret: created, kept, renewed, and replaced without an effect on pods."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def trusted(data: Mapping[str, bytes], bundle: str) -> bool:
     return False
 
 
-def test_made_once_and_then_left_alone() -> None:
+def test_certificates_are_created_once_and_kept() -> None:
     data = renewed(None, NAMES, NOW)
     assert renewed(data, NAMES, NOW) == data
     assert renewed(data, NAMES, NOW + timedelta(days=59)) == data
@@ -76,7 +76,7 @@ def test_over_twenty_years_no_pod_of_the_last_eleven_months_loses_trust() -> Non
 
 @pytest.mark.parametrize("key", ["tls.crt", "tls.key", "authority.crt", "authority.key", "ca.crt"])
 @pytest.mark.parametrize("damage", [b"", b"garbage", None])
-def test_what_is_damaged_is_made_anew(key: str, damage: bytes | None) -> None:
+def test_damaged_certificates_are_replaced(key: str, damage: bytes | None) -> None:
     data = renewed(None, NAMES, NOW)
     damaged = dict(data)
     if damage is None:

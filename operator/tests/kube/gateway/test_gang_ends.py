@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 OOM = "OOMKilled: container trainer"
 
 
-async def test_the_first_failure_is_told_first_with_its_rank(harness: Any) -> None:
+async def test_the_first_failure_is_reported_first_with_its_rank(harness: Any) -> None:
     gang, launchers = await started(harness)
     peer = {"rank": 0, "time": 10.0, "exit_status": 75, "peer_lost": True, "traceback": "x\ngone"}
     root = {"rank": 3, "time": 10.4, "exit_status": 1, "traceback": "Traceback\nValueError: seven"}
@@ -40,7 +40,7 @@ async def test_the_first_failure_is_told_first_with_its_rank(harness: Any) -> No
     assert guilty.traceback.endswith("ValueError: seven")
 
 
-async def test_the_sidecars_account_of_an_end_counts_before_the_pods_status(harness: Any) -> None:
+async def test_the_sidecars_report_of_an_exit_precedes_the_pods_status(harness: Any) -> None:
     _gang, launchers = await started(harness)
     await launchers[0].say(op="ended", code=0, failure=None)
     await launchers[0].hear("done")
@@ -49,7 +49,7 @@ async def test_the_sidecars_account_of_an_end_counts_before_the_pods_status(harn
     assert len([event for event in harness.events if isinstance(event, PodExited)]) == 1
 
 
-async def test_a_pod_that_ends_without_a_word_is_told_from_its_status(harness: Any) -> None:
+async def test_a_pod_without_a_report_is_concluded_from_its_status(harness: Any) -> None:
     gang, _ = await started(harness)
     await harness.sidecars["gpt-1-1"].end()
     outcome = await harness.gateway.conclude("uid-gpt-1-1", Killed(9, "OOMKilled"))
@@ -58,7 +58,7 @@ async def test_a_pod_that_ends_without_a_word_is_told_from_its_status(harness: A
     assert await harness.gateway.conclude("uid-unknown", Succeeded()) == Succeeded()
 
 
-async def test_a_pod_that_ended_is_told_as_soon_as_its_account_is_there(
+async def test_an_ended_pod_is_reported_as_soon_as_its_report_arrives(
     harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all that may end the wait, without the time that it takes at most."""
@@ -82,7 +82,7 @@ async def test_a_pod_that_ended_is_told_as_soon_as_its_account_is_there(
     assert len([event for event in harness.events if isinstance(event, PodExited)]) == 2
 
 
-async def test_the_pods_status_explains_a_kill_as_soon_as_it_is_there(
+async def test_the_pods_status_explains_a_kill_as_soon_as_it_arrives(
     harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patient = replace(harness.gateway._settings, account_seconds=3600.0, status_seconds=3600.0)
@@ -95,7 +95,7 @@ async def test_the_pods_status_explains_a_kill_as_soon_as_it_is_there(
     assert await waiting == Killed(9, OOM)
 
 
-async def test_of_a_forgotten_gang_no_end_waits_for_others(
+async def test_exits_of_a_forgotten_gang_are_not_held(
     harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one may be to blame, for an hour here; nobody asks any more."""
@@ -118,7 +118,7 @@ async def test_a_rank_that_gives_up_fails_the_job(harness: Any) -> None:
     assert event == PodExited(gang.key, 1, "a1", Failed(1, "no data left"))
 
 
-async def test_a_rank_that_gives_another_pods_number_speaks_for_its_own_pod(harness: Any) -> None:
+async def test_a_rank_with_another_pods_number_is_reported_for_its_own_pod(harness: Any) -> None:
     """Its pod is heard all the same: the gateway would hang up on it again and again."""
     _, launchers = await started(harness)  # ranks 0, 1 and 2, 3
     with await client(harness, "gpt-1-1", 0) as rank:
@@ -133,7 +133,7 @@ async def test_a_rank_that_gives_another_pods_number_speaks_for_its_own_pod(harn
     assert harness.count("bad_rank") == 0
 
 
-async def test_an_end_whose_rank_the_sidecar_does_not_know_is_its_pods(harness: Any) -> None:
+async def test_an_exit_of_an_unknown_rank_is_reported_for_its_pod(harness: Any) -> None:
     """It was restarted, and what it had been ordered is lost: the traceback is not."""
     _, launchers = await started(harness)
     harness.sidecars["gpt-1-1"].state.start = None

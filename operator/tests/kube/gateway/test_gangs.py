@@ -28,7 +28,7 @@ from .launchers import client, launcher, started
 from .tokens import token_of
 
 
-async def test_nobody_starts_before_all_are_there(harness: Any) -> None:
+async def test_no_rank_starts_before_all_pods_are_connected(harness: Any) -> None:
     gang = harness.gang(nodes=2)
     gang.pods[0] = replace(gang.pods[0], ip="10.0.0.1")
     gang.pods[1] = replace(gang.pods[1], ip="")
@@ -56,7 +56,7 @@ async def test_nobody_starts_before_all_are_there(harness: Any) -> None:
     assert await harness.event(GangStarted) == GangStarted(gang.key, 1)
 
 
-async def test_it_is_known_when_each_node_was_heard(harness: Any) -> None:
+async def test_each_nodes_latest_message_time_is_known(harness: Any) -> None:
     assert harness.gateway.heartbeats() == {}
     gang, _ = await started(harness)
     first = harness.gateway.heartbeats()
@@ -78,7 +78,7 @@ async def test_it_is_known_when_each_node_was_heard(harness: Any) -> None:
     assert not alone.replaceable
 
 
-async def test_of_a_gang_that_ran_before_we_led_a_sidecar_is_missed_that_never_came(
+async def test_a_sidecar_of_an_adopted_gang_that_never_connects_is_silent(
     harness: Any,
 ) -> None:
     for name, phase, missed in (
@@ -94,7 +94,7 @@ async def test_of_a_gang_that_ran_before_we_led_a_sidecar_is_missed_that_never_c
         harness.gateway.forget(gang.key, 1)
 
 
-async def test_what_ranks_say_becomes_events(harness: Any) -> None:
+async def test_reports_of_ranks_become_events(harness: Any) -> None:
     gang, launchers = await started(harness)
     with await client(harness, "gpt-1-0", 0) as rank:
         assert rank.welcome.user_state == 7
@@ -110,7 +110,7 @@ async def test_what_ranks_say_becomes_events(harness: Any) -> None:
     await harness.event(LogObserved)
 
 
-async def test_progress_is_told_before_what_follows_it(harness: Any) -> None:
+async def test_progress_is_reported_before_later_events(harness: Any) -> None:
     _gang, _ = await started(harness)
     with await client(harness, "gpt-1-0", 0) as rank:
 
@@ -127,7 +127,7 @@ async def test_progress_is_told_before_what_follows_it(harness: Any) -> None:
     assert isinstance(harness.events[-1], CheckpointReported)
 
 
-async def test_a_suspension_goes_there_and_back(harness: Any) -> None:
+async def test_a_suspension_is_sent_and_acknowledged(harness: Any) -> None:
     gang, launchers = await started(harness)
     with await client(harness, "gpt-1-0", 0) as rank:
         change = await asyncio.to_thread(rank.watch, 0)
@@ -199,7 +199,7 @@ async def test_half_of_the_grace_without_an_answer_gets_sigterm(harness: Any) ->
     assert not [event for event in harness.events if isinstance(event, SuspendReceived)]
 
 
-async def test_an_attempt_that_is_over_is_killed_by_its_own_launchers(harness: Any) -> None:
+async def test_the_launchers_kill_an_ended_attempt(harness: Any) -> None:
     gang, launchers = await started(harness)
     assert harness.gateway.kill(gang.key, gang.attempt + 1) == set()
     await harness.sidecars["gpt-1-1"].end()
@@ -242,7 +242,7 @@ async def test_the_gateway_restarts_in_the_middle_of_a_suspension(harness: Any) 
         assert again.suspend_code is SuspendCode.MAY_SUSPEND
 
 
-async def test_a_sidecar_that_dies_goes_on_where_it_was(harness: Any) -> None:
+async def test_a_restarted_sidecar_resumes(harness: Any) -> None:
     gang, launchers = await started(harness)
     with await client(harness, "gpt-1-0", 0) as rank:
         await asyncio.to_thread(lambda: rank.checkpoint(3, "/ckpt", durable=True))
@@ -265,7 +265,7 @@ async def test_a_sidecar_that_dies_goes_on_where_it_was(harness: Any) -> None:
     assert launchers
 
 
-async def test_garbage_from_inside_the_pod_disturbs_nobody(harness: Any) -> None:
+async def test_garbage_from_inside_the_pod_has_no_effect(harness: Any) -> None:
     _gang, launchers = await started(harness, nodes=1)
     for garbage in (b"\0\xff\n", b"[]\n", b'{"op": "fly"}\n', b"x" * 70000, b'{"op": "ended"}\n'):
         _, writer = await asyncio.open_unix_connection(
@@ -292,7 +292,7 @@ async def test_a_sidecar_reads_its_token_again(harness: Any) -> None:
     await harness.until(lambda: not harness.gateway.absent(gang.key) or harness.gateway._streams)
 
 
-async def test_sidecars_do_not_take_anybody_for_the_gateway(harness: Any) -> None:
+async def test_sidecars_verify_the_gateways_certificate(harness: Any) -> None:
     """Another authority's certificate: the token is not even sent."""
     from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""What the gateway counts while a gang comes, is asked to leave, and goes."""
+"""Metrics of the gateway during a gang's start, suspension and end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flyer.sidecar.wire import Beat, LauncherState, Report
 from .tokens import token_of
 
 
-async def test_a_gang_comes_and_goes(harness: Any) -> None:
+async def test_metrics_follow_a_gangs_lifecycle(harness: Any) -> None:
     def read(name: str, **labels: str) -> float | None:
         value: float | None = harness.registry.get_sample_value(name, labels)
         return value

@@ -1,4 +1,4 @@
-"""Who lies, floods or stalls is refused with the right word and counted; others do not notice."""
+"""False, flooding or stalling sidecars are refused and counted; others are not affected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def hello(token: str, version: int = 1) -> dict[str, object]:
 RUNNING = Report(revision=1, launcher=LauncherState.RUNNING, port=20000, ranks_seen=2)
 
 
-async def test_a_token_that_the_api_server_does_not_know(harness: Any) -> None:
+async def test_a_token_unknown_to_the_api_server_is_refused(harness: Any) -> None:
     harness.expect(harness.gang())
     raw = await harness.raw()
     await raw.say(hello(token_of("gpt-1-0", secret="forged")))
@@ -55,7 +55,7 @@ async def test_an_expired_token(harness: Any) -> None:
     assert await raw.refused() == "bad_token"
 
 
-async def test_a_good_token_of_a_pod_that_is_in_no_gang(harness: Any) -> None:
+async def test_a_valid_token_of_a_pod_without_a_gang_is_refused(harness: Any) -> None:
     harness.gang("other")  # known to the API server, not expected here
     raw = await harness.raw()
     await raw.say(hello(token_of("other-1-0")))
@@ -63,7 +63,7 @@ async def test_a_good_token_of_a_pod_that_is_in_no_gang(harness: Any) -> None:
     assert harness.count("unknown_pod") == 1
 
 
-async def test_another_jobs_token_speaks_for_that_job_alone(harness: Any) -> None:
+async def test_another_jobs_token_is_valid_only_for_that_job(harness: Any) -> None:
     """Whatever a pod says of itself, its token's pod is who it is."""
     mine, theirs = harness.gang("mine", nodes=1), harness.gang("theirs", nodes=1)
     harness.expect(mine)
@@ -82,7 +82,7 @@ def _body(report: Report) -> dict[str, object]:
     return json.loads(encode(report))
 
 
-async def test_an_acknowledgement_of_what_nobody_asked(harness: Any) -> None:
+async def test_an_unrequested_acknowledgement_is_counted(harness: Any) -> None:
     gang = harness.gang(nodes=1)
     harness.expect(gang)
     raw = await harness.greeted("gpt-1-0")
@@ -99,7 +99,7 @@ async def test_an_acknowledgement_of_what_nobody_asked(harness: Any) -> None:
 
 
 @pytest.mark.parametrize("field", ["given_up", "end"])
-async def test_a_sidecar_that_speaks_for_a_rank_of_another_pod(harness: Any, field: str) -> None:
+async def test_a_report_about_another_pods_rank_is_refused(harness: Any, field: str) -> None:
     harness.expect(harness.gang(nodes=2))  # ranks 0, 1 and 2, 3
     raw = await harness.greeted("gpt-1-1")
     claims = {"given_up": {"rank": 0, "reason": "x"}, "end": {"code": 1, "rank": 0}}
@@ -165,7 +165,7 @@ class TestSomeTimeForTheHello:
     def settings(self, settings: GatewaySettings) -> GatewaySettings:
         return replace(settings, hello_seconds=3)
 
-    async def test_who_never_says_hello(self, harness: Any) -> None:
+    async def test_a_connection_without_a_hello_is_closed(self, harness: Any) -> None:
         raw = await harness.raw()
         assert await raw.refused() == "silent"
 
@@ -183,7 +183,7 @@ class TestLittleTimeForTheHello:
     def settings(self, settings: GatewaySettings) -> GatewaySettings:
         return replace(settings, hello_seconds=0.5)
 
-    async def test_who_never_shakes_hands(self, harness: Any) -> None:
+    async def test_a_connection_without_a_handshake_is_closed(self, harness: Any) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", harness.port)
         await harness.until(lambda: harness.count("bad_handshake") == 1)
         writer.close()
@@ -223,7 +223,7 @@ class TestLittleTimeToRead:
     def settings(self, settings: GatewaySettings) -> GatewaySettings:
         return replace(settings, write_seconds=0.5, lines_per_second=1000, lines_burst=10_000)
 
-    async def test_who_does_not_read(self, harness: Any) -> None:
+    async def test_a_sidecar_that_does_not_read_is_disconnected(self, harness: Any) -> None:
         """Its orders pile up nowhere: the stream ends."""
         gang = harness.gang(nodes=1)
         harness.expect(gang)
@@ -299,9 +299,7 @@ class TestFloods:
             writer.transport.abort()
         await harness.until(lambda: harness.gateway._listener.unauthenticated == 0)
 
-    async def test_a_member_whose_address_is_not_known_yet_finds_a_place(
-        self, harness: Any
-    ) -> None:
+    async def test_a_member_with_an_unknown_address_gets_a_slot(self, harness: Any) -> None:
         """Its node may be a source of silent connections, too: the oldest of them go."""
         harness.expect(harness.gang())
         for address in ("127.0.9.1", "127.0.9.2"):
@@ -362,7 +360,7 @@ async def test_of_two_streams_of_one_pod_the_newer_one_counts(harness: Any) -> N
     assert not [event for event in harness.events if isinstance(event, Released)]
 
 
-async def test_a_forgotten_attempt_is_sent_away_and_says_nothing_more(harness: Any) -> None:
+async def test_a_forgotten_attempt_is_disconnected_and_ignored(harness: Any) -> None:
     gang = harness.gang(nodes=1)
     harness.expect(gang)
     raw = await harness.greeted("gpt-1-0")
@@ -383,7 +381,7 @@ async def test_a_pod_of_the_attempt_before_is_in_no_gang(harness: Any) -> None:
     await harness.greeted("gpt-2-0")
 
 
-async def test_of_a_forgotten_gang_no_end_is_told(harness: Any) -> None:
+async def test_exits_of_a_forgotten_gang_are_not_reported(harness: Any) -> None:
     gang = harness.gang(nodes=1)
     harness.expect(gang)
     await harness.greeted("gpt-1-0")

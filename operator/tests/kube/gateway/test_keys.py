@@ -1,4 +1,4 @@
-"""The key of an attempt's collectives: for its own pods, the same from every leader."""
+"""The key of an attempt's collectives: only for its pods, the same from every leader."""
 
 from __future__ import annotations
 

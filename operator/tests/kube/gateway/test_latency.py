@@ -1,6 +1,6 @@
-"""How long a suspension takes from the engine's signal to rank 0: gateway, TLS, sidecar, socket.
+"""Latency of a suspension from the engine's signal to rank 0: gateway, TLS, sidecar, socket.
 
-The rank is a process of its own; times are CLOCK_MONOTONIC, which all processes of a machine share.
+The rank is a separate process; times are CLOCK_MONOTONIC, which all processes of a host share.
 """
 
 from __future__ import annotations

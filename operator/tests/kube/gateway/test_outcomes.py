@@ -1,4 +1,4 @@
-"""What a pod's status means when its sidecar said nothing; who is blamed when several fail."""
+"""Outcomes from a pod's status without a sidecar's report, and root causes of several failures."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_sigkill_waits_for_the_status_of_its_pod() -> None:
     assert exits.tick(11.0) == [(1, out_of_memory), (0, LOST_PEERS)]
 
 
-def test_a_sigkill_that_no_memory_limit_explains_stays_one() -> None:
+def test_an_unexplained_sigkill_is_reported_as_such() -> None:
     exits = Exits(SETTINGS)
     exits.add(1, SIGKILL, failure(1, 10.0, exit_status=None, signal=9), 10.0)
     exits.explain(1, Killed(9, "Error"))
@@ -141,14 +141,14 @@ def test_a_sigkill_that_no_memory_limit_explains_stays_one() -> None:
     assert exits.reported == {1: SIGKILL}
 
 
-def test_a_status_that_never_comes_is_not_waited_for_for_ever() -> None:
+def test_the_wait_for_a_pods_status_is_bounded() -> None:
     exits = Exits(SETTINGS)
     exits.add(1, SIGKILL, failure(1, 10.0, exit_status=None, signal=9), 10.0)
     assert exits.tick(12.9) == []
     assert exits.tick(13.0) == [(1, SIGKILL)]
 
 
-def test_success_and_release_are_told_at_once() -> None:
+def test_success_and_release_are_reported_at_once() -> None:
     exits = Exits(SETTINGS)
     assert exits.add(0, Succeeded(), None, 0.0) == [(0, Succeeded())]
     released = outcome_of_code(104, None)
@@ -157,7 +157,7 @@ def test_success_and_release_are_told_at_once() -> None:
     assert exits.due() is None
 
 
-def test_who_lost_its_peers_says_whom() -> None:
+def test_a_pod_that_lost_peers_names_them() -> None:
     exits = Exits(SETTINGS)
     words = "CollectiveError: allreduce #2: rank 0 on node a0 (peer_died): hfreduced ended"
     lost = failure(0, 10.0, peer_lost=True, traceback=f"Traceback:\n  x\n{words}\n")
@@ -165,7 +165,7 @@ def test_who_lost_its_peers_says_whom() -> None:
     assert exits.tick(13.0) == [(0, Killed(0, f"it lost its peers: rank 0: {words}"))]
 
 
-def test_lost_peers_wait_for_who_lost_them() -> None:
+def test_lost_peers_are_held_for_the_root_cause() -> None:
     exits = Exits(SETTINGS)
     assert exits.add(0, LOST_PEERS, failure(0, 10.0, peer_lost=True), 10.0) == []
     assert exits.due() == 13.0
@@ -184,7 +184,7 @@ def test_the_earlier_exception_comes_first_whatever_arrived_first() -> None:
     assert [rank for rank, _ in exits.tick(11.3)] == [1, 0]
 
 
-def test_an_end_that_only_the_status_tells_of_finds_its_place() -> None:
+def test_an_exit_known_from_the_status_is_ordered() -> None:
     exits = Exits(SETTINGS)
     exits.add(0, Failed(1, "because of it"), failure(0, 10.0, peer_lost=True), 10.0)
     exits.add(1, Killed(9, "OOMKilled"), None, 10.5)

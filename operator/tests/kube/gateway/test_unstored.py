@@ -1,4 +1,4 @@
-"""Reported facts that are not stored yet: no older ones kept, none forgotten too early."""
+"""Unstored facts: no superseded ones are kept, and none is dropped too early."""
 
 from flyer.engine import CheckpointReported, Released, UserStateSet
 from flyer.kube.gateway.unstored import Unstored
@@ -11,7 +11,7 @@ def saved(step, *, durable=True):
 STATE = UserStateSet("d/a", 1, 3)
 
 
-def test_only_what_must_outlive_the_leader_counts():
+def test_only_durable_facts_count():
     unstored = Unstored()
     unstored.add(0, [saved(1, durable=False), Released("d/a", 1)])
     assert not unstored
@@ -33,7 +33,7 @@ def test_the_same_fact_from_several_pods_is_stored_for_all_of_them():
     assert not unstored
 
 
-def test_a_pod_that_reports_without_end_takes_the_place_of_one_report():
+def test_repeated_reports_of_a_pod_use_the_memory_of_one():
     unstored = Unstored()
     unstored.add(1, [saved(999)])
     for step in range(1000):

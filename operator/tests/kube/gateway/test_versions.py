@@ -1,4 +1,4 @@
-"""Gateways and sidecars of neighboring versions understand each other."""
+"""Gateways and sidecars of adjacent versions interoperate."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ async def test_a_gang_of_old_sidecars_starts_and_is_suspended(harness: Any) -> N
     await harness.event(SuspendReceived)
 
 
-async def test_a_newer_sidecar_is_answered_with_what_both_speak(harness: Any) -> None:
+async def test_a_newer_sidecar_gets_the_common_version(harness: Any) -> None:
     """After a rollback of the operator pods of the newer version are still there."""
     harness.expect(harness.gang())
     await harness.greeted("gpt-1-0", version=VERSION + 1)
 
 
 @pytest.mark.parametrize("version", [OLDEST_VERSION, VERSION])
-async def test_a_sidecar_takes_any_version_that_it_speaks(
+async def test_a_sidecar_accepts_every_supported_version(
     version: int, harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _answer_with(version, monkeypatch)
@@ -58,7 +58,7 @@ async def test_a_sidecar_takes_any_version_that_it_speaks(
     await harness.sidecars["gpt-1-0"].relay.connected.wait()
 
 
-async def test_a_sidecar_refuses_a_version_that_it_does_not_speak(
+async def test_a_sidecar_refuses_an_unsupported_version(
     harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _answer_with(VERSION + 1, monkeypatch)

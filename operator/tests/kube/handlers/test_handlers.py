@@ -1,4 +1,4 @@
-"""What kopf says about quotas and topologies, and that it says it once."""
+"""The kopf handlers write each verdict about quotas and topologies once."""
 
 import asyncio
 import contextlib
@@ -64,7 +64,7 @@ def test_a_condition_changes_its_time_with_its_status_alone():
     assert third["conditions"][0]["lastTransitionTime"] != time
 
 
-async def test_kopf_says_it_in_the_status_and_then_is_silent(api_server, until, tmp_path):
+async def test_kopf_writes_a_verdict_once(api_server, until, tmp_path):
     path = tmp_path / "config"
     path.write_text(
         json.dumps({
@@ -101,7 +101,7 @@ async def test_kopf_says_it_in_the_status_and_then_is_silent(api_server, until, 
 
 
 @pytest.mark.parametrize("over", [False, True])
-def test_a_handler_of_a_term_that_is_over_writes_nothing(over):
+def test_a_handler_of_an_ended_term_writes_nothing(over):
     stop, patch = threading.Event(), kopf.Patch()
     if over:
         stop.set()
@@ -111,7 +111,7 @@ def test_a_handler_of_a_term_that_is_over_writes_nothing(over):
     assert bool(patch) is not over
 
 
-async def test_a_thread_that_does_not_stop_is_alone(monkeypatch):
+async def test_only_one_handler_thread_runs(monkeypatch):
     runs, gate = [], threading.Event()
 
     def serve(handlers, stop):

@@ -1,4 +1,4 @@
-"""Pods with the label get the collectives; whatever else comes is let through."""
+"""Labelled pods get the collectives; every other pod is allowed unchanged."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def inject_again(answer: dict[str, Any]) -> dict[str, Any]:
         review({"spec": "none"}),
     ],
 )
-def test_what_is_not_ours_is_left_alone(asked: dict[str, Any]) -> None:
+def test_pods_without_the_label_are_not_changed(asked: dict[str, Any]) -> None:
     answer, result = respond(asked, SETTINGS, OWN)
     assert (result, answer["response"]) == ("unchanged", {"uid": "u1", "allowed": True})
 
@@ -223,7 +223,7 @@ async def test_over_https(served: Served) -> None:
         b"x" * (9 * 1024 * 1024),
     ],
 )
-async def test_garbage_is_answered_so_that_the_pod_goes_on_without_us(
+async def test_invalid_reviews_are_answered_and_the_pod_is_allowed(
     served: Served, body: bytes
 ) -> None:
     status, _ = await served.post(body)

@@ -1,4 +1,4 @@
-"""Any JSON as a template ends as pods, or as a refusal that names a field."""
+"""Any JSON as a template becomes pods, or a refusal that names a field."""
 
 import os
 import random
@@ -99,7 +99,7 @@ def test_any_template_many_times():
         ({"hostNetwork": "yes"}, "spec.template.spec.hostNetwork", "true or false"),
     ],
 )  # fmt: skip
-def test_what_cannot_become_a_gang_is_refused_with_field_and_remedy(spec, field, remedy):
+def test_invalid_gangs_are_refused_with_field_and_remedy(spec, field, remedy):
     reported = outcome({"spec": {"containers": [WHOLE], **spec}}, dedicated=True)
     assert field in reported
     assert remedy in reported

@@ -1,6 +1,6 @@
-"""Golden files: a job goes in, the pods that come out are compared word by word.
+"""Golden files: the pods built for a job are compared with stored manifests.
 
-`GOLDEN=write` writes the files anew; the difference is then read by a person.
+`GOLDEN=write` rewrites the files; review the difference.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def changed(change: Callable[[dict[str, Any]], object]) -> FlyerJob:
         ),
     ],
 )
-def test_what_cannot_run_is_refused_with_field_value_and_remedy(
+def test_templates_that_cannot_run_are_refused_with_field_value_and_remedy(
     change: Callable[[dict[str, Any]], object], said: str
 ) -> None:
     job = changed(change)
@@ -227,7 +227,7 @@ def test_the_sidecar_of_a_pod_on_its_nodes_network_finds_the_gateways_service(
         assert pod["spec"].get("dnsPolicy") == built
 
 
-def test_a_daemon_is_a_sidecar_of_its_own_that_only_this_pod_reaches() -> None:
+def test_the_daemon_is_a_sidecar_reachable_only_from_its_pod() -> None:
     body = small()
     without = build(FlyerJob.model_validate(body))
     body["spec"]["collectives"] = {"daemon": True}
@@ -260,7 +260,7 @@ def test_a_daemon_of_the_users_own_stays() -> None:
     assert found == [theirs]
 
 
-def test_a_daemon_without_what_it_is_part_of_is_refused() -> None:
+def test_a_daemon_without_injected_collectives_is_refused() -> None:
     body = small()
     body["spec"]["collectives"] = {"inject": False, "daemon": True}
     with pytest.raises(ValueError, match="daemon: is part of what inject adds"):
@@ -276,7 +276,7 @@ def test_names_fit_where_they_are_used() -> None:
     assert len(label_value("x" * 100)) == 63
 
 
-def test_what_we_add_passes_pod_security_restricted() -> None:
+def test_the_additions_pass_pod_security_restricted() -> None:
     job = job_of((GOLDEN / "small.job.yaml").read_text())
     for pod in build(job):
         spec = pod["spec"]

@@ -1,4 +1,4 @@
-"""Nothing that a client of the network sends moves the scheduler's Lease."""
+"""Floods of network clients do not affect the scheduler's Lease."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flyer-operator` as a process: flags, probes, metrics, certificates, and a clean end."""
+"""`flyer-operator` as a process: flags, probes, metrics, certificates, and shutdown."""
 
 import asyncio
 import base64
@@ -71,7 +71,9 @@ async def reached(process, port, path):
             await asyncio.sleep(0.05)
 
 
-async def test_it_leads_makes_pods_tells_its_metrics_and_gives_back(cluster, until, kubeconfig):
+async def test_it_leads_creates_pods_serves_metrics_and_releases_the_lease(
+    cluster, until, kubeconfig
+):
     cluster.nodes("AA")
     cluster.store.create("pods", {"metadata": {"name": "me"}, "spec": {}}, "fireflyer-system")
     port = free_port()
@@ -137,7 +139,7 @@ def test_settings_come_from_flags_and_from_the_environment(capsys):
         assert word in capsys.readouterr().err
 
 
-async def test_a_port_that_is_taken_ends_it_with_a_message(cluster, kubeconfig):
+async def test_a_used_port_ends_it_with_a_message(cluster, kubeconfig):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         process = await asyncio.create_subprocess_exec(
@@ -165,7 +167,7 @@ async def test_replicas_share_their_certificates(api_server, connect):
     assert len(api_server.faults.writes()) == before
 
 
-async def test_a_secret_that_was_emptied_gets_back_what_sidecars_trust(api_server, connect):
+async def test_an_emptied_secret_gets_its_authorities_back(api_server, connect):
     keeper = CertificateManager(connect(), "fireflyer-system", ("x.svc",))
     before = await keeper.refresh()
     api_server.store.patch(
@@ -176,7 +178,7 @@ async def test_a_secret_that_was_emptied_gets_back_what_sidecars_trust(api_serve
     assert base64.b64decode(stored["data"]["ca.crt"]).decode() in before.bundle
 
 
-async def test_the_webhooks_configuration_is_told_whom_to_trust(api_server, connect):
+async def test_the_webhook_configuration_gets_the_ca_bundle(api_server, connect):
     hooks = [{"name": "injection.fireflyer.dev", "clientConfig": {"service": {"name": "w"}}}]
     value = {"metadata": {"name": "flyer-injection"}, "webhooks": hooks}
     api_server.store.create("mutatingwebhookconfigurations", value)
@@ -192,7 +194,7 @@ async def test_the_webhooks_configuration_is_told_whom_to_trust(api_server, conn
     assert base64.b64decode(mounted["data"]["tls.key"]).decode() != found.key
 
 
-async def test_a_registration_that_comes_late_or_is_written_over_is_told_too(
+async def test_a_late_or_overwritten_webhook_configuration_gets_the_ca_bundle(
     api_server, connect, until, monkeypatch
 ):
     """An installer makes it after the operator, and may write it anew."""

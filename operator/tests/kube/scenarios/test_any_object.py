@@ -1,9 +1,9 @@
-"""Whatever is written in a field of our objects, of a pod or of a node harms nothing else.
+"""Random values in fields of Fire-Flyer's objects, pods and nodes affect nothing else.
 
-Each case writes one object to the API server in memory, with its CRDs and policies. It ends as a
-refusal that names a field, or the operator reads it: a job then becomes pods, or a refusal that
-names a field, and the engine steps with it. After every few cases a good job must start beside
-what was accepted. The seed is printed; FLYER_SEED=N repeats a run.
+Each case writes one object to the in-memory API server, with its CRDs and policies. It ends as a
+refusal that names a field, or the operator reads it: a job then becomes pods or a refusal that
+names a field, and the engine steps with it. After every few cases a valid job must start among
+the accepted objects. The seed is printed; FLYER_SEED=N repeats a run.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def check(cases: int) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_any_field_ends_as_read_or_as_a_refusal_that_names_it() -> None:
+def test_any_value_is_read_or_refused_by_field() -> None:
     check(5_000)
 
 

@@ -1,4 +1,4 @@
-"""Any template and any pod, one after another, at one operator: the next job always starts."""
+"""Random templates and pods in sequence at one operator: the next job always starts."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""An API server that fails in every way it can, while jobs live."""
+"""Jobs survive every fault of the API server."""
 
 import asyncio
 
@@ -61,7 +61,7 @@ async def test_each_third_call_fails(cluster, until, resource, fault):
     assert every.committed
 
 
-async def test_who_writes_the_lease_unheard_leads(cluster, until):
+async def test_a_replica_whose_lease_write_had_no_response_leads(cluster, until):
     """The first try of each call is performed, its answer lost; the next is refused or tells."""
     unheard = Fault("lose", resource="leases", times=1_000_000, every=2)
     cluster.server.faults.add(unheard)
@@ -113,7 +113,7 @@ async def test_the_api_server_restarts_under_a_running_gang(cluster, until):
     assert cluster.status("a").history.attempt == 1
 
 
-async def test_somebody_edits_the_job_all_the_time(cluster, until):
+async def test_constant_edits_of_a_job_do_not_stop_it(cluster, until):
     cluster.nodes("AA")
     cluster.operator()
     cluster.submit("a", 2)
@@ -135,7 +135,7 @@ async def test_somebody_edits_the_job_all_the_time(cluster, until):
         editor.cancel()
 
 
-async def test_a_status_that_the_server_refuses_stops_that_job_alone(cluster, until):
+async def test_a_rejected_status_affects_only_its_job(cluster, until):
     cluster.nodes("AA")
     operator = cluster.operator()
     await until(lambda: operator.serves)

@@ -1,4 +1,4 @@
-"""What one job, or one pod of a user, contains never stops another job."""
+"""The contents of one job or user pod never stop another job."""
 
 import asyncio
 
@@ -137,7 +137,7 @@ async def test_an_object_that_cannot_be_read_ends_neither_process_nor_term(
     ],
 )
 @pytest.mark.parametrize("job", ["victim", "no-such-job"])
-async def test_a_pod_that_is_not_ours_is_ignored(cluster, until, owner, job):
+async def test_a_foreign_pod_is_ignored(cluster, until, owner, job):
     """It is never deleted, it takes no node out, and no leader stumbles over it."""
     cluster.nodes("AA")
     first = cluster.operator(LEASE)
@@ -162,7 +162,7 @@ async def test_a_pod_that_is_not_ours_is_ignored(cluster, until, owner, job):
 
 
 @pytest.mark.parametrize("ended", [False, True])
-async def test_a_pod_of_a_job_where_nobody_decided_is_ended(cluster, until, ended):
+async def test_a_pod_on_an_unassigned_node_is_deleted(cluster, until, ended):
     """A user can copy labels and owner of a pod: it is ended, and its node stays in service."""
     cluster.nodes("AA")
     operator = cluster.operator(LEASE)

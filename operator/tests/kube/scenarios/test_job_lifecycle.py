@@ -1,4 +1,4 @@
-"""A job's whole life on a cluster, as its objects show it."""
+"""Lifecycle of jobs on a cluster, as their objects show it."""
 
 import asyncio
 from types import SimpleNamespace
@@ -125,7 +125,7 @@ async def test_a_dead_node_is_replaced(cluster, until, monkeypatch):
     await until(lambda: {node.attempt for node in cluster.status("a").occupied} == {2})
 
 
-async def test_a_gang_one_of_whose_pods_is_evicted_saves_before_it_leaves(cluster, until):
+async def test_a_gang_with_an_evicted_pod_checkpoints_before_it_releases(cluster, until):
     cluster.nodes("AAA")
     cluster.operator()
     cluster.submit("a", 2)
@@ -167,7 +167,7 @@ async def test_a_pod_that_vanishes_restarts_the_gang(cluster, until):
     assert [item["metadata"]["name"] for item in ended] == ["a-1-0"]
 
 
-async def test_pods_that_do_not_die_from_inside_are_deleted(cluster, until, monkeypatch):
+async def test_pods_that_launchers_cannot_end_are_deleted(cluster, until, monkeypatch):
     monkeypatch.setattr("flyer.kube.services.pods.gangs.LINGER_SECONDS", 0.2)
     cluster.containers.behaviour = Behaviour(hung=True)
     cluster.nodes("AA")
@@ -182,7 +182,7 @@ async def test_pods_that_do_not_die_from_inside_are_deleted(cluster, until, monk
     await until(lambda: len(cluster.pods("a", living=False)) == 2)
 
 
-async def test_a_job_that_is_over_has_its_time_once(cluster, until, monkeypatch):
+async def test_the_linger_time_of_an_ended_job_is_used_once(cluster, until, monkeypatch):
     """Who does not end by himself is killed from inside, which is quick, and then deleted."""
     waits = []
 
@@ -330,7 +330,7 @@ async def test_pods_of_the_last_three_attempts_stay(cluster, until, failing):
     await until(lambda: names() == ["a-3-0", "a-4-0", "a-5-0"])
 
 
-async def test_one_job_at_a_time_crosses_zones_and_the_topology_says_which(cluster, until):
+async def test_one_cross_zone_job_runs_at_a_time_and_the_topology_names_it(cluster, until):
     cluster.nodes("AAABBB")
     cluster.operator()
     cluster.submit("one", 4)

@@ -1,6 +1,6 @@
-"""The operator is killed after every API call of two jobs' lives; nothing is lost or doubled.
+"""The operator is killed after every API call of two jobs' lifecycles; nothing is lost or doubled.
 
-What must hold at any time is checked by the cluster after every change of an object.
+The cluster checks the invariants after every change of an object.
 """
 
 import asyncio

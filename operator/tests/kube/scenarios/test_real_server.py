@@ -1,7 +1,6 @@
-"""The same scheduler against a real API server: its rules, its patches, its watches.
+"""The scheduler against a real API server: its validation, patches and watches.
 
-There are no kubelets here: `ApiNodes` does by the API what they would do. Skipped where no
-control plane was built.
+Without kubelets: `ApiNodes` writes the statuses. Skipped without a built control plane.
 """
 
 from __future__ import annotations
@@ -139,7 +138,7 @@ async def scene(control_plane, namespace):
             await api.delete(NODES, node["metadata"]["name"])
 
 
-async def test_a_whole_life_over_two_zones(scene, until):
+async def test_a_cross_zone_job_runs_to_its_end(scene, until):
     for name, zone in (("a0", "A"), ("a1", "A"), ("b0", "B"), ("b1", "B")):
         await scene.add_node(f"{scene.node_class}-{name}", zone)
     await scene.submit("low", 4, priority="low")

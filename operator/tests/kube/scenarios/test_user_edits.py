@@ -1,4 +1,4 @@
-"""What people write into objects reaches the scheduler: stop, requeue, quotas, the topology."""
+"""Edits of users reach the scheduler: stop, requeue, quotas, the topology."""
 
 from flyer.api import API_VERSION, Phase
 

@@ -1,4 +1,4 @@
-"""What a start, a suspension and idleness cost the API server, counted by the API server."""
+"""Number of API writes of a start, a suspension and an idle scheduler."""
 
 import asyncio
 import itertools
@@ -80,7 +80,7 @@ async def test_a_suspension_costs_three_writes(cluster, until, nodes, saves, mos
 
 
 @pytest.mark.usefixtures("patient")
-async def test_nodes_that_fall_empty_one_after_another_are_written_once(cluster, until):
+async def test_nodes_that_become_empty_in_sequence_cost_one_write(cluster, until):
     """Asked, saved, left: kubelets say at different times that their pods have ended."""
     cluster.nodes("AAAA")
     operator = cluster.operator()

@@ -1,4 +1,4 @@
-"""Which connections keep a place, whatever the sources do."""
+"""Connection limits: which connections keep their slots under load."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_released_place_is_free_once() -> None:
     assert len(limits) == 0
 
 
-def test_a_source_that_hurries_is_refused_until_its_bucket_refills() -> None:
+def test_a_fast_source_is_refused_until_its_bucket_refills() -> None:
     limits = ConnectionLimits(
         ConnectionLimitSettings(total_max=100, source_max=100, rate_per_second=1.0, burst=3)
     )
@@ -109,7 +109,7 @@ def test_pods_of_one_tenant_open_few_connections_a_second_and_keep_no_others_out
     assert limits.admit("10.2.0.2", seconds, expected=True).slot is not None
 
 
-def test_sources_that_open_many_connections_get_no_calm_one_refused() -> None:
+def test_sources_with_many_connections_do_not_exclude_others() -> None:
     """Few pods may open all that strangers may together; the API server is a stranger, too."""
     limits, refused, opened = ConnectionLimits(ConnectionLimitSettings()), 0, 0
     for tick in range(60_000):

@@ -1,4 +1,4 @@
-"""Memory of TLS connections: how large it is, and that it is free without the garbage collector."""
+"""Memory of TLS connections: its size, and its release without the garbage collector."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ async def test_a_request_is_answered(make_server: Callable[..., Door]) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"POST / HT", b"POST / HTTP/1.1\r\nHost: x\r\n"])
-async def test_a_head_that_does_not_come_ends_the_connection(
+async def test_a_missing_request_head_ends_the_connection(
     said: bytes, make_server: Callable[..., Door]
 ) -> None:
     connection = await make_server(head_seconds=0.2).connect()
@@ -93,7 +93,7 @@ async def test_a_head_that_does_not_come_ends_the_connection(
     assert b"200" not in await ended(connection)
 
 
-async def test_a_head_that_drips_ends_the_connection(make_server: Callable[..., Door]) -> None:
+async def test_a_slow_request_head_ends_the_connection(make_server: Callable[..., Door]) -> None:
     connection = await make_server(head_seconds=0.3).connect()
 
     async def drip() -> None:
@@ -109,7 +109,7 @@ async def test_a_head_that_drips_ends_the_connection(make_server: Callable[..., 
     dripping.cancel()
 
 
-async def test_a_body_that_does_not_come_is_408(make_server: Callable[..., Door]) -> None:
+async def test_a_missing_body_is_408(make_server: Callable[..., Door]) -> None:
     connection = await make_server(answer_seconds=0.2).connect()
     connection[1].write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc")
     assert (await ended(connection)).startswith(b"HTTP/1.1 408")
@@ -173,7 +173,7 @@ async def test_sources_take_turns() -> None:
     assert order == ["a", "a", "b", "a", "a", "a"]
 
 
-async def test_what_costs_little_comes_first() -> None:
+async def test_cheap_requests_come_first() -> None:
     semaphore, order = FairSemaphore(), []
 
     async def work(source: str, cost: int) -> None:

@@ -1,4 +1,4 @@
-"""What is told together: a job that leaves costs one commit, others wait for nobody."""
+"""The event queue: a leaving job costs one commit, and other jobs do not wait for it."""
 
 import asyncio
 from types import SimpleNamespace
@@ -68,7 +68,7 @@ async def test_it_is_not_waited_for_forever():
     assert set((await due(queue))[0]) == {X, Y}
 
 
-async def test_a_release_is_told_before_the_deadline(monkeypatch):
+async def test_a_release_is_delivered_before_the_deadline(monkeypatch):
     monkeypatch.setattr(module, "LEAVE_SECONDS", 60.0)
     queue = inbox(seconds_left=0.1)
     queue.add(RELEASED)
@@ -77,7 +77,7 @@ async def test_a_release_is_told_before_the_deadline(monkeypatch):
     assert seconds < 30
 
 
-async def test_what_was_saved_does_not_wait():
+async def test_checkpoint_reports_are_not_held():
     queue = inbox()
     queue.add(RECEIVED)
     queue.add(SAVED)
@@ -86,7 +86,7 @@ async def test_what_was_saved_does_not_wait():
     assert queue.take_all() == [RECEIVED, RELEASED]
 
 
-async def test_who_is_not_asked_to_leave_is_not_held():
+async def test_events_of_jobs_that_are_not_leaving_are_not_held():
     queue = EventQueue(lambda _job: None)
     queue.add(RELEASED)
     queue.add(X)
@@ -144,7 +144,7 @@ async def test_a_job_submitted_again_follows_the_removal_of_the_one_before():
     assert (await due(queue))[0] == [JobRemoved("d/a"), again]
 
 
-async def test_edits_that_come_together_are_one_submission():
+async def test_concurrent_edits_are_one_submission():
     queue = EventQueue(lambda _job: None)
     once, twice = submitted("a", suspend=True), submitted("a", suspend=False)
     queue.add(once)

@@ -1,4 +1,4 @@
-"""Kubernetes Events of jobs: a burst of waiting jobs does not cost as many writes."""
+"""Kubernetes Events of jobs: a burst of waiting jobs costs few writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEASE = LeaseSettings(
 PAGE = Path(__file__).parents[5] / "docs" / "concepts" / "scheduling.md"
 
 
-def test_a_burst_of_waiting_jobs_is_told_in_part_and_all_else_whole() -> None:
+def test_events_of_waiting_jobs_are_sampled_and_others_are_complete() -> None:
     recorder = EventRecorder(None, "a")  # type: ignore[arg-type] - nothing is posted here
     for number in range(500):
         recorder.record(f"ns/job-{number}", f"uid-{number}", JobEvent("WaitingForNodes", "text"))
@@ -29,7 +29,7 @@ def test_a_burst_of_waiting_jobs_is_told_in_part_and_all_else_whole() -> None:
     assert recorder._queue.qsize() == waiting + 1
 
 
-async def test_an_object_that_cannot_be_read_is_told_of_once(cluster: Any, until: Any) -> None:
+async def test_an_unreadable_object_is_reported_once(cluster: Any, until: Any) -> None:
     """A server refuses it, but may have taken it under an earlier definition."""
     cluster.nodes("A")
     cluster.operator(LEASE)  # the next leader says it again

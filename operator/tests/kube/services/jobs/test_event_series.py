@@ -1,4 +1,4 @@
-"""Events about jobs: what is written for one that is announced once, and for one that repeats."""
+"""Writes of Events: for a single one, and for a series of repeated ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DROPPED = JobEvent("EventDropped", "the scheduler failed at it", warning=True)
 NOW = 1_790_000_000.25
 
 
-def test_an_event_says_who_reports_what_about_which_job() -> None:
+def test_an_event_names_reporter_reason_and_job() -> None:
     write = EventSeries("flyer-operator-7").record("lab/gpt", "uid-1", DROPPED, NOW)
     assert write is not None
     assert not write.repeats
@@ -44,7 +44,7 @@ def test_an_event_says_who_reports_what_about_which_job() -> None:
     assert write.name.startswith("gpt.")
 
 
-def test_what_repeats_is_a_series_that_costs_few_writes() -> None:
+def test_repeated_events_are_a_series_with_few_writes() -> None:
     objects = EventSeries("a")
     first = objects.record("lab/gpt", "uid-1", DROPPED, NOW)
     assert first is not None

@@ -1,4 +1,4 @@
-"""Ended jobs are deleted when their time is over, and no others."""
+"""Ended jobs are deleted at their expiry, and no others."""
 
 from datetime import UTC, datetime
 
@@ -71,7 +71,7 @@ async def test_a_job_that_runs_or_is_suspended_stays(cluster, until):
     assert expiry.to_delete(views, FinishedJobs(per_namespace=0, ttl_seconds=0), 2e9) == []
 
 
-async def test_the_administrator_says_how_long_and_how_many_ended_jobs_stay(cluster, until):
+async def test_the_topology_limits_age_and_number_of_ended_jobs(cluster, until):
     cluster.nodes("AAAA")
     cluster.operator()
     for name in ("first", "second", "third"):
@@ -90,7 +90,7 @@ async def test_the_administrator_says_how_long_and_how_many_ended_jobs_stay(clus
     await until(lambda: not there(cluster, "named"))
 
 
-def test_those_of_each_namespace_that_ended_first_go_first():
+def test_the_oldest_ended_jobs_of_each_namespace_are_deleted_first():
     views = [view_ended(f"{space}/{at}", at) for at in (4, 2, 3, 1) for space in ("a", "b")]
     found = expiry.to_delete(views[1:], FinishedJobs(per_namespace=2), 100)
     assert [view.key for view in found] == ["a/1", "b/1", "b/2"]

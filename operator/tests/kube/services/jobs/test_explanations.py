@@ -1,4 +1,4 @@
-"""Statuses that only report why jobs wait delay no decision, and are stored in the end."""
+"""Statuses that only explain why jobs wait delay no decision, and are stored eventually."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def explains():
         await task
 
 
-async def test_a_job_whose_reason_changes_again_and_again_is_stored_in_its_turn(explains, until):
+async def test_a_frequently_changing_reason_is_stored_in_its_turn(explains, until):
     made, commits, *_ = explains
     jobs = [f"default/j{index}" for index in range(2 * BACKGROUND_WRITES_MAX)]
     made.defer([Commit(job, WAITS) for job in jobs])
@@ -141,7 +141,7 @@ async def test_one_is_under_way_while_a_decision_is_stored(explains, until):
     await until(lambda: len(commits.written) == 3)
 
 
-async def test_no_more_are_written_than_the_watch_has_told(explains, until):
+async def test_writes_are_limited_by_observed_watch_events(explains, until):
     """A server that tells its watches late tells later with each write: decisions wait for it."""
     made, commits, *_ = explains
     commits.watch_tells.clear()
@@ -155,7 +155,7 @@ async def test_no_more_are_written_than_the_watch_has_told(explains, until):
 
 
 @pytest.mark.parametrize("decided", [False, True])
-async def test_a_reason_that_is_not_taken_is_tried_again_unless_something_was_decided(
+async def test_a_rejected_reason_is_retried_unless_a_decision_replaces_it(
     explains, until, monkeypatch, decided
 ):
     monkeypatch.setattr(module, "PAUSE_SECONDS_MAX", 0.01)
@@ -178,7 +178,7 @@ async def test_a_reason_that_is_not_taken_is_tried_again_unless_something_was_de
     assert not confused
 
 
-async def test_what_a_write_finds_out_is_reported(explains, until):
+async def test_results_of_writes_are_reported(explains, until):
     made, commits, gone, confused = explains
     made.defer([Commit("default/a", WAITS), Commit("default/b", WAITS)])
     commits.answers.put_nowait(False)
@@ -337,7 +337,7 @@ async def test_the_reasons_that_a_leader_did_not_store_are_stored_by_the_next(fl
     assert len([name for name in names if cluster.phase(name) is Phase.RUNNING]) == 1
 
 
-async def test_a_reason_that_is_not_taken_for_long_leaves_its_job_alone(cluster, until):
+async def test_a_reason_rejected_for_long_quarantines_its_job(cluster, until):
     cluster.nodes("A")
     cluster.operator()
     cluster.submit("runs")

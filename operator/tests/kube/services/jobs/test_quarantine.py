@@ -1,4 +1,4 @@
-"""A job that cannot be judged, or whose status is not taken, stops nobody but itself."""
+"""A job that makes the engine fail, or whose status is rejected, affects no other job."""
 
 import pytest
 from flyer.api import API_VERSION, FlyerJobStatus, Phase
@@ -47,7 +47,7 @@ async def up(cluster, until, *names):
 
 
 @pytest.mark.parametrize("inline", [True, False])
-async def test_an_event_that_cannot_be_taken_in_is_dropped(cluster, until, monkeypatch, inline):
+async def test_an_event_at_which_the_engine_fails_is_dropped(cluster, until, monkeypatch, inline):
     if not inline:
         monkeypatch.setattr("flyer.kube.services.jobs.quarantine_controller.JOBS_INLINE_MAX", 0)
     cluster.nodes("AAA")
@@ -67,7 +67,7 @@ async def test_an_event_that_cannot_be_taken_in_is_dropped(cluster, until, monke
     ) == 1  # fmt: skip
 
 
-async def test_a_job_that_cannot_be_judged_is_left_alone_and_tried_again(
+async def test_a_job_at_which_the_engine_fails_is_quarantined_and_retried(
     cluster, until, monkeypatch
 ):
     cluster.nodes("AAA")
@@ -98,7 +98,7 @@ async def test_a_job_that_cannot_be_judged_is_left_alone_and_tried_again(
 
 
 @pytest.mark.parametrize("code", [403, 500])
-async def test_a_status_that_is_not_taken_stops_nobody_else(cluster, until, code):
+async def test_a_rejected_status_stops_no_other_job(cluster, until, code):
     cluster.nodes("AA")
     operator = cluster.operator(LEASE)
     await up(cluster, until, "a", "b")
@@ -132,7 +132,7 @@ async def test_a_status_that_is_not_taken_stops_nobody_else(cluster, until, code
 
 
 @pytest.mark.parametrize("code", [403, 500])
-async def test_what_is_told_once_of_a_job_that_is_left_alone_is_not_lost(cluster, until, code):
+async def test_one_time_events_of_a_quarantined_job_are_not_lost(cluster, until, code):
     cluster.nodes("AA")
     cluster.operator(LEASE)
     cluster.submit("a", maxRestarts=0)
@@ -149,7 +149,7 @@ async def test_what_is_told_once_of_a_job_that_is_left_alone_is_not_lost(cluster
     assert cluster.status("a").history.restarts == 0
 
 
-def test_what_is_told_again_and_again_of_a_job_in_quarantine_is_kept_once():
+def test_repeated_events_of_a_quarantined_job_are_retained_once():
     quarantine = Quarantine(lambda *_: None)
     controller = QuarantineController(
         None,
@@ -181,9 +181,7 @@ def test_what_is_told_again_and_again_of_a_job_in_quarantine_is_kept_once():
     assert kept.index(back) < kept.index(lost)
 
 
-async def test_a_status_that_conflicts_again_and_again_stops_nobody_else(
-    cluster, until, monkeypatch
-):
+async def test_a_status_with_repeated_conflicts_stops_no_other_job(cluster, until, monkeypatch):
     """Somebody edits the job whenever its status is to be written."""
     cluster.nodes("AA")
     operator = cluster.operator(LEASE)
@@ -213,7 +211,7 @@ async def test_a_status_that_conflicts_again_and_again_stops_nobody_else(
     assert operator.leader.term is term
 
 
-async def test_who_is_left_alone_and_deleted_keeps_its_finalizer_while_its_pods_run(cluster, until):
+async def test_a_deleted_quarantined_job_keeps_its_finalizer_while_its_pods_run(cluster, until):
     cluster.nodes("AA")
     cluster.operator(LEASE)
     await up(cluster, until, "a")
@@ -239,7 +237,7 @@ async def test_who_is_left_alone_and_deleted_keeps_its_finalizer_while_its_pods_
     assert not cluster.pods("a")
 
 
-async def test_what_a_job_that_is_left_alone_holds_counts_against_its_quota(cluster, until):
+async def test_nodes_of_a_quarantined_job_count_against_its_quota(cluster, until):
     cluster.nodes("AAA")
     spec = {"user": "*", "priority": "*", "nodeClass": "*", "nodes": 2}
     quota = {"apiVersion": API_VERSION, "kind": "FlyerQuota", "metadata": {"name": "two"}}
@@ -265,7 +263,7 @@ async def test_what_a_job_that_is_left_alone_holds_counts_against_its_quota(clus
     await until(lambda: cluster.phase("c") is Phase.RUNNING)
 
 
-async def test_the_nodes_of_a_job_that_was_left_alone_and_is_gone_are_given_out(cluster, until):
+async def test_nodes_of_a_deleted_quarantined_job_are_assigned_again(cluster, until):
     cluster.nodes("A")
     cluster.operator(LEASE)
     await up(cluster, until, "a")
@@ -317,7 +315,7 @@ def test_pauses_grow_until_something_is_stored():
     assert not quarantine.is_suspect("n/a")
 
 
-def test_many_jobs_are_tried_again_some_at_a_time_and_seldom():
+def test_quarantined_jobs_are_retried_in_small_batches():
     quarantine = Quarantine(lambda *_: None)
     jobs = [f"n/{index}" for index in range(200)]
     for job in jobs:
@@ -334,9 +332,7 @@ def test_many_jobs_are_tried_again_some_at_a_time_and_seldom():
     assert 59 < quarantine.wait_seconds() <= 60
 
 
-async def test_jobs_in_quarantine_cost_no_rebuild_before_they_are_tried_again(
-    cluster, until, monkeypatch
-):
+async def test_quarantined_jobs_cost_no_rebuild_before_their_retry(cluster, until, monkeypatch):
     monkeypatch.setattr("flyer.kube.services.jobs.quarantine.PAUSE_SECONDS", 100.0)
     whole = schedule._SchedulingPass._try_job
 
@@ -358,7 +354,7 @@ async def test_jobs_in_quarantine_cost_no_rebuild_before_they_are_tried_again(
     assert rebuilds(operator) == 0
 
 
-async def test_reasons_that_are_not_taken_cost_no_rebuild(cluster, until, monkeypatch):
+async def test_rejected_reasons_cost_no_rebuild(cluster, until, monkeypatch):
     monkeypatch.setattr("flyer.kube.services.jobs.quarantine.PAUSE_SECONDS", 100.0)
     cluster.nodes("A")
     operator = cluster.operator(LEASE)
@@ -418,7 +414,7 @@ async def test_a_job_of_another_controller_is_not_touched(cluster, until):
     assert not events_of(cluster, "theirs", "InvalidJob")
 
 
-def test_a_name_that_another_controllers_job_took_is_ours_no_more():
+def test_a_name_taken_by_another_controllers_job_is_released():
     """Seen at once, as after a watch that broke: the old one's end is not told by itself."""
     heard = []
     submissions = Submissions(
@@ -444,7 +440,7 @@ def test_a_name_that_another_controllers_job_took_is_ours_no_more():
     assert heard == [JobRemoved("n/a")]
 
 
-async def test_a_label_that_was_taken_away_comes_back(cluster, until, monkeypatch):
+async def test_a_removed_label_is_restored(cluster, until, monkeypatch):
     monkeypatch.setattr("flyer.kube.services.leader.leader.MARK_SECONDS", 0.05)
     namespace = "fireflyer-system"
     for name in ("leads", "led"):

@@ -1,4 +1,4 @@
-"""The leader writes what quotas and zones hold: when it changes, and not too often."""
+"""The leader writes quota and zone statuses when they change, at a limited rate."""
 
 import asyncio
 
@@ -34,7 +34,7 @@ def writes(cluster, resource):
     return [call for call in cluster.server.faults.writes(since=0) if call.resource == resource]
 
 
-async def test_quotas_say_who_holds_what_and_who_waits(cluster, until, monkeypatch):
+async def test_quota_statuses_list_holders_and_waiting_jobs(cluster, until, monkeypatch):
     monkeypatch.setattr(quota_status, "INTERVAL_SECONDS", 0.05)
     cluster.nodes("AAAA")
     limit(cluster, "each", 3)

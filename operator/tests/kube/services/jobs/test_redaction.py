@@ -1,4 +1,4 @@
-"""Who reads a job does not read of the jobs in other namespaces."""
+"""A job's status and events do not name jobs in other namespaces."""
 
 import json
 
@@ -44,7 +44,7 @@ def test_every_field_of_a_status_is_covered():
     assert found.pending.blocked_by == ("team-a/other",)
 
 
-def test_a_job_that_is_gone_by_now_stays_unnamed():
+def test_a_deleted_job_stays_unnamed():
     """The engine keeps what it said of a preemption for as long as the victim lives."""
     words = "preempted by prod/gpt-5 of ann (priority high)"
     status = FlyerJobStatus(
@@ -99,7 +99,7 @@ async def test_a_preempted_and_a_waiting_tenant_read_no_names(cluster, until):
     assert "prod/" not in json.dumps(reported)
 
 
-async def test_a_victim_never_reads_of_a_job_that_was_deleted_since(cluster, until):
+async def test_a_victims_status_never_names_a_deleted_job(cluster, until):
     for name in ("prod", "team-a"):
         cluster.store.create("namespaces", {"metadata": {"name": name}})
     cluster.nodes("A")

@@ -1,4 +1,4 @@
-"""What is remembered of objects that cannot be read."""
+"""Bookkeeping of unreadable objects."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ def unreadable(index, uid=None):
     )  # fmt: skip
 
 
-def test_objects_that_cannot_be_read_are_announced_once_and_forgotten_when_they_go():
+def test_unreadable_objects_are_reported_once_and_forgotten_when_deleted():
     recorded = []
     recorder = SimpleNamespace(record=lambda key, uid, _what: recorded.append((key, uid)))
     submissions = Submissions(

@@ -1,4 +1,4 @@
-"""`flyer why`: the decision of the scheduler that leads, for who may read one job and no more."""
+"""`flyer why` shows the leader's decision to a user who may read only one job."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def prepare(cluster: Any) -> None:
     cluster.store.create("flyerquotas", {"metadata": {"name": "ours"}, **quota})
 
 
-async def test_a_tenant_reads_what_the_leader_decided(
+async def test_a_tenant_reads_the_leaders_decision(
     cluster: Any, tenant: AsyncKubeClient, until: Callable[..., Any]
 ) -> None:
     prepare(cluster)
@@ -101,7 +101,7 @@ async def test_a_tenant_reads_what_the_leader_decided(
     assert re.search(r"decided \d+.* ago", why_screen(found["quota"]))
 
 
-async def test_a_node_that_is_out_comes_with_the_command_that_brings_it_back(
+async def test_a_node_out_of_service_is_listed_with_the_command_that_returns_it(
     cluster: Any, tenant: AsyncKubeClient, until: Callable[..., Any]
 ) -> None:
     cluster.store.create("namespaces", {"metadata": {"name": OURS}})

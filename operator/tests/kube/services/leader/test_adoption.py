@@ -1,4 +1,4 @@
-"""Gangs that run while the engine is rebuilt, and what they are granted."""
+"""Gangs that run during a rebuild, and their granted grace periods."""
 
 import asyncio
 import copy
@@ -42,7 +42,7 @@ async def test_a_job_that_becomes_readable_while_its_gang_runs_is_adopted(cluste
     assert status.assignment.names != cluster.status("other").assignment.names
 
 
-async def test_nodes_of_a_job_that_cannot_be_read_are_kept(cluster, until):
+async def test_nodes_of_an_unreadable_job_are_withheld(cluster, until):
     """Another version may have written its status: its pods run on."""
     cluster.nodes("AAA")
     first = cluster.operator(LEASE)
@@ -79,7 +79,7 @@ async def test_a_rebuild_has_the_streams_of_running_gangs_reported_again(cluster
 
 
 @pytest.mark.parametrize("own", [None, 10**6])
-async def test_pods_get_the_grace_that_the_engine_grants(cluster, until, own):
+async def test_pods_get_the_granted_grace_period(cluster, until, own):
     cluster.containers.behaviour = Behaviour(deaf=True)
     cluster.nodes("A")
     cluster.operator(LEASE)

@@ -1,4 +1,4 @@
-"""Two operators: one leads, the other takes over; and two that both believe to lead."""
+"""Two operators: failover, and two that both consider themselves the leader."""
 
 import asyncio
 import time
@@ -54,7 +54,7 @@ def bound(cluster):
     return [pod for pod in cluster.pods("a") if pod["spec"].get("nodeName")]
 
 
-async def test_an_older_leader_that_will_not_stop_writes_nothing(cluster, until):
+async def test_an_older_leader_that_does_not_stop_writes_nothing(cluster, until):
     """Its fence is held open by force; a newer leader has begun."""
     cluster.nodes("AAAA")
     first = cluster.operator()
@@ -196,7 +196,7 @@ class EndedError(Exception):
         (ValueError("a bug"), [0.2, 0.4, 0.8, 1.6]),
     ],
 )
-async def test_whoever_served_leads_again_soon_unless_it_failed(
+async def test_a_term_that_served_restarts_soon_unless_it_failed(
     connect, monkeypatch, error, expected
 ):
     pauses, sleep = [], asyncio.sleep

@@ -1,4 +1,4 @@
-"""A new leader has seen all that was committed before it, however old its copy of the jobs was."""
+"""A new leader has observed every earlier commit, even if its cache was stale."""
 
 from flyer.api import TOPOLOGY_NAME, Phase, ZoneCount
 from flyer.kube.gateway import outcome_of
@@ -36,7 +36,7 @@ async def test_a_standby_lists_no_jobs_again(cluster, until):
     await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
 
 
-async def test_a_watch_that_tells_nothing_is_not_waited_for(cluster, until):
+async def test_a_silent_watch_is_not_waited_for(cluster, until):
     cluster.nodes("AAAA")
     first = cluster.operator()
     await until(lambda: first.serves)
@@ -76,7 +76,7 @@ async def test_an_old_first_list_is_caught_up_with(cluster, until):
     assert cluster.status("late").history.attempt == 1
 
 
-async def test_a_name_that_is_another_job_now_is_not_written_to(api_server, connect):
+async def test_a_reused_job_name_is_not_written_to(api_server, connect):
     store = api_server.store
     for name in ("a", "b"):
         store.create("flyerjobs", manifest(name), "default")
@@ -99,7 +99,7 @@ async def test_a_name_that_is_another_job_now_is_not_written_to(api_server, conn
     assert cache.job("default/b").job.status is None
 
 
-async def test_a_token_whose_writes_are_performed_unheard(api_server, connect):
+async def test_token_writes_without_a_response_are_recognized(api_server, connect):
     """The second try of each is refused: the first has changed the topology."""
     unheard = Fault("lose", verb="patch", resource="flyertopologies/status", times=1000, every=2)
     api_server.faults.add(unheard)

@@ -1,4 +1,4 @@
-"""Who is dead, and who is only not heard."""
+"""The failure detector distinguishes lost nodes from silent ones."""
 
 import errno
 import socket
@@ -62,7 +62,7 @@ def cut(watch, *lost):
     watch.answering -= set(lost)
 
 
-def test_a_machine_that_says_nothing_and_answers_nothing_is_lost():
+def test_a_silent_node_that_answers_no_probe_is_lost():
     watch = Watch(*names(4))
     cut(watch, "n1")
     watch.pass_time(4.5)
@@ -72,7 +72,7 @@ def test_a_machine_that_says_nothing_and_answers_nothing_is_lost():
     assert watch.found["n1"] == "nothing heard for 5.0 s, and no probe answered"
 
 
-def test_of_what_would_go_on_alone_only_its_talking_counts():
+def test_jobs_that_could_continue_alone_need_messages():
     watch = Watch(*names(4))
     watch.alone = {"n1"}
     cut(watch, "n1", "n2")
@@ -95,14 +95,14 @@ def test_one_unanswered_probe_is_not_enough():
     assert not watch.found
 
 
-def test_a_machine_that_answers_lives_whatever_its_jobs_do():
+def test_a_node_that_answers_probes_is_alive():
     watch = Watch(*names(4))
     watch.talks -= {"n1", "n2", "n3"}
     watch.pass_time(100)
     assert not watch.found
 
 
-def test_who_never_answered_may_be_behind_a_wall():
+def test_a_node_that_never_answered_may_be_behind_a_firewall():
     watch = Watch()
     watch.talks, watch.answering = set(names(4)), {"n0", "n2", "n3"}
     watch.pass_time(2)
@@ -112,7 +112,7 @@ def test_who_never_answered_may_be_behind_a_wall():
     assert len(watch.asked) < 12  # nor is it asked all the time
 
 
-def test_a_first_probe_that_failed_by_chance_is_made_up_for_in_seconds():
+def test_a_failed_first_probe_is_retried_within_seconds():
     """A machine may be busy just when it is asked first: so it is while its pod starts."""
     watch = Watch()
     watch.talks, watch.answering = set(names(4)), {"n0", "n2", "n3"}
@@ -126,7 +126,7 @@ def test_a_first_probe_that_failed_by_chance_is_made_up_for_in_seconds():
     assert list(watch.found) == ["n1"]
 
 
-def test_who_never_answers_is_asked_ever_less():
+def test_nodes_that_never_answer_are_probed_less_often():
     watch = Watch()
     watch.talks, watch.answering, asked_at = {"n0"}, set(), []
     while watch.detector.now < 250:
@@ -136,7 +136,7 @@ def test_who_never_answers_is_asked_ever_less():
     assert pauses == [3, 6, 12, 24, 48, 60, 60]
 
 
-def test_two_that_are_silent_and_alive_hide_no_death():
+def test_two_silent_live_nodes_hide_no_lost_node():
     """Sidecars may hang: their machines answer, and are none of those that are too many."""
     watch = Watch(*names(6))
     watch.talks -= {"n4", "n5"}
@@ -146,7 +146,7 @@ def test_two_that_are_silent_and_alive_hide_no_death():
     assert list(watch.found) == ["n1"]
 
 
-def test_what_nobody_answered_while_many_were_silent_is_held_against_nobody():
+def test_unanswered_probes_during_a_common_silence_are_ignored():
     watch = Watch(*names(8))
     cut(watch, "n1")
     watch.pass_time(1)
@@ -160,7 +160,7 @@ def test_what_nobody_answered_while_many_were_silent_is_held_against_nobody():
     assert not watch.found
 
 
-def test_whose_silence_is_left_to_kubernetes_is_told_once():
+def test_nodes_deferred_to_kubernetes_are_logged_once():
     watch = Watch()
     everybody = set(names(12))
     watch.talks, watch.answering, watch.alone = everybody, everybody - {"n1"}, {"n3"}
@@ -188,7 +188,7 @@ def test_whose_silence_is_left_to_kubernetes_is_told_once():
     assert watch.detector.unresolved() == {"n2": "it answers probes"}
 
 
-def test_whoever_hears_nobody_is_cut_off_himself():
+def test_a_leader_that_hears_no_node_considers_itself_cut_off():
     watch = Watch(*names(20))
     cut(watch, *names(20))
     watch.pass_time(100)
@@ -203,7 +203,7 @@ def test_no_more_than_every_fourth_at_a_time(count, lost, dead):
     assert len(watch.found) == dead
 
 
-def test_while_we_stood_still_nobody_was_silent():
+def test_a_stall_of_the_leader_is_not_silence_of_nodes():
     watch = Watch(*names(4))
     watch.answering -= {"n1"}
     watch.talks -= {"n1"}
@@ -214,7 +214,7 @@ def test_while_we_stood_still_nobody_was_silent():
     assert not watch.found
 
 
-def test_a_probe_that_says_nothing_is_none():
+def test_an_inconclusive_probe_is_ignored():
     watch = Watch(*names(4))
     watch.talks -= {"n1"}
     watch.answering = None  # we have no network
@@ -242,7 +242,7 @@ def test_a_lost_machine_comes_back(again):
     assert not watch.detector.lost
 
 
-def test_who_answered_an_earlier_term_of_this_process_need_not_be_heard():
+def test_answers_to_earlier_terms_of_this_process_count():
     """It may have died before its sidecar came to the new leader."""
     watch = Watch(*names(4))
     answered = watch.detector._answered
@@ -255,7 +255,7 @@ def test_who_answered_an_earlier_term_of_this_process_need_not_be_heard():
     assert watch.asked[4:] == ["n1", "n1"]
 
 
-def test_a_leader_that_hears_nobody_yet_asks_a_hundred_at_a_time_and_judges_nobody():
+def test_a_new_leader_probes_a_hundred_nodes_at_a_time_and_declares_none_lost():
     watch = Watch(*names(250))
     watch.detector, watch.answering = FailureDetector(set(names(250))), set()
     watch.talks, watch.heartbeats, watch.asked = set(), dict.fromkeys(names(250), 0.0), []
@@ -267,7 +267,7 @@ def test_a_leader_that_hears_nobody_yet_asks_a_hundred_at_a_time_and_judges_nobo
     assert not watch.found
 
 
-def test_who_is_new_has_not_been_silent():
+def test_a_new_node_is_not_silent():
     """A leader that has just begun hears its first sidecars."""
     watch = Watch(*names(4))
     watch.heartbeats["late"] = 3.0
@@ -277,7 +277,7 @@ def test_who_is_new_has_not_been_silent():
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["talk", "answer"])), max_size=40))
-def test_nobody_is_lost_who_talks_or_answers(changes):
+def test_no_node_that_sends_or_answers_is_lost(changes):
     watch = Watch(*names(6))
     for index, what in changes:
         group = watch.talks if what == "talk" else watch.answering
@@ -302,9 +302,7 @@ def test_any_answer_is_one(monkeypatch):
         assert probe_node("127.0.0.1", port) is found
 
 
-async def test_a_gang_leaves_a_machine_that_died_before_kubernetes_says_so(
-    cluster, until, monkeypatch
-):
+async def test_a_gang_leaves_a_lost_node_before_kubernetes_reports_it(cluster, until, monkeypatch):
     monkeypatch.setattr(probes, "TICK_SECONDS", 0.05)
     monkeypatch.setattr(failure_detector, "TICK_SECONDS", 0.05)
     monkeypatch.setattr(failure_detector, "SUSPECT_SECONDS", 0.3)
@@ -332,7 +330,7 @@ async def test_a_gang_leaves_a_machine_that_died_before_kubernetes_says_so(
 
 
 @pytest.mark.parametrize("then", ["it is ready again", "it falls silent"])
-async def test_a_node_that_talks_is_lost_to_nobody_but_gets_no_work(
+async def test_a_not_ready_node_that_sends_keeps_its_job_and_gets_no_work(
     cluster, until, monkeypatch, then
 ):
     """After a minute without an API server Kubernetes calls all nodes lost."""
@@ -362,7 +360,7 @@ async def test_a_node_that_talks_is_lost_to_nobody_but_gets_no_work(
     assert "NodeStatusUnknown" in cluster.status("a").eviction.message
 
 
-async def test_a_doubted_machine_that_dies_is_lost_as_soon_as_its_silence_is_sure(cluster, until):
+async def test_a_not_ready_node_is_lost_once_its_silence_is_certain(cluster, until):
     cluster.nodes("AAA")
     leader = cluster.operator()
     cluster.submit("a", 2)

@@ -1,4 +1,4 @@
-"""Leaders follow each other, machines are busy when they are asked first, and one loses power."""
+"""Failure detection over several leaders, with slow first probes and one power cut."""
 
 import random
 
@@ -94,7 +94,7 @@ def live(seed, busy_most):
 
 
 @pytest.mark.parametrize("busy_most", range(len(KNOWN_SECONDS)))
-def test_who_has_ever_answered_this_process_is_lost_within_ten(busy_most):
+def test_a_node_that_ever_answered_is_lost_within_ten_seconds(busy_most):
     at_once = 0
     for seed in range(300):
         came_at, cut_at, known, found = live(seed, busy_most)

@@ -1,4 +1,4 @@
-"""What Nodes and NodeHealths say reaches the engine: hardware faults, nodes that are gone."""
+"""Nodes and NodeHealths reach the engine: hardware faults, deleted nodes."""
 
 import pytest
 from flyer.api import API_VERSION, NodeHealth, Phase
@@ -46,7 +46,7 @@ def test_only_an_unhealthy_node_has_a_fault(state):
     assert NodeHealth.model_validate({**health("a", None)}).fault == ""
 
 
-async def test_a_deleted_node_is_no_node_any_more(cluster, until):
+async def test_a_deleted_node_is_removed(cluster, until):
     cluster.nodes("AA")
     operator = cluster.operator()
     cluster.submit("job")

@@ -1,4 +1,4 @@
-"""When Kubernetes' word that a node is lost counts for what runs there."""
+"""When a NotReady node counts as lost."""
 
 import pytest
 from flyer.kube.services.nodes.not_ready_grace import NotReadyGrace
@@ -21,27 +21,27 @@ def test_where_nothing_runs_a_node_is_lost_at_once():
     assert not NotReadyGrace().grant("a", None, 100.0)
 
 
-def test_who_talks_is_doubted_for_five_minutes():
+def test_a_sending_node_has_a_grace_of_five_minutes():
     grace = NotReadyGrace()
     assert grace.grant("a", 99.0, 100.0)
     assert lost_at(grace, talking("a", "b")) == {"a": 300.0}
 
 
 @pytest.mark.parametrize("before", [0.0, 4.0])
-def test_one_that_is_silent_is_lost_ten_seconds_after_its_last_word(before):
+def test_a_silent_node_is_lost_ten_seconds_after_its_last_message(before):
     grace = NotReadyGrace()
     grace.grant("a", 100.0 - before, 100.0)
     heard = talking("b", "c", silent=["a"], since=100.0 - before)
     assert lost_at(grace, heard) == {"a": 10.0 - before}
 
 
-def test_one_that_has_been_silent_for_long_is_lost_with_the_next_look():
+def test_a_node_silent_for_long_is_lost_at_the_next_check():
     grace = NotReadyGrace()
     grace.grant("a", 60.0, 100.0)
     assert lost_at(grace, talking("b", silent=["a"], since=60.0)) == {"a": 0.5}
 
 
-def test_the_end_of_what_ran_there_is_no_loss_until_it_has_been_judged():
+def test_a_node_without_known_pods_keeps_its_grace():
     grace = NotReadyGrace()
     grace.grant("a", 100.0, 100.0)
     assert lost_at(grace, talking("b")) == {"a": 10.0}
@@ -55,7 +55,7 @@ def test_of_many_each_has_time_to_find_us_again():
     assert lost == {name: 60.0 if name in names[:2] else 300.0 for name in names}
 
 
-def test_where_we_hear_nobody_one_that_is_doubted_has_time_too():
+def test_without_any_messages_a_not_ready_node_keeps_its_grace():
     grace = NotReadyGrace()
     assert grace.grant("a", 100.0, 100.0)
     assert lost_at(grace, talking(silent=["a", "b"])) == {"a": 60.0}
@@ -71,7 +71,7 @@ def test_a_new_leader_asks_first_where_something_runs():
     assert not grace.grant("empty", None, 1.0)
 
 
-def test_who_is_ready_again_is_not_lost():
+def test_a_node_that_is_ready_again_is_not_lost():
     grace = NotReadyGrace()
     grace.grant("a", 99.0, 100.0)
     grace.cancel("a")

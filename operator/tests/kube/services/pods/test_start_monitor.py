@@ -1,4 +1,4 @@
-"""What a kubelet says of a pod that does not start reaches its job, and frees its nodes."""
+"""A kubelet's reason why a pod does not start reaches the job, and its nodes are released."""
 
 import copy
 
@@ -92,7 +92,7 @@ async def test_a_cause_of_one_node_is_held_against_it(cluster, until):
     assert "a0" not in cluster.status("job").assignment.names
 
 
-async def test_a_kubelet_that_does_not_take_a_pod_is_avoided(cluster, until):
+async def test_a_kubelet_that_rejects_a_pod_is_avoided(cluster, until):
     cluster.nodes("AAA")
     cluster.kubelets.refuses_start.add("a0")
     cluster.operator(LEASE)
@@ -171,7 +171,7 @@ async def test_a_missing_object_of_a_volume_is_named(cluster, until, volume, mes
     assert not cluster.status("job").history.avoid
 
 
-async def test_another_mount_that_fails_is_left_to_the_kubelet(cluster, until):
+async def test_other_mount_failures_are_left_to_the_kubelet(cluster, until):
     """A driver that restarts is back in time; what is not missing is not the job's fault."""
     cluster.nodes("A")
     cluster.kubelets.refuses_start.add("a0")

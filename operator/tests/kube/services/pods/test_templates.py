@@ -1,4 +1,4 @@
-"""A template is checked before its job is queued: what fails takes no nodes and says why."""
+"""Templates are checked before their jobs are queued: a failing one takes no nodes."""
 
 import asyncio
 
@@ -75,7 +75,7 @@ async def refused(cluster, until, name="bad"):
         ),
     ],
 )  # fmt: skip
-async def test_what_cannot_run_is_refused_before_nodes_are_taken(
+async def test_invalid_templates_are_refused_before_nodes_are_assigned(
     cluster, until, body, field, remedy
 ):
     cluster.nodes("A")
@@ -148,9 +148,7 @@ async def test_an_outage_refuses_no_template(cluster, until):
 @pytest.mark.parametrize(
     ("code", "message"), [(403, "exceeded quota"), (400, 'webhook "x" does not support dry run')]
 )
-async def test_what_says_nothing_of_the_template_refuses_none(
-    cluster, until, monkeypatch, code, message
-):
+async def test_unrelated_errors_refuse_no_template(cluster, until, monkeypatch, code, message):
     from flyer.kube.apiserver import Api
     from flyer.kube.apiserver.errors import error_of
 
@@ -238,7 +236,7 @@ async def test_a_template_that_passed_is_checked_again_once_nodes_have_changed(s
     assert "nodeSelector" in await refused(ssd, until)
 
 
-async def test_a_queued_job_gets_no_pods_on_nodes_that_do_not_serve_it_any_more(ssd, until):
+async def test_a_queued_job_gets_no_pods_on_nodes_that_became_unfit(ssd, until):
     ssd.submit("later", template=template(nodeSelector={"disk": "ssd"}))
     await until(lambda: ssd.status("later").epoch, 20)
     await relabel(ssd)

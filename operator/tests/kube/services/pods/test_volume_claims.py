@@ -1,4 +1,4 @@
-"""What a look at a pod's claims costs: a template does not decide it."""
+"""The cost of checking a pod's claims does not depend on the template."""
 
 from __future__ import annotations
 
