@@ -59,7 +59,10 @@ class Reader:
         }
 
     def provides_the_examples(self) -> None:
-        """The repository's examples, with the image that the nodes have."""
+        """The repository's examples, with the image that the nodes have; no job `count`."""
+        self.cluster.kubectl(
+            "delete", "flyerjob", "count", f"--namespace={NAMESPACE}", "--ignore-not-found"
+        )
         shutil.copytree(ROOT / "examples", self.folder / "examples")
         path = self.folder / "examples/count/flyerjob.yaml"
         path.write_text(re.sub(r"image: \S+", f"image: {TRAIN_IMAGE}", path.read_text()))

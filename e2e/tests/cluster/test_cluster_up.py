@@ -41,7 +41,7 @@ def commands(text: str) -> list[str]:
     """Commands without comments, options of a test, and the interpreter's path."""
     joined = re.sub(r" \\\n\s*", " ", text)
     plain = re.sub(r" +#.*| --state [^ )\"]+", "", joined)
-    plain = re.sub(r"[^ (]*python[0-9.]* -m", "python -m", plain).replace("--values ", "-f ")
+    plain = re.sub(r"[^\s(]*python[0-9.]* -m", "python -m", plain).replace("--values ", "-f ")
     return [line.strip() for line in plain.strip().splitlines()]
 
 
