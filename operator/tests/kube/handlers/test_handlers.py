@@ -11,6 +11,8 @@ from flyer.engine import Node
 from flyer.kube.handlers import Handlers, runner
 from flyer.kube.handlers.verdicts import condition_patch, quota_verdict, topology_verdict
 
+from fakekube import Fault
+
 NODES = [Node("a0", "A", "leaf1", "a100"), Node("b0", "B", "leaf2", "a100")]
 
 
@@ -64,7 +66,8 @@ def test_a_condition_changes_its_time_with_its_status_alone():
     assert third["conditions"][0]["lastTransitionTime"] != time
 
 
-async def test_kopf_writes_a_verdict_once(api_server, until, tmp_path):
+@pytest.fixture
+def kubeconfig(api_server, tmp_path):
     path = tmp_path / "config"
     path.write_text(
         json.dumps({
@@ -74,10 +77,14 @@ async def test_kopf_writes_a_verdict_once(api_server, until, tmp_path):
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
         })
     )  # fmt: skip
+    return str(path)
+
+
+async def test_kopf_writes_a_verdict_once(api_server, until, kubeconfig):
     store = api_server.store
     store.create("flyerquotas", quota(nodeClass="h100"))
     store.create("flyertopologies", topology({"name": "A"}))
-    task = asyncio.create_task(Handlers(lambda: NODES, kubeconfig=str(path)).run())
+    task = asyncio.create_task(Handlers(lambda: NODES, kubeconfig=kubeconfig).run())
 
     def reason(plural, name):
         conditions = store.get(plural, name).get("status", {}).get("conditions") or [{}]
@@ -94,6 +101,31 @@ async def test_kopf_writes_a_verdict_once(api_server, until, tmp_path):
         assert store.version == version
         assert "finalizers" not in store.get("flyerquotas", "q")["metadata"]
         assert "annotations" not in store.get("flyerquotas", "q")["metadata"]
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_kopf_is_restarted_after_a_watch_that_fails(
+    api_server, until, kubeconfig, monkeypatch
+):
+    monkeypatch.setattr(runner, "RESTART_SECONDS", 0.01)
+    failure = Fault("refuse", verb="watch", resource="flyerquotas", code=404, reason="NotFound")
+    api_server.faults.add(failure)
+    store = api_server.store
+    store.create("flyerquotas", quota(nodeClass="h100"))
+    task = asyncio.create_task(Handlers(lambda: NODES, kubeconfig=kubeconfig).run())
+
+    def reason():
+        conditions = store.get("flyerquotas", "q").get("status", {}).get("conditions") or [{}]
+        return conditions[0].get("reason")
+
+    try:
+        await until(lambda: failure.committed)
+        with store.unchecked():
+            store.patch("flyerquotas", "q", {"spec": {"nodeClass": "a100"}})
+        await until(lambda: reason() == "Effective")
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

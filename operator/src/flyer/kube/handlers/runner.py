@@ -31,7 +31,7 @@ WATCH_SECONDS: Final = 300
 CONNECT_SECONDS: Final = 5.0
 REQUEST_SECONDS: Final = 10.0
 RESTART_SECONDS: Final = 5.0
-WAIT_SECONDS: Final = 0.5  # between checks whether the thread is still needed
+WAIT_SECONDS: Final = 0.2  # between checks whether the thread is still needed
 
 log = logging.getLogger(__name__)
 
@@ -86,15 +86,22 @@ class Handlers:
         settings.watching.server_timeout = WATCH_SECONDS
         settings.watching.connect_timeout = CONNECT_SECONDS
         settings.networking.request_timeout = REQUEST_SECONDS
-        asyncio.run(
-            kopf.operator(
+
+        async def serve() -> None:
+            # Not `stop` itself: kopf would leave a thread waiting for it when it fails, and the
+            # event loop could not be closed.
+            flag = asyncio.Event()
+            raising = asyncio.create_task(_raise_flag(stop, flag))
+            await kopf.operator(
                 registry=self._registry(stop),
                 settings=settings,
                 standalone=True,
                 clusterwide=True,
-                stop_flag=stop,
+                stop_flag=flag,
             )
-        )
+            raising.cancel()
+
+        asyncio.run(serve())
 
     def _registry(self, stop: threading.Event) -> kopf.OperatorRegistry:
         import kopf
@@ -129,3 +136,9 @@ class Handlers:
                 handler_for(verdict)
             )
         return registry
+
+
+async def _raise_flag(stop: threading.Event, flag: asyncio.Event) -> None:
+    while not stop.is_set():  # noqa: ASYNC110 - set in another thread
+        await asyncio.sleep(WAIT_SECONDS)
+    flag.set()
