@@ -24,7 +24,7 @@ from typing import Any
 
 import hfreduce
 from hfreduce import bootstrap
-from hfreduce.settings import Settings
+from hfreduce._native import Settings
 
 from bench.collectives.netns import Network, sh
 

@@ -14,9 +14,9 @@ from hfreduce.errors import CollectiveError, RendezvousError, SettingError, Topo
 
 TYPE_CHECKING = False  # as typing's, which takes longer to load than all the rest
 if TYPE_CHECKING:
+    from hfreduce._native import Place, Topology, load_topology
     from hfreduce.api import Pending, allreduce, allreduce_many, start_allreduce
     from hfreduce.memory import empty
-    from hfreduce.topology import Place, Topology, load_topology
 
 __all__ = [
     "CollectiveError",
@@ -38,9 +38,9 @@ _WHERE = {
     "allreduce": "hfreduce.api",
     "allreduce_many": "hfreduce.api",
     "empty": "hfreduce.memory",
-    "Place": "hfreduce.topology",
-    "Topology": "hfreduce.topology",
-    "load_topology": "hfreduce.topology",
+    "Place": "hfreduce._native",
+    "Topology": "hfreduce._native",
+    "load_topology": "hfreduce._native",
     "start_allreduce": "hfreduce.api",
 }
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from datetime import timedelta
 
+    from hfreduce._native import Settings
     from hfreduce.bootstrap import Membership
     from hfreduce.group import Options
-    from hfreduce.settings import Settings
     from hfreduce.work import CollectiveWork
 
 __all__ = ["HFReduceBackend"]

@@ -19,21 +19,19 @@ import json
 import logging
 import os
 import secrets
-import socket
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from hfreduce import _native
 from hfreduce.errors import RendezvousError
 from hfreduce.exchange import Member, Store, gather, wait_for
-from hfreduce.topology import Place, Topology, load_topology
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hfreduce.settings import Settings
+    from hfreduce._native import Place, Settings, Topology
 
 __all__ = ["Meeting", "Membership", "Store", "connect", "join"]
 
@@ -104,7 +102,9 @@ def join(
 ) -> _native.Communicator:
     """Joins the group that meets there."""
     deadline = time.monotonic() + timeout_seconds
-    topology = None if settings.topology_path is None else load_topology(settings.topology_path)
+    topology = (
+        None if settings.topology_path is None else _native.load_topology(settings.topology_path)
+    )
     own, bridge = _own_place(membership, settings, topology)
     if settings.daemon is None:
         # Before anything is published: peers would wait for the endpoint of a rank that has none.
@@ -130,7 +130,7 @@ def join(
         bridge=bridge,
         chunk_bytes=settings.chunk_bytes,
         liveness_timeout_seconds=settings.liveness_seconds,
-        lend=settings.transport == "auto",
+        lend=settings.peer_memory,
         streams=settings.streams,
         determinism=settings.determinism,
         priority=settings.priority,
@@ -237,7 +237,7 @@ def _own_place(
 ) -> tuple[Place, tuple[str, str] | None]:
     """Where we run, and the bridge of the group if it has both of its ends."""
     if topology is None:
-        return Place(socket.gethostname(), settings.zone or "default"), None
+        return _native.Place(settings.node, settings.zone), None
     places = topology.places(membership.global_ranks, membership.world_size)
     nodes, zones = ({getattr(place, name) for place in places} for name in ("node", "zone"))
     here = [pair for pair in topology.bridges if nodes.issuperset(pair)]
@@ -254,7 +254,7 @@ def _agree_on_places(
 ) -> list[Place]:
     """Everybody's place as they say it themselves, compared with what our topology file says."""
     said = {
-        "place": asdict(own),
+        "place": {"node": own.node, "zone": own.zone, "address": own.address},
         "job": settings.job,
         "ranks": membership.digest,
         "size": membership.size,
@@ -269,7 +269,7 @@ def _agree_on_places(
     read = {answer: json.loads(answer) for answer in set(answers)}
     for index, answer in enumerate(answers):
         other = read[answer]
-        place = Place(**other["place"])
+        place = _native.Place(**other["place"])
         problem = None
         if other["job"] != said["job"]:
             problem = f"belongs to job {other['job']!r}, this rank to {said['job']!r}"

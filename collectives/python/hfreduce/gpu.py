@@ -12,7 +12,6 @@ import threading
 from functools import cache
 
 from hfreduce import _native
-from hfreduce.settings import Settings
 
 __all__ = ["opened", "owner_of", "view"]
 
@@ -56,9 +55,9 @@ def owner_of(pointer: int) -> int | None:
 
 
 @cache
-def _settings(_process: int) -> Settings:
+def _settings(_process: int) -> _native.Settings:
     """Those of a process at its first array: reading them for every one costs more than a call."""
-    return Settings.read(os.environ)
+    return _native.Settings.read(os.environ)
 
 
 @atexit.register

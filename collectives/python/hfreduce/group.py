@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
+    from hfreduce._native import Settings
     from hfreduce.bootstrap import Membership
-    from hfreduce.settings import Settings
 
 __all__ = ["NAME", "OPEN", "Group", "Options"]
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from hfreduce import _native, bootstrap
 from hfreduce.errors import RendezvousError, SettingError
-from hfreduce.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +27,7 @@ WORLD_SIZE_MAX = 65536
 class Rendezvous:
     """The meeting of a group at one address."""
 
-    def __init__(self, environment: Mapping[str, str], settings: Settings) -> None:
+    def __init__(self, environment: Mapping[str, str], settings: _native.Settings) -> None:
         self.membership = membership(environment)
         self._host, port = _address(environment)
         key = settings.key()
@@ -75,7 +74,7 @@ class Rendezvous:
 
 def connect(environment: Mapping[str, str]) -> _native.Communicator:
     """Joins the group that the environment describes."""
-    settings = Settings.read(environment)
+    settings = _native.Settings.read(environment)
     meeting = Rendezvous(environment, settings)
     return bootstrap.join(meeting, meeting.membership, settings, settings.connect_seconds)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
@@ -25,10 +25,8 @@ import torch.distributed as dist
 from hfreduce import _native, bootstrap, tensors
 from hfreduce.backend import HFReduceBackend
 from hfreduce.compat import IS_BACKEND
-from hfreduce.errors import SettingError
 from hfreduce.group import NAME, OPEN
 from hfreduce.process_group import HFReduceProcessGroup
-from hfreduce.settings import PRIORITIES, Settings
 from hfreduce.work import answer_for_works
 
 __all__ = [
@@ -55,9 +53,8 @@ class Options:
     """Whose chunks go first, of the groups of a process; the same on all ranks."""
 
     def __post_init__(self) -> None:
-        """Refuses what is no level."""
-        if self.priority not in PRIORITIES:
-            raise SettingError("Options.priority", str(self.priority), " or ".join(PRIORITIES))
+        """Refuse unknown levels."""
+        _native.Settings.read({}).with_priority(self.priority)
 
 
 def register() -> None:
@@ -107,9 +104,9 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, int | float | str
 
 
 def _create(options: Any, backend_options: object) -> HFReduceBackend:
-    settings = Settings.read(os.environ)
+    settings = _native.Settings.read(os.environ)
     if isinstance(backend_options, Options):
-        settings = replace(settings, priority=backend_options.priority)
+        settings = settings.with_priority(backend_options.priority)
     elif backend_options is not None:
         given = type(backend_options).__name__
         raise TypeError(f"pg_options is of type {given}: give hfreduce.torch.Options")

@@ -12,14 +12,13 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-import hfreduce.settings
 import hfreduce.torch
 import pytest
 import torch
 import torch.distributed as dist
+from hfreduce._native import Settings
 from hfreduce.backend import HFReduceBackend
 from hfreduce.bootstrap import Membership
-from hfreduce.settings import Settings
 from hfreduce.testing import Layout, run, values
 
 pytestmark = pytest.mark.torch
@@ -99,12 +98,6 @@ def test_a_low_hard_limit_of_descriptors_is_named_before_any_connection():
     assert failure.fields["kind"] == "io", failure
     assert "a group of 2 ranks needs" in failure.text, failure
     assert socket.gethostname() in failure.text, failure
-
-
-def test_the_page_lists_every_setting():
-    root = Path(__file__).resolve().parents[3]
-    page = (root / "docs/concepts/collectives.md").read_text(encoding="utf-8")
-    assert [name for name in hfreduce.settings.NAMES if f"`{name}`" not in page] == []
 
 
 def resources():

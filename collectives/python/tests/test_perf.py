@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from hfreduce import bootstrap, standalone
+from hfreduce._native import Settings
 from hfreduce.errors import RendezvousError, SettingError
 from hfreduce.perf import cli, formats, options, oracle
 from hfreduce.perf import ranks as local
-from hfreduce.settings import Settings
 
 LONG_SECONDS = 90
 KEY = "0123456789abcdef0123456789abcdef"
@@ -238,7 +238,7 @@ def test_ranks_of_a_launcher_connect_through_one_address(tmp_path):
         first.exchange("no other rank", "", time.monotonic() + 0.01)
     assert failed.value.absent == (1,)
     with pytest.raises(SettingError):
-        standalone.Rendezvous(common | {"RANK": "5"}, Settings())
+        standalone.Rendezvous(common | {"RANK": "5"}, Settings.read({}))
 
 
 def started(*arguments):

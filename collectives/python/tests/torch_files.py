@@ -80,9 +80,9 @@ def replace_constructor() -> None:
 
         def __new__(cls, store: Any, rank: int, size: int, *options: Any) -> Any:
             import torch
+            from hfreduce._native import Settings
             from hfreduce.backend import HFReduceBackend
             from hfreduce.bootstrap import Membership
-            from hfreduce.settings import Settings
 
             timeout = getattr(options[0], "_timeout", options[0]) if options else GROUP_SECONDS
             members = Membership(rank, tuple(range(size)), size)

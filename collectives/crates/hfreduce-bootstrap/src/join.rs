@@ -13,8 +13,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::meeting::{Meeting, MeetingError, Who};
-use crate::settings::{SettingError, Settings};
+use crate::settings::Settings;
 use crate::topology::{Place, Topology, TopologyError};
+use crate::variables::SettingError;
 
 /// Why a rank is in no group.
 #[derive(Debug, thiserror::Error)]
@@ -71,7 +72,7 @@ impl Settings {
             }
             None => Place { node: self.node.clone(), zone: self.zone.clone(), address: None },
         };
-        let (host, port) = self.address_of_meeting()?;
+        let (host, port) = self.rendezvous_address()?;
         let who = Who { job: self.job.clone(), rank: self.rank, world_size: self.world_size };
         let meeting = Meeting::new(who, &host, port, &self.key)?;
         let said = Said {
@@ -92,7 +93,7 @@ impl Settings {
     fn expected_places(&self) -> Result<Option<(Topology, Vec<Place>)>, JoinError> {
         let Some(path) = &self.topology else { return Ok(None) };
         let topology = Topology::load(path)?;
-        let places = topology.places(self.world_size as usize, &path.display().to_string())?;
+        let places = topology.places(0..self.world_size, self.world_size as usize)?;
         Ok(Some((topology, places)))
     }
 
@@ -150,7 +151,7 @@ impl Settings {
             Some(given) if self.address.is_default() => given.into(),
             _ => self.address.clone(),
         };
-        options.towards = self.address_of_meeting().ok().map(|(host, _)| host);
+        options.towards = self.rendezvous_address().ok().map(|(host, _)| host);
         Ok(options)
     }
 }

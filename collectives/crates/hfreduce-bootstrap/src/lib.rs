@@ -12,11 +12,13 @@ mod join;
 mod meeting;
 mod settings;
 mod topology;
+pub mod variables;
 mod wire;
 
 pub use bundle::{BundleError, blob_bytes_max, pack, unpack};
 pub use join::JoinError;
 pub use meeting::{Meeting, MeetingError, Who};
-pub use settings::{SettingError, Settings};
+pub use settings::Settings;
 pub use topology::{Place, Topology, TopologyError};
+pub use variables::SettingError;
 pub use wire::{PHASE_BYTES_MAX, VALUE_BYTES_MAX};

@@ -1,71 +1,70 @@
-//! Where a group meets and as whom: from the environment, in torchrun's names and ours.
+//! Settings of a rank: where its group meets, and how it runs, from the environment.
 
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use fabric::interfaces::AddressSelector;
-use hfreduce_engine::{Determinism, Priority, STREAMS_MAX};
+use hfreduce_engine::{Determinism, Priority};
+
+use crate::variables::{self, Environment, Kind, SettingError};
+use crate::wire::WORLD_MAX;
 
 const KEY_BYTES_MIN: usize = 16;
 const KEY_BYTES_MAX: usize = 4096;
-const CHUNK_BYTES: RangeInclusive<usize> = 4096..=16 << 20;
-/// A rank that is alone proves nothing to anybody.
+/// A single rank authenticates to no peer.
 const KEY_OF_ONE: [u8; 32] = [0; 32];
 
-/// Everything that a rank is told before it meets the others.
+/// Settings of one rank.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The job, for messages and proofs.
+    /// The job, for messages and authentication.
     pub job: String,
     /// This rank.
     pub rank: u32,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub world_size: u32,
     /// HOST:PORT at which rank 0 listens.
     pub rendezvous: String,
-    /// What proves who belongs to the job.
+    /// Key that authenticates the ranks of the job.
     pub key: Vec<u8>,
-    /// This machine's name; ranks with equal ones share its memory.
+    /// File with the key.
+    pub key_file: Option<String>,
+    /// Name of this node; ranks with equal names share memory.
     pub node: String,
     /// Its network zone.
     pub zone: String,
-    /// At which of its addresses other machines reach this one; by default all, best first.
+    /// Addresses at which other nodes reach this node; by default all, best first.
     pub address: AddressSelector,
-    /// The file with machines, zones and bridges; node and zone come from it then.
+    /// Topology file; if set, node and zone are taken from it.
     pub topology: Option<PathBuf>,
-    /// Bytes of one reduce chunk; otherwise the engine's.
+    /// Size of a reduce chunk in bytes; otherwise the engine's default.
     pub chunk_bytes: Option<usize>,
-    /// How long ranks wait for each other.
+    /// Time for which ranks wait for each other.
     pub connect: Duration,
     /// Silence after which a peer counts as stalled.
     pub liveness: Duration,
     /// Nodes on one machine share memory instead of using TCP.
     pub peer_memory: bool,
-    /// TCP streams between two neighboring nodes; otherwise the engine's.
+    /// TCP streams between two neighboring nodes; otherwise the engine's default.
     pub streams: Option<usize>,
-    /// What is promised about bits, beyond the default.
+    /// Guarantees about result bits beyond the default.
     pub determinism: Determinism,
-    /// Whose chunks go first, of the groups of a process.
+    /// Priority among the groups of a process.
     pub priority: Priority,
-    /// The socket of the `hfreduced` that does it all, if one does.
+    /// Socket of the `hfreduced` that runs the engine; none: the engine runs in this process.
     pub daemon: Option<PathBuf>,
-}
-
-/// A value that cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{name}={value:?}: expected {expected}")]
-pub struct SettingError {
-    /// The variable or field.
-    pub name: &'static str,
-    /// Its value.
-    pub value: String,
-    /// What it should be.
-    pub expected: String,
+    /// The CUDA driver library.
+    pub cuda_library: Option<String>,
+    /// The GDRCopy library, or `off`.
+    pub gdrcopy: Option<String>,
+    /// Maximum pinned memory of one GPU in bytes.
+    pub pinned_bytes: Option<usize>,
+    /// Maximum registered memory of this rank in bytes; the engine reads it by itself.
+    pub registered_bytes: Option<usize>,
 }
 
 impl Settings {
-    /// The defaults for a rank.
+    /// Default settings of a rank.
     pub fn new(rank: u32, world_size: u32, rendezvous: &str, key: &[u8]) -> Self {
         Self {
             job: String::new(),
@@ -85,105 +84,100 @@ impl Settings {
             determinism: Determinism::DEFAULT,
             priority: Priority::Normal,
             daemon: None,
+            key_file: None,
+            cuda_library: None,
+            gdrcopy: None,
+            pinned_bytes: None,
+            registered_bytes: None,
         }
     }
 
-    /// From the environment that `get` looks into; empty values count as absent.
+    /// Reads rank, world size, rendezvous and all variables; empty values count as unset.
     ///
     /// # Errors
     /// [`SettingError`].
     pub fn read(get: impl Fn(&str) -> Option<String>) -> Result<Self, SettingError> {
-        let text = |name: &str| get(name).filter(|value| !value.is_empty());
-        let whole = |name: &'static str| {
-            let value = text(name).unwrap_or_default();
-            value.parse::<u32>().map_err(|_| wrong(name, &value, "a whole number"))
+        let mut settings = Self::read_variables(&get)?;
+        let environment = Environment(get);
+        let integer = |name: &'static str, min: u32, max: u32| {
+            let value = environment.text(name).unwrap_or_default();
+            let number = value.parse().ok().filter(|number| (min..=max).contains(number));
+            let expected = Kind::Integer(min.into(), max.into());
+            number.ok_or_else(|| SettingError::new(name, &value, expected))
         };
-        let (rank, world_size) = (whole("RANK")?, whole("WORLD_SIZE")?);
-        if rank >= world_size {
-            let expected = "a number below WORLD_SIZE, from 0 on";
-            return Err(wrong("RANK", &rank.to_string(), expected));
-        }
-        let rendezvous = match text("HFREDUCE_RENDEZVOUS") {
-            Some(own) => own,
+        settings.world_size = integer("WORLD_SIZE", 1, WORLD_MAX)?;
+        settings.rank = integer("RANK", 0, settings.world_size - 1)?;
+        settings.rendezvous = match environment.text(variables::RENDEZVOUS.name) {
+            Some(address) => address,
             None => {
-                let host = text("MASTER_ADDR").ok_or_else(|| {
-                    wrong("MASTER_ADDR", "", "the host of rank 0, as launchers set it")
+                let host = environment.text("MASTER_ADDR").ok_or_else(|| {
+                    SettingError::new("MASTER_ADDR", "", "the host of rank 0, as launchers set it")
                 })?;
                 let host = if host.contains(':') { format!("[{host}]") } else { host };
-                format!("{host}:{}", whole("MASTER_PORT")?)
+                format!("{host}:{}", integer("MASTER_PORT", 1, 65535)?)
             }
         };
-        let key = match text("HFREDUCE_KEY_FILE") {
-            Some(path) => Self::key_in(&path)?,
-            None if world_size == 1 => KEY_OF_ONE.to_vec(),
+        settings.rendezvous_address()?;
+        settings.key = match &settings.key_file {
+            Some(path) => Self::key_in(path)?,
+            None if settings.world_size == 1 => KEY_OF_ONE.to_vec(),
             None => {
-                let expected = "a file that all ranks can read and nobody else, with 16 bytes or \
-                                more: `head -c 32 /dev/urandom | base64 > key` makes one";
-                return Err(wrong("HFREDUCE_KEY_FILE", "", expected));
+                let expected = "a file that only the ranks of the job can read, with at least 16 bytes: \
+                            `head -c 32 /dev/urandom | base64 > key` creates one";
+                return Err(SettingError::new(variables::KEY_FILE.name, "", expected));
             }
         };
-        let mut settings = Self::new(rank, world_size, &rendezvous, &key);
-        settings.job = text("FLYER_JOB").unwrap_or_default();
-        settings.zone = text("FLYER_ZONE").unwrap_or(settings.zone);
-        settings.topology = text("FLYER_TOPOLOGY").map(PathBuf::from);
-        settings.daemon = text("HFREDUCE_DAEMON").map(PathBuf::from);
-        if let Some(value) = text("HFREDUCE_ADDRESS") {
-            settings.address = Self::wanted("HFREDUCE_ADDRESS", &value)?;
-        }
-        if let Some(value) = text("HFREDUCE_CHUNK_BYTES") {
-            settings.chunk_bytes = Some(whole_within("HFREDUCE_CHUNK_BYTES", &value, CHUNK_BYTES)?);
-        }
-        if let Some(value) = text("HFREDUCE_REGISTERED_BYTES")
-            && value.parse::<u64>().is_err()
-        {
-            // The engine reads it by itself.
-            return Err(wrong("HFREDUCE_REGISTERED_BYTES", &value, "a whole number of bytes"));
-        }
-        for (name, place) in [
-            ("HFREDUCE_CONNECT_SECONDS", &mut settings.connect),
-            ("HFREDUCE_LIVENESS_SECONDS", &mut settings.liveness),
-        ] {
-            if let Some(value) = text(name) {
-                *place = seconds(name, &value)?;
-            }
-        }
-        settings.peer_memory = match text("HFREDUCE_TRANSPORT").as_deref() {
-            None | Some("auto") => true,
-            Some("tcp") => false,
-            Some(other) => return Err(wrong("HFREDUCE_TRANSPORT", other, "auto or tcp")),
-        };
-        if let Some(value) = text("HFREDUCE_STREAMS") {
-            settings.streams = Some(whole_within("HFREDUCE_STREAMS", &value, 1..=STREAMS_MAX)?);
-        }
-        if let Some(value) = text("HFREDUCE_DETERMINISM") {
-            settings.determinism = Self::modes("HFREDUCE_DETERMINISM", &value)?;
-        }
-        if let Some(value) = text("HFREDUCE_PRIORITY") {
-            let wrong = |expected| wrong("HFREDUCE_PRIORITY", &value, &format!("{expected}"));
-            settings.priority = value.parse::<Priority>().map_err(wrong)?;
-        }
         Ok(settings)
     }
 
-    /// The addresses that a setting of this name asks for.
+    /// Reads the variables that do not depend on the rank; it is 0 of 1.
     ///
     /// # Errors
     /// [`SettingError`].
-    pub fn wanted(name: &'static str, value: &str) -> Result<AddressSelector, SettingError> {
-        let expected = "addresses (10.0.0.5), networks (10.0.0.0/8), interfaces (eth0, ib*) and \
-                        exclusions (!docker0) with commas between them";
-        value.parse().map_err(|_| wrong(name, value, expected))
+    pub fn read_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self, SettingError> {
+        let environment = Environment(get);
+        environment.check()?;
+        let text = |name| environment.text(name);
+        let mut settings = Self::new(0, 1, "", &[]);
+        settings.key_file = text(variables::KEY_FILE.name);
+        settings.job = text("FLYER_JOB").unwrap_or_default();
+        settings.zone = text("FLYER_ZONE").unwrap_or(settings.zone);
+        settings.topology = text("FLYER_TOPOLOGY").map(PathBuf::from);
+        settings.daemon = text(variables::DAEMON.name).map(PathBuf::from);
+        settings.cuda_library = text(variables::CUDA_LIBRARY.name);
+        settings.gdrcopy = text(variables::GDRCOPY.name);
+        settings.pinned_bytes = environment.parsed(&variables::PINNED_BYTES);
+        settings.registered_bytes = environment.parsed(&variables::REGISTERED_BYTES);
+        settings.address = environment.parsed(&variables::ADDRESS).unwrap_or_default();
+        settings.chunk_bytes = environment.parsed(&variables::CHUNK_BYTES);
+        settings.streams = environment.parsed(&variables::STREAMS);
+        settings.peer_memory = text(variables::TRANSPORT.name).as_deref() != Some("tcp");
+        settings.determinism = environment.parsed(&variables::DETERMINISM).unwrap_or_default();
+        settings.priority = environment.parsed(&variables::PRIORITY).unwrap_or_default();
+        let (connect, liveness) = (&variables::CONNECT_SECONDS, &variables::LIVENESS_SECONDS);
+        settings.connect = environment.seconds(connect).unwrap_or(settings.connect);
+        settings.liveness = environment.seconds(liveness).unwrap_or(settings.liveness);
+        Ok(settings)
     }
 
-    /// What a setting of this name promises about bits.
+    /// Parses addresses; `name` is the setting in errors.
+    ///
+    /// # Errors
+    /// [`SettingError`].
+    pub fn addresses(name: &'static str, value: &str) -> Result<AddressSelector, SettingError> {
+        value.parse().map_err(|_| SettingError::new(name, value, Kind::Addresses))
+    }
+
+    /// Parses determinism modes; `name` is the setting in errors.
     ///
     /// # Errors
     /// [`SettingError`].
     pub fn modes(name: &'static str, value: &str) -> Result<Determinism, SettingError> {
-        value.parse::<Determinism>().map_err(|expected| wrong(name, value, &format!("{expected}")))
+        let expected = variables::DETERMINISM.kind;
+        value.parse().map_err(|_| SettingError::new(name, value, expected))
     }
 
-    /// The key in a file; white space around it does not count.
+    /// Reads a key file; white space around the key is ignored.
     ///
     /// # Errors
     /// [`SettingError`].
@@ -193,13 +187,15 @@ impl Settings {
         let read = std::fs::File::open(path)
             .and_then(|file| file.take(KEY_BYTES_MAX as u64 + 1).read_to_end(&mut key));
         if let Err(error) = read {
-            return Err(wrong("HFREDUCE_KEY_FILE", path, &format!("a file ({error})")));
+            let expected = format!("a readable file ({error})");
+            return Err(SettingError::new(variables::KEY_FILE.name, path, expected));
         }
         let key = key.trim_ascii();
         if !(KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&key.len()) {
-            let found = key.len();
-            let expected = format!("{KEY_BYTES_MIN} to {KEY_BYTES_MAX} bytes, not {found}");
-            return Err(wrong("HFREDUCE_KEY_FILE", path, &expected));
+            let bytes = key.len();
+            let expected =
+                format!("a file of {KEY_BYTES_MIN} to {KEY_BYTES_MAX} bytes, not {bytes}");
+            return Err(SettingError::new(variables::KEY_FILE.name, path, expected));
         }
         Ok(key.to_vec())
     }
@@ -208,36 +204,20 @@ impl Settings {
     ///
     /// # Errors
     /// [`SettingError`].
-    pub fn address_of_meeting(&self) -> Result<(String, u16), SettingError> {
+    pub fn rendezvous_address(&self) -> Result<(String, u16), SettingError> {
         let parts = self.rendezvous.rsplit_once(':');
         let parts = parts.and_then(|(host, port)| Some((host, port.parse().ok()?)));
         match parts {
             Some((host, port)) if !host.is_empty() => {
                 Ok((host.trim_start_matches('[').trim_end_matches(']').to_owned(), port))
             }
-            _ => Err(wrong("rendezvous", &self.rendezvous, "HOST:PORT, as 10.0.0.1:29500 is")),
+            _ => Err(SettingError::new(
+                variables::RENDEZVOUS.name,
+                &self.rendezvous,
+                variables::RENDEZVOUS.kind,
+            )),
         }
     }
-}
-
-fn whole_within(
-    name: &'static str,
-    value: &str,
-    range: RangeInclusive<usize>,
-) -> Result<usize, SettingError> {
-    let number = value.parse().ok().filter(|number| range.contains(number));
-    let (least, most) = (range.start(), range.end());
-    number.ok_or_else(|| wrong(name, value, &format!("a whole number from {least} to {most}")))
-}
-
-fn seconds(name: &'static str, value: &str) -> Result<Duration, SettingError> {
-    let number: f64 = value.parse().unwrap_or(f64::NAN);
-    let time = Duration::try_from_secs_f64(number).ok().filter(|time| !time.is_zero());
-    time.ok_or_else(|| wrong(name, value, "a number of seconds above 0"))
-}
-
-fn wrong(name: &'static str, value: &str, expected: &str) -> SettingError {
-    SettingError { name, value: value.to_owned(), expected: expected.to_owned() }
 }
 
 fn host_name() -> String {
@@ -263,7 +243,7 @@ mod tests {
     #[test]
     fn the_environment_of_a_launcher_is_read() {
         let settings = read(&ALONE).unwrap();
-        assert_eq!(settings.address_of_meeting().unwrap(), ("::1".to_owned(), 7));
+        assert_eq!(settings.rendezvous_address().unwrap(), ("::1".to_owned(), 7));
         let key = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(key.path(), "  0123456789abcdef\n").unwrap();
         let settings = read(&[
@@ -290,7 +270,7 @@ mod tests {
     fn what_cannot_be_used_is_named() {
         let two = [("RANK", "0"), ("WORLD_SIZE", "2"), ("HFREDUCE_RENDEZVOUS", "a:1")];
         for (name, pairs) in [
-            ("RANK", vec![]),
+            ("WORLD_SIZE", vec![]),
             ("RANK", vec![("RANK", "2"), ("WORLD_SIZE", "2")]),
             ("MASTER_ADDR", vec![("RANK", "0"), ("WORLD_SIZE", "2")]),
             ("HFREDUCE_KEY_FILE", two.to_vec()),
@@ -299,6 +279,8 @@ mod tests {
             ("HFREDUCE_STREAMS", [&ALONE[..], &[("HFREDUCE_STREAMS", "0")]].concat()),
             ("HFREDUCE_STREAMS", [&ALONE[..], &[("HFREDUCE_STREAMS", "17")]].concat()),
             ("HFREDUCE_STREAMS", [&ALONE[..], &[("HFREDUCE_STREAMS", "auto")]].concat()),
+            ("HFREDUCE_TRANSPORT", [&ALONE[..], &[("HFREDUCE_TRANSPORT", "rdma")]].concat()),
+            ("HFREDUCE_RENDEZVOUS", [&ALONE[..2], &[("HFREDUCE_RENDEZVOUS", "a:x")]].concat()),
             ("HFREDUCE_PRIORITY", [&ALONE[..], &[("HFREDUCE_PRIORITY", "1")]].concat()),
             ("HFREDUCE_DETERMINISM", [&ALONE[..], &[("HFREDUCE_DETERMINISM", "yes")]].concat()),
             (

@@ -1,59 +1,121 @@
-//! Which machine and zone every rank runs in: the file that FLYER_TOPOLOGY names.
+//! Topology file: node and zone of every rank, written by the scheduler and named in FLYER_TOPOLOGY.
+//!
+//! Without a file, ranks with equal host names share a node, and all nodes are in the zone
+//! FLYER_ZONE. Nodes with different names count as different machines, even on one host.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-const VERSION: u32 = 1;
-/// Hundreds of bytes a node, thousands of nodes.
+const VERSION: u64 = 1;
+/// Hundreds of bytes per node, thousands of nodes.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// Where one rank runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// The machine.
+    /// The node.
     pub node: String,
     /// Its network zone.
     pub zone: String,
-    /// The IP address at which others reach it, where one is given.
+    /// The IP address at which other nodes reach it, if the file has one.
     pub address: Option<String>,
 }
 
-/// The file.
+/// Content of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// The machines in rank order.
+    /// The nodes in rank order.
     pub nodes: Vec<Place>,
-    /// Ranks of each.
+    /// Number of ranks of each node.
     pub ranks_per_node: usize,
     /// One pair of nodes for every border between two zones.
     pub bridges: Vec<[String; 2]>,
+    /// Name of the file.
+    pub source: String,
 }
 
-/// The file cannot be used.
+/// An invalid topology file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{source_name}: {problem}")]
+#[error("{file}: {field}: {problem}")]
 pub struct TopologyError {
-    source_name: String,
-    problem: String,
+    /// The file.
+    pub file: String,
+    /// The field, or `file`.
+    pub field: String,
+    /// Value and expectation.
+    pub problem: String,
 }
 
-#[derive(Deserialize)]
-struct Document {
-    version: u32,
-    ranks_per_node: usize,
-    nodes: Vec<Node>,
-    #[serde(default)]
-    bridge: Option<Vec<String>>,
-}
+struct Reader<'a>(&'a str);
 
-#[derive(Deserialize)]
-struct Node {
-    name: String,
-    zone: String,
-    #[serde(default)]
-    address: Option<String>,
+impl Reader<'_> {
+    fn error(&self, field: impl Into<String>, problem: impl Into<String>) -> TopologyError {
+        TopologyError { file: self.0.to_owned(), field: field.into(), problem: problem.into() }
+    }
+
+    fn invalid(&self, field: impl Into<String>, value: &Value, expected: &str) -> TopologyError {
+        self.error(field, format!("{value} is not {expected}"))
+    }
+
+    fn nodes(&self, value: &Value) -> Result<Vec<Place>, TopologyError> {
+        let list = value.as_array().filter(|list| !list.is_empty());
+        let list =
+            list.ok_or_else(|| self.invalid("nodes", value, "a list of at least one node"))?;
+        let mut places: Vec<Place> = Vec::with_capacity(list.len());
+        let mut seen: HashMap<&str, usize> = HashMap::new();
+        for (index, node) in list.iter().enumerate() {
+            let field = |name: &str| format!("nodes[{index}]{name}");
+            if !node.is_object() {
+                return Err(self.invalid(field(""), node, "an object with name and zone"));
+            }
+            let text = |name: &str, expected: &str| {
+                let text = node[name].as_str().filter(|text| !text.is_empty());
+                text.ok_or_else(|| self.invalid(field(&format!(".{name}")), &node[name], expected))
+            };
+            let name = text("name", "a name")?;
+            let zone = text("zone", "a name")?.to_owned();
+            let address = match &node["address"] {
+                Value::Null => None,
+                _ => Some(text("address", "an IP address")?.to_owned()),
+            };
+            if let Some(first) = seen.insert(name, index) {
+                let expected = format!("a name other than that of nodes[{first}]");
+                return Err(self.invalid(field(".name"), &node["name"], &expected));
+            }
+            places.push(Place { node: name.to_owned(), zone, address });
+        }
+        Ok(places)
+    }
+
+    fn bridges(&self, value: &Value, nodes: &[Place]) -> Result<Vec<[String; 2]>, TopologyError> {
+        if value.is_null() {
+            return Ok(Vec::new());
+        }
+        let ends =
+            value.as_array().filter(|ends| ends.len().is_multiple_of(2)).ok_or_else(|| {
+                self.invalid("bridge", value, "a list of node names, two for each bridge")
+            })?;
+        let zones: HashMap<&str, &str> =
+            nodes.iter().map(|place| (place.node.as_str(), place.zone.as_str())).collect();
+        let mut bridges = Vec::with_capacity(ends.len() / 2);
+        for pair in ends.as_chunks::<2>().0 {
+            let zone = |end: &Value| {
+                let zone = end.as_str().and_then(|name| zones.get(name));
+                zone.ok_or_else(|| self.invalid("bridge", end, "the name of a node in `nodes`"))
+            };
+            let [a, b] = pair;
+            let shared = zone(a)?;
+            if shared == zone(b)? {
+                let expected = format!("a pair of nodes of two zones: both are in {shared}");
+                return Err(self.invalid("bridge", &Value::from(pair.to_vec()), &expected));
+            }
+            bridges.push([a, b].map(|end| end.as_str().unwrap_or_default().to_owned()));
+        }
+        Ok(bridges)
+    }
 }
 
 impl Topology {
@@ -63,13 +125,15 @@ impl Topology {
     /// [`TopologyError`] names the file, the field and the value.
     pub fn load(path: &Path) -> Result<Self, TopologyError> {
         let name = path.display().to_string();
-        let wrong = |problem: String| TopologyError { source_name: name.clone(), problem };
-        let size = std::fs::metadata(path).map_err(|error| wrong(error.to_string()))?.len();
+        let reader = Reader(&name);
+        let unreadable =
+            |error: std::io::Error| reader.error("file", format!("cannot be read: {error}"));
+        let size = std::fs::metadata(path).map_err(unreadable)?.len();
         if size > FILE_BYTES_MAX {
-            return Err(wrong(format!("{size} bytes are no topology file")));
+            let problem = format!("has {size} bytes, expected at most {FILE_BYTES_MAX}");
+            return Err(reader.error("file", problem));
         }
-        let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-        Self::parse(&text, &name)
+        Self::parse(&std::fs::read_to_string(path).map_err(unreadable)?, &name)
     }
 
     /// Checks the text of a file called `name`.
@@ -77,62 +141,57 @@ impl Topology {
     /// # Errors
     /// As for [`Topology::load`].
     pub fn parse(text: &str, name: &str) -> Result<Self, TopologyError> {
-        let wrong = |problem: String| TopologyError { source_name: name.to_owned(), problem };
-        let read: Document =
-            serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
-        if read.version != VERSION {
-            return Err(wrong(format!("version: {} is not {VERSION}", read.version)));
+        let reader = Reader(name);
+        let document: Value = serde_json::from_str(text)
+            .map_err(|error| reader.error("file", format!("is not JSON: {error}")))?;
+        if !document.is_object() {
+            return Err(reader.error("file", "is not a JSON object"));
         }
-        if read.ranks_per_node == 0 || read.nodes.is_empty() {
-            let (nodes, ranks) = (read.nodes.len(), read.ranks_per_node);
-            return Err(wrong(format!(
-                "{nodes} nodes of {ranks} ranks: give at least one of each"
-            )));
+        let version = &document["version"];
+        if version.as_u64() != Some(VERSION) {
+            return Err(reader.invalid("version", version, &VERSION.to_string()));
         }
-        let mut zones: HashMap<&str, &str> = HashMap::new();
-        for (at, node) in read.nodes.iter().enumerate() {
-            if node.name.is_empty() || node.zone.is_empty() {
-                return Err(wrong(format!("nodes[{at}]: name and zone are words")));
-            }
-            if zones.insert(&node.name, &node.zone).is_some() {
-                return Err(wrong(format!("nodes[{at}].name: `{}` is there twice", node.name)));
-            }
-        }
-        let ends = read.bridge.unwrap_or_default();
-        let (pairs, []) = ends.as_chunks::<2>() else {
-            return Err(wrong(format!("bridge: {ends:?} is not two nodes for each bridge")));
-        };
-        for pair in pairs {
-            let [a, b] = pair.each_ref().map(|name| zones.get(name.as_str()));
-            if a.is_none() || b.is_none() || a == b {
-                return Err(wrong(format!("bridge: {pair:?} are not nodes of two zones")));
-            }
-        }
-        let bridges = pairs.to_vec();
-        let nodes = read.nodes.into_iter();
-        let nodes = nodes.map(|Node { name, zone, address }| Place { node: name, zone, address });
-        Ok(Self { nodes: nodes.collect(), ranks_per_node: read.ranks_per_node, bridges })
+        let ranks = &document["ranks_per_node"];
+        let ranks_per_node = ranks
+            .as_u64()
+            .filter(|ranks| *ranks > 0)
+            .ok_or_else(|| reader.invalid("ranks_per_node", ranks, "a whole number above 0"))?
+            as usize;
+        let nodes = reader.nodes(&document["nodes"])?;
+        let bridges = reader.bridges(&document["bridge"], &nodes)?;
+        Ok(Self { nodes, ranks_per_node, bridges, source: name.to_owned() })
     }
 
-    /// The place of every rank of a job of `world_size`, which must be the file's own.
+    /// Number of ranks that the file describes.
+    pub fn world_size(&self) -> usize {
+        self.nodes.len().saturating_mul(self.ranks_per_node)
+    }
+
+    /// The places of `ranks` in a job of `world_size`, which must be that of the file.
     ///
     /// # Errors
-    /// [`TopologyError`].
-    pub fn places(&self, world_size: usize, name: &str) -> Result<Vec<Place>, TopologyError> {
-        let own = self.nodes.len().saturating_mul(self.ranks_per_node);
+    /// [`TopologyError`] if the sizes differ or a rank is not below them.
+    pub fn places(
+        &self,
+        ranks: impl IntoIterator<Item = u32>,
+        world_size: usize,
+    ) -> Result<Vec<Place>, TopologyError> {
+        let own = self.world_size();
         if own != world_size {
-            return Err(TopologyError {
-                source_name: name.to_owned(),
-                problem: format!(
-                    "ranks_per_node: {} nodes of {} ranks are {own}, but the job has {world_size} \
-                     (WORLD_SIZE); start as many or correct the file",
-                    self.nodes.len(),
-                    self.ranks_per_node
-                ),
-            });
+            let problem = format!(
+                "{} nodes of {} ranks are {own}, but the job has {world_size} (WORLD_SIZE); start \
+                 as many or correct the file",
+                self.nodes.len(),
+                self.ranks_per_node
+            );
+            return Err(Reader(&self.source).error("ranks_per_node", problem));
         }
-        let each = |place: &Place| vec![place.clone(); self.ranks_per_node];
-        Ok(self.nodes.iter().flat_map(each).collect())
+        let place = |rank: u32| self.nodes.get(rank as usize / self.ranks_per_node).cloned();
+        let places = ranks.into_iter().map(|rank| {
+            let problem = format!("rank {rank} is not below {own}");
+            place(rank).ok_or_else(|| Reader(&self.source).error("ranks_per_node", problem))
+        });
+        places.collect()
     }
 }
 
@@ -156,7 +215,7 @@ mod tests {
                     prop_assert!(zone(a).is_some() && zone(b).is_some() && zone(a) != zone(b));
                 }
                 for world in [0, 1, 2, 4, 8] {
-                    if let Ok(places) = read.places(world, "topology.json") {
+                    if let Ok(places) = read.places(0..world as u32, world) {
                         prop_assert_eq!(places.len(), world);
                     }
                 }
@@ -197,7 +256,56 @@ mod tests {
     #[test]
     fn the_whole_one_is_read() {
         let read = Topology::parse(&document().to_string(), "topology.json").unwrap();
-        assert_eq!(read.places(4, "topology.json").unwrap()[3].node, "b0");
+        assert_eq!(read.places([3], 4).unwrap()[0].node, "b0");
         assert_eq!(read.bridges, [["a0".to_owned(), "b0".to_owned()]]);
+    }
+
+    #[test]
+    fn a_bad_field_is_named_with_its_value() {
+        for (field, value, message) in [
+            ("version", "2", "version: 2 is not 1"),
+            ("version", "true", "version: true is not 1"),
+            ("ranks_per_node", "0", "ranks_per_node: 0 is not a whole number above 0"),
+            ("ranks_per_node", "true", "ranks_per_node: true is not"),
+            ("nodes", "[]", "nodes: [] is not a list of at least one node"),
+            ("nodes", r#"["a0"]"#, r#"nodes[0]: "a0" is not an object"#),
+            ("nodes", r#"[{"zone": "A"}]"#, "nodes[0].name: null is not a name"),
+            ("nodes", r#"[{"name": "a0", "zone": 7}]"#, "nodes[0].zone: 7 is not a name"),
+            (
+                "nodes",
+                r#"[{"name": "a", "zone": "A"}, {"name": "a", "zone": "A"}]"#,
+                r#"nodes[1].name: "a" is not a name other than that of nodes[0]"#,
+            ),
+            ("bridge", r#""a0""#, r#"bridge: "a0" is not a list of node names"#),
+            ("bridge", r#"["a0", "z9"]"#, r#"bridge: "z9" is not the name of a node"#),
+            ("bridge", r#"["a0", "a0"]"#, "a pair of nodes of two zones: both are in A"),
+            ("bridge", r#"["a0"]"#, "two for each bridge"),
+            ("bridge", r#"[["a0"], "b0"]"#, r#"bridge: ["a0"] is not the name of a node"#),
+            ("nodes", r#"[{"name": "\ud800", "zone": "A"}]"#, "file: is not JSON"),
+        ] {
+            let mut fields = document();
+            fields[field] = "HERE".into();
+            let text = fields.to_string().replace(r#""HERE""#, value);
+            let error = Topology::parse(&text, "t.json").unwrap_err().to_string();
+            assert!(error.starts_with("t.json: ") && error.contains(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn other_documents_are_refused() {
+        for text in ["", "{", "[1]", "null", r#""x""#, &"[".repeat(100_000)] {
+            let error = Topology::parse(text, "t.json").unwrap_err().to_string();
+            assert!(error.starts_with("t.json: file: "), "{error}");
+        }
+        let error = Topology::load(Path::new("/absent.json")).unwrap_err().to_string();
+        assert!(error.starts_with("/absent.json: file: cannot be read"), "{error}");
+    }
+
+    #[test]
+    fn a_job_of_another_size_is_refused() {
+        let topology = Topology::parse(&document().to_string(), "t.json").unwrap();
+        let error = topology.places([0], 5).unwrap_err().to_string();
+        assert!(error.starts_with("t.json: ranks_per_node: 2 nodes of 2 ranks are 4"), "{error}");
+        assert!(error.contains("the job has 5 (WORLD_SIZE)"), "{error}");
     }
 }

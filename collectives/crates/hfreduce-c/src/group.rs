@@ -288,7 +288,7 @@ unsafe fn settings(options: &Options, alone: bool) -> Result<Settings, Failure> 
         }
     }
     if let Some(text) = text("address", options.address)? {
-        settings.address = Settings::wanted("address", text).map_err(JoinError::from)?;
+        settings.address = Settings::addresses("address", text).map_err(JoinError::from)?;
     }
     if let Some(text) = text("determinism", options.determinism)? {
         settings.determinism = Settings::modes("determinism", text).map_err(JoinError::from)?;

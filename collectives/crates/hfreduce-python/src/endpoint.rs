@@ -188,7 +188,7 @@ fn modes(text: &str) -> PyResult<Determinism> {
 }
 
 pub(crate) fn wanted(text: Option<&str>) -> PyResult<AddressSelector> {
-    let wanted = text.map(|text| Settings::wanted("HFREDUCE_ADDRESS", text)).transpose();
+    let wanted = text.map(|text| Settings::addresses("HFREDUCE_ADDRESS", text)).transpose();
     Ok(wanted.map_err(|error| PyValueError::new_err(error.to_string()))?.unwrap_or_default())
 }
 

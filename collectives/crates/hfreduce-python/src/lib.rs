@@ -14,6 +14,7 @@ mod gpu;
 mod memory;
 mod probe;
 mod rendezvous;
+mod settings;
 mod work;
 
 use fabric::interfaces::VIRTUAL_PREFIXES;
@@ -43,6 +44,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(pyo3::wrap_pyfunction!(flight::read_flight, module)?)?;
     module.add_function(pyo3::wrap_pyfunction!(flight::flight_folders, module)?)?;
     module.add_function(wrap_pyfunction!(endpoint::check_descriptors, module)?)?;
+    module.add_class::<settings::Settings>()?;
+    module.add_class::<settings::Place>()?;
+    module.add_class::<settings::Topology>()?;
+    module.add_function(wrap_pyfunction!(settings::load_topology, module)?)?;
+    module.add_function(wrap_pyfunction!(settings::settings_table, module)?)?;
     module.add_class::<rendezvous::Rendezvous>()?;
     module.add_function(wrap_pyfunction!(rendezvous::pack, module)?)?;
     module.add_function(wrap_pyfunction!(rendezvous::unpack, module)?)?;

@@ -10,11 +10,10 @@ import warnings
 from typing import TYPE_CHECKING
 
 from hfreduce import _native
+from hfreduce._native import Settings, load_topology
 from hfreduce.doctor import network
 from hfreduce.doctor.machine import Finding, Machine, Wanted, numbers
 from hfreduce.errors import SettingError, TopologyError
-from hfreduce.settings import Settings
-from hfreduce.topology import load_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable

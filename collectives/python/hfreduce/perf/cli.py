@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hfreduce import bootstrap, standalone
+from hfreduce._native import Settings
 from hfreduce.errors import CollectiveError, RendezvousError, SettingError, TopologyError
 from hfreduce.perf import ranks as local
 from hfreduce.perf.measure import Call, Row, measure, shapes
 from hfreduce.perf.options import Options, parse, size_text
 from hfreduce.perf.report import Table, document, trace
-from hfreduce.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,0 +1,254 @@
+//! `Settings`, `Place` and `Topology`: what a process reads before it meets its peers.
+
+use std::ffi::CString;
+use std::path::PathBuf;
+
+use hfreduce_bootstrap::{self as bootstrap, SettingError, TopologyError, variables};
+use pyo3::exceptions::PyUserWarning;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+/// Settings of a process, from environment variables.
+#[pyclass(module = "hfreduce._native", frozen)]
+pub struct Settings {
+    settings: bootstrap::Settings,
+}
+
+#[pymethods]
+impl Settings {
+    /// Reads and checks a mapping; empty values count as unset. Unknown names get a warning.
+    #[staticmethod]
+    fn read(py: Python<'_>, environment: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let mut values = std::collections::HashMap::new();
+        for item in environment.call_method0("items")?.try_iter()? {
+            let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
+            // Names of other programs need not be text.
+            let Ok(name) = name.extract::<String>() else { continue };
+            if !name.starts_with("HFREDUCE_") && !name.starts_with("FLYER_") {
+                continue;
+            }
+            if let Some(text) = variables::warning(&name) {
+                let text = CString::new(text).unwrap_or_default();
+                PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 1)?;
+            }
+            values.insert(name, value.extract::<String>()?);
+        }
+        let settings = bootstrap::Settings::read_variables(|name| values.get(name).cloned());
+        Ok(Self { settings: settings.map_err(|error| setting_error(py, &error))? })
+    }
+
+    /// The same settings with another priority.
+    fn with_priority(&self, py: Python<'_>, priority: &str) -> PyResult<Self> {
+        let mut settings = self.settings.clone();
+        let refuse = |_| SettingError::new("priority", priority, variables::PRIORITY.kind);
+        settings.priority =
+            priority.parse().map_err(refuse).map_err(|error| setting_error(py, &error))?;
+        Ok(Self { settings })
+    }
+
+    #[getter]
+    fn job(&self) -> &str {
+        &self.settings.job
+    }
+
+    #[getter]
+    fn node(&self) -> &str {
+        &self.settings.node
+    }
+
+    #[getter]
+    fn zone(&self) -> &str {
+        &self.settings.zone
+    }
+
+    #[getter]
+    fn topology_path(&self) -> Option<String> {
+        self.settings.topology.as_ref().map(|path| path.display().to_string())
+    }
+
+    #[getter]
+    fn address(&self) -> Option<String> {
+        let address = &self.settings.address;
+        (!address.is_default()).then(|| address.to_string())
+    }
+
+    #[getter]
+    fn chunk_bytes(&self) -> Option<usize> {
+        self.settings.chunk_bytes
+    }
+
+    #[getter]
+    fn connect_seconds(&self) -> f64 {
+        self.settings.connect.as_secs_f64()
+    }
+
+    #[getter]
+    fn liveness_seconds(&self) -> f64 {
+        self.settings.liveness.as_secs_f64()
+    }
+
+    /// Whether nodes on one machine share memory.
+    #[getter]
+    fn peer_memory(&self) -> bool {
+        self.settings.peer_memory
+    }
+
+    #[getter]
+    fn streams(&self) -> Option<usize> {
+        self.settings.streams
+    }
+
+    #[getter]
+    fn determinism(&self) -> String {
+        self.settings.determinism.to_string()
+    }
+
+    #[getter]
+    fn priority(&self) -> &'static str {
+        self.settings.priority.name()
+    }
+
+    #[getter]
+    fn cuda_library(&self) -> Option<&str> {
+        self.settings.cuda_library.as_deref()
+    }
+
+    #[getter]
+    fn gdrcopy(&self) -> Option<&str> {
+        self.settings.gdrcopy.as_deref()
+    }
+
+    #[getter]
+    fn pinned_bytes(&self) -> Option<usize> {
+        self.settings.pinned_bytes
+    }
+
+    #[getter]
+    fn daemon(&self) -> Option<PathBuf> {
+        self.settings.daemon.clone()
+    }
+
+    #[getter]
+    fn registered_bytes(&self) -> Option<usize> {
+        self.settings.registered_bytes
+    }
+
+    /// Reads the key file; None if none is set.
+    fn key<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let Some(path) = &self.settings.key_file else { return Ok(None) };
+        let key = bootstrap::Settings::key_in(path).map_err(|error| setting_error(py, &error))?;
+        Ok(Some(PyBytes::new(py, &key)))
+    }
+}
+
+/// Where one rank runs.
+#[pyclass(module = "hfreduce", frozen, eq, get_all)]
+#[derive(Clone, PartialEq, Eq)]
+pub struct Place {
+    node: String,
+    zone: String,
+    address: Option<String>,
+}
+
+#[pymethods]
+impl Place {
+    #[new]
+    #[pyo3(signature = (node, zone, address = None))]
+    fn new(node: String, zone: String, address: Option<String>) -> Self {
+        Self { node, zone, address }
+    }
+
+    fn __repr__(&self) -> String {
+        let Self { node, zone, address } = self;
+        match address {
+            Some(address) => format!("Place({node:?}, {zone:?}, {address:?})"),
+            None => format!("Place({node:?}, {zone:?})"),
+        }
+    }
+}
+
+impl From<bootstrap::Place> for Place {
+    fn from(place: bootstrap::Place) -> Self {
+        Self { node: place.node, zone: place.zone, address: place.address }
+    }
+}
+
+/// Nodes of a job in rank order.
+#[pyclass(module = "hfreduce", frozen)]
+pub struct Topology {
+    topology: bootstrap::Topology,
+}
+
+#[pymethods]
+impl Topology {
+    /// Checks the text of a topology file; `source` names it in errors.
+    #[staticmethod]
+    fn parse(py: Python<'_>, text: &str, source: &str) -> PyResult<Self> {
+        let topology = bootstrap::Topology::parse(text, source);
+        Ok(Self { topology: topology.map_err(|error| topology_error(py, &error))? })
+    }
+
+    #[getter]
+    fn nodes(&self) -> Vec<Place> {
+        self.topology.nodes.iter().cloned().map(Place::from).collect()
+    }
+
+    #[getter]
+    fn ranks_per_node(&self) -> usize {
+        self.topology.ranks_per_node
+    }
+
+    #[getter]
+    fn bridges(&self) -> Vec<(String, String)> {
+        self.topology.bridges.iter().cloned().map(|[a, b]| (a, b)).collect()
+    }
+
+    #[getter]
+    fn source(&self) -> &str {
+        &self.topology.source
+    }
+
+    #[getter]
+    fn world_size(&self) -> usize {
+        self.topology.world_size()
+    }
+
+    /// The places of `ranks` in a job of `world_size`, which must be that of the file.
+    fn places(&self, py: Python<'_>, ranks: Vec<u32>, world_size: usize) -> PyResult<Vec<Place>> {
+        let places = self.topology.places(ranks, world_size);
+        let places = places.map_err(|error| topology_error(py, &error))?;
+        Ok(places.into_iter().map(Place::from).collect())
+    }
+}
+
+/// Reads and checks a topology file.
+#[pyfunction]
+pub fn load_topology(py: Python<'_>, path: PathBuf) -> PyResult<Topology> {
+    let topology = py.detach(|| bootstrap::Topology::load(&path));
+    Ok(Topology { topology: topology.map_err(|error| topology_error(py, &error))? })
+}
+
+/// The settings table of the documentation.
+#[pyfunction]
+pub fn settings_table() -> String {
+    variables::table()
+}
+
+pub fn setting_error(py: Python<'_>, error: &SettingError) -> PyErr {
+    let SettingError { name, value, expected } = error;
+    raise(py, "SettingError", (*name, value, expected))
+}
+
+fn topology_error(py: Python<'_>, error: &TopologyError) -> PyErr {
+    let TopologyError { file, field, problem } = error;
+    raise(py, "TopologyError", (file, field, problem))
+}
+
+/// An exception of `hfreduce.errors`.
+fn raise<'py>(py: Python<'py>, name: &str, arguments: impl pyo3::call::PyCallArgs<'py>) -> PyErr {
+    let class = py.import("hfreduce.errors").and_then(|module| module.getattr(name));
+    match class.and_then(|class| class.call1(arguments)) {
+        Ok(error) => PyErr::from_value(error),
+        Err(broken) => broken,
+    }
+}
