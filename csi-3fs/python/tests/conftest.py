@@ -126,7 +126,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def start_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """Start clusters of one's own: `start_cluster("name", "--option", …)`."""
+    """Start separate clusters: `start_cluster("name", "--option", …)`."""
     started: list[Cluster] = []
 
     def start(name: str = "data", *options: str) -> Cluster:

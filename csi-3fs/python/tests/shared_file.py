@@ -1,9 +1,9 @@
-"""One file that several clients write at once, and what a read of each place may give.
+"""Oracle for a file that several clients write concurrently: the valid results of each read.
 
-The file consists of cells, each within one chunk, so that a write of a cell is one update and takes
-effect at one moment. Each write is of bytes that no other write has. A read must give one write
-whole: one that has begun, and that no other write has certainly replaced before the read began. A
-write has certainly taken effect once it was acknowledged, or once a read that gave it has ended.
+The file consists of cells, each within one chunk, so that a write of a cell is one update and is
+atomic. The bytes of each write are unique. A read must return exactly one write, which has started
+and which no other write has certainly replaced before the read started. A write has certainly taken
+effect once it was acknowledged, or once a read that returned it has ended.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import threefs
 
 CELL_BYTES = 16 << 10
-#: In three chunks of a mebibyte.
+#: These cover three chunks of a mebibyte.
 CELLS = 160
-#: Every so many cells one is never written.
+#: One of this many cells is never written.
 HOLE_EVERY = 8
-#: What each writer writes alone, beside what all write.
+#: Cells that only one writer writes, in addition to those that all write.
 OWN_CELLS = 3
 
 
@@ -31,18 +31,18 @@ class Write:
     """One write of a cell."""
 
     value: bytes
-    begun: float
+    started: float
     effective: float = float("inf")
 
 
 @dataclass
 class Cell:
-    """What is known of the writes of one cell; it begins as zeros."""
+    """The writes of one cell, which initially contains zeros."""
 
     writes: list[Write] = field(default_factory=lambda: [Write(bytes(CELL_BYTES), 0.0, 0.0)])
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def begin(self, value: bytes) -> Write:
+    def start(self, value: bytes) -> Write:
         with self.lock:
             self.writes.append(Write(value, time.monotonic()))
             return self.writes[-1]
@@ -51,41 +51,41 @@ class Cell:
         with self.lock:
             write.effective = min(write.effective, time.monotonic())
 
-    def check(self, read: bytes, begun: float, where: str) -> None:
-        """What a read gave that began at a moment and has just ended."""
+    def check(self, read: bytes, started: float, where: str) -> None:
+        """Check the result of a read that started at `started` and has just ended."""
         with self.lock:
-            known = [write for write in self.writes if write.value == read]
-            assert known, f"{where}: bytes that nobody wrote, or parts of several writes"
-            (given,) = known
+            matches = [write for write in self.writes if write.value == read]
+            assert matches, f"{where}: bytes of no write, or parts of several writes"
+            (returned,) = matches
             replaced = [
                 write
                 for write in self.writes
-                if given.effective < write.begun and write.effective < begun
+                if returned.effective < write.started and write.effective < started
             ]
-            assert not replaced, f"{where}: a write that {len(replaced)} later ones had replaced"
-            given.effective = min(given.effective, time.monotonic())
+            assert not replaced, f"{where}: a write that {len(replaced)} later writes had replaced"
+            returned.effective = min(returned.effective, time.monotonic())
 
 
 @dataclass
 class SharedFile:
-    """The file, and what its writers know of it."""
+    """The file, and the writes of its cells."""
 
     path: str
     cells: list[Cell] = field(default_factory=lambda: [Cell() for _ in range(CELLS)])
 
     def check(self, client: threefs.Client) -> None:
-        """Nothing is written any more: each cell is its last write, or one that ran beside it."""
-        begun = time.monotonic()
+        """After all writes: each cell has its last write, or one concurrent with it."""
+        started = time.monotonic()
         content = client.read_file(self.path)
         ends = [number for number, cell in enumerate(self.cells) if len(cell.writes) > 1]
         assert len(content) == (max(ends, default=-1) + 1) * CELL_BYTES
         for number in range(len(content) // CELL_BYTES):
-            self.cells[number].check(cell_of(content, number), begun, f"cell {number} at the end")
+            self.cells[number].check(cell_of(content, number), started, f"cell {number} at the end")
 
 
 @dataclass
 class SharedWriter:
-    """Writes and reads cells of the file that others write, too."""
+    """Writes and reads cells of a file that other writers write, too."""
 
     client: threefs.Client
     file: SharedFile
@@ -105,25 +105,25 @@ class SharedWriter:
 
     def step(self, seeded: random.Random) -> None:
         if seeded.random() < 0.5:
-            # One that all contend for, or one of its own among cells of others.
+            # Either a cell that all writers share, or one of this writer between those of others.
             contended = seeded.random() < 0.5
             number = seeded.randrange(6) if contended else self.own(seeded.randrange(OWN_CELLS))
             cell = self.file.cells[number]
-            write = cell.begin(seeded.randbytes(CELL_BYTES))
+            write = cell.start(seeded.randbytes(CELL_BYTES))
             self.client.batch_write([(self.file.path, number * CELL_BYTES, write.value)])
             cell.acknowledged(write)
             return
-        begun = time.monotonic()
+        started = time.monotonic()
         first = seeded.randrange(CELLS - 4)
-        wanted = (self.file.path, first * CELL_BYTES, 4 * CELL_BYTES)
-        (read,) = self.client.batch_read([wanted])
-        # Beyond the end is nothing: no write of it may have been acknowledged before.
+        request = (self.file.path, first * CELL_BYTES, 4 * CELL_BYTES)
+        (read,) = self.client.batch_read([request])
+        # Missing bytes at the end count as zeros: no write there may have been acknowledged.
         for number in range(4):
             where = f"cell {first + number}"
-            self.file.cells[first + number].check(cell_of(read, number), begun, where)
+            self.file.cells[first + number].check(cell_of(read, number), started, where)
 
     def own(self, which: int) -> int:
-        """The cells of all writers lie side by side; none is one of the holes."""
+        """A cell of this writer; the cells of all writers are interleaved and none is a hole."""
         number = 6 + (self.number * OWN_CELLS + which) * 11 % (CELLS - 6)
         return number + 1 if number % HOLE_EVERY == HOLE_EVERY - 1 else number
 

@@ -1,4 +1,4 @@
-"""Metadata that is lost and comes back from a dump that was made while it was used."""
+"""Lost metadata is restored from a dump that was made of a running service."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_lost_metadata_store_comes_back_from_a_dump(
     with cluster.client() as client:
         assert client.read_file("/kept") == b"k" * (3 << 20)
         assert client.listdir("/") == ["kept"]
-        # Chunks of the file that is lost are still there: no new file must show them.
+        # Chunks of the lost file still exist: no new file may contain them.
         with client.open_raw("/new", "w") as file:
             file.truncate(3 << 20)
         assert client.read_file("/new") == bytes(3 << 20)

@@ -1,4 +1,4 @@
-"""The command line: results on stdout, errors in one line, statuses that scripts can use."""
+"""The command line: results on stdout, errors in one line, exit statuses for scripts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Done:
 def threefs_command(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> Any:
-    """The entry point, called in this process: starting Python costs more than the command."""
+    """Call the entry point in this process: starting Python takes longer than the command."""
 
     def run(*arguments: str, **changes: str) -> Done:
         monkeypatch.setenv("THREEFS_CLUSTER", str(cluster.file))
@@ -125,7 +125,7 @@ def test_bench_tells_rates(threefs_command: Any, cluster: Any) -> None:
         (["cp", "a", "b"], 2, "one side must be in 3FS"),
         (["cp", "/nowhere/at/all", "3fs:/x"], 102, "does not exist on this machine"),
         (["cp", "3fs:/none", "/tmp/x"], 102, "`/none`"),
-        (["cp", "3fs:/", "/tmp/x"], 1, "give -r"),
+        (["cp", "3fs:/", "/tmp/x"], 1, "use -r"),
         (["bench", "--size", "lots"], 2, "size `lots`"),
         (["frobnicate"], 2, "frobnicate"),
         (["ls", "--cluster", "/none/cluster.json"], 102, "threefs serve"),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def ticket_cluster(cluster: Any, ticket: Path) -> Path:
-    """A cluster.json that names a ticket in place of the key."""
+    """A cluster.json with a ticket instead of the key."""
     data = json.loads(cluster.file.read_text()) | {"key_file": str(ticket)}
     file = ticket.with_suffix(".json")
     file.write_text(json.dumps(data))
@@ -100,7 +100,7 @@ def test_issuing_and_showing(
     assert shown["path"] == f"{folder}/plain"
     assert shown["readOnly"] is True
     assert to.read_text().strip().rsplit(":", 1)[1] not in text
-    # Services do not start with a ticket in place of the key, and it issues nothing.
+    # Services do not start with a ticket instead of the key, and it cannot issue tickets.
     with pytest.raises(errors.InvalidArgument, match="ticket"):
         issue(ticket_cluster(cluster, to), "/", **given)
 
@@ -116,7 +116,7 @@ def test_durations() -> None:
 
 
 def test_keys_are_rotated_under_load(start_cluster: Any) -> None:
-    """All services and a client read one key file, which is written anew three times."""
+    """All services and a client read one key file, which is replaced three times."""
     cluster = start_cluster("rotated")
     key_file = cluster.folder / "key"
     old, new = f"0:{key_file.read_text().strip()}", f"1:{secrets.token_hex(32)}"
@@ -139,10 +139,10 @@ def test_keys_are_rotated_under_load(start_cluster: Any) -> None:
     writer.start()
     try:
         for content in (f"{old}\n{new}\n", f"{new}\n{old}\n", f"{new}\n"):
-            beside = key_file.with_suffix(".new")
-            beside.write_text(content)
-            beside.rename(key_file)
-            # Files are read again at most a second after they are used.
+            temporary = key_file.with_suffix(".new")
+            temporary.write_text(content)
+            temporary.rename(key_file)
+            # Key files are reloaded at most a second after their last use.
             before, until = written[0], time.monotonic() + 3
             while time.monotonic() < until or written[0] < before + 3:
                 assert writer.is_alive(), failed
@@ -152,6 +152,6 @@ def test_keys_are_rotated_under_load(start_cluster: Any) -> None:
         writer.join()
     assert not failed
     log = "".join(path.read_text() for path in (cluster.folder / "logs").glob("*"))
-    # A client that is closed early breaks off its handshakes; refusals for a key have other words.
+    # A client that is closed early aborts its handshakes; refusals of a key have other messages.
     for refusal in ("holds another key", "uses key", "invalid ticket"):
         assert refusal not in log

@@ -1,4 +1,4 @@
-"""What mgmtd knows, as Prometheus reads it."""
+"""mgmtd's status as Prometheus metrics."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Services die, stall, run full and lose bits; what was acknowledged stays."""
+"""Services die, stall, fill up and lose bits; acknowledged writes survive."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 CHUNK = 1 << 20
 SERVICES = ["mgmtd", "meta", "storage-1", "storage-2", "storage-3"]
 
-# Bounds: four times or more what was measured on two cores at a load average of ten.
-#: What an operation is held up while a service is dead or stopped: node failure after 0.5 s, new
-#: routing, a repeated request, or a restart after 0.2 s. Measured: 0.7 s. A client that leaves a
-#: silent head by the time-out of its attempt, 5 s, and not by the new routing, is too slow.
-HELD_UP_SECONDS = 5.0
-#: A repair begins with the read that met the damage. Measured: 0.05 s.
+# Limits: at least four times the measurements on two cores at a load average of ten.
+#: Delay of an operation while a service is dead or stopped: node failure after 0.5 s, new
+#: routing, a repeated request, or a restart after 0.2 s. Measured: 0.7 s. A client that abandons a
+#: silent head by the timeout of its attempt, 5 s, instead of the new routing, is too slow.
+DELAY_SECONDS_MAX = 5.0
+#: A repair starts with the read that detects the damage. Measured: 0.05 s.
 REPAIR_SECONDS = 5.0
-#: A store that does not open is tried again after 0.5 s, 1 s and so on. Measured: 0.9 s until it is
-#: set aside, 1.7 s for seven tries of all targets.
+#: Opening a store is retried after 0.5 s, 1 s and so on. Measured: 0.9 s until it is quarantined,
+#: 1.7 s for seven attempts of all targets.
 REOPEN_SECONDS = 15.0
 #: Removed files keep their chunks for the collector's delay, 2 s, and the grace of dead files.
 #: Measured: 3.2 s.
@@ -51,9 +51,9 @@ class Writer(threading.Thread):
                 number += 1
                 path = f"{self.folder}/{number % 24}"
                 data = self.seeded.randbytes(self.seeded.choice([10, 5000, 300_000, 2_500_000]))
-                begun = time.monotonic()
+                started = time.monotonic()
                 self.client.write_file(path, data)
-                self.longest_seconds = max(self.longest_seconds, time.monotonic() - begun)
+                self.longest_seconds = max(self.longest_seconds, time.monotonic() - started)
                 self.acknowledged[path] = data
         except Exception as error:
             self.error = error
@@ -75,13 +75,13 @@ def under_writes(cluster: Any, folder: str, disturb: Any, seed: int = 1) -> Writ
         writer = Writer(client, folder, seed)
         writer.start()
         cluster.wait_for(
-            lambda: len(writer.acknowledged) >= 3 or writer.error, HELD_UP_SECONDS, "first writes"
+            lambda: len(writer.acknowledged) >= 3 or writer.error, DELAY_SECONDS_MAX, "first writes"
         )
         disturb()
         known = len(writer.acknowledged)
         cluster.wait_for(
             lambda: len(writer.acknowledged) >= known + 1 or writer.error,
-            HELD_UP_SECONDS,
+            DELAY_SECONDS_MAX,
             "writes afterwards",
         )
         writer.finish()
@@ -90,7 +90,7 @@ def under_writes(cluster: Any, folder: str, disturb: Any, seed: int = 1) -> Writ
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_killed_service_costs_nothing_and_comes_back(
+def test_a_killed_service_loses_no_data_and_is_restarted(
     cluster: Any, folder: str, service: str
 ) -> None:
     pid = cluster.pid(service)
@@ -101,7 +101,7 @@ def test_a_killed_service_costs_nothing_and_comes_back(
         writer.check(fresh)
 
 
-def test_everything_killed_at_once_comes_back_with_all_data(start_cluster: Any) -> None:
+def test_all_services_killed_together_restart_with_all_data(start_cluster: Any) -> None:
     cluster = start_cluster("data", "--restart-after", "0.1")
     with cluster.client() as client:
         data = {f"/{number}": os.urandom(700_000) for number in range(12)}
@@ -115,17 +115,17 @@ def test_everything_killed_at_once_comes_back_with_all_data(start_cluster: Any) 
         assert client.batch_read([(path, 0, None) for path in data]) == list(data.values())
 
 
-def test_a_stopped_storage_process_holds_writes_up_for_a_bounded_time(
+def test_a_stopped_storage_process_delays_writes_for_a_bounded_time(
     cluster: Any, folder: str
 ) -> None:
     pid = cluster.pid("storage-2")
     try:
         writer = under_writes(cluster, folder, lambda: os.kill(pid, signal.SIGSTOP))
-        assert writer.longest_seconds < HELD_UP_SECONDS
+        assert writer.longest_seconds < DELAY_SECONDS_MAX
         with cluster.client() as fresh:
-            begun = time.monotonic()
+            started = time.monotonic()
             writer.check(fresh)
-            assert time.monotonic() - begun < HELD_UP_SECONDS
+            assert time.monotonic() - started < DELAY_SECONDS_MAX
     finally:
         os.kill(pid, signal.SIGCONT)
     cluster.wait_whole()
@@ -142,7 +142,7 @@ def test_a_damaged_chunk_is_served_from_another_replica_and_repaired(start_clust
             damage(cluster, node, content)
         for _ in range(6):
             assert client.read_file("/file") == content
-        # Once both have it back, the copy that was good all the time is not needed any more.
+        # Once both are repaired, the third copy is not needed any more.
         for node in (1, 2):
             log = cluster.folder / "logs" / f"storage-{node}.log"
             read_until(cluster, client, "/file", lambda log=log: "is repaired" in log.read_text())
@@ -151,7 +151,7 @@ def test_a_damaged_chunk_is_served_from_another_replica_and_repaired(start_clust
             assert client.read_file("/file") == content
 
 
-def test_a_chunk_that_is_damaged_everywhere_is_an_error_that_says_so(start_cluster: Any) -> None:
+def test_a_chunk_that_is_damaged_everywhere_is_a_corrupt_error(start_cluster: Any) -> None:
     cluster = start_cluster()
     content = os.urandom(100_000)
     with cluster.client(20) as client:
@@ -164,7 +164,7 @@ def test_a_chunk_that_is_damaged_everywhere_is_an_error_that_says_so(start_clust
         assert client.read_file("/other") == b"fine"
 
 
-def test_a_store_with_a_damaged_log_is_set_aside_and_synced_anew(start_cluster: Any) -> None:
+def test_a_store_with_a_damaged_log_is_quarantined_and_resynced(start_cluster: Any) -> None:
     cluster = start_cluster("data", "--restart-after", "0.1")
     with cluster.client() as client:
         data = {f"/{number}": os.urandom(300_000) for number in range(12)}
@@ -174,7 +174,7 @@ def test_a_store_with_a_damaged_log_is_set_aside_and_synced_anew(start_cluster: 
         cluster.kill("storage-2")
         log = cluster.folder / "logs" / "storage-2.log"
         cluster.wait_for(
-            lambda: "is quarantined as" in log.read_text(), REOPEN_SECONDS, "a store set aside"
+            lambda: "is quarantined as" in log.read_text(), REOPEN_SECONDS, "a quarantined store"
         )
         cluster.wait_whole()
         stores = {path.name for path in folder.glob("target-*")}
@@ -182,7 +182,7 @@ def test_a_store_with_a_damaged_log_is_set_aside_and_synced_anew(start_cluster: 
             f"{name}.damaged" for name in stores if not name.endswith(".damaged")
         }
         assert client.batch_read([(path, 0, None) for path in data]) == list(data.values())
-        # What was synced is whole: it serves alone.
+        # The resynced store is complete: it serves alone.
         for service in ("storage-1", "storage-3"):
             os.kill(cluster.pid(service), signal.SIGSTOP)
         try:
@@ -195,7 +195,7 @@ def test_a_store_with_a_damaged_log_is_set_aside_and_synced_anew(start_cluster: 
 def test_damaged_logs_of_all_replicas_lose_no_store(start_cluster: Any) -> None:
     cluster = start_cluster("data", "--restart-after", "0.1")
     with cluster.client(5) as client:
-        # Something in every chain: a log of one frame would be that of a new store.
+        # Data in every chain: a log of one frame would be that of a new store.
         client.batch_write([(f"/{number}", 0, os.urandom(300_000)) for number in range(24)])
         folders = [cluster.folder / "data" / f"storage-{node}" for node in (1, 2, 3)]
         stores = {path for folder in folders for path in folder.glob("target-*")}
@@ -240,11 +240,11 @@ def damage(cluster: Any, node: int, content: bytes) -> None:
 
 
 def read_until(cluster: Any, client: threefs.Client, path: str, done: Any) -> None:
-    def look() -> bool:
+    def read() -> bool:
         client.read_file(path)
         return bool(done())
 
-    cluster.wait_for(look, REPAIR_SECONDS, "repair")
+    cluster.wait_for(read, REPAIR_SECONDS, "repair")
 
 
 def fill(client: threefs.Client, written: dict[str, bytes]) -> None:
@@ -304,24 +304,24 @@ def test_a_full_disk_is_a_typed_error_and_nothing_is_lost(
             del written[first]
             for service in ("storage-1", "meta"):
                 cluster.kill(service)
-        # Services start again as soon as what was removed has made room for them.
-        with cluster.client(120) as patient:
-            assert patient.batch_read([(p, 0, None) for p in written]) == list(written.values())
+        # Services restart as soon as the removed data has freed space for them.
+        with cluster.client(120) as waiting:
+            assert waiting.batch_read([(p, 0, None) for p in written]) == list(written.values())
         cluster.stop()
     finally:
         os.system(f"umount -l {disk}")
 
 
-def test_nobody_answers_is_an_error_that_names_who(start_cluster: Any) -> None:
+def test_the_error_names_the_service_that_does_not_answer(start_cluster: Any) -> None:
     cluster = start_cluster("data", "--restart-after", "30")
     with cluster.client(1.0) as client:
         client.write_file("/file", b"data")
         cluster.kill("meta")
-        begun = time.monotonic()
+        started = time.monotonic()
         with pytest.raises(threefs.Unavailable, match=r"stat `/file`.*1\.0 s.*meta at") as caught:
             client.stat("/file")
-        # The client's time-out is 1 s.
-        assert time.monotonic() - begun < 1 + HELD_UP_SECONDS / 2
+        # The client's timeout is 1 s.
+        assert time.monotonic() - started < 1 + DELAY_SECONDS_MAX / 2
         assert caught.value.deadline_seconds == 1.0
         assert "meta" in (caught.value.who or "")
         for service in SERVICES[2:]:

@@ -1,4 +1,4 @@
-"""Files, folders and batches, as a user of the Python client sees them."""
+"""Files, folders and batches of the Python client."""
 
 import io
 import random
@@ -220,7 +220,7 @@ assert client.read_file(sys.argv[2]) == b"data"
 def test_a_forked_child_is_told_to_connect_anew(
     client: threefs.Client, cluster: Any, folder: str
 ) -> None:
-    """In a process that has no other threads than a client's: theirs leave locks to a child."""
+    """In a process with only a client's threads: locks of other threads stay held in a child."""
     client.write_file(f"{folder}/file", b"data")
     done = subprocess.run(
         [sys.executable, "-c", FORKING, str(cluster.file), f"{folder}/file"],

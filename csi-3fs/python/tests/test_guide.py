@@ -1,4 +1,4 @@
-"""The guide's examples run as they are written."""
+"""The examples of the guide run unchanged."""
 
 from __future__ import annotations
 

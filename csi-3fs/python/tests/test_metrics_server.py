@@ -1,4 +1,4 @@
-"""The metrics endpoint under connections that say nothing, say it slowly, or come in floods."""
+"""The metrics endpoint with silent, slow and flooding connections."""
 
 from __future__ import annotations
 

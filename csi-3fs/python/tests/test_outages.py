@@ -1,4 +1,4 @@
-"""mgmtd or meta stands still for longer than every lease: calls wait, nothing is lost."""
+"""mgmtd or meta is stopped for longer than every lease: calls wait, and no data is lost."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 OUTAGE_SECONDS = 6.0
-"""Twelve times the time after which a silent node is dead, and so twenty-four leases."""
+"""Twelve node failure timeouts, which are twenty-four leases."""
 
 
 class Load(threading.Thread):
-    """Writes, reads back and replaces files; every call must end well, however late."""
+    """Writes, reads and replaces files; every call must succeed, at any delay."""
 
     def __init__(self, cluster: Any, number: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Random services are killed and stopped at random moments; an oracle knows what was acknowledged.
+"""Random services are killed and stopped at random moments; an oracle records acknowledged writes.
 
-Each worker owns files of its own and writes generations into them: a read must give exactly the
+Each worker has separate files and writes generations into them: a read must give exactly the
 newest acknowledged generation. Other workers, each with a client, write one file together, the same
 places and places side by side in the same chunks (see `shared_file`). An error of any operation
 fails the test: clients outlive every service. The seed is printed; run one again with

@@ -1,4 +1,4 @@
-"""Files that are removed, replaced or lost while somebody reads them: an error, never zeros."""
+"""Files that are removed, replaced or lost while a client reads them: an error, never zeros."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the oracle of a file with several writers lets pass, and what it does not."""
+"""Results that the oracle of a file with several writers accepts and rejects."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ OLD, NEW, NEWEST = (bytes([number]) * CELL_BYTES for number in (1, 2, 3))
 ZEROS = bytes(CELL_BYTES)
 
 
-def test_a_read_gives_any_write_that_runs_and_the_last_that_has_ended() -> None:
+def test_a_read_may_return_a_concurrent_write_or_the_last_completed_one() -> None:
     cell = Cell()
-    begun = time.monotonic()
-    cell.check(ZEROS, begun, "unwritten")
-    write = cell.begin(OLD)
+    started = time.monotonic()
+    cell.check(ZEROS, started, "unwritten")
+    write = cell.start(OLD)
     for _ in range(2):
         cell.check(ZEROS, time.monotonic(), "not acknowledged")
     cell.acknowledged(write)
     cell.check(OLD, time.monotonic(), "acknowledged")
-    cell.check(ZEROS, begun, "a read that began before the write")
-    one, other = cell.begin(NEW), cell.begin(NEWEST)
-    cell.acknowledged(one)
-    cell.acknowledged(other)
+    cell.check(ZEROS, started, "a read that started before the write")
+    first, second = cell.start(NEW), cell.start(NEWEST)
+    cell.acknowledged(first)
+    cell.acknowledged(second)
     for value in (NEWEST, NEW):
-        cell.check(value, time.monotonic(), "either of two that ran side by side")
+        cell.check(value, time.monotonic(), "either of two concurrent writes")
 
 
-def test_what_was_replaced_or_nobody_wrote_is_an_error() -> None:
+def test_a_replaced_write_and_unwritten_bytes_are_errors() -> None:
     cell = Cell()
     for value in (OLD, NEW):
-        cell.acknowledged(cell.begin(value))
+        cell.acknowledged(cell.start(value))
     for read in (OLD, ZEROS):
         with pytest.raises(AssertionError, match="had replaced"):
             cell.check(read, time.monotonic(), "stale")
     for read in (NEWEST, NEW[:100] + OLD[100:]):
-        with pytest.raises(AssertionError, match="nobody wrote"):
+        with pytest.raises(AssertionError, match="bytes of no write"):
             cell.check(read, time.monotonic(), "invented")
 
 
-def test_a_write_that_was_read_has_taken_effect_also_if_it_was_never_acknowledged() -> None:
+def test_a_write_that_was_read_has_taken_effect_even_without_an_acknowledgement() -> None:
     cell = Cell()
-    cell.acknowledged(cell.begin(OLD))
-    cell.begin(NEW)
+    cell.acknowledged(cell.start(OLD))
+    cell.start(NEW)
     cell.check(OLD, time.monotonic(), "not yet")
     cell.check(NEW, time.monotonic(), "now")
     with pytest.raises(AssertionError, match="had replaced"):

@@ -1,4 +1,4 @@
-"""`threefs serve`: one owner of a folder, ports that stay, nothing that survives it."""
+"""`threefs serve`: one owner of a folder, fixed ports, no surviving processes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_other_counts_than_the_folder_was_made_with_are_refused(start_cluster: A
     cluster.stop()
     second = run_serve(cluster.folder, "--storage", "4")
     assert second.returncode == 2
-    assert "was made with --storage 3, not 4" in second.stderr
+    assert "was created with --storage 3, not 4" in second.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -82,7 +82,7 @@ def test_nothing_survives_the_supervisor(start_cluster: Any, number: signal.Sign
         (["--storage", "2"], "--replicas is 3; it must be at most"),
         (["--storage", "0"], "--storage is 0"),
         (["--chunk-size", "100000"], "--chunk-bytes is 100000; it must be a power of two"),
-        (["--capacity", "much"], "size `much` is not like"),
+        (["--capacity", "much"], "invalid size `much`: expected"),
         (["--restart-after", "-1"], "--restart-after"),
     ],
 )
@@ -93,9 +93,9 @@ def test_wrong_options_are_named(tmp_path: Path, options: list[str], words: str)
     assert not (tmp_path / "data").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(threefs.InvalidArgument, match=r"file/data. cannot be made"):
+    with pytest.raises(threefs.InvalidArgument, match=r"file/data. cannot be created"):
         Supervisor(ServeOptions(data=tmp_path / "file" / "data"), print).run(print)
 
 
@@ -106,10 +106,10 @@ def test_chosen_ports_are_different_and_outside_the_systems_range() -> None:
     assert all(port < first for port in ports)
 
 
-def test_the_holder_of_a_port_is_found() -> None:
+def test_the_process_that_listens_on_a_port_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert str(os.getpid()) in who_listens(server.getsockname()[1])
-    assert who_listens(1) == "nobody that listens"
+    assert who_listens(1) == "no listening process"
 
 
 @pytest.mark.parametrize(

@@ -37,15 +37,15 @@ TIMEOUT_SECONDS = 5.0
 
 
 class StatusCollector(Collector):
-    """Queries the status at each scrape; `ask` returns the result of `Client.status`."""
+    """Queries the status at each scrape; `query` returns the result of `Client.status`."""
 
-    def __init__(self, ask: Callable[[], str]) -> None:
-        self._ask = ask
+    def __init__(self, query: Callable[[], str]) -> None:
+        self._query = query
 
     def collect(self) -> Iterable[Metric]:
         """One scrape."""
         try:
-            status: dict[str, Any] | None = json.loads(self._ask())
+            status: dict[str, Any] | None = json.loads(self._query())
         except (ThreeFSError, OSError):
             status = None
         up = GaugeMetricFamily("threefs_up", "1 when mgmtd answers.")
@@ -73,7 +73,7 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
     yield _filled(
         GaugeMetricFamily(
             "threefs_chains",
-            "Chains: whole, degraded (a copy is missing), unavailable (nobody serves).",
+            "Chains: whole, degraded (a copy is missing), unavailable (no copy serves).",
             labels=["state"],
         ),
         {"whole": whole, "degraded": cluster["chains"] - whole - down, "unavailable": down},
@@ -81,7 +81,7 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
     yield _filled(
         GaugeMetricFamily(
             "threefs_heartbeat_age_seconds",
-            "Since mgmtd heard of a storage service.",
+            "Time since the last heartbeat of a storage service, in seconds.",
             labels=["storage"],
         ),
         {
@@ -93,14 +93,14 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
     yield _filled(
         GaugeMetricFamily(
             "threefs_capacity_bytes",
-            "What a storage service may hold; 0: unknown.",
+            "Capacity of a storage service, in bytes; 0: unknown.",
             labels=["storage"],
         ),
         {str(node["node"]): node["capacity_bytes"] for node in nodes},
     )
     yield _filled(
         GaugeMetricFamily(
-            "threefs_used_bytes", "What a storage service holds.", labels=["storage"]
+            "threefs_used_bytes", "Used bytes of a storage service.", labels=["storage"]
         ),
         {str(node["node"]): node["used_bytes"] for node in nodes},
     )

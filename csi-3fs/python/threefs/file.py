@@ -1,4 +1,4 @@
-"""File objects over the native client, with the meaning of Python's own."""
+"""File objects over the native client, with the semantics of Python's file objects."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Buffer = bytes | bytearray | memoryview | Any
 __all__ = ["BUFFER_BYTES", "Buffer", "RawFile", "open_file"]
 
 BUFFER_BYTES = 4 << 20
-"""Buffer of a buffered file: several chunks, so that they are moved side by side."""
+"""Buffer of a buffered file: several chunks, so that they are transferred concurrently."""
 
 
 def open_file(client: NativeClient, path: str, mode: str, *, encoding: str | None) -> Any:
-    """Open as `open` does; text mode decodes with `encoding`, by default UTF-8."""
+    """Like the built-in `open`; text mode decodes with `encoding`, by default UTF-8."""
     text = "b" not in mode
     if not text and encoding is not None:
-        raise InvalidArgument(f"mode `{mode}` is binary; leave `encoding` out", path=path)
+        raise InvalidArgument(f"mode `{mode}` is binary; omit `encoding`", path=path)
     raw = RawFile(client, path, mode.replace("t", "").replace("b", ""))
     buffered: io.BufferedIOBase
     if raw.readable() and raw.writable():
@@ -39,14 +39,14 @@ def open_file(client: NativeClient, path: str, mode: str, *, encoding: str | Non
 
 
 class RawFile(io.RawIOBase):
-    """An open file without a buffer. It stays with its inode when the name moves."""
+    """An unbuffered open file. It refers to its inode, also after a rename."""
 
     def __init__(self, client: NativeClient, path: str, mode: str = "r") -> None:
         super().__init__()
         kind = mode.replace("b", "").replace("+", "")
         if kind not in {"r", "w", "x", "a"} or mode.count("+") > 1:
             raise InvalidArgument(
-                f"mode `{mode}` is none of r, w, x, a (with b, t or +)", path=path
+                f"invalid mode `{mode}`: expected r, w, x or a (with b, t or +)", path=path
             )
         self.name = path
         self.mode = mode
@@ -101,11 +101,11 @@ class RawFile(io.RawIOBase):
         return self._position
 
     def truncate(self, size: int | None = None) -> int:
-        """Cut or extend (with zeros) to `size`, by default the position."""
+        """Truncate or extend (with zeros) to `size`, by default the position."""
         self._check(allowed=self._writable, verb="writing")
-        wanted = self._position if size is None else size
-        self._file.truncate(wanted)
-        return wanted
+        new_size = self._position if size is None else size
+        self._file.truncate(new_size)
+        return new_size
 
     def _check(self, *, allowed: bool, verb: str) -> None:
         if self.closed:

@@ -4,8 +4,8 @@ A `Mount` opens /dev/fuse, calls mount(2) and starts the daemon with the descrip
 exits, `respawn` starts another one with the same descriptor: programs keep their open files.
 Needs root (CAP_SYS_ADMIN), as mount(2) does.
 
-The process that holds a `Mount` must not have files of that mount open: a child has them too until
-it is the daemon, and closing them would wait for the daemon that it is about to become.
+A process with a `Mount` must not have files of that mount open: a child inherits them until it
+executes the daemon, and closing them would wait for that daemon.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ class Mount:
             raise
 
     def respawn(self) -> None:
-        """Replace the daemon, dead or alive; what it left unanswered is answered."""
+        """Replace the daemon, dead or alive; the next one answers its pending requests."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
         self.process = self._spawn(resume=True)
 
     def close(self) -> None:
-        """Unmount and end the daemon, whatever state both are in."""
+        """Unmount and stop the daemon, in any state of both."""
         unmount(self.target)
         os.close(self.descriptor)
         process = getattr(self, "process", None)
@@ -123,10 +123,10 @@ class Mount:
         if not line:
             process.kill()
             process.wait()
-            told = "" if self._log is None else self._log.read_text()[-2000:]
+            log_end = "" if self._log is None else self._log.read_text()[-2000:]
             raise Unavailable(
                 f"the daemon of `{self.target}` did not serve within {READY_SECONDS:g} s "
-                f"(status {process.returncode}): {told}",
+                f"(status {process.returncode}): {log_end}",
                 deadline_seconds=READY_SECONDS,
                 who="threefs fuse",
             )
@@ -134,7 +134,7 @@ class Mount:
         return process
 
     def _read_further_ahead(self) -> None:
-        """Best effort: /sys may be read-only, and everything works without."""
+        """Best effort: /sys may be read-only, and the mount works without it."""
         device = self.target.stat().st_dev
         knob = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
         with suppress(OSError):
@@ -142,7 +142,7 @@ class Mount:
 
 
 def unmount(target: Path) -> None:
-    """Unmount, aborting what hangs. Returns at once, whatever state the daemon is in."""
+    """Unmount, and abort pending requests. Returns at once, in any state of the daemon."""
     for flags in (MNT_FORCE, MNT_DETACH):
         try:
             _call("umount2", os.fsencode(target), flags)
@@ -163,13 +163,13 @@ def _call(name: str, *arguments: bytes | int) -> None:
 
 
 def _first_line(process: subprocess.Popen[str], seconds: float) -> str:
-    """The first line that a process writes, empty if it ends or the time passes before."""
+    """The first line that a process writes; empty if it ends or times out before."""
     if process.stdout is None:
         raise ThreeFSError("the daemon was started without a pipe")
     deadline = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        while (left := deadline - time.monotonic()) > 0:
-            if selector.select(left):
+        while (remaining := deadline - time.monotonic()) > 0:
+            if selector.select(remaining):
                 return process.stdout.readline()
     return ""

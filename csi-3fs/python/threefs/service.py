@@ -1,7 +1,7 @@
 """One service as a process: ``python -m threefs.service KIND CONFIG.json [PARENT_PID]``.
 
-The services are native; this is only how they are started. With a parent's process id the service
-dies together with its parent, however that one ends.
+The services are native; this module starts them. With a parent's process id the service dies
+together with its parent, in every case.
 """
 
 import sys

@@ -32,7 +32,7 @@ def deployed(tmp_path: Path) -> Iterator[Deployed]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="FUSE mounts need root")
 @pytest.mark.timeout(1200)
-def test_csi_sanity_finds_nothing(deployed: Deployed) -> None:
+def test_csi_sanity_passes(deployed: Deployed) -> None:
     """0 failures; skipped is only what the driver does not say that it can."""
     program = binaries.require("csi-sanity")["csi-sanity"]
     node = deployed.nodes[0]

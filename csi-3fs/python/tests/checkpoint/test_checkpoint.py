@@ -68,7 +68,7 @@ def same(left, right):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_every_kind_of_value_comes_back_on_every_rank(files, world_size):
+def test_every_kind_of_value_is_restored_on_every_rank(files, world_size):
     ranks = managers(files, world_size)
     assert save_all(ranks, 7, STATE) == [f"{FOLDER}/step-00000007"] * world_size
     for rank in ranks:
@@ -94,7 +94,7 @@ def test_each_rank_writes_its_share(files):
     assert max(sizes) - min(sizes) < 3 * 4096
 
 
-def test_sharded_state_comes_back_to_its_rank_and_only_in_the_same_world(files):
+def test_sharded_state_is_restored_to_its_rank_with_the_same_world_size_only(files):
     ranks = managers(files, 3)
     handles = [
         rank.save(1, {"shared": b"s"}, sharded={"mine": bytes([number]) * 5, "number": number})
@@ -110,7 +110,7 @@ def test_sharded_state_comes_back_to_its_rank_and_only_in_the_same_world(files):
         managers(files, 2)[0].load()
 
 
-def test_the_snapshot_is_of_the_moment_of_the_save(files):
+def test_the_snapshot_has_the_state_at_the_save(files):
     state = {"weights": bytearray(b"old" * 1000)}
     gate = threading.Event()
     original = files.batch_write
@@ -136,7 +136,7 @@ def test_the_newest_k_steps_are_kept(files, folder):
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000004", "step-00000005"]
 
 
-def test_a_step_saved_again_is_the_one_that_loads_and_the_old_one_goes_last(files, folder):
+def test_a_step_saved_again_replaces_the_old_one_which_is_removed_last(files, folder):
     (manager,) = managers(files)
     manager.save(4, {"x": b"first"}).wait(20)
     first = folder / "step-00000004"
@@ -212,7 +212,7 @@ DAMAGES = [
 @pytest.mark.parametrize(
     ("damage", "reason"), DAMAGES, ids=lambda value: getattr(value, "__name__", "")
 )
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before_and_that_is_said(
+def test_a_damaged_checkpoint_is_skipped_for_the_previous_one_and_reported(
     files, folder, caplog, damage, reason
 ):
     ranks = managers(files, 2)
@@ -246,7 +246,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before_and_that_is_said(
     lambda body: body.update(version=2),
     lambda body: body.update(entries=7),
 ])  # fmt: skip
-def test_a_manifest_that_makes_no_sense_is_damage_even_with_a_right_checksum(files, folder, change):
+def test_an_invalid_manifest_is_damage_even_with_a_valid_checksum(files, folder, change):
     (manager,) = managers(files)
     manager.save(1, {"x": b"1" * 100}).wait(20)
     manager.save(2, {"x": b"2" * 100}).wait(20)
@@ -258,7 +258,7 @@ def test_a_manifest_that_makes_no_sense_is_damage_even_with_a_right_checksum(fil
     assert manager.load().step == 1
 
 
-def test_a_server_that_is_away_is_an_error_and_no_reason_to_take_an_older_one(files):
+def test_an_unavailable_server_is_an_error_and_no_older_checkpoint_is_loaded(files):
     (manager,) = managers(files)
     for step in (1, 2):
         manager.save(step, {"x": b"x"}).wait(20)
@@ -271,7 +271,7 @@ def test_a_server_that_is_away_is_an_error_and_no_reason_to_take_an_older_one(fi
         manager.load()
 
 
-def test_nothing_saved_yet_is_said_as_such(files):
+def test_a_load_without_a_checkpoint_is_reported(files):
     (manager,) = managers(files)
     assert (manager.latest(), manager.load_latest()) == (None, None)
     with pytest.raises(CheckpointNotFoundError, match="no complete checkpoint"):
@@ -315,7 +315,7 @@ def test_a_full_disk_is_reported_and_the_next_save_works(files):
     assert manager.latest() == 2
 
 
-def test_a_second_save_waits_for_the_first_and_not_for_ever(files):
+def test_a_second_save_waits_for_the_first_for_a_limited_time(files):
     gate = threading.Event()
     original = files.batch_write
     files.batch_write = lambda writes: (gate.wait(10), original(writes))
@@ -329,7 +329,7 @@ def test_a_second_save_waits_for_the_first_and_not_for_ever(files):
     assert manager.load().state == {"x": b"3"}
 
 
-def test_on_durable_comes_before_any_rank_s_wait_returns_and_its_failure_changes_nothing(files):
+def test_on_durable_runs_before_any_wait_returns_and_its_failure_is_only_logged(files):
     ranks = managers(files, 3)
     told, gate = [], threading.Event()
 
@@ -347,7 +347,7 @@ def test_on_durable_comes_before_any_rank_s_wait_returns_and_its_failure_changes
     assert told == [(f"{FOLDER}/step-00000009", 9)]
 
 
-def test_a_later_attempt_sweeps_what_an_earlier_one_left(files, folder):
+def test_a_later_attempt_sweeps_files_of_an_earlier_one(files, folder):
     old = managers(files, 2, "a1", commit_seconds_max=0.01)
     save_all(managers(files, 2, "a0"), 1, {"x": b"1"})
     old[1].save(2, {"x": b"torn"})  # and rank 0 never came
@@ -367,17 +367,17 @@ def attempt(files, monkeypatch, number, chain="job-1"):
     return CheckpointManager(files, FOLDER)
 
 
-def test_an_earlier_attempt_that_lives_on_commits_nothing(files, folder, monkeypatch):
+def test_an_earlier_attempt_that_still_runs_commits_nothing(files, folder, monkeypatch):
     first = attempt(files, monkeypatch, 1)
     first.save(1, STATE).wait(10)
     second = attempt(files, monkeypatch, 2)
     first.save(2, STATE).wait(10)  # its successor has neither loaded nor saved yet
     assert second.load().step == 2
     # The successor continues from what it has loaded.
-    with pytest.raises(CheckpointSupersededError, match="attempt 2 of this job has begun"):
+    with pytest.raises(CheckpointSupersededError, match="attempt 2 of this job has started"):
         first.save(3, STATE).wait(10)
     second.save(3, STATE).wait(10)
-    with pytest.raises(CheckpointSupersededError, match="attempt 2 of this job has begun"):
+    with pytest.raises(CheckpointSupersededError, match="attempt 2 of this job has started"):
         first.save(4, STATE).wait(10)
     late = attempt(files, monkeypatch, 1)
     with pytest.raises(CheckpointSupersededError):
@@ -389,7 +389,7 @@ def test_an_earlier_attempt_that_lives_on_commits_nothing(files, folder, monkeyp
     assert [path.name for path in folder.glob("attempt-*")] == ["attempt-job_1-00000002"]
 
 
-def test_a_folder_that_takes_no_mark_is_loaded_and_the_mark_tried_again(
+def test_a_read_only_folder_is_loaded_and_the_attempt_mark_is_retried(
     files, folder, monkeypatch, caplog
 ):
     attempt(files, monkeypatch, 1).save(1, STATE).wait(10)
@@ -409,7 +409,7 @@ def test_a_folder_that_takes_no_mark_is_loaded_and_the_mark_tried_again(
     assert [path.name for path in folder.glob("attempt-*")] == ["attempt-job_1-00000002"]
 
 
-def test_an_earlier_attempt_leaves_alone_what_its_successor_is_saving(files, folder, monkeypatch):
+def test_an_earlier_attempt_does_not_sweep_files_of_its_successor(files, folder, monkeypatch):
     attempt(files, monkeypatch, 1).save(1, STATE).wait(10)
     first = attempt(files, monkeypatch, 1)
     first.load()
@@ -422,7 +422,7 @@ def test_an_earlier_attempt_leaves_alone_what_its_successor_is_saving(files, fol
         assert unfinished.exists()
 
 
-def test_another_job_begins_with_its_first_attempt(files, monkeypatch):
+def test_another_job_starts_with_its_first_attempt(files, monkeypatch):
     attempt(files, monkeypatch, 7).save(1, STATE).wait(10)
     attempt(files, monkeypatch, 1, chain="job-2").save(2, STATE).wait(10)
     assert attempt(files, monkeypatch, 2, chain="job-2").load().step == 2
@@ -434,7 +434,7 @@ def wait_for_threads():
             thread.join(10)
 
 
-def test_two_attempts_that_race_leave_only_whole_checkpoints(files, folder):
+def test_two_concurrent_attempts_leave_only_complete_checkpoints(files, folder):
     for round_ in range(10):
         state = {name: {"x": name.encode() * 5000} for name in ("left", "right")}
         attempts = {
@@ -474,7 +474,7 @@ def test_two_attempts_that_race_leave_only_whole_checkpoints(files, folder):
         ({"a": {1, 2}}, "`a` is a builtins.set"),
     ],
 )
-def test_what_cannot_be_saved_is_named_before_anything_is_written(files, folder, state, named):
+def test_unsupported_values_are_named_before_anything_is_written(files, folder, state, named):
     with pytest.raises(CheckpointError, match=named):
         managers(files)[0].save(1, state)
     assert not folder.exists()
@@ -495,7 +495,7 @@ def test_bad_arguments_are_named(files, monkeypatch):
         managers(files)[0].save(-1, {})
 
 
-def test_both_checksums_are_what_their_names_say():
+def test_both_checksums_match_their_specifications():
     assert checksum("crc32c", b"123456789") == 0xE3069283
     assert checksum("crc32", b"123456789") == 0xCBF43926
     from threefs.checkpoint.checksum import _crc32c_slow
@@ -516,7 +516,7 @@ def test_a_path_cannot_leave_the_folder(files, tmp_path):
     assert Path(tmp_path).parent.joinpath("inside.txt").exists() is False
 
 
-def test_a_process_that_ends_meanwhile_ends_after_its_checkpoint(files, tmp_path):
+def test_a_process_exits_after_its_checkpoint_is_saved(files, tmp_path):
     script = f"""
 from threefs.checkpoint import CheckpointManager, LocalFiles
 import time

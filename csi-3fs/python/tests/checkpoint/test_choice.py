@@ -53,7 +53,9 @@ def flip(path: Path, offset: int) -> None:
 
 
 @pytest.mark.parametrize("damaged", [0, 1, 2])
-def test_damage_of_one_ranks_own_state_sends_all_ranks_back(tmp_path: Path, damaged: int) -> None:
+def test_damage_of_one_ranks_state_makes_all_ranks_load_the_previous_checkpoint(
+    tmp_path: Path, damaged: int
+) -> None:
     ranks = ranks_of(LocalFiles(tmp_path), "a")
     save(ranks, 1, b"1")
     save(ranks, 2, b"2")
@@ -64,7 +66,7 @@ def test_damage_of_one_ranks_own_state_sends_all_ranks_back(tmp_path: Path, dama
     assert all(len(one.report.skipped) == 1 for one in loaded)
 
 
-def test_a_rank_that_cannot_read_the_choice_fails_and_takes_no_other(tmp_path: Path) -> None:
+def test_a_rank_that_cannot_read_the_choice_fails_and_loads_no_other(tmp_path: Path) -> None:
     ranks = ranks_of(LocalFiles(tmp_path), "a")
     save(ranks, 1, b"1")
     save(ranks, 2, b"2")
@@ -76,7 +78,7 @@ def test_a_rank_that_cannot_read_the_choice_fails_and_takes_no_other(tmp_path: P
     assert new[2].load().step == 2
 
 
-def test_a_checkpoint_that_is_committed_meanwhile_splits_no_job(tmp_path: Path) -> None:
+def test_a_concurrent_commit_does_not_split_the_ranks(tmp_path: Path) -> None:
     ranks = ranks_of(LocalFiles(tmp_path), "a")
     save(ranks, 1, b"1")
     new = ranks_of(LocalFiles(tmp_path), "b")
@@ -85,21 +87,21 @@ def test_a_checkpoint_that_is_committed_meanwhile_splits_no_job(tmp_path: Path) 
     assert [one.load().step for one in new[1:]] == [1, 1]
 
 
-def test_ranks_wait_for_the_choice_and_no_longer_than_they_may(tmp_path: Path) -> None:
+def test_ranks_wait_for_the_choice_until_their_timeout(tmp_path: Path) -> None:
     ranks = ranks_of(LocalFiles(tmp_path), "a", load_seconds_max=0.05)
     save(ranks, 1, b"1")
     with pytest.raises(CheckpointError, match=r"rank 0 has not chosen .* after 0.05 s"):
         ranks[1].load()
 
 
-def test_that_there_is_none_is_a_choice_too(tmp_path: Path) -> None:
+def test_the_absence_of_a_checkpoint_is_also_a_choice(tmp_path: Path) -> None:
     ranks = ranks_of(LocalFiles(tmp_path), "a")
     assert ranks[0].load_latest() is None
     save(ranks_of(LocalFiles(tmp_path), "a"), 1, b"1")
     assert [rank.load_latest() for rank in ranks[1:]] == [None, None]
 
 
-def test_why_rank_0_could_not_choose_is_said_on_every_rank(tmp_path: Path) -> None:
+def test_the_error_of_rank_0_is_reported_on_every_rank(tmp_path: Path) -> None:
     ranks = ranks_of(LocalFiles(tmp_path), "a")
     save(ranks, 1, b"1")
 
@@ -113,7 +115,7 @@ def test_why_rank_0_could_not_choose_is_said_on_every_rank(tmp_path: Path) -> No
         CheckpointManager(LocalFiles(tmp_path), FOLDER, 1, 3, attempt="b").load()
 
 
-def test_after_a_roll_back_the_new_timeline_wins_and_is_kept(tmp_path: Path) -> None:
+def test_after_a_rollback_the_newer_commits_are_loaded_and_kept(tmp_path: Path) -> None:
     files = LocalFiles(tmp_path)
     (old,) = ranks_of(files, "a", 1, keep=2)
     for step in (10, 20, 30):
@@ -130,7 +132,7 @@ def test_after_a_roll_back_the_new_timeline_wins_and_is_kept(tmp_path: Path) -> 
     assert not kept & {"step-00000020", "step-00000030"}, "the abandoned timeline goes"
 
 
-def test_what_a_load_left_is_swept_by_the_next_attempt(tmp_path: Path) -> None:
+def test_files_of_a_load_are_swept_by_the_next_attempt(tmp_path: Path) -> None:
     ranks = ranks_of(LocalFiles(tmp_path), "a")
     save(ranks, 1, b"1")
     assert [one.step for one in load_at_once(ranks)] == [1, 1, 1]
@@ -139,7 +141,7 @@ def test_what_a_load_left_is_swept_by_the_next_attempt(tmp_path: Path) -> None:
     assert not list((tmp_path / "c").glob("load.tmp-a-*"))
 
 
-def test_choices_go_with_the_next_commit(tmp_path: Path) -> None:
+def test_choices_are_removed_with_the_next_commit(tmp_path: Path) -> None:
     ranks = ranks_of(LocalFiles(tmp_path), "a")
     save(ranks, 1, b"1")
     assert [one.step for one in load_at_once(ranks)] == [1, 1, 1]

@@ -128,9 +128,7 @@ def killed_saver(tmp_path):
         yield run
 
 
-def test_whatever_the_moment_the_last_durable_checkpoint_or_a_newer_one_loads(
-    tmp_path, killed_saver
-):
+def test_after_any_kill_the_last_durable_checkpoint_or_a_newer_one_loads(tmp_path, killed_saver):
     newest = 0
     for kill in range(KILLS):
         repeat = killed_saver(kill)

@@ -24,7 +24,7 @@ def bits(tensor):
     return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
-def test_every_dtype_and_shape_comes_back_bit_for_bit(tmp_path):
+def test_every_dtype_and_shape_is_restored_bit_for_bit(tmp_path):
     torch.manual_seed(0)
     tensors = {}
     for dtype in DTYPES:
@@ -43,7 +43,7 @@ def test_every_dtype_and_shape_comes_back_bit_for_bit(tmp_path):
         assert torch.equal(bits(back[name]), bits(tensor.detach().resolve_conj())), name
 
 
-def test_a_training_goes_on_bit_for_bit_from_its_checkpoint(tmp_path):
+def test_a_training_continues_bit_for_bit_from_its_checkpoint(tmp_path):
     def make():
         torch.manual_seed(1)
         model = torch.nn.Sequential(
@@ -77,7 +77,7 @@ def test_a_training_goes_on_bit_for_bit_from_its_checkpoint(tmp_path):
     assert digest(model=model, optimizer=optimizer) == digest(model=whole[0], optimizer=whole[1])
 
 
-def test_numpy_arrays_come_back(tmp_path):
+def test_numpy_arrays_are_restored(tmp_path):
     numpy = pytest.importorskip("numpy")
     state = {
         "a": numpy.arange(12, dtype=">i4").reshape(3, 4).T,

@@ -1,4 +1,4 @@
-"""A Kubernetes API server as far as the issuer asks one: objects, and tokens bound to pods."""
+"""A Kubernetes API server with the calls of the issuer: objects, and tokens bound to pods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DRIVER_NAME = "3fs.csi.fireflyer.dev"
 
 @dataclass(frozen=True)
 class Token:
-    """Whom a token stands for."""
+    """The identity of a token."""
 
     namespace: str
     account: str
@@ -28,7 +28,7 @@ class Token:
 
 
 class FakeApiServer:
-    """Reviews tokens as the API server does: signature, audience, and the life of the pod."""
+    """Reviews tokens like the API server: signature, audience, and existence of the pod."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
@@ -77,7 +77,7 @@ class FakeApiServer:
         path.write_text(self.own_token + "\n")
         return path
 
-    # What the issuer asks
+    # Calls of the issuer
 
     def get(self, path: str) -> dict[str, Any] | None:
         return self.objects.get(path)
@@ -86,7 +86,7 @@ class FakeApiServer:
         spec = body["spec"]
         token = self.tokens.get(spec["token"])
         wanted = spec.get("audiences") or ["https://kubernetes.default.svc"]
-        audiences = [one for one in (token.audiences if token else ()) if one in wanted]
+        audiences = [name for name in (token.audiences if token else ()) if name in wanted]
         status: dict[str, Any] = {"authenticated": False, "error": "invalid bearer token"}
         if token is not None and audiences and self._is_bound(token):
             extra = {}
@@ -109,7 +109,7 @@ class FakeApiServer:
         pod = self.objects.get(pod_path(token.namespace, token.pod))
         return pod is not None and pod["metadata"]["uid"] == token.pod_uid
 
-    # What tests put there
+    # Calls of tests
 
     def issue(
         self,
@@ -118,14 +118,14 @@ class FakeApiServer:
         account: str = "default",
         audiences: tuple[str, ...] = ("3fs",),
     ) -> str:
-        """A token, bound to a pod if one is named."""
+        """Create a token, bound to a pod if one is named."""
         text = secrets.token_urlsafe(24)
         uid = self.objects[pod_path(namespace, pod)]["metadata"]["uid"] if pod else ""
         self.tokens[text] = Token(namespace, account, pod, uid, audiences)
         return text
 
     def add_node_plugin(self, node: str, namespace: str = DRIVER_NAMESPACE) -> str:
-        """The node plugin of a node; its token."""
+        """Create the node plugin of a node; returns its token."""
         self.add_pod(namespace, f"threefs-csi-node-{node}", node)
         return self.issue(namespace, f"threefs-csi-node-{node}", "threefs-csi-node")
 
@@ -153,7 +153,7 @@ class FakeApiServer:
         driver: str = DRIVER_NAME,
         modes: tuple[str, ...] = ("ReadWriteMany",),
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A claim and the PersistentVolume that it is bound to."""
+        """Create a claim and the PersistentVolume to which it is bound."""
         uid = secrets.token_hex(8)
         claim = {
             "metadata": {"name": name, "namespace": namespace, "uid": uid},

@@ -51,11 +51,11 @@ class Driver:
     metrics: Metrics = field(default_factory=Metrics)
     name: str = DRIVER
     issuer: Issuer | None = None
-    """Of the node's tickets; by default it issues them with the key."""
+    """Issuer of the node's tickets; default: issued with the key."""
     now: float = 0.0
     wall: float = 1_000_000.0
     timeouts: list[float] = field(default_factory=list)
-    """Of each connection to 3FS, as it was made."""
+    """Arguments of each connection to 3FS."""
 
     def __post_init__(self) -> None:
         default = self.folder / "clusters" / "default"
@@ -113,7 +113,7 @@ class Driver:
         ]
 
     def call(self, request: Any) -> Any:
-        """Send a request to the method of its name."""
+        """Send a request to the method with its name."""
         name = type(request).__name__.removesuffix("Request")
         for stub in self._stubs:
             if hasattr(stub, name):
@@ -121,7 +121,7 @@ class Driver:
         raise AssertionError(name)
 
     def refused(self, request: Any) -> tuple[str, str]:
-        """The code and the words of a request that must not be served; it is counted once."""
+        """The code and message of a request that must be refused; it is counted once."""
         call = type(request).__name__.removesuffix("Request")
         before = self.counts(call)
         with pytest.raises(grpc.RpcError) as caught:
@@ -132,7 +132,7 @@ class Driver:
         return code, error.details()
 
     def code(self, request: Any) -> str:
-        """The code of a request that may be served or not."""
+        """The code of a request that may succeed or fail."""
         try:
             self.call(request)
         except grpc.RpcError as error:
@@ -151,7 +151,7 @@ class Driver:
         return self.call(publish_request(volume, path, **more))
 
     def counts(self, call: str) -> Counter[str]:
-        """How often a call was answered with each code."""
+        """Number of answers of a call by code."""
         return Counter(
             {
                 sample.labels["code"]: int(sample.value)
@@ -173,12 +173,12 @@ class Driver:
 
 
 def sealed(_key_file: str, **fields: Any) -> str:
-    """In place of a ticket: its fields."""
+    """Instead of a ticket: its fields."""
     return json.dumps(fields)
 
 
 def unsealed(_key_file: str, ticket: str) -> tuple[str, int, str, bool, str, int]:
-    """What `sealed` has made; nothing else is genuine."""
+    """Tickets made by `sealed`; all others are forged."""
     try:
         fields = json.loads(ticket)
         names = ("cluster", "directory", "path", "read_only", "node", "expires_unix_s")

@@ -64,7 +64,7 @@ def tokens(token: str, audience: str = "3fs") -> dict[str, str]:
 
 
 def named(pod: dict[str, Any]) -> dict[str, str]:
-    """As the kubelet names a pod in a publish request."""
+    """The pod's identity as the kubelet passes it in a publish request."""
     parts = ("namespace", "name", "uid")
     return {f"csi.storage.k8s.io/pod.{part}": pod["metadata"][part] for part in parts}
 

@@ -21,7 +21,7 @@ SMALL_DAEMON = [sys.executable, "-I", fuse_daemon.__file__]
 
 
 def can_mount() -> bool:
-    """Whether this machine and this user can make FUSE mounts."""
+    """Whether this user can create FUSE mounts here."""
     return os.geteuid() == 0 and Path("/dev/fuse").exists()
 
 
@@ -116,12 +116,12 @@ class MountManagerProcess:
         return (self.folder / "manager.log").read_text()
 
     def mounts(self) -> list[str]:
-        """Where anything is mounted below this folder."""
+        """Mount points below this folder."""
         inside = str(self.folder)
         return [mount.target for mount in mountinfo.read() if mount.target.startswith(inside)]
 
     def close(self) -> None:
-        """End everything that was started here and undo every mount."""
+        """Stop all processes that were started here and unmount everything."""
         pids = set()
         if self.processes and self.processes[-1].poll() is None:
             pids = {served.pid for served in self.client.state()[1] if served.pid}
@@ -135,7 +135,7 @@ class MountManagerProcess:
 
 
 def end(pid: int) -> None:
-    """Kill a process that may have ended."""
+    """Kill a process that may already have ended."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -1,6 +1,6 @@
-"""The memory of one volume's FUSE daemons is not another's.
+"""Memory limits of FUSE daemons by volume.
 
-A folder stands in for the kernel's; the last test asks a kernel with control groups v2.
+A plain folder replaces the kernel's control groups; the last tests need a kernel with version 2.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ time.sleep(600)
 
 @pytest.fixture
 def group(tmp_path: Path) -> Path:
-    """A container's group as the kernel shows it, with two processes."""
+    """A container's group in the kernel's layout, with two processes."""
     (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
     (tmp_path / "memory.max").write_text(f"{LIMIT}\n")
     (tmp_path / "cgroup.procs").write_text("11\n12\n")
@@ -61,7 +61,7 @@ def held(volume: str) -> ManagedMount:
     return ManagedMount(volume, "default", "/data", f"/place/{volume}", False, "0:99", 0)
 
 
-def test_the_mount_manager_and_the_daemons_divide_the_containers_memory(group: Path) -> None:
+def test_the_containers_memory_is_divided_between_mount_manager_and_daemons(group: Path) -> None:
     groups = divide(group)
     assert (group / "cgroup.subtree_control").read_text() == "+memory"
     assert (group / "manager" / "cgroup.procs").read_text() == "12", "the last one that moved"
@@ -80,7 +80,7 @@ def test_other_limits_of_the_container(group: Path, limit: str, daemons: str | N
 def test_a_process_that_starts_meanwhile_is_moved_as_well(
     group: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A probe of the kubelet is started in the container's own group."""
+    """The kubelet starts probes in the container's group."""
     moved, busy = [], [3, 2, 1]
     real = Path.write_text
 
@@ -88,7 +88,7 @@ def test_a_process_that_starts_meanwhile_is_moved_as_well(
         if path.name == "cgroup.procs":
             moved.append(text)
         if path == group / "cgroup.subtree_control" and busy:
-            # The first one is ending: it is on no list, and counts.
+            # The first process is exiting: it is not listed, but still counts.
             if busy.pop() == 2:
                 real(group / "cgroup.procs", "13\n")
             else:
@@ -101,7 +101,7 @@ def test_a_process_that_starts_meanwhile_is_moved_as_well(
     assert moved == ["11", "12", "13"]
 
 
-def test_where_processes_never_stop_coming_the_reason_is_reported(
+def test_the_reason_is_reported_if_new_processes_keep_appearing(
     group: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Path.write_text
@@ -120,7 +120,7 @@ def test_where_processes_never_stop_coming_the_reason_is_reported(
 def test_the_container_is_found_in_both_views_of_the_tree(group: Path, tmp_path: Path) -> None:
     process = tmp_path / "process"
     process.write_text("0::/\n")
-    assert own_group(group, process) == group, "with a namespace of its own"
+    assert own_group(group, process) == group, "with a separate namespace"
     inside = group / "kubepods" / "pod1" / "c1"
     inside.mkdir(parents=True)
     (inside / "memory.max").write_text("max")
@@ -128,7 +128,7 @@ def test_the_container_is_found_in_both_views_of_the_tree(group: Path, tmp_path:
     assert own_group(group, process) == inside
 
 
-def test_where_there_are_none_the_reason_is_reported(group: Path, tmp_path: Path) -> None:
+def test_the_reason_is_reported_without_control_groups(group: Path, tmp_path: Path) -> None:
     process = tmp_path / "process"
     process.write_text("4:memory:/x\n0::/\n")
     (group / "memory.max").unlink()
@@ -139,7 +139,7 @@ def test_where_there_are_none_the_reason_is_reported(group: Path, tmp_path: Path
         own_group(group, process)
 
 
-def test_a_daemon_is_in_its_volumes_group_before_it_is_the_daemon(group: Path) -> None:
+def test_a_daemon_enters_its_volumes_group_before_it_is_executed(group: Path) -> None:
     inside = divide(group).of("one")
     command = [sys.executable, "-I", "-S", "-c", "import sys; print(sys.argv[1:])", "a b", "$c"]
     done = subprocess.run(inside.enter(command), capture_output=True, text=True, check=True)
@@ -151,10 +151,10 @@ def test_a_daemon_is_in_its_volumes_group_before_it_is_the_daemon(group: Path) -
 
 
 @pytest.mark.parametrize("refuses", ["missing", "write"])
-def test_a_daemon_that_cannot_enter_serves_and_the_log_says_so(
+def test_a_daemon_that_cannot_enter_its_group_serves_and_is_logged(
     group: Path, capfd: pytest.CaptureFixture[str], refuses: str
 ) -> None:
-    """Without delegation the kernel refuses the move after the group was made."""
+    """Without delegation the kernel refuses the move after the group was created."""
     inside = divide(group).of("one")
     script = "echo data $(ulimit -H -d) >&2; echo '{}'; exec sleep 60"
     made = inside.enter(["/bin/true"])
@@ -177,14 +177,14 @@ def test_a_daemon_that_cannot_enter_serves_and_the_log_says_so(
 
 
 def test_processes_that_may_not_be_moved_leave_the_daemons_without_groups(group: Path) -> None:
-    """As without delegation: the mount manager serves all the same."""
+    """As without delegation: the mount manager serves anyway."""
     (group / "manager" / "cgroup.procs").mkdir(parents=True)
     with pytest.raises(CgroupError, match=r"manager/cgroup.procs: Is a directory"):
         divide(group)
 
 
-def test_one_that_was_killed_for_memory_says_so(group: Path, tmp_path: Path) -> None:
-    """And the daemons of a volume are in the group of this volume."""
+def test_a_daemon_killed_for_memory_is_reported(group: Path, tmp_path: Path) -> None:
+    """The daemons of a volume are in its group."""
     groups = divide(group)
     inside = groups.of(ticket_folder("v1"))
     events = inside.path / "memory.events"
@@ -203,7 +203,7 @@ def test_one_that_was_killed_for_memory_says_so(group: Path, tmp_path: Path) -> 
     assert (inside.path / "cgroup.procs").read_text() == "0\n"
 
 
-def test_without_a_group_the_daemon_starts_and_the_log_says_why(
+def test_a_daemon_without_a_group_starts_and_the_reason_is_logged(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     gone = Cgroups(tmp_path / "gone").of("one")
@@ -222,7 +222,7 @@ def test_without_a_group_the_daemon_starts_and_the_log_says_why(
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: run it as root")
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_daemon_keeps_the_lower_limit_that_it_was_started_with(alone: bool) -> None:
-    """It sets its own as root, who may raise it."""
+    """The daemon sets its own limit as root, which could raise it."""
     code = (
         "import resource, threefs.confine; threefs.confine.confine(0x70000001);"
         "print(*resource.getrlimit(resource.RLIMIT_DATA))"
@@ -234,28 +234,28 @@ def test_a_daemon_keeps_the_lower_limit_that_it_was_started_with(alone: bool) ->
     assert done.stdout == f"{expected} {expected}\n"
 
 
-def test_groups_of_volumes_that_are_gone_are_removed(tmp_path: Path) -> None:
+def test_groups_of_unmounted_volumes_are_removed(tmp_path: Path) -> None:
     daemons = tmp_path / "daemons"
     for volume in ("one", "two", "three"):
         (daemons / ticket_folder(volume)).mkdir(parents=True)
-    # Its processes have not ended.
+    # Its processes still run.
     (daemons / ticket_folder("two") / "cgroup.procs").write_text("7")
     (daemons / "cgroup.procs").touch()
     made = DaemonFactory([], tmp_path, tmp_path, Cgroups(daemons))
 
     def mounts() -> list[ManagedMount]:
-        # A mount that is made meanwhile: it is in the table first.
+        # A concurrent mount: it is in the table first.
         (daemons / ticket_folder("four")).mkdir()
         return [held("one")]
 
     made.sweep_groups(mounts)
     left = {path.name for path in daemons.iterdir() if path.is_dir()}
-    assert left == {ticket_folder(one) for one in ("one", "two", "four")}
+    assert left == {ticket_folder(name) for name in ("one", "two", "four")}
 
 
 @pytest.fixture
 def kernels_group() -> Iterator[Path]:
-    """A group of a real kernel in which nothing runs, as a runtime makes it for a container."""
+    """An empty group of the kernel, as a runtime creates it for a container."""
     root = cgroups.ROOT
     try:
         usable = "memory" in (root / "cgroup.controllers").read_text().split()
@@ -286,16 +286,16 @@ def _empty(group: Path) -> None:
             return
 
 
-def test_the_kernel_kills_the_large_daemon_alone(
+def test_the_kernel_kills_only_the_large_daemon(
     kernels_group: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond its volume's limit, and where all daemons are beyond theirs together."""
+    """At the limit of its volume, and at the common limit of all daemons."""
     monkeypatch.setattr(cgroups, "MANAGER_BYTES", 64 << 20)
     monkeypatch.setattr(cgroups, "VOLUME_BYTES_MAX", 128 << 20)
     (kernels_group / "memory.max").write_text(str(256 << 20))
-    # As the kubelet has it: a container that is short of memory ends as a whole.
+    # As set by the kubelet: a container that exceeds its memory is killed as a whole.
     (kernels_group / "memory.oom.group").write_text("1")
-    # A failure leaves them to the fixture, which kills all that is in the group.
+    # After a failure the fixture kills all processes of the group.
     reserve = subprocess.Popen(["sleep", "600"])
     (kernels_group / "cgroup.procs").write_text(str(reserve.pid))
     groups = divide(kernels_group)
@@ -314,14 +314,14 @@ def test_the_kernel_kills_the_large_daemon_alone(
     large = eat("large", 200)
     assert large.wait(60) == -signal.SIGKILL
     assert groups.of("large").kills() > 0
-    # Within its own limit, but not with the others in what all have together: the largest.
+    # Within its own limit, but all together exceed the common one: the largest is killed.
     other = eat("other", 90)
     assert middle.wait(60) == -signal.SIGKILL
     assert is_served(other)
-    assert [one.poll() for one in (small, other, reserve)] == [None, None, None]
-    for one in (small, other, reserve):
-        one.kill()
-        one.wait()
+    assert [process.poll() for process in (small, other, reserve)] == [None, None, None]
+    for process in (small, other, reserve):
+        process.kill()
+        process.wait()
 
 
 def test_a_mount_manager_divides_its_own_group(kernels_group: Path, tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_a_mount_manager_divides_its_own_group(kernels_group: Path, tmp_path: Pa
 
 
 def mount(manager: MountManagerProcess) -> None:
-    """On a kernel in an emulator a child takes longer than the mount manager gives it."""
+    """In an emulated kernel a child takes longer than the mount manager's timeout."""
     deadline = time.monotonic() + 60
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Volumes are made, found again, listed, grown and removed; wrong requests change nothing."""
+"""Volumes are created, listed, expanded and deleted; invalid requests change nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_volume_is_a_directory_with_a_hard_quota_and_the_classs_owner(driver: 
 def test_every_volume_has_a_limit_of_inodes(
     driver: Driver, asked: dict[str, str], first: int, grown: int
 ) -> None:
-    """Metadata is shared by all tenants: without one a small claim fills it with empty files."""
+    """All tenants share metadata: without a limit a small claim fills it with empty files."""
 
     def limit() -> int | None:
         quota = driver.files.quota("/volumes/a")
@@ -62,14 +62,14 @@ def test_every_volume_has_a_limit_of_inodes(
     assert limit() == grown
 
 
-def test_a_large_claim_gets_no_more_inodes_than_a_class_that_says_so(driver: Driver) -> None:
-    """A tenant chooses the size: a pebibyte would be more than all metadata can be."""
+def test_a_large_claim_is_limited_by_the_inodes_of_its_class(driver: Driver) -> None:
+    """A tenant chooses the size: inodes for a pebibyte would exceed the metadata store."""
     volume = driver.create("a", capacity_range=size(GIBIBYTE << 20))
     assert volume.capacity_bytes == GIBIBYTE << 20
     quota = driver.files.quota("/volumes/a")
     assert quota is not None
     assert quota.inodes_max == 1 << 24
-    # One of an earlier release keeps what it has.
+    # A volume of an earlier release keeps its limit.
     driver.files.set_quota("/volumes/a", bytes_max=GIBIBYTE << 20, inodes_max=1 << 26)
     grow = csi.ControllerExpandVolumeRequest(
         volume_id=volume.volume_id, capacity_range=size(GIBIBYTE << 21)
@@ -80,7 +80,7 @@ def test_a_large_claim_gets_no_more_inodes_than_a_class_that_says_so(driver: Dri
     assert quota.inodes_max == 1 << 26
 
 
-def test_the_same_request_finds_the_same_volume(driver: Driver) -> None:
+def test_a_repeated_request_returns_the_same_volume(driver: Driver) -> None:
     first = driver.create("pvc-1", capacity_range=size(GIBIBYTE))
     before = driver.files.paths()
     assert driver.create("pvc-1", capacity_range=size(GIBIBYTE)) == first
@@ -89,7 +89,7 @@ def test_the_same_request_finds_the_same_volume(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("wanted", [size(2 * GIBIBYTE), size(1, GIBIBYTE // 2)])
-def test_a_name_that_is_taken_by_another_size_is_refused(
+def test_a_name_that_exists_with_another_size_is_refused(
     driver: Driver, wanted: csi.CapacityRange
 ) -> None:
     driver.create("pvc-1", capacity_range=size(GIBIBYTE))
@@ -99,7 +99,7 @@ def test_a_name_that_is_taken_by_another_size_is_refused(
 
 
 @pytest.mark.parametrize("changed", [{"uid": "8"}, {"gid": "8"}, {"mode": "0700"}])
-def test_a_name_that_is_taken_by_another_classs_owner_is_refused(
+def test_a_name_that_exists_with_another_owner_is_refused(
     driver: Driver, changed: dict[str, str]
 ) -> None:
     owner = {"uid": "7", "gid": "7", "mode": "0750"}
@@ -111,13 +111,13 @@ def test_a_name_that_is_taken_by_another_classs_owner_is_refused(
     assert driver.create("pvc-1", parameters=owner) == first
 
 
-def test_without_a_size_it_is_the_default_within_the_limit(driver: Driver) -> None:
+def test_without_a_size_the_default_within_the_limit_applies(driver: Driver) -> None:
     assert driver.create("a").capacity_bytes == GIBIBYTE
     assert driver.create("b", capacity_range=size(0, 1000)).capacity_bytes == 1000
 
 
 @pytest.mark.parametrize("name", ["ü" * 64, "x" * 128, "a/b", "../../etc", ".", "..", "sha256-x"])
-def test_every_name_makes_one_plain_directory(driver: Driver, name: str) -> None:
+def test_every_name_becomes_a_plain_directory_name(driver: Driver, name: str) -> None:
     volume = driver.create(name)
     assert volume.volume_id.startswith("v1:default:/volumes/")
     leaf = volume.volume_id.rpartition("/")[2]
@@ -166,17 +166,17 @@ def test_every_name_makes_one_plain_directory(driver: Driver, name: str) -> None
         ),
     ],
 )
-def test_a_wrong_creation_is_refused_by_its_field_and_makes_nothing(
+def test_an_invalid_creation_is_refused_by_its_field_and_creates_nothing(
     driver: Driver, changed: dict[str, Any], code: str, words: str
 ) -> None:
-    told = driver.refused(create_request(**changed))
-    assert told[0] == code
-    assert words in told[1]
+    status, message = driver.refused(create_request(**changed))
+    assert status == code
+    assert words in message
     assert driver.files.paths() == ["/"]
     assert driver.counted("CreateVolume", code) == 1
 
 
-def test_a_directory_that_is_no_volume_is_not_taken_and_not_removed(driver: Driver) -> None:
+def test_a_directory_that_is_not_a_volume_is_neither_used_nor_removed(driver: Driver) -> None:
     for path in ("/volumes", "/volumes/home"):
         driver.files.make_directory(path)
     driver.files.write("/volumes/home/thesis.tex", 10)
@@ -193,7 +193,7 @@ def test_a_directory_that_is_no_volume_is_not_taken_and_not_removed(driver: Driv
 
 @pytest.mark.parametrize("removed", [False, True])
 @pytest.mark.parametrize("broken_at", range(1, 14))
-def test_a_creation_that_broke_off_is_ended_by_the_next_attempt_or_removed(
+def test_an_interrupted_creation_is_completed_or_removed(
     driver: Driver, broken_at: int, removed: bool
 ) -> None:
     inner, calls = driver.files._enter, [0]
@@ -238,7 +238,7 @@ def test_a_creation_that_broke_off_is_ended_by_the_next_attempt_or_removed(
         "v1:" + "x" * 200,
     ],
 )
-def test_an_id_with_a_path_of_its_own_leads_nowhere(driver: Driver, volume_id: str) -> None:
+def test_a_forged_id_reaches_no_directory(driver: Driver, volume_id: str) -> None:
     driver.create("a")
     before = driver.files.paths()
     for request in (
@@ -255,7 +255,7 @@ def test_an_id_with_a_path_of_its_own_leads_nowhere(driver: Driver, volume_id: s
     assert driver.files.paths() == before
 
 
-def test_removing_twice_or_what_never_was_is_no_error(driver: Driver) -> None:
+def test_removing_twice_or_a_missing_volume_succeeds(driver: Driver) -> None:
     volume = driver.create("a")
     driver.files.write("/volumes/a/data/file", 5)
     for volume_id in (volume.volume_id, volume.volume_id, "no-id-of-ours", "v1:default:/v/never"):
@@ -264,7 +264,7 @@ def test_removing_twice_or_what_never_was_is_no_error(driver: Driver) -> None:
     assert driver.refused(csi.DeleteVolumeRequest())[0] == "INVALID_ARGUMENT"
 
 
-def test_pages_together_are_the_whole_list(driver: Driver) -> None:
+def test_pages_together_are_the_complete_list(driver: Driver) -> None:
     assert not driver.call(csi.ListVolumesRequest()).entries
     made = {
         driver.create(f"v-{number}", parameters={"path": f"/p{number % 3}"}).volume_id
@@ -278,14 +278,14 @@ def test_pages_together_are_the_whole_list(driver: Driver) -> None:
         token = page.next_token
         if not token:
             break
-        # What is removed between two pages does not move the others.
+        # A removal between two pages does not shift the others.
         driver.call(csi.DeleteVolumeRequest(volume_id=found[0]))
     assert len(found) == len(set(found)) == 10
     assert set(found) == made
 
 
 @pytest.mark.parametrize("token", ["x", "!!!!", "AAAA", "djE6", "1" * 1000])
-def test_a_token_of_somebody_else_is_refused(driver: Driver, token: str) -> None:
+def test_a_foreign_page_token_is_refused(driver: Driver, token: str) -> None:
     assert driver.refused(csi.ListVolumesRequest(starting_token=token))[0] == "ABORTED"
     assert driver.refused(csi.ListVolumesRequest(max_entries=-1))[0] == "INVALID_ARGUMENT"
 
@@ -337,7 +337,7 @@ def test_a_volume_grows_and_never_shrinks(driver: Driver) -> None:
     assert driver.refused(gone)[0] == "NOT_FOUND"
 
 
-def test_the_condition_says_when_a_volume_is_full(driver: Driver) -> None:
+def test_the_condition_reports_a_full_volume(driver: Driver) -> None:
     volume = driver.create("a", capacity_range=size(1000))
     ask = csi.ControllerGetVolumeRequest(volume_id=volume.volume_id)
     assert not driver.call(ask).status.volume_condition.abnormal
@@ -350,12 +350,12 @@ def test_the_condition_says_when_a_volume_is_full(driver: Driver) -> None:
     assert driver.refused(csi.ControllerGetVolumeRequest())[0] == "INVALID_ARGUMENT"
 
 
-def test_a_list_tells_the_same_condition_as_a_volume_alone(driver: Driver) -> None:
+def test_a_list_reports_the_same_condition_as_a_single_volume(driver: Driver) -> None:
     for name in ("full", "well"):
         driver.create(name, capacity_range=size(1000))
     driver.files.write("/volumes/full/data/big", 1000)
 
-    def told() -> dict[str, str]:
+    def conditions() -> dict[str, str]:
         entries = driver.call(csi.ListVolumesRequest()).entries
         for entry in entries:
             ask = csi.ControllerGetVolumeRequest(volume_id=entry.volume.volume_id)
@@ -363,15 +363,15 @@ def test_a_list_tells_the_same_condition_as_a_volume_alone(driver: Driver) -> No
             assert entry.status.volume_condition == alone
         return {e.volume.volume_id[-4:]: e.status.volume_condition.message for e in entries}
 
-    assert told() == {
+    assert conditions() == {
         "full": "full: 1000 of 1000 bytes used; remove files or expand the claim",
         "well": "serving",
     }
     driver.files.chains_down = 2
-    assert all("2 chains of cluster default" in words for words in told().values())
+    assert all("2 chains of cluster default" in words for words in conditions().values())
 
 
-def test_a_record_that_cannot_be_read_hides_one_volume_alone(
+def test_an_unreadable_record_hides_only_its_volume(
     driver: Driver, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("a", "b", "c"):
@@ -394,7 +394,7 @@ def test_capacity_is_the_clusters(driver: Driver) -> None:
     assert driver.refused(unknown)[0] == "INVALID_ARGUMENT"
 
 
-def test_a_second_call_for_a_volume_under_way_is_told_to_come_back(driver: Driver) -> None:
+def test_a_second_call_for_a_busy_volume_is_aborted(driver: Driver) -> None:
     driver.files.free.clear()
     first = threading.Thread(target=driver.create, args=("a",))
     first.start()
@@ -408,7 +408,7 @@ def test_a_second_call_for_a_volume_under_way_is_told_to_come_back(driver: Drive
     assert driver.create("a").volume_id == "v1:default:/volumes/a"
 
 
-def test_many_at_once_make_one(driver: Driver) -> None:
+def test_concurrent_creations_create_one_volume(driver: Driver) -> None:
     made: list[str] = []
     threads = [
         threading.Thread(target=lambda: made.append(driver.create("same").volume_id))
@@ -421,7 +421,7 @@ def test_many_at_once_make_one(driver: Driver) -> None:
     assert made == ["v1:default:/volumes/same"] * 16
 
 
-def test_a_cluster_that_is_away_is_a_reason_to_come_back(driver: Driver) -> None:
+def test_an_unavailable_cluster_is_a_retryable_error(driver: Driver) -> None:
     driver.files.fail = threefs.Unavailable("mgmtd does not answer", who="mgmtd")
     assert driver.refused(create_request())[0] == "UNAVAILABLE"
     driver.files.fail = threefs.NoSpace("the disks are full")
@@ -438,22 +438,22 @@ def test_a_cluster_that_is_away_is_a_reason_to_come_back(driver: Driver) -> None
         csi.ControllerModifyVolumeRequest(volume_id="a"),
     ],
 )
-def test_what_is_not_advertised_is_not_served(driver: Driver, request_: Any) -> None:
+def test_calls_that_are_not_advertised_are_unimplemented(driver: Driver, request_: Any) -> None:
     assert driver.refused(request_)[0] == "UNIMPLEMENTED"
 
 
-def test_an_enormous_request_is_refused_before_it_is_read(driver: Driver) -> None:
+def test_an_oversized_request_is_refused_before_it_is_parsed(driver: Driver) -> None:
     code, words = driver.refused(create_request(parameters={"path": "/" + "a" * (2 << 20)}))
     assert code == "RESOURCE_EXHAUSTED"
     assert "the maximum is 1048576" in words
     assert driver.counted("CreateVolume", code) == 1
-    # Beyond what is taken from the wire at all.
+    # Above the limit of gRPC itself.
     assert driver.code(create_request(parameters={"path": "a" * (5 << 20)})) == "RESOURCE_EXHAUSTED"
     driver.create("still-there")
 
 
 @pytest.mark.parametrize("call", ["Controller/CreateVolume", "Node/NodeStageVolume"])
-def test_what_is_no_message_is_refused_and_counted(driver: Driver, call: str) -> None:
+def test_an_invalid_message_is_refused_and_counted(driver: Driver, call: str) -> None:
     ask = driver.channel.unary_unary(f"/csi.v1.{call}")
     with pytest.raises(grpc.RpcError) as caught:
         ask(b"\xff" * 100, timeout=60)

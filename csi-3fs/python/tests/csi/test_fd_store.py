@@ -1,5 +1,4 @@
-"""A mount manager that is killed leaves its mounts to the descriptor store; the "
-"next mount manager gets them back."""
+"""The descriptor store keeps the mounts of a killed mount manager for the next one."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def manager(tmp_path: Path) -> Iterator[MountManagerProcess]:
 
 
 def read(path: str) -> str:
-    """Read in a child: a test that hangs must not hang the tests."""
+    """Read in a child process, so that a hung read fails the test with a timeout."""
     done = subprocess.run(
         ["cat", path], capture_output=True, text=True, timeout=WAIT_SECONDS, check=True
     )
@@ -47,8 +46,8 @@ def read(path: str) -> str:
 
 
 def opened(path: str) -> subprocess.Popen[str]:
-    """A process with an open file, which it reads when it is told to. Not this one: its children
-    close what it has open, and a close waits for a daemon.
+    """A process with an open file, which it reads on request. It is separate from this process,
+    whose children close its open files, and a close waits for a daemon.
     """
     process = subprocess.Popen(
         ["sh", "-c", 'exec 3<"$0"; echo open; read -r _; cat <&3', path],
@@ -62,7 +61,7 @@ def opened(path: str) -> subprocess.Popen[str]:
 
 
 def kill(manager: MountManagerProcess) -> None:
-    """The mount manager and, as they are in one container, its daemons."""
+    """Kill the mount manager and its daemons, which share its container."""
     pids = [served.pid for served in manager.client.state()[1]]
     manager.processes[-1].kill()
     manager.processes[-1].wait()
@@ -76,7 +75,7 @@ def test_mounts_and_open_files_survive_a_killed_mount_manager(manager: MountMana
     before = read(manager.place("pod/hello"))
     open_file = opened(manager.place("pod/hello"))
     kill(manager)
-    # A program that asks in between waits for the next manager.
+    # A request in between waits for the next manager.
     asked: list[str] = []
     waiting = threading.Thread(target=lambda: asked.append(read(f"{places[1]}/hello")))
     waiting.start()
@@ -88,14 +87,14 @@ def test_mounts_and_open_files_survive_a_killed_mount_manager(manager: MountMana
     after = read(manager.place("pod/hello"))
     assert after != before
     assert open_file.communicate("\n", timeout=WAIT_SECONDS)[0]
-    # And once more: what was taken back is kept again.
+    # Again: recovered mounts are stored again.
     kill(manager)
     manager.start()
     manager.wait_state("volume-2", "serving")
     assert read(f"{places[2]}/hello")
 
 
-def test_a_mount_that_was_undone_is_not_kept(manager: MountManagerProcess) -> None:
+def test_an_unmounted_volume_is_removed_from_the_store(manager: MountManagerProcess) -> None:
     first, second = manager.mount("first"), manager.mount("second")
     manager.client.unmount(first)
     subprocess.run(["umount", "-l", second], check=True, timeout=WAIT_SECONDS)
@@ -105,11 +104,10 @@ def test_a_mount_that_was_undone_is_not_kept(manager: MountManagerProcess) -> No
     assert read(f"{manager.mount('first')}/hello")
 
 
-def test_a_mount_that_a_new_mount_manager_did_not_get_at_first_is_taken_later(
+def test_a_mount_that_the_store_returned_late_is_adopted(
     manager: MountManagerProcess, tmp_path: Path
 ) -> None:
-    """The descriptor store was too slow when that mount manager began: it has the "
-    "last descriptor nevertheless."""
+    """The descriptor store answered too late at the start, but still has the last descriptor."""
     place = manager.mount("one")
     gone = manager.mount("gone")
     kill(manager)
@@ -127,7 +125,7 @@ def test_a_mount_that_a_new_mount_manager_did_not_get_at_first_is_taken_later(
     assert fd_store.devices() == {}
 
 
-def test_descriptors_that_nobody_asked_for_are_closed(manager: MountManagerProcess) -> None:
+def test_surplus_descriptors_are_closed(manager: MountManagerProcess) -> None:
     assert manager.fd_store is not None
     descriptors = Path(f"/proc/{manager.processes[0].pid}/fd")
     before = len(list(descriptors.iterdir()))
@@ -138,22 +136,21 @@ def test_descriptors_that_nobody_asked_for_are_closed(manager: MountManagerProce
         assert connection.recv(4096)
         socket.send_fds(connection, [b"+"], [connection.fileno()] * 5)
         assert connection.recv(4096) == b""
-    # The connection that found the descriptor store ready may have been counted, and have ended
-    # since.
+    # The count before may include the connection of the readiness check.
     assert len(list(descriptors.iterdir())) <= before
     assert FdStoreClient(manager.fd_store).devices() == {}
 
 
-def test_a_fd_store_that_begins_anew_is_filled_by_the_next_mount_manager(
+def test_a_restarted_fd_store_is_filled_again(
     manager: MountManagerProcess,
 ) -> None:
     place = manager.mount("one")
     manager.processes[0].kill()
     manager.processes[0].wait()
-    # Without a descriptor store everything goes on but its purpose.
+    # Without a descriptor store everything else works.
     other = manager.mount("two")
     manager.start_fd_store()
-    manager.start()  # takes over from the living one
+    manager.start()  # takes over from the running one
     manager.wait_state("one", "serving")
     kill(manager)
     manager.start()
@@ -163,7 +160,7 @@ def test_a_fd_store_that_begins_anew_is_filled_by_the_next_mount_manager(
     assert read(f"{other}/hello")
 
 
-def test_requests_that_make_no_sense_cost_the_fd_store_nothing(
+def test_invalid_requests_do_not_affect_the_fd_store(
     manager: MountManagerProcess,
 ) -> None:
     place = manager.mount("one")
@@ -194,7 +191,7 @@ def test_requests_that_make_no_sense_cost_the_fd_store_nothing(
     assert read(f"{place}/hello")
 
 
-def test_undoing_a_mount_does_not_wait_for_a_fd_store_that_hangs(
+def test_an_unmount_does_not_wait_for_a_hung_fd_store(
     manager: MountManagerProcess,
 ) -> None:
     place, other = manager.mount("one"), manager.mount("two")
@@ -202,7 +199,7 @@ def test_undoing_a_mount_does_not_wait_for_a_fd_store_that_hangs(
     fd_store.send_signal(signal.SIGSTOP)
     manager.client.unmount(place)
     fd_store.send_signal(signal.SIGCONT)
-    # The descriptor store still has its descriptor, which is of no use to the next manager.
+    # The descriptor store still has its descriptor, which the next manager ignores.
     kill(manager)
     manager.start()
     manager.wait_state("two", "serving")

@@ -1,4 +1,4 @@
-"""What /sys says of a FUSE connection, and that not knowing is not taken for nothing."""
+"""State of FUSE connections in /sys; an unknown state does not count as idle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEVICE = "0:4000000000"
 """No connection has this number."""
 
 
-def test_without_fusectl_nobody_knows_what_waits(
+def test_without_fusectl_the_number_of_waiting_requests_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fuse_connections, "CONNECTIONS", tmp_path)
@@ -33,7 +33,7 @@ def test_without_fusectl_nobody_knows_what_waits(
     assert writeback.unverified
 
 
-def test_what_waits_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_requests_are_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuse_connections, "CONNECTIONS", tmp_path)
     count = tmp_path / "4000000000" / "waiting"
     count.parent.mkdir()
@@ -45,7 +45,7 @@ def test_what_waits_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not writeback.unverified
 
 
-def test_an_end_that_was_not_seen_is_no_clean_one() -> None:
+def test_an_unobserved_end_is_not_clean() -> None:
     assert UnmountOutcome("clean").combine(UnmountOutcome("unverified")).result == "unverified"
     assert UnmountOutcome("unverified").combine(UnmountOutcome("detached")).result == "detached"
     assert UnmountOutcome("none").combine(UnmountOutcome("clean")).result == "clean"
@@ -54,7 +54,7 @@ def test_an_end_that_was_not_seen_is_no_clean_one() -> None:
 
 
 def wait_for_requests(device: str, *, expected: bool) -> None:
-    """Wait until a connection has requests without an answer, or none."""
+    """Wait until a connection has unanswered requests, or none."""
     deadline = time.monotonic() + WAIT_SECONDS
     while bool(seen := fuse_connections.waiting(device)) != expected:
         assert time.monotonic() < deadline, f"{seen} requests have no answer"
@@ -69,7 +69,7 @@ def test_the_mount_manager_makes_connections_visible(tmp_path: Path) -> None:
         place = manager.mount("one")
         assert fuse_connections.CONNECTIONS.is_mount(), manager.log()
         served = manager.served("one")
-        # What the mount manager itself asked may not have its answer yet.
+        # A request of the mount manager itself may still be unanswered.
         wait_for_requests(served.device, expected=False)
         os.kill(served.pid, signal.SIGSTOP)
         manager.wait_state("one", "stopped")

@@ -1,4 +1,4 @@
-"""Who the driver is."""
+"""Name, version and capabilities of the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inline volumes: what a pod may ask for, where they are, and that they end with the pod."""
+"""Inline volumes: their parameters, directories and lifetime."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def inline(name: str, target: str = "/k/pod", **attributes: str) -> csi.NodePubl
     return publish_request(name, target, stage="", volume_context={**EPHEMERAL, **attributes})
 
 
-def test_an_inline_volume_lives_and_dies_with_its_pod(driver: Driver) -> None:
+def test_an_inline_volume_has_the_lifetime_of_its_pod(driver: Driver) -> None:
     place = f"{driver.inline.parent}/csi-0123abcd"
     for _ in range(2):
         driver.call(inline("csi-0123abcd", size="2Gi"))
@@ -67,7 +67,7 @@ def test_an_inline_volume_lives_and_dies_with_its_pod(driver: Driver) -> None:
         ({"mode": "4777"}, "unknown attribute `mode`"),
     ],
 )
-def test_a_pods_author_chooses_the_size_and_nothing_else(
+def test_a_pod_can_set_only_the_size(
     driver: Driver, attributes: dict[str, str], words: str
 ) -> None:
     before = driver.files.paths()
@@ -78,14 +78,14 @@ def test_a_pods_author_chooses_the_size_and_nothing_else(
     assert targets(driver) == []
 
 
-def test_the_largest_size_and_the_default_are_the_administrators(driver: Driver) -> None:
+def test_the_administrator_sets_the_maximum_and_default_size(driver: Driver) -> None:
     driver.call(inline("csi-1", size="4Gi"))
     driver.call(inline("csi-2", "/k/pod2"))
     sizes = [driver.files.quota(f"{driver.inline.parent}/csi-{number}") for number in (1, 2)]
     assert [quota.bytes_max for quota in sizes if quota] == [INLINE_MAX, GIBIBYTE]
 
 
-def test_inline_volumes_are_off_unless_an_administrator_gives_a_size(driver: Driver) -> None:
+def test_inline_volumes_are_off_without_a_maximum_size(driver: Driver) -> None:
     off = InlineVolumes(
         "node-a",
         driver.clusters,
@@ -103,8 +103,8 @@ def test_inline_volumes_are_off_unless_an_administrator_gives_a_size(driver: Dri
     assert driver.files.paths() == ["/"]
 
 
-def test_a_forged_record_in_a_claims_volume_is_never_looked_at(driver: Driver) -> None:
-    """A pod that can write a volume makes a directory there that looks like an inline volume."""
+def test_a_forged_record_in_a_claims_volume_is_ignored(driver: Driver) -> None:
+    """A pod with a writable volume creates a directory there that looks like an inline volume."""
     driver.create("a")
     forged = "/volumes/a/data/csi-1"
     driver.files.make_directory(forged)
@@ -178,7 +178,7 @@ def test_a_sweep_lists_the_own_node_and_reads_no_records(driver: Driver) -> None
     assert driver.files.calls == ["remove_tree"]
 
 
-def test_a_sweep_leaves_a_volume_alone_that_is_about_to_be_mounted(driver: Driver) -> None:
+def test_a_sweep_skips_a_volume_that_is_being_mounted(driver: Driver) -> None:
     real, swept = driver.mount_manager.mount, []
 
     def mount(*arguments: Any, **more: Any) -> None:
@@ -192,9 +192,7 @@ def test_a_sweep_leaves_a_volume_alone_that_is_about_to_be_mounted(driver: Drive
 
 
 @pytest.mark.parametrize("broken_at", range(1, 17))
-def test_an_inline_volume_whose_making_broke_off_leaves_nothing(
-    driver: Driver, broken_at: int
-) -> None:
+def test_an_interrupted_inline_volume_leaves_nothing(driver: Driver, broken_at: int) -> None:
     inner, calls = driver.files._enter, [0]
 
     def enter(call: str) -> Any:

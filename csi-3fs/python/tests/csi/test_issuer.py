@@ -1,4 +1,4 @@
-"""Tickets for node plugins: who gets one, over TLS, against an API server that reviews tokens."""
+"""Tickets for node plugins: checks of the issuer, over TLS, with an API server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_volume_of_another_tenant_is_refused(cluster: Cluster) -> None:
     assert f"pod `pod` mounts no claim that is bound to volume `{THEIRS}`" in message
 
 
-def test_the_volume_is_what_both_claim_and_volume_say(cluster: Cluster) -> None:
+def test_claim_and_volume_must_name_each_other(cluster: Cluster) -> None:
     """A claim that names another tenant's PersistentVolume is not bound to it."""
     theirs = cluster.api.objects["/api/v1/namespaces/b/persistentvolumeclaims/claim"]
     forged, _ = cluster.api.add_claim("a", "forged", "v1:default:/volumes/none")
@@ -60,7 +60,7 @@ def test_a_volume_of_another_driver_with_that_handle_is_refused(cluster: Cluster
     cluster.refused(THEIRS, cluster.api.issue("a", "thief"))
 
 
-def test_an_ephemeral_claim_must_have_been_made_for_the_pod(cluster: Cluster) -> None:
+def test_an_ephemeral_claim_must_belong_to_the_pod(cluster: Cluster) -> None:
     made, _ = cluster.api.add_claim("a", "p-scratch", MINE)
     volumes = [{"name": "scratch", "ephemeral": {}}]
     pod = cluster.api.add_pod("a", "p", "node-a", volumes=volumes)
@@ -81,7 +81,7 @@ def test_tokens_that_are_not_the_pods_are_refused(cluster: Cluster) -> None:
         (unbound, "not bound to a pod"),
     ):
         assert words in cluster.refused(MINE, token)
-    # Made anew under its name: another pod.
+    # Recreated under the same name: another pod.
     api.add_pod("a", "pod", "node-a", ("claim",))
     assert "not valid for audience" in cluster.refused(MINE, gone)
     api.knows_audiences = False
@@ -100,7 +100,7 @@ def test_a_pod_of_another_node_or_one_that_has_ended_is_refused(cluster: Cluster
 
 
 def test_only_node_plugins_are_answered(cluster: Cluster) -> None:
-    """A tenant may make tokens of its own pods for any audience, and reach the port."""
+    """A tenant can request tokens of its pods for any audience, and can reach the port."""
     api = cluster.api
     token = api.issue("a", "pod")
     for other in (
@@ -135,14 +135,14 @@ def test_volumes_that_do_not_exist_and_inline_ones_are_refused(cluster: Cluster)
     ):
         api.add_claim("a", "claim", volume)
         cluster.refused(volume, api.issue("a", "pod"), kind)
-    # A directory without a quota marks nothing.
+    # A directory without a quota cannot have a ticket.
     cluster.driver.files._entry("/volumes/mine").limits = None
     api.add_claim("a", "claim", MINE)
     message = cluster.refused(MINE, api.issue("a", "pod"), FailedPrecondition)
     assert "not a directory with a quota" in message
 
 
-def test_what_the_api_server_cannot_say_is_not_guessed(cluster: Cluster) -> None:
+def test_errors_of_the_api_server_are_not_treated_as_refusals(cluster: Cluster) -> None:
     token = cluster.api.issue("a", "pod")
     for status in (500, 403, 429):
         cluster.api.fail = status
@@ -169,7 +169,7 @@ def test_what_the_api_server_cannot_say_is_not_guessed(cluster: Cluster) -> None
         b"x" * 100_000,
     ],
 )
-def test_a_request_that_is_none_is_refused_before_any_review(cluster: Cluster, raw: bytes) -> None:
+def test_an_invalid_request_is_refused_before_any_review(cluster: Cluster, raw: bytes) -> None:
     ca = cluster.client.ca_file.read_bytes()
     with grpc.secure_channel(cluster.client.address, grpc.ssl_channel_credentials(ca)) as channel:
         call = channel.unary_unary(f"/{SERVICE}/{METHOD}")
@@ -180,8 +180,8 @@ def test_a_request_that_is_none_is_refused_before_any_review(cluster: Cluster, r
     assert cluster.api.asked == []
 
 
-def test_connections_that_say_nothing_keep_nobody_waiting(cluster: Cluster) -> None:
-    """Without TLS, after TLS, and calls whose request never comes, several on a connection."""
+def test_silent_connections_do_not_block_others(cluster: Cluster) -> None:
+    """Silent connections without TLS, after the TLS handshake, and calls without a request."""
     host, _, port = cluster.client.address.rpartition(":")
     ca = cluster.client.ca_file
     trust = ssl.create_default_context(cafile=str(ca))
@@ -213,7 +213,7 @@ def test_connections_that_say_nothing_keep_nobody_waiting(cluster: Cluster) -> N
             call.cancel()
 
 
-def test_one_address_has_its_share_of_places_alone() -> None:
+def test_one_address_is_limited_to_its_share_of_slots() -> None:
     slots = RequestSlots(total=8, per_address=3)
     releases = [slots.acquire("ipv4:10.0.0.1:4000") for _ in range(3)]
     assert slots.acquire("ipv4:10.0.0.1:5000") is None
@@ -225,7 +225,7 @@ def test_one_address_has_its_share_of_places_alone() -> None:
     assert [free is not None for free in others] == [True] * 7 + [False] * 2
 
 
-def test_a_node_plugin_trusts_the_issuers_certificate_alone(cluster: Cluster) -> None:
+def test_a_node_plugin_trusts_only_the_issuers_certificate(cluster: Cluster) -> None:
     certificate(cluster.folder / "other")
     client = replace(cluster.client, ca_file=cluster.folder / "other" / "ca.crt")
     with pytest.raises(Unreachable):

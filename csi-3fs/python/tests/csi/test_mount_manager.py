@@ -1,5 +1,4 @@
-"""The mount manager with real FUSE mounts: daemons are replaced, mount managers "
-"hand over, nothing hangs."""
+"""The mount manager with real FUSE mounts: daemons are replaced, mount managers hand over."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ def manager(tmp_path: Path) -> Iterator[MountManagerProcess]:
 
 
 def read(path: str) -> str:
-    """Read in a child: a test that hangs must not hang the tests."""
+    """Read in a child process, so that a hung read fails the test with a timeout."""
     done = subprocess.run(
         ["cat", path], capture_output=True, text=True, timeout=WAIT_SECONDS, check=True
     )
@@ -60,7 +59,7 @@ def read(path: str) -> str:
 def test_a_daemon_uses_the_ticket_of_its_volume_where_there_is_one(
     manager: MountManagerProcess,
 ) -> None:
-    """Then the volume's directory is the root of what it reaches."""
+    """With a ticket the volume's directory is the root of the daemon's tree."""
     volume = "v1:default:/volumes/two"
     folder = manager.folder / "tickets" / ticket_folder(volume)
     folder.mkdir(parents=True)
@@ -101,10 +100,12 @@ def test_a_daemon_with_a_ticket_is_a_user_that_reads_this_ticket_alone(
             about = path.stat()
             assert (about.st_uid, about.st_gid, about.st_mode) == (0, user, mode), path
         [state] = [
-            one.stat() for one in manager.folder.glob("mount-*.state") if one.stat().st_uid == user
+            path.stat()
+            for path in manager.folder.glob("mount-*.state")
+            if path.stat().st_uid == user
         ]
         assert state.st_mode == 0o100600
-        # What the node service renews has the folder's group.
+        # Files that the node service renews have the folder's group.
         (folder / "new").touch()
         assert (folder / "new").stat().st_gid == user
         users.add(user)
@@ -113,7 +114,7 @@ def test_a_daemon_with_a_ticket_is_a_user_that_reads_this_ticket_alone(
         manager.client.unmount(manager.place(name))
 
 
-def test_a_mount_serves_and_is_undone_with_its_place(manager: MountManagerProcess) -> None:
+def test_a_mount_serves_and_is_removed_with_its_directory(manager: MountManagerProcess) -> None:
     place = manager.mount("one")
     assert read(f"{place}/hello").endswith("/volumes/one/data\n")
     mount_points, mounts = manager.client.state()
@@ -142,7 +143,7 @@ def test_calls_may_be_repeated(manager: MountManagerProcess) -> None:
     assert manager.mounts() == []
 
 
-def test_what_is_there_already_is_not_replaced_by_something_else(
+def test_an_existing_mount_is_not_replaced(
     manager: MountManagerProcess,
 ) -> None:
     place = manager.mount("one")
@@ -170,7 +171,7 @@ def test_a_volume_stays_staged_while_a_pod_has_it(manager: MountManagerProcess) 
     assert read(f"{place}/hello")
 
 
-def test_a_read_only_place_is_read_only_and_the_other_is_not(manager: MountManagerProcess) -> None:
+def test_a_read_only_bind_mount_does_not_affect_others(manager: MountManagerProcess) -> None:
     place = manager.mount("one")
     manager.client.bind(place, manager.place("ro"), read_only=True, flags=["noexec"])
     manager.client.bind(place, manager.place("rw"), read_only=False, flags=[])
@@ -196,7 +197,7 @@ def test_a_killed_daemon_is_replaced_and_readers_only_wait(manager: MountManager
         os.close(descriptor)
 
 
-def test_a_read_that_was_under_way_is_answered_by_the_successor(
+def test_a_pending_read_is_answered_by_the_next_daemon(
     manager: MountManagerProcess,
 ) -> None:
     manager.mount("one")
@@ -213,7 +214,7 @@ def test_a_read_that_was_under_way_is_answered_by_the_successor(
 
 
 @pytest.mark.parametrize("trouble", ["killed for good", "stopped", "serving"])
-def test_undoing_takes_no_longer_than_promised(tmp_path: Path, trouble: str) -> None:
+def test_an_unmount_takes_at_most_its_time_limit(tmp_path: Path, trouble: str) -> None:
     manager = MountManagerProcess(tmp_path)
     if trouble == "killed for good":
         once = tmp_path / "once.sh"
@@ -231,13 +232,13 @@ def test_undoing_takes_no_longer_than_promised(tmp_path: Path, trouble: str) -> 
             os.kill(pid, signal.SIGSTOP)
         readers = []
         if trouble != "serving":
-            # Somebody waits for the daemon in the kernel while the volume is outcome.
+            # A program waits for the daemon in the kernel during the unmount.
             readers = [subprocess.Popen(["cat", f"{place}/hello"], stderr=subprocess.DEVNULL)]
             time.sleep(0.2)
         for target in (manager.place("pod"), place):
-            began = time.monotonic()
+            started = time.monotonic()
             outcome = manager.client.unmount(target)
-            assert time.monotonic() - began < UNDO_SECONDS_MAX
+            assert time.monotonic() - started < UNDO_SECONDS_MAX
         assert outcome.clean is (trouble == "serving")
         for reader in readers:
             assert reader.wait(WAIT_SECONDS) != 0
@@ -250,7 +251,7 @@ def test_undoing_takes_no_longer_than_promised(tmp_path: Path, trouble: str) -> 
 ONCE = 'if [ -e {flag} ]; then exit 1; fi\ntouch {flag}\nexec {python} "$@"\n'
 
 
-def test_a_daemon_that_cannot_begin_leaves_no_mount_and_says_why(tmp_path: Path) -> None:
+def test_a_daemon_that_cannot_start_leaves_no_mount_and_reports_why(tmp_path: Path) -> None:
     manager = MountManagerProcess(tmp_path)
     manager.daemon = [*manager.daemon, "--fail"]
     manager.start()
@@ -274,11 +275,11 @@ def test_a_new_mount_manager_takes_the_mounts_over_and_pods_only_wait(
     assert manager.client.hello()["pid"] == second.pid
     for number in range(5):
         manager.wait_state(f"volume-{number}", "serving")
-    now = {one.pid for one in manager.client.state()[1]}
+    now = {daemon.pid for daemon in manager.client.state()[1]}
     assert len(now) == 5
     assert not now & pids
     assert read(manager.place("pod/hello"))
-    # The former one holds nothing any more: its end changes nothing.
+    # The former manager has no mounts any more: its end changes nothing.
     first.terminate()
     assert first.wait(WAIT_SECONDS) == 0
     assert read(manager.place("pod/hello"))
@@ -286,7 +287,9 @@ def test_a_new_mount_manager_takes_the_mounts_over_and_pods_only_wait(
     assert manager.client.unmount(places[0]).volume
 
 
-def test_a_mount_manager_that_asks_and_dies_takes_nothing(manager: MountManagerProcess) -> None:
+def test_a_mount_manager_that_dies_during_a_handover_takes_no_mounts(
+    manager: MountManagerProcess,
+) -> None:
     place = manager.mount("one")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(str(manager.socket))
@@ -300,11 +303,10 @@ def test_a_mount_manager_that_asks_and_dies_takes_nothing(manager: MountManagerP
     assert read(f"{place}/hello")
 
 
-def test_while_mounts_are_taken_back_calls_are_refused(
+def test_calls_are_refused_while_a_handover_is_rolled_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call in between would take them for those of a mount manager that has died, "
-    "and undo them."""
+    """A concurrent call would treat them as mounts of a dead mount manager and unmount them."""
     refused = []
     fd_store = FdStoreClient(tmp_path / "fd-store.sock")
     service = MountService(tmp_path, tmp_path / "clusters", tmp_path, ["true"], fd_store)
@@ -326,7 +328,7 @@ def test_while_mounts_are_taken_back_calls_are_refused(
     }
 
 
-def test_after_a_killed_mount_manager_the_mounts_are_told_as_lost_and_made_anew(
+def test_mounts_of_a_killed_mount_manager_are_reported_lost_and_mounted_again(
     manager: MountManagerProcess,
 ) -> None:
     place = manager.mount("one")
@@ -341,14 +343,14 @@ def test_after_a_killed_mount_manager_the_mounts_are_told_as_lost_and_made_anew(
     mount_points, mounts = manager.client.state()
     assert {mount.target for mount in mount_points} == {place, manager.place("pod")}
     assert mounts == []
-    began = time.monotonic()
+    started = time.monotonic()
     manager.client.unmount(manager.place("pod"))
-    assert time.monotonic() - began < UNDO_SECONDS_MAX
+    assert time.monotonic() - started < UNDO_SECONDS_MAX
     manager.mount("one")
     assert read(f"{place}/hello")
 
 
-def test_two_calls_for_one_place_do_not_cross(manager: MountManagerProcess) -> None:
+def test_two_calls_for_one_path_are_serialized(manager: MountManagerProcess) -> None:
     outcomes: list[str] = []
 
     def one(number: int) -> None:
@@ -409,11 +411,11 @@ def test_a_wrong_request_is_refused_and_changes_nothing(
     assert manager.client.hello()["mounts"] == 0
 
 
-def test_only_root_may_ask(manager: MountManagerProcess) -> None:
+def test_only_root_may_call(manager: MountManagerProcess) -> None:
     assert manager.socket.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_mount_of_something_else_is_not_undone(manager: MountManagerProcess) -> None:
+def test_a_foreign_mount_is_not_unmounted(manager: MountManagerProcess) -> None:
     place = manager.kubelet / "tmpfs"
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "none", str(place)], check=True)
@@ -434,17 +436,17 @@ def test_the_mount_manager_loads_the_standard_library_and_itself_only(
     assert kilobytes < 40_000
 
 
-def test_a_place_outside_the_kubelets_folder_is_refused(manager: MountManagerProcess) -> None:
+def test_a_path_outside_the_kubelets_folder_is_refused(manager: MountManagerProcess) -> None:
     with pytest.raises(InvalidArgument, match="must be below"):
         manager.client.mount("v1:default:/v/a", "default", "/v/a", "/mnt/x", read_only=False)
 
 
-def test_nobody_there_is_told_with_the_socket(tmp_path: Path) -> None:
+def test_an_absent_mount_manager_is_reported_with_its_socket(tmp_path: Path) -> None:
     with pytest.raises(Unreachable, match=r"none\.sock"):
         MountManagerClient(tmp_path / "none.sock").state()
 
 
-def test_mount_tables_are_read_as_they_are() -> None:
+def test_mount_tables_are_parsed() -> None:
     text = (
         "36 35 0:52 / /var/a\\040b rw,relatime shared:1 - fuse.threefs 3fs:v1:default:/v/a rw\n"
         "37 35 0:53 / /x ro - tmpfs none rw,size=1k\n"

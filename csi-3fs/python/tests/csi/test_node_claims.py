@@ -1,4 +1,4 @@
-"""ReadWriteOnce over nodes: refused while another node has it, free when that one is gone."""
+"""ReadWriteOnce: a volume is refused while another node has it, and free when that node died."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def unstage(volume: str) -> csi.NodeUnstageVolumeRequest:
     return csi.NodeUnstageVolumeRequest(volume_id=volume, staging_target_path="/k/stage")
 
 
-def test_a_claim_is_trusted_for_less_time_than_others_watch_it() -> None:
-    # Clocks of different machines may run apart by a tenth.
+def test_a_claim_is_valid_for_less_time_than_others_watch_it() -> None:
+    # The rates of different nodes' clocks may differ by a tenth.
     assert CLAIM_SECONDS * 1.1 < WATCH_SECONDS * 0.9
 
 
 @pytest.mark.parametrize("mode", ONE_NODE)
-def test_another_nodes_volume_is_refused_until_it_gives_it_back(
+def test_another_nodes_volume_is_refused_until_its_release(
     driver: Driver, volume: str, mode: Any
 ) -> None:
     driver.files.claim(PATH, "node-b")
@@ -62,7 +62,7 @@ def test_another_nodes_volume_is_refused_until_it_gives_it_back(
     assert driver.files.claim_of(PATH) is None
 
 
-def test_a_volume_for_many_nodes_is_claimed_by_none(driver: Driver, volume: str) -> None:
+def test_a_volume_for_many_nodes_has_no_claim(driver: Driver, volume: str) -> None:
     driver.files.claim(PATH, "node-b")
     driver.call(stage_request(volume))
     assert driver.files.claim_of(PATH) == ("node-b", 1)
@@ -70,7 +70,7 @@ def test_a_volume_for_many_nodes_is_claimed_by_none(driver: Driver, volume: str)
     assert driver.files.claim_of(PATH) == ("node-b", 1)
 
 
-def test_staging_again_on_the_same_node_is_no_second_claim(driver: Driver, volume: str) -> None:
+def test_staging_again_on_the_same_node_keeps_the_claim(driver: Driver, volume: str) -> None:
     for _ in range(3):
         driver.call(stage(volume))
     claim = driver.files.claim_of(PATH)
@@ -78,9 +78,7 @@ def test_staging_again_on_the_same_node_is_no_second_claim(driver: Driver, volum
     assert claim[0] == "node-a"
 
 
-def test_the_claim_of_a_node_that_died_is_taken_after_it_stood_still(
-    driver: Driver, volume: str
-) -> None:
+def test_the_claim_of_a_dead_node_is_taken_after_it_expired(driver: Driver, volume: str) -> None:
     driver.files.claim(PATH, "node-b")
     for driver.now in (0.0, WATCH_SECONDS - 1.0):
         code, words = driver.refused(stage(volume))
@@ -91,7 +89,7 @@ def test_the_claim_of_a_node_that_died_is_taken_after_it_stood_still(
     assert driver.files.claim_of(PATH) == ("node-a", 2)
 
 
-def test_a_claim_is_watched_from_when_it_was_seen_not_from_when_it_was_asked_for(
+def test_a_claim_is_watched_from_its_observation_not_from_the_request(
     driver: Driver, volume: str
 ) -> None:
     now = 0.0
@@ -116,9 +114,7 @@ def test_a_claim_is_watched_from_when_it_was_seen_not_from_when_it_was_asked_for
     assert driver.files.claim_of(PATH) == ("node-a", 2)
 
 
-def test_a_claim_is_given_back_with_the_last_mount_of_the_volume(
-    driver: Driver, volume: str
-) -> None:
+def test_a_claim_is_released_with_the_last_mount_of_the_volume(driver: Driver, volume: str) -> None:
     driver.call(stage(volume))
     driver.call(
         stage_request(volume, "/k/other", volume_capability=capability(Mode.SINGLE_NODE_WRITER))
@@ -129,7 +125,7 @@ def test_a_claim_is_given_back_with_the_last_mount_of_the_volume(
     assert driver.files.claim_of(PATH) is None
 
 
-def test_a_node_that_renews_keeps_its_claim_for_ever(driver: Driver, volume: str) -> None:
+def test_a_node_that_renews_keeps_its_claim(driver: Driver, volume: str) -> None:
     driver.files.claim(PATH, "node-b")
     for renewals in range(10):
         driver.now = renewals * WATCH_SECONDS * 2
@@ -161,13 +157,11 @@ def test_unstaging_does_not_wait_for_3fs(driver: Driver, volume: str) -> None:
     assert SHORT_TIMEOUT_SECONDS < TIMEOUT_SECONDS / 2
 
 
-def test_a_claim_is_left_alone_when_something_may_still_be_under_way(
-    driver: Driver, volume: str
-) -> None:
+def test_a_claim_is_kept_while_operations_may_be_pending(driver: Driver, volume: str) -> None:
     driver.call(stage(volume))
     driver.mount_manager.clean = False
     driver.call(unstage(volume))
-    # Said again, there is nothing to undo any more: still nobody knows what is under way.
+    # Repeated, nothing is mounted any more, and the pending operations are still unknown.
     driver.now = CLAIM_SECONDS - 1.0
     driver.call(unstage(volume))
     assert driver.files.claim_of(PATH) == ("node-a", 1)
@@ -176,9 +170,7 @@ def test_a_claim_is_left_alone_when_something_may_still_be_under_way(
     assert driver.files.claim_of(PATH) is None
 
 
-def test_a_claim_is_left_alone_when_nobody_says_how_its_mount_ended(
-    driver: Driver, volume: str
-) -> None:
+def test_a_claim_is_kept_if_the_end_of_its_mount_is_unknown(driver: Driver, volume: str) -> None:
     driver.call(stage(volume))
     real = driver.mount_manager.unmount
 
@@ -191,7 +183,7 @@ def test_a_claim_is_left_alone_when_nobody_says_how_its_mount_ended(
     driver.refused(unstage(volume))
     driver.call(unstage(volume))
     assert driver.files.claim_of(PATH) == ("node-a", 1)
-    # The next pod here does not have to wait, but what was left open before it still is.
+    # The next pod here does not wait, but the earlier operations may still be pending.
     driver.call(stage(volume))
     driver.call(unstage(volume))
     assert driver.files.claim_of(PATH) == ("node-a", 2)

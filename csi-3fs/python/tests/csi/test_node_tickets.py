@@ -1,4 +1,4 @@
-"""Tickets of a node plugin: mounted volumes, renewal, and tickets that have ended."""
+"""Tickets of a node plugin: mounted volumes, renewal, and expired tickets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def targets(driver: Driver) -> list[str]:
     return sorted(mounted.target for mounted in driver.mount_manager.state()[0])
 
 
-def test_a_volume_is_mounted_when_the_pods_token_is_there(cluster: Cluster, node: Driver) -> None:
+def test_a_volume_is_mounted_with_the_pods_token(cluster: Cluster, node: Driver) -> None:
     for _ in range(2):
         node.call(stage_request(MINE))
     assert targets(node) == []
@@ -70,11 +70,11 @@ def test_without_the_pods_token_nothing_is_mounted(cluster: Cluster, node: Drive
     assert cluster.seals == []
 
 
-def test_a_ticket_is_renewed_at_half_of_its_time(cluster: Cluster, node: Driver) -> None:
+def test_a_ticket_is_renewed_at_half_of_its_lifetime(cluster: Cluster, node: Driver) -> None:
     node.call(published(cluster))
     [folder] = (node.folder / "tickets").iterdir()
     modes = {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
-    # The folder's group is the daemon's once the mount manager has it; nobody else reads anything.
+    # The mount manager sets the folder's group to the daemon's; no other user can read it.
     assert modes == {"ticket": 0o640, "cluster.json": 0o640, "pods.json": 0o600}
     assert folder.stat().st_mode & 0o777 == 0o700
     for passed, seals in ((3500.0, 1), (200.0, 2), (3500.0, 2), (200.0, 3)):
@@ -82,7 +82,7 @@ def test_a_ticket_is_renewed_at_half_of_its_time(cluster: Cluster, node: Driver)
         node.node.renew()
         assert len(cluster.seals) == seals
     assert {seal["directory"] for seal in cluster.seals} == {cluster.seals[0]["directory"]}
-    # A second pod asks with its own token, if it is due.
+    # A second pod renews with its own token, if renewal is due.
     passes(cluster, node, 3700.0)
     cluster.api.add_pod("a", "second", "node-a", ("claim",))
     node.call(published(cluster, "second", "/k/second"))
@@ -90,7 +90,7 @@ def test_a_ticket_is_renewed_at_half_of_its_time(cluster: Cluster, node: Driver)
 
 
 def passes(cluster: Cluster, node: Driver, seconds: float) -> None:
-    """Time goes by, for the issuer and the node."""
+    """Advance the time of the issuer and of the node."""
     node.wall += seconds
     cluster.driver.wall += seconds
 
@@ -102,7 +102,7 @@ def refusals(node: Driver) -> float:
     return counted or 0.0
 
 
-def test_a_valid_ticket_outlives_an_issuer_that_is_away(
+def test_a_valid_ticket_works_while_the_issuer_is_unavailable(
     cluster: Cluster, node: Driver, capfd: pytest.CaptureFixture[str]
 ) -> None:
     node.call(published(cluster))
@@ -116,15 +116,13 @@ def test_a_valid_ticket_outlives_an_issuer_that_is_away(
     node.node.renew()
     assert "ticket expired" in "".join(capfd.readouterr())
     assert node.refused(published(cluster))[0] == "UNAVAILABLE"
-    # It is genuine still, and its pod is there.
+    # It is still genuine, and its pod exists.
     cluster.api.fail = 0
     node.node.renew()
     assert len(cluster.seals) == 2
 
 
-def test_a_ticket_is_renewed_as_long_as_one_of_its_pods_is_there(
-    cluster: Cluster, node: Driver
-) -> None:
+def test_a_ticket_is_renewed_while_one_of_its_pods_exists(cluster: Cluster, node: Driver) -> None:
     api = cluster.api
     api.add_pod("a", "second", "node-a", ("claim",))
     node.call(published(cluster))
@@ -134,7 +132,7 @@ def test_a_ticket_is_renewed_as_long_as_one_of_its_pods_is_there(
     passes(cluster, node, 3700.0)
     node.node.renew()
     assert len(cluster.seals) == 2
-    # The node lies on: it has it mounted, and no pod that mounts it.
+    # The node claims to have it mounted without a pod that mounts it.
     api.objects[pod_path("a", "second")]["status"]["phase"] = "Succeeded"
     passes(cluster, node, 3700.0)
     node.node.renew()
@@ -162,7 +160,7 @@ def test_a_renewal_needs_a_genuine_ticket_of_this_node_and_volume(cluster: Clust
     ):
         with pytest.raises(kind):
             client.renew(mine, text, names)
-    # A ticket for one volume is none for another, whose pods are on this node as well.
+    # A ticket is valid for one volume only, even if pods of another one are on this node.
     other = api.objects[pod_path("b", "pod")]["metadata"]
     with pytest.raises(FailedPrecondition):
         client.renew(VolumeId.parse(THEIRS), ticket, [PodName("b", "pod", other["uid"])])
@@ -172,11 +170,11 @@ def test_a_renewal_needs_a_genuine_ticket_of_this_node_and_volume(cluster: Clust
     assert len(cluster.seals) == seals
 
 
-def test_no_ticket_is_renewed_whose_claim_or_volume_is_gone(cluster: Cluster) -> None:
+def test_a_ticket_is_not_renewed_without_its_claim_and_volume(cluster: Cluster) -> None:
     api, mine = cluster.api, VolumeId.parse(MINE)
     pods = [PodName("a", "pod", api.objects[pod_path("a", "pod")]["metadata"]["uid"])]
     ticket = cluster.issue(MINE, api.issue("a", "pod")).ticket
-    # Deleted and made again under its name, by the same tenant: another directory.
+    # Deleted and recreated under the same name by the same tenant: another directory.
     cluster.driver.call(csi.DeleteVolumeRequest(volume_id=MINE))
     with pytest.raises(Missing):
         cluster.client.renew(mine, ticket, pods)
@@ -208,7 +206,7 @@ def test_a_claim_of_one_node_is_taken_when_its_volume_is_mounted(
     assert cluster.driver.files.claim_of("/volumes/mine") is None
 
 
-def test_tickets_that_ended_unused_are_removed(cluster: Cluster, node: Driver) -> None:
+def test_expired_unused_tickets_are_removed(cluster: Cluster, node: Driver) -> None:
     node.tickets.issue(VolumeId.parse(MINE), tokens(cluster.api.issue("a", "pod")))
     node.tickets.remove_expired([])
     assert len(list((node.folder / "tickets").iterdir())) == 1

@@ -1,4 +1,4 @@
-"""Staging, publishing and undoing; stats and condition; hostile order and paths."""
+"""Staging, publishing and unmounting; stats and condition; hostile order and paths."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def volume(driver: Driver) -> str:
     return made
 
 
-def test_a_volumes_life_on_a_node_each_step_twice(driver: Driver, volume: str) -> None:
+def test_every_step_of_a_volume_on_a_node_can_be_repeated(driver: Driver, volume: str) -> None:
     for _ in range(2):
         driver.stage(volume)
     assert driver.mount_manager.roots() == ["default:/volumes/a/data"]
@@ -49,7 +49,7 @@ def test_a_volumes_life_on_a_node_each_step_twice(driver: Driver, volume: str) -
     assert targets(driver) == []
 
 
-def test_the_node_needs_no_cluster_to_undo(driver: Driver, volume: str) -> None:
+def test_a_node_can_unmount_without_the_cluster(driver: Driver, volume: str) -> None:
     driver.stage(volume)
     driver.publish(volume)
     driver.files.fail = threefs.Unavailable("everything is down")
@@ -58,7 +58,7 @@ def test_the_node_needs_no_cluster_to_undo(driver: Driver, volume: str) -> None:
     assert targets(driver) == []
 
 
-def test_undoing_what_a_deleted_volume_left_behind(driver: Driver, volume: str) -> None:
+def test_unmounting_a_deleted_volume(driver: Driver, volume: str) -> None:
     driver.stage(volume)
     driver.call(csi.DeleteVolumeRequest(volume_id=volume))
     driver.call(unstage(volume))
@@ -110,19 +110,19 @@ def test_undoing_what_a_deleted_volume_left_behind(driver: Driver, volume: str) 
         ),
     ],
 )
-def test_a_wrong_request_is_refused_by_its_field_and_mounts_nothing(
+def test_an_invalid_request_is_refused_by_its_field_and_mounts_nothing(
     driver: Driver, volume: str, request_: Any, code: str, words: str
 ) -> None:
     if request_.volume_id == "V":
         request_ = type(request_).FromString(request_.SerializeToString())
         request_.volume_id = volume
-    told = driver.refused(request_)
-    assert told[0] == code
-    assert words in told[1]
+    status, message = driver.refused(request_)
+    assert status == code
+    assert words in message
     assert targets(driver) == []
 
 
-def test_calls_for_one_volume_do_not_undo_another(driver: Driver, volume: str) -> None:
+def test_calls_for_one_volume_do_not_unmount_another(driver: Driver, volume: str) -> None:
     other = driver.create("b").volume_id
     driver.stage(volume)
     driver.publish(volume)
@@ -173,7 +173,9 @@ def test_many_pods_of_a_node_may_share_a_single_node_volume(driver: Driver, volu
         driver.publish(volume, path, volume_capability=many)
 
 
-def test_stats_are_the_quotas_and_the_condition_the_daemons(driver: Driver, volume: str) -> None:
+def test_stats_come_from_the_quota_and_the_condition_from_the_daemon(
+    driver: Driver, volume: str
+) -> None:
     driver.stage(volume)
     driver.publish(volume)
     driver.files.write("/volumes/a/data/file", 1000)
@@ -204,7 +206,7 @@ def test_stats_are_the_quotas_and_the_condition_the_daemons(driver: Driver, volu
     assert len(reply.usage) == 1
 
 
-def test_expansion_is_seen_on_the_node(driver: Driver, volume: str) -> None:
+def test_an_expansion_is_visible_on_the_node(driver: Driver, volume: str) -> None:
     driver.stage(volume)
     driver.call(
         csi.ControllerExpandVolumeRequest(
@@ -215,7 +217,7 @@ def test_expansion_is_seen_on_the_node(driver: Driver, volume: str) -> None:
     assert driver.call(ask).capacity_bytes == 5 * GIBIBYTE
 
 
-def test_what_was_not_written_is_counted_and_told(
+def test_unwritten_data_is_counted_and_reported(
     driver: Driver, volume: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     driver.stage(volume)
@@ -237,9 +239,7 @@ def test_what_was_not_written_is_counted_and_told(
     assert "its daemon is stopped" in said
 
 
-def test_without_a_mount_manager_calls_fail_and_say_where_to_look(
-    driver: Driver, volume: str
-) -> None:
+def test_calls_without_a_mount_manager_fail_with_a_hint(driver: Driver, volume: str) -> None:
     driver.stage(volume)
     driver.mount_manager.fail = Unreachable("the mount manager does not answer; look at its pod")
     for request in (publish_request(volume), unpublish(volume), unstage(volume), stats(volume)):
@@ -253,34 +253,36 @@ def test_without_a_mount_manager_calls_fail_and_say_where_to_look(
     assert mounts == 1
 
 
-def test_a_storm_of_calls_in_any_order_ends_in_order(driver: Driver, volume: str) -> None:
+def test_concurrent_calls_in_any_order_end_in_a_consistent_state(
+    driver: Driver, volume: str
+) -> None:
     other = driver.create("b").volume_id
     known = ("OK", "NOT_FOUND", "ABORTED", "ALREADY_EXISTS", "FAILED_PRECONDITION")
     codes: list[str] = []
 
-    def storm(seed: int) -> None:
+    def call(seed: int) -> None:
         for step in range(12):
             kind = (seed * 7 + step * 5) % 4
-            one = (volume, other)[(seed + step) % 2]
+            target = (volume, other)[(seed + step) % 2]
             path = f"/k/pod-{(seed * step) % 3}"
             request: Any = [
-                stage_request(one, f"/k/stage-{one[-1]}"),
-                publish_request(one, path, f"/k/stage-{one[-1]}"),
-                unpublish(one, path),
-                unstage(one, f"/k/stage-{one[-1]}"),
+                stage_request(target, f"/k/stage-{target[-1]}"),
+                publish_request(target, path, f"/k/stage-{target[-1]}"),
+                unpublish(target, path),
+                unstage(target, f"/k/stage-{target[-1]}"),
             ][kind]
             codes.append(driver.code(request))
 
-    threads = [threading.Thread(target=storm, args=(seed,)) for seed in range(8)]
+    threads = [threading.Thread(target=call, args=(seed,)) for seed in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(100)
     assert len(codes) == 96
     assert set(codes) <= set(known)
-    for one in (volume, other):
+    for volume_id in (volume, other):
         for number in range(3):
-            assert driver.code(unpublish(one, f"/k/pod-{number}")) in ("OK", "NOT_FOUND")
-    for one in (volume, other):
-        driver.call(unstage(one, f"/k/stage-{one[-1]}"))
+            assert driver.code(unpublish(volume_id, f"/k/pod-{number}")) in ("OK", "NOT_FOUND")
+    for volume_id in (volume, other):
+        driver.call(unstage(volume_id, f"/k/stage-{volume_id[-1]}"))
     assert targets(driver) == []

@@ -1,4 +1,4 @@
-"""The generated stubs are what the specification's file generates."""
+"""The generated stubs match the specification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel has and 3FS has not when a volume's end is asked for: that waits, or says so."""
+"""Write-back at an unmount: the volume stays until its data is written, or the loss is reported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ exec {python} "$@"
 
 
 class Writer:
-    """A program that keeps a file open: its second page is the kernel's alone when it says so."""
+    """A program with an open file; when it reports, its second page is only in the page cache."""
 
     def __init__(self, path: str) -> None:
         self.process = subprocess.Popen(
@@ -62,16 +62,16 @@ class Writer:
 
     def _said(self) -> str:
         assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], WAIT_SECONDS)[0], "no word"
+        assert select.select([self.process.stdout], [], [], WAIT_SECONDS)[0], "no output"
         return self.process.stdout.readline()
 
 
 @pytest.fixture
 def writers() -> Iterator[list[Writer]]:
-    """They end when the mounts do, so they are waited for after that."""
-    begun: list[Writer] = []
-    yield begun
-    for writer in begun:
+    """Programs end with their mounts, so the fixture waits for them afterwards."""
+    started: list[Writer] = []
+    yield started
+    for writer in started:
         writer.process.communicate(timeout=WAIT_SECONDS)
 
 
@@ -86,7 +86,7 @@ def manager(tmp_path: Path, writers: list[Writer]) -> Iterator[MountManagerProce
 
 
 def staged(manager: MountManagerProcess, writers: list[Writer]) -> tuple[str, Writer]:
-    """A volume for one node, and a program of a pod that has a file of it open."""
+    """A volume for one node, and a pod's program that has one of its files open."""
     place = manager.mount("one", node="node-a")
     manager.client.bind(place, manager.place("pod"), read_only=False, flags=[])
     writers.append(Writer(manager.place("pod/hello")))
@@ -108,7 +108,7 @@ def unmounted_at_last(manager: MountManagerProcess, place: str) -> UnmountResult
             time.sleep(0.05)
 
 
-def test_what_an_open_file_has_is_written_before_its_volume_goes(
+def test_data_of_an_open_file_is_written_before_the_unmount(
     manager: MountManagerProcess, writers: list[Writer]
 ) -> None:
     manager.start()
@@ -122,7 +122,7 @@ def test_what_an_open_file_has_is_written_before_its_volume_goes(
     assert manager.mounts() == []
 
 
-def test_a_stopped_daemon_keeps_its_mount_until_it_is_continued(
+def test_a_stopped_daemon_keeps_its_mount_until_it_continues(
     manager: MountManagerProcess, writers: list[Writer]
 ) -> None:
     manager.start()
@@ -141,7 +141,7 @@ def test_a_stopped_daemon_keeps_its_mount_until_it_is_continued(
     assert written(manager) == b"B" * PAGE
 
 
-def test_a_daemon_that_starts_after_a_hand_over_is_waited_for(
+def test_a_daemon_that_starts_after_a_handover_is_awaited(
     manager: MountManagerProcess, writers: list[Writer], tmp_path: Path
 ) -> None:
     gated, gate = tmp_path / "gated.sh", tmp_path / "gate"
@@ -161,7 +161,7 @@ def test_a_daemon_that_starts_after_a_hand_over_is_waited_for(
     assert written(manager) == b"B" * PAGE
 
 
-def test_without_hope_it_is_undone_in_the_end_and_told(
+def test_a_mount_that_cannot_be_written_is_detached_at_the_deadline_and_reported(
     manager: MountManagerProcess, writers: list[Writer]
 ) -> None:
     manager.arguments = ("--writeback-timeout", "0.5")
@@ -182,7 +182,7 @@ def test_without_hope_it_is_undone_in_the_end_and_told(
     assert "v1:default:/volumes/one: detached, data not written: " in manager.log()
 
 
-def test_a_volume_that_is_staged_again_has_all_patience_again(
+def test_staging_again_restarts_the_write_back_deadline(
     manager: MountManagerProcess, writers: list[Writer]
 ) -> None:
     manager.arguments = ("--writeback-timeout", "0")

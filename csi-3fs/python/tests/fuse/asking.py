@@ -1,4 +1,4 @@
-"""Questions to a file system whose answers can be compared with those of another one."""
+"""File system calls whose results can be compared with those of another file system."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ USER, GROUP, OTHER_GROUP = 4711, 4712, 4713
 
 
 def tried(function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-    """What it gives, or the name of its errno."""
+    """Return the result, or the name of the errno."""
     try:
         result = function(*arguments, **more)
     except OSError as error:
@@ -26,7 +26,7 @@ def tried(function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
 
 
 def opened(path: Path | str, flags: int, mode: int = 0o644) -> Any:
-    """Whether it can be opened; closed at once."""
+    """Return whether the path can be opened; it is closed at once."""
 
     def attempt() -> str:
         os.close(os.open(path, flags, mode))
@@ -42,7 +42,7 @@ def touch(path: Path, content: bytes = b"") -> Path:
 
 
 def seen(path: Path) -> tuple[Any, ...]:
-    """What must agree of an inode."""
+    """The attributes of an inode that must be equal."""
     info = path.lstat()
     size = info.st_size if not stat.S_ISDIR(info.st_mode) else -1
     links = info.st_nlink if not stat.S_ISDIR(info.st_mode) else -1
@@ -50,8 +50,8 @@ def seen(path: Path) -> tuple[Any, ...]:
 
 
 def as_user(at: Path, code: str, *groups: int) -> str:
-    """Run Python as an ordinary user in a directory; what it prints, or the errno it meets."""
-    # It begins as root, who may read this interpreter and its modules wherever they lie.
+    """Run Python as an unprivileged user in a directory; returns its output."""
+    # It starts as root, which can read this interpreter and its modules in any folder.
     program = (
         "import errno, fcntl, os, sys\n"
         f"os.setgroups({list(groups)}); os.setgid({GROUP}); os.setuid({USER})\n"

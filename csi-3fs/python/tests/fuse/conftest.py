@@ -34,14 +34,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def mounts(
     cluster: Any, client: threefs.Client, folder: Path
 ) -> Iterator[Callable[..., HeldMount]]:
-    """What `mount` gives, with mount points in `folder`."""
+    """The function of the fixture `mount`, with mount points in `folder`."""
     made: list[HeldMount] = []
     base = f"/fuse-{uuid.uuid4().hex[:8]}"
     client.make_directory(base, 0o755)
-    # Programs of other users come through here; pytest's own folders let in nobody.
+    # Programs of other users need access; pytest's folders are private.
     ours = Path(tempfile.gettempdir())
-    for one in (folder, *(parent for parent in folder.parents if ours in parent.parents)):
-        one.chmod(one.stat().st_mode | 0o011)
+    for path in (folder, *(parent for parent in folder.parents if ours in parent.parents)):
+        path.chmod(path.stat().st_mode | 0o011)
 
     def make(name: str = "root", **options: object) -> HeldMount:
         client.make_directory(f"{base}/{name}", 0o777, exist_ok=True)
@@ -59,7 +59,7 @@ def mounts(
 def mount(
     cluster: Any, client: threefs.Client, tmp_path: Path
 ) -> Iterator[Callable[..., HeldMount]]:
-    """Mount a directory of its own: `mount("name")`; the same name gives the same directory."""
+    """Mount a separate directory: `mount("name")`; the same name mounts the same directory."""
     with mounts(cluster, client, tmp_path) as make:
         yield make
 
@@ -68,7 +68,7 @@ def mount(
 def tree_of_the_module(
     request: pytest.FixtureRequest, cluster: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
-    """A mounted directory for all tests of a module, each in a folder of its own."""
+    """A mounted directory for all tests of a module; each uses a separate folder."""
     folder = tmp_path_factory.mktemp("module")
     with cluster.client() as client, mounts(cluster, client, folder) as make:
         yield make(write_back=request.param).target

@@ -1,7 +1,7 @@
-"""A mount's holder as a process of its own: `python holding.py`, one JSON line for each question.
+"""A process that holds a mount: `python holding.py`, with one JSON line for each request.
 
-Whoever starts a daemon must not have files of the mount open: between fork and exec the child has
-them too, and closing them asks the daemon that is not there yet.
+The process that starts a daemon must not have files of the mount open: between fork and exec the
+child has them, too, and closing them would wait for the daemon that has not started yet.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class HeldMount:
-    """The holder, as tests use it."""
+    """The holding process, as tests use it."""
 
     def __init__(self, environment: dict[str, str], **options: Any) -> None:
         self.target = Path(options["target"])
@@ -31,27 +31,27 @@ class HeldMount:
 
     def respawn(self) -> None:
         """Kill the daemon and start another one."""
-        self._ask("respawn")
+        self._request("respawn")
 
     def signal(self, number: int) -> None:
         """Send the daemon a signal."""
-        self._ask("signal", number)
+        self._request("signal", number)
 
     def wait(self) -> int:
-        """Wait for the daemon's end; gives its status."""
-        self._ask("wait")
+        """Wait for the daemon to exit; returns its status."""
+        self._request("wait")
         status: int = self.ready["status"]
         return status
 
     def close(self) -> None:
-        """Unmount, whatever state anything is in."""
+        """Unmount, in any state of holder and daemon."""
         if self._holder.poll() is None:
-            self._ask("close")
+            self._request("close")
             self._holder.wait(60)
 
-    def _ask(self, *question: Any) -> None:
+    def _request(self, *request: Any) -> None:
         assert self._holder.stdin is not None
-        self._holder.stdin.write(json.dumps(question) + "\n")
+        self._holder.stdin.write(json.dumps(request) + "\n")
         self._holder.stdin.flush()
         self.ready, self.pid = self._answer()
 
@@ -65,7 +65,7 @@ class HeldMount:
 
 
 def held(cluster_file: Path, root: str, folder: Path, number: int, **options: object) -> HeldMount:
-    """Mount in a folder for tests, with the daemon's log and state beside."""
+    """Mount in a folder for tests, which also has the daemon's log and state."""
     import threefs
 
     target = folder / f"mount-{number}"
@@ -89,20 +89,20 @@ def main() -> None:
     for name in ("cluster", "target", "state", "log"):
         options[name] = Path(options[name])
     mount = Mount(**options)
-    told: dict[str, Any] = mount.ready
+    reply: dict[str, Any] = mount.ready
     while True:
-        sys.stdout.write(json.dumps({"ready": told, "pid": mount.process.pid}) + "\n")
+        sys.stdout.write(json.dumps({"ready": reply, "pid": mount.process.pid}) + "\n")
         sys.stdout.flush()
         line = sys.stdin.readline()
-        question = json.loads(line) if line else ["close"]
+        request = json.loads(line) if line else ["close"]
         try:
-            if question[0] == "respawn":
+            if request[0] == "respawn":
                 mount.respawn()
-                told = mount.ready
-            elif question[0] == "signal":
-                mount.process.send_signal(question[1])
-            elif question[0] == "wait":
-                told = {"status": mount.process.wait(60)}
+                reply = mount.ready
+            elif request[0] == "signal":
+                mount.process.send_signal(request[1])
+            elif request[0] == "wait":
+                reply = {"status": mount.process.wait(60)}
             else:
                 mount.close()
                 sys.stdout.write(json.dumps({"ready": {}, "pid": 0}) + "\n")

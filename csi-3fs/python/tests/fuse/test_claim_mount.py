@@ -1,4 +1,4 @@
-"""Mounts that only one node may have: written behind, and served only while the claim is held."""
+"""Mounts for one node: cached writes, and service only while the claim is held."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def volume_of(held: HeldMount) -> str:
     return os.path.dirname(held.root)
 
 
-def test_what_was_written_behind_is_durable_after_a_close(
+def test_cached_writes_are_durable_after_a_close(
     claimed: HeldMount, client: threefs.Client
 ) -> None:
     data = os.urandom(5 << 20)
@@ -53,7 +53,7 @@ def test_what_was_written_behind_is_durable_after_a_close(
 
 
 @pytest.mark.parametrize("kills", [False, True])
-def test_a_file_written_behind_is_as_on_a_local_file_system(
+def test_a_file_with_cached_writes_behaves_as_on_a_local_file_system(
     claimed: HeldMount, tmp_path: Path, kills: bool
 ) -> None:
     seed = int(os.environ.get("THREEFS_FSX_SEED", "11"))
@@ -69,7 +69,7 @@ def test_a_file_written_behind_is_as_on_a_local_file_system(
     assert (claimed.target / "file").read_bytes() == (tmp_path / "file").read_bytes()
 
 
-def test_another_nodes_claim_ends_the_service_with_an_error(
+def test_a_claim_of_another_node_makes_all_operations_fail(
     claimed: HeldMount, client: threefs.Client
 ) -> None:
     path = claimed.target / "file"
@@ -78,7 +78,7 @@ def test_another_nodes_claim_ends_the_service_with_an_error(
     claim = client.claim_of(volume)
     assert claim is not None
     assert claim[0] == "node-a"
-    # Stopped, it cannot renew; another node watches the claim stand still and takes it.
+    # A stopped daemon cannot renew; another node observes the unchanged claim and takes it.
     claimed.signal(signal.SIGSTOP)
     deadline = time.monotonic() + PATIENCE_SECONDS
     taken = ("", 0)
@@ -91,16 +91,16 @@ def test_another_nodes_claim_ends_the_service_with_an_error(
         os.stat(claimed.target / "other")
     assert caught.value.errno == errno.EIO
     assert client.read_file(f"{claimed.root}/file") == b"mine"
-    # Its successor finds the other's name too, and does not let programs wait.
+    # The next daemon finds the other node's name, too, and fails operations at once.
     claimed.respawn()
     with pytest.raises(OSError, match="Input/output error"):
         os.stat(claimed.target / "another")
 
 
-def test_a_claim_that_another_node_had_meanwhile_is_not_taken_back(
+def test_a_claim_that_another_node_had_meanwhile_is_not_retaken(
     claimed: HeldMount, client: threefs.Client
 ) -> None:
-    """What that node has written must not be overwritten by what was written behind before."""
+    """Earlier cached writes must not overwrite the data of that node."""
     volume = volume_of(claimed)
     claimed.signal(signal.SIGSTOP)
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -112,7 +112,7 @@ def test_a_claim_that_another_node_had_meanwhile_is_not_taken_back(
     claimed.signal(signal.SIGCONT)
     number = 0
     with pytest.raises(OSError, match="Input/output error"):
-        # Until the daemon finds that out, its last renewal is trusted.
+        # Until the daemon detects that, its last renewal is valid.
         while time.monotonic() < deadline:
             number += 1
             with suppress(FileNotFoundError):
@@ -126,7 +126,7 @@ def test_a_claim_that_another_node_had_meanwhile_is_not_taken_back(
 
 
 def take_for_another(held: HeldMount, client: threefs.Client) -> str:
-    """Have node-b take the claim of a mount whose daemon is stopped; gives the volume."""
+    """Let node-b take the claim of a mount whose daemon is stopped; returns the volume."""
     volume = volume_of(held)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while client.claim(volume, "node-b", client.claim_of(volume))[0] != "node-b":
@@ -134,62 +134,62 @@ def take_for_another(held: HeldMount, client: threefs.Client) -> str:
     return volume
 
 
-def test_a_length_that_was_not_told_while_the_claim_was_held_is_never_told(
+def test_a_length_that_was_not_reported_under_the_claim_is_never_reported(
     mount: Callable[..., HeldMount], client: threefs.Client
 ) -> None:
-    """It would bring back what the next node has cut off."""
+    """It would undo a truncation of the next node."""
     held = mount(claim_for="node-a", claim_seconds=CLAIM_SECONDS)
-    path, there = held.target / "file", f"{held.root}/file"
+    path, remote = held.target / "file", f"{held.root}/file"
     file = os.open(path, os.O_WRONLY | os.O_CREAT)
-    os.write(file, b"told")
-    os.write(file, b"not told yet")
+    os.write(file, b"reported")
+    os.write(file, b"not reported yet")
     held.signal(signal.SIGSTOP)
     take_for_another(held, client)
-    # Whoever takes a claim waits for longer than its former holder trusts a renewal.
+    # A node takes a claim only after a renewal of the former holder has expired.
     time.sleep(CLAIM_SECONDS)
-    with client.open_raw(there, "r+b") as same:
+    with client.open_raw(remote, "r+b") as same:
         same.truncate(3)
     held.signal(signal.SIGCONT)
     with pytest.raises(OSError, match="Input/output error"):
         os.stat(held.target / "other")
-    # Closing it and the end of the daemon tell what is left to tell.
+    # The close and the end of the daemon report the remaining lengths.
     with pytest.raises(OSError, match="Input/output error"):
         os.close(file)
     held.close()
-    assert client.read_file(there) == b"tol"
+    assert client.read_file(remote) == b"rep"
 
 
-def test_a_length_that_a_close_could_not_tell_is_told_at_the_end(
+def test_a_length_that_a_close_could_not_report_is_reported_at_the_end(
     mount: Callable[..., HeldMount], cluster: Any, client: threefs.Client
 ) -> None:
     held = mount(timeout_seconds=2.0)
     file = os.open(held.target / "file", os.O_WRONLY | os.O_CREAT)
     pid = cluster.kill("meta", signal.SIGSTOP)
     try:
-        os.write(file, b"all of it")  # goes to storage alone
+        os.write(file, b"all of it")  # needs only storage
         with pytest.raises(OSError, match=r"timed out|Input/output"):
             os.close(file)
-        time.sleep(6.0)  # as long as the daemon tries: nobody can see when it gives up
+        time.sleep(6.0)  # the duration of the daemon's retries, whose end is not visible
     finally:
         os.kill(pid, signal.SIGCONT)
     held.close()
     assert client.read_file(f"{held.root}/file") == b"all of it"
 
 
-def test_writes_outlast_an_outage_of_storage_while_the_claim_is_renewed(
+def test_writes_survive_an_outage_of_storage_while_the_claim_is_renewed(
     mount: Callable[..., HeldMount], cluster: Any, client: threefs.Client
 ) -> None:
-    """Longer than one renewal is trusted, with what an operation under it once had beyond that."""
+    """Longer than one renewal is valid, plus the former extension for running operations."""
     held = mount(claim_for="node-a", claim_seconds=1.0, write_back=True)
     path, data = held.target / "file", os.urandom(3 << 20)
     path.write_bytes(b"before")
     stopped = [cluster.kill(f"storage-{node}", signal.SIGSTOP) for node in (1, 2, 3)]
 
-    def go_on() -> None:
+    def resume() -> None:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
 
-    timer = threading.Timer(7.0, go_on)
+    timer = threading.Timer(7.0, resume)
     timer.start()
     try:
         with path.open("wb") as file:
@@ -199,29 +199,29 @@ def test_writes_outlast_an_outage_of_storage_while_the_claim_is_renewed(
     finally:
         timer.cancel()
         timer.join()
-        go_on()
+        resume()
         cluster.wait_whole()
     assert client.read_file(f"{held.root}/file") == data
 
 
 @pytest.mark.parametrize("former", [False, True])
-def test_a_daemon_says_at_its_end_whether_something_may_still_be_begun(
+def test_the_exit_status_of_a_daemon_shows_whether_operations_may_be_pending(
     mount: Callable[..., HeldMount], former: bool
 ) -> None:
-    """What a killed one had sent, services begin until its renewal has ended: 20 s."""
+    """Services may start requests of a killed daemon until its renewal expires: 20 s."""
     held = mount(claim_for="node-a", claim_seconds=20.0)
     (held.target / "file").write_bytes(b"all of it")
     if former:
         held.respawn()
         (held.target / "file").read_bytes()
     subprocess.run(["umount", str(held.target)], check=True, timeout=PATIENCE_SECONDS)
-    # Another mount namespace, made just before, may keep the mount alive.
+    # Another mount namespace that was just created may keep the mount alive.
     held.signal(signal.SIGTERM)
     assert (held.wait() == 0) is not former
 
 
-def test_what_is_not_written_yet_is_no_hole(claimed: HeldMount) -> None:
-    """Copying programs ask for holes, and leave out what they are told is one."""
+def test_data_that_is_not_written_yet_is_not_a_hole(claimed: HeldMount) -> None:
+    """Copying programs query holes and skip them."""
     with (claimed.target / "file").open("wb", buffering=0) as file:
         file.write(b"x" * 100_000)
         assert os.lseek(file.fileno(), 0, os.SEEK_DATA) == 0
@@ -229,7 +229,7 @@ def test_what_is_not_written_yet_is_no_hole(claimed: HeldMount) -> None:
         assert os.lseek(file.fileno(), 0, os.SEEK_HOLE) == 100_000
 
 
-def test_a_mount_of_what_another_node_has_is_refused(
+def test_a_mount_of_a_directory_claimed_by_another_node_is_refused(
     mount: Callable[..., HeldMount], client: threefs.Client
 ) -> None:
     first = mount("one")
@@ -238,16 +238,16 @@ def test_a_mount_of_what_another_node_has_is_refused(
         mount("one", claim_for="node-a", claim_seconds=CLAIM_SECONDS)
 
 
-def test_renewals_go_on(claimed: HeldMount, client: threefs.Client) -> None:
+def test_renewals_continue(claimed: HeldMount, client: threefs.Client) -> None:
     volume = volume_of(claimed)
     first = client.claim_of(volume)
     assert first is not None
     deadline = time.monotonic() + PATIENCE_SECONDS
-    beat: Any = first[1]
-    while beat < first[1] + 3:
+    renewal: Any = first[1]
+    while renewal < first[1] + 3:
         assert time.monotonic() < deadline
-        found = client.claim_of(volume)
-        assert found is not None
-        beat = found[1]
+        claim = client.claim_of(volume)
+        assert claim is not None
+        renewal = claim[1]
         time.sleep(0.05)
     (claimed.target / "file").write_bytes(b"served")

@@ -1,4 +1,4 @@
-"""Random operations on one file of a mount and on one of a local file system: the same all the way.
+"""Random operations on one file of a mount and on one of a local file system give equal results.
 
 A failure prints the seed; `THREEFS_FSX_SEED=N pytest …` repeats exactly that run.
 """
@@ -110,7 +110,7 @@ class Pair:
         self.allocate("reserve", KEEP_SIZE, *self.range_())
 
     def range_(self) -> tuple[int, int]:
-        """Now and then over whole chunks, and beyond the end of the file."""
+        """Sometimes over whole chunks, and beyond the end of the file."""
         if self.random.random() < 0.3:
             return self.random.randrange(3) << 20, self.random.randrange(1, 3) << 20
         return self.place()
@@ -169,13 +169,13 @@ def run(real: Path, model: Path, seed: int, steps: int) -> None:
             os.close(file)
 
 
-def test_a_file_is_as_on_a_local_file_system(tree: Path, tmp_path: Path) -> None:
+def test_a_file_behaves_as_on_a_local_file_system(tree: Path, tmp_path: Path) -> None:
     seed = int(os.environ.get("THREEFS_FSX_SEED") or random.randrange(1 << 32))
     for number in range(2):
         run(tree / f"file-{number}", tmp_path / f"model-{number}", seed + number, 400)
 
 
-def test_a_file_stays_so_while_the_daemon_is_killed(
+def test_a_file_behaves_the_same_while_the_daemon_is_killed(
     mount: Callable[..., HeldMount], tmp_path: Path
 ) -> None:
     seed = int(os.environ.get("THREEFS_FSX_SEED") or random.randrange(1 << 32))

@@ -1,4 +1,4 @@
-"""Many programs write at once while storage stands still: the daemon's memory is bounded."""
+"""Many programs write while storage is stopped: the daemon's memory is bounded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 1 << 20
 WRITERS = 800
 WRITE_BYTES = MIB // 4
 IN_WORK_MAX = 256
-"""Requests that the daemon works on at once; it reads a few more to find interrupts."""
+"""Requests that the daemon processes concurrently; it reads a few more to find interrupts."""
 WATCHED_SECONDS = 3.0
 
 
@@ -28,11 +28,11 @@ def resident_bytes(pid: int) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS"))
 
 
-def test_requests_over_the_bound_wait_in_the_kernel(
+def test_requests_over_the_limit_wait_in_the_kernel(
     cluster: Any, client: threefs.Client, mount: Callable[..., HeldMount]
 ) -> None:
     made = mount()
-    # A file each: the kernel sends the writes of one file one after the other.
+    # One file per writer: the kernel sends the writes of one file one after the other.
     descriptors = [
         os.open(made.target / str(number), os.O_CREAT | os.O_RDWR) for number in range(WRITERS)
     ]

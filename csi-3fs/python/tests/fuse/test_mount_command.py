@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS = 60.0
 STATE = "state/" + "long" * 30
-"""A path that is longer than the address of a UNIX socket may be."""
+"""A path that is longer than the limit of a UNIX socket's address."""
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -33,7 +33,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def read(path: Path) -> str:
-    """Read in a child: a test that hangs must not hang the tests."""
+    """Read in a child process, so that a hung read fails the test with a timeout."""
     done = subprocess.run(
         ["cat", path], capture_output=True, text=True, timeout=WAIT_SECONDS, check=True
     )
@@ -75,7 +75,7 @@ def test_a_directory_is_mounted_in_the_background_and_unmounted(
     assert list(target.iterdir()) == list(state.iterdir()) == []
 
 
-def test_in_the_foreground_it_is_unmounted_at_the_end(
+def test_a_foreground_mount_is_unmounted_at_the_end(
     mounted: Callable[..., list[str | Path]], tmp_path: Path
 ) -> None:
     target = tmp_path / "mnt"
@@ -104,7 +104,7 @@ def test_a_mount_that_fails_leaves_nothing(
     assert time.monotonic() - started < WAIT_SECONDS
 
 
-def test_what_was_not_mounted_is_not_unmounted(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_mounted_is_refused(tmp_path: Path) -> None:
     done = run("umount", "--state", tmp_path, tmp_path / "mnt")
     assert done.returncode == 102
     assert "is not mounted by `threefs mount`" in done.stderr

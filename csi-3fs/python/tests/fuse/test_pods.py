@@ -33,13 +33,13 @@ def in_a_pod(at: Path, uid: int, gid: int, groups: str, code: str) -> str:
         [*command, *program], cwd=at, capture_output=True, text=True, timeout=60, check=False
     )
     if "unshare failed" in done.stderr:
-        pytest.skip("PID namespaces cannot be made here")
+        pytest.skip("PID namespaces cannot be created here")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def test_supplementary_groups_count_in_another_pid_namespace(tree: Path) -> None:
-    """The class of a team: uid 1000, gid 2000, mode 2770; pods have the group as a further one."""
+    """The class of a team: uid 1000, gid 2000, mode 2770; pods have it as a supplementary group."""
     team = tree / "team"
     team.mkdir()
     os.chown(team, 1000, 2000)
@@ -58,7 +58,7 @@ def test_supplementary_groups_count_in_another_pid_namespace(tree: Path) -> None
     change = "f = open('shared', 'r+'); f.write('by group'); f.truncate(3)"
     assert in_a_pod(team, 1001, 1001, "2000", change) == "done"
     assert in_a_pod(team, 1001, 1001, "7,2000", "os.truncate('shared', 1)") == "done"
-    # A group that is not theirs opens nothing, and none gives what only the owner may.
+    # Another group grants no access, and no group grants the rights of the owner.
     for code in ("os.listdir('.')", "open('shared')", "open('new', 'x')", "os.unlink('shared')"):
         assert in_a_pod(team, 1002, 1002, "2001", code) == "EACCES", code
     assert in_a_pod(team, 1001, 1001, "2000", "os.chmod('shared', 0o777)") == "EPERM"

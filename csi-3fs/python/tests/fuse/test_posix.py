@@ -1,4 +1,4 @@
-"""What POSIX says of files and directories, asked of a real mount: one table, a row a case."""
+"""POSIX semantics of files and directories on a real mount, as tables of cases."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fails(code: int, call: Callable[..., Any], *arguments: Any, **more: Any) -> 
 
 
 def as_user(uid: int, gid: int, groups: list[int], work: Callable[[], None]) -> str:
-    """Run in a child of another user; gives the error's name, or nothing."""
+    """Run in a child as another user; returns the errno's name, or an empty text."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -47,8 +47,8 @@ def as_user(uid: int, gid: int, groups: list[int], work: Callable[[], None]) -> 
             os._exit(0)
     os.close(writer)
     os.waitpid(pid, 0)
-    with os.fdopen(reader, "rb") as told:
-        return told.read().decode()
+    with os.fdopen(reader, "rb") as output:
+        return output.read().decode()
 
 
 def test_open_flags(tree: Path) -> None:
@@ -119,7 +119,7 @@ def test_truncate(tree: Path) -> None:
         os.ftruncate(file.fileno(), 6)
         os.ftruncate(file.fileno(), 10)
         file.seek(0)
-        assert file.read() == b"012345\0\0\0\0", "also what nobody was told of is cut"
+        assert file.read() == b"012345\0\0\0\0", "unreported data is truncated, too"
     fails(errno.EISDIR, os.truncate, tree, 0)
     fails(errno.EINVAL, os.truncate, path, -1)
     fails(errno.ENOENT, os.truncate, tree / "missing", 0)
@@ -397,7 +397,7 @@ def test_locks_are_of_the_mount(tree: Path) -> None:
         assert as_user(0, 0, [], other) in {"EAGAIN", "EACCES"}
 
 
-def test_writers_side_by_side(tree: Path) -> None:
+def test_concurrent_writers(tree: Path) -> None:
     path = tree / "file"
     write(path, b"")
     piece = 300_000
@@ -418,7 +418,7 @@ def test_writers_side_by_side(tree: Path) -> None:
     assert path.read_bytes() == expected
 
 
-def test_what_one_mount_closed_another_one_opens(mount: Callable[..., Any]) -> None:
+def test_a_file_closed_on_one_mount_is_current_on_another(mount: Callable[..., Any]) -> None:
     one, two = mount("shared").target, mount("shared").target
     for round_ in range(30):
         content = os.urandom(1000 + 977 * round_)
@@ -428,8 +428,8 @@ def test_what_one_mount_closed_another_one_opens(mount: Callable[..., Any]) -> N
         with open(one / "file", "rb") as file:
             assert file.read() == content[:round_]
             assert os.fstat(file.fileno()).st_size == round_
-    (one / "beside").write_bytes(b"replaced")
-    os.rename(one / "beside", one / "file")
+    (one / "other").write_bytes(b"replaced")
+    os.rename(one / "other", one / "file")
     with open(two / "file", "rb") as file:
         old = file.read()
     assert old in {b"replaced", content[:round_]}

@@ -1,5 +1,6 @@
-"""What the suites for POSIX file systems ask, asked of a mount and of a local file system: the same
-answers, down to the errno. Each case is a function of a directory; what it returns is compared.
+"""Cases of POSIX test suites on a mount and on a local file system, with equal results and errnos.
+
+Each case is a function of a directory; its results are compared.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COARSE_CLOCK = 5
-"""CLOCK_REALTIME_COARSE of Linux, which Python has no name for."""
+"""CLOCK_REALTIME_COARSE of Linux, for which Python has no constant."""
 
 CASES: list[Callable[[Path], Any]] = []
 
@@ -194,7 +195,7 @@ def which_times_change(at: Path) -> Any:
         for path in (file, at / "directory"):
             os.utime(path, ns=(1, 1))
         before = [path.stat() for path in (file, at / "directory")]
-        # A local file system takes its times from a clock that ticks every few milliseconds.
+        # Local file systems use a clock with a resolution of a few milliseconds.
         while time.clock_gettime_ns(COARSE_CLOCK) <= max(info.st_ctime_ns for info in before):
             time.sleep(0.001)
         change()
@@ -273,13 +274,13 @@ def a_sticky_directory_guards_names(at: Path) -> Any:
     touch(parent / "roots")
     touch(parent / "theirs")
     os.chown(parent / "theirs", USER, GROUP)
-    told = as_user(
+    output = as_user(
         parent,
         "print(tried(os.unlink, 'roots'), tried(os.rename, 'roots', 'new'),"
         " tried(os.rename, 'theirs', 'roots'), tried(os.rename, 'theirs', 'own'),"
         " tried(os.unlink, 'own'))",
     )
-    return (told, sorted(os.listdir(parent)))
+    return (output, sorted(os.listdir(parent)))
 
 
 @case
@@ -394,7 +395,7 @@ def a_directory_that_was_removed(at: Path) -> Any:
 
 
 @pytest.mark.parametrize("asked", CASES, ids=lambda function: function.__name__)
-def test_a_mount_answers_as_a_local_file_system(
+def test_a_mount_gives_the_results_of_a_local_file_system(
     asked: Callable[[Path], Any], tree_of_the_module: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     local, mounted = tmp_path_factory.mktemp("local"), tree_of_the_module / asked.__name__

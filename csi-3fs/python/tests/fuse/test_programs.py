@@ -1,4 +1,4 @@
-"""Programs that people run on a file system, run on a mount."""
+"""Common programs on a mount."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_tar_and_cp(tree: Path, tmp_path: Path) -> None:
     assert os.listdir(tree) == ["again"]
 
 
-def test_a_package_of_python_runs_from_it(tree: Path) -> None:
+def test_a_python_package_runs_from_a_mount(tree: Path) -> None:
     package = tree / "site" / "package"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("from package.other import answer\n")

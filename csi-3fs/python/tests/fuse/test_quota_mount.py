@@ -1,4 +1,4 @@
-"""Quotas on a mount: no writer gets past one, and what is used is exactly what is there."""
+"""Quotas on a mount: no writer exceeds one, and the usage is exact."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 def settled(client: threefs.Client, path: str, wanted: tuple[int, int]) -> tuple[int, int]:
-    """What is used, once closes have been told: the kernel tells the last one a moment later."""
+    """The usage once all closes are reported; the kernel reports the last one a moment later."""
     deadline = time.monotonic() + 30
     while True:
         quota = client.quota(path)
@@ -31,7 +31,7 @@ def settled(client: threefs.Client, path: str, wanted: tuple[int, int]) -> tuple
 
 
 def fill(path: str, piece: int, limit: int) -> tuple[int, int]:
-    """Write until refused; gives what was acknowledged and the error's number."""
+    """Write until refused; returns the acknowledged bytes and the errno."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     written = 0
     try:
@@ -44,7 +44,7 @@ def fill(path: str, piece: int, limit: int) -> tuple[int, int]:
         os.close(descriptor)
 
 
-def test_writers_side_by_side_stop_at_the_last_byte(
+def test_concurrent_writers_stop_at_the_last_byte(
     client: threefs.Client, mount: Callable[..., Any]
 ) -> None:
     mounts = [mount("volume"), mount("volume")]
@@ -67,7 +67,7 @@ def test_writers_side_by_side_stop_at_the_last_byte(
     assert settled(client, root, (total, 6)) == (total, 6)
     sizes = sum(entry.stat().st_size for entry in os.scandir(mounts[0].target))
     assert sizes == total
-    # What was reserved and not used came back: now the rest fits to the byte.
+    # Unused reservations were returned: now the rest fits to the byte.
     rest = 20 * MIB - total
     if rest:
         (mounts[0].target / "rest").write_bytes(b"r" * rest)
@@ -102,7 +102,7 @@ def test_inodes_truncation_and_space(client: threefs.Client, mount: Callable[...
         os.truncate(tree / "one", 11 * MIB)
     os.truncate(tree / "one", 10 * MIB)
     assert settled(client, made.root, (10 * MIB, 3)) == (10 * MIB, 3)
-    # What is cut off is free at once, up to an eighth of the limit. The rest counts for minutes.
+    # Truncated bytes are free at once, up to an eighth of the limit; the rest minutes later.
     os.truncate(tree / "one", 9 * MIB)
     assert settled(client, made.root, (9 * MIB, 3)) == (9 * MIB, 3)
     os.truncate(tree / "one", 5)
@@ -111,7 +111,7 @@ def test_inodes_truncation_and_space(client: threefs.Client, mount: Callable[...
     client.set_quota(made.root, 30 * MIB, None)
     (tree / "four").write_bytes(b"4" * 15 * MIB)
     assert settled(client, made.root, (15 * MIB + left, 4)) == (15 * MIB + left, 4)
-    # The same file again takes what it has still.
+    # The same file can use its remaining charge.
     (tree / "one").write_bytes(b"1" * 9 * MIB)
     wanted = (24 * MIB, 4)
     assert settled(client, made.root, wanted) == wanted
@@ -137,7 +137,7 @@ def test_moves_between_quotas(client: threefs.Client, mount: Callable[..., Any])
     assert caught.value.errno == errno.EXDEV
 
 
-def test_the_client_is_stopped_as_well(client: threefs.Client, folder: str) -> None:
+def test_the_client_is_limited_as_well(client: threefs.Client, folder: str) -> None:
     import threefs
 
     client.set_quota(folder, 3 * MIB, 2)

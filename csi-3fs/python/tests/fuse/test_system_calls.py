@@ -1,4 +1,4 @@
-"""What a process can no longer do behind the filter of system calls, and what it still can."""
+"""System calls that the filter blocks, and those that still work."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def behind(code: str) -> subprocess.CompletedProcess[str]:
 pytestmark = pytest.mark.skipif(MACHINE not in ARCHITECTURES, reason="no filter for it")
 
 
-def test_every_refused_call_returns_that_it_is_not_permitted() -> None:
-    """With arguments for which the kernel itself would say something else, as root too."""
+def test_every_refused_call_fails_with_eperm() -> None:
+    """With arguments for which the kernel would return another error, also as root."""
     column = ARCHITECTURES[MACHINE][0]
     numbers = {name: n[column] for name, n in REFUSED.items() if n[column] is not None}
     code = f"""
@@ -70,14 +70,14 @@ for name, number in {numbers!r}.items():
         ("__import__('socket').socket(40, 1)", "Errno 97"),  # AF_VSOCK
     ],
 )
-def test_a_process_can_start_no_program_and_open_no_strange_socket(code: str, error: str) -> None:
+def test_a_process_can_neither_start_programs_nor_open_other_sockets(code: str, error: str) -> None:
     done = behind(code)
     assert done.returncode != 0
     assert error in done.stderr
 
 
 @pytest.mark.parametrize("number", [LAST_KNOWN + 1, 999, CLONE3[0], 0x40000000])
-def test_calls_that_are_not_known_are_answered_as_by_an_older_kernel(number: int) -> None:
+def test_unknown_calls_fail_with_enosys(number: int) -> None:
     done = behind(f"print(libc.syscall({number}, 0, 0, 0, 0), ctypes.get_errno())")
     assert done.stdout == "-1 38\n", done.stderr
 
@@ -106,7 +106,7 @@ print("works")
 
 
 def test_calls_of_another_architecture_end_the_process() -> None:
-    """The 32-bit calls of x86 have other numbers: 0x80 could start a program as number 11."""
+    """The 32-bit calls of x86 have other numbers: through int 0x80, number 11 starts a program."""
     if MACHINE != "x86_64":
         pytest.skip("machine code of x86")
     code = """
@@ -123,7 +123,7 @@ print("still here")
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
-def test_numbers_are_those_of_the_kernels_headers(machine: str) -> None:
+def test_numbers_match_the_kernels_headers(machine: str) -> None:
     column = ARCHITECTURES[machine][0]
     if not HEADERS[column].exists():
         pytest.skip(f"{HEADERS[column]} is not installed")

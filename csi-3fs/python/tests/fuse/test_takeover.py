@@ -1,4 +1,4 @@
-"""The daemon dies, hangs, or has no cluster: programs go on, or end; nothing hangs for ever."""
+"""The daemon dies, hangs, or has no cluster: programs continue or fail, and none hangs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def test_a_reader_gets_all_bytes_and_no_error(mount: Callable[..., HeldMount]) -> None:
-    made = mount()
+    mounted = mount()
     content = os.urandom(1 << 20) * 16
-    path = made.target / "file"
+    path = mounted.target / "file"
     path.write_bytes(content)
     stop, read, problems = threading.Event(), [0], list[BaseException]()
 
@@ -36,10 +36,10 @@ def test_a_reader_gets_all_bytes_and_no_error(mount: Callable[..., HeldMount]) -
                 descriptor = os.open(path, os.O_RDONLY)
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 with os.fdopen(descriptor, "rb", buffering=0) as file:
-                    got = bytearray()
+                    content_read = bytearray()
                     while part := file.read(1 << 20):
-                        got += part
-                assert got == content
+                        content_read += part
+                assert content_read == content
                 read[0] += 1
         except BaseException as error:
             problems.append(error)
@@ -48,9 +48,9 @@ def test_a_reader_gets_all_bytes_and_no_error(mount: Callable[..., HeldMount]) -
     thread.start()
     for _ in range(5):
         time.sleep(0.1)
-        made.respawn()
-        assert made.ready["resumed"]
-        assert made.ready["resent"]
+        mounted.respawn()
+        assert mounted.ready["resumed"]
+        assert mounted.ready["resent"]
     before = read[0]
     deadline = time.monotonic() + 60
     while read[0] <= before and not problems and time.monotonic() < deadline:
@@ -61,14 +61,14 @@ def test_a_reader_gets_all_bytes_and_no_error(mount: Callable[..., HeldMount]) -
     assert read[0] > before
 
 
-def test_changes_under_way_are_made_once(mount: Callable[..., HeldMount]) -> None:
-    made = mount()
-    tree = made.target
+def test_pending_changes_are_executed_once(mount: Callable[..., HeldMount]) -> None:
+    mounted = mount()
+    tree = mounted.target
     problems: list[BaseException] = []
     done = threading.Event()
-    wanted: set[str] = set()
+    expected: set[str] = set()
 
-    def maker() -> None:
+    def create() -> None:
         try:
             number = 0
             while not done.is_set():
@@ -80,48 +80,48 @@ def test_changes_under_way_are_made_once(mount: Callable[..., HeldMount]) -> Non
                 os.close(descriptor)
                 os.link(tree / "x", tree / f"link-{number}")
                 os.unlink(tree / "x")
-                wanted.update({f"moved-{number}", f"link-{number}"})
+                expected.update({f"moved-{number}", f"link-{number}"})
                 number += 1
         except BaseException as error:
             problems.append(error)
 
-    thread = threading.Thread(target=maker)
+    thread = threading.Thread(target=create)
     thread.start()
     for _ in range(6):
         time.sleep(0.15)
-        made.respawn()
+        mounted.respawn()
     done.set()
     thread.join()
     assert not problems, problems
-    assert set(os.listdir(tree)) == wanted
-    for name in wanted:
+    assert set(os.listdir(tree)) == expected
+    for name in expected:
         if name.startswith("link-"):
             assert (tree / name).read_bytes() == b"x" * 100
 
 
-def test_what_was_written_and_not_closed_is_there_after_a_kill(
+def test_written_data_of_an_open_file_survives_a_kill(
     mount: Callable[..., HeldMount], client: Any
 ) -> None:
-    made = mount()
-    client.set_quota(made.root, 100 << 20, None)
+    mounted = mount()
+    client.set_quota(mounted.root, 100 << 20, None)
     content = os.urandom(3_000_001)
-    with open(made.target / "file", "w+b", buffering=0) as file:
+    with open(mounted.target / "file", "w+b", buffering=0) as file:
         file.write(content)
-        made.respawn()
+        mounted.respawn()
         file.seek(0)
         assert file.read() == content
         file.write(b"more")
-        made.respawn()
+        mounted.respawn()
         os.fsync(file.fileno())
-        assert client.read_file(f"{made.root}/file") == content + b"more"
-        os.unlink(made.target / "file")
-        made.respawn()
+        assert client.read_file(f"{mounted.root}/file") == content + b"more"
+        os.unlink(mounted.target / "file")
+        mounted.respawn()
         file.seek(0)
         assert file.read() == content + b"more"
     deadline = time.monotonic() + 60
-    while client.quota(made.root).bytes_used and time.monotonic() < deadline:
+    while client.quota(mounted.root).bytes_used and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert client.quota(made.root).bytes_used == 0, "nothing stays reserved"
+    assert client.quota(mounted.root).bytes_used == 0, "bytes stay reserved"
 
 
 KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 0x01, 0x02, 0x10
@@ -136,39 +136,39 @@ def fallocate(file: int, mode: int, offset: int, length: int) -> None:
 
 
 @pytest.mark.parametrize("write_back", [False, True], ids=["through", "behind"])
-def test_holes_and_cuts_of_an_open_file_are_there_after_a_kill(
+def test_holes_and_truncations_of_an_open_file_survive_a_kill(
     mount: Callable[..., HeldMount], client: Any, write_back: bool
 ) -> None:
-    made = mount("cut", write_back=write_back)
+    mounted = mount("cut", write_back=write_back)
     content = bytearray(os.urandom(3 << 20))
-    with open(made.target / "file", "w+b", buffering=0) as file:
+    with open(mounted.target / "file", "w+b", buffering=0) as file:
         file.write(content)
         os.fsync(file.fileno())
         fallocate(file.fileno(), PUNCH_HOLE | KEEP_SIZE, 100_000, 1_500_000)
         content[100_000:1_600_000] = bytes(1_500_000)
-        made.respawn()
+        mounted.respawn()
         assert os.pread(file.fileno(), 3 << 20, 0) == content
         os.ftruncate(file.fileno(), 2_000_001)
         fallocate(file.fileno(), ZERO_RANGE, 1_900_000, 500_000)
         content[1_900_000:] = bytes(500_000)
-        made.respawn()
+        mounted.respawn()
         assert os.fstat(file.fileno()).st_size == 2_400_000
         assert os.pread(file.fileno(), 3 << 20, 0) == content
         os.pwrite(file.fileno(), b"x" * 10_000, 2_395_000)
         content[2_395_000:] = b"x" * 10_000
         fallocate(file.fileno(), PUNCH_HOLE | KEEP_SIZE, 2_399_000, 5_000)
         content[2_399_000:2_404_000] = bytes(5_000)
-        made.respawn()
+        mounted.respawn()
         os.fsync(file.fileno())
-        assert client.read_file(f"{made.root}/file") == content
+        assert client.read_file(f"{mounted.root}/file") == content
 
 
 def test_a_hole_needs_no_metadata_service(
     mount: Callable[..., HeldMount], cluster: Any, client: Any
 ) -> None:
-    """As any write: its time is told at the close."""
-    made = mount(timeout_seconds=5)
-    with open(made.target / "file", "w+b", buffering=0) as file:
+    """Like any write: its time is reported at the close."""
+    mounted = mount(timeout_seconds=5)
+    with open(mounted.target / "file", "w+b", buffering=0) as file:
         file.write(b"x" * 2_000_000)
         os.fsync(file.fileno())
         meta = cluster.kill("meta", signal.SIGSTOP)
@@ -177,117 +177,117 @@ def test_a_hole_needs_no_metadata_service(
             fallocate(file.fileno(), ZERO_RANGE, 1_900_000, 100_000)
         finally:
             os.kill(meta, signal.SIGCONT)
-        before = os.stat(made.target / "file").st_mtime_ns
+        before = os.stat(mounted.target / "file").st_mtime_ns
         os.fsync(file.fileno())
-        assert os.stat(made.target / "file").st_mtime_ns >= before
-    wanted = b"x" * 10 + bytes(1_500_000) + b"x" * 399_990 + bytes(100_000)
-    assert client.read_file(f"{made.root}/file") == wanted
+        assert os.stat(mounted.target / "file").st_mtime_ns >= before
+    expected = b"x" * 10 + bytes(1_500_000) + b"x" * 399_990 + bytes(100_000)
+    assert client.read_file(f"{mounted.root}/file") == expected
 
 
-def test_what_a_new_daemon_could_not_report_is_found_when_the_file_is_opened(
+def test_data_that_a_new_daemon_could_not_report_is_found_when_the_file_is_opened(
     start_cluster: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Storage is away when the daemon is replaced, so the end of the file cannot be looked for."""
+    """Storage is stopped when the daemon is replaced, so the end of the file cannot be queried."""
     from holding import held
 
     cluster = start_cluster()
-    made = held(cluster.file, "/", tmp_path, 0, timeout_seconds=3)
+    mounted = held(cluster.file, "/", tmp_path, 0, timeout_seconds=3)
     written = os.urandom(3_000_000)
     names = ["file", "cut"]
-    descriptors = [os.open(made.target / name, os.O_RDWR | os.O_CREAT) for name in names]
+    descriptors = [os.open(mounted.target / name, os.O_RDWR | os.O_CREAT) for name in names]
     try:
         meta = cluster.kill("meta", signal.SIGSTOP)
         for descriptor in descriptors:
             assert os.pwrite(descriptor, written, 0) == len(written)
-        made.signal(signal.SIGKILL)
+        mounted.signal(signal.SIGKILL)
         storage = [name for name in cluster.status_file()["pids"] if name.startswith("storage")]
         stopped = [cluster.kill(name, signal.SIGSTOP) for name in storage]
         os.kill(meta, signal.SIGCONT)
-        made.respawn()
+        mounted.respawn()
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
         cluster.wait_whole()
-        with (made.target / "file").open("r+b") as file:
+        with (mounted.target / "file").open("r+b") as file:
             assert file.read() == written
-        os.truncate(made.target / "cut", 1_000_000)
-        assert (made.target / "cut").read_bytes() == written[:1_000_000]
+        os.truncate(mounted.target / "cut", 1_000_000)
+        assert (mounted.target / "cut").read_bytes() == written[:1_000_000]
         with cluster.client() as client:
             assert client.read_file("/file") == written
             assert client.read_file("/cut") == written[:1_000_000]
     finally:
-        made.close()
+        mounted.close()
         for descriptor in descriptors:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
 
-def test_a_directory_that_is_being_listed(mount: Callable[..., HeldMount]) -> None:
-    made = mount()
+def test_a_listing_continues_after_a_kill(mount: Callable[..., HeldMount]) -> None:
+    mounted = mount()
     names = {f"entry-{number:04}" for number in range(600)}
     for name in names:
-        (made.target / name).touch()
+        (mounted.target / name).touch()
     listed = []
-    with os.scandir(made.target) as entries:
+    with os.scandir(mounted.target) as entries:
         for number, entry in enumerate(entries):
             listed.append(entry.name)
             if number == 200:
-                made.respawn()
+                mounted.respawn()
     assert sorted(listed) == sorted(names)
 
 
-def test_asked_to_end_it_hands_over(mount: Callable[..., HeldMount]) -> None:
-    made = mount()
-    with open(made.target / "file", "w+b", buffering=0) as file:
+def test_a_terminated_daemon_is_replaced(mount: Callable[..., HeldMount]) -> None:
+    mounted = mount()
+    with open(mounted.target / "file", "w+b", buffering=0) as file:
         file.write(b"before")
-        made.signal(signal.SIGTERM)
-        assert made.wait() == 0
-        made.respawn()
+        mounted.signal(signal.SIGTERM)
+        assert mounted.wait() == 0
+        mounted.respawn()
         file.write(b" and after")
-    assert (made.target / "file").read_bytes() == b"before and after"
-    assert made.ready["generation"] == 2
+    assert (mounted.target / "file").read_bytes() == b"before and after"
+    assert mounted.ready["generation"] == 2
 
 
 def test_unmounting_does_not_wait_for_a_stopped_daemon(mount: Callable[..., HeldMount]) -> None:
-    made = mount()
-    (made.target / "file").write_bytes(b"x" * 100_000)
-    made.signal(signal.SIGSTOP)
-    reader = _reader(made.target / "new name")
-    begun = time.monotonic()
-    unmount(made.target)
-    assert time.monotonic() - begun < 30
+    mounted = mount()
+    (mounted.target / "file").write_bytes(b"x" * 100_000)
+    mounted.signal(signal.SIGSTOP)
+    reader = _reader(mounted.target / "new name")
+    started = time.monotonic()
+    unmount(mounted.target)
+    assert time.monotonic() - started < 30
     assert reader.wait(30) != 0
-    made.signal(signal.SIGCONT)
-    made.wait()
+    mounted.signal(signal.SIGCONT)
+    mounted.wait()
 
 
-def test_without_a_cluster_operations_end_and_unmounting_is_quick(
+def test_without_a_cluster_operations_time_out_and_unmounting_is_fast(
     start_cluster: Callable[..., Any], tmp_path: Path
 ) -> None:
     from holding import held
 
     cluster = start_cluster()
-    made = held(cluster.file, "/", tmp_path, 0, timeout_seconds=3)
-    target = made.target
+    mounted = held(cluster.file, "/", tmp_path, 0, timeout_seconds=3)
+    target = mounted.target
     (target / "file").write_bytes(b"x" * 3_000_000)
     descriptor = os.open(target / "file", os.O_RDWR)
     try:
         cluster.stop()
-        begun = time.monotonic()
+        started = time.monotonic()
         with pytest.raises(OSError, match="timed out") as caught:
             os.mkdir(target / "directory")
         assert caught.value.errno == errno.ETIMEDOUT
         with pytest.raises(OSError, match="timed out"):
             os.pwrite(descriptor, b"y" * 100, 0)
-        assert time.monotonic() - begun < 60
+        assert time.monotonic() - started < 60
         # A signal ends a wait before the operation does.
         reader = _reader(target / "other")
         reader.kill()
         reader.wait(30)
     finally:
-        begun = time.monotonic()
+        started = time.monotonic()
         unmount(target)
-        assert time.monotonic() - begun < 30
-        made.close()
+        assert time.monotonic() - started < 30
+        mounted.close()
     with pytest.raises(OSError, match=r"connected|abort"):
         os.pread(descriptor, 10, 0)
     with contextlib.suppress(OSError):

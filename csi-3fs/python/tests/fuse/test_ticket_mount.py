@@ -1,4 +1,4 @@
-"""A mount whose daemon holds a ticket and not the cluster's key."""
+"""A mount whose daemon has a ticket instead of the cluster's key."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def test_a_mount_with_a_ticket_is_its_directory(
         mount.close()
 
 
-def test_what_another_client_cut_is_reserved_again(
+def test_a_range_truncated_by_another_client_is_reserved_again(
     cluster: Any, client: threefs.Client, folder: str, tmp_path: Path
 ) -> None:
-    """The mount believes that more is reserved than is; its capability from before has expired."""
+    """The mount assumes a larger reservation than exists; its earlier capability has expired."""
     client.make_directory(f"{folder}/mine", 0o755)
     client.set_quota(f"{folder}/mine", bytes_max=1 << 30)
     ticket, file = tmp_path / "ticket", tmp_path / "cluster.json"
@@ -70,7 +70,7 @@ def test_what_another_client_cut_is_reserved_again(
     mount = held(file, "/", tmp_path, 0)
     try:
         descriptor = os.open(mount.target / "file", os.O_WRONLY | os.O_CREAT)
-        # With the second one it reserves ahead.
+        # With the second one it reserves in advance.
         for _ in range(2):
             os.write(descriptor, b"1" * MIB)
             os.fsync(descriptor)
@@ -88,10 +88,10 @@ def test_what_another_client_cut_is_reserved_again(
         mount.close()
 
 
-def test_a_confined_daemon_serves_and_has_no_rights(
+def test_a_confined_daemon_serves_without_privileges(
     cluster: Any, client: threefs.Client, folder: str, tmp_path: Path
 ) -> None:
-    """It runs as a user that owns its state and may read its ticket, and is replaced as one."""
+    """It runs as a user that owns its state and may read its ticket, and so do its replacements."""
     for one in (
         tmp_path,
         *(parent for parent in tmp_path.parents if parent.name.startswith(("pytest", "popen"))),
@@ -129,7 +129,7 @@ def test_a_confined_daemon_serves_and_has_no_rights(
 
 
 def _rights(pid: int) -> dict[str, str]:
-    """Of the process, and the same of each of its threads."""
+    """Status fields of the process, which must be equal for each of its threads."""
     [rights] = {
         tuple(_rights_of(thread / "status").items())
         for thread in Path(f"/proc/{pid}/task").iterdir()
@@ -149,7 +149,7 @@ def _rights_of(status: Path) -> dict[str, str]:
 
 
 def test_a_daemon_that_cannot_be_confined_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is served with more rights than were asked for."""
+    """A daemon never serves with more privileges than requested."""
     for user in (-1, 0):
         with pytest.raises(InvalidArgument, match="not root"):
             confine(user)

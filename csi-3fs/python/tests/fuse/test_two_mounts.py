@@ -1,4 +1,4 @@
-"""Two nodes with one directory: what one has written and closed, the other sees when it opens."""
+"""Two mounts of one directory: data closed on one is visible at an open on the other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from holding import HeldMount
 
 
-def test_an_overwrite_that_sets_the_time_back_is_seen(mount: Callable[..., HeldMount]) -> None:
+def test_an_overwrite_that_sets_the_time_back_is_visible(mount: Callable[..., HeldMount]) -> None:
     one, other = mount("same").target, mount("same").target
     (one / "file").write_bytes(b"old" * 100_000)
     before = (one / "file").stat()
@@ -27,7 +27,7 @@ def test_an_overwrite_that_sets_the_time_back_is_seen(mount: Callable[..., HeldM
     assert (one / "file").read_bytes() == b"new" * 100_000
 
 
-def test_changes_by_both_are_not_taken_for_ones_own(mount: Callable[..., HeldMount]) -> None:
+def test_changes_by_both_mounts_are_detected(mount: Callable[..., HeldMount]) -> None:
     one, other = mount("same").target, mount("same").target
     (one / "file").write_bytes(b"a" * 8192)
     (one / "file").read_bytes()
@@ -39,7 +39,7 @@ def test_changes_by_both_are_not_taken_for_ones_own(mount: Callable[..., HeldMou
     assert (one / "file").read_bytes() == b"c" * 4096 + b"b" * 4096
 
 
-def test_special_files_are_what_they_are_on_both(mount: Callable[..., HeldMount]) -> None:
+def test_special_files_are_the_same_on_both(mount: Callable[..., HeldMount]) -> None:
     one, other = mount("same").target, mount("same").target
     os.mkfifo(one / "pipe", 0o640)
     os.mknod(one / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))

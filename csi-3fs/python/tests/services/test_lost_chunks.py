@@ -38,7 +38,7 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
 
 
 class EarlierDisk:
-    """Sets the disk of a node back to an earlier state of it, as a wrong restore does."""
+    """Restores an earlier state of a node's disk, like a wrong restore of a backup."""
 
     def __init__(self, pods: Pods, name: str) -> None:
         self._pods, self._name = pods, name
@@ -54,8 +54,8 @@ class EarlierDisk:
         self._pods.start(self._name)
 
 
-def test_a_chunk_that_is_lost_is_an_error_that_names_it(pods: Pods) -> None:
-    """One replica each, and the disk of one node is set back to an earlier state of it."""
+def test_a_lost_chunk_is_an_error_that_names_it(pods: Pods) -> None:
+    """One replica per chain; the disk of one node is reset to an earlier state."""
     pods.start_all()
     with threefs.connect(pods.folder / "cluster.json", timeout_seconds=60) as client:
         client.write_file("/first", random.Random(2).randbytes(MIB) * 48)  # all services are up
@@ -68,9 +68,9 @@ def test_a_chunk_that_is_lost_is_an_error_that_names_it(pods: Pods) -> None:
         disk.put_back()
         with pytest.raises(threefs.Corrupt, match=r"/dense.*was written and .* does not have it"):
             client.read_file("/dense")
-        # A hole is no loss, whichever chain it would be on.
+        # A hole is not a loss, on any chain.
         assert client.batch_read([("/sparse", 0, 30 * MIB)]) == [bytes(30 * MIB)]
-        # More ranges than an inode keeps.
+        # More ranges than fit into an inode.
         assert client.batch_read([("/scattered", place + MIB, 1) for place in places[:-1]]) == [
             b"\0" for _ in places[:-1]
         ]
@@ -78,7 +78,7 @@ def test_a_chunk_that_is_lost_is_an_error_that_names_it(pods: Pods) -> None:
 
 
 def lost_or_written(client: threefs.Client, path: str, places: list[int]) -> int:
-    """How many of the places are lost; none may be zeros."""
+    """Count the lost positions; none may be zeros."""
     lost = 0
     for place in places:
         try:
@@ -91,10 +91,10 @@ def lost_or_written(client: threefs.Client, path: str, places: list[int]) -> int
 @pytest.mark.skipif(
     os.geteuid() != 0 or not Path("/dev/fuse").exists(), reason="needs root and /dev/fuse"
 )
-def test_what_was_written_through_a_mount_is_no_hole_also_if_its_daemon_was_killed(
+def test_data_written_through_a_mount_with_a_killed_daemon_is_not_a_hole(
     pods: Pods,
 ) -> None:
-    """Storage loses what programs wrote, also while the metadata service was away."""
+    """Storage loses written data, also of writes while the metadata service was unavailable."""
     pods.start_all()
     with threefs.connect(pods.folder / "cluster.json", timeout_seconds=60) as client:
         client.write_file("/first", random.Random(2).randbytes(MIB) * 48)  # all services are up
@@ -138,7 +138,7 @@ def test_what_was_written_through_a_mount_is_no_hole_also_if_its_daemon_was_kill
     assert set(lost) < set(written)
 
 
-# A process that starts no other: a child would wait for the dead daemon to close the file.
+# A process without children: a child would wait for the dead daemon when it closes the file.
 PROGRAM = """
 import json, os, sys
 os.chdir(sys.argv[1])

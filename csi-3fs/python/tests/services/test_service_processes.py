@@ -1,4 +1,4 @@
-"""`threefs-service` as pods run it: real processes, addresses that change, a disk that is wiped."""
+"""`threefs-service` as in pods: real processes, changing addresses, wiped disks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 60.0
 
 @dataclass
 class Pods:
-    """Services of one cluster; every storage node has a name of its own that leads to it."""
+    """Services of one cluster; every storage node has a separate name that resolves to it."""
 
     folder: Path
     ports: list[int]
@@ -131,7 +131,7 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
         process.wait()
 
 
-def test_chains_are_made_by_themselves_and_probes_say_so(pods: Pods) -> None:
+def test_chains_are_created_automatically_and_probes_report_it(pods: Pods) -> None:
     ready = ("storage", "--ready", "--pod-name", "storage-1", "--mgmtd", pods.address("mgmtd"))
     assert pods.check(*ready, "--listen", pods.address("storage-1")).returncode != 0
     pods.start_all()
@@ -154,16 +154,16 @@ def test_chains_are_made_by_themselves_and_probes_say_so(pods: Pods) -> None:
         }
 
 
-def test_a_node_that_is_told_to_end_leaves_its_chains_at_once(pods: Pods) -> None:
+def test_a_terminated_node_leaves_its_chains_at_once(pods: Pods) -> None:
     pods.start_all()
     pods.wait_states(all_serve)
     with pods.client() as client:
         client.write_file("/before", b"a" * 100_000)
-        began = time.monotonic()
+        started = time.monotonic()
         assert pods.stop("storage-1") == 0
-        # Long before the silence that makes a node dead could have told mgmtd.
+        # Long before mgmtd could have detected it by the node failure timeout.
         assert "SERVING" not in pods.states()[2]
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - started < 20
         client.write_file("/during", b"b" * 100_000)
         pods.start("storage-1")
         pods.wait_states(all_serve)
@@ -185,12 +185,12 @@ def test_a_pod_that_moves_is_found_at_its_new_address(pods: Pods) -> None:
         assert client.read_file("/file") == b"y" * 100_000
 
 
-def test_a_wiped_disk_does_not_pass_for_the_one_that_held_the_data(pods: Pods) -> None:
+def test_a_wiped_disk_does_not_lead_its_chains(pods: Pods) -> None:
     pods.start_all()
     pods.wait_states(all_serve)
     with pods.client() as client:
         client.write_file("/file", b"precious" * 10_000)
-        # node-1 is the last that serves; then its disk is gone, and only node-1 comes back.
+        # node-1 is the last one that serves; then its disk is lost, and only node-1 returns.
         for name in ("storage-1", "storage-2", "storage-0"):
             pods.stop(name, signal.SIGKILL)
             node = int(name[-1]) + 1
@@ -200,7 +200,7 @@ def test_a_wiped_disk_does_not_pass_for_the_one_that_held_the_data(pods: Pods) -
         shutil.move(pods.folder / "storage-0", kept)
         pods.start("storage-0")
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while "would take it for the newest copy" not in pods.log("storage-0"):
+        while "but it could lead" not in pods.log("storage-0"):
             assert time.monotonic() < deadline, pods.log("storage-0")
             time.sleep(0.05)
         pods.start("storage-1")
@@ -208,7 +208,7 @@ def test_a_wiped_disk_does_not_pass_for_the_one_that_held_the_data(pods: Pods) -
         assert pods.states()[1] == ["LASTSRV"] * 3
         with pytest.raises(threefs.InvalidArgument, match="cannot be promoted"):
             client.promote(99)
-        # The disk is found again: nothing was lost.
+        # The disk returns: no data was lost.
         pods.stop("storage-0")
         shutil.rmtree(pods.folder / "storage-0")
         shutil.move(kept, pods.folder / "storage-0")
@@ -219,7 +219,7 @@ def test_a_wiped_disk_does_not_pass_for_the_one_that_held_the_data(pods: Pods) -
 
 
 def promotion(client: threefs.Client, target: int) -> Any:
-    """What promoting `target` means; None where no chunk of the file is on its chain."""
+    """Consequences of promoting `target`; None if no chunk of the file is on its chain."""
     try:
         return json.loads(client.promote(target))
     except threefs.InvalidArgument as error:
@@ -228,7 +228,7 @@ def promotion(client: threefs.Client, target: int) -> Any:
         raise
 
 
-def test_a_copy_that_is_left_is_promoted_and_fills_the_new_disk(pods: Pods) -> None:
+def test_a_remaining_copy_is_promoted_and_fills_the_new_disk(pods: Pods) -> None:
     pods.start_all()
     pods.wait_states(all_serve)
     with pods.client() as client:
@@ -258,7 +258,7 @@ def test_a_copy_that_is_left_is_promoted_and_fills_the_new_disk(pods: Pods) -> N
         assert client.read_file("/file") == b"precious" * 10_000
 
 
-def test_after_a_loss_of_power_any_disk_that_served_will_do(pods: Pods) -> None:
+def test_after_a_power_loss_any_disk_that_served_may_lead(pods: Pods) -> None:
     pods.start_all()
     pods.wait_states(all_serve)
     with pods.client() as client:
@@ -268,7 +268,7 @@ def test_after_a_loss_of_power_any_disk_that_served_will_do(pods: Pods) -> None:
         pods.wait_states(lambda states: "SERVING" not in [*states[1], *states[2], *states[3]])
         for number in range(3):
             pods.stop(f"storage-{number}", signal.SIGKILL)
-        # The disk that led the first chain is gone for good, and nobody has to say so.
+        # The disk that led the first chain is lost permanently; no operator action is needed.
         shutil.rmtree(pods.folder / "storage-0")
         for number in range(3):
             pods.start(f"storage-{number}")
@@ -276,7 +276,7 @@ def test_after_a_loss_of_power_any_disk_that_served_will_do(pods: Pods) -> None:
         assert client.read_file("/file") == b"precious" * 10_000
 
 
-def test_a_replaced_disk_is_filled_again_by_the_others(pods: Pods) -> None:
+def test_a_replaced_disk_is_resynced_from_the_others(pods: Pods) -> None:
     pods.start_all()
     pods.wait_states(all_serve)
     with pods.client() as client:
@@ -301,7 +301,7 @@ def test_a_node_that_is_added_gets_its_share_and_old_files_stay_readable(pods: P
         pods.start("storage-3")
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            # Readable at every moment, whatever moves.
+            # Readable at any time during the moves.
             for path, content in contents.items():
                 assert client.read_file(path) == content
             routing = json.loads(client.status())["routing"]
@@ -315,7 +315,7 @@ def test_a_node_that_is_added_gets_its_share_and_old_files_stay_readable(pods: P
         assert len(routing["chains"]) == 4
         assert routing["retired"]
         assert json.loads(client.rebalance())["moves"] == []
-        # What moved away is removed from its disk.
+        # Data of moved replicas is removed from the disk.
         folders = [
             pods.folder / f"storage-{node}" / "storage" / f"target-{target}"
             for target in routing["retired"]
@@ -324,7 +324,7 @@ def test_a_node_that_is_added_gets_its_share_and_old_files_stay_readable(pods: P
         while any(folder.exists() for folder in folders):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        # The new node is worth something: two of the old ones may go, one after the other.
+        # The new node holds data: two of the old ones may fail, one after the other.
         client.write_file("/new", b"n" * 300_000)
         pods.stop("storage-0", signal.SIGKILL)
         for path, content in contents.items():
@@ -433,7 +433,7 @@ def test_meta_without_its_store_is_refused_until_its_store_is_back_or_another_is
     pods.start("meta")
     with pods.client() as client:
         assert client.listdir("/") == []
-        # The chunks of /kept are still there: no new file may show them.
+        # The chunks of /kept still exist: no new file may contain them.
         with client.open_raw("/new", "w") as file:
             file.truncate(2_000_000)
         assert client.stat("/new").inode > kept + (1 << 51)

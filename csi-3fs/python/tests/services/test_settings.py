@@ -1,4 +1,4 @@
-"""What a container is told becomes a service's configuration, or a refusal that says what to do."""
+"""Settings of a container become a service's configuration, or an error with a remedy."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_chunk_size_must_be_a_power_of_two() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "believed"),
+    ("state", "can_lead"),
     [
         ("SERVING", True),
         ("LASTSRV", True),
@@ -106,8 +106,10 @@ def test_a_chunk_size_must_be_a_power_of_two() -> None:
         ("OFFLINE", False),
     ],
 )
-def test_a_disk_speaks_for_a_chain_until_it_is_counted_out(state: str, believed: bool) -> None:
+def test_a_disk_can_lead_a_chain_until_its_target_is_offline_or_waiting(
+    state: str, can_lead: bool
+) -> None:
     targets = [{"target": 1, "node": 2, "state": state}, {"target": 9, "node": 3, "state": "x"}]
     routing = {"chains": {"1": {"id": 1, "targets": targets}}}
-    assert bool(authority_of(2, routing)) is believed
+    assert bool(authority_of(2, routing)) is can_lead
     assert authority_of(7, routing) == []

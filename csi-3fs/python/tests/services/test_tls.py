@@ -1,4 +1,4 @@
-"""A cluster of real processes with TLS: data, a mount, replicas, and clients that have none."""
+"""A cluster of real processes with TLS: data, a mount, replicas, and clients without TLS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_files_are_written_and_read_over_tls_and_plain_clients_are_refused(
     assert ClusterFile.read(file).tls
     data = bytes(number * 7 % 251 for number in range(SIZE))
     with threefs.connect(file) as client:
-        # Three replicas: each byte goes along a chain of storage services, too.
+        # Three replicas: data also passes between storage services of a chain.
         with client.open("/one", "wb") as written:
             written.write(data)
         with client.open("/one", "rb") as read:

@@ -40,7 +40,7 @@ from threefs.checkpoint.names import (
     parse_name,
     shard_name,
 )
-from threefs.checkpoint.names import temporary_name as name_in_the_making
+from threefs.checkpoint.names import temporary_name as temporary_folder_name
 from threefs.checkpoint.saving import SaveHandle, SaveJob, Snapshot, throw_away
 from threefs.checkpoint.tree import flatten, state_of
 from threefs.errors import ThreeFSError
@@ -72,8 +72,8 @@ def _attempt_from_environment(world_size: int) -> str:
         chain = uuid.uuid4().hex[:12]
     if not chain:
         raise CheckpointError(
-            "nothing in the environment tells this start of the job from another: pass `attempt`, "
-            "the same word on every rank and another one at every start"
+            "the environment does not identify this start of the job: pass `attempt`, the same "
+            "value on every rank and another one at every start"
         )
     return _word(f"{chain}_{attempt}")
 
@@ -129,7 +129,7 @@ class CheckpointManager:
         self._handle: SaveHandle | None = None
         self._saves = 0
         self._swept = False
-        self._begun = False
+        self._attempt_marked = False
         # At exit, a process waits for its checkpoint, but for a limited time: the other ranks may
         # be waiting for this process to exit.
         atexit.register(self._finish)
@@ -155,16 +155,16 @@ class CheckpointManager:
         """
         if step < 0:
             raise CheckpointError(f"step is {step}: steps count from 0")
-        self._saves += 1  # before anything can fail: all ranks count alike
+        self._saves += 1  # before any failure, so that all ranks count the same
         if self._handle is not None and not self._handle._done.wait(self._busy_seconds_max):
             raise CheckpointBusyError(
                 f"step {self._handle.step} is still being written after "
-                f"{self._busy_seconds_max:g} s: step {step} was not begun; save less often"
+                f"{self._busy_seconds_max:g} s: step {step} was not started; save less often"
             )
-        began = time.monotonic()
+        started = time.monotonic()
         handle = SaveHandle(step)
         job = self._prepare(step, state_of(state, parts), state_of(sharded, {}), on_durable)
-        handle.snapshot_seconds = time.monotonic() - began
+        handle.snapshot_seconds = time.monotonic() - started
         name = f"checkpoint-{step}"
         threading.Thread(target=self._run, args=(job, handle), name=name, daemon=True).start()
         self._handle = handle
@@ -195,7 +195,7 @@ class CheckpointManager:
         return SaveJob(
             files=self._files,
             folder=self.path,
-            temporary=f"{self.path}/{name_in_the_making(step, save)}",
+            temporary=f"{self.path}/{temporary_folder_name(step, save)}",
             save=save,
             step=step,
             rank=self._rank,
@@ -222,12 +222,12 @@ class CheckpointManager:
         try:
             self._end_earlier_attempts()
             if not self._swept:
-                self._refuse_superseded()  # what a successor is saving is not swept
+                self._refuse_superseded()  # a successor's files must not be swept
                 self._swept = True
                 self._sweep()
         except CheckpointSupersededError:
-            return  # the commit is refused, and says so
-        except Exception as error:  # noqa: BLE001  they cost space, nothing else
+            return  # the commit will be refused with this error
+        except Exception as error:  # noqa: BLE001  leftovers only cost space
             _log.warning("leftovers of earlier attempts stay in %s: %s", self.path, error)
 
     def _end_earlier_attempts(self) -> None:
@@ -236,7 +236,7 @@ class CheckpointManager:
         If that fails (for example in a read-only folder), a warning is logged and the next load or
         save tries again.
         """
-        if self._numbered is None or self._begun:
+        if self._numbered is None or self._attempt_marked:
             return
         self._refuse_superseded()
         try:
@@ -244,7 +244,7 @@ class CheckpointManager:
         except (OSError, ThreeFSError) as error:
             _log.warning("earlier attempts can still commit to %s: %s", self.path, error)
         else:
-            self._begun = True
+            self._attempt_marked = True
 
     def _mark_attempt(self, chain: str, number: int) -> None:
         self._files.mkdir(f"{self.path}/{attempt_name(chain, number)}", parents=True)
@@ -257,17 +257,17 @@ class CheckpointManager:
         if self._numbered is None:
             return
         chain, number = self._numbered
-        attempts = [one for one in map(parse_attempt, self._names()) if one is not None]
+        attempts = [parsed for name in self._names() if (parsed := parse_attempt(name)) is not None]
         last = max((other for name, other in attempts if name == chain), default=number)
         if last > number:
             raise CheckpointSupersededError(
-                f"attempt {last} of this job has begun, and this is attempt {number}: nothing that "
-                f"it saves in {self.path} is committed; end this process"
+                f"attempt {last} of this job has started, and this is attempt {number}: its saves "
+                f"in {self.path} are not committed; end this process"
             )
 
     def _finish(self) -> None:
         if self._handle is not None and not self._handle._done.wait(EXIT_SECONDS_MAX):
-            _log.warning("step %d was still being written at the end", self._handle.step)
+            _log.warning("step %d was still being written at exit", self._handle.step)
 
     def _sweep(self) -> None:
         """Remove unfinished checkpoints of earlier attempts, but not of this one."""
@@ -306,18 +306,18 @@ class CheckpointManager:
 
         Rank 0 verifies every byte, chooses and publishes its choice; the other ranks wait for it,
         at most `load_seconds_max`, and load that checkpoint or fail. A damaged checkpoint is
-        skipped in favour of the previous commit, and reported in a warning and in `.report`.
+        skipped in favor of the previous commit, and reported in a warning and in `.report`.
         Call it on every rank, the same number of times.
         """
         loaded, skipped = self._load(step)
         if loaded is not None:
             return loaded
         wanted = "" if step is None else f" of step {step}"
-        reasons = "".join(f"; {one.path}: {one.reason}" for one in skipped)
+        reasons = "".join(f"; {item.path}: {item.reason}" for item in skipped)
         raise CheckpointNotFoundError(f"no complete checkpoint{wanted} in {self.path}{reasons}")
 
     def _load(self, step: int | None) -> tuple[Loaded | None, list[Skipped]]:
-        self._loads += 1  # before anything can fail: all ranks count alike
+        self._loads += 1  # before any failure, so that all ranks count the same
         load = f"{self._attempt}-{self._loads}"
         if self._rank > 0:
             return self._follow(load)
@@ -377,12 +377,12 @@ class CheckpointManager:
         if loaded is None and not skipped:
             return None
         if loaded is None:
-            reasons = "; ".join(f"{one.path}: {one.reason}" for one in skipped)
+            reasons = "; ".join(f"{item.path}: {item.reason}" for item in skipped)
             raise CheckpointNotFoundError(f"no complete checkpoint in {self.path}; {reasons}")
         for name, part in parts.items():
             if name not in loaded.state:
-                there = ", ".join(loaded.state)
-                raise CheckpointError(f"{loaded.path} has no part `{name}`; there are: {there}")
+                parts_saved = ", ".join(loaded.state)
+                raise CheckpointError(f"{loaded.path} has no part `{name}`; it has: {parts_saved}")
             part.load_state_dict(loaded.state[name])
         return loaded
 
@@ -401,7 +401,7 @@ class CheckpointManager:
         try:
             names = self._files.listdir(self._path_of(name))
         except FileNotFoundError:
-            return 0  # thrown away meanwhile
+            return 0  # removed meanwhile
         # A folder without files is examined first, so that its damage is reported.
         return parse_commit(names) if MANIFEST_NAME in names else EMPTIED
 

@@ -136,7 +136,7 @@ class SaveJob:
 
     def run(self, handle: SaveHandle) -> None:
         """Run the save to completion; the handle reports the result."""
-        began = time.monotonic()
+        started = time.monotonic()
         try:
             self._write_shard()
             handle.bytes_written = self.snapshot.length
@@ -145,19 +145,19 @@ class SaveJob:
                 self._announce(handle.path)
             else:
                 handle.path = self._await_commit()
-        except Exception as error:  # noqa: BLE001  it must end in the handle, whatever it was
+        except Exception as error:  # noqa: BLE001  every failure is reported in the handle
             kind = type(error) if isinstance(error, CheckpointError) else CheckpointError
             handle.error = kind(
                 f"step {self.step} was not saved (rank {self.rank}, {self.temporary}): {error}"
             )
             handle.error.__cause__ = error
             _log.warning("%s", handle.error)
-        handle.write_seconds = time.monotonic() - began
+        handle.write_seconds = time.monotonic() - started
         handle._done.set()
         if handle.error is None and self.after_commit is not None:
             try:
                 self.after_commit()
-            except Exception as error:  # noqa: BLE001  old checkpoints stay a while longer
+            except Exception as error:  # noqa: BLE001  old checkpoints only stay longer
                 _log.warning("clean-up after step %d: %s", self.step, error)
 
     def _announce(self, path: str) -> None:
@@ -166,7 +166,7 @@ class SaveJob:
             return
         try:
             self.on_durable(path)
-        except Exception:  # noqa: BLE001  the caller's own; the checkpoint is there all the same
+        except Exception:  # noqa: BLE001  an error of the caller; the checkpoint exists
             _log.exception("step %d is durable, but on_durable failed", self.step)
         self.files.write_file(f"{path}/{ANNOUNCED_NAME}", b"announced\n")
 
@@ -211,7 +211,7 @@ class SaveJob:
             size = self.files.stat(f"{self.temporary}/{part.shard}").size
             if size != part.shard_bytes:
                 raise CheckpointError(
-                    f"rank {part.rank} wrote {part.shard_bytes} bytes, {size} are there"
+                    f"rank {part.rank} wrote {part.shard_bytes} bytes, the file has {size}"
                 )
             if part.layout != parts[0].layout:
                 raise CheckpointError(
@@ -241,12 +241,14 @@ class SaveJob:
                 self.files.rename(self.temporary, final)
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                    if self._is_mine(final):
-                        return final  # done, and only the answer was lost
+                    if self._is_own(final):
+                        return final  # renamed, and only the answer was lost
                     raise
             else:
                 return final
-        raise CheckpointError("100 other writers took every name: who else saves here?")
+        raise CheckpointError(
+            "no free name after 100 attempts: another process saves to this folder"
+        )
 
     def _await_parts(self) -> list[Part]:
         deadline = time.monotonic() + self.commit_seconds_max
@@ -290,11 +292,11 @@ class SaveJob:
     def _find_committed(self, names: list[str]) -> str:
         for name in names:
             parsed = parse_name(name)
-            if parsed and parsed.step == self.step and self._is_mine(f"{self.folder}/{name}"):
+            if parsed and parsed.step == self.step and self._is_own(f"{self.folder}/{name}"):
                 return f"{self.folder}/{name}"
         raise CheckpointError("rank 0, or a later attempt, gave this save up")
 
-    def _is_mine(self, folder: str) -> bool:
+    def _is_own(self, folder: str) -> bool:
         try:
             part = Part.decode(self.files.read_file(f"{folder}/{part_name(self.rank)}"))
         except FileNotFoundError:
@@ -311,5 +313,5 @@ def throw_away(files: Files, folder: str, path: str) -> None:
     try:
         files.rename(path, trash)
     except FileNotFoundError:
-        return  # committed, or thrown away by somebody else
+        return  # committed, or removed by another process
     files.rmtree(trash, missing_ok=True)

@@ -39,7 +39,7 @@ Cluster = Annotated[
         "--cluster",
         "-c",
         envvar="THREEFS_CLUSTER",
-        help="cluster.json of the cluster, or the folder that it is in.",
+        help="cluster.json of the cluster, or its folder.",
     ),
 ]
 Timeout = Annotated[
@@ -58,13 +58,15 @@ def serve(
     data: Annotated[Path, typer.Option(help="Folder for everything: data, key, logs.")],
     storage: Annotated[int, typer.Option(help="Storage processes.")] = 3,
     replicas: Annotated[int, typer.Option(help="Copies of every chunk.")] = 3,
-    chains_per_node: Annotated[int, typer.Option(help="Chains whose head a node is.")] = 1,
+    chains_per_node: Annotated[
+        int, typer.Option(help="Chains per node, counted by their heads.")
+    ] = 1,
     chunk_size: Annotated[str, typer.Option(help="Bytes of a file chunk.")] = "1M",
-    capacity: Annotated[str, typer.Option(help="Bytes that a node may hold; 0: its disk.")] = "0",
-    restart_after: Annotated[float, typer.Option(help="Seconds until a dead one restarts.")] = 1.0,
-    ready_timeout: Annotated[float, typer.Option(help="Seconds until it must be ready.")] = 30.0,
+    capacity: Annotated[str, typer.Option(help="Bytes of a node; 0: its disk.")] = "0",
+    restart_after: Annotated[float, typer.Option(help="Seconds before a restart.")] = 1.0,
+    ready_timeout: Annotated[float, typer.Option(help="Time limit for the start.")] = 30.0,
     node_failure_ms: Annotated[
-        int, typer.Option(help="Silence after which a node is dead.")
+        int, typer.Option(help="Milliseconds of silence after which a node is dead.")
     ] = 1000,
     tls: Annotated[bool, typer.Option("--tls", help="TLS for all connections.")] = False,
 ) -> None:
@@ -91,11 +93,11 @@ def serve(
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         sys.stderr.write(f"threefs: {line}\n")
         sys.stderr.flush()
 
-    Supervisor(options, say).run(on_ready)
+    Supervisor(options, log).run(on_ready)
 
 
 @app.command()
@@ -117,22 +119,22 @@ def status(
 
 @app.command()
 def rebalance(
-    apply: Annotated[bool, typer.Option("--apply", help="Begin; mgmtd goes on by itself.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Start the moves.")] = False,
     drain: Annotated[
-        list[int] | None, typer.Option(help="A node that shall hold nothing; repeatable.")
+        list[int] | None, typer.Option(help="Number of a node to empty; repeatable.")
     ] = None,
     keep_all: Annotated[
-        bool, typer.Option("--keep-all", help="No node shall leave any more.")
+        bool, typer.Option("--keep-all", help="Cancel the draining of nodes.")
     ] = False,
     cluster: Cluster = None,
     output: Format = Output.TABLE,
     timeout: Timeout = 10.0,
 ) -> None:
-    """Show what has to move for all storage nodes to hold as much as the others; --apply begins.
+    """Show the moves that balance all storage nodes; --apply starts them.
 
-    A replica is copied before the old one goes, two at a time, and data stays readable. mgmtd does
-    this by itself when nodes are added, unless it runs with --no-rebalance. The exit status is 0
-    also when there is nothing to do.
+    A replica is copied before the old one is removed, two at a time, and data stays readable. mgmtd
+    starts this on its own when nodes are added, unless it runs with --no-rebalance. The exit status
+    is 0 even if no move is needed.
 
     Examples: threefs rebalance ; threefs rebalance --drain 4 --apply
     """
@@ -145,10 +147,10 @@ def rebalance(
 @app.command()
 def promote(
     target: Annotated[
-        int, typer.Argument(help="Number of the target, as `threefs status` has it.")
+        int, typer.Argument(help="Number of the target, as shown by `threefs status`.")
     ],
     apply: Annotated[
-        bool, typer.Option("--apply", help="Do it; otherwise only show what it means.")
+        bool, typer.Option("--apply", help="Promote; otherwise only show the consequences.")
     ] = False,
     cluster: Cluster = None,
     output: Format = Output.TABLE,
@@ -185,13 +187,13 @@ def ls(
 
 @app.command()
 def cp(
-    sources: Annotated[list[str], typer.Argument(help="Where from: PATH or 3fs:/PATH.")],
-    destination: Annotated[str, typer.Argument(help="Where to: PATH or 3fs:/PATH.")],
+    sources: Annotated[list[str], typer.Argument(help="Sources: PATH or 3fs:/PATH.")],
+    destination: Annotated[str, typer.Argument(help="Destination: PATH or 3fs:/PATH.")],
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Copy folders.")] = False,
     cluster: Cluster = None,
     timeout: Timeout = 30.0,
 ) -> None:
-    """Copy files in or out; paths in 3FS begin with 3fs:/.
+    """Copy files in or out; paths in 3FS start with 3fs:/.
 
     Examples: threefs cp model.bin 3fs:/models/ ; threefs cp -r 3fs:/data ./data
     """
@@ -263,18 +265,18 @@ def fuse(
     root: Annotated[str, typer.Option(help="Directory in 3FS that is the mount's root.")] = "/",
     read_only: Annotated[bool, typer.Option("--read-only", help="Refuse every change.")] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where another daemon of this mount ended.")
+        bool, typer.Option("--resume", help="Continue where another daemon of this mount ended.")
     ] = False,
     state: Annotated[
         Path | None,
-        typer.Option(help="What one daemon leaves to the next; by default in /run/threefs."),
+        typer.Option(help="State file for the next daemon; default: in /run/threefs."),
     ] = None,
     write_back: Annotated[
         bool,
         typer.Option(
             "--write-back",
-            help="The kernel keeps what is written and writes it behind; fsync and close still "
-            "wait. Only where no other machine uses the directory.",
+            help="Let the kernel cache writes and write them back later; fsync and close still "
+            "wait. Only if no other machine uses the directory.",
         ),
     ] = False,
     claim_for: Annotated[
@@ -285,7 +287,7 @@ def fuse(
         ),
     ] = "",
     claim_seconds: Annotated[
-        float, typer.Option(help="How long a renewal of that claim is trusted.", min=0.5)
+        float, typer.Option(help="Seconds for which a renewal of that claim is valid.", min=0.5)
     ] = 20.0,
     user: Annotated[
         int,
@@ -300,7 +302,7 @@ def fuse(
 ) -> None:
     """Serve a mount whose descriptor the caller opened, mounted and keeps.
 
-    Writes one line of JSON when it serves. Ends when the mount is gone, or on SIGTERM.
+    Writes one line of JSON when it serves. Exits when the mount is removed, or on SIGTERM.
 
     Example: threefs fuse --root /volumes/one --fd 3
     """
@@ -333,7 +335,7 @@ def bench(
     batch: Annotated[str, typer.Option(help="Bytes of one batch.")] = "64M",
     raw: Annotated[
         Path | None,
-        typer.Option(help="Folder on the cluster's disk: measure it too, and show the share."),
+        typer.Option(help="Folder on the cluster's disk: also measure it, and show the ratio."),
     ] = None,
     cluster: Cluster = None,
     output: Format = Output.TABLE,
@@ -351,20 +353,18 @@ def bench(
 @credential.command("issue")
 def credential_issue(
     volume: Annotated[str, typer.Option(help="Directory in 3FS; it must have a quota.")],
-    read_only: Annotated[
-        bool, typer.Option("--read-only", help="Its holder changes nothing.")
-    ] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Allow no changes.")] = False,
     expires: Annotated[str, typer.Option(help="How long it is valid: 90s, 30m, 1h, 7d.")] = "1h",
-    node: Annotated[str, typer.Option(help="The node that it is for, for logs.")] = "",
+    node: Annotated[str, typer.Option(help="Name of the node that uses it, for logs.")] = "",
     to: Annotated[
-        Path | None, typer.Option(help="File to write, mode 0600; standard output without it.")
+        Path | None, typer.Option(help="File to write, with mode 0600. Default: standard output.")
     ] = None,
     cluster: Cluster = None,
 ) -> None:
     """Issue a credential for one directory. Needs the cluster's key.
 
-    To use it, name its file as `key_file` of a cluster.json. Write it again before it expires:
-    its holders read it again.
+    To use it, set its file as `key_file` of a cluster.json. Replace the file before the credential
+    expires; its holders reload it.
 
     Example: threefs credential issue --volume /volumes/one --expires 1h --to one.ticket
     """
@@ -391,7 +391,7 @@ def credential_show(
 
 
 def main() -> None:
-    """Entry point: every expected failure is one line and an exit status, never a traceback."""
+    """Entry point: an expected failure prints one line, without traceback, and sets the status."""
     try:
         app()
     except (ThreeFSError, OSError) as error:

@@ -34,7 +34,7 @@ def backup_commands(kind: str) -> typer.Typer:
     def dump(
         data: Store, file: Annotated[Path, typer.Option("--file", help="The dump to write.")]
     ) -> None:
-        """Write all rows of one moment into a file; the service may run meanwhile."""
+        """Write a consistent snapshot of all rows into a file; the service may be running."""
         from threefs import _native
 
         _report("dumped", file, lambda: _native.store_dump(kind, str(data), str(file)))
@@ -44,7 +44,7 @@ def backup_commands(kind: str) -> typer.Typer:
         data: Annotated[Path, typer.Option("--data", help="Folder of the new store, empty.")],
         file: Annotated[Path, typer.Option("--file", help="The dump to read.")],
     ) -> None:
-        """Make the store of a stopped service from a dump, which is verified before."""
+        """Create the store of a stopped service from a dump, which is verified first."""
         from threefs import _native
 
         _report("loaded", file, lambda: _native.store_load(kind, str(data), str(file)))
@@ -67,19 +67,20 @@ def backup_commands(kind: str) -> typer.Typer:
 def adopt(
     data: Annotated[Path, typer.Option("--data", help="Folder of the store; may be empty.")],
     yes: Annotated[
-        bool, typer.Option("--yes", help="Give up all files that this store does not know.")
+        bool,
+        typer.Option("--yes", help="Accept the loss of all files that are not in this store."),
     ] = False,
 ) -> None:
-    """Let a stopped service's store replace the one that its cluster knows.
+    """Let a stopped service's store replace the one that its cluster has registered.
 
-    For metadata that is lost without a dump. Files that the store does not know are lost; their
+    For metadata that is lost without a dump. Files that the store does not contain are lost; their
     chunks stay on the disks. New files get inode numbers that the lost metadata cannot have used.
     """
     from threefs import _native
 
     if not yes:
-        reason = "all files that this store does not know will be lost"
-        raise ThreeFSError(f"nothing was changed: {reason}; to accept that, add --yes")
+        reason = "all files that this store does not contain will be lost"
+        raise ThreeFSError(f"nothing was changed: {reason}; to accept this, add --yes")
     try:
         _native.store_adopt(str(data))
     except OSError as error:

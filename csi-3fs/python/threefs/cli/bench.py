@@ -1,4 +1,4 @@
-"""`threefs bench`: durable batch writes and batch reads, and what share of the disk that is."""
+"""`threefs bench`: durable batch writes and batch reads, and their ratio to the raw disk."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ def run_bench(
 
 def _write(client: Client, path: str, size: int, batch: int) -> float:
     data = memoryview(os.urandom(min(batch, size)))
-    begun = time.monotonic()
+    started = time.monotonic()
     for start in range(0, size, batch):
         client.batch_write([(path, start, data[: min(batch, size - start)])])
-    return size / (time.monotonic() - begun)
+    return size / (time.monotonic() - started)
 
 
 def _read(client: Client, path: str, size: int, batch: int) -> float:
     buffer = memoryview(bytearray(min(batch, size)))
-    begun = time.monotonic()
+    started = time.monotonic()
     for start in range(0, size, batch):
         client.batch_read_into([(path, start, buffer[: min(batch, size - start)])])
-    return size / (time.monotonic() - begun)
+    return size / (time.monotonic() - started)
 
 
 def _raw_write(folder: Path, size: int) -> float:
@@ -78,11 +78,11 @@ def _raw_write(folder: Path, size: int) -> float:
     data = os.urandom(PIECE_BYTES)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        begun = time.monotonic()
+        started = time.monotonic()
         for start in range(0, size, PIECE_BYTES):
             os.write(descriptor, data[: min(PIECE_BYTES, size - start)])
         os.fdatasync(descriptor)
-        return size / (time.monotonic() - begun)
+        return size / (time.monotonic() - started)
     finally:
         os.close(descriptor)
         path.unlink()

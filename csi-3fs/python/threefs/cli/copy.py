@@ -1,4 +1,4 @@
-"""`threefs cp`: files in and out, folders with -r, many files side by side."""
+"""`threefs cp`: files in and out, folders with -r, many files concurrently."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def copy(
     if inward == any(outward) or any(outward) != all(outward):
         raise InvalidArgument(
             f"one side must be in 3FS and the other not: sources {', '.join(sources)}, "
-            f"destination {destination}; paths in 3FS begin with `{REMOTE}/`"
+            f"destination {destination}; paths in 3FS start with `{REMOTE}/`"
         )
     with connect(cluster, timeout_seconds=timeout_seconds) as client:
         if inward:
@@ -78,12 +78,12 @@ def _plan_in(
             continue
         _needs_recursive(str(source), recursive=recursive)
         client.mkdir(target, parents=True)
-        for found in sorted(source.rglob("*")):
-            remote = str(PurePosixPath(target) / found.relative_to(source).as_posix())
-            if found.is_dir():
+        for path in sorted(source.rglob("*")):
+            remote = str(PurePosixPath(target) / path.relative_to(source).as_posix())
+            if path.is_dir():
                 client.mkdir(remote, parents=True)
-            elif found.is_file():
-                items.append(Item(str(found), remote, found.stat().st_size))
+            elif path.is_file():
+                items.append(Item(str(path), remote, path.stat().st_size))
     return items
 
 
@@ -172,7 +172,7 @@ def _is_remote_dir(client: Client, path: str) -> bool:
 
 def _needs_recursive(path: str, *, recursive: bool) -> None:
     if not recursive:
-        raise IsADirectory(f"`{path}` is a directory; give -r to copy it", path=path)
+        raise IsADirectory(f"`{path}` is a directory; use -r to copy it", path=path)
 
 
 def _progress() -> Progress:

@@ -1,4 +1,4 @@
-"""Credentials for one directory: issued by holders of the key, used in place of it."""
+"""Credentials for one directory: issued by holders of the key, used instead of it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def seconds_of(text: str) -> int:
 def issue(
     cluster: Path, volume: str, *, read_only: bool, expires: str, node: str, to: Path | None
 ) -> None:
-    """Issue a ticket for a directory that has a quota; it goes to a file or to standard output."""
+    """Issue a ticket for a directory with a quota; write it to a file or to standard output."""
     seconds = seconds_of(expires)
     file = ClusterFile.read(cluster)
     with connect(cluster) as files:
@@ -49,9 +49,9 @@ def issue(
             raise NotADirectory(f"`{volume}` is a {stat.kind}; a credential is for a directory")
         if files.quota(volume) is None:
             raise InvalidArgument(
-                f"`{volume}` has no quota, and the quota marks what is within a credential's "
+                f"`{volume}` has no quota, which defines the extent of a credential's "
                 f"directory; set one first: threefs.connect().set_quota({volume!r}), "
-                "without limits if there shall be none"
+                "without limits if none are wanted"
             )
     text = _native.issue_ticket(
         file.key_file,

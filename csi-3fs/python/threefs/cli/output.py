@@ -39,7 +39,7 @@ def stdout_console() -> Console:
 
 
 def stderr_console() -> Console:
-    """The console for progress and notes; without colours and bars if it is not a terminal."""
+    """The console for progress and notes; without colors and bars if it is not a terminal."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
@@ -61,11 +61,13 @@ def describe_bytes(count: float) -> str:
 
 
 def bytes_of(text: str) -> int:
-    """A size as people write it: 4096, 64K, 1G (powers of 1024; an i, B or iB may follow)."""
+    """Parse a size such as 4096, 64K or 1G (powers of 1024; an i, B or iB may follow)."""
     trimmed = text.strip().upper().removesuffix("B").removesuffix("I")
     factor = UNITS.get(trimmed[-1:], 1)
     digits = trimmed[:-1] if factor > 1 else trimmed
     try:
         return int(float(digits) * factor)
     except ValueError:
-        raise InvalidArgument(f"size `{text}` is not like 4096, 64K, 32M or 1G") from None
+        raise InvalidArgument(
+            f"invalid size `{text}`: expected for example 4096, 64K, 32M or 1G"
+        ) from None

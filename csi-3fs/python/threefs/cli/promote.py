@@ -1,4 +1,4 @@
-"""`threefs promote`: which copy leads a chain whose last replicas are lost."""
+"""`threefs promote`: selects the leading copy of a chain whose last replicas are lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["show_promotion"]
 def show_promotion(
     cluster: Path | None, output: Output, timeout_seconds: float, *, target: int, apply: bool
 ) -> None:
-    """Print what the promotion means; with `apply` it is done."""
+    """Print the consequences of the promotion; with `apply`, execute it."""
     with connect(cluster, timeout_seconds=timeout_seconds) as client:
         promotion: dict[str, Any] = json.loads(client.promote(target, apply=apply))
     if output is Output.JSON:
@@ -29,7 +29,7 @@ def show_promotion(
     if apply:
         console.print(f"target-{target} leads chain-{promotion['chain']} from now on")
     else:
-        console.print(f"nothing is changed so far; `threefs promote {target} --apply` does it")
+        console.print(f"nothing was changed; to promote it, run `threefs promote {target} --apply`")
 
 
 def _sentences(promotion: dict[str, Any]) -> list[str]:
@@ -42,7 +42,7 @@ def _sentences(promotion: dict[str, Any]) -> list[str]:
     last = ", ".join(f"target-{target} (node-{node})" for target, node in promotion["served_last"])
     if last:
         lines.append(
-            f"{last} served after it: what the chain acknowledged since then is lost, also if one "
-            "of them comes back. Bring one of them back with its disk instead, if that is possible"
+            f"{last} served after it: writes that the chain acknowledged since then are lost, even "
+            "if one of them returns. If possible, restore one of them with its disk instead"
         )
     return lines

@@ -1,4 +1,4 @@
-"""`threefs rebalance`: what has to move, and how far it is."""
+"""`threefs rebalance`: planned moves, and moves in progress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def show_rebalance(
     apply: bool,
     leaving: Sequence[int] | None,
 ) -> None:
-    """Print the plan; with `apply` it begins."""
+    """Print the plan; with `apply`, start it."""
     with connect(cluster, timeout_seconds=timeout_seconds) as client:
         plan: dict[str, Any] = json.loads(client.rebalance(apply=apply, leaving=leaving))
     if output is Output.JSON:
@@ -37,16 +37,16 @@ def show_rebalance(
         )
     for move in plan["moves"]:
         console.print(
-            f"chain-{move['chain']}: a replica goes from node-{move['from']} to node-{move['to']}"
+            f"chain-{move['chain']}: a replica moves from node-{move['from']} to node-{move['to']}"
         )
     if plan["new_chains"]:
         console.print(f"{plan['new_chains']} chains are added for new files")
     if plan["stuck"]:
         console.print(
-            f"{plan['stuck']} replicas cannot leave: no other node has room for them (a tenth of "
-            "its disk free, and no move to it given up in the last ten minutes); keep their nodes"
+            f"{plan['stuck']} replicas cannot move: no other node has space for them (a tenth of "
+            "its disk free, and no abandoned move in the last ten minutes); keep their nodes"
         )
     elif not (plan["under_way"] or plan["moves"] or plan["new_chains"]):
-        console.print("nothing has to move")
+        console.print("no moves are needed")
     if (plan["moves"] or plan["new_chains"]) and not (apply or plan["automatic"]):
-        console.print("begin with `threefs rebalance --apply`")
+        console.print("start with `threefs rebalance --apply`")

@@ -1,4 +1,4 @@
-"""`threefs status`: the cluster at a glance."""
+"""`threefs status`: nodes, chains and capacity of a cluster."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def _show(status: dict[str, Any], console: Console) -> None:
     for foreign in cluster["foreign_stores"]:
         console.print(
             f"[red]target-{foreign['target']} (node-{foreign['node']}) has another disk than the "
-            f"one it served chain-{foreign['chain']} with[/red]: bring the old disk back, or let "
-            "another target lead with `threefs promote`"
+            f"one with which it served chain-{foreign['chain']}[/red]: restore the old disk, or "
+            "let another target lead with `threefs promote`"
         )
 
 

@@ -1,4 +1,4 @@
-"""`threefs-service`: one service of 3FS in the foreground, as a container runs it.
+"""`threefs-service`: one service of 3FS in the foreground, for containers.
 
 | command | port | what its pod needs |
 |---|---|---|
@@ -8,8 +8,8 @@
 | `threefs-service check KIND` | | exec probes: alive by default, `--ready` for readiness |
 
 Every option can be given as a `THREEFS_…` variable. The cluster's key is read from a file, which a
-Secret mounts; it is never an argument. SIGTERM ends a service in order: a storage node first tells
-mgmtd, so that the chains go on without it at once.
+Secret mounts; it is never an argument. SIGTERM shuts a service down: a storage node first notifies
+mgmtd, so that the chains continue without it at once.
 """
 
 # ruff: noqa: FBT002 -- options of a command.
@@ -51,14 +51,14 @@ app = typer.Typer(
 )
 
 Data = Annotated[
-    Path, typer.Option("--data", envvar="THREEFS_DATA", help="Folder of a volume of its own.")
+    Path, typer.Option("--data", envvar="THREEFS_DATA", help="Folder on a separate volume.")
 ]
 KeyFile = Annotated[
     Path,
     typer.Option(
         "--key-file",
         envvar="THREEFS_KEY_FILE",
-        help="File with the cluster's key, or two while they are rotated.",
+        help="File with the cluster's key, or with two keys during a rotation.",
     ),
 ]
 Mgmtd = Annotated[
@@ -72,7 +72,7 @@ Advertise = Annotated[
     typer.Option(
         "--advertise",
         envvar="THREEFS_ADVERTISE",
-        help="host:port under which others reach it; a DNS name that stays with the pod.",
+        help="host:port at which others reach the service; the pod's stable DNS name.",
     ),
 ]
 Tls = Annotated[
@@ -80,14 +80,14 @@ Tls = Annotated[
     typer.Option(
         "--tls/--no-tls",
         envvar="THREEFS_TLS",
-        help="Connect with TLS, and require it of those that connect.",
+        help="Use TLS for outgoing connections, and require it for incoming ones.",
     ),
 ]
 TlsTransition = Annotated[
     bool,
     typer.Option(
         envvar="THREEFS_TLS_TRANSITION",
-        help="Accept connections with and without TLS, while a cluster changes.",
+        help="Accept connections with and without TLS, during a transition.",
     ),
 ]
 NodeFailure = Annotated[
@@ -108,23 +108,27 @@ def mgmtd(
         int,
         typer.Option(
             envvar="THREEFS_STORAGE_NODES",
-            help="Storage nodes to wait for before the first chains are made.",
+            help="Number of storage nodes that register before the first chains are created.",
         ),
     ] = 3,
     replicas: Annotated[
         int,
-        typer.Option(envvar="THREEFS_REPLICAS", help="Copies of a chunk; fewer on fewer nodes."),
+        typer.Option(
+            envvar="THREEFS_REPLICAS", help="Copies of a chunk; at most the number of nodes."
+        ),
     ] = 3,
     chains_per_node: Annotated[
         int,
-        typer.Option(envvar="THREEFS_CHAINS_PER_NODE", help="Chains whose head a node is."),
+        typer.Option(
+            envvar="THREEFS_CHAINS_PER_NODE", help="Chains per node, counted by their heads."
+        ),
     ] = 2,
     node_failure_ms: NodeFailure = 10_000,
     rebalance: Annotated[
         bool,
         typer.Option(
             envvar="THREEFS_REBALANCE",
-            help="Add chains and move replicas by itself when storage nodes are added.",
+            help="Add chains and move replicas automatically when storage nodes are added.",
         ),
     ] = True,
     listen: Annotated[
@@ -187,7 +191,10 @@ def storage(
     ] = "",
     capacity: Annotated[
         str,
-        typer.Option(envvar="THREEFS_CAPACITY", help="Bytes the node may hold; 0: its disk's."),
+        typer.Option(
+            envvar="THREEFS_CAPACITY",
+            help="Capacity of the node in bytes; 0: the size of its disk.",
+        ),
     ] = "0",
     node_failure_ms: NodeFailure = 10_000,
     listen: Annotated[
@@ -211,8 +218,8 @@ def storage(
         node_failure_ms=node_failure_ms,
     )
     config |= tls_config(enabled=tls, transition=tls_transition)
-    _end_at_once_on_sigterm()
-    take_disk(config, _say)
+    _exit_on_sigterm()
+    take_disk(config, _log)
     _serve("storage", config)
 
 
@@ -222,12 +229,12 @@ def check(
     key_file: KeyFile,
     mgmtd: Mgmtd = f"127.0.0.1:{MGMTD_PORT}",
     listen: Annotated[
-        str, typer.Option(envvar="THREEFS_LISTEN", help="Where the service listens.")
+        str, typer.Option(envvar="THREEFS_LISTEN", help="host:port of the service.")
     ] = "",
     node_id: Annotated[int, typer.Option(envvar="THREEFS_NODE_ID", help="As for storage.")] = 0,
     pod_name: Annotated[str, typer.Option(envvar="POD_NAME", help="As for storage.")] = "",
-    ready: Annotated[bool, typer.Option("--ready", help="Ask whether it serves clients.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds that the answer may take.")] = 3.0,
+    ready: Annotated[bool, typer.Option("--ready", help="Check that it serves clients.")] = False,
+    timeout: Annotated[float, typer.Option(help="Timeout in seconds.")] = 3.0,
     tls: Tls = False,
 ) -> None:
     """Exit 0 when the service of this pod is alive, or with --ready when it serves clients."""
@@ -248,22 +255,22 @@ def _serve(kind: str, config: dict[str, object]) -> None:
     try:
         _native.run_service(kind, json.dumps(config), 0)
     except (OSError, ValueError, RuntimeError) as error:
-        _say(f"error: {error}")
+        _log(f"error: {error}")
         raise typer.Exit(1) from error
 
 
-def _end_at_once_on_sigterm() -> None:
-    """A process with id 1 ignores SIGTERM unless it says otherwise."""
+def _exit_on_sigterm() -> None:
+    """A process with id 1 ignores SIGTERM unless it has a handler."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     sys.stderr.write(f"threefs-service: {line}\n")
     sys.stderr.flush()
 
 
 def main() -> None:
-    """Entry point: an expected failure is one line and an exit status."""
+    """Entry point: an expected failure prints one line and sets the exit status."""
     try:
         app()
     except (InvalidArgument, ThreeFSError, OSError) as error:

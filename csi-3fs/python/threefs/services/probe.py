@@ -35,12 +35,12 @@ def probe(
     timeout_seconds: float,
     tls: bool = False,
 ) -> None:
-    """Return when the answer is yes."""
+    """Return if the probe succeeds; raise otherwise."""
     if kind not in PORTS:
         raise InvalidArgument(f"kind is `{kind}`; it must be {', '.join(PORTS)}")
     host, _, port = (listen or f"127.0.0.1:{PORTS[kind]}").rpartition(":")
     local = f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]") else f"{host}:{port}"  # noqa: S104
-    _listens(kind, local, timeout_seconds)
+    _check_port(kind, local, timeout_seconds)
     if kind == "mgmtd":
         _status([local], local, key_file, timeout_seconds, tls=tls)
     elif kind == "meta" and ready:
@@ -48,10 +48,10 @@ def probe(
         client.stat("/", True)
     elif kind == "storage" and ready:
         addresses = addresses_of("mgmtd", mgmtd)
-        _heard(node, _status(addresses, local, key_file, timeout_seconds, tls=tls))
+        _check_heartbeat(node, _status(addresses, local, key_file, timeout_seconds, tls=tls))
 
 
-def _listens(kind: str, address: str, timeout_seconds: float) -> None:
+def _check_port(kind: str, address: str, timeout_seconds: float) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout_seconds).close()
@@ -75,7 +75,7 @@ def _status(
     return status
 
 
-def _heard(node: int, status: dict[str, Any]) -> None:
+def _check_heartbeat(node: int, status: dict[str, Any]) -> None:
     for line in status["cluster"]["nodes"]:
         if line["node"] == node:
             if line["alive"] and (line["heartbeat_age_ms"] or 0) < HEARTBEAT_AGE_MS_MAX:

@@ -25,7 +25,7 @@ __all__ = [
 MGMTD_PORT, META_PORT, STORAGE_PORT = 9000, 9001, 9002
 
 STRIPE = 64
-"""Chains that a file goes round; a table with fewer is gone round whole."""
+"""Number of chains over which a file is striped; a smaller table is used as a whole."""
 
 GC_DELAY_MS = 10_000
 """Retention of a removed file's chunks: readers that have it open can still finish."""
@@ -48,7 +48,7 @@ def mgmtd_config(
     node_failure_ms: int,
     rebalance: bool = True,
 ) -> dict[str, Any]:
-    """The manager's; with fewer storage nodes than replicas each node holds one copy."""
+    """Configuration of mgmtd; with fewer storage nodes than replicas each node holds one copy."""
     for name, value in (
         ("storage-nodes", storage_nodes),
         ("replicas", replicas),
@@ -73,7 +73,7 @@ def mgmtd_config(
 def meta_config(
     *, listen: str, data: Path, key_file: Path, mgmtd: str, chunk_bytes: int
 ) -> dict[str, Any]:
-    """The metadata service's."""
+    """Configuration of the metadata service."""
     if chunk_bytes & (chunk_bytes - 1) or not 1 << 16 <= chunk_bytes <= 1 << 26:
         raise _wrong("chunk-size", chunk_bytes, "a power of two from 64 KiB to 64 MiB")
     return {
@@ -98,7 +98,7 @@ def storage_config(
     capacity_bytes: int,
     node_failure_ms: int,
 ) -> dict[str, Any]:
-    """A storage node's."""
+    """Configuration of a storage node."""
     _at_least("node-id", node_id, 1)
     _at_least("capacity", capacity_bytes, 0)
     return {
@@ -114,7 +114,7 @@ def storage_config(
 
 
 def tls_config(*, enabled: bool, transition: bool) -> dict[str, Any]:
-    """Whether connections have TLS: the same settings for each service."""
+    """TLS settings, which are the same for each service."""
     return {"tls": enabled, "tls_transition": transition}
 
 
@@ -124,13 +124,13 @@ def node_id_of(pod_name: str) -> int:
     if match is None:
         raise InvalidArgument(
             f"pod name `{pod_name}` does not end in an ordinal such as storage-0; run storage "
-            "services as a StatefulSet, or give --node-id"
+            "services as a StatefulSet, or set --node-id"
         )
     return int(match[1]) + 1
 
 
 def addresses_of(name: str, text: str) -> list[str]:
-    """Addresses with commas between them, each checked."""
+    """Split addresses at commas and validate each."""
     return [_address(name, part.strip()) for part in text.split(",")]
 
 

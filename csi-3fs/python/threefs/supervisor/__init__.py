@@ -1,8 +1,9 @@
 """A whole cluster on one machine: one process per service, restarted when it dies.
 
-`options` says what is wanted, `folder` owns the data folder (lock, key, ports), `ports` finds free
-ports and who holds taken ones, `plan` turns both into services, `processes` runs them, `serve` is
-the loop. Nothing survives the supervisor: services die with it, even when it is killed.
+`options` has the options, `folder` owns the data folder (lock, key, ports), `ports` finds free
+ports and the owners of used ones, `plan` derives the services, `processes` runs them, `serve` is
+the loop.
+No service survives the supervisor, even if it is killed.
 """
 
 from threefs.supervisor.options import ServeOptions

@@ -1,10 +1,10 @@
-"""The data folder of a one-machine cluster: one owner, one key, ports that stay.
+"""Data folder of a one-machine cluster: one owner, one key, fixed ports.
 
 ::
 
-    DIR/lock            held by the supervisor while it lives; its process id
-    DIR/key             the cluster's key, mode 0600, made once
-    DIR/settings.json   what the cluster was made as, and its ports
+    DIR/lock            held by the running supervisor; its process id
+    DIR/key             the cluster's key, mode 0600, created once
+    DIR/settings.json   options with which the cluster was created, and its ports
     DIR/cluster.json    for clients; written when the cluster is ready
     DIR/config, logs    one file per service
     DIR/data            one folder per service
@@ -33,7 +33,7 @@ KEY_BYTES = 32
 LOG_BYTES_MAX = 16 << 20
 HOST = "127.0.0.1"
 
-# What the data on disk depends on: it cannot change under it.
+# The data on disk depends on these options, so they cannot change.
 FROZEN = ("storage", "replicas", "chains_per_node")
 
 
@@ -47,13 +47,13 @@ class DataFolder:
         self._lock: IO[str] | None = None
 
     def take(self) -> None:
-        """Make the folder if need be and become its only owner."""
+        """Create the folder if needed and become its only owner."""
         try:
             for name in ("config", "logs", "data"):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidArgument(
-                f"data folder `{self.path}` cannot be made: {error.strerror}; "
+                f"data folder `{self.path}` cannot be created: {error.strerror}; "
                 "choose another with --data"
             ) from error
         lock = (self.path / "lock").open("a+")
@@ -65,7 +65,7 @@ class DataFolder:
             lock.close()
             raise AlreadyServed(
                 f"`{self.path}` is already served by process {owner}; "
-                "use that cluster, stop it, or give another folder with --data"
+                "use that cluster, stop it, or use another folder with --data"
             ) from None
         lock.seek(0)
         lock.truncate()
@@ -77,18 +77,18 @@ class DataFolder:
             write_atomically(self.key_file, secrets.token_hex(KEY_BYTES) + "\n", mode=0o600)
 
     def release(self) -> None:
-        """Let another supervisor in."""
+        """Release the folder for another supervisor."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def addresses(self, options: ServeOptions, names: list[str]) -> dict[str, str]:
-        """Address of each service: chosen at the first start, the same ever after."""
+        """Address of each service: chosen at the first start, and unchanged afterwards."""
         path = self.path / "settings.json"
-        wanted = {name: getattr(options, name) for name in FROZEN}
+        requested = {name: getattr(options, name) for name in FROZEN}
         if path.exists():
             settings = json.loads(path.read_text())
-            self._check(settings["options"], wanted)
+            self._check(settings["options"], requested)
             ports: dict[str, int] = settings["ports"]
             for name, port in ports.items():
                 if not is_free(port, HOST):
@@ -99,22 +99,22 @@ class DataFolder:
                     )
         else:
             ports = dict(zip(names, choose_ports(len(names), HOST), strict=True))
-            text = json.dumps({"options": wanted, "ports": ports}, indent=2) + "\n"
+            text = json.dumps({"options": requested, "ports": ports}, indent=2) + "\n"
             write_atomically(path, text)
         return {name: f"{HOST}:{port}" for name, port in ports.items()}
 
     def log(self, name: str) -> Path:
-        """Log of a service; a long one is put aside first."""
+        """Log of a service; a long one is rotated first."""
         path = self.path / "logs" / f"{name}.log"
         if path.exists() and path.stat().st_size > LOG_BYTES_MAX:
             path.replace(path.with_suffix(".log.1"))
         return path
 
-    def _check(self, made_as: dict[str, int], wanted: dict[str, int]) -> None:
-        for name, value in wanted.items():
-            if made_as.get(name) != value:
+    def _check(self, created_with: dict[str, int], requested: dict[str, int]) -> None:
+        for name, value in requested.items():
+            if created_with.get(name) != value:
                 option = "--" + name.replace("_", "-")
                 raise InvalidArgument(
-                    f"`{self.path}` was made with {option} {made_as.get(name)}, not {value}; "
-                    f"give {option} {made_as.get(name)}, or another folder with --data"
+                    f"`{self.path}` was created with {option} {created_with.get(name)}, not "
+                    f"{value}; use {option} {created_with.get(name)}, or another folder with --data"
                 )

@@ -26,7 +26,7 @@ class ServeOptions:
     tls: bool = False
 
     def check(self) -> None:
-        """Refuse what cannot work, naming the option, its value and what it may be."""
+        """Refuse invalid options with the option, its value and the valid values."""
         positive = ("storage", "replicas", "chains_per_node", "node_failure_ms", "scan_ms")
         for name in positive:
             if getattr(self, name) < 1:

@@ -14,7 +14,7 @@ __all__ = ["Service", "service_names", "services"]
 
 
 STRIPE = 64
-"""Chains that a file goes round: more than one machine has, so all of them."""
+"""Number of chains over which a file is striped: more than one machine has, so all."""
 DEAD_GRACE_MS = 1000
 """Time from when a removed file is unreadable until its chunks are deleted."""
 

@@ -48,7 +48,7 @@ def who_listens(port: int) -> str:
         if any(_holds(pid, inode) for inode in inodes):
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
             return f"process {pid} ({command.decode(errors='replace')[:120]})"
-    return "a process of another user" if inodes else "nobody that listens"
+    return "a process of another user" if inodes else "no listening process"
 
 
 def _listening(table: str, port: int) -> list[str]:

@@ -28,7 +28,7 @@ TAIL_BYTES = 2000
 
 @dataclass
 class Child:
-    """One service and its present process, if it has one."""
+    """One service and its current process, if it has one."""
 
     service: Service
     process: subprocess.Popen[bytes] | None = None
@@ -38,19 +38,19 @@ class Child:
 
 
 class Processes:
-    """All services. Must be used from one thread: children die with the thread that made them."""
+    """All services. Use from one thread only: children die with the thread that started them."""
 
     def __init__(
         self,
         services: list[Service],
         folder: DataFolder,
         restart_after_seconds: float,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self.children = [Child(service) for service in services]
         self._folder = folder
         self._restart_after_seconds = restart_after_seconds
-        self._say = say
+        self._log = log
 
     def start_all(self) -> None:
         """Start every service."""
@@ -58,11 +58,11 @@ class Processes:
             self._start(child)
 
     def pids(self) -> dict[str, int]:
-        """Process ids of the services that live."""
+        """Process ids of the running services."""
         return {c.service.name: c.process.pid for c in self.children if c.process is not None}
 
-    def look(self) -> bool:
-        """Notice ended processes and restart those that are due; true when anything changed."""
+    def poll(self) -> bool:
+        """Detect ended processes and restart those that are due; true if anything changed."""
         changed = False
         for child in self.children:
             if child.process is not None and (status := child.process.poll()) is not None:
@@ -75,13 +75,13 @@ class Processes:
         return changed
 
     def pause_seconds(self, longest: float) -> float:
-        """How long until a restart is due, at most `longest`."""
+        """Seconds until a restart is due, at most `longest`."""
         now = time.monotonic()
         dues = [child.due - now for child in self.children if child.due is not None]
         return max(0.0, min([longest, *dues]))
 
     def stop_all(self, stop_seconds: float = STOP_SECONDS) -> None:
-        """End every service: asked first, killed after `stop_seconds`."""
+        """Stop every service with SIGTERM, and with SIGKILL after `stop_seconds`."""
         living = [child.process for child in self.children if child.process is not None]
         for process in living:
             process.send_signal(signal.SIGTERM)
@@ -117,7 +117,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C of the terminal reaches the supervisor alone, which ends them in order.
+                # Ctrl-C in the terminal reaches only the supervisor, which stops the services.
                 process_group=0,
             )
         child.due = None
@@ -129,7 +129,7 @@ class Processes:
         child.ends.append(how)
         del child.ends[:-8]
         last = f": {self.tail(child.service.name)}" if status > 0 else ""
-        self._say(
+        self._log(
             f"{child.service.name} ended ({how}), "
-            f"starts again in {self._restart_after_seconds:g} s{last}"
+            f"restarts in {self._restart_after_seconds:g} s{last}"
         )

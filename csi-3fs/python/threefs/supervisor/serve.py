@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Supervisor"]
 
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 FAILED_STARTS_MAX = 5
 PROBE_SECONDS = 1.0
 
@@ -33,14 +33,14 @@ PROBE_SECONDS = 1.0
 class Supervisor:
     """Runs one cluster in the foreground."""
 
-    def __init__(self, options: ServeOptions, say: Callable[[str], None]) -> None:
+    def __init__(self, options: ServeOptions, log: Callable[[str], None]) -> None:
         options.check()
         self._options = options
-        self._say = say
+        self._log = log
         self._folder = DataFolder(options.data)
         self._stopping = False
         self._ready = threading.Event()
-        self._trouble = "no answer yet"
+        self._reason = "no answer yet"
 
     def run(self, on_ready: Callable[[str], None]) -> None:
         """Serve until SIGTERM or SIGINT; `on_ready` gets one line when the cluster can be used."""
@@ -62,7 +62,7 @@ class Supervisor:
             supervisor_pid=os.getpid(),
             tls=options.tls,
         )
-        processes = Processes(planned, folder, options.restart_after_seconds, self._say)
+        processes = Processes(planned, folder, options.restart_after_seconds, self._log)
         wake = self._catch_signals()
         try:
             processes.start_all()
@@ -83,7 +83,7 @@ class Supervisor:
         deadline = time.monotonic() + self._options.ready_timeout_seconds
         announced = False
         while not self._stopping:
-            changed = processes.look()
+            changed = processes.poll()
             if not announced and self._ready.is_set():
                 self._publish(cluster, processes.pids())
                 on_ready(self._ready_line())
@@ -92,7 +92,7 @@ class Supervisor:
                 self._check_start(processes, deadline)
             elif changed:
                 self._publish(cluster, processes.pids())
-            for key, _ in wake.select(processes.pause_seconds(LOOK_SECONDS)):
+            for key, _ in wake.select(processes.pause_seconds(POLL_SECONDS)):
                 os.read(key.fd, 64)
 
     def _check_start(self, processes: Processes, deadline: float) -> None:
@@ -108,7 +108,7 @@ class Supervisor:
             seconds = self._options.ready_timeout_seconds
             raise Unavailable(
                 f"the cluster in `{self._folder.path}` was not ready after {seconds:g} s: "
-                f"{self._trouble} (logs: {self._folder.path / 'logs'})",
+                f"{self._reason} (logs: {self._folder.path / 'logs'})",
                 deadline_seconds=seconds,
             )
 
@@ -117,13 +117,13 @@ class Supervisor:
         with Client(cluster, timeout_seconds=PROBE_SECONDS) as client:
             while not self._stopping:
                 try:
-                    self._trouble = what_is_missing(json.loads(client.status()))
+                    self._reason = reason_not_ready(json.loads(client.status()))
                 except ThreeFSError as error:
-                    self._trouble = str(error)
-                if not self._trouble:
+                    self._reason = str(error)
+                if not self._reason:
                     self._ready.set()
                     return
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
 
     def _ready_line(self) -> str:
         options = self._options
@@ -153,8 +153,8 @@ class Supervisor:
         self._stopping = True
 
 
-def what_is_missing(status: dict[str, Any]) -> str:
-    """Why a cluster cannot be called ready yet; empty when it can."""
+def reason_not_ready(status: dict[str, Any]) -> str:
+    """Why a cluster is not ready yet; empty if it is."""
     cluster = status["cluster"]
     alive = sum(node["alive"] for node in cluster["nodes"])
     if cluster["chains"] == 0:

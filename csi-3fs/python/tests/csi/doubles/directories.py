@@ -1,4 +1,4 @@
-"""A tree in memory with the calls that the driver needs; it can be told to fail or to wait."""
+"""A tree in memory with the driver's calls; tests can make it fail or wait."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MemoryDirectories:
         self._entries: dict[str, _Entry] = {"/": _Entry(is_directory=True, mode=0o755, inode=1)}
         self._inodes = 1
 
-    # What the driver calls
+    # Calls of the driver
 
     def make_directory(self, path: str, mode: int = 0o755, *, exist_ok: bool = False) -> Stat:
         """See `Directories`."""
@@ -168,16 +168,16 @@ class MemoryDirectories:
         with self._enter("status"):
             return json.dumps({"cluster": {"chains": 1, "chains_down": self.chains_down}})
 
-    # What tests call
+    # Calls of tests
 
     def write(self, path: str, size: int) -> None:
-        """Put a file of so many bytes there."""
+        """Create a file of this size."""
         with self._lock:
             self._directory(str(PurePosixPath(path).parent))
             self._add(path, is_directory=False, mode=0o644).size = size
 
     def paths(self) -> list[str]:
-        """Everything there is, sorted."""
+        """All paths, sorted."""
         with self._lock:
             return sorted(self._entries)
 
@@ -233,7 +233,7 @@ def _below(name: str, path: str) -> bool:
 
 
 class MemoryTicket:
-    """What the holder of a ticket for one directory of the tree may call; that directory is `/`."""
+    """Calls with a ticket for one directory of the tree, which is `/`."""
 
     def __init__(self, files: MemoryDirectories, directory: str) -> None:
         self._files = files

@@ -1,10 +1,10 @@
 """A small FUSE daemon with the options of `threefs fuse`: shows one file, `hello`.
 
-With `--write-back` the kernel keeps what is written to it, and what it sends later is put into the
-file `STATE.written`.
+With `--write-back` the kernel caches writes; the data that it sends later is stored in the file
+`STATE.written`.
 
-What it says in the file changes with each life of it, so that tests see who answers. It speaks the
-kernel's protocol itself (linux/fuse.h, version 7.31) and knows what reading one file takes.
+The content of the file changes with each start, so that tests see which daemon answers. It
+implements the kernel's protocol (linux/fuse.h, version 7.31) as far as reading a file needs it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> int:
         sys.stderr.write(f"cannot reach the cluster of {options.cluster}\n")
         return 1
     if options.resume:
-        # Requests that the life before took and did not answer are handed out again.
+        # The kernel resends requests that the previous daemon did not answer.
         try:
             os.write(options.fd, OUT_HEADER.pack(OUT_HEADER.size, NOTIFY_RESEND, 0))
         except OSError as error:
@@ -96,7 +96,7 @@ def _serve(descriptor: int, text: bytes, written: str) -> int:
 
 
 def _answer(operation: int, node: int, body: bytes, text: bytes, written: str) -> tuple[int, bytes]:
-    # What the kernel knows for so long it need not ask, so it can take data while nobody serves.
+    # With cached attributes the kernel accepts writes while no daemon serves.
     known = KNOWN_SECONDS if written else 0
     if operation == INIT:
         flags = WRITEBACK_CACHE if written else 0

@@ -64,7 +64,7 @@ class MemoryMountManager:
             there = self._mounts.get(target)
             if there is None:
                 return UnmountResult(None, clean=True)
-            others = [one for one in self._mounts.values() if one.device == there.device]
+            others = [mount for mount in self._mounts.values() if mount.device == there.device]
             first = next(other.target for other in others)
             if first == target and len(others) > 1:
                 raise FailedPrecondition(f"`{there.volume}` is still mounted elsewhere")
@@ -79,7 +79,7 @@ class MemoryMountManager:
             table = list(self._mounts.values())
             mounts = []
             for device in self._managed:
-                first = next(one for one in table if one.device == device)
+                first = next(mount for mount in table if mount.device == device)
                 state = self.states.get(first.volume, "serving")
                 served = MountStatus(
                     first.volume, first.target, device, state, 1, 0, time.time(), ""

@@ -1,4 +1,4 @@
-"""Garbage, oversized frames and wrong keys at every port: refused, and nobody else is disturbed."""
+"""Garbage, oversized frames and wrong keys at every port are refused without side effects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def dial(cluster: Any, service: str) -> socket.socket:
 
 
 def authenticated(cluster: Any, service: str) -> socket.socket:
-    """A connection past the handshake of `fabric::handshake`, as a holder of the key."""
+    """A connection after the handshake of `fabric::handshake`, by a holder of the key."""
     connection = dial(cluster, service)
     key = bytes((cluster.folder / "key").read_bytes().strip())
     context = f"threefs/{service.partition('-')[0]}"
@@ -70,7 +70,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 @contextmanager
 def undisturbed(cluster: Any) -> Iterator[None]:
-    """A file that is open meanwhile, and every process, are as before."""
+    """Check that an open file and every process are unaffected."""
     pids = {service: cluster.pid(service) for service in SERVICES}
     with cluster.client() as client:
         client.write_file("/undisturbed", b"before")
@@ -80,7 +80,7 @@ def undisturbed(cluster: Any) -> Iterator[None]:
     assert pids == {service: cluster.pid(service) for service in SERVICES}
 
 
-def test_no_service_is_left_out(cluster: Any) -> None:
+def test_every_service_is_covered(cluster: Any) -> None:
     assert sorted(cluster.status_file()["services"]) == sorted(SERVICES)
 
 
@@ -99,7 +99,7 @@ def test_garbage_instead_of_a_handshake_closes_the_connection(
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_frame_that_breaks_off_is_nobody_s_trouble(cluster: Any, service: str) -> None:
+def test_a_truncated_frame_affects_no_other_connection(cluster: Any, service: str) -> None:
     with undisturbed(cluster), authenticated(cluster, service) as connection:
         connection.sendall(frame(b"", message_bytes=1000) + b"half of it")
         connection.shutdown(socket.SHUT_WR)
@@ -131,9 +131,7 @@ def test_a_bad_frame_closes_its_connection_only(cluster: Any, service: str, bad:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_message_that_means_nothing_is_refused_and_the_connection_stays(
-    cluster: Any, service: str
-) -> None:
+def test_an_unknown_message_is_refused_and_the_connection_stays(cluster: Any, service: str) -> None:
     with undisturbed(cluster), authenticated(cluster, service) as connection:
         for _ in range(2):
             connection.sendall(frame(b"\xff" * 50))
@@ -143,7 +141,7 @@ def test_a_message_that_means_nothing_is_refused_and_the_connection_stays(
             receive(connection, header[5] + header[6])
 
 
-def test_a_wrong_key_is_refused_and_said(cluster: Any, tmp_path: Path) -> None:
+def test_a_wrong_key_is_refused_and_reported(cluster: Any, tmp_path: Path) -> None:
     wrong = tmp_path / "key"
     wrong.write_text("0123456789abcdef0123456789abcdef")
     text = cluster.file.read_text().replace(str(cluster.folder / "key"), str(wrong))
@@ -158,7 +156,7 @@ def test_a_wrong_key_is_refused_and_said(cluster: Any, tmp_path: Path) -> None:
             client.status()
 
 
-def test_the_key_is_for_its_owner_alone(cluster: Any) -> None:
+def test_only_the_owner_can_read_the_key(cluster: Any) -> None:
     assert (cluster.folder / "key").stat().st_mode & 0o777 == 0o600
     for log in (cluster.folder / "logs").iterdir():
         assert (cluster.folder / "key").read_text().strip() not in log.read_text()
@@ -166,10 +164,10 @@ def test_the_key_is_for_its_owner_alone(cluster: Any) -> None:
 
 @pytest.mark.parametrize(("connections", "addresses"), [(160, 1), (4096, 23)])
 @pytest.mark.parametrize("service", SERVICES)
-def test_silent_connections_keep_no_member_out(
+def test_silent_connections_do_not_block_members(
     cluster: Any, service: str, connections: int, addresses: int
 ) -> None:
-    """More of them than a service has connections; members come and work all the while."""
+    """More connections than a service has slots; members connect and work meanwhile."""
     host, port = cluster.status_file()["services"][service].rsplit(":", 1)
     with undisturbed(cluster), ExitStack() as stack:
         for number in range(connections):
