@@ -19,7 +19,7 @@ def content(seed: int) -> bytes:
     return block * FILE_MIB
 
 
-def read_for_ever(reader: threefs.file.RawFile, data: bytes) -> None:
+def read_repeatedly(reader: threefs.file.RawFile, data: bytes) -> None:
     buffer = bytearray(8 * MIB)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -41,7 +41,7 @@ def test_a_reader_gets_an_error_and_never_zeros(
         else:
             other.write_file(path, content(2))
         with pytest.raises(threefs.Stale, match="open it again"):
-            read_for_ever(reader, data)
+            read_repeatedly(reader, data)
         if how == "replaced":
             assert client.read_file(path) == content(2)
 
