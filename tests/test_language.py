@@ -12,21 +12,21 @@ from tests.test_tidy import ROOT, tracked
 
 OWN = r"(?:its|their|his|our|one's)"
 LIMITS = {
-    r"\b(?:nobody|somebody|everybody|whoever|whomever|whom)\b": 329,
-    r"\b(?:tell|tells|told|telling)\b": 339,
-    r"\b(?:begin|begins|begun|began|beginning)\b": 292,
-    rf"\b(?:of {OWN} own|of ours)\b": 95,
-    r"\b(?:go|goes|going|went|gone) on\b": 36,
-    r"(?<!as )\bso (?:many|long|much)\b(?! as)": 56,
-    r"(?:^|[.(:;] ?)Who (?!am)": 41,
-    r"\b(?:is|are|was) no\b": 137,
-    r"\bbeside\b": 54,
-    r"\b(?:a|last|its|no) words?\b": 24,
+    r"\b(?:nobody|somebody|everybody|whoever|whomever|whom)\b": 301,
+    r"\b(?:tell|tells|told|telling)\b": 297,
+    r"\b(?:begin|begins|begun|began|beginning)\b": 222,
+    rf"\b(?:of {OWN} own|of ours)\b": 81,
+    r"\b(?:go|goes|going|went|gone) on\b": 29,
+    r"(?<!as )\bso (?:many|long|much)\b(?! as)": 52,
+    r"(?:^|[.(:;] ?)Who (?!am)": 37,
+    r"\b(?:is|are|was) no\b": 134,
+    r"\bbeside\b": 45,
+    r"\b(?:a|last|its|no) words?\b": 22,
     r"\bstrangers?\b": 36,
     r"\b(?:farewell|takes? leave|last words)\b": 5,
     r"\b(?:he|him|his)\b": 7,
-    r"\bfor one in\b": 95,
-    r'^(?://!|""") ?(?:What|Who|Which|Where|How|From)\b': 104,
+    r"\bfor one in\b": 81,
+    r'^(?://!|""") ?(?:What|Who|Which|Where|How|From)\b': 75,
 }
 """Pattern (case is ignored) -> hits that remain."""
 
