@@ -1,7 +1,7 @@
-"""Actions from levels: what each job's status calls for and this process has not yet told.
+"""Actions due: what the status of each job requires and this process has not sent yet.
 
-Nothing here decides; it compares the status with `Sent`. So after a rebuild, when `Sent` is empty,
-everything that is still to be done is told again.
+This module decides nothing: it compares the status with `Sent`. After a rebuild `Sent` is empty, so
+every action that is still due is repeated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def derive_actions(cycle: CycleState) -> list[Action]:
-    """Everything to be done now, in the order in which it is to be done."""
+    """All actions that are due, in the order in which drivers have to perform them."""
     released: list[Action] = []
     stopped: list[Action] = []
     signalled: list[Action] = []
@@ -37,7 +37,7 @@ def derive_actions(cycle: CycleState) -> list[Action]:
 
 
 def _is_idle(job: JobState) -> bool:
-    """Whether nothing is to be done for a waiting job: most of a long queue."""
+    """Whether the job only waits, as most jobs of a long queue do: no action is due."""
     status, sent = job.status, job.sent
     waits = status.phase is Phase.QUEUED or status.phase is Phase.SUSPENDED
     return waits and sent.token is False and not status.occupied and not sent.stops
@@ -49,7 +49,7 @@ def _release_token(cycle: CycleState, job: JobState) -> list[Action]:
     if crosses or held is False:
         return []
     cycle.put(replace(job, sent=replace(job.sent, token=False)))
-    # After a rebuild nobody knows whether the release was told: whoever had nodes tells it again.
+    # After a rebuild it is unknown whether the release was sent: repeat it if the job had nodes.
     had_nodes = job.status.history.attempt > 0 and job.spec.nodes > 1
     return [ReleaseToken(job.key)] if held or had_nodes else []
 
@@ -63,7 +63,7 @@ def _stops(cycle: CycleState, job: JobState) -> list[Action]:
         if known is None or known[0] != attempt:
             stops[name] = (attempt, cycle.now, cycle.now)
         elif cycle.is_lost(name):
-            continue  # told once; again when the node is back
+            continue  # sent once; repeated when the node is ready again
         elif cycle.now >= quantize(known[2] + cycle.settings.stop_retry_seconds):
             stops[name] = (attempt, known[1], cycle.now)
         else:
@@ -76,7 +76,7 @@ def _stops(cycle: CycleState, job: JobState) -> list[Action]:
     if stops != job.sent.stops:
         cycle.put(replace(job, sent=replace(job.sent, stops=stops)))
     reason = job.status.reason or job.status.phase.value
-    # A job that ended may write its last lines; what failed or overstayed has had its time.
+    # A job that has ended may write its last log lines; others have had their grace period.
     gentle = job.ended
     return [
         Stop(
@@ -91,17 +91,17 @@ def _stops(cycle: CycleState, job: JobState) -> list[Action]:
 
 
 def _to_empty(job: JobState) -> list[tuple[str, int]]:
-    """Occupied nodes that nothing of the job has a reason to be on."""
+    """Occupied nodes that the job has to leave."""
     status = job.status
     occupied = [(node.name, node.attempt) for node in status.occupied]
-    older = [one for one in occupied if one[1] < status.history.attempt]
+    older = [(name, attempt) for name, attempt in occupied if attempt < status.history.attempt]
     if status.phase in ACTIVE:
         return older
     if status.phase is Phase.SUSPENDING and status.suspension is not None:
         nodes = status.assignment.nodes if status.assignment else ()
-        out = len(status.exits) == len(nodes)
-        leaves = status.suspend_code is SuspendCode.MAY_SUSPEND or status.suspension.expired or out
-        return occupied if leaves else older
+        exited = len(status.exits) == len(nodes)
+        released = status.suspend_code is SuspendCode.MAY_SUSPEND
+        return occupied if released or status.suspension.expired or exited else older
     return occupied
 
 
@@ -119,20 +119,20 @@ def _signal(cycle: CycleState, job: JobState) -> list[Action]:
 
 def _start(cycle: CycleState, job: JobState) -> list[Action]:
     status = job.status
-    told: list[Action] = []
+    actions: list[Action] = []
     runs = status.phase in ACTIVE or status.phase is Phase.SUSPENDING
     if runs and cycle.crosses_zones(job) and not job.sent.token:
-        told.append(HoldToken(job.key))
+        actions.append(HoldToken(job.key))
         job = cycle.put(replace(job, sent=replace(job.sent, token=True)))
     if status.phase is Phase.STARTING and job.sent.start != status.history.attempt:
         assert status.assignment is not None, f"{job.key}: starts without nodes"
         cycle.put(replace(job, sent=replace(job.sent, start=status.history.attempt)))
-        # It may be that nothing happens before the deadline: nobody else would look then.
+        # Without another event the deadline itself has to cause a step.
         cycle.wake(quantize(cycle.now + cycle.settings.start_deadline_seconds))
-        # A new leader sends it again. Not to nodes that a pod of the attempt has left already: they
-        # count as empty, and an attempt with an exit before its start is over anyway.
+        # A new leader repeats it, unless a pod of the attempt has exited: its node counts as empty,
+        # and the attempt will be restarted.
         if not status.exits:
-            told.append(
+            actions.append(
                 Start(
                     job.key,
                     status.history.attempt,
@@ -141,12 +141,12 @@ def _start(cycle: CycleState, job: JobState) -> list[Action]:
                     status.history.user_state,
                 )
             )
-    return told
+    return actions
 
 
 def _finish(cycle: CycleState, job: JobState) -> list[Action]:
-    left = [node.name for node in job.status.occupied if not cycle.is_lost(node.name)]
-    if not job.ended or left or job.sent.finish:
+    remaining = [node.name for node in job.status.occupied if not cycle.is_lost(node.name)]
+    if not job.ended or remaining or job.sent.finish:
         return []
     cycle.put(replace(job, sent=replace(job.sent, finish=True)))
     return [Finish(job.key)]

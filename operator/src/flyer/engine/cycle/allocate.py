@@ -1,4 +1,4 @@
-"""Nodes for one job: free ones if they do, else those of others that give way."""
+"""Allocation of nodes to one job: free nodes if possible, otherwise by preemption."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def allocate(
     reservations: Sequence[Reservation],
     admission: QuotaAdmission,
 ) -> bool:
-    """Reserve nodes for the job, if need be by preempting; False if it cannot have any now.
+    """Reserve nodes for the job, by preemption if necessary; False if there are none now.
 
-    Nodes that failed it, or others, are taken only if there is no way without them.
+    Nodes on which it or other jobs failed are used only if the others do not suffice.
     """
     cycle = availability.cycle
     classes = [
@@ -81,7 +81,7 @@ def _place_on(
     if in_refusal_cooldown(cycle, job):
         return False
     if same_zone_layout and _fits_otherwise(availability, job, classes, reservations):
-        return False  # it will have free nodes at the latest when it stops waiting for the split
+        return False  # free nodes will do once it stops waiting for the zone layout
     for nodes, kind in ways:
         plan = preemption_plan(availability, job, nodes, kind, reservations)
         if plan is not None:
@@ -101,7 +101,7 @@ def _fits_otherwise(
     classes: Sequence[Sequence[Node]],
     reservations: Sequence[Reservation],
 ) -> bool:
-    """Whether free nodes would do with another split over zones than the checkpoint's."""
+    """Whether free nodes suffice in another zone layout than that of the checkpoint."""
     return any(
         _fit_free(availability, job, nodes, kind, reservations) is not None
         for nodes in classes
@@ -112,7 +112,7 @@ def _fits_otherwise(
 
 
 def _too_early(cycle: CycleState, job: JobState, victims: Sequence[str]) -> bool:
-    """Whether running jobs would be interrupted for a job that has only just begun to wait."""
+    """Whether running jobs would be preempted before the job has waited for the delay."""
     if not any(cycle.jobs[key].status.phase in ACTIVE for key in victims):
         return False
     queued_at = job.status.history.queued_at
@@ -127,7 +127,7 @@ def _fit_free(
     kind: Sequence[PlacementOption],
     reservations: Sequence[Reservation],
 ) -> tuple[Node, ...] | None:
-    """Nodes that are nobody's: empty or its own ones if they do, else also those being left."""
+    """Unreserved nodes: empty ones or its own if they suffice, otherwise also nodes being left."""
     keeping, leaving = availability.token_holders(job)
     open_nodes = availability.open_of(nodes)
     if reservations:

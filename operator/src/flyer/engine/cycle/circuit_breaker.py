@@ -2,9 +2,9 @@
 
 When the start path or the report path of the cluster breaks (the gateway's port is closed, a
 registry is down, a switch restarts), every job fails in the same way within minutes. Such failures
-say nothing about any one job: while the breaker is open they do not count against `maxRestarts`.
-A breaker needs jobs of several users, unless there is only one user: nobody opens it for his own
-failing jobs alone.
+say nothing about a single job: while the breaker is open they do not count against `maxRestarts`.
+The breaker opens only for jobs of several users, unless there is only one user: the failing jobs of
+one user do not open it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from flyer.engine.state.jobs import ACTIVE, JobState
 if TYPE_CHECKING:
     from flyer.engine.state.cycle_state import CycleState
 
-# The latest incidents suffice: a window with more of them is an outage anyway.
+# A window with more incidents is an outage in any case.
 _INCIDENTS_MAX = 4096
 
 
 def record_incident(cycle: CycleState, kind: IncidentKind, job: JobState) -> None:
-    """Remember an incident; what is older than every window is forgotten."""
+    """Record an incident, and drop those that are older than all windows."""
     horizon = cycle.now - max(_window(cycle, "start"), _window(cycle, "run"))
     kept = [incident for incident in cycle.incidents if incident.time >= horizon]
     kept.append(Incident(cycle.now, kind, job.key, job.user))
@@ -30,7 +30,7 @@ def record_incident(cycle: CycleState, kind: IncidentKind, job: JobState) -> Non
 
 
 def outage(cycle: CycleState, kind: IncidentKind) -> str:
-    """What many jobs have in common now, in one clause; empty: nothing."""
+    """Message about a failure of many jobs at once; empty: there is none."""
     since = cycle.now - _window(cycle, kind)
     recent = [incident for incident in cycle.incidents if incident.time >= since]
     hit = {one.job: one.user for one in recent if one.kind == kind}
@@ -58,7 +58,7 @@ def outage(cycle: CycleState, kind: IncidentKind) -> str:
 
 def _window(cycle: CycleState, kind: IncidentKind) -> float:
     settings = cycle.settings
-    # Jobs whose start began at different times expire at different times.
+    # Jobs that started at different times exceed the start deadline at different times.
     return settings.outage_seconds + (settings.start_deadline_seconds if kind == "start" else 0.0)
 
 

@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from flyer.engine.state.cycle_state import CycleState
     from flyer.engine.state.engine_state import IncidentKind
 
-# Sent by a kernel that is out of memory, by a kubelet or by a person; never by the process itself.
+# Signals of a kernel that is out of memory, a kubelet or a user; not of the process itself.
 _FROM_OUTSIDE = frozenset({0, signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM})
 
 
 @dataclass(frozen=True, slots=True)
 class FailureCause:
-    """Why an attempt has to be restarted."""
+    """Cause of the restart of an attempt."""
 
     reason: str
     message: str
     avoid: tuple[str, ...] = ()
     kind: IncidentKind | None = None  # what the circuit breaker counts it as
     counted: bool = True  # against maxRestarts
-    signal: int | None = None  # that ended it, if the same one again is the job's own fault
+    signal: int | None = None  # set if its repetition is the job's own fault
 
 
 def infrastructure(cycle: CycleState, job: JobState) -> FailureCause | None:
-    """What took the attempt's pods or nodes away, if something did."""
+    """A failure of the attempt's nodes or pods from outside, if there is one."""
     assignment = job.status.assignment
     assert assignment is not None, f"{job.key}: active without nodes"
-    done = {one.node for one in job.status.exits if one.outcome == "Succeeded"}
+    done = {exited.node for exited in job.status.exits if exited.outcome == "Succeeded"}
     lost = tuple(name for name in assignment.names if cycle.is_lost(name) and name not in done)
     faults = {name: fault for name in assignment.names if (fault := _fault(cycle, name))}
     if lost:
@@ -50,60 +50,61 @@ def infrastructure(cycle: CycleState, job: JobState) -> FailureCause | None:
         return FailureCause(
             "NodeFailures", f"lost node {causes}", lost, kind="run", counted=not hardware
         )
-    ends = [one for one in job.status.exits if one.outcome != "Succeeded"]
-    if not ends:
+    exits = [exited for exited in job.status.exits if exited.outcome != "Succeeded"]
+    if not exits:
         return None
     if faults:
         named = ", ".join(f"{name} ({fault})" for name, fault in faults.items())
         return FailureCause(
             "HardwareFault",
-            f"hardware fault of node {named}: {_end(ends[0])}",
+            f"hardware fault of node {named}: {_describe(exits[0])}",
             tuple(faults),
             counted=False,
         )
     killed = [
-        end
-        for end in ends
-        if end.outcome == "Killed" and (end is ends[0] or (end.signal or 0) in _FROM_OUTSIDE)
+        exited
+        for exited in exits
+        if exited.outcome == "Killed"
+        and (exited is exits[0] or (exited.signal or 0) in _FROM_OUTSIDE)
     ]
     if not killed:
         return None
     by_signal = killed[0].signal or 0
     return FailureCause(
         "PodKilled",
-        _end(killed[0]),
-        # Without a signal nobody killed it there: whoever ran it went away.
-        tuple(one.node for one in killed if one.signal),
+        _describe(killed[0]),
+        # A pod without a signal disappeared with its driver: the node is not the cause.
+        tuple(exited.node for exited in killed if exited.signal),
         kind="run" if by_signal == 0 else None,
         signal=by_signal if _is_its_own(killed[0]) else None,
     )
 
 
 def start_overdue(cycle: CycleState, job: JobState) -> FailureCause | None:
-    """The start deadline passed: on which nodes, as far as is known."""
+    """The exceeded start deadline, with the nodes that caused it as far as they are known."""
     assignment = job.status.assignment
     assert assignment is not None, f"{job.key}: active without nodes"
     if assignment.running_at is not None:
         return None
-    begun = assignment.started_at if assignment.started_at is not None else cycle.now
+    started_at = assignment.started_at if assignment.started_at is not None else cycle.now
     limit = cycle.settings.start_deadline_seconds
-    if not cycle.passed(begun + limit):
+    if not cycle.passed(started_at + limit):
         return None
     names = assignment.names
     absent = tuple(name for name in names if name in job.seen.absent)
-    # Where all are missing, the nodes have nothing in common that the job has not.
-    culprits = names if len(names) == 1 else absent if len(absent) < len(names) else ()
-    where = f" on {', '.join(culprits[:_NAMES_MAX])}" if culprits else ""
+    # If all pods are missing, the cause is not a single node.
+    failed_nodes = names if len(names) == 1 else absent if len(absent) < len(names) else ()
+    where = f" on {', '.join(failed_nodes[:_NAMES_MAX])}" if failed_nodes else ""
     message = f"the pods were not up within {limit:g} s{where}"
-    return FailureCause("PodsReadyTimeout", message, culprits, kind="start")
+    return FailureCause("PodsReadyTimeout", message, failed_nodes, kind="start")
 
 
-# Names in one sentence; a gang has thousands.
+# Names in one message; a gang may have thousands.
 _NAMES_MAX = 8
 
 
 def progress_deadline_exceeded(cycle: CycleState, job: JobState) -> FailureCause | None:
-    """Neither progress nor output within the progress deadline while the job had a stream."""
+    """The exceeded progress deadline, if the job could be heard or other jobs can."""
     assignment, deadline = job.status.assignment, job.spec.progress_deadline
     assert assignment is not None, f"{job.key}: active without nodes"
     if deadline is None or assignment.running_at is None:
@@ -118,9 +119,9 @@ def progress_deadline_exceeded(cycle: CycleState, job: JobState) -> FailureCause
             f"neither progress nor a log line for {deadline}",
             kind="run",
         )
-    # Nobody hears it. If that is so for many, the report path is broken, and silence is no sign.
-    # Otherwise its own sidecars are: another progress deadline for them to come back.
-    if many_unheard(cycle) or not cycle.passed(max(alive_at, lost_at) + 2 * deadline.seconds):
+    # The job has no stream. If many jobs have none, the report path is broken and missing reports
+    # mean nothing. Otherwise its own sidecars get a second progress deadline to reconnect.
+    if many_disconnected(cycle) or not cycle.passed(max(alive_at, lost_at) + 2 * deadline.seconds):
         return None
     return FailureCause(
         "ProgressDeadlineExceeded",
@@ -130,11 +131,11 @@ def progress_deadline_exceeded(cycle: CycleState, job: JobState) -> FailureCause
     )
 
 
-def many_unheard(cycle: CycleState) -> bool:
+def many_disconnected(cycle: CycleState) -> bool:
     """Whether most running jobs have no stream: the report path is broken, not the jobs."""
     running = [job for job in cycle.active_jobs().values() if job.status.phase is Phase.RUNNING]
-    unheard = sum(job.seen.stream_lost_at is not None for job in running)
-    return unheard >= cycle.settings.outage_jobs_min and 2 * unheard >= len(running)
+    disconnected = sum(job.seen.stream_lost_at is not None for job in running)
+    return disconnected >= cycle.settings.outage_jobs_min and 2 * disconnected >= len(running)
 
 
 def assess(cycle: CycleState, cause: FailureCause) -> tuple[bool, str]:
@@ -161,27 +162,27 @@ def record_failures(cycle: CycleState) -> None:
     cycle.current_job = ""
 
 
-def _is_its_own(one: Exit) -> bool:
-    """Whether the same signal again would be the job's own doing: a crash, or too much memory."""
-    crashed = one.signal not in _FROM_OUTSIDE
-    return crashed or (one.signal == signal.SIGKILL and "oom" in one.reason.lower())
+def _is_its_own(exited: Exit) -> bool:
+    """Whether the job itself causes the signal: it crashes, or uses too much memory."""
+    crashed = exited.signal not in _FROM_OUTSIDE
+    return crashed or (exited.signal == signal.SIGKILL and "oom" in exited.reason.lower())
 
 
-def _end(one: Exit) -> str:
-    detail = f" ({one.reason})" if one.reason else ""
-    if one.outcome == "Killed":
-        how = f"by signal {one.signal}" if one.signal else "by nobody known"
-        return f"the pod on node {one.node} was killed {how}{detail}"
-    return f"a rank on node {one.node} exited with status {one.exit_status}{detail}"
+def _describe(exited: Exit) -> str:
+    detail = f" ({exited.reason})" if exited.reason else ""
+    if exited.outcome == "Killed":
+        how = f"was killed by signal {exited.signal}" if exited.signal else "disappeared"
+        return f"the pod on node {exited.node} {how}{detail}"
+    return f"a rank on node {exited.node} exited with status {exited.exit_status}{detail}"
 
 
 def _loss(cycle: CycleState, name: str) -> str:
     state = cycle.nodes.get(name)
-    return (state.node.reason or state.lost) if state else "not known any more"
+    return (state.node.reason or state.lost) if state else "unknown node"
 
 
 def _fault(cycle: CycleState, name: str) -> str:
-    """The hardware fault that the node has, or had shortly before."""
+    """The hardware fault that the node has, or had recently."""
     state = cycle.nodes.get(name)
     if state is None or not state.fault:
         return ""
@@ -193,7 +194,7 @@ __all__ = [
     "FailureCause",
     "assess",
     "infrastructure",
-    "many_unheard",
+    "many_disconnected",
     "progress_deadline_exceeded",
     "record_failures",
     "start_overdue",

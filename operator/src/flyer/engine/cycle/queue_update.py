@@ -1,9 +1,9 @@
-"""The queue: jobs that wait for nodes, in order and by equivalence class, kept between plans.
+"""Update of the queue: waiting jobs in order and by equivalence class, kept between passes.
 
-Jobs of one class want the same nodes and count in the same quotas, so that where the first of them
-finds none the others find none either: a plan looks at classes, not at jobs (Borg, EuroSys 2015,
-section 3.4). What the queue holds follows from the jobs alone; it is brought up to date with those
-that changed.
+Jobs of one class require the same nodes and count in the same quotas: if the first of them gets no
+nodes, the others get none either. A scheduling pass therefore visits classes instead of jobs (Borg,
+EuroSys 2015, section 3.4). The queue depends only on the jobs, and is updated with those that
+changed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 def updated_queue(cycle: CycleState) -> Queue:
-    """The queue as the jobs of this step make it."""
+    """The queue, updated with the jobs that changed in this step."""
     known, limits = cycle.queue, active_quotas(cycle)
-    # Without limits nobody's team counts.
+    # Without quotas, teams have no effect.
     basis = Basis(cycle.zones.limits, limits, cycle.teams if limits else {})
     if known is None or known.basis != basis:
         turn = (None, None) if known is None else (known.explained_to, known.explained_at)
@@ -52,7 +52,7 @@ def updated_queue(cycle: CycleState) -> Queue:
 
 
 class _Update:
-    """Copies what changes: a queue that was read before keeps its value."""
+    """Builds the next queue and copies what changes, because a queue is immutable."""
 
     def __init__(self, cycle: CycleState, known: Queue) -> None:
         self._cycle = cycle
@@ -122,11 +122,11 @@ class _Update:
     def _entry(self, job: JobState) -> Entry:
         cycle, history, left = self._cycle, job.status.history, job.status.eviction
         levels = self._levels_of(job)
-        if levels:  # it is looked at on its highest level first
+        if levels:  # the highest level is tried first
             cycle.auto_priorities[job.key] = levels[0]
         contender = (queue_position(cycle, job), job.key)
         alone = (
-            history.submitted_at is None  # its place moves with the time
+            history.submitted_at is None  # its position changes with time
             or history.not_before is not None
             or bool(job.status.occupied)
             or (left is not None and left.reason == PODS_REFUSED)
@@ -145,14 +145,14 @@ class _Update:
         return Entry(contender, class_key)
 
     def _levels_of(self, job: JobState) -> list[Priority]:
-        """Those of an `auto` job while limits apply, the highest first; else none."""
+        """Allowed priorities of an `auto` job while quotas apply, the highest first."""
         limits = self._known.basis.quotas
         if not limits or job.spec.priority is not Priority.AUTO:
             return []
         return eligibility.allowed_priorities(self._cycle, job, limits)
 
     def _lower_levels_of(self, job: JobState, levels: list[Priority]) -> tuple[object, ...]:
-        """What counts of the job at the levels that it comes to where there is no room above."""
+        """Terms and accounts of the job at each level, which it uses if there is no room above."""
         if not levels:
             return ()
         cycle, found = self._cycle, []
@@ -163,7 +163,7 @@ class _Update:
         return tuple(found)
 
     def _accounts_of(self, job: JobState) -> tuple[tuple[str, str], ...]:
-        """Where nodes of the job may count, whatever class of nodes they are."""
+        """Accounts in which nodes of the job may count, for any node class."""
         limits = self._known.basis.quotas
         if not limits:
             return ()

@@ -1,4 +1,4 @@
-"""Walk through the queue in its order, which can skip the rest of a class."""
+"""Walk through the queue in order, which can skip the rest of a class."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Cursor:
-    """How far a walk has come among contenders that are in order."""
+    """Position of a walk in a sorted list of contenders."""
 
     class_key: ClassKey | None
     members: Sequence[Contender]
     at: int = 0
-    level: int | None = None  # in place of the members' own
+    level: int | None = None  # instead of the members' level
 
     @property
     def next(self) -> Contender:
@@ -28,7 +28,7 @@ class _Cursor:
 
 
 class Walk:
-    """One way through the queue, the first in place first. Whole classes can be left out."""
+    """Iterator over the queue in order; `skip` leaves out the rest of a class."""
 
     def __init__(self, queue: Queue, others: Iterable[Contender]) -> None:
         self._heap: list[tuple[Contender, _Cursor]] = []
@@ -52,17 +52,17 @@ class Walk:
             yield contender, cursor.class_key
 
     def put(self, contender: Contender) -> None:
-        """Somebody who is not in the queue at this place."""
+        """Add a contender at a position at which the queue does not have it."""
         self._push(_Cursor(None, (contender,)))
 
     def lower(self, level: int) -> None:
-        """The last one and the rest of its class take their places at this level."""
+        """Move the last contender and the rest of its class to this level."""
         assert self._last is not None, "no class"
         self._last.at -= 1
         self._last.level = level
 
     def skip(self) -> None:
-        """Leave out the rest of the class of the last one."""
+        """Skip the rest of the class of the last contender."""
         self._last = None
 
     def _push(self, cursor: _Cursor) -> None:

@@ -1,8 +1,8 @@
-"""What follows for each job from the facts and from the time, before nodes are given out.
+"""Reconcile: move each job to the phase that its facts and the time call for, before scheduling.
 
-A ladder per phase: the first rule that applies moves the job, and the rules of its next phase
-are applied until nothing moves. Rules look at levels, not at events, so a rebuilt state reconciles
-to the same phases.
+Each phase has a list of rules. The first rule that applies moves the job, and then the rules of its
+next phase are applied until nothing moves. Rules look at levels, not at events, so a rebuilt state
+reconciles to the same phases.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOVES_MAX = 8
 
 
 def reconcile(cycle: CycleState) -> None:
-    """Bring every job to rest."""
+    """Apply the rules to every job until no phase changes."""
     active = cycle.active_jobs().values()
     occupied_by = cycle.occupied_by() if any(job.status.phase in WAITING for job in active) else {}
     failure_causes.record_failures(cycle)
@@ -41,7 +41,7 @@ def reconcile(cycle: CycleState) -> None:
             if cycle.jobs[key].status.phase is job.status.phase:
                 break
         else:
-            raise AssertionError(f"{key} does not come to rest")
+            raise AssertionError(f"{key} does not converge")
     cycle.current_job = ""
     _confirm_reservations(cycle, occupied_by)
 
@@ -52,7 +52,7 @@ def _to_reconcile(cycle: CycleState) -> list[str]:
 
 
 def _is_idle(job: JobState) -> bool:
-    """Whether no rule applies to a queued job: most of a long queue."""
+    """Whether no rule applies to a queued job, as to most jobs of a long queue."""
     return (
         job.status.phase is Phase.QUEUED
         and not job.suspend
@@ -62,7 +62,7 @@ def _is_idle(job: JobState) -> bool:
 
 
 def _stopped(cycle: CycleState, job: JobState) -> bool:
-    """Do what spec.stop says, if it says so."""
+    """Stop the job if spec.stop is set."""
     if job.spec.stop is None:
         return False
     kill = job.spec.stop is StopMode.NOW
@@ -103,7 +103,7 @@ def _fit(cycle: CycleState, name: str) -> bool:
 
 
 def _active(cycle: CycleState, job: JobState) -> None:
-    """Starting or running: what the pods did, then what was asked, then what is overdue."""
+    """Starting or running: first failures and exits, then requests, then deadlines."""
     for rule in (_infrastructure, _ended, _asked, _drained, _overdue):
         if rule(cycle, job):
             return
@@ -111,9 +111,9 @@ def _active(cycle: CycleState, job: JobState) -> None:
 
 
 def _show_progress(cycle: CycleState, job: JobState) -> None:
-    """A step that came too soon after the one before is shown once its time has come.
+    """Commit a step that was reported too soon after the previous one when its time has come.
 
-    A job may pause after it, and a new leader hears of it only once.
+    The job may pause after it, and a new leader receives it only once.
     """
     known, seen = job.status.progress, job.seen
     if seen.step is None or (known is not None and known.step == seen.step):
@@ -143,15 +143,15 @@ def _restart(cycle: CycleState, job: JobState, cause: FailureCause) -> None:
 def _ended(cycle: CycleState, job: JobState) -> bool:
     assignment, exits = job.status.assignment, job.status.exits
     assert assignment is not None, f"{job.key}: active without nodes"
-    all_out = len(exits) == len(assignment.nodes)
-    failed = [one for one in exits if one.outcome == "Failed"]
+    all_exited = len(exits) == len(assignment.nodes)
+    failed = [exited for exited in exits if exited.outcome == "Failed"]
     if not failed:
-        if all_out:
+        if all_exited:
             message = f"all ranks of {len(exits)} nodes exited with status 0"
             transitions.end(cycle, job.key, Phase.SUCCEEDED, "Complete", message)
-        return all_out
+        return all_exited
     verdict_at = quantize(failed[0].time + cycle.settings.failure_window_seconds)
-    if not all_out and cycle.now < verdict_at:
+    if not all_exited and cycle.now < verdict_at:
         cycle.wake(verdict_at)
         return True  # no other rule applies while evidence may still arrive
     first = failed[0]
@@ -180,7 +180,7 @@ def _asked(cycle: CycleState, job: JobState) -> bool:
 
 
 def _drained(cycle: CycleState, job: JobState) -> bool:
-    """A person wants one of its nodes empty: the gang saves, leaves and is placed elsewhere."""
+    """Suspend a gang of which a node is drained; it is placed on other nodes afterwards."""
     assignment = job.status.assignment
     assert assignment is not None, f"{job.key}: active without nodes"
     for name in assignment.names:
@@ -197,9 +197,9 @@ def _drained(cycle: CycleState, job: JobState) -> bool:
 def _overdue(cycle: CycleState, job: JobState) -> bool:
     assignment, spec = job.status.assignment, job.spec
     assert assignment is not None, f"{job.key}: active without nodes"
-    unheard = failure_causes.start_overdue(cycle, job)
-    if unheard is not None:
-        _restart(cycle, job, unheard)
+    cause = failure_causes.start_overdue(cycle, job)
+    if cause is not None:
+        _restart(cycle, job, cause)
         return True
     if assignment.running_at is None:
         return False
@@ -209,9 +209,9 @@ def _overdue(cycle: CycleState, job: JobState) -> bool:
             message=f"ran for its activeDeadline of {spec.active_deadline}",
         )  # fmt: skip
         return True
-    silent = failure_causes.progress_deadline_exceeded(cycle, job)
-    if silent is not None:
-        _restart(cycle, job, silent)
+    cause = failure_causes.progress_deadline_exceeded(cycle, job)
+    if cause is not None:
+        _restart(cycle, job, cause)
         return True
     return False
 
@@ -221,14 +221,14 @@ def _suspending(cycle: CycleState, job: JobState) -> None:
     assert suspension is not None, f"{job.key}: suspending without a suspension"
     assert assignment is not None, f"{job.key}: suspending without nodes"
     finished = len(job.status.exits) == len(assignment.nodes) and all(
-        one.outcome == "Succeeded" for one in job.status.exits
+        exited.outcome == "Succeeded" for exited in job.status.exits
     )
-    # It ended before it knew. Had it known, an exit with status 0 would mean that it saved.
+    # It ended before it received the signal. Afterwards, exit status 0 would mean that it saved.
     if finished and job.status.suspend_code <= SuspendCode.SENT and not suspension.expired:
         message = f"all ranks of {len(job.status.exits)} nodes exited with status 0"
         transitions.end(cycle, job.key, Phase.SUCCEEDED, "Complete", message)
         return
-    if all(cycle.has_left(job, one.name) for one in job.status.occupied):
+    if all(cycle.has_left(job, node.name) for node in job.status.occupied):
         transitions.end_suspension(cycle, job.key)
         return
     if _stopped(cycle, job):
@@ -252,7 +252,7 @@ _RULES: dict[Phase, Callable[[CycleState, JobState], None]] = {
 
 
 def _confirm_reservations(cycle: CycleState, occupied_by: dict[str, str]) -> None:
-    """Whoever waits for a node waits for somebody who is leaving it, and who does leave."""
+    """Drop reservations of nodes whose holder is not leaving, or has not left in time."""
     active = cycle.active_jobs().items()
     for key in sorted(key for key, job in active if job.status.phase in WAITING):
         job = cycle.jobs[key]
@@ -260,7 +260,7 @@ def _confirm_reservations(cycle: CycleState, occupied_by: dict[str, str]) -> Non
             continue
         for name in job.status.assignment.names:
             holder = cycle.jobs.get(occupied_by.get(name, ""))
-            if holder is None or name not in {one.name for one in holder.status.occupied}:
+            if holder is None or name not in {node.name for node in holder.status.occupied}:
                 continue
             staying = holder.status.phase in (Phase.STARTING, Phase.RUNNING)
             if staying or cycle.has_left(holder, name):

@@ -1,8 +1,8 @@
-"""Giving out nodes: by priority, then in the order in which jobs were submitted.
+"""Scheduling pass: gives nodes to waiting jobs in the order of the queue.
 
-For each waiting job in turn: can it ever run; does it fit on nodes that are nobody's; could it with
-nodes of cheaper jobs; if not, which nodes does it wait for. Jobs behind a blocked one go ahead only
-on nodes that it does not wait for, or if they are certain to be back in time.
+For each waiting job: can it ever run; do free nodes suffice; do the nodes of cheaper jobs suffice;
+if not, which nodes does it reserve. A job behind a blocked one is started (backfill) only on nodes
+that are not reserved, or if it releases them in time.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 # Blocked jobs that have a backfill reservation. The others wait without one until they are among
 # the first of the queue.
 _RESERVATIONS_MAX = 16
-# So many jobs at the head of the queue are looked at one by one. Behind them the rest of a class is
-# left out as soon as nothing is to be had for it, and its reasons are written in turn.
+# Jobs at the head of the queue that are visited one by one. Behind them the rest of a class is
+# skipped once no nodes can be found for it, and its reasons are written in turn.
 _HEAD_JOBS = 32
-# Of one user's jobs that could run and get no nodes: those behind wait until these have started.
-# Of those that may not run now, or ever, as many are looked at on top.
+# Jobs of one user that could run and get no nodes: jobs behind them are not visited. As many jobs
+# of the user that cannot run now, or ever, are visited in addition.
 _USER_JOBS_MAX = 256
 _EXPLAINED_PER_SECOND = 20
 _EXPLAINED_MAX = 256
@@ -53,7 +53,7 @@ def schedule(cycle: CycleState) -> list[Reservation]:
 
 
 def schedule_and_start(cycle: CycleState) -> None:
-    """Give nodes out, and start each job whose nodes are all empty."""
+    """Schedule the waiting jobs, and start each job whose nodes are all empty."""
     _start_ready_jobs(cycle, _planned(cycle).availability)
 
 
@@ -74,15 +74,15 @@ class _SchedulingPass:
         self._queue = updated_queue(cycle)
         self._walk = Walk(self._queue, self._leaving())
         self.reservations: list[Reservation] = []
-        self._blocked: dict[tuple[object, ...], JobState] = {}  # the least that was not to be had
-        # Whom the rest of a class waits behind, at each level.
+        self._blocked: dict[tuple[object, ...], JobState] = {}  # the smallest job that got no nodes
+        # The job behind which the rest of a class waits, at each level.
         self._ahead: dict[tuple[ClassKey, int], JobState] = {}
         self._search = UnschedulableNeeds(self.availability)
         self._reasons = PendingReasonCache(self.availability)
         self._verdicts: dict[tuple[object, ...], Pending | None] = {}
         self._pending_writer = PendingWriter(self.availability)
-        self._waiting = 0  # looked at, and not placed
-        # Jobs that could run and got no nodes, by user; and those behind too many of their user.
+        self._waiting = 0  # visited, and not placed
+        # Jobs that could run and got no nodes, by user, and jobs behind too many of their user.
         self._looks: Counter[str] = Counter()
         self._ineligible_looks: Counter[str] = Counter()
         self._behind_own: set[str] = set()
@@ -90,7 +90,7 @@ class _SchedulingPass:
         self._skipping = False
 
     def _leaving(self) -> list[Contender]:
-        """Preempted jobs that have still to leave their nodes: they keep their place."""
+        """Preempted jobs that have not left their nodes yet: they keep their position."""
         return [
             (queue_position(self._cycle, job), job.key)
             for job in self._cycle.active_jobs().values()
@@ -101,14 +101,14 @@ class _SchedulingPass:
 
     def run(self) -> None:
         cycle = self._cycle
-        told = set()
+        visited = set()
         for (place, key), class_key in self._walk:
             job = cycle.jobs[key]
             cycle.current_job = key
             if job.status.phase is Phase.SUSPENDING:
                 self.reservations += self._reserve_for_backfill(job)
                 continue
-            if key not in told:  # else it is an `auto` job at its next level
+            if key not in visited:  # else it is an `auto` job at its next level
                 if self._looks[job.user] >= _USER_JOBS_MAX:
                     self._behind_own.add(key)
                     self._skipping = True
@@ -117,33 +117,33 @@ class _SchedulingPass:
                     self._skipping = True  # its verdict is renewed in turn, with the other reasons
                     continue
                 self._looks[job.user] += 1
-                told.add(key)
+                visited.add(key)
                 self._admission.enter(job, -place[0])
             ends = self._try_job(job, class_key)
             if ends and class_key is not None and self._waiting >= _HEAD_JOBS:
                 self._walk.skip()
                 self._skipping = True
-        self._explain(told)
+        self._explain(visited)
         self._pending_writer.close()
 
     def _try_job(self, job: JobState, class_key: ClassKey | None) -> bool:
-        """Place the job, or tell why not; whether the same holds for the rest of its class."""
+        """Place the job, or report why not; return whether the same holds for its class."""
         barred = self._ineligibility(job)
         if barred is not None:
             if self._ineligible_looks[job.user] < _USER_JOBS_MAX:
                 self._ineligible_looks[job.user] += 1
-                self._looks[job.user] -= 1  # nobody waits for it
-            self._tell(job, barred)
+                self._looks[job.user] -= 1  # no job waits for it
+            self._report(job, barred)
             return True
-        if self._admission.lower(job):  # `auto`: no room at this level, perhaps at the next
+        if self._admission.lower(job):  # `auto`: no room at this level; the next one is tried
             if class_key is None:
                 self._walk.put((queue_position(self._cycle, job), job.key))
-            else:  # whoever wants the same finds no more room
+            else:  # jobs of the same class find no more room
                 self._walk.lower(self._cycle.level(job))
             return False
         out = self._admission.refusal(job)
         if out is not None:
-            self._tell(job, out)
+            self._report(job, out)
             return True
         needs = self._needs(job)
         ahead = self._blocked.get(needs)
@@ -151,7 +151,7 @@ class _SchedulingPass:
             if class_key is not None:
                 self._ahead.setdefault((class_key, self._cycle.level(job)), ahead)
             self._admission.fill(job)
-            self._tell(job, _behind(self._cycle, job, ahead))
+            self._report(job, _behind(self._cycle, job, ahead))
             return not self._admission.charges(job)
         if not self._search.is_unschedulable(job, needs) and allocate(
             self.availability, job, self.reservations, self._admission
@@ -174,14 +174,14 @@ class _SchedulingPass:
         own: list[Reservation] = []
         if not in_refusal_cooldown(
             self._cycle, job
-        ):  # nobody waits for a job that may not have its pods
+        ):  # no job waits for one whose pods were refused
             self._blocked[needs] = job
             own = self._reserve_for_backfill(job)
             self.reservations += own
-        self._admission.fill(job)  # from now on its share is taken, for itself too
+        self._admission.fill(job)  # from here on its share counts
         eta = own[0].needed_at if own and math.isfinite(own[0].needed_at) else None
-        self._tell(job, self._reasons.of(job, self.reservations, own, eta))
-        if needs[-1]:  # the others remember other nodes: they are no followers of this one
+        self._report(job, self._reasons.of(job, self.reservations, own, eta))
+        if needs[-1]:  # others have other placement histories: they do not wait behind this one
             ends = not own and self._search.is_unschedulable(job, needs)
         else:
             ends = True
@@ -190,7 +190,7 @@ class _SchedulingPass:
         return ends and not self._admission.charges(job)
 
     def _ineligibility(self, job: JobState) -> Pending | None:
-        """Why the job cannot be placed whatever others have: not yet, or never."""
+        """Why the job cannot be placed whatever nodes are free: not yet, or never."""
         paused = _pause(self._cycle, job)
         if paused is not None:
             return paused
@@ -202,10 +202,8 @@ class _SchedulingPass:
     def _needs(self, job: JobState) -> tuple[object, ...]:
         """Of two jobs with equal needs, the one with more nodes is blocked if the other one is."""
         history = job.status.history
-        alone = (
-            job.key if history.previous or history.avoid else ""
-        )  # it remembers nodes of its own
-        admitted = None  # without limits any
+        alone = job.key if history.previous or history.avoid else ""  # it has a placement history
+        admitted = None  # without quotas all
         if self._admission.limited:
             admitted = tuple(
                 nodes[0].node_class
@@ -217,7 +215,7 @@ class _SchedulingPass:
     def _reserve_for_backfill(self, job: JobState) -> list[Reservation]:
         if len(self.reservations) >= _RESERVATIONS_MAX:
             return []
-        if job.status.phase is Phase.SUSPENDING:  # counted in its limits where its nodes are
+        if job.status.phase is Phase.SUSPENDING:  # its quotas count its nodes already
             reservation = reservation_for(self.availability, job, self.reservations)
         else:
             reservation = reservation_for(
@@ -228,7 +226,7 @@ class _SchedulingPass:
             )
         return [] if reservation is None else [reservation]
 
-    def _tell(self, job: JobState, pending: Pending) -> None:
+    def _report(self, job: JobState, pending: Pending) -> None:
         self._waiting += 1
         position = self._waiting
         if self._skipping:
@@ -236,17 +234,17 @@ class _SchedulingPass:
         self._pending_writer.set(job, pending, position, self.reservations)
 
     def _position(self, contender: Contender) -> int:
-        """Its place among those without nodes, from 1."""
+        """Position among the jobs without nodes, from 1."""
         ahead = bisect_left(self._queue.order, contender) - bisect_left(self._placed, contender)
         return ahead + 1
 
-    def _explain(self, told: set[str]) -> None:
-        """Write why some wait who were left out: those that are new, and the others in turn."""
+    def _explain(self, visited: set[str]) -> None:
+        """Report why skipped jobs wait: new ones at once, the others in turn."""
         cycle, entries = self._cycle, self._queue.entries
         new = sorted(self._queue.unexplained, key=lambda key: entries[key].contender)
         asked = [cycle.explained_job] if cycle.explained_job in entries else []
         for key in dict.fromkeys([*asked, *new, *self._in_turn()]):
-            if key not in told:
+            if key not in visited:
                 cycle.current_job = key
                 job, entry = cycle.jobs[key], entries[key]
                 self._admission.enter(job)
@@ -258,7 +256,7 @@ class _SchedulingPass:
                 )
 
     def _in_turn(self) -> list[str]:
-        """The next ones of the queue, so many for each second."""
+        """The next jobs of the queue, a fixed number per second."""
         queue, now = self._queue, self._cycle.now
         count = _EXPLAINED_MAX
         if queue.explained_at is not None:
@@ -294,12 +292,12 @@ def _is_never(job: JobState) -> bool:
 
 
 def _shape(spec: FlyerJobSpec) -> tuple[object, ...]:
-    """All that decides whether a job can ever run."""
+    """The fields that decide whether a job can ever run."""
     return spec.nodes, spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone
 
 
 def _start_ready_jobs(cycle: CycleState, availability: NodeAvailability) -> None:
-    """Start whoever has all nodes empty, and the token if it crosses zones."""
+    """Start each job whose nodes are all empty, and for which the cross-zone token is free."""
     waiting = [job for job in cycle.active_jobs().values() if job.status.phase in WAITING]
     for key in [job.key for job in sorted(waiting, key=lambda job: queue_position(cycle, job))]:
         job = cycle.jobs[key]

@@ -1,4 +1,4 @@
-"""What one pass over the queue has found out, so that nobody asks for it twice."""
+"""Cache of a scheduling pass: requirements for which no nodes were found."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class UnschedulableNeeds:
-    """Needs for which no nodes were found since nodes were last given out.
+    """Requirements for which no nodes were found since the last allocation.
 
-    What a job remembers of its nodes (the last part of its needs) decides which nodes it gets, but
-    not whether it gets any: with fewer or other wishes than another one, it finds no more nodes.
-    Claims are only added, and a later place in the queue has no more victims. Not comparable is a
-    job that waits for the split of its checkpoint, or may not preempt.
+    The placement history of a job (the last part of its needs) decides which nodes it gets, but not
+    whether it gets any. Reservations are only added, and a later position in the queue has no more
+    victims, so a job with equal needs and as many nodes gets none either. A job that waits for the
+    zone layout of its checkpoint, or may not preempt, is not comparable.
     """
 
     def __init__(self, availability: NodeAvailability) -> None:
@@ -27,7 +27,7 @@ class UnschedulableNeeds:
         self._least: dict[tuple[object, ...], int] = {}
 
     def is_unschedulable(self, job: JobState, needs: tuple[object, ...]) -> bool:
-        """Whether no nodes would be found for the job: too few can be had, or as for another."""
+        """Whether no nodes can be found: too few are available, or a comparable job found none."""
         if zone_layout_deadline(self._cycle, job) is not None:
             return False
         least = self._least.get(needs[:-1])
@@ -36,7 +36,7 @@ class UnschedulableNeeds:
         return self._availability.largest_gang(job) < job.spec.nodes
 
     def failed(self, job: JobState, needs: tuple[object, ...]) -> None:
-        """No nodes were found for the job."""
+        """Record that no nodes were found for the job."""
         cycle = self._cycle
         partial = (
             job.key in cycle.delayed_preemptions or zone_layout_deadline(cycle, job) is not None
@@ -46,7 +46,7 @@ class UnschedulableNeeds:
             self._least[needs[:-1]] = min(least, job.spec.nodes)
 
     def clear(self) -> None:
-        """Nodes were given out."""
+        """Clear the cache after an allocation."""
         self._least.clear()
 
 

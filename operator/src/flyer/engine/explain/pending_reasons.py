@@ -1,4 +1,4 @@
-"""Why a job has no nodes: the sentences of `status.pending`, and their parts for `explain`."""
+"""Reasons for which jobs have no nodes: messages of `status.pending` and blockers for `explain`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from flyer.engine.state.jobs import JobState
 
 
-# Names in one sentence; the rest is counted.
+# Names in one message; others are counted.
 _NAMES_MAX = 5
-# Names in `blockedBy`: what a status of a queue of thousands of jobs can afford.
+# Names in `blockedBy`: the statuses of a queue of thousands of jobs stay small.
 BLOCKED_BY_MAX = 32
 
 
 def infeasible(availability: NodeAvailability, job: JobState) -> Pending | None:
-    """Why this cluster, with every known node healthy and free, could not run the job."""
+    """Why the cluster could not run the job if all its nodes were healthy and free."""
     cycle, spec = availability.cycle, job.spec
     wanted = spec.nodes
     classes = sorted({node_class for node_class, _, _ in availability.inventory})
@@ -106,7 +106,7 @@ def _scope(job: JobState) -> str:
 def draining(
     availability: NodeAvailability, job: JobState, occupied: Sequence[str], leaving: Sequence[str]
 ) -> Pending:
-    """The job has its nodes; somebody has still to leave them."""
+    """The job has reserved its nodes, and other jobs have not left them yet."""
     holders = Counter(availability.occupied_by[name] for name in occupied)
     parts = [
         f"{count} node{'s' if count > 1 else ''} of "
@@ -134,7 +134,7 @@ def draining(
 
 
 def _leaves(other: JobState) -> PendingReason:
-    """Another job has still to leave."""
+    """Reason for another job that has not left its nodes yet."""
     suspension, code = other.status.suspension, int(other.status.suspend_code)
     return PendingReason(
         reason=WAITING_FOR_PREEMPTED,
@@ -147,7 +147,7 @@ def _leaves(other: JobState) -> PendingReason:
 
 
 def in_backoff(job: JobState, until: float) -> Pending:
-    """It is tried again then."""
+    """The job is in a pause after failures or refused pods, until this time."""
     left = job.status.eviction
     if left is not None and left.reason == PODS_REFUSED:
         times = job.status.history.refusals
@@ -162,7 +162,7 @@ def in_backoff(job: JobState, until: float) -> Pending:
 
 
 def behind_job(ahead: JobState) -> Pending:
-    """The job wants what one ahead of it cannot have either."""
+    """A job ahead requires the same nodes and gets none either."""
     return Pending(
         reason=WAITING_FOR_TURN,
         message=f"behind {ahead.key}, which waits for {ahead.spec.nodes} nodes of the same kind",
@@ -171,7 +171,7 @@ def behind_job(ahead: JobState) -> Pending:
 
 
 def behind_own_jobs(job: JobState, count: int) -> Pending:
-    """The user has more jobs in the queue that get no nodes than one pass looks at."""
+    """The user has more waiting jobs than a scheduling pass visits."""
     return Pending(
         reason=WAITING_FOR_TURN,
         message=f"behind {count} jobs of {job.user} that wait ahead of it: the scheduler looks at "
@@ -185,7 +185,7 @@ def not_placed(
     reservations: Sequence[Reservation],
     eta: float | None,
 ) -> Pending:
-    """Why the job was not placed in this step, in one line."""
+    """Why the job was not placed in this pass, in one line."""
     count = _count(availability, job, reservations)
     found = list(islice(_reasons(availability, job, reservations, _NAMES_MAX), _NAMES_MAX))
     message = "; ".join(match.message for match in found)
@@ -206,7 +206,7 @@ def blockers(
     reservations: Sequence[Reservation],
     most: int | None = None,
 ) -> tuple[list[Blocker], int]:
-    """Every reason, the deciding one first; with `most` so many of each kind, and how many more."""
+    """All reasons, the deciding one first, and the number that `most` per kind leaves out."""
     found = list(_reasons(availability, job, reservations, most))
     return found, _count(availability, job, reservations) - len(found)
 
@@ -245,7 +245,7 @@ def _reasons(
 
 
 def _topology(availability: NodeAvailability, job: JobState, sizes: str) -> Blocker:
-    """Enough nodes are free, but not in a way that the gang may be laid out."""
+    """Enough nodes are free, but not in zones in which the gang may be placed."""
     keeping, leaving = availability.token_holders(job)
     patience = zone_layout_deadline(availability.cycle, job)
     if patience is not None:
@@ -262,14 +262,14 @@ def _topology(availability: NodeAvailability, job: JobState, sizes: str) -> Bloc
 
 
 def _holders(availability: NodeAvailability, job: JobState) -> list[tuple[str, int]]:
-    """The other jobs that have nodes which this one could use, and how many."""
+    """Other jobs that have nodes which this one could use, with the number of nodes."""
     return [one for one in availability.supply(job).held if one[0] != job.key]
 
 
 def _ahead(
     availability: NodeAvailability, job: JobState, reservations: Sequence[Reservation]
 ) -> list[tuple[Reservation, int]]:
-    """The reservations of other jobs on nodes which this one could use, and on how many."""
+    """Reservations of other jobs on nodes which this one could use, with their number."""
     usable = availability.supply(job).usable
     counted = [
         (reservation, len(reservation.nodes & usable))
@@ -299,7 +299,7 @@ def _holder(availability: NodeAvailability, job: JobState, other: JobState, coun
 
 
 class PendingReasonCache:
-    """Why jobs were not placed: in the same words for those that want the same nodes.
+    """Cache of messages: jobs with equal requirements have equal ones.
 
     How long a job may run, how it may be preempted and which nodes it remembers are not in these
     words, unless it waits for the split of its checkpoint. Not comparable is a job that still
@@ -317,7 +317,7 @@ class PendingReasonCache:
         own: Sequence[Reservation],
         eta: float | None,
     ) -> Pending:
-        """Why the job was not placed. `own`: its reservations."""
+        """The pending status of the job. `own`: its reservations."""
         availability = self._availability
         if own or job.status.occupied or zone_layout_deadline(availability.cycle, job) is not None:
             return not_placed(availability, job, reservations, eta)
@@ -328,7 +328,7 @@ class PendingReasonCache:
         return self._known[key]
 
     def clear(self) -> None:
-        """Nodes were given out."""
+        """Clear the cache after an allocation."""
         self._known.clear()
 
 

@@ -1,8 +1,8 @@
-"""Why jobs wait, as one pass over the queue finds it, and how often that is written.
+"""Writes `status.pending`: why jobs wait, as a scheduling pass finds it, at a limited rate.
 
 The text of a waiting job changes with every job that starts or ends. A changed reason is written at
-once. Changed numbers and places are written after a pause that grows with the place in the queue,
-and a token bucket bounds all of it: writes do not grow with the queue.
+once. Changed numbers are written after a pause that grows with the position in the queue. A token
+bucket limits all writes, so that their rate does not grow with the queue.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from flyer.engine.state.cycle_state import CycleState
     from flyer.engine.state.jobs import JobState
 
-# Nodes that are out do not hide the jobs in the way, nor these them.
+# Unavailable nodes and other jobs share the list, so that neither hides the other.
 _NODES_MAX = 3
-# An estimate that moves by less, or by less than this share of what is left, is not news.
+# An estimate that changes by less, or by a smaller share of the remaining time, is not written.
 _ETA_SECONDS = 60.0
 _ETA_SHARE = 0.1
 
 
 class PendingWriter:
-    """Of one pass over the queue: `set` is called in its order."""
+    """Writer of one scheduling pass: `set` is called in the order of the queue."""
 
     def __init__(self, availability: NodeAvailability) -> None:
         self._availability = availability
@@ -48,12 +48,12 @@ class PendingWriter:
         position: int,
         reservations: Sequence[Reservation] = (),
     ) -> None:
-        """The job was not placed, for this reason; store it if it is due."""
+        """Store why the job was not placed, if a write is due."""
         cycle = self._cycle
         if job.key == cycle.explained_job:
             cycle.explained_detail = self._detail(job, pending, position, reservations)
         if job.key in cycle.delayed_preemptions:
-            return  # it is planned again in a moment: that saves a write
+            return  # its preemption is planned again soon: this saves a write
         known = job.status.pending
         first = known is None or known.reason == PENDING_EVALUATION
         if known is not None and not first and not self._is_due(known, pending, position):
@@ -63,17 +63,17 @@ class PendingWriter:
             most = PENDING_REASONS_MAX
             pending = _with(self._detail(job, pending, position, reservations, most))
         elif not first:
-            return  # nodes are given out again soon, whatever happens
+            return  # the next scheduling pass follows soon in any case
         if known is None or known.replace(time=None) != pending:
             cycle.update(job.key, pending=pending.replace(time=cycle.now))
 
     def close(self) -> None:
-        """The pass is over."""
+        """Finish the pass."""
         self._cycle.pending_writes = (self._tokens, self._cycle.now)
         self._remedies.close()
 
     def _is_plain(self, job: JobState, pending: Pending) -> bool:
-        """Whether nodes that are given back would not help."""
+        """Whether released nodes would not help the job."""
         if job.key in self._cycle.quota_blockers:
             return True
         behind_own = pending.reason == WAITING_FOR_TURN and not pending.blocked_by
@@ -117,14 +117,14 @@ class PendingWriter:
         reservations: Sequence[Reservation],
         most: int | None = None,
     ) -> Detail:
-        """With all blockers, or with so many of each kind."""
+        """The detail with all blockers, or with at most `most` of each kind."""
         availability, cycle = self._availability, self._cycle
         first = Blocker(pending.reason, pending.message, until=pending.eta)
         if self._is_plain(job, pending) and job.key not in cycle.quota_blockers:
             return Detail(pending, position, (first,), ())
         found, more = pending_reasons.blockers(availability, job, reservations, most)
         if job.key in cycle.quota_blockers:
-            # The quota decides: that nodes are free or not is second.
+            # The quota decides, whether nodes are free or not.
             nodes = [match for match in found if match.node]
             more = len(availability.supply(job).out) - len(nodes)
             found = cycle.quota_blockers[job.key] + nodes
@@ -135,12 +135,12 @@ class PendingWriter:
         return Detail(pending, position, tuple(found), self._remedies.of(job), more)
 
     def placed(self) -> None:
-        """A job got nodes: the others' ways out are others now."""
+        """Drop known remedies after an allocation."""
         self._remedies.clear()
 
 
 def _with(detail: Detail) -> Pending:
-    """`status.pending` with as much of the detail as fits."""
+    """`status.pending` with the part of the detail that fits."""
     nodes = [blocker for blocker in detail.blockers if blocker.node][:_NODES_MAX]
     others = [blocker for blocker in detail.blockers if not blocker.node][
         : PENDING_REASONS_MAX - len(nodes)
@@ -165,7 +165,7 @@ def _with(detail: Detail) -> Pending:
 
 
 def _quota_remedies(cycle: CycleState, job: JobState) -> tuple[Remedy, ...]:
-    """A larger quota, or one of the user's own jobs less."""
+    """Suspending a job of the same user, which frees room in the quota."""
     found = cycle.quota_blockers.get(job.key, [])
     jobs = [cycle.jobs[match.job] for match in found[1:] if match.job in cycle.jobs]
     running = [one.key for one in jobs if one.holding]

@@ -1,7 +1,7 @@
-"""What a person could do so that a waiting job gets nodes: `unblock` in its status.
+"""Remedies: what a user could do so that a waiting job gets nodes (`status.pending.unblock`).
 
-The answer is the same for all jobs that want the same. It takes longest of all that is written into
-a status, so it is kept for a while, and a pass over the queue looks for few new ones.
+Jobs with equal requirements have equal remedies. Finding them is the slowest part of a status, so
+they are cached, and a scheduling pass searches for few new ones.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     from flyer.engine.placement.availability import NodeAvailability
     from flyer.engine.state.jobs import JobState
 
-# One pass over the queue searches for so many new ones, and one more where nodes changed hands.
+# Searches per scheduling pass, and after each allocation.
 _SEARCHES_MAX = 1
 _KEPT_SECONDS = 30.0
 
 
 class RemedySearch:
-    """Of one pass over the queue, and what is left of earlier ones."""
+    """Remedies of one scheduling pass, and the cached ones of earlier passes."""
 
     def __init__(self, availability: NodeAvailability) -> None:
         self._availability = availability
         self._cycle = availability.cycle
         self._left = _SEARCHES_MAX
-        # By what is wanted: when they were found, and what they are.
+        # Remedies and the time of their search, by the nodes that a job requires.
         self._known = dict(self._cycle.remedies)
 
     def is_available(self, job: JobState) -> bool:
-        """Whether they are known, or may be searched for in this pass."""
+        """Whether the remedies are cached, or may be searched for in this pass."""
         return self._left > 0 or self._kept(job) is not None
 
     def of(self, job: JobState) -> tuple[Remedy, ...]:
-        """The cheapest first."""
+        """The remedies of the job, the cheapest first."""
         known = self._kept(job)
         if known is None:
             self._left -= 1
@@ -47,12 +47,12 @@ class RemedySearch:
         return known
 
     def clear(self) -> None:
-        """Nodes have changed hands."""
+        """Clear the cache after an allocation."""
         self._known.clear()
         self._left = _SEARCHES_MAX
 
     def close(self) -> None:
-        """The pass is over."""
+        """Finish the pass and keep what is fresh."""
         kept = {wants: one for wants, one in self._known.items() if self._is_fresh(one[0])}
         self._cycle.remedies = kept
 
@@ -63,12 +63,12 @@ class RemedySearch:
         return remedies if all(self._holds(remedy) for remedy in remedies) else None
 
     def _is_fresh(self, found_at: float) -> bool:
-        if self._cycle.explained_job:  # somebody asks: what was found in this pass counts
+        if self._cycle.explained_job:  # for `explain` only results of this pass count
             return found_at == self._cycle.now
         return self._cycle.now - found_at < _KEPT_SECONDS
 
     def _holds(self, remedy: Remedy) -> bool:
-        """Whether those whom it would suspend run, and the node that is to come back is out."""
+        """Whether the jobs to suspend are running, or the node is still unavailable."""
         cycle = self._cycle
         if remedy.node:
             state = cycle.nodes.get(remedy.node)
@@ -88,7 +88,7 @@ class RemedySearch:
 
 
 def _found(availability: NodeAvailability, job: JobState) -> tuple[Remedy, ...]:
-    """What a person could do, the cheapest first."""
+    """Search for remedies, the cheapest first."""
     found: list[Remedy] = []
     cycle = availability.cycle
     for nodes in availability.classes(job):

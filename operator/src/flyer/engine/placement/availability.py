@@ -1,4 +1,4 @@
-"""Who may have which nodes now, and when the others could be had: what placing one job looks at."""
+"""Node availability: which nodes a job can get now, which by preemption, and when the others."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
     from flyer.engine.state.cycle_state import CycleState
 
 
-# When a node could be had, and its name.
+# Time at which a node is available, and its name.
 AvailableAt = tuple[float, str]
-# A node is suspect when the starts of so many jobs failed because of it.
+# Number of jobs whose failed starts make a node suspect.
 _SUSPECT_JOBS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """The nodes of one kind in one moment, and the jobs that have them."""
+    """The nodes that satisfy certain requirements, counted, and the jobs that have them."""
 
     usable: frozenset[str]
     zones: tuple[str, ...]
     free: Mapping[str, int]  # open nodes by zone
     places: Mapping[tuple[str, str], int]  # open nodes by class and zone
-    held: tuple[tuple[str, int], ...]  # jobs and how many of the nodes each has, the most first
+    held: tuple[tuple[str, int], ...]  # jobs with the number of nodes of each, the largest first
     out: tuple[str, ...]  # nodes that are not eligible
 
     @property
     def sizes(self) -> str:
-        """The free nodes of each zone, for people."""
+        """The free nodes of each zone, for messages."""
         return ", ".join(f"{self.free.get(zone, 0)} in {zone}" for zone in self.zones)
 
 
 @dataclass(slots=True)
 class NodeAvailability:
-    """The ledger of one moment: `reserved` and `refresh` bring it up to date."""
+    """Availability of nodes within a scheduling pass; `reserved` and `refresh` update it."""
 
     cycle: CycleState
     reserved_by: dict[str, str] = field(init=False)
@@ -76,7 +76,7 @@ class NodeAvailability:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the jobs again."""
+        """Recompute everything after a preemption."""
         self.reserved_by = self.cycle.reserved_by()
         self.occupied_by = self.cycle.occupied_by()
         held = self.reserved_by.keys() | self.occupied_by.keys()
@@ -92,7 +92,7 @@ class NodeAvailability:
         self._count_again()
 
     def _count_again(self) -> None:
-        """Nodes have changed hands: what was counted of them holds no longer."""
+        """Drop all counts after a change of the nodes' holders."""
         self._supplies = {}
         self._freed = {}
         self._victims = {}
@@ -100,7 +100,7 @@ class NodeAvailability:
         self._times = {}
 
     def reserved(self, key: str) -> None:
-        """The job was given nodes that were nobody's; nothing else has changed."""
+        """Record that the job reserved unreserved nodes."""
         assignment = self.cycle.jobs[key].status.assignment
         assert assignment is not None, f"{key}: reserved without nodes"
         names = assignment.names
@@ -123,7 +123,7 @@ class NodeAvailability:
 
     @property
     def inventory(self) -> Counter[tuple[str, str, int]]:
-        """How many nodes there are, ready or not, by class, zone and slots."""
+        """Number of nodes, ready or not, by class, zone and slots."""
         if self._inventory is None:
             known = self.cycle.known_nodes()
             self._inventory = Counter(
@@ -156,9 +156,9 @@ class NodeAvailability:
         )
 
     def is_open(self, node: Node) -> bool:
-        """Whether a job may reserve the node now: healthy, nobody's, and being left if not empty.
+        """Whether a job may reserve the node now: healthy, unreserved, and empty or being left.
 
-        A node that somebody cannot be made to leave is not waited for.
+        A node that its holder cannot be made to leave is not waited for.
         """
         return node.name in self._open
 
@@ -177,7 +177,7 @@ class NodeAvailability:
         return holder is None or not self.cycle.has_left(self.cycle.jobs[holder], name)
 
     def freed_by(self, victim: JobState, nodes: Collection[str]) -> list[Node]:
-        """Those of the nodes that could be had if the victim gave its reservation back."""
+        """The nodes among `nodes` that become available if the victim is preempted."""
         if victim.key not in self._freed:
             self._freed[victim.key] = self._freed_by(victim)
         return [node for node in self._freed[victim.key] if node.name in nodes]
@@ -198,7 +198,7 @@ class NodeAvailability:
         return freed
 
     def _position(self, node: Node) -> int:
-        """The place of the node in natural order."""
+        """Index of the node in natural order."""
         if self._positions is None:
             names = sorted(self.cycle.nodes, key=natural_order)
             self._positions = {name: index for index, name in enumerate(names)}
@@ -213,7 +213,7 @@ class NodeAvailability:
         return node.name not in self.occupied_by
 
     def token_holders(self, job: JobState) -> tuple[list[str], list[str]]:
-        """Who else has the cross-zone token: those who keep it, and those who are leaving."""
+        """Other holders of the cross-zone token: jobs that keep it, and jobs that are leaving."""
         if self._holders is None:
             self._holders = self._token_holders()
         keeping, leaving = self._holders
@@ -237,7 +237,7 @@ class NodeAvailability:
         return keeping, leaving
 
     def victims(self, job: JobState) -> tuple[tuple[str, ...], float]:
-        """The jobs that give way to this one now, sorted, and when another one does."""
+        """The jobs that this one may preempt now, sorted, and when it may preempt another one."""
         wanted = self._preemptor_key(job)
         if wanted not in self._victims:
             found, next_at = [], math.inf
@@ -251,7 +251,7 @@ class NodeAvailability:
         return self._victims[wanted]
 
     def largest_gang(self, job: JobState) -> int:
-        """No more nodes than that could a gang with the job's wishes have now.
+        """Upper bound of the size of a gang with the job's requirements that could be placed now.
 
         It lies in one zone, or in two if it may cross, on nodes of one class.
         """
@@ -273,13 +273,13 @@ class NodeAvailability:
         return self._most[wanted]
 
     def _preemptor_key(self, job: JobState) -> tuple[object, ...]:
-        """What decides who gives way to a waiting job, and when."""
-        # Who started ahead of its turn gives way to whoever is ahead of it.
+        """The properties of a waiting job that decide which jobs it may preempt, and when."""
+        # A job started by backfill can be preempted by any job ahead of it, so each is different.
         own = job.key if self._backfilled else ""
         return self.cycle.level(job), ordering.is_crash_looping(self.cycle, job), own
 
     def preemptible_at(self, job: JobState, victim: JobState) -> float:
-        """From when on the job may preempt the victim; infinite: never, as things are."""
+        """From when on the job may preempt the victim; infinite: never in the current state."""
         assignment, phase = victim.status.assignment, victim.status.phase
         if victim.key == job.key or phase not in RESERVING or assignment is None:
             return math.inf
@@ -294,7 +294,7 @@ class NodeAvailability:
         return self._costs[victim.key]
 
     def placement_history(self, job: JobState) -> PlacementHistory:
-        """What placement remembers of the job, and nodes on which others failed to start."""
+        """Placement history of the job, with suspect nodes added to those that it avoids."""
         history = requirements.placement_history(job)
         if not self._suspects:
             return history
@@ -303,7 +303,7 @@ class NodeAvailability:
     def _suspected(self) -> frozenset[str]:
         """Nodes on which jobs of two users, or two jobs of the only user, failed to start.
 
-        What fails may be the job's own doing: one user's jobs must not make others avoid nodes.
+        A failure may be caused by the job, so one user's jobs must not make others avoid nodes.
         """
         since = self.cycle.now - self.cycle.settings.suspect_seconds
         found: dict[str, list[str]] = {}
@@ -323,7 +323,7 @@ class NodeAvailability:
     def available_times(
         self, job: JobState, nodes: Sequence[Node], zones: tuple[str, ...]
     ) -> list[AvailableAt]:
-        """When the job could have those of the nodes that may get work, the first ones first.
+        """When each eligible node is available to the job, the earliest first.
 
         `nodes` is one of `classes`; of it, those in these zones.
         """
@@ -342,7 +342,7 @@ class NodeAvailability:
     def _available_at(
         self, job: JobState, nodes: Sequence[Node], given_back_at: dict[str, float]
     ) -> Iterator[AvailableAt]:
-        """When the job could have the nodes if nothing fails; infinite: it is not known.
+        """When each node is available if nothing fails; infinite: unknown.
 
         `given_back_at` keeps the answer for each owner.
         """

@@ -1,8 +1,8 @@
-"""Which nodes, in which order of ranks: pure choices over lists of nodes.
+"""Selection of nodes in the order of ranks: pure functions over lists of nodes.
 
-Whole nodes only. Inside a zone: the nodes of the attempt before stay at their places, the others
-come from as few leaves as possible. Over zones: ranks are contiguous by zone, at most two zones,
-so that exactly one pair of neighbors (the cross-zone pair) talks across.
+Jobs get whole nodes. Within a zone the nodes of the previous attempt keep their places, and the
+others come from as few leaves as possible. Over two zones, the maximum, ranks are contiguous by
+zone, so that exactly one pair of neighbors (the cross-zone pair) communicates across.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlacementOption:
-    """One way to lay a gang over zones.
+    """One way to place a gang in zones.
 
     `counts` says how many nodes each zone gives, in rank order; None leaves the split to `choose`.
     """
@@ -30,20 +30,20 @@ class PlacementOption:
 
     @property
     def crosses(self) -> bool:
-        """Whether it needs the token."""
+        """Whether it requires the cross-zone token."""
         return len(self.zones) > 1
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementHistory:
-    """Where the job ran before: node and zone in rank order; and the nodes that failed it."""
+    """Nodes and zones of the previous attempt in rank order, and nodes on which the job failed."""
 
     previous: tuple[tuple[str, str], ...] = ()
     avoid: frozenset[str] = frozenset()
 
     @property
     def split(self) -> tuple[int, ...]:
-        """How many nodes in each zone, in rank order."""
+        """The number of nodes in each zone, in rank order."""
         zones = [zone for _, zone in self.previous]
         return tuple(zones.count(zone) for zone in dict.fromkeys(zones))
 
@@ -54,12 +54,12 @@ class PlacementHistory:
 
 
 def single_zone_options(nodes: int, zones: Collection[str]) -> list[PlacementOption]:
-    """One option a zone."""
+    """One option per zone."""
     return [PlacementOption((zone,), nodes, (nodes,)) for zone in sorted(zones)]
 
 
 def cross_zone_options(nodes: int, zones: Collection[str]) -> list[PlacementOption]:
-    """One option a pair of zones, the split left open."""
+    """One option per pair of zones, with the split undecided."""
     ordered = sorted(zones)
     if nodes < 2:
         return []
@@ -73,7 +73,7 @@ def cross_zone_options(nodes: int, zones: Collection[str]) -> list[PlacementOpti
 def same_zone_layout_options(
     history: PlacementHistory, zones: Collection[str]
 ) -> list[PlacementOption]:
-    """Options with as many nodes per zone, in the same order: the zones of before first."""
+    """Options with the previous number of nodes per zone, the previous zones first."""
     counts = history.split
     if not counts or len(counts) > 2:
         return []
@@ -86,7 +86,7 @@ def best(
     available: Mapping[str, Sequence[Node]],
     history: PlacementHistory,
 ) -> tuple[PlacementOption, tuple[Node, ...]] | None:
-    """The option with the fewest avoided nodes, then the one that fits tightest.
+    """The option with the fewest avoided nodes, then the tightest one.
 
     Tightest: fewest nodes left in its zones, then fewest leaves.
     """
@@ -107,7 +107,7 @@ def best(
 
 
 def by_zone(nodes: Sequence[Node]) -> dict[str, list[Node]]:
-    """The same nodes in one list a zone."""
+    """The nodes as one list per zone."""
     found: dict[str, list[Node]] = {}
     for node in nodes:
         found.setdefault(node.zone, []).append(node)
@@ -130,11 +130,11 @@ def choose(
 
 
 def _split(nodes: int, free: Sequence[int]) -> tuple[int, ...] | None:
-    """Take from the fuller zone, so that what is left is as even as it can be: spares in both."""
+    """Take from the fuller zone, so that both zones keep spare nodes as evenly as possible."""
     if sum(free) < nodes or min(free) == 0:
         return None
     left = list(free)
-    # Level the fuller zone down first, then share the rest; at least one node in each zone.
+    # Take from the zone with more nodes each time, and at least one node from each zone.
     for _ in range(nodes):
         fullest = max(range(len(left)), key=lambda index: (left[index], -index))
         left[fullest] -= 1
@@ -148,7 +148,7 @@ def _split(nodes: int, free: Sequence[int]) -> tuple[int, ...] | None:
 def _in_zone(
     nodes: Sequence[Node], count: int, before: Sequence[tuple[str, str]], avoid: frozenset[str]
 ) -> list[Node]:
-    """`count` of a zone's nodes: those of before at their places, then the fewest leaves."""
+    """`count` nodes of a zone: previous ones at their places, the others from few leaves."""
     by_name = {node.name: node for node in nodes}
     places: list[Node | None] = [
         by_name[name] if name in by_name and name not in avoid else None for name, _ in before
@@ -168,7 +168,7 @@ def _in_zone(
 
 
 def _fewest_leaves(nodes: Sequence[Node], count: int, near: Collection[str]) -> Iterator[Node]:
-    """`count` nodes from as few leaves as possible, beginning with the leaves `near`."""
+    """`count` nodes from as few leaves as possible, first from the leaves `near`."""
     leaves: dict[str, list[Node]] = {}
     for node in sorted(nodes, key=lambda node: natural_order(node.name)):
         leaves.setdefault(node.leaf, []).append(node)

@@ -1,4 +1,4 @@
-"""What a waiting job asks for, besides the number of its nodes."""
+"""Requirements of a waiting job on its nodes: class, zone, history, zone layout."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def node_requirements(job: JobState) -> tuple[str | None, str | None, int]:
-    """What decides which nodes would do."""
+    """The requirements that a single node has to satisfy."""
     return job.spec.node_class, job.spec.zone, job.spec.ranks_per_node
 
 
 def placement_history(job: JobState) -> PlacementHistory:
-    """What placement remembers of the job."""
+    """Placement history of the job."""
     history = job.status.history
     return node_selection.PlacementHistory(
         tuple((node.name, node.zone) for node in history.previous), frozenset(history.avoid)
@@ -32,7 +32,7 @@ def placement_history(job: JobState) -> PlacementHistory:
 def placement_options(
     cycle: CycleState, job: JobState, zones: Iterable[str], *, same_zone_layout: bool
 ) -> list[list[PlacementOption]]:
-    """Placement options, best kind first; only the previous one if `same_zone_layout`."""
+    """Placement options by kind, the best first; only the previous layout if requested."""
     known = set(zones)
     crossing = cycle.may_cross(job)
     history = placement_history(job)
@@ -51,7 +51,7 @@ def placement_options(
 
 
 def zone_layout_deadline(cycle: CycleState, job: JobState) -> float | None:
-    """Until when the job takes only nodes with the split of its checkpoint."""
+    """Until when the job accepts only the zone layout of its checkpoint; None: any layout."""
     history = job.status.history
     if job.status.checkpoint is None or sum(placement_history(job).split) != job.spec.nodes:
         return None
@@ -61,7 +61,7 @@ def zone_layout_deadline(cycle: CycleState, job: JobState) -> float | None:
 
 
 def needs_of(cycle: CycleState, job: JobState) -> tuple[object, ...]:
-    """What decides which nodes a job may have, but for how many and for what it remembers."""
+    """All requirements of a job on its nodes, except their number and its placement history."""
     spec = job.spec
     return (
         cycle.level(job), spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone,

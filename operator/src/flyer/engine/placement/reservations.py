@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Nodes that a blocked job waits for."""
+    """Backfill reservation: the nodes that a blocked job waits for."""
 
     job: str
     nodes: frozenset[str]
-    needed_at: float  # infinite: nobody knows
+    needed_at: float  # infinite: unknown
 
 
 def is_reserved_for_others(
     availability: NodeAvailability, job: JobState, node: Node, reservations: Sequence[Reservation]
 ) -> bool:
-    """Whether a job ahead waits for this node, and would wait longer for it."""
+    """Whether using this node could delay a job ahead that has reserved it."""
     if not any(node.name in reservation.nodes for reservation in reservations):
         return False
     if not availability.is_empty(node):
@@ -59,11 +59,11 @@ def is_ahead_of_its_turn(
     nodes: Sequence[Node],
     reservations: Sequence[Reservation],
 ) -> bool:
-    """Whether a job ahead waits for some of these nodes, and may have to ask for them."""
+    """Whether a job ahead has reserved some of these nodes and may have to preempt this one."""
     ends_at = _ends_at(availability, job)
     names = {node.name for node in nodes}
     return any(
-        # Of a time that nobody knows, nobody can say that the job has ended by then.
+        # Without a known time it is unknown whether the job has ended by then.
         reservation.nodes & names
         and (math.isinf(reservation.needed_at) or ends_at > reservation.needed_at)
         for reservation in reservations
@@ -71,7 +71,7 @@ def is_ahead_of_its_turn(
 
 
 def _ends_at(availability: NodeAvailability, job: JobState) -> float:
-    """When the job, started now, has ended by itself."""
+    """When the job, if started now, has ended by itself."""
     cycle, runtime = availability.cycle, job.spec.active_deadline
     if runtime is None:
         return math.inf
@@ -80,7 +80,7 @@ def _ends_at(availability: NodeAvailability, job: JobState) -> float:
 
 
 def _gives_way_at(availability: NodeAvailability, job: JobState) -> float:
-    """When the job, started now, has left if a job ahead of it asks for its nodes."""
+    """When the job, if started now, has released its nodes after a preemption."""
     cycle, terms = availability.cycle, availability.cycle.terms(job)
     started_at = cycle.now + cycle.settings.start_deadline_seconds
     return started_at + terms.min_runtime + terms.max_checkpoint_grace_period
@@ -92,7 +92,7 @@ def reservation_for(
     reservations: Sequence[Reservation],
     admits: Callable[[str], bool] = lambda _: True,
 ) -> Reservation | None:
-    """The nodes that the blocked job will have first, and when; None if others wait for them.
+    """The nodes that the blocked job can have first, and when; None: there are none.
 
     `admits` says of which classes of nodes the job may have some.
     """
@@ -116,7 +116,7 @@ def reservation_for(
             if found is None:
                 continue
             rank = (found[0], found[1], pool, found[2])
-            # One zone beats two unless two are sooner.
+            # One zone is better than two, unless two are available earlier.
             if best is None or (rank[0], len(rank[2]), *rank[1:3]) < (
                 best[0], len(best[2]), *best[1:3],
             ):  # fmt: skip
@@ -130,12 +130,12 @@ def reservation_for(
 def _first(
     times: Sequence[AvailableAt], taken: set[str], count: int, now: float
 ) -> tuple[float, int, frozenset[str]] | None:
-    """So many nodes that are not taken: from when on, minus how many are free now, and which."""
+    """The first `count` untaken nodes: their time, minus the number of free ones, and names."""
     first = list(islice((time for time in times if time[1] not in taken), count))
     if len(first) < count:
         return None
     needed_at = first[-1][0]
-    # If the time is known, leave what is free now to others as long as the rest will do.
+    # If the time is known, leave free nodes to other jobs as long as later ones suffice.
     if math.isfinite(needed_at):
         in_time = reversed(times[: bisect_right(times, needed_at, key=_at)])
         first = list(islice((one for one in in_time if one[1] not in taken), count))

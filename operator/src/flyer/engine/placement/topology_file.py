@@ -1,4 +1,4 @@
-"""The topology file of an attempt (FLYER_TOPOLOGY): who is where, in rank order."""
+"""Topology file of an attempt (FLYER_TOPOLOGY): its nodes and zones in rank order."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def preempt(
     *,
     backfill: bool = False,
 ) -> None:
-    """The job has these nodes as soon as the victims have left them.
+    """Reserve the nodes for the job, and evict the victims from them.
 
     A victim that has only reserved nodes loses the reservation, and no work. Whoever leaves those
     nodes goes on leaving them.
@@ -39,7 +39,7 @@ def preempt(
         transitions.request_suspension(cycle, key, reason="Preempted", by=job.key, message=why)
         if over:
             transitions.end_time_slice(cycle, key)
-        elif victim.user != job.user:  # else it could buy its own jobs protection from others
+        elif victim.user != job.user:  # else users could protect their own jobs by preempting them
             transitions.count_preemption(cycle, key)
     transitions.reserve(cycle, job.key, nodes, backfill=backfill)
 

@@ -1,4 +1,4 @@
-"""Nodes for a job by interrupting others: whom, and what that loses."""
+"""Preemption plan: nodes for a job, and the victims whose preemption costs least."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def preemption_plan(
     *,
     anyone: bool = False,
 ) -> tuple[tuple[Node, ...], tuple[str, ...]] | None:
-    """The nodes and the victims that lose least, over the options of one kind.
+    """The nodes and the cheapest victims, over the options of one kind.
 
     `anyone`: also jobs that may not be preempted, for the question what a person could do.
     """
     victims = _victims(availability, job, anyone=anyone)
     if not victims:
-        return None  # what is free was looked at before
+        return None  # free nodes were tried before
     holders = set(availability.token_holders(job)[0])
     free = [
         node

@@ -1,4 +1,4 @@
-"""Whom to preempt: the cheapest lost work that frees enough nodes."""
+"""Victim search: the cheapest set of jobs that frees enough nodes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# Above this the exact search gives way to the greedy one: a decision stays in milliseconds.
+# Above this size a greedy search replaces the exact one, so that a decision takes milliseconds.
 _CELLS_MAX = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A job that may be preempted: what that loses, and how many of the wanted nodes it frees."""
+    """A job that may be preempted, the cost of that, and how many required nodes it frees."""
 
     job: str
     cost_node_ms: int
@@ -22,7 +22,7 @@ class Candidate:
 
 
 def cheapest_cover(candidates: Sequence[Candidate], need: int) -> tuple[Candidate, ...] | None:
-    """Of all sets that free `need` nodes, the one that loses least; then the smallest."""
+    """Of all sets that free `need` nodes the cheapest one, then the smallest one."""
     useful = [candidate for candidate in candidates if candidate.gain > 0]
     if sum(one.gain for one in useful) < need:
         return None
@@ -49,7 +49,7 @@ def cheapest_cover(candidates: Sequence[Candidate], need: int) -> tuple[Candidat
 def cheapest_set(
     candidates: Sequence[Candidate], enough: Callable[[Sequence[Candidate]], bool]
 ) -> tuple[Candidate, ...] | None:
-    """A small set for which `enough` holds: cheapest first, then the dearest superfluous leave."""
+    """A small set for which `enough` holds: add the cheapest, then drop the most expensive."""
     chosen: list[Candidate] = []
     for candidate in sorted(candidates, key=lambda one: one.cost_node_ms):
         if enough(chosen):

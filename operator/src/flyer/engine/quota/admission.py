@@ -1,8 +1,7 @@
-"""Quotas while nodes are given out: each waiting job in turn passes here before it is placed.
+"""Quota admission during a scheduling cycle, in the order of the queue.
 
-A job that finds no room waits, and so does whoever of the same user comes after it in that limit;
-a job that has room and finds no nodes keeps its share of the quota for as long as it is ahead: each
-limit is filled in the order of the queue.
+A job without room in a quota waits, and so do later jobs of the same account in that quota. A job
+that has room but gets no nodes keeps its share of the quota while it is ahead.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class QuotaAdmission:
-    """One pass over the queue."""
+    """Quota admission of one scheduling pass."""
 
     availability: NodeAvailability
     snapshot: QuotaSnapshot = field(init=False)
@@ -34,7 +33,7 @@ class QuotaAdmission:
         self._adopt_priorities()
 
     def _adopt_priorities(self) -> None:
-        """A job that runs changes to the level that its spec asks for once there is room there."""
+        """Move running jobs to the priority of their specification once its quotas have room."""
         cycle = self.availability.cycle
         active = cycle.active_jobs()
         for key in sorted(active):
@@ -52,11 +51,11 @@ class QuotaAdmission:
 
     @property
     def limited(self) -> bool:
-        """Whether any limit applies now."""
+        """Whether any quota applies now."""
         return bool(self.snapshot.quotas)
 
     def enter(self, job: JobState, level: int | None = None) -> None:
-        """The job joins the queue, `auto` at this level; None: at its highest."""
+        """Select the priority of an `auto` job: the one at this level; None: the highest."""
         if self.snapshot.quotas and job.spec.priority is Priority.AUTO:
             levels = eligibility.allowed_priorities(
                 self.availability.cycle, job, self.snapshot.quotas
@@ -66,14 +65,14 @@ class QuotaAdmission:
             self.availability.cycle.auto_priorities[job.key] = next(at, levels[0])
 
     def lower(self, job: JobState) -> bool:
-        """Whether an `auto` job without room at its level goes on at its next lower one."""
+        """Move an `auto` job without room to its next lower priority; False: it stays."""
         levels = self._levels.get(job.key)
         if levels is None or self._fits(job):
             return False
         cycle = self.availability.cycle
         at = levels.index(cycle.priority(job))
         if at + 1 == len(levels):
-            # Nowhere: it waits at the level that has no need of a quota, or else at the lowest.
+            # No priority has room: it waits at the default of `auto` or at the lowest one.
             own = cycle.settings.auto_priority
             cycle.auto_priorities[job.key] = own if own in levels else levels[-1]
             del self._levels[job.key]
@@ -82,7 +81,7 @@ class QuotaAdmission:
         return True
 
     def never(self, job: JobState) -> Pending | None:
-        """Why no limit would let the job run, ever."""
+        """Why the quotas are too small for the job; None: they are not."""
         if not self.snapshot.quotas:
             return None
         spec, classes = job.spec, self._classes(job)
@@ -96,7 +95,7 @@ class QuotaAdmission:
         return self._verdicts[wanted]
 
     def refusal(self, job: JobState) -> Pending | None:
-        """Why the job has to wait for room, if it has; it keeps its place in the limit."""
+        """Why the job has to wait for room; None: it has room. It keeps its place in the quota."""
         if not self.snapshot.quotas or self._fits(job):
             return None
         cycle = self.availability.cycle
@@ -120,7 +119,7 @@ class QuotaAdmission:
         return self.snapshot.first_full_quota(job, priority, node_class) is None
 
     def charges(self, job: JobState) -> bool:
-        """Whether `fill` may leave less room for others."""
+        """Whether `fill` may reduce the room for other jobs."""
         if not self.snapshot.quotas:
             return False
         subjects, priority = self.snapshot.subjects(job), self.availability.cycle.priority(job)
@@ -128,7 +127,7 @@ class QuotaAdmission:
         return any(self.snapshot.limits(subjects, priority, node_class) for node_class in classes)
 
     def fill(self, job: JobState) -> None:
-        """The job has its share, with nodes or without: who comes later finds so much less."""
+        """Charge the job to its quotas, with nodes or without."""
         if not self.snapshot.quotas:
             return
         job = self.availability.cycle.jobs[job.key]
@@ -137,7 +136,7 @@ class QuotaAdmission:
         self.snapshot.charge(job, self.availability.cycle.priority(job), node_class)
 
     def _fits(self, job: JobState) -> bool:
-        """Whether limits leave it room in a class that has as many nodes as it wants."""
+        """Whether a node class with enough nodes has room in its quotas."""
         classes = self.availability.classes(job)
         large = [nodes for nodes in classes if len(nodes) >= job.spec.nodes] or classes
         return any(self.admits(job, nodes[0].node_class) for nodes in large)

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 
 def allowed_priorities(cycle: CycleState, job: JobState, quotas: Iterable[Quota]) -> list[Priority]:
-    """The levels at which the job may run, the one it prefers first.
+    """The priorities at which the job may run, the highest first.
 
-    `auto` takes every level that a limit about it names, and the settings's own; any other
-    priority is one level.
+    `auto` allows every priority that a quota of the job names, and the default of `auto`.
     """
     if job.spec.priority is not Priority.AUTO:
         return [job.spec.priority]
@@ -34,7 +33,7 @@ def allowed_priorities(cycle: CycleState, job: JobState, quotas: Iterable[Quota]
 
 
 def quota_exceeded(cycle: CycleState, job: JobState, classes: Sequence[str]) -> Pending | None:
-    """Why no limit would let the job run even if nobody held anything."""
+    """Why the quotas are too small for the job even if no job held nodes; None: they are not."""
     snapshot = QuotaSnapshot(active_quotas(cycle), teams=cycle.teams)
     if not snapshot.quotas:
         return None

@@ -1,10 +1,10 @@
-"""Quotas: how many nodes a user, namespace, team or queue may hold, at which priority and class.
+"""Snapshot of quotas: the nodes that jobs hold, and the limits that are full.
 
-A limit applies to a job if subject, priority and class match; `*` matches any. A limit that names
-its subject replaces the one with `*` of the same kind, priority and class, but never one over the
-total. All limits that apply must have room for the whole gang. What a job holds (its assignment,
-and nodes it has still to leave) counts at the priority at which it got it. The ledger is made anew
-in each step, from statuses alone.
+A quota applies to a job if subject, priority and class match; `*` matches any. A quota that names
+its subject replaces the one with `*` of the same kind, priority and class, but never one with scope
+Total. All quotas that apply must have room for the whole gang. A job holds its assignment and nodes
+that it has not left yet, at the priority at which it got them. Each step builds the snapshot anew,
+from statuses alone.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from flyer.engine.state.cycle_state import CycleState
 
 
-# Holders named in one sentence; the rest is counted.
+# Holders named in one message; others are counted.
 _HOLDERS_MAX = 4
 _BLOCKED_BY_MAX = 32  # names in `status.pending.blockedBy`
 
 
 @dataclass(slots=True)
 class QuotaSnapshot:
-    """Who holds what, and which limits are full, in one moment of one step."""
+    """Usage of all quotas within a scheduling pass, which updates it."""
 
     quotas: tuple[Quota, ...]
     holdings: dict[str, Holding] = field(default_factory=dict)
-    # The team of each namespace that has one.
+    # Team of each namespace that has one.
     teams: Mapping[str, str] = field(default_factory=dict)
-    # Nodes by account; and the limits that apply, by subjects, priority and class.
+    # Nodes by account, and the quotas that apply by subjects, priority and class.
     _used: dict[tuple[str, str], int] = field(default_factory=dict)
     _limits: dict[tuple[Subjects, Priority, str | None], list[Quota]] = field(default_factory=dict)
-    # Limits in which an earlier job waits for room: who comes later waits behind it.
+    # The first job that waits for room in an account; later jobs wait behind it.
     _waiting: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def limits(self, subjects: Subjects, priority: Priority, node_class: str | None) -> list[Quota]:
-        """The limits that apply: those about the fewest jobs first, then the tightest."""
+        """The quotas that apply, the narrowest first, then the smallest."""
         key = (subjects, priority, node_class)
         if key not in self._limits:
             found = [
@@ -66,11 +66,11 @@ class QuotaSnapshot:
         return self._limits[key]
 
     def subjects(self, job: JobState) -> Subjects:
-        """What the job counts for."""
+        """The subjects of the job."""
         return subjects_of(job, self.teams)
 
     def hold(self, holding: Holding) -> None:
-        """Count what a job holds, instead of what was counted for it before."""
+        """Set what a job holds."""
         before = self.holdings.get(holding.job)
         for one, nodes in ((before, -before.nodes if before else 0), (holding, holding.nodes)):
             if one is None:
@@ -81,7 +81,7 @@ class QuotaSnapshot:
         self.holdings[holding.job] = holding
 
     def used(self, quota: Quota, subjects: Subjects, *, but: str = "") -> int:
-        """Nodes held in the account of these subjects, without those of one job."""
+        """Nodes held in the account of these subjects, except by the job `but`."""
         account = quota.account(subjects)
         nodes = self._used.get(account, 0)
         own = self.holdings.get(but)
@@ -94,7 +94,7 @@ class QuotaSnapshot:
         return nodes
 
     def holders(self, quota: Quota, subjects: Subjects | None = None) -> list[Holding]:
-        """The jobs that hold nodes in this account, or under the limit; the largest first."""
+        """The jobs that hold nodes in this account, or under the quota, the largest first."""
         account = quota.account(subjects) if subjects is not None else None
         found = [
             holding
@@ -110,7 +110,7 @@ class QuotaSnapshot:
     def first_full_quota(
         self, job: JobState, priority: Priority, node_class: str | None
     ) -> Quota | None:
-        """The first limit without room for the job (or with somebody ahead), if there is one."""
+        """The first quota without room for the job, or in which an earlier job waits."""
         subjects = self.subjects(job)
         for quota in self.limits(subjects, priority, node_class):
             if self._waiting.get(quota.account(subjects), job.key) != job.key:
@@ -120,15 +120,15 @@ class QuotaSnapshot:
         return None
 
     def charge(self, job: JobState, priority: Priority, node_class: str | None) -> None:
-        """The job has, or is the next to have, so many nodes."""
+        """Count the nodes that the job has or will have next."""
         self.hold(Holding(job.key, self.subjects(job), priority, node_class, job.spec.nodes))
 
     def wait_in(self, quota: Quota, job: JobState) -> None:
-        """The job waits for room in this limit: no job of the same account overtakes it there."""
+        """Let later jobs of the same account wait behind this one in the quota."""
         self._waiting.setdefault(quota.account(self.subjects(job)), job.key)
 
     def out_of_quota(self, job: JobState, quota: Quota) -> tuple[Pending, list[Blocker]]:
-        """Why the job waits for room: the limit, what is used, and by whom."""
+        """Why the job waits for room: the quota, its use, and the jobs that hold nodes."""
         subjects = self.subjects(job)
         holders = [holder for holder in self.holders(quota, subjects) if holder.job != job.key]
         used = sum(holder.nodes for holder in holders)
@@ -163,10 +163,10 @@ class QuotaSnapshot:
 
 
 def quota_snapshot(cycle: CycleState) -> QuotaSnapshot:
-    """What is held now. Limits that have expired do not apply; those that will wake the engine."""
+    """The usage of the quotas that have not expired. The next expiry causes a step."""
     found = QuotaSnapshot(active_quotas(cycle), teams=cycle.teams)
     if not found.quotas:
-        return found  # nobody is limited: nothing is counted
+        return found  # without quotas nothing is counted
     for job in cycle.active_jobs().values():
         holding = holding_of(cycle, job)
         if holding is not None:
@@ -177,13 +177,13 @@ def quota_snapshot(cycle: CycleState) -> QuotaSnapshot:
 
 
 def subjects_of(job: JobState, teams: Mapping[str, str]) -> Subjects:
-    """What a job counts for."""
+    """The subjects of a job."""
     namespace = job.key.partition("/")[0]
     return Subjects(job.user, namespace, teams.get(namespace, ""), job.queue)
 
 
 def active_quotas(cycle: CycleState) -> tuple[Quota, ...]:
-    """The limits that apply now."""
+    """The quotas that have not expired, by name."""
     found = []
     for quota in cycle.quotas.values():
         if quota.expires_at is not None:
@@ -195,7 +195,7 @@ def active_quotas(cycle: CycleState) -> tuple[Quota, ...]:
 
 
 def holding_of(cycle: CycleState, job: JobState) -> Holding | None:
-    """What the job holds: given back only when its nodes are empty."""
+    """What the job holds until its nodes are empty."""
     status = job.status
     nodes = sum(not cycle.has_left(job, one.name) for one in status.occupied)
     if status.phase in HOLDING and status.assignment is not None:
@@ -207,7 +207,7 @@ def holding_of(cycle: CycleState, job: JobState) -> Holding | None:
 
 
 def _held_priority(cycle: CycleState, job: JobState) -> Priority:
-    """The priority at which a job got its nodes."""
+    """The priority at which a job holds its nodes."""
     if job.status.priority is not None:
         return job.status.priority
     return _default_priority(cycle, job.spec.priority)

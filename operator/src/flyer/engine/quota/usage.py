@@ -1,4 +1,4 @@
-"""What each limit has to bear: for statuses, not for decisions. Linear in the jobs."""
+"""Usage of each quota, for the statuses of FlyerQuotas. Linear in the number of jobs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class QuotaUsage:
-    """One limit now."""
+    """Current usage of one quota."""
 
     held: dict[str, list[int]] = field(default_factory=dict)  # by subject: the nodes of each job
-    waiting: int = 0  # jobs that wait for room in it
+    waiting: int = 0  # number of jobs that wait for room
 
 
 def quota_usage(state: EngineState, now: float) -> dict[str, QuotaUsage]:
-    """By limit, for every limit that applies now."""
+    """Usage of every quota that applies now, by name."""
     cycle = CycleState(state, now)
     snapshot = quota_snapshot(cycle)
     found = {quota.name: QuotaUsage() for quota in snapshot.quotas}
@@ -37,7 +37,7 @@ def quota_usage(state: EngineState, now: float) -> dict[str, QuotaUsage]:
             found[quota.name].held.setdefault(name, []).append(held.nodes)
     waiting: dict[str, set[str]] = {name: set() for name in found}
     jobs = [job for job in cycle.jobs.values() if _waits(job)] if found else []
-    # The second time for those who find room, and wait behind others of their user.
+    # The second pass finds jobs that have room, but wait behind others of their account.
     for _ in range(2):
         for job in jobs:
             for quota in _full_quotas(cycle, snapshot, job):

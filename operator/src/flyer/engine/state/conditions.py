@@ -1,9 +1,9 @@
-"""The summaries in a status: conditions, reason, message and zones, derived from its facts.
+"""Conditions, reason, message and zones of a status, derived from its other fields.
 
-Types and reason words have the senses of Kueue's Workload and Trainer's TrainJob. A condition's
-time changes with its status alone. What has not happened yet to a job (an eviction, progress, a
-checkpoint, its end) is not there, as in Kubernetes' Job: every write of a status costs by what is
-in it.
+Types and reasons have the meaning that they have in Kueue's Workload and Trainer's TrainJob. The
+transition time of a condition changes only with its status. Conditions of events that have not
+happened yet (eviction, progress, checkpoint, end) are absent, as in Kubernetes' Job, because the
+cost of a status write grows with its size.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 Fact = tuple[str, bool, str, str]  # type, whether, reason, message
 
-# Left out until they hold for the first time.
+# Omitted until they are true for the first time.
 _LATER = frozenset({"Progressing", "CheckpointDurable", "Complete", "Failed"})
 
 
 def with_conditions(job: JobState, now: float, limits: Limits = DEFAULT_LIMITS) -> FlyerJobStatus:
-    """The status with its summaries brought up to date."""
+    """The status with current conditions, reason, message and zones."""
     status = job.status
     reason, message = _summary(status)
     zones = "+".join(status.assignment.zones) if status.assignment else ""

@@ -1,4 +1,4 @@
-"""A step in the making: a mutable copy of the state, and the questions that rules ask of it."""
+"""State of one scheduling cycle: a mutable copy of the engine's state, with queries on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CycleState:
-    """Owned by one call of `step`; nothing of it survives but the state it freezes into."""
+    """Owned by one call of `step`, which keeps only the state that `freeze` returns."""
 
     def __init__(self, state: EngineState, now: float) -> None:
         self.epoch = state.epoch
@@ -36,38 +36,38 @@ class CycleState:
         self.quarantined = state.quarantined
         self.teams: dict[str, str] = dict(state.teams)
         self.incidents: list[Incident] = list(state.incidents)
-        # The jobs as they were before this step: what nobody has acted upon yet can be undone.
+        # The jobs before this step. A change that has caused no action yet can be undone.
         self.previous_jobs: Mapping[str, JobState] = state.jobs
         self._nodes_before = state.nodes
-        # What `auto` came to in this step, and what waits for a quota and why.
+        # Priorities selected for `auto` in this step, and why jobs wait for a quota.
         self.auto_priorities: dict[str, Priority] = {}
         self.quota_blockers: dict[str, list[Blocker]] = {}
-        # Jobs that have a preemption plan and have not waited for `preemption_delay_seconds` yet.
+        # Jobs with a preemption plan that have not waited for `preemption_delay_seconds` yet.
         self.delayed_preemptions: set[str] = set()
-        # The job whose explanation was asked for, and what was found out about it.
+        # The job to explain, and what the cycle found out about it.
         self.explained_job = ""
         self.explained_detail: Detail | None = None
         self.pending_writes = state.pending_writes
         self.remedies = state.remedies
-        # Ordered, so that nothing depends on hashes.
+        # A dict, because its order does not depend on hashes.
         self._active = dict.fromkeys(state.jobs if state.active is None else state.active)
-        # The queue of the last plan, and the jobs that changed since.
+        # The queue of the last scheduling pass, and the jobs that changed since.
         self.queue = state.queue
         self.queue_changes = dict.fromkeys(state.queue_changes)
-        # Whether anything has changed that decides who gets nodes.
+        # Whether an input of scheduling has changed.
         self.changed = False
         self.scheduled_at, self.schedule_due_at = state.scheduled_at, state.schedule_due_at
-        # What jobs say that wait behind this one.
+        # The pending status of jobs that wait behind a job, by its key.
         self.behind_pending: dict[str, Pending] = {}
         self._wake: float | None = None
         self._skip_until: Mapping[str, float] = state.skip_until
         self._skips_allowed = False
-        # When something is due for each job that was looked at.
+        # Next due time of each job that was visited.
         self._due: dict[str, float] = {}
         self._lost: frozenset[str] | None = None
         self._terms: dict[tuple[int, Priority], TermsOfSpec] = {}
         self._terms_before = state.terms
-        # The job that is looked at now, and the event of it: where a bug shows, they are named.
+        # The job and the event that are processed now, for JobFault.
         self.current_job = ""
         self.current_event: object | None = None
 
@@ -82,7 +82,7 @@ class CycleState:
         )  # fmt: skip
 
     def put(self, job: JobState) -> JobState:
-        """Replace a job by a changed copy."""
+        """Replace a job."""
         known = self.jobs.get(job.key)
         self.changed = self.changed or known is None or _affects_scheduling(known, job)
         return self.put_bookkeeping(job)
@@ -96,23 +96,23 @@ class CycleState:
         return self.put(job)
 
     def put_bookkeeping(self, job: JobState) -> JobState:
-        """Replace a job by a copy that differs in nothing that decides who gets nodes."""
+        """Replace a job by a copy with the same inputs of scheduling."""
         self.jobs[job.key] = job
         self._active[job.key] = self.queue_changes[job.key] = None
         return job
 
     def remove_job(self, key: str) -> None:
-        """The job is not one of the engine's any more."""
+        """Remove a job."""
         del self.jobs[key]
         self.queue_changes[key] = None
         self.changed = True
 
     def active_jobs(self) -> dict[str, JobState]:
-        """The jobs that do more than wait, and those that changed in this step."""
+        """The jobs that do more than wait in the queue, and those that changed in this step."""
         return {key: self.jobs[key] for key in self._active if key in self.jobs}
 
     def may_skip(self, job: JobState) -> bool:
-        """Whether nothing has changed for the job since it was looked at, and nothing is due."""
+        """Whether the job has not changed since it was last visited, and nothing is due for it."""
         due_at = self._skip_until.get(job.key)
         if due_at is None or not self._skips_allowed or job is not self.previous_jobs.get(job.key):
             return False
@@ -124,9 +124,9 @@ class CycleState:
         return True
 
     def _skippable(self) -> dict[str, float]:
-        """Until when nothing is to be done for jobs whose pods run or are gone, unless they change.
+        """Next due time of jobs whose pods run or have ended, unless they change.
 
-        Only those that this step looked at and left as they were.
+        Only jobs that this step visited and did not change.
         """
         return {
             key: self._due.get(key, math.inf)
@@ -137,10 +137,10 @@ class CycleState:
         }
 
     def is_schedule_due(self, state: EngineState) -> bool:
-        """Whether giving out nodes could end otherwise than when it was last done.
+        """Whether a scheduling pass could have another result than the last one.
 
-        All that it looks at is unchanged, and no time has come that it waits for. `state` is the
-        one before this step.
+        It could not if its inputs are unchanged and no time that it waits for has passed. `state`
+        is the one before this step.
         """
         return (
             self.changed
@@ -153,12 +153,12 @@ class CycleState:
         )
 
     def mark_scheduled(self) -> None:
-        """Nodes were given out: until when that holds if nothing changes."""
+        """Record that the jobs were scheduled, and until when the result holds without a change."""
         self.scheduled_at = self.now
         self.schedule_due_at = self._wake if self._wake is not None else math.inf
 
     def wake(self, time: float) -> None:
-        """Something is due at `time`."""
+        """Request a step at `time` at the latest."""
         if self.now < time < math.inf:
             if self._wake is None or time < self._wake:
                 self._wake = time
@@ -166,11 +166,11 @@ class CycleState:
                 self._due[self.current_job] = min(time, self._due.get(self.current_job, math.inf))
 
     def passed(self, time: float) -> bool:
-        """Whether this time has come; if not, the engine steps again then."""
+        """Whether this time has passed. If not, a step is requested at it."""
         time = quantize(time)
         self.wake(time)
         if time <= self.now and self.current_job:
-            self._due[self.current_job] = -math.inf  # what follows may depend on others
+            self._due[self.current_job] = -math.inf  # the consequence may depend on other jobs
         return time <= self.now
 
     @property
@@ -179,11 +179,11 @@ class CycleState:
         return self._wake
 
     def level(self, job: JobState) -> int:
-        """The number of the priority that counts now."""
+        """Level of the effective priority."""
         return self.priority(job).level
 
     def priority(self, job: JobState) -> Priority:
-        """At which the job has its nodes; else what it asks for, `auto` as the quotas have it."""
+        """The priority at which the job holds nodes, otherwise the requested or selected one."""
         if job.status.phase in HOLDING and job.status.priority is not None:
             return job.status.priority
         if job.spec.priority is not Priority.AUTO:
@@ -191,20 +191,20 @@ class CycleState:
         return self.auto_priorities.get(job.key, self.settings.auto_priority)
 
     def terms(self, job: JobState) -> PreemptionTerms:
-        """How the job may be preempted: what it asks for, within the administrator's caps."""
+        """How the job may be preempted: as it requests, within the administrator's limits."""
         priority, limits, spec = self.priority(job), self.zones.limits, job.spec
         wanted = id(spec), priority
         known = self._terms.get(wanted)
         if known is None or known[0] is not limits:
             known = self._terms_before.get(wanted)
             if known is None or known[0] is not limits:
-                # The entry keeps the spec alive: no other one gets its id.
+                # The entry keeps the spec alive, so that its id is not reused.
                 known = limits, spec, limits.terms(spec, priority)
             self._terms[wanted] = known
         return known[2]
 
     def reserved_by(self) -> dict[str, str]:
-        """Which job keeps which node."""
+        """The job that has reserved each node, by node name."""
         return {
             node.name: key
             for key, job in self.active_jobs().items()
@@ -213,25 +213,25 @@ class CycleState:
         }
 
     def occupied_by(self) -> dict[str, str]:
-        """Which job may still have processes on which node."""
+        """The job that may still have processes on each node, by node name."""
         active = self.active_jobs().items()
         return {node.name: key for key, job in active for node in job.status.occupied}
 
     def apply_removal_budget(self) -> None:
-        """Events were taken in: none of what follows in the step changes whether a node is lost."""
+        """Apply the removal budget after the events. Lost nodes do not change later in the step."""
         self.nodes = removal_budget.apply_removal_budget(self.nodes, self.zones, self.now)
         self._lost = frozenset(name for name, state in self.nodes.items() if state.lost)
         self._skips_allowed = self.nodes == self._nodes_before
 
     def is_lost(self, name: str) -> bool:
-        """Whether the node's loss was reported. A node that is not known is not lost for that."""
+        """Whether the loss of the node was reported. An unknown node is not lost."""
         if self._lost is not None:
             return name in self._lost
         state = self.nodes.get(name)
         return state is not None and bool(state.lost)
 
     def overdue_since(self, job: JobState, name: str) -> float | None:
-        """When the deadline passed at which this node should have been empty of this job."""
+        """When the stop deadline of the job on this node passed; None: it has not passed."""
         stop = job.sent.stops.get(name)
         if stop is None:
             return None
@@ -240,11 +240,11 @@ class CycleState:
         return overdue if overdue <= self.now else None
 
     def has_left(self, job: JobState, name: str) -> bool:
-        """Whether nobody waits for this job to leave this node: it is lost, or stuck."""
+        """Whether no job waits for this one to leave the node: the node is lost or overdue."""
         return self.is_lost(name) or self.overdue_since(job, name) is not None
 
     def crosses_zones(self, job: JobState) -> bool:
-        """Whether processes of one attempt of the job may talk across zones now."""
+        """Whether processes of one attempt of the job may communicate across zones now."""
         zones: dict[int, str] = {}
         for node in job.status.occupied:
             if (
@@ -255,14 +255,14 @@ class CycleState:
         return False
 
     def needs_token(self, job: JobState) -> bool:
-        """Whether the job holds or waits for the token."""
+        """Whether the job holds or waits for the cross-zone token."""
         assignment = job.status.assignment
         return (
             job.status.phase in RESERVING and assignment is not None and len(assignment.zones) > 1
         )
 
     def may_cross(self, job: JobState) -> bool:
-        """Whether the job may span two zones at all, token or no token."""
+        """Whether the job may span two zones at all."""
         allowed = job.spec.cross_zone is CrossZone.LAST_RESORT and job.spec.zone is None
         return allowed and self.zones.cross_zone_jobs > 0
 
@@ -283,7 +283,7 @@ class CycleState:
 
 
 def _affects_scheduling(known: JobState, job: JobState) -> bool:
-    """Whether the copies differ in what decides who gets nodes: not in what was seen and told."""
+    """Whether the copies differ in an input of scheduling, not only in `seen` and `sent`."""
     return not (
         known.status is job.status
         and known.spec is job.spec

@@ -1,8 +1,8 @@
 """The engine's state: nodes as observed, and jobs as committed.
 
 Everything that must survive a restart is in a job's `status`, which is exactly what was committed.
-`Seen` and `Sent` are what this process observed and did since it started: losing them costs a
-repeated action or a restarted clock, never a decision.
+`Seen` and `Sent` are what this process observed and sent since it started: without them actions are
+repeated and deadlines restart, but no decision is lost.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     TermsOfSpec = tuple[Limits, FlyerJobSpec, PreemptionTerms]
     KnownRemedies = Mapping[tuple[object, ...], tuple[float, tuple[Remedy, ...]]]
 
-# "run": an attempt that ran was lost; "start": one did not come up; "up": one did.
+# run: a running attempt failed; start: a start failed; up: a start succeeded.
 IncidentKind = Literal["run", "start", "up"]
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One restart, or one start, of a job."""
+    """One restart or start of a job."""
 
     time: float
     kind: IncidentKind
@@ -45,7 +45,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """Everything. A value: `step` returns a new one."""
+    """Everything that the engine keeps between steps, as an immutable value."""
 
     epoch: int
     settings: SchedulerSettings
@@ -54,28 +54,28 @@ class EngineState:
     jobs: Mapping[str, JobState]
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     zones: Zones = field(default_factory=Zones)
-    # What jobs hold that are not among `jobs`: quotas count it.
+    # Nodes held by quarantined jobs, which are not in `jobs`. Quotas count them.
     quarantined: tuple[Holding, ...] = ()
-    # The team of each namespace that has one: quotas of teams count by it.
+    # Team of each namespace that has one, for quotas of teams.
     teams: Mapping[str, str] = field(default_factory=dict)
-    # Restarts and starts of the recent past: whether many jobs fail at once (`incidents`).
+    # Recent restarts and starts, for the circuit breaker.
     incidents: tuple[Incident, ...] = ()
-    # Writes of `status.pending` that are allowed now, and when they were counted; None: a burst.
+    # Token bucket for writes of `status.pending`: tokens, and their time; None: full.
     pending_writes: tuple[float, float] | None = None
-    # When nodes were last given out, and when that has to be looked at again if nothing changes.
+    # Time of the last scheduling pass, and when the next one is due without a change.
     scheduled_at: float = -math.inf
     schedule_due_at: float = -math.inf
-    # The jobs for which a step may have something to do, though nothing happens to them: all but a
-    # queue that only waits for its turn. None: not known, so all of them.
+    # Jobs that a step has to visit without an event: all except those that only wait in the
+    # queue. None: all jobs.
     active: tuple[str, ...] | None = None
-    # The waiting jobs as the last plan found them, and the jobs that changed since. None: all did.
+    # The queue of the last scheduling pass, and the jobs that changed since. None: all changed.
     queue: Queue | None = None
     queue_changes: tuple[str, ...] = ()
-    # Ways out that were found lately, by what is wanted, and when they were found.
+    # Remedies that were found recently and when, by the nodes that a job requires.
     remedies: KnownRemedies = field(default_factory=dict)
-    # When something has to be done for jobs that neither change nor wait.
+    # Next due time of jobs that a step can skip, by key.
     skip_until: Mapping[str, float] = field(default_factory=dict)
-    # How jobs may be preempted, as the last step worked it out: by the id of the spec.
+    # Preemption terms that the last step computed, by the id of the spec and the priority.
     terms: Mapping[tuple[int, Priority], TermsOfSpec] = field(default_factory=dict)
 
 

@@ -1,4 +1,4 @@
-"""What `explain` answers: why a job has no nodes, and what would change that."""
+"""Values of explanations: why a job has no nodes, and what would change that."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
 class Blocker:
     """One reason why the job cannot start now."""
 
-    reason: str  # Kueue's word
-    message: str  # with numbers
-    job: str = ""  # the job in the way, if one is
-    user: str = ""  # its owner
-    node: str = ""  # the node in the way, if one is
+    reason: str  # in CamelCase, as in Kueue
+    message: str  # with names and numbers
+    job: str = ""  # the job that has the nodes or is ahead
+    user: str = ""  # owner of that job
+    node: str = ""  # the node that is unavailable
     since: float | None = None
-    until: float | None = None  # when it ends by itself, if that is known
+    until: float | None = None  # when it ends by itself, if known
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
     """Something that would let the job start.
 
-    What brings a node back depends on how the cluster is run, so its driver knows the command.
+    The command that makes a node available depends on the cluster, so the driver adds it.
     """
 
-    command: str  # empty: `node` has to come back
+    command: str  # empty: `node` has to become available
     effect: str
-    cost_node_seconds: float | None = None  # work that would be lost
+    cost_node_seconds: float | None = None  # work that the command loses
     node: str = ""
-    jobs: tuple[str, ...] = ()  # whom the command is about
+    jobs: tuple[str, ...] = ()  # the jobs that the command affects
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Detail:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Everything about one job's place.
+    """Explanation of the state of one job.
 
     `verdict`: "can" (it has its nodes, or gets them in the next step), "cannot" (not now), "never"
     (not in this cluster as it is), "suspended" (spec.suspend), "ended".
@@ -68,7 +68,7 @@ class Explanation:
 
 
 def waiting_summary(pending: Pending, deciding: str) -> str:
-    """The answer for a job that waits, in one line."""
+    """One-line summary for a waiting job."""
     if pending.verdict == "Never":
         return f"can never run here: {pending.message}"
     return f"cannot start now: {deciding}"

@@ -15,8 +15,8 @@ HOLDING = frozenset(
     {Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING}
 )
 ENDED = frozenset({Phase.SUCCEEDED, Phase.FAILED})
-# Phases in which an assignment keeps others away. A job that is suspending is leaving its nodes:
-# somebody else may already wait for them.
+# Phases in which no other job can reserve the nodes. In Suspending the job is leaving them, and
+# another job may have reserved them.
 RESERVING = frozenset({Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING})
 WAITING = frozenset({Phase.RESERVED, Phase.DRAINING})
 ACTIVE = frozenset({Phase.STARTING, Phase.RUNNING})
@@ -29,15 +29,15 @@ class Seen:
     activity_at: float = 0.0  # progress or a log line
     step: int | None = None
     progress_committed_at: float = 0.0
-    # Since when the sidecars of the attempt have no stream; None: they have one.
+    # Time since which the attempt has no stream; None: it has one.
     stream_lost_at: float | None = None
-    # Nodes whose pods the start of the attempt still waits for, as last reported.
+    # Nodes whose pods are not up yet, as last reported.
     absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Told to the driver since the engine started."""
+    """Actions sent to the driver since the engine started."""
 
     signal: tuple[int, float] | None = None  # attempt, deadline
     start: int | None = None  # attempt
@@ -56,11 +56,11 @@ class JobState:
     generation: int | None
     spec: FlyerJobSpec
     status: FlyerJobStatus
-    suspend: bool  # spec.suspend, which changes while the job runs
+    suspend: bool  # spec.suspend
     queue: str = ""
     suspend_by: str = "user"
     suspend_reason: str = ""
-    requeue: int | None = None  # the attempt that is to queue again
+    requeue: int | None = None  # the attempt to requeue
     removed: bool = False
     seen: Seen = Seen()
     sent: Sent = Sent()
@@ -72,7 +72,7 @@ class JobState:
 
     @property
     def is_only_queued(self) -> bool:
-        """Whether a step has nothing to do for the job but to give it nodes."""
+        """Whether a step can do nothing for the job except give it nodes."""
         status, sent = self.status, self.sent
         return (
             status.phase is Phase.QUEUED
@@ -84,16 +84,16 @@ class JobState:
 
     @property
     def is_skippable(self) -> bool:
-        """Whether the time alone decides when something has to be done, if nothing changes."""
+        """Whether, without a change, only the passing of time makes an action due."""
         status = self.status
         if self.ended:
             return self.sent.finish and not status.occupied
-        heard = self.seen.stream_lost_at is None  # else it depends on the streams of others
-        return status.phase is Phase.RUNNING and heard and not (status.exits or self.sent.stops)
+        connected = self.seen.stream_lost_at is None  # else it depends on the streams of others
+        return status.phase is Phase.RUNNING and connected and not (status.exits or self.sent.stops)
 
     @property
     def ended(self) -> bool:
-        """Whether the job is over for good."""
+        """Whether the job has ended permanently."""
         return self.status.phase in ENDED
 
 

@@ -1,4 +1,4 @@
-"""A machine as the scheduler sees it."""
+"""Nodes as the scheduler sees them, and the zones that it may use."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class Node:
     """What a driver observed of one node.
 
-    `ready` means that new work may go there. A node that stops being ready keeps the gang that
-    runs on it (somebody cordoned it); with `drain` the gang is suspended and queued again. A node
-    whose gang is gone is a `NodeLost`.
+    `ready`: the node may get new work. A node that becomes unready, for example cordoned, keeps its
+    running gang; with `drain` the gang is suspended and queued again. A node whose gang is lost is
+    reported by NodeLost.
     """
 
     name: str
@@ -29,27 +29,27 @@ class Node:
     slots: int = 1
     ready: bool = True
     reason: str = ""
-    fault: str = ""  # a hardware fault that is present: NodeHealth says Unhealthy, and why
-    drain: str = ""  # a person wants the node empty: who, and why
-    # Why its health cannot be observed; the removal budget decides whether it gets new work.
+    fault: str = ""  # current hardware fault, from a NodeHealth in state Unhealthy
+    drain: str = ""  # drain by a user: user and reason
+    # Why its health is unknown. The removal budget decides whether it gets new work.
     unproven: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """A node and whether its loss was reported."""
+    """A node, and what the scheduler knows about its failures."""
 
     node: Node
     lost: str = ""  # the cause; empty: not lost
-    # The Node object was deleted: forgotten as soon as no job has processes or a place there.
+    # The Node object was deleted; the entry is dropped when no job uses the node.
     removed: bool = False
-    # The latest hardware fault, and when it was last known to be present.
+    # The latest hardware fault, and the last time at which it was present.
     fault: str = ""
     fault_at: float = 0.0
-    # The removal budget took the node out: why, and since when its health is not observed.
+    # Why the removal budget excludes the node, and since when its health is unknown.
     out: str = ""
     unproven_at: float | None = None
-    # Jobs whose start failed because of this node, with user and time; a start there clears it.
+    # Failed starts on this node (job, user, time). A successful start clears them.
     start_failures: tuple[tuple[str, str, float], ...] = ()
 
     @property
@@ -60,19 +60,19 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class Zones:
-    """FlyerTopology: zones and leaves that get gangs, gangs that may span two zones, and caps."""
+    """FlyerTopology as a value: usable zones and leaves, cross-zone jobs, limits."""
 
     names: tuple[str, ...] = ()  # empty: every zone
-    leaves: tuple[str, ...] = ()  # as zone/leaf; a zone that has none here: all of its leaves
+    leaves: tuple[str, ...] = ()  # as zone/leaf; a zone without an entry has no restriction
     cross_zone_jobs: int = 1
     limits: Limits = DEFAULT_LIMITS
-    # Nodes of a class that may be out at once without hard evidence: the larger of the two.
+    # Removal budget per node class: the larger of the two.
     budget_nodes: int = 2
     budget_percent: int = 10
 
     @classmethod
     def of(cls, topology: FlyerTopology) -> Zones:
-        """What the object says."""
+        """The value of a FlyerTopology."""
         spec = topology.spec
         return cls(
             tuple(zone.name for zone in spec.zones),
@@ -84,7 +84,7 @@ class Zones:
         )
 
     def removal_budget(self, nodes: int) -> int:
-        """How many of so many nodes of a class may be out at once without hard evidence."""
+        """Removal budget of a node class with this many nodes."""
         return max(self.budget_nodes, nodes * self.budget_percent // 100)
 
     def admits(self, node: Node) -> bool:

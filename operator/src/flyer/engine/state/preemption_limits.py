@@ -1,7 +1,7 @@
-"""The administrator's caps on how a job may delay its preemption: FlyerTopology `spec.limits`.
+"""Preemption limits of the administrator: FlyerTopology `spec.limits`.
 
-What a job asks for beyond a cap is not refused here but clamped: caps may be lowered while jobs
-run. Without a FlyerTopology the defaults apply, so that no job is ever immune.
+A value of a job above its limit is reduced, not refused, because limits may be lowered while jobs
+run. Without a FlyerTopology the defaults apply, so that every job can be preempted.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from flyer.api import FlyerJobSpec, Priority
 
 _DEFAULTS = PreemptionLimits()
-# Of a job that does not say how often it means to save.
+# Checkpoint interval of a job that does not declare one.
 _INTERVAL_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class PriorityCaps:
-    """Lower caps for one priority; None: the general one."""
+    """Lower limits for one priority; None: the general limit."""
 
     priority: str
     checkpoint_grace_seconds: float | None = None
@@ -33,7 +33,7 @@ class PriorityCaps:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionTerms:
-    """How one job may be preempted, in seconds, after the caps."""
+    """How one job may be preempted, in seconds, within the limits."""
 
     checkpoint_grace_period: float
     max_checkpoint_grace_period: float
@@ -43,7 +43,7 @@ class PreemptionTerms:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Caps in seconds."""
+    """Limits in seconds."""
 
     checkpoint_grace_seconds: float = _DEFAULTS.checkpoint_grace_period.seconds
     max_checkpoint_grace_seconds: float = _DEFAULTS.max_checkpoint_grace_period.seconds
@@ -53,7 +53,7 @@ class Limits:
 
     @classmethod
     def of(cls, limits: PreemptionLimits) -> Limits:
-        """What the object says."""
+        """The limits of a FlyerTopology."""
         return cls(
             limits.checkpoint_grace_period.seconds,
             limits.max_checkpoint_grace_period.seconds,
@@ -75,7 +75,7 @@ class Limits:
         )
 
     def terms(self, spec: FlyerJobSpec, priority: Priority) -> PreemptionTerms:
-        """What counts of what the job asks for, at the priority that it has."""
+        """The terms of a job at this priority: its own values within the limits."""
         asked, own = spec.preemption, self._own(priority)
         grace = _least(
             asked.checkpoint_grace_period.seconds,
@@ -96,7 +96,7 @@ class Limits:
         )
 
     def clamped(self, spec: FlyerJobSpec, priority: Priority) -> str:
-        """What the job asked for and does not get, for people; empty: it gets all."""
+        """Message about values that the limits reduce; empty: none."""
         return ", ".join(self._clamped(spec, priority))
 
     def _clamped(self, spec: FlyerJobSpec, priority: Priority) -> Iterator[str]:

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from flyer.engine.state.preemption_limits import Limits
     from flyer.engine.state.quotas import Quota
 
-# A place in the queue, and the job there.
+# A position in the queue, and the key of the job there.
 Contender = tuple[tuple[int, float, float, str], str]
 ClassKey = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What classes depend on besides the jobs: caps by priority, and who counts in which quota."""
+    """Inputs of the classes other than the jobs: limits by priority, quotas and teams."""
 
     limits: Limits
     quotas: tuple[Quota, ...] = ()
@@ -27,26 +27,26 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A waiting job: its place, and its class; None: it is looked at by itself."""
+    """A waiting job: its position, and its class; None: it is placed individually."""
 
     contender: Contender
     class_key: ClassKey | None
-    # When it joins a class: it does not wait for the split of its checkpoint any longer.
+    # When it joins a class, because it stops waiting for the zone layout of its checkpoint.
     joins_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A value: `updated` returns a new one."""
+    """An immutable value; `updated_queue` returns a new one."""
 
     basis: Basis
     entries: Mapping[str, Entry] = field(default_factory=dict)
     order: Sequence[Contender] = ()
     classes: Mapping[ClassKey, Sequence[Contender]] = field(default_factory=dict)
-    # The jobs without a class, in order, and those to which no reason was written yet.
+    # The jobs without a class, in order, and the jobs without a stored reason.
     single: Sequence[Contender] = ()
     unexplained: frozenset[str] = frozenset()
-    # The reasons of a long queue are looked at in turn: up to where, and when.
+    # The reasons of a long queue are updated in turn: up to this position, at this time.
     explained_to: Contender | None = None
     explained_at: float | None = None
 

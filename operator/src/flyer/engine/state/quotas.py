@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from flyer.api import FlyerQuota, FlyerQuotaSpec
 
 ANY = "*"
-# A limit about fewer jobs is named first, and waited in first: a job without room in its user's
-# limit does not wait in the limit of a namespace, where it would delay the jobs of other users.
+# Narrow limits come first, in messages and in waiting: a job without room in its user's limit does
+# not wait in the limit of a namespace, where it would delay the jobs of other users.
 _WIDTH = {
     QuotaSubject.USER: 0,
     QuotaSubject.QUEUE: 1,
@@ -24,7 +24,7 @@ _TOTAL_WIDTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """What one job counts for: one name of each kind; empty: none, as a namespace without team."""
+    """The subjects of one job, one name per kind. Empty: none, as a namespace without team."""
 
     user: str
     namespace: str = ""
@@ -32,14 +32,14 @@ class Subjects:
     queue: str = ""
 
     def of(self, kind: QuotaSubject) -> str:
-        """The name of this kind."""
+        """The name of the subject of this kind."""
         name: str = getattr(self, kind.value)
         return name
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One limit. `subject` is a name, or `*`: each one of the kind, or with `total` all of them."""
+    """One limit. `subject` is a name, or `*` for each of the kind (with `total`: for all)."""
 
     name: str
     subject: str = ANY
@@ -52,12 +52,12 @@ class Quota:
 
     @classmethod
     def of(cls, quota: FlyerQuota) -> Quota:
-        """The limit that the object describes."""
+        """The limit of a FlyerQuota."""
         return cls.from_spec(quota.metadata.name, quota.spec)
 
     @classmethod
     def from_spec(cls, name: str, spec: FlyerQuotaSpec) -> Quota:
-        """The limit of this name."""
+        """The limit with this name and specification."""
         kind, subject = spec.subject
         return cls(
             name, subject, spec.priority, spec.node_class, spec.nodes, spec.expires_at, kind,
@@ -66,16 +66,16 @@ class Quota:
 
     @property
     def width(self) -> int:
-        """Rank by how many jobs share it."""
+        """Sort key: limits that fewer jobs share come first."""
         return _TOTAL_WIDTH if self.total else _WIDTH[self.kind]
 
     def concerns(self, subjects: Subjects) -> bool:
-        """Whether it is about jobs of these subjects."""
+        """Whether the limit applies to jobs of these subjects."""
         name = subjects.of(self.kind)
         return name != "" and self.subject in (ANY, name)
 
     def applies(self, subjects: Subjects, priority: Priority, node_class: str | None) -> bool:
-        """Whether it is about such jobs. A class that is not decided yet matches `*` alone."""
+        """Whether the limit applies to such jobs. An undecided node class matches only `*`."""
         return (
             self.concerns(subjects)
             and self.priority in (ANY, priority.value)
@@ -96,7 +96,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one job holds."""
+    """The nodes that one job holds in quotas."""
 
     job: str
     subjects: Subjects

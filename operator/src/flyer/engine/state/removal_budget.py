@@ -1,10 +1,10 @@
-"""Removal budget: how many nodes of a class may be out at once without hard evidence.
+"""Removal budget: the number of nodes of a class that may be out without a known fault.
 
-A node whose health cannot be observed (its driver hangs, its agent is silent) may be defective, or
-the observer is: a driver update or a broken policy file makes whole classes unobservable at once.
-So such nodes are taken out up to a budget for each node class. Beyond it they stay usable, and the
-budget names them. Evidence of a defect, a lost node and a drain by a person always take a node out
-and spend nothing of the budget.
+If the health of a node is unknown (its driver hangs, its agent reports nothing), either the node or
+the observation is defective: a driver update or an invalid policy file makes the health of whole
+classes unknown at once. Such nodes are therefore excluded only up to a budget for each node class.
+Further ones stay usable and are reported as held. Nodes with a known fault, lost nodes and drained
+nodes are always excluded and do not count.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RemovalBudget:
-    """One node class now."""
+    """Removal budget of one node class and its use."""
 
     node_class: str
     budget: int
-    out: tuple[str, ...] = ()  # without hard evidence: what is spent
-    held: tuple[str, ...] = ()  # usable, because the budget is spent
+    out: tuple[str, ...] = ()  # without a known fault: the budget that is used
+    held: tuple[str, ...] = ()  # usable, because the budget is used up
     defective: tuple[str, ...] = ()  # lost, or with a hardware fault
 
     @property
     def mass_failure(self) -> bool:
-        """Whether more nodes have hard evidence than the budget would take out without."""
+        """Whether more nodes have a known fault than the budget allows without one."""
         return len(self.defective) > self.budget
 
 
 def apply_removal_budget(
     nodes: Mapping[str, NodeState], zones: Zones, now: float
 ) -> dict[str, NodeState]:
-    """The nodes with `out` set for those that the budget takes out: the first to be unproven.
+    """The nodes, with `out` set for the first ones whose health is unknown, up to the budget.
 
-    A node that is out stays out until it is observed well or evidence replaces the suspicion, so
-    that no node is replaced by another one while the budget lasts.
+    An excluded node stays excluded until its health is known, so that no other node takes its
+    place in the budget.
     """
     suspects: dict[str, list[NodeState]] = {}
     sizes: Counter[str] = Counter()
@@ -68,7 +68,7 @@ def apply_removal_budget(
 
 
 def removal_budgets(state: EngineState) -> list[RemovalBudget]:
-    """Budget, spent and held nodes of each node class."""
+    """The removal budget of each node class and its use."""
     classes: dict[str, list[NodeState]] = {}
     for node in state.nodes.values():
         if not node.removed:
@@ -86,7 +86,7 @@ def removal_budgets(state: EngineState) -> list[RemovalBudget]:
 
 
 def _is_unproven(state: NodeState) -> bool:
-    """Whether the node would be usable but for the suspicion."""
+    """Whether only the unknown health makes the node unusable."""
     hard = state.removed or state.lost or state.node.fault or not state.node.ready
     return bool(state.node.unproven) and not hard
 

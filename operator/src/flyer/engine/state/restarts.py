@@ -30,11 +30,11 @@ def restart(
     slow: bool = False,
     by_signal: int | None = None,
 ) -> None:
-    """Back to the last durable checkpoint, at once or after a pause.
+    """Queue the job again to restart from its last durable checkpoint, at once or after a pause.
 
-    Ends the job instead when `maxRestarts` counted restarts in a row brought no newer checkpoint,
-    or when the same signal ended so many attempts in a row that it is the job's own doing. `slow`:
-    the attempt held its nodes without running, so that the first restart pauses already.
+    The job ends instead after more than `maxRestarts` consecutive counted restarts without a newer
+    checkpoint, or if the same signal ended `same_signal_max` consecutive attempts. `slow`: the
+    attempt held its nodes without running, so even the first restart waits.
     """
     job = transitions.flush_progress(cycle, key)
     history, checkpoint, settings = job.status.history, job.status.checkpoint, cycle.settings
@@ -82,7 +82,7 @@ def restart(
 
 
 def _pause_seconds(settings: SchedulerSettings, times: int, *, slow: bool) -> float:
-    """Before the next attempt: doubling with each restart in a row."""
+    """Pause before the next attempt, which doubles with each consecutive restart."""
     if slow:
         longest = settings.refused_backoff_seconds_max
         return min(settings.refused_backoff_seconds * 2.0 ** min(times - 1, 30), longest)
@@ -92,7 +92,7 @@ def _pause_seconds(settings: SchedulerSettings, times: int, *, slow: bool) -> fl
 
 
 def suspect_nodes(cycle: CycleState, key: str, nodes: Sequence[str]) -> None:
-    """A start failed because of these nodes: other jobs that it happens to avoid them, too."""
+    """Record that a start failed because of these nodes."""
     for name in nodes:
         state = cycle.nodes.get(name)
         if state is not None:
@@ -104,7 +104,7 @@ def suspect_nodes(cycle: CycleState, key: str, nodes: Sequence[str]) -> None:
 
 
 def refuse_start(cycle: CycleState, key: str, why: str) -> None:
-    """Its pods may not be made now: it waits, ever longer, and no restart is counted."""
+    """Queue a job whose pods were refused, with a growing pause. No restart is counted."""
     settings, history = cycle.settings, cycle.jobs[key].status.history
     pause_seconds = min(
         settings.refused_backoff_seconds * 2.0 ** min(history.refusals, 30),
@@ -116,16 +116,16 @@ def refuse_start(cycle: CycleState, key: str, why: str) -> None:
 
 
 def reset_refusals(cycle: CycleState, key: str) -> None:
-    """Its pods were made, or what is asked for is another thing: the next refusal is a first."""
+    """Reset the count of refusals after a start or a changed specification."""
     history = cycle.jobs[key].status.history
     if history.refusals:
         cycle.update(key, history=history.replace(refusals=0, not_before=None))
 
 
 def resubmit(cycle: CycleState, key: str, occupied: Sequence[OccupiedNode]) -> None:
-    """The object was gone and is back: its nodes were not kept for it, and its pods were ended.
+    """Requeue a job whose object was deleted and created again; its pods were stopped.
 
-    `occupied`: where some of them may still be.
+    `occupied`: nodes on which some of them may still exist.
     """
     job = cycle.update(key, occupied=tuple(occupied))
     why = "the job's object was gone for a moment, and its pods were ended"

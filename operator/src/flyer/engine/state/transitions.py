@@ -1,8 +1,8 @@
-"""The moves of one job from phase to phase. Each is one function, and says what it keeps.
+"""Transitions of one job from phase to phase, one function each.
 
-A job leaves its nodes by `request_suspension` → `end_suspension` (it was asked), by `restart` (the
-infrastructure failed it) or by `end` (it is over). Whichever it was, `occupied` keeps naming the
-nodes until a driver saw them empty.
+A job leaves its nodes by `request_suspension` → `end_suspension` (on request), by
+`restarts.restart` (after a failure) or by `end`. In each case `occupied` names the nodes until a
+driver reports them empty.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     from flyer.engine.state.cycle_state import CycleState
     from flyer.engine.state.nodes import Node
 
-# PendingReasonCache for which a suspension ends the job instead of queueing it again.
+# Reasons for which a suspension ends the job instead of queueing it again.
 FINAL_REASONS = frozenset({"Stopped", "DeadlineExceeded"})
-# The API server takes 32768; nobody reads more than this.
+# The API server accepts 32768. Longer messages are not readable.
 _MESSAGE_CHARS_MAX = 8_192
 
 
 def new_job(job: FlyerJob, now: float, *, rebuilt: bool = False) -> JobState:
     """A job as submitted, or as its status describes it.
 
-    `rebuilt`: the engine may have known it before. The first status of a waiting job is stored when
-    there is time for it, so without one the job has waited since it was created: else each rebuild
-    would have it wait anew before it may preempt.
+    `rebuilt`: an earlier engine may have known the job. The first status of a waiting job is stored
+    with a delay, so a job without one has waited since its creation. Otherwise each rebuild would
+    restart the delay before it may preempt.
     """
     created_at = job.metadata.creation_timestamp or now
     status = job.status or FlyerJobStatus(
@@ -83,9 +83,9 @@ def new_job(job: FlyerJob, now: float, *, rebuilt: bool = False) -> JobState:
 
 
 def reserve(cycle: CycleState, key: str, nodes: Sequence[Node], *, backfill: bool = False) -> None:
-    """Give the job its nodes, in rank order; the attempt begins.
+    """Reserve nodes for the job, in rank order, for a new attempt.
 
-    `backfill`: a job ahead of it waits for some of them, and may have them back.
+    `backfill`: a job ahead of it waits for some of them and may preempt it.
     """
     job = cycle.jobs[key]
     priority = cycle.priority(job)
@@ -121,7 +121,7 @@ def reserve(cycle: CycleState, key: str, nodes: Sequence[Node], *, backfill: boo
 
 
 def drop_reservation(cycle: CycleState, key: str) -> None:
-    """Give back nodes on which nothing was started."""
+    """Release reserved nodes on which no pod was started."""
     job = cycle.jobs[key]
     cycle.update(
         key,
@@ -133,17 +133,17 @@ def drop_reservation(cycle: CycleState, key: str) -> None:
 
 
 def _still_held(job: JobState) -> Priority | None:
-    """The priority that counts while processes of the job may still exist somewhere."""
+    """The priority that is kept while processes of the job may still exist on some node."""
     return job.status.priority if job.status.occupied else None
 
 
 def start(cycle: CycleState, key: str) -> None:
-    """The nodes are empty, healthy and the job's: from here on it occupies them."""
+    """Start the job on its nodes, which are empty and healthy. From here on it occupies them."""
     job = cycle.jobs[key]
     assignment, attempt = job.status.assignment, job.status.history.attempt
     assert assignment is not None, f"{key}: starts without nodes"
     assert not {node.name for node in job.status.occupied} & set(assignment.names), key
-    # Steps after the checkpoint are taken again: they are not lost a second time.
+    # Steps after the checkpoint are repeated: they are not counted as lost a second time.
     saved = job.status.checkpoint
     progress = Progress(step=saved.step, time=cycle.now) if saved else None
     cycle.update(
@@ -171,7 +171,7 @@ def start(cycle: CycleState, key: str) -> None:
 
 
 def record_nodes(cycle: CycleState, key: str) -> None:
-    """Results from here on belong to these nodes: a resume wants the same split over zones."""
+    """Record the nodes whose zone layout later attempts should have."""
     job = cycle.jobs[key]
     assert job.status.assignment is not None, f"{key}: has no nodes to remember"
     nodes = tuple(PreviousNode(name=n.name, zone=n.zone) for n in job.status.assignment.nodes)
@@ -182,7 +182,7 @@ def record_nodes(cycle: CycleState, key: str) -> None:
 def request_suspension(
     cycle: CycleState, key: str, *, reason: str, by: str, message: str, kill: bool = False
 ) -> None:
-    """Ask the job to save and leave. A job that is only starting has nothing to save."""
+    """Request that the job saves and releases its nodes. A starting job is stopped at once."""
     job = flush_progress(cycle, key)
     terms = cycle.terms(job)
     kill = kill or job.status.phase is Phase.STARTING
@@ -205,7 +205,7 @@ def request_suspension(
 
 
 def stop(cycle: CycleState, key: str, *, by: str, reason: str, kill: bool) -> None:
-    """End the job for good, once it has saved or at once. Asked again, it changes nothing."""
+    """Stop the job permanently, after a checkpoint or at once. A repeated call has no effect."""
     job = cycle.jobs[key]
     if job.ended:
         return
@@ -225,7 +225,7 @@ def stop(cycle: CycleState, key: str, *, by: str, reason: str, kill: bool) -> No
 
 
 def extend_grace(cycle: CycleState, key: str) -> None:
-    """Progress was reported by a job that knows of the deadline: it moves, up to the limit."""
+    """Extend the deadline of a job that received the signal and reports progress, up to limit."""
     job = cycle.jobs[key]
     suspension = job.status.suspension
     knows = job.status.suspend_code is SuspendCode.RECEIVED
@@ -233,7 +233,7 @@ def extend_grace(cycle: CycleState, key: str) -> None:
         return
     grace = cycle.terms(job).checkpoint_grace_period
     deadline = quantize(min(suspension.limit, cycle.now + grace))
-    # In steps of a quarter of the grace: each one is a commit and a signal.
+    # In steps of a quarter of the grace period, because each step is a commit and a signal.
     if deadline - suspension.deadline >= grace / 4 or (
         deadline == suspension.limit > suspension.deadline
     ):
@@ -241,7 +241,7 @@ def extend_grace(cycle: CycleState, key: str) -> None:
 
 
 def end_suspension(cycle: CycleState, key: str) -> None:
-    """The job has left its nodes: it waits again, or is over."""
+    """Queue the job again after it has released its nodes, or end it."""
     job = flush_progress(cycle, key)
     suspension = job.status.suspension
     assert suspension is not None, f"{key}: suspending without a suspension"
@@ -252,7 +252,7 @@ def end_suspension(cycle: CycleState, key: str) -> None:
 
 
 def end(cycle: CycleState, key: str, phase: Phase, reason: str, message: str) -> None:
-    """The job is over. Its assignment stays as the record of where it ran."""
+    """End the job. Its assignment is kept as the record of where it ran."""
     flush_progress(cycle, key)
     cycle.update(
         key, phase=phase, reason=reason, message=truncated(message), suspension=None, pending=None
@@ -260,13 +260,13 @@ def end(cycle: CycleState, key: str, phase: Phase, reason: str, message: str) ->
 
 
 def truncated(words: str, chars_max: int = _MESSAGE_CHARS_MAX) -> str:
-    """What fits into a status; words from outside may be of any length."""
+    """The text, cut to what fits into a status."""
     words = readable(words)
     return words if len(words) <= chars_max else f"{words[: chars_max - 1]}…"
 
 
 def flush_progress(cycle: CycleState, key: str) -> JobState:
-    """Write the latest step that was seen into the status."""
+    """Write the latest observed step into the status."""
     job = cycle.jobs[key]
     step, known = job.seen.step, job.status.progress
     if step is None or (known is not None and known.step == step):
@@ -281,7 +281,7 @@ def requeue(cycle: CycleState, key: str, reason: str, by: str, message: str) -> 
     status = job.status
     lost = None
     if status.suspend_code is SuspendCode.MAY_SUSPEND:
-        # The job reported that it had saved before it released its nodes, wherever that is.
+        # The job reported a checkpoint before it released its nodes.
         lost = 0
     elif status.progress is not None:
         saved = status.checkpoint.step if status.checkpoint else 0
@@ -310,7 +310,7 @@ def requeue(cycle: CycleState, key: str, reason: str, by: str, message: str) -> 
 def _with_attempt(
     status: FlyerJobStatus, now: float, reason: str, lost: int | None
 ) -> tuple[PastAttempt, ...]:
-    """The history with the attempt that ends now, if any pods of it were ordered."""
+    """The past attempts with the one that ends now, if its pods were started."""
     assignment = status.assignment
     if assignment is None or assignment.started_at is None:
         return status.past_attempts
@@ -330,16 +330,16 @@ def _with_attempt(
 
 
 def end_time_slice(cycle: CycleState, key: str) -> None:
-    """The job's time slice is over: it queues behind those of its priority that wait now."""
+    """End the time slice: the job queues behind the waiting jobs of its priority."""
     history = cycle.jobs[key].status.history
     cycle.update(key, history=history.replace(turn_at=cycle.now, slice_used=0.0))
 
 
 def count_preemption(cycle: CycleState, key: str) -> None:
-    """The job gives way although it has not had its time slice: its budget counts that.
+    """Count a preemption before the end of the time slice against the job's budget.
 
-    Not read from the history of attempts, which also holds turns that are over, and which a few
-    restarts fill.
+    The list of past attempts cannot be used: it includes ended time slices, and a few restarts
+    fill it.
     """
     history = cycle.jobs[key].status.history
     since = cycle.now - cycle.settings.preemptions_seconds
@@ -349,13 +349,13 @@ def count_preemption(cycle: CycleState, key: str) -> None:
 
 
 def _slice_used(cycle: CycleState, job: JobState) -> float:
-    """The seconds of its time slice that the job has used, with the attempt that ends now."""
+    """Seconds of the time slice that the job has used, including the attempt that ends now."""
     history, assignment = job.status.history, job.status.assignment
     running_at = assignment.running_at if assignment is not None else None
     if running_at is None:
         return history.slice_used
     if history.turn_at is not None and history.turn_at >= running_at:
-        return 0.0  # it gave way because the slice was over
+        return 0.0  # it was preempted because the slice was over
     return quantize(history.slice_used + max(0.0, cycle.now - running_at))
 
 
