@@ -52,7 +52,7 @@ POD_SETTINGS = PodSettings(
 GATEWAY = GatewaySettings(
     host="127.0.0.1",
     port=0,
-    hello_seconds=30,  # a loaded machine may take long for a handshake
+    hello_seconds=30,  # a handshake may take long on a busy host
     review_seconds=30,
     silence_seconds=60,
     progress_seconds=0.02,
@@ -77,7 +77,7 @@ class Operator:
         self.name = name
         self.metrics = Metrics()
         self._gateway_metrics = GatewayMetrics(self.metrics.registry)
-        self.gateway: Gateway | None = None  # of the present or the latest term
+        self.gateway: Gateway | None = None  # of the current or latest term
         self._cluster = cluster
         self._scheduler_settings = scheduler_settings
         self.api = Api(
@@ -93,7 +93,7 @@ class Operator:
         return self.leader.term is not None and self.leader.term.serving
 
     def kill(self) -> None:
-        """As SIGKILL: nothing is said, nothing is given back."""
+        """Stop as by SIGKILL: nothing is reported or released."""
         self._cluster.server.faults.dead.add(self.name)
         self.task.cancel()
 
@@ -161,10 +161,10 @@ class Cluster:
         await self.server.close()
         assert not self.violations, self.violations
 
-    # -- what tests do -------------------------------------------------------------------------
+    # -- actions of tests ----------------------------------------------------------------------
 
     def nodes(self, *zones: str, answers_probes: bool = False, **details: Any) -> None:
-        """One node for each letter, such as "AAAB"."""
+        """Add one node per letter, such as "AAAB"."""
         for zone in "".join(zones):
             if answers_probes:
                 details["address"] = f"192.0.2.{len(self.store.all('nodes')) + 1}"
@@ -175,7 +175,7 @@ class Cluster:
             self.kubelets.add_node(f"{zone.lower()}{number}", zone, **details)
 
     def operator(self, lease: LeaseSettings = LEASE, **scheduler_settings: Any) -> Operator:
-        """Another process; `scheduler_settings` changes the engine's settings."""
+        """Start another process; `scheduler_settings` changes the engine's settings."""
         self._count += 1
         name = f"operator-{self._count}"
         operator = Operator(
@@ -224,13 +224,13 @@ class Cluster:
             self.kubelets.finish("default", pod["metadata"]["name"], end)
 
     def _leaders_port(self) -> int:
-        """The endpoint of the gateway's service: the newest operator that leads."""
+        """The endpoint of the gateway's Service: the newest leading operator."""
         for operator in reversed(self.operators):
             if operator.serves and operator.gateway is not None and operator.gateway.port:
                 return operator.gateway.port
         raise ConnectionRefusedError("no operator leads")
 
-    # -- what must hold ------------------------------------------------------------------------
+    # -- invariants ----------------------------------------------------------------------------
 
     def _check(self, change: Any) -> None:
         for why in self.broken():
@@ -238,12 +238,12 @@ class Cluster:
                 self.violations.append(why)
 
     def broken(self) -> list[str]:
-        """Every invariant that does not hold now."""
+        """All violated invariants."""
         found = []
         living: dict[str, set[str]] = {}
         for pod in self.pods():
-            if "stranger" in pod["metadata"].get("annotations", {}):
-                continue  # a test made it
+            if "foreign" in pod["metadata"].get("annotations", {}):
+                continue  # created by a test
             node = pod["spec"].get("nodeName")
             if node and node not in self.kubelets.stopped_nodes:
                 labels = pod["metadata"]["labels"]
@@ -265,7 +265,7 @@ class Cluster:
         return found
 
     def _undecided(self, pod: dict[str, Any], node: str) -> list[str]:
-        """A pod is bound where its job's stored status says that it may be."""
+        """A pod is bound only to a node in its job's stored status."""
         labels, namespace = pod["metadata"]["labels"], pod["metadata"]["namespace"]
         job = self.store.find("flyerjobs", labels["fireflyer.dev/job"], namespace)
         owner = pod["metadata"]["ownerReferences"][0]["uid"]
@@ -275,15 +275,15 @@ class Cluster:
         attempt = int(labels["fireflyer.dev/attempt"])
         if any(item["name"] == node and item["attempt"] == attempt for item in occupied):
             return []
-        return [f"{pod['metadata']['name']} lives on {node}, which nobody decided"]
+        return [f"{pod['metadata']['name']} runs on {node}, which no status assigns"]
 
     def _gang(self, name: str, status: FlyerJobStatus) -> list[str]:
-        """Bound pods of a running gang are on its nodes, each node one."""
+        """The bound pods of a running gang are on its nodes, one per node."""
         assert status.assignment is not None
         return [
             f"{pod['metadata']['name']} is on {pod['spec'].get('nodeName')}"
             for pod in self.pods(name)
-            if "stranger" not in pod["metadata"].get("annotations", {})
+            if "foreign" not in pod["metadata"].get("annotations", {})
             and pod["metadata"]["labels"]["fireflyer.dev/attempt"] == str(status.history.attempt)
             and pod["spec"].get("nodeName")
             != status.assignment.names[int(pod["metadata"]["labels"]["fireflyer.dev/node-rank"])]
@@ -313,7 +313,7 @@ async def connect(api_server: ApiServer) -> AsyncIterator[Callable[..., Api]]:
 
 @pytest.fixture
 def until() -> Callable[..., object]:
-    """Wait until something holds; a loaded machine may take more than a minute."""
+    """Wait for a condition; a busy host may need more than a minute."""
 
     async def wait(holds: Callable[[], object], seconds: float = 100.0) -> None:
         try:
@@ -321,7 +321,7 @@ def until() -> Callable[..., object]:
                 while not holds():
                     await asyncio.sleep(0.002)
         except TimeoutError:
-            raise AssertionError(f"did not come to be within {seconds:g} s") from None
+            raise AssertionError(f"condition did not hold within {seconds:g} s") from None
 
     return wait
 
@@ -335,5 +335,5 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 def make_cluster() -> type[Cluster]:
-    """Clusters without nodes and operators, to be entered."""
+    """Clusters without nodes and operators, as context managers."""
     return Cluster

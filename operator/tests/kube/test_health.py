@@ -41,7 +41,7 @@ def test_an_unreachable_api_server_causes_no_restart(clock: Clock) -> None:
         counted.called("get", "leases", code, 0.1)
         clock.now += 600
     assert found.unhealthy_reason() == ""
-    # It is back: the watches have their time to begin again.
+    # It is reachable again: the watches get their time to reconnect.
     counted.called("get", "leases", 200, 0.1)
     clock.now += health.WATCH_AGE_SECONDS_MAX / 2
     counted.called("get", "leases", 404, 0.1)

@@ -9,7 +9,7 @@ from flyer.kube.keyed_condition import KeyedCondition
 
 
 class Condition:
-    """Holds when the test says so; counts its evaluations."""
+    """A condition set by the test, which counts its evaluations."""
 
     def __init__(self) -> None:
         self.holds = False

@@ -29,7 +29,7 @@ LEASE = LeaseSettings(
 
 
 class Gauges:
-    """An operator's metrics, as they are when somebody asks."""
+    """An operator's metrics at the time of the call."""
 
     def __init__(self, operator):
         self._metrics = operator.metrics
@@ -133,7 +133,7 @@ async def test_a_preemption_over_two_zones(cluster, until):
     two = level({"Running": 1, "Queued": 1}, {reason: 3}, held=4, occupancy=1.0, token=1)
     await until(lambda: levels(read) == two)
     assert read.by("flyer_evictions_total", "reason") == {"Preempted": 1}
-    # What was saved when it gave way is not lost.
+    # Its checkpoint at the preemption is not lost.
     lost = 3 * (evicted.eviction.time - max(evicted.checkpoint.time, first.assignment.running_at))
     found = read("flyer_lost_node_seconds_total", reason="Preempted")
     assert found == pytest.approx(lost, abs=1e-6)
@@ -155,7 +155,7 @@ async def test_a_preemption_over_two_zones(cluster, until):
     await until(lambda: cluster.phase("low") is Phase.SUCCEEDED)
     await until(lambda: levels(read) == level())
     assert read.by("flyer_jobs_ended_total", "phase") == {"Succeeded": 2}
-    # No series for what is forgotten, which would always be 0.
+    # No series for a forgotten job, which would always be 0.
     assert read("flyer_jobs", phase="Queued") == 0
     assert read("flyer_jobs", phase="Succeeded") is None
     assert read("flyer_jobs", phase="Failed") is None
@@ -168,7 +168,7 @@ async def test_a_preemption_over_two_zones(cluster, until):
 async def test_a_gang_that_saved_nothing_loses_all_its_time(cluster, until, monkeypatch):
     monkeypatch.setattr(
         not_ready_grace, "SILENT_SECONDS", 0.2
-    )  # after which Kubernetes is believed
+    )  # then the state that Kubernetes reports is used
     cluster.nodes("AA")
     operator = cluster.operator(LEASE)
     read = Gauges(operator)
@@ -186,7 +186,7 @@ async def test_a_gang_that_saved_nothing_loses_all_its_time(cluster, until, monk
 
 
 def test_every_reason_of_an_eviction_has_its_series():
-    """Reasons are written where a gang loses its nodes: in the engine alone."""
+    """Only the engine writes reasons, where a gang loses its nodes."""
     final = {"Stopped", "DeadlineExceeded"}  # the job is over: no eviction
     found = set()
     for path in Path(engine.__file__).parent.rglob("*.py"):

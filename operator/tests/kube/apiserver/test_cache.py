@@ -187,7 +187,7 @@ async def test_a_404_for_a_required_kind_keeps_the_cache(api_server, watched, un
 
 
 class Away:
-    """A server whose streams end before they say a word, except those that are listed."""
+    """A server whose streams end before any event, except the listed ones."""
 
     def __init__(self, *, speaks):
         self.speaks, self.streams = speaks, 0

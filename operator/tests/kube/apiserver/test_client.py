@@ -47,10 +47,12 @@ async def test_retries_end_at_the_deadline(api_server, connect):
 
 
 async def test_a_proxy_of_the_environment_is_not_used(api_server, connect, monkeypatch):
-    """As the install guide says: the policies let through no connection to one."""
+    """As in the install guide: the network policies allow no connection to a proxy."""
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         for variable in (name, name.upper()):
-            monkeypatch.setenv(variable, "http://127.0.0.1:9")  # discard: nobody listens
+            monkeypatch.setenv(
+                variable, "http://127.0.0.1:9"
+            )  # the discard port, on which no process listens
     api = connect(call_seconds=5.0)
     assert (await api.create(FLYERJOBS, job("a"), "default"))["metadata"]["uid"]
     assert [item async for page in api.snapshot(FLYERJOBS) for item in page.items]
@@ -67,7 +69,7 @@ async def test_a_late_turn_leaves_a_call_its_time(api_server, connect):
     await asyncio.sleep(0)
     api_server.faults.add(Fault("refuse", code=503, verb="create"))
     call = asyncio.create_task(api.create(FLYERJOBS, job("a"), "default"))
-    await asyncio.sleep(2.1)  # longer than the call may take
+    await asyncio.sleep(2.1)  # longer than the call's deadline
     leave.set()
     assert (await call)["metadata"]["uid"]
     await before

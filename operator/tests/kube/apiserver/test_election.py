@@ -30,7 +30,7 @@ def lease(api_server):
 
 
 async def test_the_second_waits_until_the_first_gives_back(api_server, candidate):
-    # However busy the machine is, nobody loses it by being late.
+    # Long enough that a busy host does not lose it.
     settings = replace(SETTINGS, duration_seconds=300, renew_seconds=200)
     first, second = candidate("a", settings), candidate("b", settings)
     assert await first.acquire() == 1
@@ -81,7 +81,7 @@ async def test_each_term_has_a_unique_epoch(candidate):
     await one.release()
     second = await one.acquire()
     assert second == 2
-    assert await one.acquire() == 3  # its own old Lease, without having given it back
+    assert await one.acquire() == 3  # its own earlier Lease, which it did not release
 
 
 async def test_a_renewal_waits_behind_no_other_call(api_server, connect, until):
@@ -134,7 +134,7 @@ async def test_lost_answers_cost_neither_the_term_nor_the_epoch(api_server, cand
 async def test_a_lease_is_taken_and_kept_though_each_write_is_performed_unheard(
     api_server, connect, until
 ):
-    """The second try of each is refused: the first has changed the Lease."""
+    """The retry of each is refused: the first attempt has changed the Lease."""
     settings = replace(SETTINGS, duration_seconds=300, renew_seconds=200)
     unheard = Fault("lose", verb="update", resource="leases", times=1000, every=2)
     api_server.faults.faults += [Fault("lose", verb="create", resource="leases"), unheard]

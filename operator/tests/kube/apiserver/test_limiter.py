@@ -45,7 +45,7 @@ async def test_priority_calls_precede_all_waiting_ones():
     tasks = [asyncio.create_task(ride(limiter, log, n, leave)) for n in range(3)]
     tasks += [asyncio.create_task(ride(limiter.priority, log, n, leave)) for n in "ab"]
     await settle()
-    assert log == [0]  # nobody is sent away for it
+    assert log == [0]  # no running call is cancelled for it
     leave.set()
     await asyncio.gather(*tasks)
     assert log == [0, "a", "b", 1, 2]
@@ -57,7 +57,7 @@ async def test_a_cancelled_waiter_passes_its_turn_on():
     await settle()
     tasks[1].cancel()  # while it waits
     leave.set()
-    await tasks[0]  # the turn goes to the third: cancelled at the moment at which it comes
+    await tasks[0]  # the third gets the turn and is cancelled at that moment
     tasks[2].cancel()
     async with asyncio.timeout(60):
         await tasks[3]

@@ -65,7 +65,7 @@ SETTINGS = GatewaySettings(
 
 
 class FakeIdentities:
-    """Tokens are `token_of(POD)`; the API server may be away."""
+    """Reviews of tokens `token_of(POD)`; the API server may be unreachable."""
 
     def __init__(self) -> None:
         self.pods: dict[str, PodIdentity] = {}
@@ -73,7 +73,7 @@ class FakeIdentities:
         self.away = False
         self.reviews = 0
         self.slow: asyncio.Event | None = None
-        """Until it is set, reviews of tokens that are not known take."""
+        """Until it is set, reviews of unknown tokens block."""
 
     async def review(self, token: str) -> PodIdentity:
         self.reviews += 1
@@ -89,7 +89,7 @@ class FakeIdentities:
 
 
 class Raw:
-    """A client that says what the test wants."""
+    """A client that sends arbitrary lines."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -115,14 +115,14 @@ class Raw:
         return json.loads(line) if line else None
 
     async def hear_kind(self, kind: str) -> dict[str, Any] | None:
-        """The next line of that kind; None at the end."""
+        """The next line of this kind; None at the end."""
         while (message := await self.hear()) is not None:
             if message["kind"] == kind:
                 return message
         return None
 
     async def refused(self) -> str | None:
-        """The code of the refusal that ends the stream; None when it just ends."""
+        """The code of the refusal that ends the stream; None without one."""
         message = await self.hear_kind("refusal")
         return message["code"] if message else None
 
@@ -137,7 +137,7 @@ class GatewayHarness:
         self.identities = FakeIdentities()
         self.events: list[Any] = []
         self.changed = asyncio.Event()
-        self.stores = True  # what is told, soon after
+        self.stores = True  # reported events, soon afterwards
         self.settings = settings
         self.folder = folder
         self.registry = CollectorRegistry()
@@ -173,7 +173,7 @@ class GatewayHarness:
             asyncio.get_running_loop().call_soon(self.gateway.stored, [event])
 
     async def event(self, kind: type, job: str | None = None, seconds: float = 60) -> Any:
-        """The first event of a kind, once there is one."""
+        """Wait for the first event of a kind."""
         async with asyncio.timeout(seconds):
             while True:
                 for event in self.events:
@@ -193,7 +193,7 @@ class GatewayHarness:
                 await asyncio.sleep(0.005)
 
     def gang(self, name: str = "gpt", nodes: int = 2, attempt: int = 1) -> SimpleNamespace:
-        """A job that starts, with its pods' tokens."""
+        """A starting job, with its pods' tokens."""
         (job,) = load_manifest(MANIFEST.format(name=name, nodes=nodes))
         job = job.replace(status=FlyerJobStatus(history=JobHistory(id=job.metadata.uid)))
         assigned = tuple(
@@ -250,7 +250,7 @@ class GatewayHarness:
         return sidecar
 
     async def raw(self, address: str = "127.0.0.1") -> Raw:
-        """A TLS connection that has said nothing."""
+        """A TLS connection without any message."""
         context = ssl.create_default_context(cadata=certificates_of(DATA).bundle)
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", self.port, ssl=context, server_hostname="localhost", limit=1 << 24,
@@ -261,7 +261,7 @@ class GatewayHarness:
         return raw
 
     async def greeted(self, name: str, version: int = VERSION, address: str = "127.0.0.1") -> Raw:
-        """A raw client that the gateway believes to be the pod's sidecar."""
+        """A raw client that the gateway accepts as the pod's sidecar."""
         raw = await self.raw(address)
         await raw.say({"kind": "hello", "version": version, "token": token_of(name)})
         welcome = await raw.hear() or {}

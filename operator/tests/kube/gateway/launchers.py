@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Launcher:
-    """A launcher that says what it should, without ranks."""
+    """A launcher that follows the protocol, without ranks."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -23,7 +23,7 @@ def leaf(data: Mapping[str, bytes]) -> x509.Certificate:
 
 
 def trusted(data: Mapping[str, bytes], bundle: str) -> bool:
-    """Whether a pod that was given `bundle` trusts what is served."""
+    """Whether a pod with this `bundle` trusts the served certificate."""
     for authority in x509.load_pem_x509_certificates(bundle.encode()):
         try:
             leaf(data).verify_directly_issued_by(authority)
@@ -118,7 +118,7 @@ def test_the_webhooks_leaf_follows_time_and_authorities() -> None:
     moved = renewed_webhook(other, webhook, WEBHOOK, NOW)
     assert moved["ca.crt"] == other["ca.crt"]
     assert trusted(moved, certificates_of(other).bundle)
-    # What an installer, or a version before, left there does not stay.
+    # Other keys from an installer or an earlier version are removed.
     assert renewed_webhook(data, {**webhook, "authority.key": b"x"}, WEBHOOK, NOW) == webhook
     with pytest.raises(ValueError, match="renew it first"):
         renewed_webhook({}, webhook, WEBHOOK, NOW)

@@ -61,7 +61,7 @@ async def test_a_pod_without_a_report_is_concluded_from_its_status(harness: Any)
 async def test_an_ended_pod_is_reported_as_soon_as_its_report_arrives(
     harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all that may end the wait, without the time that it takes at most."""
+    """The status ends the wait before its maximum."""
     patient = replace(harness.gateway._settings, account_seconds=3600.0)
     monkeypatch.setattr(harness.gateway, "_settings", patient)
     gang, launchers = await started(harness, nodes=3)
@@ -98,7 +98,7 @@ async def test_the_pods_status_explains_a_kill_as_soon_as_it_arrives(
 async def test_exits_of_a_forgotten_gang_are_not_held(
     harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another one may be to blame, for an hour here; nobody asks any more."""
+    """Exits are held for an hour here, but no exit of a forgotten gang is."""
     patient = replace(harness.gateway._settings, first_failure_seconds=3600.0)
     monkeypatch.setattr(harness.gateway, "_settings", patient)
     gang, _ = await started(harness)
@@ -119,7 +119,7 @@ async def test_a_rank_that_gives_up_fails_the_job(harness: Any) -> None:
 
 
 async def test_a_rank_with_another_pods_number_is_reported_for_its_own_pod(harness: Any) -> None:
-    """Its pod is heard all the same: the gateway would hang up on it again and again."""
+    """The report is accepted; otherwise the gateway would close the stream repeatedly."""
     _, launchers = await started(harness)  # ranks 0, 1 and 2, 3
     with await client(harness, "gpt-1-1", 0) as rank:
         await asyncio.to_thread(rank.fail, "the loss is NaN")
@@ -134,7 +134,7 @@ async def test_a_rank_with_another_pods_number_is_reported_for_its_own_pod(harne
 
 
 async def test_an_exit_of_an_unknown_rank_is_reported_for_its_pod(harness: Any) -> None:
-    """It was restarted, and what it had been ordered is lost: the traceback is not."""
+    """It was restarted and has lost its order, but not the traceback."""
     _, launchers = await started(harness)
     harness.sidecars["gpt-1-1"].state.start = None
     failure = {"rank": 3, "exit_status": 1, "traceback": "Traceback\nValueError: seven"}

@@ -40,7 +40,7 @@ async def test_no_rank_starts_before_all_pods_are_connected(harness: Any) -> Non
     second = await launcher(harness, "gpt-1-1")
     sidecar = harness.sidecars["gpt-1-1"]
     await harness.until(lambda: sidecar.state.acknowledged >= sidecar.state.report.revision)
-    assert harness.sidecars["gpt-1-0"].state.start is None  # an address is still not known
+    assert harness.sidecars["gpt-1-0"].state.start is None  # an address is still unknown
     harness.gateway.locate("uid-gpt-1-1", "10.0.0.2")
     orders = [(await launched.hear("start"))["pod"] for launched in (first, second)]
     port = harness.sidecars["gpt-1-0"].state.report.port
@@ -72,7 +72,7 @@ async def test_each_nodes_latest_message_time_is_known(harness: Any) -> None:
     assert harness.gateway.heartbeats()["a1"] == silent["a1"]
     harness.gateway.forget(gang.key, 1)
     assert harness.gateway.heartbeats() == {}
-    # Alone, a silent one would go on: Kubernetes decides when it is dead.
+    # A silent node of a single-node gang could continue: Kubernetes decides about it.
     await started(harness, 1, "alone")
     [alone] = harness.gateway.heartbeats().values()
     assert not alone.replaceable
@@ -143,7 +143,7 @@ async def test_a_suspension_is_sent_and_acknowledged(harness: Any) -> None:
         await harness.event(SuspendReceived)
         await asyncio.to_thread(rank.release, 9)
         await harness.event(Released)
-    for launched in launchers:  # all ranks may go now, wherever the API server and kubelets are
+    for launched in launchers:  # all ranks may exit now, without the API server and kubelets
         await launched.hear("terminate")
     kinds = [type(event).__name__ for event in harness.events]
     assert kinds == ["GangStarted", "SuspendReceived", "Released"]
@@ -152,12 +152,12 @@ async def test_a_suspension_is_sent_and_acknowledged(harness: Any) -> None:
 async def test_a_checkpoint_is_acknowledged_and_the_gang_ends_once_it_is_stored(
     harness: Any,
 ) -> None:
-    """A leader that dies before leaves sidecars that report it to the next one."""
+    """If the leader dies before that, the sidecars report it to the next leader."""
     harness.stores = False
     gang, launchers = await started(harness)
     sidecar = harness.sidecars["gpt-1-0"].state
     with await client(harness, "gpt-1-0", 0) as rank:
-        # Else it would be a job that never opened its socket.
+        # Otherwise the job would never have opened its socket.
         await harness.until(lambda: harness.gateway._gangs[gang.key].members[0].report.ranks_seen)
         harness.signal(gang)
         await asyncio.to_thread(rank.received)
@@ -165,7 +165,7 @@ async def test_a_checkpoint_is_acknowledged_and_the_gang_ends_once_it_is_stored(
         await asyncio.to_thread(rank.user_state, 5)
         await asyncio.to_thread(rank.release, 9)
         await harness.event(Released)
-        # The other pod's acknowledgements pass: it has nothing that is not stored.
+        # The other pod's acknowledgements are sent: all its facts are stored.
         await launchers[1].say(op="output")
         other = harness.sidecars["gpt-1-1"].state
         await harness.until(lambda: other.acknowledged == other.report.revision > 1)
@@ -205,9 +205,9 @@ async def test_the_launchers_kill_an_ended_attempt(harness: Any) -> None:
     await harness.sidecars["gpt-1-1"].end()
     await harness.until(lambda: harness.gateway.kill(gang.key, gang.attempt) == {"uid-gpt-1-0"})
     await launchers[0].hear("kill")
-    await harness.sidecar("gpt-1-1")  # whoever comes later hears it too
+    await harness.sidecar("gpt-1-1")  # a sidecar that connects later gets it too
     await harness.until(lambda: harness.sidecars["gpt-1-1"].state.kill)
-    # A pod whose launcher has ended does so by itself, though its sidecar is gone.
+    # A pod whose launcher has ended terminates by itself, even without its sidecar.
     await launchers[0].say(op="ended", code=-9, failure=None)
     await launchers[0].hear("done")
     await harness.sidecars["gpt-1-0"].end()
@@ -216,7 +216,7 @@ async def test_the_launchers_kill_an_ended_attempt(harness: Any) -> None:
 
 
 async def test_the_gateway_restarts_in_the_middle_of_a_suspension(harness: Any) -> None:
-    """The new one knows the pods and the signal alone; the sidecars say everything again."""
+    """The new gateway knows only the pods and the signal; the sidecars report again."""
     gang, _ = await started(harness)
     with await client(harness, "gpt-1-0", 0) as rank:
         await asyncio.to_thread(rank.progress, 8, {})
@@ -229,7 +229,7 @@ async def test_the_gateway_restarts_in_the_middle_of_a_suspension(harness: Any) 
         await harness.shut()
         harness.events.clear()
         assert change.suspend_code is SuspendCode.SENT
-        await asyncio.to_thread(rank.release, 8)  # while nobody is there to hear it
+        await asyncio.to_thread(rank.release, 8)  # while no gateway listens
         await harness.open(port)
         harness.expect(gang)
         harness.signal(gang)
@@ -280,7 +280,7 @@ async def test_garbage_from_inside_the_pod_has_no_effect(harness: Any) -> None:
 
 
 async def test_a_sidecar_reads_its_token_again(harness: Any) -> None:
-    """Kubelet replaces the file before the token expires."""
+    """The kubelet replaces the file before the token expires."""
     gang = harness.gang(nodes=1)
     harness.expect(gang)
     harness.identities.expired.add(token_of("gpt-1-0"))
@@ -293,7 +293,7 @@ async def test_a_sidecar_reads_its_token_again(harness: Any) -> None:
 
 
 async def test_sidecars_verify_the_gateways_certificate(harness: Any) -> None:
-    """Another authority's certificate: the token is not even sent."""
+    """A certificate of another authority: the token is not sent."""
     from datetime import UTC, datetime
 
     from flyer.kube.gateway import certificates_of, renewed

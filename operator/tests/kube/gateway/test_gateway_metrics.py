@@ -45,7 +45,7 @@ async def test_metrics_follow_a_gangs_lifecycle(harness: Any) -> None:
     reported = Report(
         revision=3, launcher=LauncherState.RUNNING, port=4000, ranks_seen=2, suspended=True
     )
-    # That another rank's sidecar knows is not what is measured, and rank 0's counts once.
+    # Only rank 0's acknowledgement is measured, and only once.
     await rank1.say(reported)
     await harness.until(lambda: read("flyer_gateway_messages_total", kind="report") == 5)
     assert read("flyer_gateway_signal_seconds_count") == 0

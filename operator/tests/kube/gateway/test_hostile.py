@@ -64,7 +64,7 @@ async def test_a_valid_token_of_a_pod_without_a_gang_is_refused(harness: Any) ->
 
 
 async def test_another_jobs_token_is_valid_only_for_that_job(harness: Any) -> None:
-    """Whatever a pod says of itself, its token's pod is who it is."""
+    """The token identifies a pod, whatever its messages claim."""
     mine, theirs = harness.gang("mine", nodes=1), harness.gang("theirs", nodes=1)
     harness.expect(mine)
     harness.expect(theirs)
@@ -90,7 +90,7 @@ async def test_an_unrequested_acknowledgement_is_counted(harness: Any) -> None:
     await raw.hear_kind("acknowledgement")
     assert harness.count("unasked") == 1
     assert not [event for event in harness.events if isinstance(event, SuspendReceived)]
-    # Asked for real, and answered again, it counts.
+    # A requested acknowledgement counts.
     harness.signal(gang)
     while (await raw.hear_kind("order") or {})["suspend"] is None:
         pass
@@ -195,7 +195,7 @@ class TestLittleTimeForALine:
         return replace(settings, silence_seconds=0.6)
 
     async def test_a_slow_loris(self, harness: Any) -> None:
-        """A byte at a time, each in time, and never a whole line."""
+        """One byte at a time, each before the timeout, but never a complete line."""
         harness.expect(harness.gang())
         raw = await harness.greeted("gpt-1-0")
 
@@ -210,7 +210,7 @@ class TestLittleTimeForALine:
         dripping.cancel()
 
     async def test_a_half_open_connection_ends_by_itself(self, harness: Any) -> None:
-        """Nothing is heard of it, not even its end."""
+        """It sends nothing, not even the end of the connection."""
         harness.expect(harness.gang())
         raw = await harness.greeted("gpt-1-0")
         raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -224,7 +224,7 @@ class TestLittleTimeToRead:
         return replace(settings, write_seconds=0.5, lines_per_second=1000, lines_burst=10_000)
 
     async def test_a_sidecar_that_does_not_read_is_disconnected(self, harness: Any) -> None:
-        """Its orders pile up nowhere: the stream ends."""
+        """Its orders are not buffered: the stream ends."""
         gang = harness.gang(nodes=1)
         harness.expect(gang)
         raw = await harness.greeted("gpt-1-0")
@@ -279,7 +279,7 @@ class TestFloods:
     async def test_of_connections_from_many_addresses_while_a_gang_joins(
         self, harness: Any
     ) -> None:
-        """Members have places of their own, and whoever is connected stays."""
+        """Members have reserved slots, and connected ones stay."""
         harness.expect(harness.gang(nodes=8))
         known = await harness.greeted("gpt-1-0")
         sockets = await asyncio.gather(
@@ -300,7 +300,7 @@ class TestFloods:
         await harness.until(lambda: harness.gateway._listener.unauthenticated == 0)
 
     async def test_a_member_with_an_unknown_address_gets_a_slot(self, harness: Any) -> None:
-        """Its node may be a source of silent connections, too: the oldest of them go."""
+        """Its node may also be a source of silent connections: the oldest are evicted."""
         harness.expect(harness.gang())
         for address in ("127.0.9.1", "127.0.9.2"):
             for _ in range(20):
@@ -310,9 +310,9 @@ class TestFloods:
         assert await member.hear_kind("acknowledgement") is not None
 
     async def test_of_claims_delays_no_review_of_a_member(self, harness: Any) -> None:
-        """Tokens that claim to be the pod's, from elsewhere, have few reviews among them."""
+        """Tokens that claim to be the pod's, from other addresses, share few reviews."""
         harness.expect(harness.gang())
-        harness.identities.slow = asyncio.Event()  # forged tokens take as long as they can
+        harness.identities.slow = asyncio.Event()  # reviews of forged tokens take the maximum time
         raws = []
         for i in range(12):
             raw = await harness.raw(address=f"127.0.7.{i + 1}")
@@ -386,7 +386,7 @@ async def test_exits_of_a_forgotten_gang_are_not_reported(harness: Any) -> None:
     harness.expect(gang)
     await harness.greeted("gpt-1-0")
     waiting = asyncio.create_task(harness.gateway.conclude("uid-gpt-1-0", Killed(9)))
-    await asyncio.sleep(0)  # it waits for the sidecar's account
+    await asyncio.sleep(0)  # it waits for the sidecar's report
     harness.gateway.forget(gang.key, 1)
     harness.expect(harness.gang(attempt=2, nodes=1))
     assert await waiting == Killed(9)

@@ -17,7 +17,7 @@ WAITING = Report(revision=1, launcher=LauncherState.WAITING, port=20000)
 
 
 async def keys_of(harness: Any, *names: str, version: int = 2) -> list[str | None]:
-    """What the pods' start orders say."""
+    """The pods' start orders."""
     raws = [await harness.greeted(name, version=version) for name in names]
     for raw in raws:
         await raw.say(WAITING)
@@ -44,7 +44,7 @@ async def test_all_pods_of_an_attempt_get_one_key_and_others_another(harness: An
 
 
 async def test_the_next_leader_gives_the_same_key(harness: Any) -> None:
-    """A gang may start under one leader in part and under the next in part."""
+    """A gang may start partly under one leader and partly under the next."""
     harness.expect(harness.gang())
     before = await keys_of(harness, "gpt-1-0", "gpt-1-1")
     await harness.shut()
@@ -54,7 +54,7 @@ async def test_the_next_leader_gives_the_same_key(harness: Any) -> None:
 
 
 async def test_a_gang_with_an_old_sidecar_has_no_key(harness: Any) -> None:
-    """A group in which some have another key would not form."""
+    """A group whose members have different keys would not form."""
     harness.expect(harness.gang())
     old = await harness.greeted("gpt-1-0", version=1)
     new = await harness.greeted("gpt-1-1", version=2)

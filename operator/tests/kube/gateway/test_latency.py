@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 SAMPLES = 200
 NODES = 8
-# The goal is 0.2 s at the 99th percentile; what is asserted leaves room for a machine that does
-# other things, for here the gateway and all sidecars share one process.
+# The goal is 0.2 s at the 99th percentile. The assertion leaves a margin for a busy host, because
+# the gateway and all sidecars share one process here.
 P50_SECONDS_MAX, P99_SECONDS_MAX = 0.2, 2.0
 
 WATCHER = """
@@ -39,7 +39,7 @@ with JobClient(sys.argv[1], 0) as client:
 
 
 async def _launch(folder: Path) -> asyncio.StreamWriter:
-    """Stands for a launcher: waits, then runs."""
+    """A stand-in for a launcher: waits, then runs."""
     async with asyncio.timeout(60):
         while not (folder / "launcher.sock").exists():
             await asyncio.sleep(0.01)
@@ -75,7 +75,7 @@ async def test_rank_0_knows_in_milliseconds(harness: Any, record_property: Any) 
             for sample in range(SAMPLES):
                 started_at = time.monotonic()
                 harness.signal(gang, seconds=100 + 10 * sample)
-                while True:  # the answer to this signal, not to one before
+                while True:  # the response to this signal, not to an earlier one
                     heard, left = (await watcher.stdout.readline()).split()
                     if float(left) > 95 + 10 * sample:
                         break

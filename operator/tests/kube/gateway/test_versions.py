@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 OLD = 1
-"""The first version, as its sidecars speak it: they refuse a welcome of any other version."""
+"""A sidecar of the first version, which refuses a welcome of any other version."""
 
 
 def report(revision: int, **changes: Any) -> Report:
@@ -41,7 +41,7 @@ async def test_a_gang_of_old_sidecars_starts_and_is_suspended(harness: Any) -> N
 
 
 async def test_a_newer_sidecar_gets_the_common_version(harness: Any) -> None:
-    """After a rollback of the operator pods of the newer version are still there."""
+    """After a rollback of the operator, pods of the newer version still run."""
     harness.expect(harness.gang())
     await harness.greeted("gpt-1-0", version=VERSION + 1)
 

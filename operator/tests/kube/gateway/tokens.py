@@ -7,7 +7,7 @@ import json
 
 
 def token_of(name: str, uid: str | None = None, secret: str = "signed") -> str:
-    """The token of a pod. `secret` tells a forged one from the pod's own."""
+    """The token of a pod. `secret` distinguishes a forged one from the pod's."""
     claims = {
         "kubernetes.io": {"namespace": "lab", "pod": {"name": name, "uid": uid or f"uid-{name}"}}
     }

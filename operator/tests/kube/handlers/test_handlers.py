@@ -93,7 +93,7 @@ async def test_kopf_writes_a_verdict_once(api_server, until, kubeconfig):
     try:
         await until(lambda: reason("flyerquotas", "q") == "UnknownNodeClass")
         await until(lambda: reason("flyertopologies", "cluster") == "UnknownZone")
-        with store.unchecked():  # a server refuses to change what a quota is about
+        with store.unchecked():  # the server refuses to change a quota's subject
             store.patch("flyerquotas", "q", {"spec": {"nodeClass": "a100"}})
         await until(lambda: reason("flyerquotas", "q") == "Effective")
         version = store.version
@@ -148,7 +148,7 @@ async def test_only_one_handler_thread_runs(monkeypatch):
 
     def serve(handlers, stop):
         runs.append((handlers, stop))
-        gate.wait(30)  # whatever it is told
+        gate.wait(30)  # ignores its stop event
 
     monkeypatch.setattr(Handlers, "_serve", serve)
     monkeypatch.setattr(runner, "STOP_SECONDS", 0.01)

@@ -50,7 +50,7 @@ def review(body: object, namespace: str = "lab", operation: str = "CREATE") -> d
 
 
 def applied(body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    """The pod as the API server makes it of the patch."""
+    """The pod after the API server has applied the patch."""
     changed = copy.deepcopy(body)
     for change in json.loads(base64.b64decode(answer["response"]["patch"])):
         assert change["op"] == "add"
@@ -92,7 +92,7 @@ def test_with_the_daemon_a_pod_gets_its_sidecar_too() -> None:
         variable["value"] for variable in trainer["env"] if variable["name"] == "HFREDUCE_DAEMON"
     )
     assert socket in daemon["command"]
-    # Both see the socket's folder.
+    # Both mount the socket's folder.
     for container in (trainer, daemon):
         folders = {
             volume_mount["mountPath"]: volume_mount["name"]
@@ -100,14 +100,14 @@ def test_with_the_daemon_a_pod_gets_its_sidecar_too() -> None:
         }
         assert folders["/run/flyer"] == "flyer-run"
     assert inject(changed, SETTINGS) == (changed, [])
-    # A volume of theirs in its place would keep the socket from them.
+    # A user's volume at its path would hide the socket.
     trainer["volumeMounts"] = [{"name": "mine", "mountPath": "/run/flyer"}]
     _, (warning,) = inject(changed, SETTINGS)
     assert "its own volume at /run/flyer, where hfreduced's socket would be" in warning
 
 
 def inject_again(answer: dict[str, Any]) -> dict[str, Any]:
-    """A second call, after another webhook changed the pod, finds nothing left to do."""
+    """A second call, after another webhook changed the pod, changes nothing."""
     changed = applied(pod(), answer)
     changed["spec"]["containers"].append({"name": "meshed", "image": "mesh"})
     again, result = respond(review(changed), SETTINGS, OWN)
@@ -261,6 +261,6 @@ async def test_large_reviews_of_many_sources_wait_for_a_small_one(served: Served
             await reached.acquire()
         group.create_task(post("127.0.0.1", json.dumps(review(pod())).encode()))
         await reached.acquire()
-        await asyncio.sleep(0)  # the last asks for its turn
+        await asyncio.sleep(0)  # the last one waits for its turn
     assert served.count("injected") == 1
     assert answered[0] == "127.0.0.1"

@@ -17,7 +17,7 @@ SEED = int(os.environ.get("FLYER_SEED", "0")) or random.SystemRandom().randrange
 
 
 def outcome(template, *, dedicated, **fields):
-    """`pods`, or the refusal's words. Anything else raises."""
+    """`pods`, or the text of the refusal. Anything else raises."""
     body = {
         "apiVersion": "fireflyer.dev/v1alpha1",
         "kind": "FlyerJob",
@@ -45,7 +45,7 @@ def outcome(template, *, dedicated, **fields):
 
 
 def _check(cases):
-    print(f"FLYER_SEED={SEED}")  # shown when it fails
+    print(f"FLYER_SEED={SEED}")  # shown on failure
     generator = random.Random(SEED)
     seen = {"pods": 0, "refused": 0}
     for _ in range(cases):
@@ -59,7 +59,7 @@ def _check(cases):
             template,
         )
         seen["pods" if reported == "pods" else "refused"] += 1
-    assert min(seen.values()) > cases / 50, seen  # both ends are reached
+    assert min(seen.values()) > cases / 50, seen  # both outcomes occur
 
 
 def test_any_template_ends_as_pods_or_a_refusal():

@@ -192,7 +192,7 @@ def test_no_injection_no_traffic_classes_and_no_shared_memory() -> None:
 def test_no_pod_is_removed_before_its_processes_have_ended(
     own: int | None, longest: str, built: int
 ) -> None:
-    """Of a grace of 0 the API server removes the object at once, whoever deletes the pod."""
+    """With a grace period of 0 the API server removes a deleted pod at once."""
     body = small()
     if own is not None:
         body["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = own

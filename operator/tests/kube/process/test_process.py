@@ -25,7 +25,7 @@ GIVEN = set()
 
 
 def free_port():
-    """Not one of those that the kernel gives to connections, of which other tests open many."""
+    """A port outside the ephemeral range, from which other tests' connections take ports."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = random.randrange(first // 2, first)
@@ -89,7 +89,7 @@ async def test_it_leads_creates_pods_serves_metrics_and_releases_the_lease(
         await reached(process, port, "/healthz")
         cluster.submit("a", 2)
         await until(lambda: len([p for p in cluster.pods("a") if p["spec"].get("nodeName")]) == 2)
-        assert cluster.phase("a") is Phase.STARTING  # no sidecar speaks here
+        assert cluster.phase("a") is Phase.STARTING  # no sidecar connects here
         bundle = cluster.store.get("secrets", "flyer-certificates", "fireflyer-system")["data"]
         authority = base64.b64decode(bundle["ca.crt"]).decode()
         assert authority in json.dumps(cluster.pods("a")).replace("\\n", "\n")
@@ -197,7 +197,7 @@ async def test_the_webhook_configuration_gets_the_ca_bundle(api_server, connect)
 async def test_a_late_or_overwritten_webhook_configuration_gets_the_ca_bundle(
     api_server, connect, until, monkeypatch
 ):
-    """An installer makes it after the operator, and may write it anew."""
+    """An installer creates it after the operator starts, and may overwrite it."""
     monkeypatch.setattr(certificates, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(certificates, "LOOK_SECONDS", 0.01)
     keeper = CertificateManager(connect(), "fireflyer-system", ("x.svc",), webhook=("w.svc",))

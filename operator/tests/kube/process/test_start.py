@@ -3,16 +3,16 @@
 import subprocess
 import sys
 
-# Whoever imports the operator's own module is told to end before that is done.
+# The process gets SIGTERM while it imports the operator's module.
 ENDED_EARLY = """
 import os, signal, sys
 
-class Told:
+class Terminate:
     def find_spec(self, name, *_):
         if name == "flyer.kube.__main__":
             os.kill(os.getpid(), signal.SIGTERM)
 
-sys.meta_path.insert(0, Told())
+sys.meta_path.insert(0, Terminate())
 from flyer.kube.start import main
 main()
 sys.exit(3)

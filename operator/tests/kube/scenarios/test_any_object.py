@@ -67,7 +67,7 @@ STEPS_MAX = 60
 
 
 class Scene:
-    """A store with policies, and an engine that runs what was accepted."""
+    """A store with policies, and an engine that runs accepted jobs."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -81,14 +81,14 @@ class Scene:
         self.now = 1000.0
         self.state = engine.rebuild(nodes, (), self.now, 1, SchedulerSettings())
 
-    def tell(self, *events: Any) -> list[Start]:
-        """Step; the gangs that are to start."""
+    def step(self, *events: Any) -> list[Start]:
+        """Step the engine. Returns the gangs to start."""
         self.now += 1.0
         self.state, actions = engine.step(self.state, events, self.now)
         return [action for action in actions if isinstance(action, Start)]
 
     def written(self, plural: str, value: dict[str, Any]) -> dict[str, Any] | None:
-        """What is stored of it; None: it was refused, for a field."""
+        """The stored object; None: it was refused, naming a field."""
         body = copy.deepcopy(value)
         status = body.pop("status", None)
         name, namespace = body["metadata"]["name"], "default" if plural == "flyerjobs" else ""
@@ -117,7 +117,7 @@ def job_case(scene: Scene, number: int) -> str:
     value = any_object(scene.random, "flyerjobs", f"any-{number}")
     found = scene.written("flyerjobs", value)
     if found is None:
-        # An older definition may have taken it.
+        # It may have been stored under an older definition.
         view = shape_job({**value, "metadata": {**value["metadata"], "uid": "u"}})
         assert view.job is not None or view.problem or "managedBy" in value["spec"]
         return "refused"
@@ -128,13 +128,13 @@ def job_case(scene: Scene, number: int) -> str:
     job = parsed(found)
     if job is None or not built(job):
         return "template refused"
-    for start in scene.tell(JobSubmitted(view.job)):
+    for start in scene.step(JobSubmitted(view.job)):
         finish(scene, start)
     return "runs"
 
 
 def parsed(found: dict[str, Any]) -> FlyerJob | None:
-    """The template's schema is open in the CRD: the operator says what is wrong with it."""
+    """The CRD does not specify the template's schema: the operator reports its errors."""
     try:
         return FlyerJob.model_validate(found)
     except ValidationError as error:
@@ -144,7 +144,7 @@ def parsed(found: dict[str, Any]) -> FlyerJob | None:
 
 
 def built(job: FlyerJob) -> bool:
-    """Whether pods can be made, or a reason names the field; anything else raises."""
+    """Whether pods can be built. Raises unless a refusal names the field."""
     ready = job.replace(status=FlyerJobStatus(history=JobHistory(id="u")))
     nodes = tuple(AssignedNode(name="a0", zone="A", first_rank=0) for _ in range(1))
     assignment = Assignment(epoch=1, nodes=nodes, reserved_at=0.0)
@@ -153,7 +153,7 @@ def built(job: FlyerJob) -> bool:
     except PodsRefusedError as error:
         reasons = error.reasons
     else:
-        with contextlib.suppress(ApiRefusal):  # as the dry run is refused, with the field's path
+        with contextlib.suppress(ApiRefusal):  # as a refused dry run, with the field's path
             decode_pod(pods[0], strict=True)
             return True
         return False
@@ -162,16 +162,16 @@ def built(job: FlyerJob) -> bool:
 
 
 def finish(scene: Scene, *starts: Start) -> None:
-    """Every gang ends well as soon as it starts."""
+    """Every gang succeeds as soon as it starts."""
     waiting = list(starts)
     for _ in range(STEPS_MAX):
         if not waiting:
             return
         start = waiting.pop()
         names = start.assignment.names
-        waiting += scene.tell(*(PodExited(start.job, start.attempt, name, Succeeded())
+        waiting += scene.step(*(PodExited(start.job, start.attempt, name, Succeeded())
                                 for name in names))  # fmt: skip
-        waiting += scene.tell(*(NodeEmptied(name, start.job, start.attempt) for name in names))
+        waiting += scene.step(*(NodeEmptied(name, start.job, start.attempt) for name in names))
 
 
 def quota_case(scene: Scene, number: int) -> str:
@@ -179,9 +179,9 @@ def quota_case(scene: Scene, number: int) -> str:
     if found is None:
         return "refused"
     quota = Quota.of(FlyerQuota.model_validate(found))
-    for start in scene.tell(QuotaObserved(quota)):
+    for start in scene.step(QuotaObserved(quota)):
         finish(scene, start)
-    scene.tell(QuotaRemoved(quota.name))
+    scene.step(QuotaRemoved(quota.name))
     return "read"
 
 
@@ -191,9 +191,9 @@ def topology_case(scene: Scene, number: int) -> str:
     found = scene.written("flyertopologies", value)
     if found is None:
         return "refused"
-    for start in scene.tell(ZonesObserved(Zones.of(FlyerTopology.model_validate(found)))):
+    for start in scene.step(ZonesObserved(Zones.of(FlyerTopology.model_validate(found)))):
         finish(scene, start)
-    scene.tell(ZonesObserved(Zones()))
+    scene.step(ZonesObserved(Zones()))
     scene.clear("flyertopologies")
     return "read"
 
@@ -220,22 +220,22 @@ CASES = {
 
 
 def next_starts(scene: Scene, number: int) -> None:
-    """A good job gets nodes beside everything that was accepted."""
+    """A valid job gets nodes among the accepted objects."""
     body = {**job_object(f"next-{number}", priority="extreme-high")}
     body["metadata"] |= {"uid": f"next-{number}", "namespace": "default"}
     job = FlyerJob.model_validate(body)
-    starts = scene.tell(JobSubmitted(job))
+    starts = scene.step(JobSubmitted(job))
     for _ in range(STEPS_MAX):
         if any(start.job == job.key for start in starts):
             break
         finish(scene, *starts)
         scene.now += 10.0
-        starts = scene.tell(engine.Tick())
+        starts = scene.step(engine.Tick())
     else:
         raise AssertionError(f"{job.key} did not start: {scene.state.jobs[job.key].status}")
     finish(scene, *starts)
     assert scene.state.jobs[job.key].status.phase is Phase.SUCCEEDED
-    scene.tell(*(JobRemoved(key) for key in scene.state.jobs))
+    scene.step(*(JobRemoved(key) for key in scene.state.jobs))
     scene.clear("flyerjobs")
     scene.clear("flyerquotas")
     scene.clear("nodehealths")
@@ -243,7 +243,7 @@ def next_starts(scene: Scene, number: int) -> None:
 
 
 def check(cases: int) -> None:
-    print(f"FLYER_SEED={SEED}")  # shown when it fails
+    print(f"FLYER_SEED={SEED}")  # shown on failure
     scene = Scene(SEED)
     plurals = ("flyerjobs", "flyerjobs", "flyerquotas", "flyertopologies", "nodehealths")
     for number in range(cases):
@@ -278,7 +278,7 @@ def test_any_field_many_times() -> None:
 
 
 def look(cases: int) -> None:
-    """What the operator reads of any pod and any node that an API server can hold."""
+    """The operator reads every pod and node that an API server can store."""
     print(f"FLYER_SEED={SEED}")
     generator = random.Random(SEED)
     read = shape_pods(outcome_of)

@@ -47,9 +47,9 @@ def any_pod(random, number, jobs, nodes):
     job = random.choice(jobs)["metadata"]["name"]
     labels = {name: random.choice([job, "1", "2", "x", ""]) for name in LABELS}
     metadata = {
-        "name": random.choice([f"stranger-{number}", f"{job}-{random.randrange(4)}-{number}"]),
+        "name": random.choice([f"foreign-{number}", f"{job}-{random.randrange(4)}-{number}"]),
         "labels": {**labels, "fireflyer.dev/job": random.choice([job, "nobody"])},
-        "annotations": {"stranger": ""},
+        "annotations": {"foreign": ""},
     }
     if random.random() < 0.8:
         metadata["ownerReferences"] = [any_owner(random, jobs)]
@@ -71,7 +71,7 @@ def any_job(random, number):
 
 
 async def _run(cluster, until, cases):
-    print(f"FLYER_SEED={SEED}")  # shown when it fails
+    print(f"FLYER_SEED={SEED}")  # shown on failure
     generator = random.Random(SEED)
     cluster.nodes("AAAA")
     operator = cluster.operator(LEASE)
@@ -85,7 +85,7 @@ async def _run(cluster, until, cases):
             if generator.random() < 0.5:
                 made.append(cluster.store.create("flyerjobs", job, "default"))
             else:
-                with cluster.store.unchecked():  # an older definition took it
+                with cluster.store.unchecked():  # stored under an older definition
                     made.append(cluster.store.create("flyerjobs", job, "default"))
         if number % 2 and made:
             pod = any_pod(generator, number, made[-20:], names)
@@ -99,12 +99,12 @@ async def _run(cluster, until, cases):
 
 
 def _checked(store, generator):
-    """A webhook's admission or an older server may let more pass."""
+    """Admission webhooks or older servers may accept more."""
     return contextlib.nullcontext() if generator.random() < 0.5 else store.unchecked()
 
 
 async def _next_starts(cluster, until, name):
-    """A good job of high priority runs while the strange ones are there."""
+    """A valid high-priority job runs among the random ones."""
     cluster.submit(name, 1, priority="extreme-high")
     await until(lambda: cluster.phase(name) is Phase.RUNNING, 60)
     cluster.finish(name)
@@ -112,7 +112,7 @@ async def _next_starts(cluster, until, name):
     for value in list(cluster.store.all("flyerjobs", "default")):
         cluster.store.delete("flyerjobs", value["metadata"]["name"], "default")
     for value in list(cluster.store.all("pods", "default")):
-        if "stranger" in value["metadata"].get("annotations", {}):
+        if "foreign" in value["metadata"].get("annotations", {}):
             cluster.store.delete(
                 "pods", value["metadata"]["name"], "default", {"gracePeriodSeconds": 0}
             )

@@ -8,7 +8,7 @@ from flyer.kube.apiserver import LeaseSettings
 
 from fakekube import Fault
 
-# Nobody loses it by being late.
+# Long enough for a busy host.
 LEASE = LeaseSettings(
     namespace="fireflyer-system", duration_seconds=300, renew_seconds=240, retry_seconds=0.1
 )
@@ -41,7 +41,7 @@ FAULTS = {
     "lose": {"do": "lose"},
     "hang": {"do": "hang"},
 }  # fmt: skip
-# The API server answers no 409 Conflict to a create, or to a delete without a version.
+# The API server sends no 409 Conflict for a create, or for a delete without a version.
 CASES = [
     (fault, resource)
     for fault in FAULTS
@@ -52,7 +52,7 @@ CASES = [
 
 @pytest.mark.parametrize(("fault", "resource"), CASES, ids=["-".join(case) for case in CASES])
 async def test_each_third_call_fails(cluster, until, resource, fault):
-    cluster.nodes("AB")  # the token of the topology is given and taken back
+    cluster.nodes("AB")  # the topology's token is granted and released
     operator = cluster.operator()
     await until(lambda: operator.serves)
     every = Fault(**FAULTS[fault], resource=resource, agent=operator.name, times=1000, every=3)
@@ -62,7 +62,7 @@ async def test_each_third_call_fails(cluster, until, resource, fault):
 
 
 async def test_a_replica_whose_lease_write_had_no_response_leads(cluster, until):
-    """The first try of each call is performed, its answer lost; the next is refused or tells."""
+    """The first attempt of each call is performed without a response; the retry reports that."""
     unheard = Fault("lose", resource="leases", times=1_000_000, every=2)
     cluster.server.faults.add(unheard)
     cluster.nodes("AB")

@@ -32,7 +32,7 @@ def controller(kind="FlyerJob", name="victim", uid="u", api_version="fireflyer.d
 
 
 def strange_pod(cluster, name, labels, *, owner=None, **spec):
-    metadata = {"name": name, "labels": labels, "annotations": {"stranger": ""}}
+    metadata = {"name": name, "labels": labels, "annotations": {"foreign": ""}}
     if owner:
         metadata["ownerReferences"] = [owner]
     body = {"schedulerName": "default-scheduler", "containers": [{"name": "x"}], **spec}
@@ -72,7 +72,7 @@ async def test_a_template_of_the_wrong_shape_stops_only_its_own_job(cluster, unt
 
 @pytest.mark.parametrize("place", ["report_empty_nodes", "start", "conclude"])
 async def test_an_exception_about_one_job_quarantines_it(cluster, until, monkeypatch, place):
-    """Wherever it is raised: the job's status says so, and the others go on."""
+    """The job's status reports the error, and other jobs continue."""
     from flyer.kube.services.pods import gangs
 
     cluster.nodes("AAA")
@@ -138,7 +138,7 @@ async def test_an_object_that_cannot_be_read_ends_neither_process_nor_term(
 )
 @pytest.mark.parametrize("job", ["victim", "no-such-job"])
 async def test_a_foreign_pod_is_ignored(cluster, until, owner, job):
-    """It is never deleted, it takes no node out, and no leader stumbles over it."""
+    """It is never deleted, blocks no node, and fails no leader."""
     cluster.nodes("AA")
     first = cluster.operator(LEASE)
     await up(cluster, until, "victim")
@@ -163,7 +163,7 @@ async def test_a_foreign_pod_is_ignored(cluster, until, owner, job):
 
 @pytest.mark.parametrize("ended", [False, True])
 async def test_a_pod_on_an_unassigned_node_is_deleted(cluster, until, ended):
-    """A user can copy labels and owner of a pod: it is ended, and its node stays in service."""
+    """A user can copy a pod's labels and owner: it is deleted, and its node stays in service."""
     cluster.nodes("AA")
     operator = cluster.operator(LEASE)
     await up(cluster, until, "victim")
@@ -204,7 +204,7 @@ async def test_a_404_for_the_jobs_ends_none_of_them(cluster, until):
 
 
 async def test_a_404_at_the_start_makes_no_orphans(cluster, until):
-    """Who cannot list the jobs does not lead: it would take their pods for orphans."""
+    """An operator that cannot list jobs does not lead: their pods would look like orphans."""
     cluster.nodes("A")
     first = cluster.operator(LEASE)
     await up(cluster, until, "a")
@@ -227,7 +227,7 @@ async def test_a_404_at_the_start_makes_no_orphans(cluster, until):
 
 
 async def test_an_orphan_is_ended_only_when_its_job_is_gone(cluster, until):
-    """The cache may be behind: the job itself is asked for."""
+    """The cache may be stale: the job itself is read."""
     cluster.nodes("A")
     operator = cluster.operator(LEASE)
     await up(cluster, until, "a")
@@ -243,7 +243,7 @@ async def test_an_orphan_is_ended_only_when_its_job_is_gone(cluster, until):
         call for call in cluster.server.faults.calls if call.verb == "get" and call.name == "a"
     ] > gets)  # fmt: skip
     await until(lambda: not term._gangs._orphans)
-    # An event of the job that still lay in the inbox lets the engine, whose state was emptied, end
-    # the ranks themselves; the pod is nobody's orphan all the same.
+    # A queued event of the job lets the engine, whose state was emptied, end the ranks; the pod is
+    # still not an orphan.
     calls = [call for call in cluster.server.faults.calls if call.resource == "pods"]
     assert not [call for call in calls if call.verb == "delete"]

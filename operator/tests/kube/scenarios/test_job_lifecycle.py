@@ -108,7 +108,7 @@ async def test_a_deaf_job_is_killed_at_the_deadline(cluster, until):
 async def test_a_dead_node_is_replaced(cluster, until, monkeypatch):
     monkeypatch.setattr(
         not_ready_grace, "SILENT_SECONDS", 0.2
-    )  # after which Kubernetes is believed
+    )  # then the state that Kubernetes reports is used
     cluster.nodes("AAA")
     cluster.operator()
     cluster.submit("a", 2)
@@ -162,7 +162,7 @@ async def test_a_pod_that_vanishes_restarts_the_gang(cluster, until):
     assert {pod["metadata"]["labels"]["fireflyer.dev/attempt"] for pod in cluster.pods("a")} == {
         "2"
     }
-    # The others of the first attempt were killed from inside: what they wrote can be read.
+    # The launchers killed the other pods of the first attempt, which keep their logs.
     ended = [pod for pod in cluster.pods("a", living=False) if pod not in cluster.pods("a")]
     assert [item["metadata"]["name"] for item in ended] == ["a-1-0"]
 
@@ -174,7 +174,7 @@ async def test_pods_that_launchers_cannot_end_are_deleted(cluster, until, monkey
     cluster.operator()
     cluster.submit("a", 2)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
-    # At once: a pod that is given time is evicted, and its gang saves and ends by itself.
+    # Without a grace period; otherwise the gang would checkpoint and end by itself.
     cluster.store.delete("pods", "a-1-1", "default", {"gracePeriodSeconds": 0})
     await until(
         lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").history.attempt == 2
@@ -183,7 +183,7 @@ async def test_pods_that_launchers_cannot_end_are_deleted(cluster, until, monkey
 
 
 async def test_the_linger_time_of_an_ended_job_is_used_once(cluster, until, monkeypatch):
-    """Who does not end by himself is killed from inside, which is quick, and then deleted."""
+    """Pods that do not end by themselves are killed by their launchers, then deleted."""
     waits = []
 
     async def linger(_gangs, _stop, seconds):
@@ -201,7 +201,7 @@ async def test_the_linger_time_of_an_ended_job_is_used_once(cluster, until, monk
 
 
 async def test_the_end_of_the_last_pod_ends_the_wait_for_them():
-    """Not the time that it takes at most."""
+    """The wait ends before its maximum."""
     pods = [SimpleNamespace(
         uid=f"u{n}", job="lab/a", attempt=1, node=f"a{n}", ended=False, deleting=False, ip="",
         problem=None, name=f"a-1-{n}",
@@ -305,7 +305,7 @@ async def test_on_shared_nodes_kubernetes_binds_once_the_gate_is_open(cluster, u
 
 @pytest.mark.parametrize("failing", [0, 1])
 async def test_pods_of_the_last_three_attempts_stay(cluster, until, failing):
-    """What one start could not remove the next one does."""
+    """A later start deletes what an earlier one did not."""
     cluster.server.faults.add(
         Fault("refuse", verb="deletecollection", code=403, reason="Forbidden", times=failing)
     )

@@ -8,12 +8,12 @@ import asyncio
 import pytest
 from flyer.api import Phase
 
-AT_ONCE = 4  # clusters that live at the same time: they mostly wait
+AT_ONCE = 4  # concurrent clusters, which are mostly idle
 
 
 async def live(cluster, until):
-    """Two jobs: the second takes the first one's nodes, ends, and the first goes on and ends."""
-    # Longer than a change of leaders takes on a busy machine, or "low" is killed before it saves.
+    """The second job preempts the first and ends; then the first resumes and ends."""
+    # Longer than a failover on a busy host; otherwise "low" is killed before it saves.
     preemption = {
         "checkpointGracePeriod": "60s",
         "maxCheckpointGracePeriod": "120s",
@@ -40,7 +40,7 @@ async def live(cluster, until):
 
 
 async def one(make_cluster, until, after, *, performed, writes):
-    """The first operator dies with its n-th call; whether it had so many."""
+    """The first operator dies at its n-th call. Returns whether it made n calls."""
     async with make_cluster() as cluster:
         cluster.nodes("AA")
         first = cluster.operator()
@@ -62,7 +62,7 @@ async def one(make_cluster, until, after, *, performed, writes):
 
 
 async def every(make_cluster, until, *, performed, writes):
-    """Kill with the first, the second, … call until the whole life has fewer calls than that."""
+    """Kill at the first, the second, … call until the lifecycle has fewer calls."""
     after = 1
     while True:
         batch = range(after, after + AT_ONCE)
@@ -90,7 +90,7 @@ async def test_killed_with_every_call(make_cluster, until, performed):
 
 
 async def test_killed_while_it_takes_over(make_cluster, until):
-    """Three operators in a row die early in their term."""
+    """Three consecutive operators die early in their terms."""
     async with make_cluster() as cluster:
         cluster.nodes("AA")
         left = [1, 2, 4]

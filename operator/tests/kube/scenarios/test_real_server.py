@@ -43,7 +43,7 @@ class Scene:
         self.gateway: FakeGateway | None = None
         self.jobs: Cache[FlyerJobStatus] = Cache(api, FLYERJOBS, _status_of, lambda *_: None)
         self.cache = ClusterCache(api, outcome_of)
-        # Terms of other tests count on the same objects.
+        # Other tests raise the epoch on the same objects.
         lease = LeaseSettings(
             namespace=namespace, duration_seconds=4, renew_seconds=3, retry_seconds=0.5
         )
@@ -119,7 +119,7 @@ async def scene(control_plane, namespace):
     found = await find_access(control_plane.kubeconfig)
 
     async def headers() -> dict[str, str]:
-        # The admission policies let nobody else write statuses.
+        # The admission policies allow only the operator to write statuses.
         return {**await found.headers(), "Impersonate-User": OPERATOR,
                 "Impersonate-Group": "system:masters"}  # fmt: skip
 

@@ -37,7 +37,9 @@ async def test_a_drain_moves_the_gang_and_a_cordon_leaves_it(cluster, until):
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
     first = cluster.status("a").assignment.names[0]
     cluster.store.patch("nodes", first, {"spec": {"unschedulable": True}})
-    cluster.submit("b", 1)  # decided by who sees the cordon: the third node is left
+    cluster.submit(
+        "b", 1
+    )  # decided by a leader that has observed the cordon: the third node remains
     await until(lambda: cluster.phase("b") is Phase.RUNNING)
     assert (cluster.phase("a"), cluster.status("a").history.attempt) == (Phase.RUNNING, 1)
     cluster.store.delete("flyerjobs", "b", "default")
@@ -50,7 +52,7 @@ async def test_a_drain_moves_the_gang_and_a_cordon_leaves_it(cluster, until):
     status = cluster.status("a")
     assert status.eviction.reason == "NodeDrained"
     assert status.eviction.message == f"node {first} is drained by anna: a new disk"
-    assert status.checkpoint is not None  # it saved before it left
+    assert status.checkpoint is not None  # it checkpointed before it released
     assert status.history.restarts == 0
     assert first not in status.assignment.names
 

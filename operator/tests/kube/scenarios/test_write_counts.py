@@ -15,22 +15,22 @@ from fakekube.nodes.containers import Behaviour
 
 @pytest.fixture
 def patient(monkeypatch):
-    """What belongs together is told together, also where the machine is busy with other things."""
+    """Related events are batched, even on a busy host."""
     monkeypatch.setattr(event_queue, "GATHER_SECONDS", 1.0)
     monkeypatch.setattr(event_queue, "LEAVE_SECONDS", 30.0)
 
 
 def writes(cluster, since):
-    """Leases apart: they are the same few bytes however many jobs there are."""
+    """Without Leases, whose writes do not depend on the number of jobs."""
     return [call for call in cluster.server.faults.writes(since=since) if call.resource != "leases"]
 
 
 @pytest.mark.parametrize(("zones", "nodes"), [("A", 1), ("AAAA", 4), ("AAABBB", 5), ("A" * 16, 16)])
 async def test_a_start_costs_two_writes_a_node_and_four(cluster, until, monkeypatch, zones, nodes):
-    # The nodes of zones are counted every three seconds, whatever starts.
+    # Nodes of zones are counted every three seconds, independently of starts.
     monkeypatch.setattr(QuotaStatusReporter, "mark_dirty", lambda _: None)
     cluster.nodes(zones)
-    # A term that is lost on a busy machine, and begun again, writes the topology.
+    # A term that is lost on a busy host, and its successor, write the topology.
     operator = cluster.operator(LeaseSettings(namespace="fireflyer-system"))
     await until(lambda: operator.serves)
     since = len(cluster.server.faults.calls)
@@ -42,7 +42,7 @@ async def test_a_start_costs_two_writes_a_node_and_four(cluster, until, monkeypa
 
 
 async def test_pods_are_bound_before_more_are_made(cluster, until, monkeypatch):
-    """Of jobs that start together the first do not wait for the pods of the last."""
+    """Of many starting jobs, the first do not wait for the pods of the last."""
     monkeypatch.setattr(pod_control, "CONCURRENCY_MAX", 2)
     monkeypatch.setattr(pod_control, "CONCURRENCY_DURING_COMMITS", 1)
     names = [f"job-{number}" for number in range(12)]
@@ -56,7 +56,7 @@ async def test_pods_are_bound_before_more_are_made(cluster, until, monkeypatch):
         unbound += (call.verb, call.resource) == ("create", "pods")
         unbound -= call.resource == "pods/binding"
         most = max(most, unbound)
-    # Two whose creation was under way, and two whose binding is next.
+    # Two that are being created, and two that are bound next.
     assert most <= 4
 
 
@@ -64,7 +64,7 @@ async def test_pods_are_bound_before_more_are_made(cluster, until, monkeypatch):
 @pytest.mark.parametrize(("saves", "most"), [(False, 3), (True, 4)])
 @pytest.mark.usefixtures("patient")
 async def test_a_suspension_costs_three_writes(cluster, until, nodes, saves, most):
-    """And one for its checkpoint, which is stored before the gang's pods may end."""
+    """One more for its checkpoint, which is stored before the gang's pods may end."""
     cluster.containers.behaviour = Behaviour(saves=saves)
     cluster.nodes("A" * nodes)
     operator = cluster.operator()
@@ -81,7 +81,7 @@ async def test_a_suspension_costs_three_writes(cluster, until, nodes, saves, mos
 
 @pytest.mark.usefixtures("patient")
 async def test_nodes_that_become_empty_in_sequence_cost_one_write(cluster, until):
-    """Asked, saved, left: kubelets say at different times that their pods have ended."""
+    """Kubelets report the ends of a suspended gang's pods at different times."""
     cluster.nodes("AAAA")
     operator = cluster.operator()
     await until(lambda: operator.serves)
@@ -100,7 +100,7 @@ async def test_nodes_that_become_empty_in_sequence_cost_one_write(cluster, until
 
 @pytest.mark.usefixtures("patient")
 async def test_a_reclaim_takes_no_more_than_is_needed(cluster, until):
-    """And costs three writes for each gang that gives way, whatever its size."""
+    """Three writes per suspended gang, of any size."""
     cluster.containers.behaviour = Behaviour(saves=False)
     cluster.nodes("A" * 12)
     operator = cluster.operator()

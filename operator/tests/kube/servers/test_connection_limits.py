@@ -49,7 +49,7 @@ def test_the_busiest_source_loses_its_oldest_silent_connection() -> None:
     busy = fill(limits, "busy", 4)
     fill(limits, "other", 3)
     fill(limits, "third", 1)
-    busy[0].busy = True  # the server works on it
+    busy[0].busy = True  # the server processes it
     answer = limits.admit("new", 0.0)
     assert answer.slot is not None
     assert answer.evicted is busy[1]
@@ -103,14 +103,14 @@ def test_pods_of_one_tenant_open_few_connections_a_second_and_keep_no_others_out
     allowed = settings.expected_burst + settings.expected_per_second * seconds
     assert opened <= len(pods) * (allowed + 1)
     assert allowed / seconds <= 6
-    # A pod of another tenant, and one whose address becomes known after it has tried.
+    # A pod of another tenant, and one whose address becomes known after its first attempt.
     assert limits.admit("10.2.0.1", seconds, expected=True).slot is not None
     assert limits.admit("10.2.0.2", seconds).slot is not None
     assert limits.admit("10.2.0.2", seconds, expected=True).slot is not None
 
 
 def test_sources_with_many_connections_do_not_exclude_others() -> None:
-    """Few pods may open all that strangers may together; the API server is a stranger, too."""
+    """A few pods may use all slots of unexpected sources; the API server is also unexpected."""
     limits, refused, opened = ConnectionLimits(ConnectionLimitSettings()), 0, 0
     for tick in range(60_000):
         now = tick / 1000

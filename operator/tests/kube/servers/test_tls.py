@@ -36,7 +36,7 @@ def context(tmp_path_factory):
 
 @pytest.fixture
 def living(monkeypatch):
-    """The TLS connections that are in memory; nothing but their reference counts removes them."""
+    """The TLS connections in memory, which only reference counting removes."""
     found: weakref.WeakSet[TlsProtocol] = weakref.WeakSet()
 
     class Watched(TlsProtocol):
@@ -83,7 +83,7 @@ async def rubbish(port):
 
 
 async def cut(port):
-    """A handshake that is broken off amid its first message."""
+    """A handshake interrupted in its first message."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"\x16\x03\x01\x02\x00\x01")
     await writer.drain()

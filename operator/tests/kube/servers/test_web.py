@@ -42,7 +42,7 @@ class Door:
         return await asyncio.open_connection("127.0.0.1", self.server.port, local_addr=(address, 0))
 
     async def ask(self, address: str = "127.0.0.1", body: bytes = b"hello") -> bytes:
-        """The whole answer; empty when the connection was refused."""
+        """The whole response; empty if the connection was refused."""
         head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
         reader, writer = await self.connect(address)
         try:
@@ -70,7 +70,7 @@ async def make_server() -> AsyncIterator[Callable[..., Door]]:
 
 
 async def ended(connection: Connection) -> bytes:
-    """What came before the server hung up."""
+    """The data received before the server closed the connection."""
     reader, _ = connection
     async with asyncio.timeout(60):
         with contextlib.suppress(ConnectionError):
@@ -167,7 +167,7 @@ async def test_sources_take_turns() -> None:
     await asyncio.sleep(0)
     tasks.append(asyncio.create_task(work("b")))
     await asyncio.sleep(0)
-    tasks[2].cancel()  # a waiter that gave up takes no turn
+    tasks[2].cancel()  # a cancelled waiter takes no turn
     gate.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert order == ["a", "a", "b", "a", "a", "a"]
@@ -195,7 +195,7 @@ async def test_cheap_tasks_of_one_source_do_not_keep_an_expensive_one_waiting() 
         async with semaphore.acquire(source, cost):
             order.append(source)
             if source == "flood" and len(order) < 1000:
-                tasks.append(asyncio.create_task(work("flood", 1)))  # it never stops asking
+                tasks.append(asyncio.create_task(work("flood", 1)))  # it keeps sending requests
 
     tasks = []
     async with semaphore.acquire("flood"):

@@ -37,7 +37,7 @@ def inbox(seconds_left=60.0, nodes=("x", "y")):
 
 
 async def due(queue):
-    """What is due next, and how long that took."""
+    """The next due events, and the waiting time."""
     loop = asyncio.get_running_loop()
     started_at = loop.time()
     await queue.wait(5.0)
@@ -50,7 +50,7 @@ async def test_a_job_leaves_in_one_piece():
         queue.add(event)
     queue.add(Tick())
     assert (await due(queue))[0] == [Tick()]
-    queue.add(X)  # said again: no news
+    queue.add(X)  # repeated: no change
     queue.add(Y)
     events, _ = await due(queue)
     assert events == [RECEIVED, RELEASED, OUT, X, Y]
@@ -163,7 +163,7 @@ async def test_a_rebuild_takes_every_submission():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The loop's time, set by the test. Nothing is awaited."""
+    """The loop's time, set by the test."""
     held = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: SimpleNamespace(time=lambda: held.now))
     return held
@@ -182,7 +182,7 @@ def test_new_jobs_of_a_namespace_are_gathered_for_five_steps(clock):
     for event in flood[1:4]:
         queue.add(event)
     assert 0.04 < queue.due_seconds <= 0.05
-    # Others, and wishes about jobs that the engine has, are taken at once.
+    # Other events, and edits of known jobs, are taken at once.
     other, wish = submitted("a", "quiet"), submitted("runs", "flood", suspend=True)
     queue.add(other)
     queue.add(wish)
@@ -205,7 +205,7 @@ def test_new_jobs_are_not_gathered_for_long(clock):
     queue.record_step(60.0)
     queue.add(Tick())
     assert queue.take() == [Tick()]
-    queue.record_step(0.0)  # no step with new jobs
+    queue.record_step(0.0)  # the step had no new jobs
     assert 0 < queue.due_seconds < module.SUBMITTED_SECONDS_MAX + 1e-6
 
 

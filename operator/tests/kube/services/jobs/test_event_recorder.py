@@ -30,9 +30,9 @@ def test_events_of_waiting_jobs_are_sampled_and_others_are_complete() -> None:
 
 
 async def test_an_unreadable_object_is_reported_once(cluster: Any, until: Any) -> None:
-    """A server refuses it, but may have taken it under an earlier definition."""
+    """The server refuses it now, but may have stored it under an earlier definition."""
     cluster.nodes("A")
-    cluster.operator(LEASE)  # the next leader says it again
+    cluster.operator(LEASE)  # the next leader reports it again
     with cluster.store.unchecked():
         cluster.submit("odd", 1, progressDeadline="soon")
     cluster.submit("a", 1)

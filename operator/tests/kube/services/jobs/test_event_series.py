@@ -56,7 +56,7 @@ def test_repeated_events_are_a_series_with_few_writes() -> None:
             assert (write.namespace, write.name) == ("lab", first.name)
             counts.append(write.body["series"]["count"])
     assert counts == [2, 4, 8, 16, 32, 64, 128, 256, 512]
-    # Later the newest count is written once a minute.
+    # Later the latest count is written once a minute.
     late = objects.record("lab/gpt", "uid-1", DROPPED, NOW + 70)
     assert late is not None
     assert late.body == {
@@ -146,7 +146,7 @@ def test_a_long_message_is_cut_where_the_api_server_has_its_limit() -> None:
 async def test_a_long_message_that_is_not_ascii_is_stored(
     api_server: ApiServer, connect: Any, until: Callable[..., Any]
 ) -> None:
-    """The limit is in bytes; the last character is left out whole."""
+    """The limit is in bytes; a partial last character is omitted."""
     recorder = EventRecorder(connect(), "flyer-operator-7")
     running = asyncio.create_task(recorder.run())
     recorder.record("default/gpt", "uid-1", JobEvent("Failed", "x" + "é" * 1000, warning=True))
@@ -179,7 +179,7 @@ async def test_a_series_is_one_object_that_users_see_with_its_count(
     view = event_view(event)
     assert (view.job, view.reason, view.message) == ("default/gpt", DROPPED.reason, DROPPED.message)
     assert view.fields == {"count": 4}
-    # An event lives for an hour at the API server; what is told then is another one.
+    # The API server keeps an event for an hour; a later one is a new event.
     name = event["metadata"]["name"]
     api_server.store.delete("events", name, "default")
     for _ in range(4):  # 8 is the next count that is written
@@ -194,7 +194,7 @@ async def test_a_series_is_one_object_that_users_see_with_its_count(
 
 
 def test_one_of_the_core_group_is_read_as_before() -> None:
-    """Of a version before, or of the kubelet."""
+    """Events of an earlier version, or of the kubelet."""
     event = {
         "metadata": {"resourceVersion": "7", "creationTimestamp": "2026-09-21T14:00:00Z"},
         "involvedObject": {"namespace": "lab", "name": "gpt"},

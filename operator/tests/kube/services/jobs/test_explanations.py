@@ -77,7 +77,7 @@ def test_a_job_that_was_in_quarantine_is_stored_first():
 
 
 class _Commits:
-    """Every job waits, as far as is stored. Writes are answered by the test."""
+    """Commits whose stored statuses all wait; the test answers writes."""
 
     def __init__(self):
         self.background = Limiter(BACKGROUND_WRITES_MAX, 1)
@@ -105,7 +105,7 @@ class _Commits:
 
 @pytest.fixture
 async def explains():
-    """`Explanations`, running; the commits behind them; jobs that are gone, and confusion."""
+    """Running `Explanations`, their commits, vanished jobs and requested rebuilds."""
     commits, gone, confused = _Commits(), [], []
     made = Explanations(commits, lambda job: f"uid of {job}", vanished=gone.append,
                         request_rebuild=confused.append)  # fmt: skip
@@ -142,7 +142,7 @@ async def test_one_is_under_way_while_a_decision_is_stored(explains, until):
 
 
 async def test_writes_are_limited_by_observed_watch_events(explains, until):
-    """A server that tells its watches late tells later with each write: decisions wait for it."""
+    """Each write delays the events of slow watches further, and decisions wait for them."""
     made, commits, *_ = explains
     commits.watch_tells.clear()
     made.defer([Commit(f"default/j{index}", WAITS) for index in range(3 * BACKGROUND_WRITES_MAX)])
@@ -187,7 +187,7 @@ async def test_results_of_writes_are_reported(explains, until):
     assert gone == ["default/a"]
     made.defer([Commit("default/c", WAITS)])
     await until(lambda: len(commits.written) == 3)
-    made.forget("default/c")  # another object may have its name by now
+    made.forget("default/c")  # another object may have its name
     commits.answers.put_nowait(False)
     made.defer([Commit("default/d", WAITS)])
     await until(lambda: len(commits.written) == 4)
@@ -213,7 +213,7 @@ async def test_a_suspension_does_not_wait_for_the_reasons_of_a_flood(cluster, un
     cluster.operator()
     cluster.submit("runs")
     await until(lambda: cluster.phase("runs") is Phase.RUNNING)
-    # Eight at once: 200 statuses take more than a second.
+    # Eight concurrent writes: 200 statuses take more than a second.
     cluster.server.faults.add(
         Fault(do="delay", verb="update", resource="flyerjobs/status", seconds=0.05, times=10**6)
     )
@@ -233,7 +233,7 @@ async def test_a_suspension_does_not_wait_for_the_reasons_of_a_flood(cluster, un
 
 
 class _Gate:
-    """Holds the reasons of jobs `w…` at the API server: they are answered once it is opened."""
+    """Holds writes of reasons of jobs `w…` at the API server until it is opened."""
 
     def __init__(self, server, monkeypatch):
         self._open = asyncio.Event()
@@ -256,9 +256,9 @@ class _Gate:
 
 @pytest.fixture
 async def flooded(cluster, until, monkeypatch):
-    """`a` and `b` run on two of three nodes; jobs that want all wait, their reasons are held.
+    """`a` and `b` run on two of three nodes; larger jobs wait, with held writes of their reasons.
 
-    No call ends by its deadline and no Lease is lost meanwhile, however busy the machine is.
+    Deadlines and the Lease are long enough for a busy host.
     """
     endless = Limits(answer_seconds=300.0, call_seconds=300.0)
     monkeypatch.setattr(sys.modules[type(cluster).__module__], "LIMITS", endless)

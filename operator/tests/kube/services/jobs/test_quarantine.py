@@ -23,7 +23,7 @@ from flyer.kube.views import shape_job
 
 from fakekube import Fault
 
-# Whoever stalls for a while does not lose it: terms are compared here.
+# A stalled operator keeps it, because these tests compare terms.
 LEASE = LeaseSettings(
     namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1
 )
@@ -84,7 +84,7 @@ async def test_a_job_at_which_the_engine_fails_is_quarantined_and_retried(
     monkeypatch.setattr(transitions, "request_suspension", fails)
     cluster.edit("a", suspend=True)
     await until(lambda: events_of(cluster, "a", "Quarantined"))
-    cluster.submit("c", 2)  # one node is free, and that of `a` is kept
+    cluster.submit("c", 2)  # one node is free, and that of `a` is withheld
     cluster.submit("d")
     cluster.edit("b", suspend=True)
     await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
@@ -111,7 +111,7 @@ async def test_a_rejected_status_stops_no_other_job(cluster, until, code):
     cluster.edit("b", suspend=True)
     cluster.submit("c")
     cluster.submit("d")
-    # The node that `b` gives back goes to one of them; that of `a` to nobody.
+    # The node that `b` releases is assigned to one of them; that of `a` is withheld.
     await until(lambda: cluster.phase("b") is Phase.SUSPENDED)
     await until(lambda: events_of(cluster, "a", "Quarantined"))
     await until(lambda: Phase.RUNNING in (cluster.phase("c"), cluster.phase("d")))
@@ -119,7 +119,7 @@ async def test_a_rejected_status_stops_no_other_job(cluster, until, code):
     cluster.finish(running)
     await until(lambda: cluster.phase(running) is Phase.SUCCEEDED)
     seen = guarded.seen
-    await until(lambda: guarded.seen > seen)  # it is tried again
+    await until(lambda: guarded.seen > seen)  # it is retried
     assert cluster.phase("a") is Phase.RUNNING
     assert len(cluster.pods("a")) == 1
     guarded.times = 0
@@ -182,7 +182,7 @@ def test_repeated_events_of_a_quarantined_job_are_retained_once():
 
 
 async def test_a_status_with_repeated_conflicts_stops_no_other_job(cluster, until, monkeypatch):
-    """Somebody edits the job whenever its status is to be written."""
+    """The job is edited before every write of its status."""
     cluster.nodes("AA")
     operator = cluster.operator(LEASE)
     await up(cluster, until, "a", "b")
@@ -306,7 +306,7 @@ def test_pauses_grow_until_something_is_stored():
     assert 290 < quarantine.wait_seconds() <= 300
     quarantine.release_due()
     assert list(quarantine) == ["n/a"]
-    quarantine.resolve("n/a")  # a write that was under way: the job is still to be taken out
+    quarantine.resolve("n/a")  # a write in flight: the job is still to be removed
     assert list(quarantine) == ["n/a"]
     quarantine.retry_now("n/a")
     quarantine.release_due()
@@ -402,7 +402,7 @@ async def test_a_job_of_another_controller_is_not_touched(cluster, until):
     before = cluster.store.find("flyerjobs", "theirs", "default")
     cluster.submit("ours", managedBy="fireflyer.dev/flyerjob-controller")
     await until(lambda: cluster.phase("ours") is Phase.RUNNING)
-    # Its name goes to another controller's job: what ran under it is ended, and nothing begins.
+    # Another controller's job takes its name: its pods are ended, and nothing starts.
     cluster.store.delete("flyerjobs", "ours", "default")
     cluster.submit("ours", managedBy=theirs)
     cluster.submit("next")
@@ -415,7 +415,7 @@ async def test_a_job_of_another_controller_is_not_touched(cluster, until):
 
 
 def test_a_name_taken_by_another_controllers_job_is_released():
-    """Seen at once, as after a watch that broke: the old one's end is not told by itself."""
+    """One event reports both, as after a broken watch: there is no event for the old object."""
     heard = []
     submissions = Submissions(
         None,

@@ -40,7 +40,7 @@ async def test_quota_statuses_list_holders_and_waiting_jobs(cluster, until, monk
     limit(cluster, "each", 3)
     limit(cluster, "none", 5, user="nobody")
     operator = cluster.operator()
-    # That nobody holds anything is told once.
+    # An empty list of holders is written once.
     await until(lambda: quota(cluster, "none").epoch and quota(cluster, "each").epoch)
     version = cluster.store.get("flyerquotas", "none")["metadata"]["resourceVersion"]
     cluster.submit("a", 2)
@@ -77,7 +77,7 @@ async def test_zones_say_their_nodes(cluster, until, monkeypatch):
     assert zones(cluster) == {"A": (2, 2), "B": (1, 1)}
     cluster.store.patch("nodes", "a1", {"spec": {"unschedulable": True}})
     await until(lambda: zones(cluster) == {"A": (2, 1), "B": (1, 1)})
-    # The token is taken and given back beside it.
+    # The token is taken and released at the same time.
     cluster.submit("wide", 2)
     await until(lambda: cluster.phase("wide") is Phase.RUNNING)
     assert topology(cluster).holder.job == "wide"

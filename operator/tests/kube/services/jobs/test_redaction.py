@@ -45,7 +45,7 @@ def test_every_field_of_a_status_is_covered():
 
 
 def test_a_deleted_job_stays_unnamed():
-    """The engine keeps what it said of a preemption for as long as the victim lives."""
+    """The engine keeps the text about a preemption for the victim's lifetime."""
     words = "preempted by prod/gpt-5 of ann (priority high)"
     status = FlyerJobStatus(
         phase=Phase.SUSPENDING,
@@ -117,7 +117,7 @@ async def test_a_victims_status_never_names_a_deleted_job(cluster, until):
 
 
 async def test_a_fault_at_a_job_names_no_other(cluster, until, monkeypatch):
-    """An error of the operator may quote what it was looking at."""
+    """An error of the operator may quote its input."""
     for name in ("prod", "team-a"):
         cluster.store.create("namespaces", {"metadata": {"name": name}})
     cluster.nodes("AA")

@@ -27,7 +27,7 @@ async def test_a_job_that_becomes_readable_while_its_gang_runs_is_adopted(cluste
     await until(lambda: cluster.phase("job") is Phase.RUNNING)
     pods = uids(cluster, "job")
     await first.end()
-    with cluster.store.unchecked():  # an older definition took it
+    with cluster.store.unchecked():  # stored under an older definition
         cluster.edit("job", progressDeadline="soon")
     second = cluster.operator(LEASE)
     await until(lambda: second.serves)
@@ -43,7 +43,7 @@ async def test_a_job_that_becomes_readable_while_its_gang_runs_is_adopted(cluste
 
 
 async def test_nodes_of_an_unreadable_job_are_withheld(cluster, until):
-    """Another version may have written its status: its pods run on."""
+    """Another version may have written its status: its pods keep running."""
     cluster.nodes("AAA")
     first = cluster.operator(LEASE)
     cluster.submit("job", 2)

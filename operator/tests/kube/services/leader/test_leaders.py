@@ -55,7 +55,7 @@ def bound(cluster):
 
 
 async def test_an_older_leader_that_does_not_stop_writes_nothing(cluster, until):
-    """Its fence is held open by force; a newer leader has begun."""
+    """The test holds its fence open; a newer leader has started."""
     cluster.nodes("AAAA")
     first = cluster.operator()
     await until(lambda: first.serves)
@@ -70,7 +70,7 @@ async def test_an_older_leader_that_does_not_stop_writes_nothing(cluster, until)
     term = first.leader.term
     for api in (term._api, term._commits._api, term._gangs._pod_control._api):
         api._fence = lambda: 60.0
-    # It does not hear of the Lease that it loses: its renewals are not even sent.
+    # It does not observe that it loses the Lease, because its renewals are not sent.
     lease = cluster.store.get("leases", "flyer-operator", "fireflyer-system")
     patch = {"spec": {"holderIdentity": "", "leaseDurationSeconds": 1}}
     cluster.store.patch("leases", "flyer-operator", patch, "fireflyer-system")
@@ -91,7 +91,7 @@ async def test_an_older_leader_that_does_not_stop_writes_nothing(cluster, until)
 
 
 async def test_a_late_commit_of_the_leader_before_is_seen_and_not_overwritten(cluster, until):
-    """It lands after the successor has read everything: the nodes that it names are taken."""
+    """It arrives after the successor's resync: its nodes are assigned to another job."""
     cluster.nodes("A")
     leader = cluster.operator()
     cluster.submit("a", 1, suspend=True)
@@ -102,7 +102,7 @@ async def test_a_late_commit_of_the_leader_before_is_seen_and_not_overwritten(cl
         phase=Phase.FAILED, reason="Stopped", message="late", epoch=leader.election.epoch
     )
     cluster.store.patch("flyerjobs", "a", {"status": late.to_object()}, "default", "status")
-    cluster.edit("a", suspend=False)  # to which the successor would answer with a start
+    cluster.edit("a", suspend=False)  # for which the successor would start the job
     await until(lambda: leader.metrics.rebuilds._value.get() > rebuilds)
     cluster.submit("b", 1)
     await until(lambda: cluster.phase("b") is Phase.RUNNING)
@@ -162,7 +162,7 @@ class Brief:
 
 
 class Elected:
-    """Four times, for certain."""
+    """At least four times."""
 
     terms = 0
 

@@ -45,7 +45,7 @@ async def test_a_silent_watch_is_not_waited_for(cluster, until):
     await until(lambda: second.cache.synced)
     cluster.server.faults.watches.frozen = True
     await until(lambda: not second.serves)
-    # The successor's copy has nothing of this one, and has to find it in the store.
+    # The successor's cache lacks this one, so it has to read the store.
     before = cluster.status("old")
     cluster.store.patch("flyerjobs", "old", {"status": {"reason": "x"}}, "default", "status")
     first.kill()
@@ -95,12 +95,12 @@ async def test_a_reused_job_name_is_not_written_to(api_server, connect):
     assert await Resync(api, cache, Token(api), raise_epoch).run(2) == 4
     assert store.get("flyerjobs", "a", "default")["status"]["epoch"] == 4
     assert "status" not in store.get("flyerjobs", "b", "default")
-    # No watch told of the write, so all were listed, and the other object was found.
+    # No watch reported the write, so all objects were listed.
     assert cache.job("default/b").job.status is None
 
 
 async def test_token_writes_without_a_response_are_recognized(api_server, connect):
-    """The second try of each is refused: the first has changed the topology."""
+    """The retry of each is refused: the first attempt has changed the topology."""
     unheard = Fault("lose", verb="patch", resource="flyertopologies/status", times=1000, every=2)
     api_server.faults.add(unheard)
     token = Token(connect())

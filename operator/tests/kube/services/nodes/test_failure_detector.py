@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 
 class Watch:
-    """Machines that talk and answer as they are told, and who listens."""
+    """Simulated nodes that send and answer as the test sets, and their failure detector."""
 
     def __init__(self, *names):
         self.detector, self.now = FailureDetector(set()), 1000.0
@@ -24,7 +24,7 @@ class Watch:
         self.talks, self.answering, self.found, self.returned = set(names), set(names), {}, []
         self.asked = []
         self.alone = set()
-        self.slow = False  # answers come when it has been judged
+        self.slow = False  # answers arrive after the decision
         self.look()
 
     def look(self, seconds=TICK_SECONDS):
@@ -109,11 +109,11 @@ def test_a_node_that_never_answered_may_be_behind_a_firewall():
     cut(watch, "n1")
     watch.pass_time(100)
     assert not watch.found
-    assert len(watch.asked) < 12  # nor is it asked all the time
+    assert len(watch.asked) < 12  # nor is it probed all the time
 
 
 def test_a_failed_first_probe_is_retried_within_seconds():
-    """A machine may be busy just when it is asked first: so it is while its pod starts."""
+    """A node may be busy at its first probe, for example while its pod starts."""
     watch = Watch()
     watch.talks, watch.answering = set(names(4)), {"n0", "n2", "n3"}
     watch.look()
@@ -137,7 +137,7 @@ def test_nodes_that_never_answer_are_probed_less_often():
 
 
 def test_two_silent_live_nodes_hide_no_lost_node():
-    """Sidecars may hang: their machines answer, and are none of those that are too many."""
+    """Sidecars may hang: their nodes answer and do not count as silent."""
     watch = Watch(*names(6))
     watch.talks -= {"n4", "n5"}
     watch.pass_time(6)
@@ -209,7 +209,7 @@ def test_a_stall_of_the_leader_is_not_silence_of_nodes():
     watch.talks -= {"n1"}
     watch.look(seconds=3600)
     assert not watch.found
-    watch.talks |= {"n1"}  # what it said meanwhile is read only now
+    watch.talks |= {"n1"}  # its earlier messages are read only now
     watch.pass_time(10)
     assert not watch.found
 
@@ -217,7 +217,7 @@ def test_a_stall_of_the_leader_is_not_silence_of_nodes():
 def test_an_inconclusive_probe_is_ignored():
     watch = Watch(*names(4))
     watch.talks -= {"n1"}
-    watch.answering = None  # we have no network
+    watch.answering = None  # the leader has no network
     watch.pass_time(100)
     assert not watch.found
 
@@ -268,7 +268,7 @@ def test_a_new_leader_probes_a_hundred_nodes_at_a_time_and_declares_none_lost():
 
 
 def test_a_new_node_is_not_silent():
-    """A leader that has just begun hears its first sidecars."""
+    """A new leader hears its first sidecars."""
     watch = Watch(*names(4))
     watch.heartbeats["late"] = 3.0
     watch.pass_time(2.5)
@@ -290,7 +290,7 @@ def test_any_answer_is_one(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert probe_node("127.0.0.1", port) is True
-    assert probe_node("127.0.0.1", port) is True  # refused: there is somebody
+    assert probe_node("127.0.0.1", port) is True  # refused: a host answers
     for number, found in (
         (errno.EHOSTUNREACH, False), (errno.ENETUNREACH, None), (errno.EMFILE, None),
     ):  # fmt: skip
@@ -333,7 +333,7 @@ async def test_a_gang_leaves_a_lost_node_before_kubernetes_reports_it(cluster, u
 async def test_a_not_ready_node_that_sends_keeps_its_job_and_gets_no_work(
     cluster, until, monkeypatch, then
 ):
-    """After a minute without an API server Kubernetes calls all nodes lost."""
+    """After a minute without an API server Kubernetes marks all nodes NotReady."""
     cluster.nodes("AAA")
     leader = cluster.operator()
     cluster.submit("a", 2)

@@ -9,14 +9,14 @@ from flyer.kube.services.nodes.probes import PROBE_SECONDS
 
 BEAT_SECONDS = 2.0
 RECONNECT_SECONDS_MAX = 2.5
-# From a leader's beginning to an answer, with so many first probes that fail by chance.
+# From a leader's start to an answer, with this many first probes that fail by chance.
 KNOWN_SECONDS = (0.6, 4.1, 10.6)
 NOTICE_SECONDS = 8.0
 VICTIM = "n0"
 
 
 class Machines:
-    """What each says and answers. The time is in seconds."""
+    """Messages and answers of simulated nodes. Times are in seconds."""
 
     def __init__(self, chance, count):
         self.names = [f"n{index}" for index in range(count)]
@@ -27,13 +27,13 @@ class Machines:
         self._chance = chance
 
     def follow(self, now, busy_most):
-        """A new leader: all come to it, soon."""
+        """A new leader, to which all nodes connect soon."""
         for name in self.names:
             self.talks_from[name] = now + self._chance.uniform(0, RECONNECT_SECONDS_MAX)
             self.busy[name] = self._chance.randint(0, busy_most)
 
     def received_at(self, name, now):
-        """When it said its last word to the present leader; 0 = none yet."""
+        """Time of its last message to the present leader; 0: none yet."""
         last = min(now, self.cut_at) if name == VICTIM else now
         started_at = self.talks_from[name]
         if last < started_at:
@@ -41,7 +41,7 @@ class Machines:
         return max(started_at, last - (last - self._beats[name]) % BEAT_SECONDS)
 
     def probe(self, name, now):
-        """Whether it answers, and when that is known."""
+        """Whether it answers, and the time of the result."""
         if name == VICTIM and now >= self.cut_at:
             return False, now + PROBE_SECONDS
         if self.busy[name]:
@@ -51,7 +51,7 @@ class Machines:
 
 
 class Leader:
-    """Looks and asks, as `NodeProber` does. `answered` is what its process knows."""
+    """Checks and probes, as `NodeProber` does. `answered`: nodes that answered this process."""
 
     def __init__(self, machines, answered):
         self.detector, self.found, self._machines, self._probes = (

@@ -20,7 +20,7 @@ def health(name, status):
 
 
 async def test_a_failed_rank_on_a_node_with_a_hardware_fault_restarts_the_job(cluster, until):
-    """Not the job's fault, so the job neither ends nor spends one of its maxRestarts."""
+    """The job is not at fault, so it neither ends nor uses one of its maxRestarts."""
     cluster.nodes("AA")
     cluster.operator(failure_window_seconds=1.0)
     cluster.submit("job", maxRestarts=0)

@@ -5,7 +5,7 @@ from flyer.kube.services.nodes.not_ready_grace import NotReadyGrace
 
 
 def lost_at(grace, heard, *, begin=100.0, end=500.0):
-    """When each node was given up, looking twice a second; `heard(now)` is what is heard."""
+    """Time at which each node is lost, with two checks per second; `heard(now)`: messages."""
     lost, now = {}, begin
     while now < end:
         now += 0.5

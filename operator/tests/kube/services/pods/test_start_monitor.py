@@ -35,7 +35,7 @@ def write(cluster, pod, status):
 
 
 def refuse(cluster, status):
-    """From now on kubelets do not run pods, but say this of them."""
+    """From now on kubelets do not run pods, but report this reason."""
 
     def look(change):
         pod = change.after.object
@@ -172,7 +172,7 @@ async def test_a_missing_object_of_a_volume_is_named(cluster, until, volume, mes
 
 
 async def test_other_mount_failures_are_left_to_the_kubelet(cluster, until):
-    """A driver that restarts is back in time; what is not missing is not the job's fault."""
+    """A restarting driver is back in time; an existing secret is not the job's fault."""
     cluster.nodes("A")
     cluster.kubelets.refuses_start.add("a0")
     cluster.operator(LEASE)
@@ -250,7 +250,7 @@ async def test_the_node_whose_pod_does_not_come_up_by_the_deadline_is_avoided(
 ):
     monkeypatch.setattr(start_monitor, "PENDING_SECONDS", 0.1)
     cluster.nodes("AAA")
-    cluster.kubelets.refuses_start.add("a0")  # no status says why
+    cluster.kubelets.refuses_start.add("a0")  # no status has the reason
     cluster.operator(LEASE, start_deadline_seconds=3.0)
     cluster.submit("job", 2)
     await until(lambda: cluster.phase("job") is Phase.RUNNING, 60)

@@ -181,7 +181,7 @@ async def test_jobs_with_one_template_share_a_check_and_a_new_leader_repeats_non
     running = [f"j{n}" for n in range(20) if cluster.phase(f"j{n}") is Phase.RUNNING]
     cluster.finish(running[0])
     await until(lambda: cluster.phase(running[0]) is Phase.SUCCEEDED, 20)
-    assert len(dry_runs(cluster)) <= 2  # the next job's start asks for its own template
+    assert len(dry_runs(cluster)) <= 2  # the next job's start reads its template
 
 
 async def test_many_templates_of_one_namespace_delay_no_other_namespace(cluster, until):
@@ -213,7 +213,7 @@ async def test_a_template_changed_while_queued_is_checked_before_it_is_built(clu
 
 @pytest.fixture
 async def ssd(cluster, until):
-    """A cluster with one node, which has the label that a running job asks for."""
+    """A cluster with one node, which has the label that a running job requires."""
     cluster.nodes("A")
     cluster.store.patch("nodes", "a0", {"metadata": {"labels": {"disk": "ssd"}}})
     cluster.operator(LEASE)

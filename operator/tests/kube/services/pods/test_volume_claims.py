@@ -38,7 +38,7 @@ def calls(api_server: ApiServer) -> Counter[tuple[str, str]]:
 
 
 async def test_many_claims_and_volumes_cost_few_calls(api_server: ApiServer, api: Api) -> None:
-    """Each claim one, the classes one in all."""
+    """One call per claim, and one for all classes."""
     for number in range(3 * CLAIMS_MAX):
         claim = {
             "metadata": {"name": f"c{number}"}, "spec": {"storageClassName": "local"},
