@@ -153,8 +153,8 @@ pub fn dial(name: &str, deadline: Deadline) -> io::Result<UnixStream> {
             Ok(stream) => return same_user(stream),
             // The backlog is full: the listener exists and will accept later.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let left = deadline.remaining().ok_or(io::ErrorKind::TimedOut)?;
-                std::thread::sleep(left.min(Duration::from_millis(5)));
+                let remaining = deadline.remaining().ok_or(io::ErrorKind::TimedOut)?;
+                std::thread::sleep(remaining.min(Duration::from_millis(5)));
             }
             Err(error) => return Err(error),
         }
@@ -184,11 +184,11 @@ pub fn accept(listener: &UnixListener, deadline: Deadline) -> io::Result<UnixStr
 }
 
 fn wait_readable(fd: impl AsFd, deadline: Deadline) -> io::Result<()> {
-    let left = deadline.remaining().ok_or(io::ErrorKind::TimedOut)?;
+    let remaining = deadline.remaining().ok_or(io::ErrorKind::TimedOut)?;
     let mut set = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
     let timeout = rustix::event::Timespec {
-        tv_sec: left.as_secs() as i64,
-        tv_nsec: i64::from(left.subsec_nanos()),
+        tv_sec: remaining.as_secs() as i64,
+        tv_nsec: i64::from(remaining.subsec_nanos()),
     };
     match rustix::event::poll(&mut set, Some(&timeout)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -203,7 +203,7 @@ fn same_user(stream: UnixStream) -> io::Result<UnixStream> {
         return Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
             format!(
-                "the other end of the socket runs as user {}, we run as {}",
+                "the peer of the socket runs as user {}, this process as {}",
                 peer.as_raw(),
                 ours.as_raw()
             ),
@@ -214,10 +214,10 @@ fn same_user(stream: UnixStream) -> io::Result<UnixStream> {
 
 /// The process at the other end, as a descriptor that becomes readable when the process exits, in
 /// any PID namespace. `None` if the kernel is older than Linux 6.5 and the process is not visible
-/// in our namespace: then the caller relies on the socket's hang-up.
+/// in this process's namespace: then the caller relies on the socket's hang-up.
 pub fn peer_process(stream: &UnixStream) -> Option<OwnedFd> {
     if let Some(process) = peer_option::<libc::c_int>(stream, libc::SO_PEERPIDFD) {
-        // SAFETY: the kernel has just created this descriptor for us.
+        // SAFETY: the kernel has just created this descriptor for this process.
         return Some(unsafe { OwnedFd::from_raw_fd(process) });
     }
     let peer = peer_option::<libc::ucred>(stream, libc::SO_PEERCRED)?;
@@ -244,8 +244,8 @@ fn until_done<T>(
     mut call: impl FnMut(Duration) -> io::Result<T>,
 ) -> io::Result<T> {
     loop {
-        let left = deadline.remaining().ok_or(io::ErrorKind::TimedOut)?;
-        match call(left) {
+        let remaining = deadline.remaining().ok_or(io::ErrorKind::TimedOut)?;
+        match call(remaining) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(io::ErrorKind::TimedOut.into());
@@ -274,8 +274,8 @@ pub fn send_descriptors(
         control.push(SendAncillaryMessage::ScmRights(descriptors));
     }
     let message_slices = [rustix::io::IoSlice::new(message)];
-    let sent = until_done(deadline, |left| {
-        stream.set_write_timeout(Some(left))?;
+    let sent = until_done(deadline, |remaining| {
+        stream.set_write_timeout(Some(remaining))?;
         Ok(rustix::net::sendmsg(stream, &message_slices, &mut control, SendFlags::NOSIGNAL)?)
     })?;
     if sent == message.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
@@ -296,8 +296,8 @@ pub fn receive_descriptors(
     let length = message.len();
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
     let mut message_slices = [rustix::io::IoSliceMut::new(message)];
-    let received = until_done(deadline, |left| {
-        stream.set_read_timeout(Some(left))?;
+    let received = until_done(deadline, |remaining| {
+        stream.set_read_timeout(Some(remaining))?;
         Ok(rustix::net::recvmsg(stream, &mut message_slices, &mut control, flags)?)
     })?;
     let mut descriptors = Vec::new();
@@ -327,7 +327,7 @@ mod tests {
     fn two_mappings_of_one_segment_are_one_memory() {
         let name = format!("fabric-shm-test-{}", std::process::id());
         let listener = listen(&name).unwrap();
-        let far = std::thread::spawn(move || {
+        let peer = std::thread::spawn(move || {
             let stream = dial(&name, soon()).unwrap();
             let mut message = [0; 4];
             let descriptors = receive_descriptors(&stream, &mut message, soon()).unwrap();
@@ -340,19 +340,19 @@ mod tests {
         let segment = Segment::create("test", 8192).unwrap();
         let stream = accept(&listener, soon()).unwrap();
         send_descriptors(&stream, b"here", &[segment.fd()], soon()).unwrap();
-        assert!(far.join().unwrap());
+        assert!(peer.join().unwrap());
         // SAFETY: inside the segment; the writer has exited.
         assert_eq!(unsafe { segment.base().add(5000).read() }, 42);
     }
 
     #[test]
     fn interrupted_calls_are_retried_within_the_deadline() {
-        let mut left = vec![
+        let mut remaining = vec![
             Ok(7),
             Err(io::ErrorKind::Interrupted.into()),
             Err(io::ErrorKind::Interrupted.into()),
         ];
-        assert_eq!(until_done(soon(), |_| left.pop().unwrap()).unwrap(), 7);
+        assert_eq!(until_done(soon(), |_| remaining.pop().unwrap()).unwrap(), 7);
         let late = until_done(soon(), |_| Err::<(), _>(io::ErrorKind::WouldBlock.into()));
         assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
         let over = Deadline::after(Duration::ZERO);

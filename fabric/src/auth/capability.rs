@@ -58,7 +58,7 @@ impl Presented {
     /// The capability, if the request carries one.
     ///
     /// # Errors
-    /// A fault that says what to upgrade if the capability has the format of an earlier release.
+    /// A fault that names the program to upgrade if the capability has the format of an earlier release.
     pub fn capability(&self) -> Result<Option<&Capability>, Fault> {
         match self {
             Self::Nothing => Ok(None),
@@ -206,8 +206,8 @@ mod tests {
         let nothing = encode(&("request", Presented::Nothing)).unwrap();
         assert_eq!(nothing, encode(&("request", None::<u8>)).unwrap());
         let former = encode(&Some((1u32, 42u64, true, NOW, [7u8; 32]))).unwrap();
-        let shown: Presented = decode(&former).unwrap();
-        let refused = shown.capability().unwrap_err();
+        let presented: Presented = decode(&former).unwrap();
+        let refused = presented.capability().unwrap_err();
         assert_eq!(refused.code, FaultCode::BadRequest);
         assert!(refused.detail.contains("upgrade the client"), "{refused}");
     }

@@ -79,7 +79,7 @@ impl Ticket {
         }
         let ticket: Self = match postcard::take_from_bytes(rest) {
             Ok((ticket, [])) => ticket,
-            Ok((_, rest)) => return Err(format!("{} bytes too many", rest.len())),
+            Ok((_, rest)) => return Err(format!("{} trailing bytes", rest.len())),
             Err(error) => return Err(error.to_string()),
         };
         ticket.check()?;

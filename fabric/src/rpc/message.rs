@@ -111,7 +111,7 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RpcError> {
     let codec = |detail: String| RpcError::Codec { what: "decoding", detail };
     match postcard::take_from_bytes(bytes) {
         Ok((value, [])) => Ok(value),
-        Ok((_, rest)) => Err(codec(format!("{} bytes too many", rest.len()))),
+        Ok((_, rest)) => Err(codec(format!("{} trailing bytes", rest.len()))),
         Err(error) => Err(codec(error.to_string())),
     }
 }

@@ -4,7 +4,7 @@ use super::reconfigure::*;
 use crate::error::ErrorKind;
 
 fn start(own: Option<usize>, list_digest: u64) -> Start {
-    let info = format!("card of {own:?}");
+    let info = format!("info of {own:?}");
     let list = format!("list {list_digest}");
     Start {
         id: 9,
@@ -43,12 +43,12 @@ fn all_members_join_an_epoch_above_all_previous_ones() {
     let wait = Step::Send { line: 1, message: Message::Wait { member: 2 } };
     assert_eq!(steps(&mut coordinator), [wait]);
     coordinator.received(2, join(4));
-    let said = steps(&mut coordinator);
-    let Some(Step::End(Ok(agreement))) = said.last() else { panic!("{said:?}") };
+    let next_steps = steps(&mut coordinator);
+    let Some(Step::End(Ok(agreement))) = next_steps.last() else { panic!("{next_steps:?}") };
     assert_eq!((agreement.epoch, agreement.nonce, agreement.infos.len()), (10, 77, 3));
     let mut member = Reconfiguration::new(start(Some(2), 5));
     member.received(3, message);
-    let Step::Send { line: 1, message } = &said[0] else { panic!("{said:?}") };
+    let Step::Send { line: 1, message } = &next_steps[0] else { panic!("{next_steps:?}") };
     member.received(3, message.clone());
     assert_eq!(steps(&mut member).last(), Some(&Step::End(Ok(agreement.clone()))));
 }
@@ -61,14 +61,14 @@ fn another_list_is_a_mismatch_for_all_members() {
     member.received(3, call(2));
     let Some(Step::Send { message, .. }) = member.poll() else { panic!() };
     coordinator.received(1, message);
-    let said = steps(&mut coordinator);
-    let Some(Step::Send { line: 1, message: no }) = said.iter().rev().nth(1) else {
-        panic!("{said:?}")
+    let next_steps = steps(&mut coordinator);
+    let Some(Step::Send { line: 1, message: rejection }) = next_steps.iter().rev().nth(1) else {
+        panic!("{next_steps:?}")
     };
-    member.received(3, no.clone());
+    member.received(3, rejection.clone());
     // A member that connects only now receives the rejection too.
     coordinator.connected(2);
-    let timed_out = [call(2), no.clone()];
+    let timed_out = [call(2), rejection.clone()];
     assert_eq!(steps(&mut coordinator), timed_out.map(|message| Step::Send { line: 2, message }));
     let Some(Step::End(Err(why))) = member.poll() else { panic!() };
     assert_eq!((why.kind, why.member), (ErrorKind::Mismatch, Some(1)));

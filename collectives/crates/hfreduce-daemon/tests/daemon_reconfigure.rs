@@ -36,9 +36,9 @@ fn sum(comm: &Communicator) -> f32 {
 fn survivors_continue_with_and_without_daemons() {
     let daemons: Vec<Served> = (0..3).map(|_| Served::new(16)).collect();
     type Chosen = fn(u32) -> bool;
-    let ways: [Chosen; 2] = [|_| true, |rank| rank % 2 == 1];
+    let choices: [Chosen; 2] = [|_| true, |rank| rank % 2 == 1];
     for (nodes, locals, lost) in [(3, 1, 1), (2, 2, 0), (1, 3, 2)] {
-        for served in ways {
+        for served in choices {
             let world = (nodes * locals) as u32;
             let list: Vec<u32> = (0..world).filter(|rank| *rank != lost).collect();
             let summed = Barrier::new(world as usize);
@@ -74,8 +74,8 @@ fn survivors_continue_with_and_without_daemons() {
                     allreduce(&next, old).wait(None).unwrap();
                     assert_eq!(old[1023], list.len() as f32, "memory outlives epochs");
                     // Again, from a complete epoch, in reverse order.
-                    let turned: Vec<u32> = (0..next.world_size() as u32).rev().collect();
-                    let third = next.reconfigure(&ranks(&turned), TIMEOUT).unwrap();
+                    let reversed: Vec<u32> = (0..next.world_size() as u32).rev().collect();
+                    let third = next.reconfigure(&ranks(&reversed), TIMEOUT).unwrap();
                     assert_eq!((third.epoch(), sum(&third)), (2, all));
                 },
             );

@@ -76,14 +76,14 @@ fn widened(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     singles.into_iter().map(f64::from).collect()
 }
 
-fn own(dtype: DType, rank: usize) -> Vec<u8> {
+fn input_of(dtype: DType, rank: usize) -> Vec<u8> {
     let values: Vec<f64> = (0..NUMEL).map(|at| value(dtype, rank, at)).collect();
     narrowed(dtype, &values)
 }
 
 /// The exact average over the ranks, and the sum of the magnitudes.
 fn exact(dtype: DType, world: usize) -> Vec<(f64, f64)> {
-    let inputs: Vec<_> = (0..world).map(|rank| widened(dtype, &own(dtype, rank))).collect();
+    let inputs: Vec<_> = (0..world).map(|rank| widened(dtype, &input_of(dtype, rank))).collect();
     let at = |at: usize| {
         let sum: f64 = inputs.iter().map(|input| input[at]).sum();
         let magnitude: f64 = inputs.iter().map(|input| input[at].abs()).sum();
@@ -100,14 +100,14 @@ fn whole(data: &mut [u8]) -> Buffer {
 fn averaged(comm: &Communicator, dtype: DType) -> [Vec<u8>; 3] {
     let (rank, world) = (comm.rank() as usize, comm.world_size());
     let average = ReduceOp::Average;
-    let mut all = own(dtype, rank);
+    let mut all = input_of(dtype, rank);
     let work = comm.allreduce(whole(&mut all), dtype, average, 0, TIMEOUT, true);
     work.unwrap().wait(None).unwrap();
-    let mut at_root = own(dtype, rank);
+    let mut at_root = input_of(dtype, rank);
     let work = comm.reduce(whole(&mut at_root), dtype, average, 0, TIMEOUT, true);
     work.unwrap().wait(None).unwrap();
     // Every block is the whole input, so that every rank can be compared with the same values.
-    let mut blocks = own(dtype, rank).repeat(world);
+    let mut blocks = input_of(dtype, rank).repeat(world);
     let mut block = vec![0; NUMEL * dtype.size_bytes()];
     let (input, output) = (whole(&mut blocks), whole(&mut block));
     let work = comm.reduce_scatter(input, output, dtype, average, TIMEOUT, true);
@@ -137,18 +137,18 @@ fn averages_are_correct_for_every_type_layout_and_mode() {
             );
             for (rank, output) in outputs.iter().enumerate() {
                 for ((dtype, expected), results) in FLOATS.into_iter().zip(&expected).zip(output) {
-                    let once: Vec<f64> = expected.iter().map(|(average, _)| *average).collect();
-                    let once = narrowed(dtype, &once);
+                    let averages: Vec<f64> = expected.iter().map(|(average, _)| *average).collect();
+                    let rounded = narrowed(dtype, &averages);
                     for (operation, result) in results.iter().enumerate() {
                         if operation == 1 && rank != 0 {
                             continue; // Only the root of a reduction has its result.
                         }
                         let what =
                             format!("{nodes}×{locals} {modes} {dtype} operation {operation}");
-                        let widely = dtype.wide() != dtype && (modes.wide || dtype != DType::Bf16);
-                        if widely {
+                        let is_wide = dtype.wide() != dtype && (modes.wide || dtype != DType::Bf16);
+                        if is_wide {
                             // The sums are exact in binary32, so there is exactly one rounding.
-                            assert!(*result == once, "{what}");
+                            assert!(*result == rounded, "{what}");
                             continue;
                         }
                         for (got, (average, magnitude)) in

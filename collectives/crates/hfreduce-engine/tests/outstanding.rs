@@ -87,12 +87,13 @@ impl Moment for Communicator {
 fn mixed(comm: &Communicator, count: usize) {
     let (own, world) = (comm.rank(), comm.world_size());
     let mut sums = vec![1.0; count];
-    let mut casts: Vec<f32> = (0..count).map(|at| (own as usize * count + at) as f32).collect();
+    let mut broadcasts: Vec<f32> =
+        (0..count).map(|at| (own as usize * count + at) as f32).collect();
     let mut inputs: Vec<f32> = (0..count * world).map(|at| (at + own as usize) as f32).collect();
     let mut outputs = vec![-1.0; count * world];
     let mut works = Vec::new();
     let parts = inputs.chunks_exact_mut(world).zip(outputs.chunks_exact_mut(world));
-    let all = each(&mut sums).zip(each(&mut casts)).zip(parts).enumerate();
+    let all = each(&mut sums).zip(each(&mut broadcasts)).zip(parts).enumerate();
     for (at, ((sum, cast), (input, output))) in all {
         let root = (at % world) as u32;
         works.push(comm.allreduce(sum, DType::F32, ReduceOp::Sum, 0, TIMEOUT, false).unwrap());
@@ -103,7 +104,7 @@ fn mixed(comm: &Communicator, count: usize) {
     }
     wait_all(works);
     assert!(sums.iter().all(|sum| *sum == world as f32));
-    for (at, cast) in casts.iter().enumerate() {
+    for (at, cast) in broadcasts.iter().enumerate() {
         assert_eq!(*cast, ((at % world) * count + at) as f32);
     }
     for (at, output) in outputs.iter().enumerate() {
@@ -283,13 +284,13 @@ fn thousands_of_unmatched_receives_end_in_time() {
 }
 
 #[test]
-#[ignore = "a soak test: a minute"]
+#[ignore = "a soak test of a minute"]
 fn a_hundred_thousand_unmatched_receives_end_in_time() {
     end_in_time(100_000);
 }
 
 #[test]
-#[ignore = "a soak test: some ten seconds"]
+#[ignore = "a soak test of about ten seconds"]
 fn a_hundred_thousand_can_be_outstanding_through_daemons() {
     through_daemons(100_000);
 }

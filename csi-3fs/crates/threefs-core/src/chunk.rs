@@ -144,7 +144,7 @@ pub enum ContentChange {
         /// Offset in the chunk.
         offset: u32,
     },
-    /// Cut or zero-extend the content to `length` bytes. No payload.
+    /// Truncate or zero-extend the content to `length` bytes. No payload.
     Truncate {
         /// The new length.
         length: u32,

@@ -105,7 +105,7 @@ fn acknowledged_commits_survive_kill_9() {
         std::thread::sleep(Duration::from_micros(rand::rng().random_range(0..5_000)));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(!hangs, "round {round}: the child said nothing for {PATIENCE:?}");
+        assert!(!hangs, "round {round}: the child printed nothing for {PATIENCE:?}");
         acknowledged.extend(numbers);
         let found: BTreeSet<u64> = runtime()
             .block_on(async { rows(&Store::embedded(EmbeddedConfig::new(&path)).unwrap()).await })

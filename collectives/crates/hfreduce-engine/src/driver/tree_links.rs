@@ -92,7 +92,7 @@ impl TreeLinks {
             if let Some(token) = link.peer_memory.offered {
                 let head = Head::bare(Frame::MappingOffer { token });
                 link.transport.push(&head, Payload::Owned(vec![]), None);
-                // A peer that is gone is detected by the next reader.
+                // A peer that is sent_keys is detected by the next reader.
                 let _ = link.transport.flush(poller, &mut Vec::new());
             }
         }
@@ -126,11 +126,11 @@ impl Driver {
     pub(super) fn read_tree_link(&mut self, index: usize, event: Ready) {
         let (link, line) = (index & ((1 << DESCRIPTOR_SHIFT) - 1), index >> DESCRIPTOR_SHIFT);
         let Some(tree_links) = &mut self.tree_links else { return };
-        let goes_on = tree_links.links[link].transport.woken(line, event);
+        let is_open = tree_links.links[link].transport.woken(line, event);
         if event.readable {
             while self.shared.broken.get().is_none() && self.read_one(link) {}
         }
-        if goes_on && self.shared.broken.get().is_none() {
+        if is_open && self.shared.broken.get().is_none() {
             self.flush_link(link);
         }
     }
@@ -316,13 +316,13 @@ impl Driver {
     pub(super) fn flush_link(&mut self, at: usize) -> bool {
         let Some(tree_links) = &mut self.tree_links else { return false };
         let link = &mut tree_links.links[at];
-        let mut gone = Vec::new();
+        let mut sent_keys = Vec::new();
         let before = link.transport.traffic().0;
-        let flushed = link.transport.flush(&self.poller, &mut gone);
+        let flushed = link.transport.flush(&self.poller, &mut sent_keys);
         let sent = link.transport.traffic().0 - before;
         self.shared.counters.sent_bytes.fetch_add(sent, Ordering::Relaxed);
         let takes_more = link.transport.takes_more();
-        for key in gone.into_iter().flatten() {
+        for key in sent_keys.into_iter().flatten() {
             tree_links.core.sent(key);
         }
         self.act();

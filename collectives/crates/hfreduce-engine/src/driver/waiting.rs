@@ -103,16 +103,16 @@ impl Driver {
         }
     }
 
-    /// Between two polls of everything: polls the word that a small operation ends with, if that is
-    /// expected next. The reducing rank is not disturbed in the cache lines that it writes.
+    /// Between two polls of everything: polls the word in memory that completes a small operation, if that is
+    /// expected next, without disturbing the cache lines that the reducing rank writes.
     fn poll_small_result(&self) {
         let awaited = self.next_deliver < self.next_stage
             && self
                 .active
                 .front()
                 .is_some_and(|active| active.algorithm == ReduceAlgorithm::LastArriver);
-        let looks = if awaited { SMALL_RESULT_POLLS } else { 1 };
-        for _ in 0..looks {
+        let polls = if awaited { SMALL_RESULT_POLLS } else { 1 };
+        for _ in 0..polls {
             std::hint::spin_loop();
             if awaited && self.shm.reduced_by(self.next_deliver).is_some() {
                 return;

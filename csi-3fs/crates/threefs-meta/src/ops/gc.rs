@@ -30,7 +30,7 @@ pub(crate) struct ListedRemoval {
 pub(crate) enum RemovalState {
     /// Drop the chunks of a closed file, which has none at or beyond `end`.
     Chunks { layout: Layout, end: u64 },
-    /// Wait: a client has it open. Says whether it counts for its quota.
+    /// Wait: a client has it open. The flag is true if it counts for its quota.
     InUse { charged: bool },
     /// Remove rows only.
     Rows,
@@ -190,7 +190,7 @@ impl Operation for FinishRemovals<'_> {
             if let Some(row) = row.as_ref().filter(|row| row.charged) {
                 quota::release(txn, row).await?;
             }
-            // Without a byte there was never a valid capability.
+            // A file without bytes never had a valid capability.
             let late = |row: &InodeRow| row.dead && row.inode.quota.is_some() && row.end_max > 0;
             match row.filter(late) {
                 Some(mut row) => {

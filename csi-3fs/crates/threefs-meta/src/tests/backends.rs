@@ -69,9 +69,9 @@ impl Snapshot for YieldingSnapshot {
 }
 
 /// A store that commits and, while the flag is set, reports the outcome as unknown.
-pub(crate) struct Unsure(pub Store, pub Arc<AtomicBool>);
+pub(crate) struct UnknownOutcome(pub Store, pub Arc<AtomicBool>);
 
-impl Backend for Unsure {
+impl Backend for UnknownOutcome {
     fn snapshot(&self) -> BoxFuture<'_, Result<Box<dyn Snapshot>, KvError>> {
         Backend::snapshot(&self.0)
     }
@@ -80,7 +80,7 @@ impl Backend for Unsure {
         Box::pin(async {
             let stamp = self.0.commit(commit).await?;
             match self.1.load(SeqCst) {
-                true => Err(KvError::CommitUnknown { detail: "the disk said nothing".into() }),
+                true => Err(KvError::CommitUnknown { detail: "the disk did not reply".into() }),
                 false => Ok(stamp),
             }
         })

@@ -28,10 +28,10 @@ pub(crate) async fn check_tree(store: &Store) {
         let parent = rows::inode_of_key(&key).unwrap();
         let name = String::from_utf8(key[12..].to_vec()).unwrap();
         let entry: DentryRow = rows::decode(&key, &value).unwrap();
-        let row = inodes.get(&entry.inode).unwrap_or_else(|| panic!("`{name}` names nothing"));
+        let row = inodes.get(&entry.inode).unwrap_or_else(|| panic!("`{name}` has no inode"));
         assert_eq!(row.kind(), entry.kind, "`{name}`");
-        let holder = inodes.get(&parent).unwrap_or_else(|| panic!("`{name}` is in nothing"));
-        assert!(holder.inode.is_directory(), "`{name}` is in a file");
+        let directory = inodes.get(&parent).unwrap_or_else(|| panic!("`{name}` has no directory"));
+        assert!(directory.inode.is_directory(), "`{name}` is in a file");
         names.entry(entry.inode).or_default().push((parent, name));
     }
     check_quotas(&mut txn, &inodes).await;
@@ -57,7 +57,7 @@ pub(crate) async fn check_tree(store: &Store) {
             }
             EntryKind::Directory => {
                 let expected = vec![(row.parent().unwrap(), row.name.clone())];
-                assert_eq!(names, expected, "{id} has other names than it says");
+                assert_eq!(names, expected, "{id}: names differ from its row");
                 climb(&inodes, *id);
             }
             _ => {
@@ -68,7 +68,7 @@ pub(crate) async fn check_tree(store: &Store) {
     }
 }
 
-/// Each directory with a name counts its subdirectories, and no other row counts anything.
+/// Each directory with a name counts its subdirectories, and no other row has such a counter.
 async fn check_subdirectories(txn: &mut Transaction, inodes: &BTreeMap<InodeId, InodeRow>) {
     let mut expected: BTreeMap<InodeId, i64> = BTreeMap::new();
     for (id, row) in inodes {
@@ -79,7 +79,7 @@ async fn check_subdirectories(txn: &mut Transaction, inodes: &BTreeMap<InodeId, 
     for (key, value) in txn.range(&KeyRange::prefix(b"DSUB"), usize::MAX).await.unwrap() {
         let id = rows::inode_of_key(&key).unwrap();
         let counted = i64::from_le_bytes(value.try_into().unwrap());
-        let row = inodes.get(&id).unwrap_or_else(|| panic!("{id} is counted in and gone"));
+        let row = inodes.get(&id).unwrap_or_else(|| panic!("{id} has a counter but no inode"));
         if row.parent() != Some(REMOVED) {
             assert_eq!(counted, expected.remove(&id).unwrap_or_default(), "{id}: directories");
         }
@@ -88,7 +88,7 @@ async fn check_subdirectories(txn: &mut Transaction, inodes: &BTreeMap<InodeId, 
     assert!(expected.is_empty(), "not counted: {expected:?}");
 }
 
-/// The charge of names, attributes and targets matches them.
+/// Charged metadata bytes equal those of names, attributes, targets and sessions.
 async fn check_metadata_bytes(txn: &mut Transaction, row: &InodeRow, names: &[(InodeId, String)]) {
     let named: usize = names.iter().map(|(_, name)| name.len() + 64).sum();
     let prefix = rows::attributes(row.inode.id);
@@ -128,7 +128,7 @@ async fn check_quotas(txn: &mut Transaction, inodes: &BTreeMap<InodeId, InodeRow
             let counted = expected.entry(id).or_default();
             assert!(
                 row.charged_end >= row.needed_end() + row.excess,
-                "{id} counts for less than it needs"
+                "{id} is charged less than it needs"
             );
             counted.0 += (row.charged_end - row.excess) as i64;
             counted.1 += row.excess as i64;
@@ -178,8 +178,8 @@ fn climb(inodes: &BTreeMap<InodeId, InodeRow>, from: InodeId) {
             Some(REMOVED) => return,
             Some(parent) if parent == at => return,
             Some(parent) => at = parent,
-            None => panic!("{at} is above {from} and no directory"),
+            None => panic!("{at} is above {from} but not a directory"),
         }
     }
-    panic!("{from} is in a circle");
+    panic!("{from} is in a cycle");
 }

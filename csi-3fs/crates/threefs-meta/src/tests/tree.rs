@@ -13,7 +13,7 @@ use crate::protocol::{
     MetaReply, MetaRequest, Nanoseconds, ROOT, RequestId, SessionId,
 };
 use crate::rows;
-use crate::tests::backends::Unsure;
+use crate::tests::backends::UnknownOutcome;
 use crate::tests::fixture::{Fixture, config, count_inodes, create, make_directory, rename, soon};
 use crate::tests::invariants::check_tree;
 use crate::tree::Tree;
@@ -524,7 +524,7 @@ async fn a_store_of_another_schema_is_refused() {
 #[tokio::test]
 async fn a_commit_with_unknown_outcome_is_recognised_by_its_retry_and_ends_the_service() {
     let unsure = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let store = Store::new(Unsure(Store::memory(), Arc::clone(&unsure)));
+    let store = Store::new(UnknownOutcome(Store::memory(), Arc::clone(&unsure)));
     let fixture = Fixture::open(store, config()).await;
     fixture.create("/a").await;
     let request = MetaRequest::Change {

@@ -12,7 +12,7 @@ use crate::simulation::{SimEvent, Simulation, Violation};
 use crate::store::{Log, Store};
 use crate::topology::{At, chain_id};
 
-/// Shorter than in the product, like all times here.
+/// Shorter than in the product, like all times of the simulator.
 pub(super) const PAUSES: Pauses = Pauses { min_ms: 5, max_ms: 80, recovered_ms: 100 };
 
 fn replica(at: At, opening: u64, mutation: Mutation, purge_after_ms: Option<u64>) -> Replica {
