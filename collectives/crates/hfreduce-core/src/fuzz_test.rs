@@ -101,9 +101,9 @@ impl Node {
                 let fingerprint = call.unwrap_or_else(|| fingerprint(1, sequence));
                 let cut = Geometry::new(&fingerprint, nodes, SLOT_BYTES);
                 let stage = if up { Stage::Up } else { Stage::Down };
-                let known = cut.chunk(chunk % cut.chunks());
+                let chunk_at = cut.chunk(chunk % cut.chunks());
                 let (chunk, tree, bytes) = match honest {
-                    true => (known.index, known.tree, known.bytes_in(stage)),
+                    true => (chunk_at.index, chunk_at.tree, chunk_at.bytes_in(stage)),
                     false => (chunk, tree, chunk as usize),
                 };
                 let head = DataHead { sequence, chunk, tree, stage, bytes, fingerprint };

@@ -206,9 +206,9 @@ impl Endpoint {
         }
         let ended = shared.clone();
         let p2p = P2p::new(Arc::new(move |peer, until| {
-            let left = until.saturating_duration_since(Instant::now());
+            let remaining = until.saturating_duration_since(Instant::now());
             let hello = Hello { group, from, purpose: Purpose::Direct, stream: 0 };
-            let (to, until) = (&directory[peer as usize], Deadline::after(left));
+            let (to, until) = (&directory[peer as usize], Deadline::after(remaining));
             dial(&key, &host, to, hello, until, &|| ended.broken.get().is_some())
         }));
         let spin = Duration::from_micros(spin);
@@ -304,8 +304,8 @@ impl Endpoint {
             nodes.dedup();
             processors / nodes.len().max(1)
         });
-        let asked = infos.iter().filter_map(|info| info.channels).min();
-        asked
+        let requested = infos.iter().filter_map(|info| info.channels).min();
+        requested
             .or_else(|| per_node.min())
             .unwrap_or(1)
             .clamp(1, self.placement.members_min().min(CHANNELS_MAX))

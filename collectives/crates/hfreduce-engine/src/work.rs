@@ -201,8 +201,8 @@ impl Waiters {
         // Checked under the lock: a thread that changes it and calls `wake_all` afterwards finds
         // this one waiting.
         if !ready() {
-            let left = until.saturating_duration_since(Instant::now());
-            drop(self.wakeup.wait_timeout(guard, left));
+            let remaining = until.saturating_duration_since(Instant::now());
+            drop(self.wakeup.wait_timeout(guard, remaining));
         }
         self.waiting.leave();
     }

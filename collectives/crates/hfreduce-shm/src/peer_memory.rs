@@ -140,8 +140,8 @@ impl MappingListener {
                 let soon = Deadline::after(Duration::from_millis(1));
                 match shm::receive_descriptors(&stream, &mut bytes, soon) {
                     Ok(fds) => {
-                        let came = u64::from_le_bytes(bytes);
-                        self.waiting.extend(fds.into_iter().take(1).map(|fd| (came, fd)));
+                        let token_received = u64::from_le_bytes(bytes);
+                        self.waiting.extend(fds.into_iter().take(1).map(|fd| (token_received, fd)));
                     }
                     Err(error) => {
                         tracing::debug!(%error, "an accepted connection sent no descriptor")
@@ -152,8 +152,8 @@ impl MappingListener {
             }
         }
         let at = self.waiting.iter().position(|(came, _)| *came == token);
-        let found = at.and_then(|at| self.waiting.remove(at));
-        found.map(|(_, fd)| fd).ok_or_else(|| io::ErrorKind::NotFound.into())
+        let connection = at.and_then(|at| self.waiting.remove(at));
+        connection.map(|(_, fd)| fd).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 }
 

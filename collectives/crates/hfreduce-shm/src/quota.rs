@@ -68,15 +68,15 @@ impl Limit {
     /// Replaces a charge of `from` by `to`.
     fn change(&self, user: u32, from: usize, to: usize) -> Result<(), OverLimit> {
         let mut taken = lock(&self.taken);
-        let wanted = to.saturating_sub(from);
+        let increase = to.saturating_sub(from);
         let own = taken.get(&user).copied().unwrap_or(0);
         let all = taken.values().sum::<usize>();
         // A reduction is never refused.
         let limits = [(Scope::User(user), own, self.each), (Scope::AllUsers, all, self.all)];
         for (scope, taken, most) in limits {
-            if wanted > 0 && taken.saturating_add(wanted) > most {
+            if increase > 0 && taken.saturating_add(increase) > most {
                 let Self { what, remedy, .. } = *self;
-                return Err(OverLimit { scope, what, wanted, taken, most, remedy });
+                return Err(OverLimit { scope, what, wanted: increase, taken, most, remedy });
             }
         }
         match own - from + to {

@@ -215,8 +215,8 @@ impl<N> Connection<N> {
         let mut in_kernel: libc::c_int = 0;
         let fd = std::os::fd::AsRawFd::as_raw_fd(&self.stream);
         // SAFETY: TIOCOUTQ on a socket writes one int.
-        let asked = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &mut in_kernel) };
-        queued.saturating_sub(self.gone) + if asked == 0 { in_kernel.max(0) as usize } else { 0 }
+        let status = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &mut in_kernel) };
+        queued.saturating_sub(self.gone) + if status == 0 { in_kernel.max(0) as usize } else { 0 }
     }
 
     /// The kernel keeps counting bytes that a reset connection will never send.
@@ -331,7 +331,7 @@ impl<N> Connection<N> {
         self.stash.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;
-        let wanted = place.len() + self.stash.len() - self.end;
+        let missing = place.len() + self.stash.len() - self.end;
         let inside = place.len();
         let mut slices = [IoSliceMut::new(place), IoSliceMut::new(&mut self.stash[self.end..])];
         let slices = if inside == 0 { &mut slices[1..] } else { &mut slices[..] };
@@ -345,7 +345,7 @@ impl<N> Connection<N> {
             Err(error) => return Err(error.into()),
         };
         self.received_bytes += bytes as u64;
-        self.drained = bytes < wanted;
+        self.drained = bytes < missing;
         self.end += bytes.saturating_sub(inside);
         Ok(bytes.min(inside))
     }

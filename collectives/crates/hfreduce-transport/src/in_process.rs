@@ -88,8 +88,8 @@ impl InProcess {
         let left = deadline.remaining().ok_or(io::ErrorKind::TimedOut)?;
         stream.set_read_timeout(Some(left))?;
         stream.read_exact(&mut number)?;
-        let found = lock(&WAITING).remove(&u64::from_le_bytes(number));
-        found.ok_or_else(|| io::Error::other("its ranks are not all threads of one process"))
+        let endpoint = lock(&WAITING).remove(&u64::from_le_bytes(number));
+        endpoint.ok_or_else(|| io::Error::other("its ranks are not all threads of one process"))
     }
 
     fn between(inward: Arc<End>, outward: Arc<End>) -> Self {

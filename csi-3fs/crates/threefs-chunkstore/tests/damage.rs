@@ -105,9 +105,9 @@ fn a_truncated_data_file_reports_the_chunks_behind_its_end_as_damaged() {
     let data = std::fs::OpenOptions::new().write(true).open(folder.path().join("data")).unwrap();
     data.set_len(10 * 4096).unwrap();
     let store = FileChunkStore::open(folder.path(), config()).unwrap();
-    let found: Vec<bool> = (0..4).map(|index| read(&store, index).is_ok()).collect();
-    assert_eq!(found.iter().filter(|ok| **ok).count(), 2, "{found:?}");
-    for (index, whole) in (0..).zip(found) {
+    let readable: Vec<bool> = (0..4).map(|index| read(&store, index).is_ok()).collect();
+    assert_eq!(readable.iter().filter(|ok| **ok).count(), 2, "{readable:?}");
+    for (index, whole) in (0..).zip(readable) {
         if !whole {
             let error = read(&store, index).unwrap_err();
             assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
@@ -394,9 +394,9 @@ fn many_writers_and_readers_see_whole_versions_only() {
         std::thread::spawn(move || {
             for round in 0..400 {
                 let index = (reader + round) % 4;
-                let found = store.read(chunk(index), Which::Committed, 0, u32::MAX).unwrap();
-                let version = found.state.version.0;
-                assert!(found.bytes == content(index, version, LENGTH), "chunk {index}");
+                let content_read = store.read(chunk(index), Which::Committed, 0, u32::MAX).unwrap();
+                let version = content_read.state.version.0;
+                assert!(content_read.bytes == content(index, version, LENGTH), "chunk {index}");
             }
         })
     });

@@ -57,9 +57,9 @@ fn a_forgotten_inode_has_no_chunks_and_rejects_updates_even_after_a_restart() {
     store.apply(&update(chunk(5, 9), 2, ContentChange::Replace), &[1; 9_000]).unwrap();
     store.forget_inodes(&[InodeRange::one(InodeId(5))], ChunkVersion(0)).unwrap();
     let check = |store: &FileChunkStore<MemoryDisk>| {
-        let known: Vec<u64> =
+        let present: Vec<u64> =
             store.metas(None, ChunkId::MAX, 99).iter().map(|meta| meta.chunk.inode.0).collect();
-        assert_eq!(known, [4, 6]);
+        assert_eq!(present, [4, 6]);
         assert_eq!(store.pending(None, 9), []);
         assert!(store.is_forgotten(InodeId(5)));
         assert_eq!(store.space().used_bytes, 2 * 8_192);
@@ -92,8 +92,8 @@ fn a_purged_chunk_leaves_only_the_version_of_its_removal_also_in_a_compacted_log
     store.purge(chunk(1), ChunkVersion(7)).unwrap();
     let check = |store: &FileChunkStore<MemoryDisk>| {
         let metas = store.metas(None, ChunkId::MAX, 99);
-        let known: Vec<u32> = metas.iter().map(|meta| meta.chunk.index).collect();
-        assert_eq!(known, [0, 2]);
+        let present: Vec<u32> = metas.iter().map(|meta| meta.chunk.index).collect();
+        assert_eq!(present, [0, 2]);
         assert_eq!(store.version_floor(), ChunkVersion(7));
         assert_eq!(store.space().used_bytes, 2 * 8_192);
     };
@@ -176,8 +176,8 @@ fn create_and_remove(chunks: u64) -> Vec<(u64, u64)> {
             figures.push((resident_bytes(), log_bytes(folder.path())));
         }
     }
-    let known = store.metas(None, ChunkId::MAX, usize::MAX).len() as u64;
-    assert!(known <= files / 100 + 65 * CHUNKS_PER_FILE, "{known} entries");
+    let chunks_known = store.metas(None, ChunkId::MAX, usize::MAX).len() as u64;
+    assert!(chunks_known <= files / 100 + 65 * CHUNKS_PER_FILE, "{chunks_known} entries");
     figures
 }
 

@@ -135,11 +135,11 @@ fn fifty_kills_lose_no_acknowledged_write() {
         }
         let store = FileChunkStore::open(folder.path(), config()).unwrap();
         for (chunk, version) in &promised {
-            let found = store.read(*chunk, Which::Newest, 0, u32::MAX).unwrap();
-            let newest = found.state.version.0;
+            let stored = store.read(*chunk, Which::Newest, 0, u32::MAX).unwrap();
+            let newest = stored.state.version.0;
             assert!(newest >= *version, "kill {kill}: {chunk} has {newest}, promised {version}");
             assert!(
-                found.bytes == content(*chunk, newest),
+                stored.bytes == content(*chunk, newest),
                 "kill {kill}: {chunk} version {newest}"
             );
         }

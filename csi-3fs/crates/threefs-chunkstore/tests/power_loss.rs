@@ -132,11 +132,11 @@ fn check(run: &Run, at: usize, luck: Luck<'_>, seed: u64) {
     let disk = after_power_loss(&operations, at, luck);
     let store = FileChunkStore::open_on(disk.clone(), config())
         .unwrap_or_else(|error| panic!("seed {seed}, before operation {at}: {error}"));
-    let found = picture(&store);
+    let recovered = picture(&store);
     // Before the first acknowledged update there may be nothing.
     let allowed = run.allowed(at);
     assert!(
-        allowed.iter().any(|(_, picture, _)| *picture == found),
+        allowed.iter().any(|(_, picture, _)| *picture == recovered),
         "seed {seed}, before operation {at} of {}: none of {} allowed pictures",
         operations.len(),
         allowed.len(),

@@ -304,8 +304,8 @@ mod tests {
     #[test]
     fn consecutive_inodes_are_one_range() {
         let inodes = [5, 6, 7, 9, u64::MAX].map(InodeId).into_iter().collect();
-        let found: Vec<_> = ranges(&inodes).iter().map(|it| (it.first.0, it.last.0)).collect();
-        assert_eq!(found, [(5, 7), (9, 9), (u64::MAX, u64::MAX)]);
+        let actual: Vec<_> = ranges(&inodes).iter().map(|it| (it.first.0, it.last.0)).collect();
+        assert_eq!(actual, [(5, 7), (9, 9), (u64::MAX, u64::MAX)]);
     }
 
     #[test]

@@ -107,11 +107,11 @@ fn acknowledged_commits_survive_kill_9() {
         child.wait().unwrap();
         assert!(!hangs, "round {round}: the child printed nothing for {PATIENCE:?}");
         acknowledged.extend(numbers);
-        let found: BTreeSet<u64> = runtime()
+        let stored: BTreeSet<u64> = runtime()
             .block_on(async { rows(&Store::embedded(EmbeddedConfig::new(&path)).unwrap()).await })
             .into_iter()
             .collect();
-        let lost: Vec<_> = acknowledged.difference(&found).collect();
+        let lost: Vec<_> = acknowledged.difference(&stored).collect();
         assert!(lost.is_empty(), "round {round}: lost {lost:?}");
     }
     assert!(acknowledged.len() > 1000, "only {} commits: too little", acknowledged.len());

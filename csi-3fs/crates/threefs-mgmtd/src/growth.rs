@@ -25,8 +25,8 @@ const MOVES_AT_ONCE: usize = 2;
 impl Manager {
     /// Adds chains and starts moves, if requested and within the limit.
     pub(crate) async fn grow(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
-        let asked = view.goal.once || !view.goal.leaving.is_empty();
-        if view.routing.chains.is_empty() || !(self.automatic || asked) {
+        let requested = view.goal.once || !view.goal.leaving.is_empty();
+        if view.routing.chains.is_empty() || !(self.automatic || requested) {
             return Ok(());
         }
         let growth_inputs = view.growth_inputs(&self.timers, now);

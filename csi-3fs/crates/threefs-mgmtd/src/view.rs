@@ -176,8 +176,9 @@ impl View {
             let mut holders = self.routing.chains.values().flat_map(|chain| &chain.targets);
             holders.all(|place| self.heartbeats.contains_key(&place.node))
         };
-        let left = timers.node_failure_ms.checked_sub(waited).filter(|left| *left > 0)?;
-        (!all_heard()).then_some(left)
+        let remaining =
+            timers.node_failure_ms.checked_sub(waited).filter(|remaining| *remaining > 0)?;
+        (!all_heard()).then_some(remaining)
     }
 
     /// What a heartbeat requires, or why it is refused.
@@ -207,14 +208,14 @@ impl View {
     /// Records an accepted heartbeat. Returns true if it changes the report of a target.
     pub(crate) fn record_heartbeat(&mut self, heartbeat: Heartbeat, now: Millis) -> bool {
         let Heartbeat { node, sequence, targets, capacity_bytes, .. } = heartbeat;
-        let said = |targets: &[TargetReport]| -> Vec<(TargetId, LocalReport)> {
+        let states_of = |targets: &[TargetReport]| -> Vec<(TargetId, LocalReport)> {
             targets.iter().map(|line| (line.target, line.report)).collect()
         };
-        let new = said(&targets);
+        let new = states_of(&targets);
         let before = self
             .heartbeats
             .insert(node, LastHeartbeat { at: now, sequence, targets, capacity_bytes });
-        before.is_none_or(|before| said(&before.targets) != new)
+        before.is_none_or(|before| states_of(&before.targets) != new)
     }
 
     /// Records a new incarnation of a node.

@@ -56,17 +56,17 @@ impl Communicator {
         mut more: impl FnMut() -> bool,
     ) {
         let client_ready = &self.inner.shared.client_ready;
-        let heard = || client_ready.load(Ordering::SeqCst) || done() || self.inner.is_claimed();
+        let ready = || client_ready.load(Ordering::SeqCst) || done() || self.inner.is_claimed();
         let mapped = self.inner.try_driver(|driver| {
             // Events of messages read before are cleared, and then the messages are checked again.
             driver.poll_once();
             client_ready.store(false, Ordering::SeqCst);
             if !more() {
-                driver.drive(until, heard);
+                driver.drive(until, ready);
             }
         });
         if !mapped {
-            self.inner.wait(Instant::now(), until, heard);
+            self.inner.wait(Instant::now(), until, ready);
             client_ready.store(false, Ordering::SeqCst);
         }
     }

@@ -122,8 +122,8 @@ impl Driver {
         if active.others.is_empty() && active.operation.fingerprint.kind.reduces() {
             let (ordinal, sequence) = (active.ordinal, active.work.sequence);
             let locals = 0..self.shm.shape().locals;
-            let said = |local| self.shm.registered(local, ordinal, sequence);
-            active.others = locals.map(|local| said(local).unwrap_or_default()).collect();
+            let registered_by = |local| self.shm.registered(local, ordinal, sequence);
+            active.others = locals.map(|local| registered_by(local).unwrap_or_default()).collect();
         }
     }
 

@@ -329,8 +329,8 @@ impl Driver {
             .find(|local| self.shm.closed_at(*local).is_some_and(|next| newest >= next))
             .map(|local| locals[local]);
         let linked = self.tree_links.as_ref().and_then(|tree_links| {
-            let gone = |left: Option<u64>| left.is_some_and(|next| newest >= next);
-            tree_links.links.iter().find(|link| gone(link.left)).map(|link| link.peer_rank)
+            let is_over = |left: Option<u64>| left.is_some_and(|next| newest >= next);
+            tree_links.links.iter().find(|link| is_over(link.left)).map(|link| link.peer_rank)
         });
         if let Some(rank) = local.or(linked) {
             let detail = "it closed the communicator before this operation".into();

@@ -164,8 +164,8 @@ impl P2p {
 
     /// What an operation waits for: a description, and the rank if known.
     pub(super) fn waiting_for(&self, work: &WorkState) -> Option<(String, Option<u32>)> {
-        let found = self.operations.values().find(|o| std::ptr::eq(&*o.work, work))?;
-        let transfer = found.open().next()?;
+        let operation = self.operations.values().find(|o| std::ptr::eq(&*o.work, work))?;
+        let transfer = operation.open().next()?;
         if transfer.peer == ANY_RANK {
             return Some(("waiting for a message from any rank".to_owned(), None));
         }

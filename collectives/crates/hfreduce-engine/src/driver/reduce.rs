@@ -137,9 +137,9 @@ impl Driver {
         for local in self.sinks(chunk) {
             let registered = self.other(at, local).output;
             let place = if local == own {
-                let wanted = own_too || registered.is_some();
+                let is_written = own_too || registered.is_some();
                 let output = &self.active[at].operation.output;
-                wanted.then(|| output.contiguous(chunk.output_offset, chunk.bytes)).flatten()
+                is_written.then(|| output.contiguous(chunk.output_offset, chunk.bytes)).flatten()
             } else if let Some(offset) = registered {
                 let offset = offset.checked_add(chunk.output_offset as u64);
                 let place = offset.and_then(|offset| self.arenas.at(local, offset, chunk.bytes));

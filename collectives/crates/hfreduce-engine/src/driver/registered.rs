@@ -45,10 +45,10 @@ pub(super) fn registered_buffers(arenas: &Arenas, operation: &Operation, rank: u
         let place = buffer.contiguous(0, buffer.bytes()).filter(|_| !buffer.is_pipelined())?;
         arena.find(place, buffer.bytes())
     };
-    let found = if sinks { find(output).filter(|found| found.whole_pages) } else { None };
+    let region = if sinks { find(output).filter(|region| region.whole_pages) } else { None };
     Registered {
-        input: find(input).map(|found| found.offset),
-        output: found.map(|found| found.offset),
+        input: find(input).map(|region| region.offset),
+        output: region.map(|region| region.offset),
     }
 }
 

@@ -50,13 +50,13 @@ impl Driver {
         let Active { algorithm, ordinal, ref work, .. } = self.active[at];
         let sequence = work.sequence;
         let local = self.shared.identity.local();
-        let said = match algorithm {
+        let published = match algorithm {
             ReduceAlgorithm::Owner | ReduceAlgorithm::LastArriver => return Some(false),
             ReduceAlgorithm::Ring => return Some(true),
             ReduceAlgorithm::Undecided => self.shm.registered(0, ordinal, sequence),
         };
-        let chosen = match said {
-            Some(said) => said.input.is_none(),
+        let chosen = match published {
+            Some(published) => published.input.is_none(),
             // Too many operations were in progress when it started.
             None if local == 0 && at < REGISTERED_MAX => {
                 self.shm.register(0, ordinal, sequence, Registered::default());

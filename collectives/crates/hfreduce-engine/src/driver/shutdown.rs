@@ -24,15 +24,15 @@ impl Driver {
 
     /// Sends final frames; true once all are sent or the peers are gone.
     pub(super) fn flush_final_frames(&mut self) -> bool {
-        let mut said = self.p2p.flush_final_frames();
-        let Some(tree_links) = &mut self.tree_links else { return said };
-        let mut gone = Vec::new();
+        let mut all_sent = self.p2p.flush_final_frames();
+        let Some(tree_links) = &mut self.tree_links else { return all_sent };
+        let mut sent_keys = Vec::new();
         for link in &mut tree_links.links {
             // A failed link is not waited for.
-            let _ = link.transport.flush(&self.poller, &mut gone);
-            said &= link.transport.is_flushed();
+            let _ = link.transport.flush(&self.poller, &mut sent_keys);
+            all_sent &= link.transport.is_flushed();
         }
-        said
+        all_sent
     }
 
     pub(super) fn close_tree_links(&mut self, next: u64) {

@@ -321,11 +321,11 @@ impl Endpoint {
         deadline: Deadline,
     ) -> Result<TcpStream, CollectiveError> {
         let phase = "waiting for a tree neighbor";
-        let wanted = Hello { group, from: rank, purpose: Purpose::Tree, stream };
+        let expected = Hello { group, from: rank, purpose: Purpose::Tree, stream };
         self.says(phase, rank);
         let mut arrived = lock(&self.identity.inbox.arrived);
         loop {
-            if let Some(at) = arrived.iter().position(|(hello, ..)| *hello == wanted) {
+            if let Some(at) = arrived.iter().position(|(hello, ..)| *hello == expected) {
                 return Ok(arrived.swap_remove(at).1);
             }
             let Some(left) = deadline.remaining() else {

@@ -158,8 +158,8 @@ fn registered_bytes() -> usize {
 /// chunks from the caches.
 pub fn default_slots(nodes: usize, channels: usize, slot_bytes: usize) -> usize {
     let priority_levels = usize::BITS - nodes.saturating_sub(1).leading_zeros();
-    let wanted = 4 * channels.max(priority_levels as usize);
-    wanted.max(UNDER_WAY_BYTES / slot_bytes.max(1)).clamp(SLOTS_MIN, SLOTS_MAX)
+    let required = 4 * channels.max(priority_levels as usize);
+    required.max(UNDER_WAY_BYTES / slot_bytes.max(1)).clamp(SLOTS_MIN, SLOTS_MAX)
 }
 
 /// Consecutive ring accumulators, one slot per chunk: enough that ranks seldom wait for each other,

@@ -229,20 +229,20 @@ impl Snapshot {
         }
         let identity: serde_json::Value =
             serde_json::from_str(&words.text(at::IDENTITY, at::BOOT)).unwrap_or_default();
-        let said = |name: &str| identity[name].as_str().unwrap_or_default().to_owned();
-        let node = said("node");
+        let text_of = |name: &str| identity[name].as_str().unwrap_or_default().to_owned();
+        let node = text_of("node");
         Ok(Self {
             format: "hfreduce-flight",
             version: VERSION,
             path: path.map(|path| path.display().to_string()),
-            job: said("job"),
+            job: text_of("job"),
             rank: words.high(at::PROCESS),
             world_size: words.low(at::WORLD),
             group: format!("{:016x}", words.get(at::GROUP)),
             epoch: words.high(at::WORLD),
-            zone: said("zone"),
-            reached_at: said("reached_at"),
-            host: said("host"),
+            zone: text_of("zone"),
+            reached_at: text_of("reached_at"),
+            host: text_of("host"),
             pid: words.low(at::PROCESS),
             process_start: words.get(at::PROCESS_START),
             pid_namespace: words.get(at::PID_NAMESPACE),

@@ -200,14 +200,14 @@ fn map(file: &File, bytes: usize) -> io::Result<NonNull<u8>> {
 /// Creates the folder if needed and checks that only this user can write to it.
 pub fn private_folder(folder: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    let found = fs::symlink_metadata(folder)?;
-    let own = found.uid() == rustix::process::geteuid().as_raw();
-    if !found.is_dir() || !own || found.mode() & 0o022 != 0 {
+    let metadata = fs::symlink_metadata(folder)?;
+    let own = metadata.uid() == rustix::process::geteuid().as_raw();
+    if !metadata.is_dir() || !own || metadata.mode() & 0o022 != 0 {
         return Err(io::Error::other(format!(
             "{} is not a private folder of this user (mode {:o}, owner {})",
             folder.display(),
-            found.mode() & 0o7777,
-            found.uid()
+            metadata.mode() & 0o7777,
+            metadata.uid()
         )));
     }
     Ok(())
@@ -277,8 +277,8 @@ pub fn process_start(pid: u32) -> Option<u64> {
     // the start time.
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_whitespace();
-    let gone = matches!(fields.next(), Some("Z" | "X"));
-    if gone { None } else { fields.nth(18)?.parse().ok() }
+    let has_exited = matches!(fields.next(), Some("Z" | "X"));
+    if has_exited { None } else { fields.nth(18)?.parse().ok() }
 }
 
 /// Id of this process's pid namespace.

@@ -96,8 +96,8 @@ async fn reserved_attributes_are_restricted_to_the_control_plane() {
         .await
         .unwrap();
     let get = MetaQuery::GetAttribute { at: At::path("/v"), name: RECORD.into() };
-    let found = query_as(&fixture, &caller, get).await.unwrap();
-    assert_eq!(found, MetaReply::Attribute(b"record".to_vec()));
+    let attribute = query_as(&fixture, &caller, get).await.unwrap();
+    assert_eq!(attribute, MetaReply::Attribute(b"record".to_vec()));
 }
 
 /// A volume with an inode limit cannot fill the shared store: names, attributes and link targets

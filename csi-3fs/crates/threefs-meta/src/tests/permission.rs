@@ -218,6 +218,6 @@ async fn attributes_are_set_read_listed_and_bounded() {
     fixture.change(MetaChange::Unlink { at: At::path("/file") }).await.unwrap();
     fixture.collect_all().await;
     let mut txn = fixture.store.begin().await.unwrap();
-    let left = txn.range(&threefs_kv::KeyRange::prefix(b"XATT"), 10).await.unwrap();
-    assert!(left.is_empty(), "attributes are removed with their inode");
+    let remaining = txn.range(&threefs_kv::KeyRange::prefix(b"XATT"), 10).await.unwrap();
+    assert!(remaining.is_empty(), "attributes are removed with their inode");
 }

@@ -346,8 +346,8 @@ impl Sim {
                 AbortReason::new(ErrorKind::PeerDied, peer as u32, "").with_peer(victim as u32, "");
             // Messages in flight still arrive; then the wire ends.
             let wire = self.wires.entry((victim, peer)).or_default();
-            let kept = self.seed.below(wire.len() + 1);
-            wire.truncate(kept);
+            let length = self.seed.below(wire.len() + 1);
+            wire.truncate(length);
             wire.push_back(Message::Abort(cause));
         }
     }

@@ -137,7 +137,7 @@ impl Driver {
     pub(super) fn p2p_lost(&mut self, peer: u32, inward: bool, error: &io::Error) {
         self.check_abort_record();
         // Dropping a connection closes its socket, which also removes it from epoll.
-        let left = if inward {
+        let peer_closed = if inward {
             self.p2p.incoming.remove(&peer).is_some_and(|incoming| incoming.left)
         } else {
             self.p2p.outgoing.remove(&peer).is_some_and(|outgoing| outgoing.left)
@@ -145,14 +145,14 @@ impl Driver {
         let mut open = self.p2p.operations.values().flat_map(P2pOperation::open);
         let needed = open.any(|transfer| match transfer.peer {
             // A closed peer sends nothing more, but others may.
-            ANY_RANK => inward && !left,
+            ANY_RANK => inward && !peer_closed,
             needed => needed == peer && transfer.sends != inward,
         });
         drop(open);
         if !needed {
             return;
         }
-        if left {
+        if peer_closed {
             let detail = "it closed the communicator before this message".into();
             self.fail(self.reason_for(ErrorKind::PeerLeft, peer, detail), None);
         } else {

@@ -89,13 +89,13 @@ impl Driver {
     }
 
     pub(super) fn flush_p2p(&mut self, peer: u32, inward: bool) -> bool {
-        let mut gone = Vec::new();
+        let mut sent_notes = Vec::new();
         let Some(connection) = self.p2p_connection(peer, inward) else { return false };
         if connection.queued() == 0 {
             return false;
         }
         let before = connection.sent_bytes;
-        let flushed = connection.flush(&mut gone);
+        let flushed = connection.flush(&mut sent_notes);
         let moved = connection.sent_bytes != before;
         let full = connection.queued() > 0;
         if let Err(error) = flushed {
@@ -108,7 +108,7 @@ impl Driver {
             return true;
         }
         self.update_p2p_interest(peer, inward, full);
-        for ticket in gone.into_iter().filter_map(|note| note.completes) {
+        for ticket in sent_notes.into_iter().filter_map(|note| note.completes) {
             self.transferred(ticket);
         }
         moved

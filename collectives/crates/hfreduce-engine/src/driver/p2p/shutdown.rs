@@ -41,11 +41,11 @@ impl P2p {
 
     /// Sends final frames; true once all are sent or the peers are gone.
     pub(in crate::driver) fn flush_final_frames(&mut self) -> bool {
-        let mut said = true;
+        let mut all_sent = true;
         for connection in self.connections() {
-            said &= connection.flush(&mut Vec::new()).is_err() || connection.queued() == 0;
+            all_sent &= connection.flush(&mut Vec::new()).is_err() || connection.queued() == 0;
         }
-        said
+        all_sent
     }
 
     /// Bytes that the peers' machines have not acknowledged.
