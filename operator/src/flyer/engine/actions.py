@@ -1,8 +1,8 @@
-"""What the engine tells drivers to do, in the order in which they must do it.
+"""Actions: what drivers have to do after a step, in the order of the list.
 
-Commits come first: a driver that cannot store one (somebody else wrote) does nothing of what
-follows, and rebuilds. Every action is idempotent, and after a rebuild the engine tells again
-everything that is still to be done.
+Commits come first: a driver that cannot store one, because of another writer, skips the following
+actions and rebuilds. Every action is idempotent, and after a rebuild the engine repeats every
+action that is still due.
 """
 
 # ruff: noqa: TC001 - the decision log resolves the annotations
@@ -31,17 +31,17 @@ class ReleaseToken:
 
 @dataclass(frozen=True, slots=True)
 class HoldToken:
-    """The job is the one that may cross zones, until ReleaseToken. Comes before its Start."""
+    """The job holds the cross-zone token until ReleaseToken. Precedes its Start."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """Ask the job to save and to give its nodes back before `deadline`.
+    """Request that the job saves and releases its nodes before `deadline`.
 
     Sets the suspend code 1 in the job's socket (and sends SIGTERM to ranks that never opened it).
-    Told again with a later deadline when the grace is extended.
+    Repeated with a later deadline when the grace period is extended.
     """
 
     job: str
@@ -53,7 +53,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the pods of this attempt on these nodes, and tell NodeEmptied for each.
+    """Stop the pods of this attempt on these nodes, and report NodeEmptied for each node.
 
     `kill`: at once. Without it: SIGTERM first, and SIGKILL after the driver's own short pause.
     Repeated every `SchedulerSettings.stop_retry_seconds` until the nodes are empty. For a node
@@ -69,9 +69,9 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start one pod per assigned node, in this order of ranks, and tell GangStarted or PodExited.
+    """Start one pod per node, in this order of ranks, and report GangStarted or PodExited.
 
-    The nodes are empty, healthy and the job's. `restore_from` is the newest durable checkpoint.
+    The nodes are empty and healthy. `restore_from` is the newest durable checkpoint.
     """
 
     job: str
@@ -83,14 +83,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The job has ended for good and its nodes are empty: close its socket, seal its logs."""
+    """The job has ended and its nodes are empty: close its socket and finish its logs."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Step again (a Tick will do) at this time at the latest. The last action of a step, if any."""
+    """Step again, for example with a Tick, at this time at the latest. Always the last action."""
 
     time: float
 

@@ -1,4 +1,4 @@
-"""The decision log: what went into the engine and what came out, one JSON line a step.
+"""Decision log: events and actions of each step, one JSON line per step.
 
 The first line holds what `rebuild` was given, and so does the line of every later rebuild. The
 engine is pure, so replaying a log gives the same actions, byte for byte; where it does not, the
@@ -41,7 +41,7 @@ VERSION = 6
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A step that decides otherwise now."""
+    """A step whose actions differ from the recorded ones."""
 
     line: int
     recorded: str
@@ -86,7 +86,7 @@ def step_line(events: Sequence[Event], now: float, actions: Sequence[Action]) ->
 
 
 def replay(lines: Iterable[str]) -> Iterator[Difference]:
-    """Decide everything again; yields what comes out otherwise. Raises ReplayError."""
+    """Repeat all steps; yield those whose actions differ. Raises ReplayError."""
     state: EngineState | None = None
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -1,10 +1,10 @@
-"""What the engine refuses."""
+"""Errors of the engine."""
 
 from __future__ import annotations
 
 
 class EngineError(Exception):
-    """Base of what the engine raises; never raised half-way through a step."""
+    """Base class of the engine's errors. A step that raises one has changed nothing."""
 
 
 class UnknownJob(EngineError):  # noqa: N818 - a fact that callers name
@@ -18,7 +18,7 @@ class UnknownJob(EngineError):  # noqa: N818 - a fact that callers name
 
 
 class JobFault(EngineError):  # noqa: N818 - a fact that callers name
-    """A bug that one job brings to light: nothing was decided, and without it all others can be.
+    """An internal error that concerns one job: the step decided nothing, and works without the job.
 
     `event` is what could not be taken in; None: the job itself cannot be apply_removal_budget.
     """

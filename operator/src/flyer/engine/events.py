@@ -1,7 +1,7 @@
-"""What drivers tell the engine: facts, in the past tense.
+"""Events: facts that drivers report to the engine, in the past tense.
 
-An event about an attempt names it, so that what arrives late is recognised. Telling the same fact
-twice changes nothing. `job` is always the key, "namespace/name".
+An event about an attempt names it, so that late events are recognized. Repeated events change
+nothing. `job` is always the key, "namespace/name".
 """
 
 # ruff: noqa: TC001 - the decision log resolves the annotations
@@ -17,14 +17,14 @@ from flyer.engine.state.quotas import Quota
 
 @dataclass(frozen=True, slots=True)
 class NodeObserved:
-    """A node exists and is so. Its loss, if it had been reported, is over when it is ready."""
+    """A node and its state. A reported loss ends when the node is ready."""
 
     node: Node
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """A node died under its work: crash, power, network. Ineligible until observed ready again."""
+    """A node failed: crash, power, network. Ineligible until it is observed ready again."""
 
     node: str
     cause: str
@@ -47,8 +47,8 @@ class NodeRemoved:
 class NodeEmptied:
     """No process of this job's attempts up to `attempt` exists on the node any more.
 
-    Drivers tell it for every node that a gang was started on, whatever ended the gang, and after
-    the PodExited of that node, if they saw one: a pod that is gone without an exit was lost.
+    Drivers report it for every node on which a gang was started, whatever ended the gang, and after
+    the PodExited of that node, if there was one: a pod that disappears without an exit was lost.
     """
 
     node: str
@@ -58,14 +58,14 @@ class NodeEmptied:
 
 @dataclass(frozen=True, slots=True)
 class ZonesObserved:
-    """The FlyerTopology is so. Gangs that run stay where they are."""
+    """The FlyerTopology changed. Running gangs keep their nodes."""
 
     zones: Zones
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaObserved:
-    """A FlyerQuota exists and is so. Jobs that run keep their nodes, whatever it says now."""
+    """A FlyerQuota and its specification. Running jobs keep their nodes."""
 
     quota: Quota
 
@@ -79,7 +79,7 @@ class QuotaRemoved:
 
 @dataclass(frozen=True, slots=True)
 class TeamObserved:
-    """The namespace belongs to this team; empty: to none, or it is gone."""
+    """The namespace belongs to this team; empty: to none, or it was deleted."""
 
     namespace: str
     team: str
@@ -201,7 +201,7 @@ class CheckpointReported:
 
 @dataclass(frozen=True, slots=True)
 class UserStateSet:
-    """The job set its own 32-bit word, which the history keeps."""
+    """The job set its 32-bit user state, which the history keeps."""
 
     job: str
     attempt: int

@@ -11,77 +11,79 @@ from flyer.api import Priority
 class SchedulerSettings:
     """Times in seconds. The defaults suit a cluster; one machine uses shorter ones."""
 
-    # A rank that fails takes its peers down with errors of their own, and a lost node does so too:
-    # wait this long for evidence of the infrastructure before the job is blamed.
+    # A failing rank or a lost node makes other ranks fail, too: wait this long for evidence of an
+    # infrastructure failure before the failure counts against the job.
     failure_window_seconds: float = 5.0
     # A hardware fault that was over this long before a rank failed still explains the failure.
     hardware_fault_seconds: float = 120.0
-    # So many attempts in a row that the same signal ended without a newer checkpoint are the
-    # job's own fault: a SIGSEGV of its code, a SIGKILL for its memory use.
+    # Consecutive attempts that the same signal ended without a newer checkpoint after which the job
+    # fails: a SIGSEGV of its code, a SIGKILL for its memory use.
     same_signal_max: int = 3
-    # Circuit breaker: so many jobs that are interrupted within this time, and more than the others,
-    # say something about the cluster and not about the jobs.
+    # Circuit breaker: if this many jobs fail within this time, and more than other jobs, the cause
+    # is the cluster and not the jobs.
     outage_jobs_min: int = 3
     outage_seconds: float = 120.0
-    # From Start to GangStarted; then rolled back (images may have to be pulled).
+    # From Start to GangStarted, including image pulls. The attempt is restarted afterwards.
     start_deadline_seconds: float = 600.0
-    # Stop is told again after so long, and a node that is not empty after the deadline is not
-    # waited for any longer: whoever waits for it is placed anew.
+    # Stop is repeated at this interval. A node that is not empty after the deadline is not waited
+    # for: jobs that wait for it are placed again.
     stop_retry_seconds: float = 10.0
     stop_deadline_seconds: float = 120.0
-    # A resumed job waits so long for nodes that give the same split over the zones (and so the
-    # same bits) before it takes others.
+    # Time for which a resumed job waits for nodes with the same zone layout (and therefore
+    # bit-identical results) before it accepts others.
     same_zone_layout_seconds: float = 60.0
-    # What a restart costs on top of the work since the last checkpoint, per node.
+    # Cost of a restart per node, in addition to the work since the last checkpoint.
     restart_cost_seconds: float = 60.0
-    # What it costs that a node is taken from a job, on top: the job is displaced as a whole, and
-    # the nodes that nobody needs stand idle until somebody fits on them.
+    # Additional cost per preempted node: the job is displaced as a whole, and nodes that the
+    # preempting job does not need are idle until another job fits.
     displaced_seconds: float = 900.0
-    # A job that was preempted so many times within this time is taken only if no others suffice.
-    # A status keeps the times of eight: more than that is not counted. The end of a time slice is
-    # no preemption, and what jobs of the same user take does not count.
+    # A job that was preempted this often within this time is preempted only if no others suffice.
+    # A status keeps at most eight times. Ended time slices and preemptions by jobs of the same user
+    # do not count.
     preemptions_max: int = 3
     preemptions_seconds: float = 86_400.0
-    # A job that has not saved for so many of its checkpoint intervals loses the protection of its
-    # unsaved work: otherwise those that never save would be preempted last.
+    # After this many checkpoint intervals without a checkpoint, unsaved work is not protected.
+    # Otherwise jobs without checkpoints would be preempted last.
     unsaved_intervals: int = 3
-    # No running job is interrupted for a job that has waited for less: what arrives together (a job
-    # and its deletion, the ends of others) is known by then, and nobody has to be called off.
+    # A job preempts running jobs only after this delay, so that simultaneous events (its deletion,
+    # the ends of other jobs) are known first.
     preemption_delay_seconds: float = 0.5
-    # Among equal priorities a waiting job has its turn when another ran for so long; 0: never.
-    # One that saved nothing in its attempt keeps its nodes for so many slices.
+    # Run time after which a job may be preempted by a job of the same priority; 0: never. A job
+    # without a checkpoint in its attempt has several time slices.
     time_slice_seconds: float = 14_400.0
     unsaved_slices: int = 6
-    # A job with so many restarts in a row without a newer checkpoint preempts no equal.
+    # Consecutive restarts without a newer checkpoint after which a job preempts no job of its
+    # priority.
     crash_loop_restarts: int = 3
-    # Pause before the second, third … restart in a row without a newer checkpoint: doubling.
+    # Pause before consecutive restarts without a newer checkpoint, from the second one on. It
+    # doubles each time.
     backoff_seconds: float = 1.0
     backoff_seconds_max: float = 60.0
-    # Pause after a job's pods were refused, doubling each time: every attempt asks the API server
-    # for a whole gang, and holds its nodes meanwhile.
+    # Pause after refused pods, which doubles each time: every attempt requests a whole gang from
+    # the API server and holds its nodes meanwhile.
     refused_backoff_seconds: float = 60.0
     refused_backoff_seconds_max: float = 600.0
-    # From then on it interrupts nobody for so long, doubling each time: they may be refused again,
-    # and those that it interrupts lose work for nothing.
+    # Time after refused pods in which the job preempts no other job, which doubles each time: its
+    # pods may be refused again, and the preemption would be in vain.
     refusal_cooldown_seconds: float = 600.0
     refusal_cooldown_seconds_max: float = 86_400.0
-    # Progress is written into the job's status at most so often.
+    # Minimum interval between writes of a job's progress.
     progress_commit_seconds: float = 5.0
-    # Nodes are given out again after so long although nothing has changed that decides it.
+    # Maximum interval between two scheduling passes, also without changes.
     reschedule_seconds: float = 30.0
-    # Why jobs wait is written again at most so often over all jobs, after a burst.
+    # Rate of writes of `status.pending` over all jobs, after a burst.
     pending_writes_per_second: float = 10.0
     pending_writes_burst: int = 100
-    # Numbers that changed are written after so long; behind in the queue after one second for each
-    # place. Then the rate grows with the logarithm of the queue: 4 a second for 1,000 jobs.
+    # Minimum interval of writes of changed numbers; far behind in the queue it is one second per
+    # position. The rate grows with the logarithm of the queue: 4 per second for 1,000 jobs.
     pending_renew_seconds: float = 30.0
-    # The ways out change with the work that would be lost: they are looked at again after so long.
+    # Remedies change with the work that would be lost: they are renewed at this interval.
     unblock_renew_seconds: float = 600.0
-    # What `priority: auto` means while no quota says otherwise.
+    # Priority of `priority: auto` unless a quota names another one.
     auto_priority: Priority = Priority.NORMAL
-    # Other jobs avoid a node for so long after the starts of two jobs failed there.
+    # Time for which other jobs avoid a node after the starts of two jobs failed there.
     suspect_seconds: float = 1800.0
-    # Nodes remembered as having failed a job.
+    # Maximum number of nodes that a job avoids because it failed there.
     avoid_max: int = 8
 
 
