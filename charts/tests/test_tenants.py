@@ -19,6 +19,7 @@ from flyer.kube.apiserver.errors import ApiError
 from charts.tests.conftest import CHART, Render, Rendered
 from fakekube import ApiServer
 from fakekube.apiserver.admission import OPERATOR, acting
+from fakekube.apiserver.impersonation import Impersonation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -247,12 +248,10 @@ async def _tenant() -> AsyncIterator[Tenant]:
     async with ApiServer() as server:
 
         def by(user: str) -> Api:
-            async def headers() -> dict[str, str]:
-                return acting(user, "people")
-
             # An answer that is late on a busy machine is not asked for twice.
+            access = Impersonation(Access(server.url), acting(user, "people"))
             patient = Limits(answer_seconds=60.0, call_seconds=60.0)
-            return Api(Access(server.url, None, headers), agent="tests", limits=patient)
+            return Api(access, agent="tests", limits=patient)
 
         account = {"metadata": {"name": "default"}}
         server.store.create("serviceaccounts", account, NAMESPACE)

@@ -136,8 +136,7 @@ async def behind_proxy(cluster: Cluster) -> AsyncIterator[Proxy]:
     ours = Authority(pki).issue("proxy", "proxy", hosts=[host])
     serves = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     serves.load_cert_chain(ours.certificate, ours.key)
-    asks = ssl.create_default_context(cafile=str(pki / "ca.crt"))
-    access = Access(cluster.state.server, asks)
+    access = Access(cluster.state.server, ssl_ca_cert=str(pki / "ca.crt"))
     found = await asyncio.to_thread(cluster.get, "deployment", DEPLOYMENT, NAMESPACE)
     replicas = int(found["spec"]["replicas"])
     (container,) = found["spec"]["template"]["spec"]["containers"]

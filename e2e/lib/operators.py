@@ -24,6 +24,8 @@ from flyer.kube.pods import PodSettings
 from flyer.kube.services import ClusterCache, Dependencies, Leader, LeaderTerm
 from flyer.kube.services.nodes.probes import probe_node
 
+from fakekube.apiserver.admission import acting
+from fakekube.apiserver.impersonation import Impersonation
 from fakekube.leaks import nothing_left
 from fakekube.real_server.api_nodes import ApiNodes
 from fakekube.real_server.fake_gateway import FakeGateway
@@ -199,12 +201,8 @@ async def staged(control_plane: Cluster, namespace: str) -> AsyncIterator[Stage]
     )
     found = await find_access(control_plane.kubeconfig)
 
-    async def headers() -> dict[str, str]:
-        # The admission policies allow no other account to write statuses.
-        as_operator = {"Impersonate-User": OPERATOR, "Impersonate-Group": "system:masters"}
-        return {**await found.headers(), **as_operator}
-
-    access = Access(found.url, found.context, headers)
+    # The admission policies allow no other account to write statuses.
+    access = Impersonation(found, acting(OPERATOR, "system:masters"))
     async with nothing_left(), Proxy(access) as proxy, Api(access, agent="test") as api:
         made = Stage(api, proxy, namespace)
         for name in ("a0", "a1"):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import aiohttp
 from aiohttp import web
+from flyer.kube.apiserver.access import Connections
 from flyer.kube.apiserver.responses import iter_lines
 
 from fakekube.apiserver import paths
@@ -51,8 +52,9 @@ class Proxy:
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
+        connector = aiohttp.TCPConnector(limit=0, ssl=Connections(self._access).ssl_context)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=timeout, auto_decompress=False
+            connector=connector, timeout=timeout, auto_decompress=False
         )
         app = web.Application(client_max_size=64 * 2**20)
         app.router.add_route("*", "/{path:.*}", self._serve)
@@ -139,10 +141,9 @@ class Proxy:
         kept = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
         async with self._session.request(
             request.method,
-            f"{self._access.url}{request.raw_path}",
+            f"{self._access.host}{request.raw_path}",
             headers=kept | await self._access.headers(),
             data=await request.read(),
-            ssl=self._access.context or True,
         ) as answer:
             watches = answer.ok and call.verb == "watch"
             if cut or (answer.ok and await self._kills(call, key)):

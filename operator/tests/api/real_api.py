@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flyer.api import crd, names
-from flyer.kube.apiserver import Access, Api, find_access
+from flyer.kube.apiserver import Api, find_access
 from flyer.kube.apiserver import resources as known
 from flyer.kube.apiserver.errors import NotFoundError
+
+from fakekube.apiserver import admission
+from fakekube.apiserver.impersonation import Impersonation
 
 from .memory_server import MemoryCluster
 
@@ -37,14 +40,8 @@ async def acting(kinds: Cluster | MemoryCluster, user: str, *groups: str, node: 
     else:
         access = await find_access(kinds.kubeconfig)
 
-    async def headers() -> dict[str, str]:
-        found = {**await access.headers(), "Impersonate-User": user}
-        found["Impersonate-Group"] = groups[0] if groups else "system:masters"
-        if node:
-            found["Impersonate-Extra-authentication.kubernetes.io%2Fnode-name"] = node
-        return found
-
-    return Api(Access(access.url, access.context, headers), agent="tests")
+    headers = admission.acting(user, *(groups[:1] or ("system:masters",)), node=node)
+    return Api(Impersonation(access, headers), agent="tests")
 
 
 def named(plural: str, name: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from flyer.api import FlyerJobStatus, Phase
 from flyer.engine import SchedulerSettings
-from flyer.kube.apiserver import Access, Api, Cache, Election, LeaseSettings, find_access
+from flyer.kube.apiserver import Api, Cache, Election, LeaseSettings, find_access
 from flyer.kube.apiserver.resources import FLYERJOBS, FLYERTOPOLOGIES, NODES
 from flyer.kube.gateway import outcome_of
 from flyer.kube.metrics import Metrics
@@ -23,6 +23,8 @@ from flyer.kube.pods import PodSettings
 from flyer.kube.services import ClusterCache, Dependencies, Leader, LeaderTerm
 from flyer.kube.services.nodes.probes import probe_node
 
+from fakekube.apiserver.admission import acting
+from fakekube.apiserver.impersonation import Impersonation
 from fakekube.real_server.api_nodes import ApiNodes
 from fakekube.real_server.fake_gateway import FakeGateway
 
@@ -118,12 +120,9 @@ async def scene(control_plane, namespace):
     )
     found = await find_access(control_plane.kubeconfig)
 
-    async def headers() -> dict[str, str]:
-        # The admission policies allow only the operator to write statuses.
-        return {**await found.headers(), "Impersonate-User": OPERATOR,
-                "Impersonate-Group": "system:masters"}  # fmt: skip
-
-    async with Api(Access(found.url, found.context, headers), agent="operator") as api:
+    # The admission policies allow only the operator to write statuses.
+    access = Impersonation(found, acting(OPERATOR, "system:masters"))
+    async with Api(access, agent="operator") as api:
         made = Scene(api, namespace, f"g{secrets.token_hex(3)}")
         task = asyncio.create_task(made.run())
         yield made

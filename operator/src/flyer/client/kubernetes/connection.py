@@ -7,10 +7,13 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
+from kubernetes.aio import config
+
 from flyer.client.kubernetes.asynchronous import AsyncKubeClient
 from flyer.client.kubernetes.errors import words_for
 from flyer.errors import FlyerError
 from flyer.kube.apiserver import AccessError, Api, find_access
+from flyer.kube.apiserver.access import SERVICE_ACCOUNT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -54,10 +57,6 @@ def connect_kube(
 
 def namespace_of(kubeconfig: str, context: str) -> str:
     """The namespace that the kubeconfig's context names; in a pod its own."""
-    from kubernetes.aio import config
-
-    from flyer.kube.apiserver.access import SERVICE_ACCOUNT
-
     if not kubeconfig and (SERVICE_ACCOUNT / "namespace").exists():
         return (SERVICE_ACCOUNT / "namespace").read_text().strip()
     try:

@@ -2,105 +2,67 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import ssl
-import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["Access", "AccessError", "find_access"]
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
+
+__all__ = ["Access", "AccessError", "Connections", "find_access"]
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-# The kubelet renews the file at 80 % of an hour; client libraries reload it once a minute.
-TOKEN_SECONDS: Final = 60.0
-
-Headers = Callable[[], Awaitable[dict[str, str]]]
+# A handshake costs as much as several calls. The API server closes idle connections after 90 s.
+KEEPALIVE_SECONDS: Final = 75.0
 
 
 class AccessError(Exception):
-    """No API server is configured."""
+    """No API server is configured, or its credentials cannot be read."""
 
 
-async def _no_headers() -> dict[str, str]:
-    return {}
+class Access(Configuration):
+    """A server's address, its CA and the client's credentials, as the official client has them."""
+
+    async def headers(self) -> dict[str, str]:
+        """The headers that authenticate a request. AccessError: a token cannot be read."""
+        try:
+            settings: Any = await self.auth_settings()
+        except (config.ConfigException, OSError) as error:
+            raise AccessError(str(error)) from error
+        return {setting["key"]: setting["value"] for setting in settings.values()}
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """A server's address and the client's credentials."""
+class Connections(RESTClientObject):
+    """The official client's connections, not limited in number and kept open longer.
 
-    url: str
-    context: ssl.SSLContext | None = None
-    headers: Headers = _no_headers
+    They use no proxy of the environment. An API server sets no cookies, and parsing for them costs
+    each call.
+    """
+
+    def _create_pool_manager(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=self.ssl_context
+        )
+        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
 
 async def find_access(kubeconfig: str = "", context: str = "") -> Access:
     """The pod's service account; elsewhere, or if named, a kubeconfig ($KUBECONFIG, ~/.kube)."""
-    if not kubeconfig and (SERVICE_ACCOUNT / "token").exists():
-        return _in_cluster()
-    return await _from_kubeconfig(kubeconfig, context)
-
-
-def _in_cluster() -> Access:
-    host = os.environ.get("KUBERNETES_SERVICE_HOST")
-    port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host:
-        raise AccessError(
-            "KUBERNETES_SERVICE_HOST is not set although a service account is mounted: "
-            "name a kubeconfig with --kubeconfig"
-        )
-    host = f"[{host}]" if ":" in host else host
-    authority = ssl.create_default_context(cafile=str(SERVICE_ACCOUNT / "ca.crt"))
-    return Access(f"https://{host}:{port}", authority, _TokenFile(SERVICE_ACCOUNT / "token"))
-
-
-class _TokenFile:
-    """The bearer token of a file that is renewed."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._token = ""
-        self._read_at = -TOKEN_SECONDS
-
-    async def __call__(self) -> dict[str, str]:
-        now = time.monotonic()
-        if now >= self._read_at + TOKEN_SECONDS:
-            self._token = (await asyncio.to_thread(self._path.read_text)).strip()
-            self._read_at = now
-        return {"Authorization": f"Bearer {self._token}"}
-
-
-async def _from_kubeconfig(kubeconfig: str, context: str) -> Access:
-    """Certificates, tokens, exec plug-ins and providers, as the official client loads them."""
-    # Imported lazily: the package takes seconds to import, and a pod does not need it.
-    from kubernetes.aio import client, config
-
-    configuration = client.Configuration()
+    access = Access()
     try:
-        await config.load_kube_config(  # type: ignore[no-untyped-call]
-            # The package reads the variable at import; it may have changed since.
-            config_file=kubeconfig or os.environ.get("KUBECONFIG") or None,
-            context=context or None,
-            client_configuration=configuration,
-        )
+        if not kubeconfig and (SERVICE_ACCOUNT / "token").exists():
+            config.load_incluster_config(access)  # type: ignore[no-untyped-call]
+        else:
+            await config.load_kube_config(  # type: ignore[no-untyped-call]
+                # The package reads the variable at import; it may have changed since.
+                config_file=kubeconfig or os.environ.get("KUBECONFIG") or None,
+                context=context or None,
+                client_configuration=access,
+            )
     except (config.ConfigException, OSError) as error:
         raise AccessError(
             f"no API server configured: {error}: set KUBECONFIG or name a file with --kubeconfig"
         ) from error
-    authority = None
-    if configuration.host.startswith("https"):
-        authority = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-        if not configuration.verify_ssl:
-            authority.check_hostname = False
-            authority.verify_mode = ssl.CERT_NONE
-        if configuration.cert_file:
-            authority.load_cert_chain(configuration.cert_file, configuration.key_file)
-
-    async def headers() -> dict[str, str]:
-        token = await configuration.get_api_key_with_prefix("BearerToken")
-        return {"Authorization": token} if token else {}
-
-    return Access(configuration.host.rstrip("/"), authority, headers)
+    return access

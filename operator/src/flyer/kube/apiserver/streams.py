@@ -10,9 +10,11 @@ import json
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
 
 import aiohttp
 
+from flyer.kube.apiserver.access import AccessError, Connections
 from flyer.kube.apiserver.errors import UnreachableError, error_of
 from flyer.kube.apiserver.list_reader import ListReader
 from flyer.kube.apiserver.responses import describe_failure, error_of_response, iter_lines
@@ -28,9 +30,9 @@ __all__ = ["Page", "Streams"]
 
 Object = dict[str, Any]
 
-_JSON: Final = "application/json"
-# A handshake costs as much as several calls. The API server closes idle connections after 90 s.
-KEEPALIVE_SECONDS: Final = 75.0
+JSON: Final = "application/json"
+FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError, AccessError)
+"""A call that got no response, or one that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +57,13 @@ class Streams:
         self._access = access
         self._agent = agent
         self._observe = observe
-        self._session: aiohttp.ClientSession | None = None
+        self._connections: Connections | None = None
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        if self._connections is not None:
+            await self._connections.close()
+            self._connections = None
 
     async def snapshot(self, resource: Resource, **selectors: str) -> AsyncIterator[Page]:
         """All objects from the API server's cache, possibly slightly stale.
@@ -77,12 +79,8 @@ class Streams:
         )
         started, status, reader = time.monotonic(), 0, ListReader()
         try:
-            async with self._opened().get(
-                self._access.url + resource.path(),
-                params={"resourceVersion": "0", **selectors},
-                headers=await self._headers(),
-                timeout=timeout,
-                ssl=self._ssl,
+            async with await self._send(
+                "GET", resource.path(), {"resourceVersion": "0", **selectors}, timeout
             ) as response:
                 status = response.status
                 if status != 200:
@@ -92,7 +90,7 @@ class Streams:
                         yield Page("", items)
             items = reader.end()
             yield Page(reader.version, items)
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        except FAILURES as error:
             status = 0
             raise UnreachableError(label, describe_failure(error)) from error
         finally:
@@ -125,12 +123,8 @@ class Streams:
         )
         started = time.monotonic()
         try:
-            async with self._opened().get(
-                self._access.url + resource.path(namespace),
-                params=query,
-                headers=await self._headers(),
-                timeout=timeout,
-                ssl=self._ssl,
+            async with await self._send(
+                "GET", resource.path(namespace), query, timeout
             ) as response:
                 self._observe("watch", resource.plural, response.status, time.monotonic() - started)
                 if response.status != 200:
@@ -144,7 +138,7 @@ class Streams:
                             status.get("message", "the watch failed"),
                         )  # fmt: skip
                     yield event["type"], event["object"]
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        except FAILURES as error:
             raise UnreachableError(label, describe_failure(error)) from error
 
     async def lines(
@@ -166,39 +160,40 @@ class Streams:
             sock_connect=self.limits.connect_seconds, sock_read=silence_seconds
         )
         try:
-            async with self._opened().get(
-                self._access.url + resource.path(namespace, name, subresource),
-                params=query,
-                headers={**await self._headers(), "Accept": "*/*"},
-                timeout=timeout,
-                ssl=self._ssl,
+            async with await self._send(
+                "GET", resource.path(namespace, name, subresource), query, timeout, accept="*/*"
             ) as response:
                 if response.status != 200:
                     raise error_of_response(label, response, await response.read())
                 async for line in iter_lines(response.content):
                     yield line
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except FAILURES as error:
             raise UnreachableError(label, describe_failure(error)) from error
 
     # -- inside --------------------------------------------------------------------------------
 
-    @property
-    def _ssl(self) -> Any:
-        return self._access.context if self._access.context is not None else True
+    def _opened(self) -> Connections:
+        if self._connections is None:
+            self._connections = Connections(self._access)
+        return self._connections
 
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
-            self._session = aiohttp.ClientSession(
-                connector=connector,
-                headers={"User-Agent": self._agent},
-                # An API server sets no cookies, and parsing for them costs each call.
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
-        return self._session
-
-    async def _headers(self, content_type: str = "") -> dict[str, str]:
-        headers = {"Accept": _JSON, **await self._access.headers()}
-        if content_type:
-            headers["Content-Type"] = content_type
-        return headers
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None,
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - of aiohttp
+        body: Object | None = None,
+        content_type: str = JSON,
+        accept: str = JSON,
+    ) -> aiohttp.ClientResponse:
+        headers = {"Accept": accept, "Content-Type": content_type, "User-Agent": self._agent}
+        answer = await self._opened().request(  # type: ignore[no-untyped-call]
+            method,
+            self._access.host + path + (f"?{urlencode(query)}" if query else ""),
+            headers | await self._access.headers(),
+            body,
+            _request_timeout=timeout,
+        )
+        response: aiohttp.ClientResponse = answer.response
+        return response
