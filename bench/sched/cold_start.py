@@ -104,14 +104,17 @@ class ColdStart:
                 raise TestbedError(f"{found} {kind.plural} of {count} are there")
 
     async def round(self) -> None:
-        """Start an operator, then jobs that have room; the same with the reference."""
-        values = await self._start(None)
-        for figure, value in zip(self.figures, values, strict=True):
-            figure.ours.append(value)
-        if self.reference is not None:
-            values = await self._start(self.reference)
+        """Start an operator, then jobs that have room; the same with the reference.
+
+        The order changes with each round: the first start meets an API server with cold caches.
+        """
+        sources = [None] if self.reference is None else [None, self.reference]
+        if len(self.serving.ours) % 2:
+            sources.reverse()
+        for source in sources:
+            values = await self._start(source)
             for figure, value in zip(self.figures, values, strict=True):
-                figure.peer.append(value)
+                (figure.ours if source is None else figure.peer).append(value)
 
     async def _start(self, source: Path | None) -> list[float]:
         """The values of all figures, of the operator of one source tree."""
