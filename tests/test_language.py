@@ -12,21 +12,21 @@ from tests.test_tidy import ROOT, tracked
 
 OWN = r"(?:its|their|his|our|one's)"
 LIMITS = {
-    r"\b(?:nobody|somebody|everybody|whoever|whomever|whom)\b": 301,
-    r"\b(?:tell|tells|told|telling)\b": 297,
-    r"\b(?:begin|begins|begun|began|beginning)\b": 222,
-    rf"\b(?:of {OWN} own|of ours)\b": 81,
-    r"\b(?:go|goes|going|went|gone) on\b": 29,
-    r"(?<!as )\bso (?:many|long|much)\b(?! as)": 52,
-    r"(?:^|[.(:;] ?)Who (?!am)": 37,
-    r"\b(?:is|are|was) no\b": 134,
-    r"\bbeside\b": 45,
-    r"\b(?:a|last|its|no) words?\b": 22,
-    r"\bstrangers?\b": 36,
+    r"\b(?:nobody|somebody|everybody|whoever|whomever|whom)\b": 239,
+    r"\b(?:tell|tells|told|telling)\b": 253,
+    r"\b(?:begin|begins|begun|began|beginning)\b": 210,
+    rf"\b(?:of {OWN} own|of ours)\b": 79,
+    r"\b(?:go|goes|going|went|gone) on\b": 25,
+    r"(?<!as )\bso (?:many|long|much)\b(?! as)": 39,
+    r"(?:^|[.(:;] ?)Who (?!am)": 34,
+    r"\b(?:is|are|was) no\b": 132,
+    r"\bbeside\b": 43,
+    r"\b(?:a|last|its|no) words?\b": 20,
+    r"\bstrangers?\b": 28,
     r"\b(?:farewell|takes? leave|last words)\b": 5,
-    r"\b(?:he|him|his)\b": 7,
-    r"\bfor one in\b": 81,
-    r'^(?://!|""") ?(?:What|Who|Which|Where|How|From)\b': 75,
+    r"\b(?:he|him|his)\b": 6,
+    r"\bfor one in\b": 73,
+    r'^(?://!|""") ?(?:What|Who|Which|Where|How|From)\b': 67,
 }
 """Pattern (case is ignored) -> hits that remain."""
 
