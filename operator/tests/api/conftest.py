@@ -1,4 +1,4 @@
-"""API servers with our kinds: a real one, skipped where none was built, and the one in memory."""
+"""API servers with the CRDs: a real one, skipped where none was built, and the one in memory."""
 
 from __future__ import annotations
 

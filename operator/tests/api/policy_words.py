@@ -1,4 +1,4 @@
-"""What the admission policies say when they refuse: every validation, with its remedy.
+"""Messages of the admission policies: every validation, with its remedy.
 
 `WORDS[key]` is the policy, the error and the whole text, as `test_policies` provokes it.
 """

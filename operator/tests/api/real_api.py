@@ -1,4 +1,4 @@
-"""Objects of our kinds on a real API server, and the people who touch them."""
+"""Objects of the CRDs on a real API server, and the users who change them."""
 
 from __future__ import annotations
 

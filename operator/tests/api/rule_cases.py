@@ -1,4 +1,4 @@
-"""A case a rule and branch: an object, an edit that breaks it, and what the API server answers.
+"""One case per rule and branch: an object, an edit that breaks the rule, and the response.
 
 `before` is stored first (its status by the status subresource), then `edit` is sent as a merge
 patch. `says` is the rule's whole message: field, value, remedy. `path` is the field that the error

@@ -1,4 +1,4 @@
-"""Objects whose shape the CRDs refuse: types, bounds, patterns, words, what has to be there.
+"""Objects that the schemas refuse: types, bounds, patterns, enumerations, required fields.
 
 What the API server says of them is its own; it names the field, what was given, and what may be.
 """

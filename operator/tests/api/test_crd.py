@@ -1,4 +1,4 @@
-"""The CRD is what the models say, and what Kubernetes accepts as a structural schema."""
+"""CRDs: generated from the models, and structural schemas with full descriptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests in; what is wrong with them is said with file, line, field, value and remedy."""
+"""Manifests: errors name file, line, field, value and remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API server in memory answers as the real one does: the same cases are asked of both."""
+"""The API server in memory responds as the real one: both run the same cases."""
 
 from __future__ import annotations
 

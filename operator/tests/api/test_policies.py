@@ -1,4 +1,4 @@
-"""The admission policies, asked of a real API server: who may do what."""
+"""Admission policies on a real API server: which user may do what."""
 
 from __future__ import annotations
 

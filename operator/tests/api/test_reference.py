@@ -1,4 +1,4 @@
-"""docs/reference/api.md is what the models say."""
+"""docs/reference/api.md is generated from the models."""
 
 from __future__ import annotations
 

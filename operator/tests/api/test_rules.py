@@ -1,4 +1,4 @@
-"""The CRDs' rules, asked of a real API server: what they refuse, and what they take."""
+"""Rules of the CRDs on a real API server: what they refuse, and what they accept."""
 
 from __future__ import annotations
 

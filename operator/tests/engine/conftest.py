@@ -1,4 +1,4 @@
-"""A new_harness from which a test drives the engine by hand, one step after the other."""
+"""Engine harness: a test steps the engine by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T0 = 1_800_000_000.0
 
 
 class EngineHarness:
-    """The engine, its time, and everything it said."""
+    """The engine, its time, and the actions of all steps."""
 
     def __init__(self, nodes: list[Node], settings: SchedulerSettings) -> None:
         self.settings = settings
@@ -53,7 +53,7 @@ class EngineHarness:
         return self.step(JobSubmitted(job))
 
     def run(self, name: str, nodes: int = 1, **spec: Any) -> FlyerJobStatus:
-        """Submit a job and bring it up."""
+        """Submit a job and start it."""
         self.submit(name, nodes, **spec)
         return self.up(name)
 
@@ -62,7 +62,7 @@ class EngineHarness:
         return self.status(name)
 
     def empty(self, name: str) -> tuple[Action, ...]:
-        """The driver saw every node empty that the job was told to leave."""
+        """Report every node empty that the job has to leave."""
         stops = self.state.jobs[f"default/{name}"].sent.stops
         return self.step(
             *(
@@ -80,7 +80,7 @@ class EngineHarness:
         return assignment.names if assignment else ()
 
     def restart(self) -> None:
-        """The engine is forgotten; the statuses are what its commits said."""
+        """Rebuild the engine from the committed statuses."""
         said: dict[str, FlyerJobStatus] = {}
         for _, _, actions in self.steps:
             for action in actions:

@@ -1,4 +1,4 @@
-"""Whose fault a failure is: the job's, a node's, or the whole cluster's."""
+"""Failure causes: the job, a node, or the whole cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose fault an end is, and what follows from it."""
+"""Ends of attempts: their cause, and the restart or end that follows."""
 
 from __future__ import annotations
 

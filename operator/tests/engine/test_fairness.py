@@ -1,4 +1,4 @@
-"""Nobody's job stops or robs another's: turns, caps, costs, and who may be in whose way."""
+"""Fairness between users: time slices, limits, preemption costs and backfill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why jobs wait: how much of it a status holds, and how often it is written."""
+"""Pending status: its size, and the rate of its writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes a gang gets, and in which order of ranks."""
+"""Selection of nodes for a gang, in the order of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gives way to whom, and that nothing starts before they have left."""
+"""Preemption: the choice of victims, and no start before they have released their nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step keeps for the next one, and leaves out of a long queue, changes no decision."""
+"""Caches between steps and skipped jobs of a long queue change no decision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotas: nobody gets more nodes than every limit that applies to him has room for."""
+"""Quotas: a job gets nodes only if every quota that applies has room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removal budget: suspicion takes few nodes out, evidence and people take out any number."""
+"""Removal budget: it limits nodes of unknown health, not faults and drains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Suspend, resume and stop by people."""
+"""Suspend, resume and stop by users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a job waits, what it waits for, and who may go ahead of it."""
+"""Waiting jobs: their reasons, their positions, and backfill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The FlyerTopology: which zones and leaves get gangs, and whether gangs may cross."""
+"""FlyerTopology: usable zones and leaves, and cross-zone jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all models share: camelCase in objects, snake_case in Python, immutable."""
+"""Base of all models: camelCase in objects, snake_case in Python, immutable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FlyerJob v1alpha1: what a user writes."""
+"""FlyerJob v1alpha1: specification of a training job."""
 
 # ruff: noqa: TC001 - pydantic resolves the annotations, and copies the defaults
 

@@ -1,4 +1,4 @@
-"""Admission policies that bound what one FlyerJob may ask of everybody.
+"""Admission policies that limit what one FlyerJob may request from shared services.
 
 - `flyerjob-limits`: `spec.preemption` is within the administrator's caps, FlyerTopology
   `spec.limits`. The engine applies the same caps to jobs that were there before.

@@ -1,4 +1,4 @@
-"""The part of Kubernetes' metadata that we read."""
+"""The fields of Kubernetes' metadata that the operator reads."""
 
 # ruff: noqa: TC001, RUF012 - pydantic resolves the annotations, and copies the defaults
 

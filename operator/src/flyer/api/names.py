@@ -1,4 +1,4 @@
-"""The names of the API: group, version, kinds, keys of our labels and annotations."""
+"""Names of the API: group, version, kinds, keys of labels and annotations."""
 
 from typing import Final
 

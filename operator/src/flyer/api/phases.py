@@ -1,4 +1,4 @@
-"""Where a job is: the words of `status.phase` and the numbers of `status.suspendCode`."""
+"""Phases of a job (`status.phase`) and the values of `status.suspendCode`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in a YAML file something is: its line, and its field as a person writes it."""
+"""Positions in a YAML file: the line and the field path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admission policies about pods, and about what the operator's account itself may change.
+"""Admission policies for pods, and for changes by the operator's service account.
 
 - `pod-labels`: labels by which the operator, the gateway and network policies know pods of jobs are
   written by the operator's account alone.

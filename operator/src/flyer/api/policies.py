@@ -1,4 +1,4 @@
-"""Admission policies: what the CRDs' own rules cannot know, because it is not in the object.
+"""Admission policies: checks that need more than the object, which rules of CRDs cannot do.
 
 Data for the chart, which puts its own names in place of `SYSTEM_NAMESPACE`, `OPERATOR_ACCOUNT` and
 `NODE_ACCOUNT`. All of it is CEL inside the API server: nothing of ours has to be up for it.

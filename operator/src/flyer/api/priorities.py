@@ -1,4 +1,4 @@
-"""The nine priorities, in HAI's order and with its numbers."""
+"""The nine priorities, with the order and the numbers of HAI."""
 
 from __future__ import annotations
 

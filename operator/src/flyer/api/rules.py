@@ -1,4 +1,4 @@
-"""CEL rules beside the models: what the API server refuses, and what it says then.
+"""CEL rules of the models: what the API server refuses, and with which message.
 
 A rule's message names field, value and remedy. `message` is the text without the value, for servers
 that could not compute `says`, the CEL expression of the whole text.

@@ -1,4 +1,4 @@
-"""Points in time: seconds since the epoch inside, RFC 3339 in UTC with milliseconds in objects.
+"""Timestamps: seconds since the epoch in Python, RFC 3339 in UTC with milliseconds in objects.
 
 Milliseconds are exact in both forms, so a time that went through an object compares equal.
 """

@@ -1,4 +1,4 @@
-"""What a job may wait for: the words of `status.pending.reason`, of conditions, events and metrics.
+"""Reasons for which a job waits, in `status.pending.reason`, conditions, events and metrics.
 
 `WaitingForQuota` and the words of verdict Never are Kueue's; the others say more than its one.
 """
